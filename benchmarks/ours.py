@@ -1,0 +1,139 @@
+"""A training under nodeagent: a private local cluster and one job, driven through ``nodeagentctl`` as a person would.
+
+Owns the cluster and the job file. The faults go to the cluster's supervisor directly, so that the start of a command
+is not counted as recovery.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+
+from benchmarks.launcher import MAX_RESTARTS, PYTHON, LaunchError, Shape, tail
+from benchmarks.steplog import StepLog
+from nodeagent.local import control, power
+from nodeagent.local.layout import HOME_VARIABLE, Folders
+from nodeagent.local.registry import Cluster, cluster, clusters
+
+JOB = "bench"
+CTL_TIMEOUT = 120.0
+"""Seconds for any one command."""
+
+
+class Ours:
+    """A local cluster and, unless ``shape`` is None, a running training. Use as a context manager: leaves no
+    process and no folder but the given one."""
+
+    def __init__(self, folder: Path, shape: Shape | None, nodes: int = 2) -> None:
+        self.shape = shape
+        self.log = StepLog(folder / "steps.jsonl")
+        self._nodes = nodes if shape is None else shape.nodes
+        self._folder = folder
+        self._home = tempfile.TemporaryDirectory(prefix="nab-", dir="/tmp")  # short: it holds sockets
+        home = Path(self._home.name)
+        self._folders = Folders(home / "run", home / "data")
+        self._folders.run.mkdir(mode=0o700)
+        self._shared: set[int] = set()
+        """The supervisor and Redis."""
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True)
+        try:
+            self.ctl("local", "up", "--nodes", str(self._nodes))
+            status = self.status()
+            self._uid = self.cluster().uid
+            self._shared = {status["pid"], status["redis"]["pid"]}
+            if self.shape is not None:
+                file = self._folder / "job.yaml"
+                file.write_text(yaml.safe_dump(job_file(self._folder, self.shape), sort_keys=False))
+                self.ctl("submit", str(file))
+        except BaseException:
+            self._clear_away()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._clear_away()
+
+    def ctl(self, *words: str) -> str:
+        """Run ``nodeagentctl`` and return its output. Raises LaunchError."""
+        done = subprocess.run(
+            [PYTHON, "-c", "from nodeagent.ctl.main import main; main()", *words],
+            env=power.unmarked(os.environ) | {HOME_VARIABLE: self._home.name},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CTL_TIMEOUT,
+            check=False,
+        )
+        if done.returncode:
+            raise LaunchError(f"nodeagentctl {' '.join(words)}: exit {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+    def processes(self) -> set[int]:
+        return power.processes(self._uid) | self._shared
+
+    def job(self) -> dict[str, Any]:
+        """The job as ``get -o json`` shows it."""
+        found: dict[str, Any] = json.loads(self.ctl("get", JOB, "-o", "json"))
+        return found["items"][0] if "items" in found else found
+
+    def status(self) -> dict[str, Any]:
+        """The supervisor's status: nodes, agents, Redis."""
+        return control.ask(self.cluster().layout.control, {"do": "status"})
+
+    def cluster(self) -> Cluster:
+        return cluster(self._folders)
+
+    def check(self) -> None:
+        if self.shape is not None and (job := self.job())["phase"] in ("succeeded", "failed", "stopped"):
+            raise LaunchError(f"the job {job['phase']}: {job['reason']}\n{self.evidence()}")
+
+    def evidence(self) -> str:
+        nodes = self.cluster()
+        told = "\n".join(f"{node}:\n{tail(nodes.layout.node(node).agent_log)}" for node in nodes.nodes())
+        try:
+            return f"{self.ctl('describe', JOB)}\n{told}"
+        except LaunchError as error:
+            return f"{error}\n{told}"
+
+    def killable(self) -> list[str]:
+        return [node["name"] for node in self.status()["nodes"] if node["power"] == "on"]
+
+    def kill_node(self, node: str) -> float:
+        at = time.monotonic()
+        control.ask(self.cluster().layout.control, {"do": "kill", "node": node})
+        return at
+
+    def start_node(self, node: str) -> None:
+        there = [known["name"] for known in self.status()["nodes"]]
+        request: dict[str, object] = {"do": "start", "node": node} if node in there else {"do": "add"}
+        control.ask(self.cluster().layout.control, request)
+
+    def _clear_away(self) -> None:
+        try:
+            if clusters(self._folders):
+                self.ctl("local", "down")
+        finally:
+            self._home.cleanup()
+
+
+def job_file(folder: Path, shape: Shape) -> dict[str, Any]:
+    """The job that runs the same script as torchrun does, with as little patience between restarts."""
+    return {
+        "name": JOB,
+        "command": [PYTHON, *shape.command(folder)],
+        "nodes": shape.least if shape.least == shape.most else f"{shape.least}:{shape.most}",
+        "workers_per_node": shape.workers,
+        "working_dir": str(folder),
+        "preload": ["torch"],
+        "restarts": {"max": MAX_RESTARTS, "backoff": "0s..0s"},
+    }

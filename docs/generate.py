@@ -1,0 +1,65 @@
+"""Writes the parts of docs/protocol.md that are drawn from the code, between their markers: `python -m docs.generate`.
+
+Owns the markers and the drawing; must never write anything outside of a block. tests/unit/test_documents.py says when
+a block is out of date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from nodeagent.model.timing import Timing
+from nodeagent.plan.phases import MEANING, TRANSITIONS, diagram
+
+PROTOCOL = Path(__file__).with_name("protocol.md")
+
+
+def phases() -> str:
+    """The job's phases as a Mermaid diagram, and the table of the steps between them."""
+    rows = ["| step | taken when | from |", "|---|---|---|"]
+    for step, meaning in MEANING.items():
+        before = ", ".join(phase for phase, taken in TRANSITIONS if taken == step)
+        rows.append(f"| {step} | {meaning} | {before} |")
+    return "\n".join(["```mermaid", diagram(), "```", "", *rows])
+
+
+def timing() -> str:
+    """The inequalities with the default values worked out. Raises ValueError if one does not hold."""
+    t = Timing()
+    if problems := t.problems():
+        raise ValueError("; ".join(problems))
+    gone = t.fence * 1.02 + t.credit + t.kill
+    slow = t.heartbeat + 2 * t.store_timeout
+    rows = [
+        ("fence x 1.02 + credit + kill <= lease", f"{gone:.3f} <= {t.lease:g}", "a node's workers are gone before its "
+         "lease is seen to have lapsed"),
+        ("heartbeat + 2 x store_timeout < fence", f"{slow:g} < {t.fence:g}", "one reply that never comes stops nobody"),
+        ("heartbeat <= credit < gap", f"{t.heartbeat:g} <= {t.credit:g} < {t.gap:g}", "a silent node does lapse; a "
+         "pause of the store counts as the store's, not as the nodes'"),
+        ("an agent's restart takes less than fence - heartbeat", f"{t.fence - t.heartbeat:g}", "from its death to the "
+         "first grant of the next: else the shims stop their workers. Not checked at start: it is how long a start may "
+         "take"),
+    ]  # fmt: skip
+    return "\n".join(
+        ["| inequality | seconds | so that |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+    )
+
+
+BLOCKS: dict[str, Callable[[], str]] = {"phases": phases, "timing": timing}
+
+
+def drawn(text: str) -> str:
+    """The document with every block drawn anew. Raises ValueError when the markers of a block are not there."""
+    for name, draw in BLOCKS.items():
+        begin, end = f"<!-- {name}: drawn by docs/generate.py -->\n", f"<!-- end of {name} -->"
+        before, found, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not found or not closed:
+            raise ValueError(f"{PROTOCOL.name} has no markers of the block {name!r}: {begin.strip()} and {end.strip()}")
+        text = before + begin + draw() + "\n" + end + after
+    return text
+
+
+if __name__ == "__main__":
+    PROTOCOL.write_text(drawn(PROTOCOL.read_text()))

@@ -1,0 +1,161 @@
+"""Carrying out what was decided: pod actions on this node, steps of jobs in the store. Idempotent; never decides.
+
+An effect is believed only when the next snapshot or status shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from nodeagent.agent.clock import Clock
+from nodeagent.agent.lease import Lease
+from nodeagent.agent.snapshot import Snapshot
+from nodeagent.model.job import JobRecord
+from nodeagent.plan import pod, steps
+from nodeagent.store.base import Ending, Proposal, Store, StoreRefusedError
+from nodeagent.workers.base import PodHost, StartOrder
+from nodeagent.workers.environment import worker_environments
+
+
+class Applier:
+    """The hands of one agent."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        *,
+        store: Store,
+        host: PodHost,
+        clock: Clock,
+        snapshot: Snapshot,
+        random_id: Callable[[], str],
+    ) -> None:
+        self._lease, self._store, self._host = lease, store, host
+        self._clock, self._snapshot, self._random_id = clock, snapshot, random_id
+        self._said: dict[str, object] = {}
+        self._log = structlog.get_logger("apply").bind(node=lease.node)
+
+    async def pod(self, action: pod.PodAction) -> bool:
+        """Carry out one pod action; true if the snapshot changed by it. Raises StoreUnavailableError."""
+        job = self._snapshot.job(action.uid)
+        log = self._log.bind(job=job.name if job is not None else action.uid)
+        match action:
+            case pod.Prepare(uid, why):
+                if job is not None:
+                    log.debug("prepare", why=why)
+                    self._host.prepare(uid, job.spec)
+            case pod.Stop(uid, grace, why):
+                log.debug("stop", why=why, grace=grace)
+                self._host.stop(uid, grace)
+            case pod.Promise(uid, token, rendezvous, why):
+                log.debug("promise", generation=token.number, why=why)
+                self._host.promise(uid, token, rendezvous)
+            case pod.Start(uid, token, why):
+                if job is not None:
+                    log.debug("start", generation=token.number, why=why)
+                    self._start(job)
+            case pod.Retire(uid, why):
+                log.debug("retire", why=why)
+                self._host.retire(uid)
+            case pod.SendAck(uid, token, ack, last, why):
+                if self._news(uid, ("ack", token)):
+                    log.info("acknowledge", generation=token.number, why=why)
+                return await self._write(
+                    self._store.ack(uid, token, self._lease.node, self._lease.incarnation, ack, last)
+                )
+            case pod.Report(uid, token, report, why):
+                if self._news(uid, ("report", token, report.state)):
+                    log.info("report", generation=token.number, state=report.state, why=why)
+                return await self._write(
+                    self._store.report(uid, token, self._lease.node, self._lease.incarnation, report)
+                )
+        return False
+
+    def _news(self, uid: str, what: object) -> bool:
+        """Whether this was not said already: what is sent again while the store is away is logged once."""
+        news = self._said.get(uid) != what
+        self._said[uid] = what
+        return news
+
+    def _start(self, job: JobRecord) -> None:
+        me = self._snapshot.node(self._lease.node)
+        if job.head is None or me is None:
+            return
+        member = job.head.members[self._lease.node]
+        addresses = {}
+        for other in job.head.members:
+            record = self._snapshot.node(other)
+            if record is None:
+                return  # its record has not been read yet: the next round tries again
+            addresses[other] = record.facts.address
+        order = StartOrder(
+            token=job.head.token,
+            environments=worker_environments(job, job.head, me, addresses),
+            ranks=tuple(range(member.first_rank, member.first_rank + member.workers)),
+            not_after=self._lease.fence_at,
+        )
+        self._host.start(job.uid, order)
+
+    async def job(self, job: JobRecord, decision: steps.Decision) -> bool:
+        """Take one step of a job in the store; true if it was taken (by us). Raises StoreUnavailableError."""
+        why = "; ".join(decision.why)
+        log = self._log.bind(job=job.name)
+        token = job.head.token if job.head is not None else None
+        state = job.head.state if job.head is not None else ""
+        match decision.step:
+            case steps.Propose() as step:
+                log.info("propose", nodes=sorted(step.members), cause=step.cause.kind, why=why)
+                proposal = Proposal(
+                    uid=job.uid,
+                    expect=token,
+                    expect_state=state,
+                    control_rev=job.control.rev,
+                    id=self._random_id(),
+                    members=step.members,
+                    lost=step.lost,
+                    cause=step.cause,
+                    spend=step.spend,
+                    planned=step.planned,
+                    form_ms=step.form_ms,
+                    outside=step.outside,
+                    by=self._lease.node,
+                )
+                return await self._write(self._store.propose(proposal))
+            case steps.End() as step:
+                log.info("end", phase=step.phase, why=why)
+                ending = Ending(
+                    uid=job.uid,
+                    expect=token,
+                    expect_state=state,
+                    control_rev=job.control.rev,
+                    phase=step.phase,
+                    reason=step.reason,
+                    outcome=step.outcome,
+                    spend=step.spend,
+                    lost=step.lost,
+                    planned=step.planned,
+                    delay_ms=step.delay_ms,
+                    wall=self._clock.wall(),
+                    by=self._lease.node,
+                )
+                return await self._write(self._store.end(ending))
+            case steps.Activate(active):
+                return await self._write(self._store.activate(job.uid, active))
+            case steps.Remove():
+                log.info("remove", why=why)
+                await self._store.remove(job.uid)
+                self._snapshot.forget_job(job.uid)
+                return True
+            case None:
+                return False
+
+    async def _write(self, step: Awaitable[JobRecord]) -> bool:
+        """Await a store step and take in its reply. A refusal means that the view was old: read again."""
+        try:
+            return self._snapshot.absorb_job(await step)
+        except StoreRefusedError as refusal:
+            self._log.debug("refused", code=refusal.code, why=str(refusal))
+            await self._lease.beat()
+            return False

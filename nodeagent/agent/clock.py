@@ -1,0 +1,29 @@
+"""The agent's clock: CLOCK_BOOTTIME, which counts suspended time and never steps. Deadlines on a node are absolute
+values of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where the core reads time from; the simulation has its own."""
+
+    def now(self) -> float:
+        """Seconds since boot."""
+        ...
+
+    def wall(self) -> float:
+        """Unix time, for people only."""
+        ...
+
+
+class SystemClock:
+    """The machine's."""
+
+    def now(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def wall(self) -> float:
+        return time.time()

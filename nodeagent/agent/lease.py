@@ -1,0 +1,183 @@
+"""The node's lease: joining, renewing, losing it; and the grants to the shims that follow from it.
+
+Every deadline counts from *before* the renewal was sent. Owns the connection between the lease and the grants;
+decides nothing about jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from nodeagent.agent.clock import Clock
+from nodeagent.agent.identity import Identity
+from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.snapshot import Snapshot
+from nodeagent.model.node import Incarnation, NodeFacts, Readiness
+from nodeagent.model.pod import PodState
+from nodeagent.model.timing import Timing, millis
+from nodeagent.store.base import Beat, BeatReply, Store, StoreRefusedError, StoreUnavailableError
+from nodeagent.workers.base import PodHost
+
+PODS_REFRESH = 5.0
+"""Seconds between two publications of unchanged pods, so that their TTL keys live on."""
+
+REFUSED_LIMIT = 3.0
+"""An id that another life holds is given up after this many leases: then the other one is alive, not a dead one's
+rest."""
+
+
+class IdTakenError(Exception):
+    """Another agent holds this node's id; the text names both addresses."""
+
+
+class Lease:
+    """This node's standing in the cluster."""
+
+    def __init__(
+        self,
+        node: str,
+        facts: NodeFacts,
+        timing: Timing,
+        *,
+        store: Store,
+        host: PodHost,
+        clock: Clock,
+        identity: Identity,
+        incarnation: Incarnation,
+        snapshot: Snapshot,
+        metrics: Metrics,
+    ) -> None:
+        self.node, self.facts, self._timing = node, facts, timing
+        self._store, self._host, self._clock = store, host, clock
+        self._identity, self._snapshot, self._metrics = identity, snapshot, metrics
+        self.incarnation = incarnation
+        self.joined = False
+        self.lost = False
+        """This life was declared lost, or its id is another's: nothing may run here until there is a new life."""
+        self.reason = "has not joined yet"
+        self.fence_at = 0.0
+        self.beat_sent = 0.0
+        self.away_since: float | None = None
+        self.next_lapse: float | None = None
+        """When (our clock) the next lease of another node runs out, as far as known."""
+        self.newest_event = "0-0"
+        self._seq = 0
+        self._lock = asyncio.Lock()
+        self._readiness: dict[str, Readiness] = {}
+        self._readiness_sent: dict[str, Readiness] | None = None
+        self._facts_sent: NodeFacts | None = None
+        self._pods: tuple[PodState, ...] = ()
+        self._pods_sent: tuple[PodState, ...] | None = None
+        self._pods_at = 0.0
+        self._refused_since: float | None = None
+        self._log = structlog.get_logger("lease").bind(node=node)
+
+    async def join(self) -> None:
+        """Take the node's id. Raises StoreUnavailableError (try again), StoreRefusedError (code ``lease_held``: try
+        again; ``timing``, ``version``: hopeless), IdTakenError (somebody else is alive under this id)."""
+        facts = self.facts
+        try:
+            reply = await self._store.join(self.node, self.incarnation, facts, self._timing)
+        except StoreRefusedError as refusal:
+            self.reason = str(refusal)
+            if refusal.code in ("lost", "not_current"):
+                self.lost = True
+            elif refusal.code == "lease_held":
+                self._give_up_when_hopeless(refusal)
+            raise
+        self._refused_since = None
+        self.joined, self.reason = True, ""
+        self._facts_sent = facts
+        self._readiness_sent = self._pods_sent = None
+        self._snapshot.forget_revision()
+        self._log.info("joined", life=self.incarnation.life, start=self.incarnation.start, served=reply.served)
+
+    def _give_up_when_hopeless(self, refusal: StoreRefusedError) -> None:
+        now = self._clock.now()
+        if self._refused_since is None:
+            self._refused_since = now
+        if now - self._refused_since > self._timing.lease * REFUSED_LIMIT:
+            raise IdTakenError(
+                f"{refusal}; it has kept renewing for {now - self._refused_since:.0f} s: stop that agent, or give this "
+                f"one another node.id"
+            ) from refusal
+
+    async def beat(self) -> None:
+        """Renew once and read what changed. Raises StoreUnavailableError, or StoreRefusedError when the lease is no
+        longer ours."""
+        async with self._lock:
+            more = True
+            while more:
+                more = (await self._beat()).more
+
+    async def _beat(self) -> BeatReply:
+        sent = self._clock.now()
+        self._seq = max(self._seq + 1, millis(sent))  # grows over restarts of the agent too
+        pods_due = self._pods != self._pods_sent or (self._pods and sent - self._pods_at > PODS_REFRESH)
+        beat = Beat(
+            node=self.node,
+            incarnation=self.incarnation,
+            seq=self._seq,
+            length=millis(self._timing.lease),
+            rev=self._snapshot.rev,
+            facts=self.facts if self.facts != self._facts_sent else None,
+            readiness=self._readiness if self._readiness != self._readiness_sent else None,
+            pods=self._pods if pods_due else None,
+        )
+        try:
+            reply = await self._store.beat(beat)
+        except StoreUnavailableError:
+            self._metrics.store_errors.inc()
+            if self.away_since is None:
+                self.away_since = self._clock.wall()
+                self._log.warning("store does not answer", fence_in=round(self.fence_at - sent, 2))
+            raise
+        except StoreRefusedError as refusal:
+            if refusal.code != "stale" and beat.incarnation == self.incarnation:
+                self.joined, self.lost, self.reason = False, True, str(refusal)
+            raise
+        now = self._clock.now()
+        self._renewed(beat, sent)
+        self._metrics.store_roundtrip.observe(now - sent)
+        if self._snapshot.cluster_uid and reply.cluster_uid != self._snapshot.cluster_uid:
+            self._snapshot.absorb(reply, now)
+            self._snapshot.complete = False
+            self._snapshot.forget_revision()
+        else:
+            self._snapshot.absorb(reply, now)
+        self.next_lapse = None if reply.next_lapse is None else now + reply.next_lapse / 1000
+        self.newest_event = reply.event
+        return reply
+
+    def _renewed(self, beat: Beat, sent: float) -> None:
+        if self.away_since is not None:
+            self._log.info("store answers again", away=round(self._clock.wall() - self.away_since, 1))
+            self.away_since = None
+        if beat.facts is not None:
+            self._facts_sent = beat.facts
+        if beat.readiness is not None:
+            self._readiness_sent = beat.readiness
+        if beat.pods is not None:
+            self._pods_sent, self._pods_at = beat.pods, sent
+        self.beat_sent = sent
+        self.fence_at = sent + self._timing.fence
+        self._host.grant(self.fence_at, self._seq)
+
+    def publish(self, readiness: dict[str, Readiness], pods: tuple[PodState, ...]) -> bool:
+        """What the next beat carries. True if others wait for it, so that a beat should go at once."""
+        urgent = readiness != self._readiness
+        self._readiness, self._pods = readiness, pods
+        return urgent
+
+    def renew_life(self) -> None:
+        """After being declared lost: take a new life. Only when nothing of the old one runs here any more."""
+        self.incarnation = self._identity.renew()
+        self.lost = False
+
+    async def leave(self) -> None:
+        """Give the lease back. Only when nothing runs here any more."""
+        if self.joined:
+            self.joined, self.reason = False, "has left"
+            await self._store.leave(self.node, self.incarnation)

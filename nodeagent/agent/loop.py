@@ -1,0 +1,311 @@
+"""The daemon's loop: observe, plan, apply. Three tasks: beats keep the lease, a watch on the event stream wakes,
+rounds decide and act.
+
+Owns the order of things and the agent's own view for the API; decisions are ``plan/``'s, effects ``apply.py``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from nodeagent.agent.apply import Applier
+from nodeagent.agent.clock import Clock
+from nodeagent.agent.identity import Identity
+from nodeagent.agent.lease import Lease
+from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.published import pod_states, readiness
+from nodeagent.agent.snapshot import Snapshot
+from nodeagent.api.view import AgentHealth
+from nodeagent.model.job import JobRecord
+from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.gang import decide
+from nodeagent.plan.pod import Report, SendAck, plan_pods
+from nodeagent.plan.steps import Decision
+from nodeagent.plan.turn import turn
+from nodeagent.spec.agentconfig import AgentConfig
+from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
+from nodeagent.workers.base import PodHost, PodStatus
+
+ROUNDS = 32
+"""Most rounds without a pause: each round that changed something is followed by another at once."""
+
+WATCH = 2.0
+"""Seconds that one wait on the event stream lasts at most."""
+
+
+class Agent:
+    """One node's agent. ``run()`` returns when ``stop`` is set; it raises what cannot be mended by trying again."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        node: str,
+        facts: NodeFacts,
+        *,
+        store: Store,
+        host: PodHost,
+        clock: Clock,
+        identity: Identity,
+        incarnation: Incarnation,
+        metrics: Metrics,
+        random_id: Callable[[], str] = lambda: secrets.token_hex(8),
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._config, self._node, self._timing = config, node, config.timing
+        self._store, self._host, self._clock, self._metrics = store, host, clock, metrics
+        self._snapshot = Snapshot(config.timing)
+        self._lease = Lease(
+            node, facts, config.timing, store=store, host=host, clock=clock, identity=identity,
+            incarnation=incarnation, snapshot=self._snapshot, metrics=metrics,
+        )  # fmt: skip
+        self._applier = Applier(
+            self._lease, store=store, host=host, clock=clock, snapshot=self._snapshot, random_id=random_id
+        )
+        self._progress = progress
+        self._wake = asyncio.Event()
+        self._beat_now = asyncio.Event()
+        self._first_seen: dict[tuple[object, ...], float] = {}
+        self._counted: dict[str, int] = {}
+        self._counting = False
+        self._lag = 0.0
+        self._leaving = False
+        self.joined = asyncio.Event()
+        """Set with the first join."""
+        self._log = structlog.get_logger("agent").bind(node=node)
+
+    # --- tasks ----------------------------------------------------------------------------------
+
+    def advertise(self, http: str) -> None:
+        """Where health and metrics are to be found; told to the others with the next beat."""
+        self._lease.facts = self._lease.facts.model_copy(update={"http": http})
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop``. Workers are left running: a restart of the agent does not disturb them."""
+        await self._host.adopt()
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(t()) for t in (self._beats, self._watch, self._rounds, self._relay)]
+            await stop.wait()
+            for task in running:
+                task.cancel()
+
+    async def leave(self) -> None:
+        """Stop everything that runs here and give the lease back (an orderly goodbye). Bounded by stuck + kill."""
+        self._leaving = True
+        self._wake.set()
+        try:
+            async with asyncio.timeout(self._timing.stuck + self._timing.kill):
+                while not self._quiet():
+                    for uid in self._host.status():
+                        self._host.stop(uid, None)
+                    await asyncio.sleep(self._timing.kill / 4)
+        except TimeoutError:
+            self._log.error("some workers could not be stopped: the lease is left to lapse")
+            return
+        await self._lease.leave()
+
+    async def _beats(self) -> None:
+        while True:
+            if self._leaving:
+                return
+            started = self._clock.now()
+            await self._one_beat()
+            self._progress()
+            wait = self._timing.heartbeat - (self._clock.now() - started)
+            if self._lease.next_lapse is not None:
+                wait = min(wait, self._lease.next_lapse - self._clock.now() + 0.002)
+            due = self._clock.now() + max(wait, 0.01)
+            await _wait(self._beat_now, max(wait, 0.01))
+            self._lag = max(0.0, self._clock.now() - due)
+
+    async def _one_beat(self) -> None:
+        try:
+            if not self._lease.joined:
+                await self._join()
+            await self._lease.beat()
+            self._count_restarts()
+        except StoreUnavailableError as error:
+            self._log.debug("no beat", why=str(error))
+        except StoreRefusedError as refusal:
+            if refusal.code in ("timing", "version"):
+                raise
+            if refusal.code not in ("lease_held", "stale"):
+                self._log.warning("lease is gone", why=str(refusal))
+        self._wake.set()
+
+    async def _join(self) -> None:
+        """Join; after being declared lost with a new life, and only once nothing of the old one runs here any more."""
+        if self._lease.lost:
+            self._stop_everything()
+            if not self._quiet():
+                raise StoreRefusedError("lease_held", "workers of the life that was declared lost still run here")
+            self._lease.renew_life()
+        await self._lease.join()
+        self.joined.set()
+
+    async def _watch(self) -> None:
+        """Wake when something happened anywhere. A hint only: beats poll the truth."""
+        while True:
+            after = self._lease.newest_event
+            if not self._lease.joined:
+                await asyncio.sleep(self._timing.heartbeat)
+                continue
+            try:
+                if await self._store.wait(after, WATCH) != after and self._lease.joined:
+                    await self.refresh()
+            except StoreUnavailableError:
+                await asyncio.sleep(self._timing.heartbeat)
+            except StoreRefusedError:
+                self._beat_now.set()  # the beats task finds out why
+
+    async def _relay(self) -> None:
+        """A change of a pod wakes the rounds."""
+        while True:
+            await self._host.changed.wait()
+            self._host.changed.clear()
+            self._wake.set()
+
+    async def _rounds(self) -> None:
+        due: float | None = None
+        while True:
+            await _wait(self._wake, None if due is None else max(0.001, due - self._clock.now()))
+            if not self._lease.joined:
+                due = None
+                continue
+            due = await self._until_settled()
+
+    async def _until_settled(self) -> float | None:
+        """Rounds until nothing changes any more; returns when (our clock) to look again."""
+        try:
+            for _ in range(ROUNDS):
+                if not self._snapshot.complete or not self._lease.joined:
+                    return None
+                changed, due = await self._round()
+                if not changed:
+                    return due
+            self._log.error("still changing after many rounds", rounds=ROUNDS)
+        except StoreUnavailableError as error:
+            self._log.warning("store does not answer", why=str(error))
+        except StoreRefusedError as refusal:
+            self._log.warning("store refuses", code=refusal.code, why=str(refusal))
+        return self._clock.now() + self._timing.heartbeat
+
+    def _stop_everything(self) -> None:
+        for uid, status in self._host.status().items():
+            if not status.quiet:
+                self._host.stop(uid, None)
+
+    def _quiet(self) -> bool:
+        return all(status.quiet for status in self._host.status().values())
+
+    # --- one round --------------------------------------------------------------------------------
+
+    async def _round(self) -> tuple[bool, float | None]:
+        changed = False
+        statuses = self._host.status()
+        standbys = self._config.jobs.standbys
+        actions = plan_pods(self.cluster(), self._node, self._lease.incarnation, statuses, standbys)
+        # What this node does by itself comes first: it must not wait for a store that may not answer.
+        for action in sorted(actions, key=lambda a: isinstance(a, SendAck | Report)):
+            changed |= await self._applier.pod(action)
+        cluster = self.cluster()
+        statuses = self._host.status()
+        if self._lease.publish(readiness(statuses), pod_states(cluster, self._node, statuses)):
+            await self._lease.beat()
+            cluster = self.cluster()
+        due: float | None = None
+        seen: dict[tuple[object, ...], float] = {}
+        for job in cluster.jobs.values():
+            decision = decide(cluster, job, self._clock.wall())
+            if decision.step is None:
+                continue
+            at = self._turn_at(cluster, job, decision, seen)
+            if self._clock.now() >= at:
+                changed |= await self._applier.job(job, decision)
+            else:
+                due = at if due is None else min(due, at)
+        self._first_seen = seen
+        self._count_restarts()
+        return changed, due
+
+    def _turn_at(
+        self, cluster: Cluster, job: JobRecord, decision: Decision, seen: dict[tuple[object, ...], float]
+    ) -> float:
+        """When it is our turn to take a decision that the others see as well."""
+        head = job.head
+        key = (job.uid, head.id if head else "", head.state if head else "", job.control.rev, type(decision.step))
+        first = self._first_seen.get(key, self._clock.now())
+        seen[key] = first
+        return first + self._timing.turn * turn(cluster, job, self._node)
+
+    def _count_restarts(self) -> None:
+        """Each re-formed gang is counted once in the cluster: by the agent of its group rank 0."""
+        if not self._snapshot.complete:
+            return
+        for job in self.cluster().jobs.values():
+            if job.active is None or self._counted.get(job.uid) == job.active.number:
+                continue
+            first_look = not self._counting or job.restarts == 0
+            self._counted[job.uid] = job.active.number
+            head = job.head
+            if first_look or head is None or head.token != job.active:
+                continue
+            if head.ordered()[0].node == self._node:
+                self._metrics.restarts.labels(job=job.name, node=head.cause.node, cause=head.cause.kind).inc()
+        self._counting = True
+
+    # --- the view, for the API ------------------------------------------------------------------------
+
+    @property
+    def config(self) -> AgentConfig:
+        return self._config
+
+    @property
+    def node(self) -> str:
+        return self._node
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    def cluster(self) -> Cluster:
+        return self._snapshot.cluster(self._clock.now())
+
+    def me(self) -> NodeRecord | None:
+        return self._snapshot.node(self._node)
+
+    def why(self, uid: str) -> tuple[str, ...]:
+        job = self._snapshot.job(uid)
+        return decide(self.cluster(), job, self._clock.wall()).why if job is not None else ()
+
+    def pods(self) -> Mapping[str, PodStatus]:
+        return self._host.status()
+
+    def health(self) -> AgentHealth:
+        now = self._clock.now()
+        return AgentHealth(
+            joined=self._lease.joined,
+            reason=self._lease.reason,
+            lease_left=max(0.0, self._lease.fence_at - now),
+            beat_age=max(0.0, now - self._lease.beat_sent),
+            store_away_since=self._lease.away_since,
+            loop_lag=self._lag,
+        )
+
+    async def refresh(self) -> None:
+        await self._lease.beat()
+        self._wake.set()
+
+
+async def _wait(event: asyncio.Event, timeout: float | None) -> None:
+    """Until the event or the time; clears the event."""
+    try:
+        async with asyncio.timeout(timeout):
+            await event.wait()
+    except TimeoutError:
+        pass
+    event.clear()

@@ -1,0 +1,194 @@
+"""``nodeagent``: the daemon's command line. Puts the parts together, handles signals, says what went wrong; decides
+nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nodeagent import __version__
+from nodeagent.spec.agentconfig import AgentConfig, node_id
+from nodeagent.spec.errors import SpecError
+
+if TYPE_CHECKING:
+    from nodeagent.agent.loop import Agent
+    from nodeagent.agent.metrics import Metrics
+    from nodeagent.agent.notify import Notifier
+    from nodeagent.api.server import ApiServer
+
+EXIT_CONFIG = 78
+"""sysexits' EX_CONFIG: systemd's RestartPreventExitStatus, since starting again would not help."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="nodeagent")
+def main() -> None:
+    """The daemon of a node: watches its GPUs and training processes and, with its peers, keeps jobs alive."""
+
+
+@main.command("check-config")
+@click.argument("file", type=click.Path(path_type=Path))
+def check_config(file: Path) -> None:
+    """Check a config FILE: every mistake at once, each as file:line:col."""
+    _load(file)
+    click.echo(f"{file}: ok")
+
+
+@main.command("run")
+@click.option("--config", "file", type=click.Path(path_type=Path), help="The config [/etc/nodeagent/nodeagent.yaml].")
+def run(file: Path | None) -> None:
+    """Run the daemon in the foreground.
+
+    SIGTERM: end, leaving workers to the next start (they stop by themselves if none comes). SIGINT: stop the workers
+    and leave the cluster first.
+    """
+    config = _load(file)
+    code = 0
+    try:
+        code = asyncio.run(_serve(config))
+    except* _hopeless() as group:
+        for error in _leaves(group):
+            click.echo(f"nodeagent: {error}", err=True)
+        code = EXIT_CONFIG
+    sys.exit(code)
+
+
+def _load(file: Path | None) -> AgentConfig:
+    from nodeagent.spec.configfile import load_config
+
+    try:
+        return load_config(file, os.environ)
+    except SpecError as error:
+        click.echo(str(error), err=True)
+        sys.exit(EXIT_CONFIG)
+
+
+def _hopeless() -> tuple[type[Exception], ...]:
+    """What starting again cannot mend; each says what to do."""
+    from nodeagent.agent.identity import IdentityError
+    from nodeagent.agent.lease import IdTakenError
+    from nodeagent.api.server import ListenError
+    from nodeagent.spec.errors import CheckError
+    from nodeagent.store.base import StoreRefusedError
+
+    return (IdentityError, IdTakenError, ListenError, StoreRefusedError, CheckError)
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    out: list[BaseException] = []
+    for error in group.exceptions:
+        out += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return out
+
+
+async def _serve(config: AgentConfig) -> int:
+    """Everything from the first lock to the last signal."""
+    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # else structlog loads it for tracebacks: 3 MB
+    import structlog
+
+    from nodeagent.agent.clock import SystemClock
+    from nodeagent.agent.identity import Identity
+    from nodeagent.agent.logs import setup_logging
+    from nodeagent.agent.loop import Agent
+    from nodeagent.agent.machine import boot_id, find_address, find_gpus, node_facts
+    from nodeagent.agent.metrics import Metrics
+    from nodeagent.agent.notify import Notifier
+    from nodeagent.store.client import RedisStore
+    from nodeagent.workers.host import ShimHost
+
+    setup_logging(config.log)
+    node = node_id(config, socket.gethostname())
+    log = structlog.get_logger("agent").bind(node=node)
+    clock = SystemClock()
+    identity = Identity(config.dirs.run, boot_id())
+    incarnation = identity.take()
+    gpus, problem = await find_gpus(config)
+    if problem:
+        log.warning("GPUs", why=problem)
+    address = find_address(config, os.environ)
+    facts = node_facts(config, address, gpus, clock.wall())
+    logs = config.jobs.logs
+    host = ShimHost(
+        node, config.dirs.run, config.dirs.state, config.dirs.logs, address, config.ports.rendezvous,
+        logs.max_bytes, logs.keep, config.jobs.allow_root,
+    )  # fmt: skip
+    store = RedisStore(config.redis.url, config.cluster, config.timing.store_timeout)
+    notifier = Notifier(os.environ)
+    metrics = Metrics()
+    agent = Agent(
+        config, node, facts, store=store, host=host, clock=clock, identity=identity, incarnation=incarnation,
+        metrics=metrics, progress=notifier.alive,
+    )  # fmt: skip
+    stop, leave = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, leave.set)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(agent.run(stop))
+            helpers = [
+                tasks.create_task(_say_ready(agent, notifier, node)),
+                tasks.create_task(_leave(agent, leave, stop)),
+                tasks.create_task(_serve_api(agent, metrics)),
+            ]
+            log.info("started", pid=os.getpid(), address=address, version=__version__)
+            await running
+            notifier.stopping()
+            for task in helpers:
+                task.cancel()
+    finally:
+        await host.close()
+        await store.close()
+        identity.release()
+    log.info("ended")
+    return 0
+
+
+async def _serve_api(agent: Agent, metrics: Metrics) -> None:
+    """The API, until cancelled. Imported in a thread, and only now: running workers wait for the lease, people can
+    wait."""
+
+    def load() -> type[ApiServer]:
+        from nodeagent.api.server import ApiServer
+
+        return ApiServer
+
+    server_type = await asyncio.to_thread(load)
+    async with server_type(agent, metrics) as server:
+        agent.advertise(server.http_url)
+        _settle_memory()
+        await asyncio.Event().wait()
+
+
+async def _say_ready(agent: Agent, notifier: Notifier, node: str) -> None:
+    await agent.joined.wait()
+    notifier.ready()
+    notifier.status(f"node {node} has joined")
+
+
+async def _leave(agent: Agent, leave: asyncio.Event, stop: asyncio.Event) -> None:
+    await leave.wait()
+    await agent.leave()
+    stop.set()
+
+
+def _settle_memory() -> None:
+    """Give back what importing left behind (10 MB with redis-py), where the C library is glibc."""
+    gc.collect()
+    gc.freeze()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+if __name__ == "__main__":
+    main()

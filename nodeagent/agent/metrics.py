@@ -1,0 +1,81 @@
+"""The agent's metrics, on a registry of its own. Labels are bounded: states and phases are fixed words, jobs are those
+that the cluster still has a record of.
+
+Counters are raised where things happen; gauges are read from the view when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from nodeagent import __version__
+from nodeagent.api.view import AgentView
+from nodeagent.model.job import TERMINAL, Phase
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+NODE_STATES = ("ready", "cordoned", "draining", "silent", "lost", "left")
+MAX_JOBS = 200
+"""Most jobs that have series of their own; jobs beyond it are counted in ``nodeagent_jobs`` only."""
+
+
+class Metrics:
+    """Everything this agent counts."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        self.restarts = Counter(
+            "nodeagent_restarts",
+            "Gangs re-formed, by the node at fault and the kind of cause.",
+            ["job", "node", "cause"],
+            registry=self.registry,
+        )
+        self.store_errors = Counter(
+            "nodeagent_store_errors", "Calls that the store did not answer.", registry=self.registry
+        )
+        self.store_roundtrip = Histogram(
+            "nodeagent_store_roundtrip_seconds",
+            "Time of one heartbeat's round trip to the store.",
+            buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+            registry=self.registry,
+        )
+        self._jobs = Gauge("nodeagent_jobs", "Jobs with a record, by phase.", ["phase"], registry=self.registry)
+        self._nodes = Gauge("nodeagent_nodes", "Nodes with a record, by state.", ["state"], registry=self.registry)
+        self._generation = Gauge(
+            "nodeagent_generation", "Newest generation of each live job.", ["job"], registry=self.registry
+        )
+        self._margin = Gauge(
+            "nodeagent_lease_margin_seconds",
+            "Time left until this node would stop its own workers.",
+            registry=self.registry,
+        )
+        build = Gauge("nodeagent_build_info", "Always 1.", ["version"], registry=self.registry)
+        build.labels(version=__version__).set(1)
+
+    def page(self, view: AgentView) -> bytes:
+        """The page that Prometheus reads, as of now."""
+        from nodeagent.api.shapes import node_state  # brings aiohttp: not before the lease is safe
+
+        cluster = view.cluster()
+        phases = Tally(job.phase for job in cluster.jobs.values())
+        for phase in get_args(Phase):
+            self._jobs.labels(phase=phase).set(phases[phase])
+        states = Tally(node_state(node, cluster)[0] for node in cluster.nodes.values())
+        for state in NODE_STATES:
+            self._nodes.labels(state=state).set(states[state])
+        self._generation.clear()
+        live = (j for j in cluster.jobs.values() if j.phase not in TERMINAL and j.head is not None)
+        for job in sorted(live, key=lambda j: j.order)[:MAX_JOBS]:
+            self._generation.labels(job=job.name).set(job.head.number if job.head else 0)
+        self._forget({job.name for job in cluster.jobs.values()})
+        self._margin.set(view.health().lease_left)
+        return generate_latest(self.registry)
+
+    def _forget(self, jobs: set[str]) -> None:
+        """Drop the series of jobs whose record is gone."""
+        for metric in self.restarts.collect():
+            for job, node, cause in {(s.labels["job"], s.labels["node"], s.labels["cause"]) for s in metric.samples}:
+                if job not in jobs:
+                    self.restarts.remove(job, node, cause)

@@ -1,0 +1,1 @@
+"""HTTP: what people and tools may ask of an agent, and who may do what. Never decides about gangs."""

@@ -1,0 +1,42 @@
+"""Which routes an application serves: everything on the unix socket, only health and metrics on loopback HTTP."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from nodeagent import __version__
+from nodeagent.agent.metrics import Metrics
+from nodeagent.api.body import MAX_BODY
+from nodeagent.api.errors import error_middleware, joined_middleware
+from nodeagent.api.events import EventRoutes
+from nodeagent.api.health import HealthRoutes
+from nodeagent.api.jobs import JobRoutes
+from nodeagent.api.logs import LogRoutes
+from nodeagent.api.nodes import NodeRoutes
+from nodeagent.api.shapes import API_VERSION
+from nodeagent.api.view import AgentView
+
+
+def create_app(view: AgentView, metrics: Metrics, *, local_socket: bool) -> web.Application:
+    """``local_socket``: the full API, for a unix socket only (callers are known by SO_PEERCRED)."""
+    middlewares = [error_middleware(view), *([joined_middleware(view)] if local_socket else [])]
+    app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
+    app.router.add_routes(HealthRoutes(view, metrics).table())
+    if not local_socket:
+        return app
+
+    async def version(_request: web.Request) -> web.Response:
+        return web.json_response(
+            {
+                "apiVersion": API_VERSION,
+                "version": __version__,
+                "cluster": view.config.cluster,
+                "node": view.node,
+                "store_away_since": view.health().store_away_since,
+            }
+        )
+
+    app.router.add_get("/v1/version", version)
+    for routes in (JobRoutes(view), NodeRoutes(view), LogRoutes(view), EventRoutes(view)):
+        app.router.add_routes(routes.table())
+    return app

@@ -1,0 +1,125 @@
+"""Who asks, and what they may change. The kernel says who (SO_PEERCRED); anybody may read.
+
+Owns every permission of the API. Must never trust a name or an id that came in a request's body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import grp
+import os
+import pwd
+import socket
+import struct
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from nodeagent.api.errors import ApiError
+from nodeagent.model.job import JobRecord
+from nodeagent.spec.agentconfig import JobsConfig
+
+LOOKUP_TIMEOUT = 5.0
+"""Seconds that a look-up of users and groups (perhaps over LDAP) may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The process at the other end of the unix socket."""
+
+    uid: int
+    gid: int
+    name: str
+    """User name, or the uid as text where it has none."""
+    operator: bool
+    """Root, the agent's own user, or a member of the operators' group."""
+    trusted: bool
+    """Root or the agent's own user: may submit for others."""
+
+
+def user_name(uid: int) -> str:
+    """The user's name, or its number where it has none here."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def user_id(name: str) -> int | None:
+    """The user's number, or None where this node does not know the name."""
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return None
+
+
+def _in_group(name: str, gid: int, group: str) -> bool:
+    try:
+        wanted = grp.getgrnam(group).gr_gid
+        return wanted in os.getgrouplist(name, gid)
+    except KeyError:
+        return False
+
+
+def identify(uid: int, gid: int, jobs: JobsConfig, agent_uid: int) -> Caller:
+    """The caller behind a uid. May block on the user database."""
+    trusted = uid in (0, agent_uid)
+    name = user_name(uid)
+    operator = trusted or (jobs.operators is not None and _in_group(name, gid, jobs.operators))
+    return Caller(uid=uid, gid=gid, name=name, operator=operator, trusted=trusted)
+
+
+async def caller(request: web.Request, jobs: JobsConfig) -> Caller:
+    """Who sent this request. Raises ``ApiError`` when the kernel does not say or the user database is stuck."""
+    transport = request.transport
+    sock = None if transport is None else transport.get_extra_info("socket")
+    if sock is None or sock.family != socket.AF_UNIX:
+        raise ApiError("permission", "changes are taken on the unix socket only", "run nodeagentctl on a node")
+    size = struct.calcsize("3i")
+    _pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    try:
+        async with asyncio.timeout(LOOKUP_TIMEOUT):
+            return await asyncio.to_thread(identify, uid, gid, jobs, os.geteuid())
+    except TimeoutError:
+        raise ApiError(
+            "permission",
+            f"the user database did not answer for uid {uid} within {LOOKUP_TIMEOUT:.0f} s",
+            "see that `id` answers on this node, then ask again",
+        ) from None
+
+
+def may_change_job(who: Caller, job: JobRecord) -> None:
+    """Raises ``ApiError`` unless the caller owns the job or is an operator."""
+    if who.uid != job.owner and not who.operator:
+        owner = user_name(job.owner)
+        raise ApiError(
+            "permission",
+            f"job {job.name!r} belongs to {owner}; {who.name} may read it, not change it",
+            f"ask {owner} or an operator; nothing was changed",
+        )
+
+
+def may_change_nodes(who: Caller, node: str) -> None:
+    """Raises ``ApiError`` unless the caller is an operator."""
+    if not who.operator:
+        raise ApiError(
+            "permission",
+            f"{who.name} may not change node {node}: only root and operators may",
+            "ask an operator (the group of jobs.operators in the agent's config); nothing was changed",
+        )
+
+
+def may_submit(who: Caller, user: str, jobs: JobsConfig) -> None:
+    """Raises ``ApiError`` if the caller may not run jobs as ``user``."""
+    if user not in (who.name, str(who.uid)) and not who.trusted:
+        raise ApiError(
+            "permission",
+            f"{who.name} may not run a job as {user!r}",
+            f"leave out `user:` or write `user: {who.name}`; nothing was submitted",
+        )
+    if (user_id(user) == 0 or user == "0") and not jobs.allow_root:
+        raise ApiError(
+            "permission",
+            "jobs do not run as root here (jobs.allow_root is false in this node's config)",
+            "submit as an ordinary user, or write `user: NAME` in the job file; nothing was submitted",
+        )

@@ -1,0 +1,132 @@
+"""How the API says no: one error type, one JSON shape, one table of HTTP codes.
+
+Every refusal says what happened, where, and what to do next. Must never let an exception's traceback reach a caller.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Iterable
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from nodeagent.api.view import AgentView
+from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+
+STATUS = {
+    "spec": 400,
+    "usage": 400,
+    "permission": 403,
+    "not_found": 404,
+    "state": 409,
+    "store_away": 503,
+    "not_joined": 503,
+}
+"""Code of an error to HTTP status; the tool maps the status on to its exit code."""
+
+
+class ApiError(Exception):
+    """A refusal: nothing was changed, unless ``code`` is ``store_away`` (then it says that it is not known)."""
+
+    def __init__(self, code: str, message: str, next_step: str = "", *, problems: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.next_step = next_step
+        self.problems = tuple(problems)
+
+    @property
+    def status(self) -> int:
+        return STATUS[self.code]
+
+    def body(self) -> dict[str, object]:
+        """The JSON that callers get."""
+        error: dict[str, object] = {"code": self.code, "message": self.message, "next": self.next_step}
+        if self.problems:
+            error["problems"] = list(self.problems)
+        return {"error": error}
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> ApiError:
+    """A ``not_found`` with the nearest known name."""
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if near:
+        step = f"did you mean {near[0]!r}?"
+    elif names:
+        step = f"there are: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"
+    else:
+        step = f"there is no {kind} at all yet"
+    return ApiError("not_found", f"no {kind} {name!r}", step)
+
+
+def store_away(view: AgentView, wrote: bool) -> ApiError:
+    """The store does not answer: since when, and whether something may have been written."""
+    since = view.health().store_away_since
+    when = "" if since is None else f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since))}"
+    ago = "" if since is None else f" ({max(0, round(time.time() - since))} s)"
+    done = "it is not known whether the change was written" if wrote else "running jobs go on undisturbed"
+    step = (
+        "ask again with the same request id: it happens once at most"
+        if wrote
+        else f"see that Redis runs and that node {view.node} reaches it; then ask again"
+    )
+    return ApiError("store_away", f"the store has not answered node {view.node}{when}{ago}; {done}", step)
+
+
+_REFUSED = {
+    "not_found": ("not_found", "list what there is: nodeagentctl get"),
+    "name_taken": ("state", "choose another name, or stop or delete that job first"),
+    "ended": ("state", "submit it again: nodeagentctl submit FILE"),
+    "stale": ("state", "somebody else changed it at the same moment; look, then ask again: nodeagentctl get"),
+}
+
+
+def not_joined(view: AgentView) -> ApiError:
+    """The agent knows nothing of the cluster (any more, or yet): it must not answer as if there were nothing."""
+    why = view.health().reason or "it has only just started"
+    return ApiError(
+        "not_joined", f"node {view.node} has not joined its cluster: {why}", "ask again in a moment, or see its log"
+    )
+
+
+def from_refused(refused: StoreRefusedError) -> ApiError:
+    """What the store refused, as the caller sees it."""
+    code, step = _REFUSED.get(refused.code, ("state", "see nodeagentctl describe, then ask again"))
+    return ApiError(code, str(refused), step)
+
+
+def joined_middleware(view: AgentView) -> Middleware:
+    """Lets nothing but health and version through before the agent has joined."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path.startswith("/v1/") and request.path != "/v1/version" and view.me() is None:
+            raise not_joined(view)
+        return await handler(request)
+
+    return middleware
+
+
+def error_middleware(view: AgentView) -> Middleware:
+    """Turns refusals of the API and of the store into JSON."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except ApiError as error:
+            refusal = error
+        except StoreRefusedError as refused:
+            refusal = from_refused(refused)
+        except StoreUnavailableError:
+            refusal = store_away(view, wrote=request.method != "GET")
+        except web.HTTPNotFound:
+            refusal = ApiError("not_found", f"no such path: {request.path}", "see docs/cli.md for what the API serves")
+        except web.HTTPMethodNotAllowed:
+            refusal = ApiError("usage", f"{request.method} is not for {request.path}", "see docs/cli.md")
+        return web.json_response(refusal.body(), status=refusal.status)
+
+    return middleware

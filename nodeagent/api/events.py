@@ -1,0 +1,90 @@
+"""The audit log over HTTP. Polls: a missed wake-up costs one poll, never an event."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import AsyncGenerator
+
+from aiohttp import web
+
+from nodeagent.api import body
+from nodeagent.api.errors import ApiError
+from nodeagent.api.lookup import find_job
+from nodeagent.api.stream import send
+from nodeagent.api.view import AgentView
+from nodeagent.model.event import Event
+from nodeagent.store.base import StoreUnavailableError
+
+POLL = 0.3
+"""Seconds between two looks while following."""
+ALIVE = 10.0
+"""Seconds of silence after which a sign of life is sent."""
+PAGE = 500
+DEFAULT = 100
+"""Events shown where neither ``after`` nor ``limit`` is given."""
+
+_ID = re.compile(r"\d{1,20}(-\d{1,20})?")
+
+
+class EventRoutes:
+    """The handler, over one agent's view."""
+
+    def __init__(self, view: AgentView) -> None:
+        self.view = view
+
+    def table(self) -> list[web.RouteDef]:
+        """Every route of this noun."""
+        return [web.get("/v1/events", self.events)]
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/events?follow&after&limit&job: JSON lines, oldest first."""
+        after, limit = request.query.get("after"), body.number(request, "limit")
+        if after is not None and not _ID.fullmatch(after):
+            raise ApiError("usage", f"after={after!r} is not an event's id", "take one from the events shown")
+        job = request.query.get("job")
+        uid = find_job(self.view.cluster(), job).uid if job else ""
+        # `after`: from there on; else the newest `limit` events. The first page is read before the answer starts, so
+        # that a store that is away is told by the status.
+        if after is not None:
+            first = await self.view.store.events(after, PAGE)
+        else:
+            first = await self.view.store.events("0-0", -(PAGE if uid else min(limit or DEFAULT, PAGE)))
+        lines = self._lines(first, after or "0-0", limit, uid, body.flag(request, "follow"))
+        async with contextlib.aclosing(lines):
+            return await send(request, lines)
+
+    async def _lines(
+        self, page: tuple[Event, ...], after: str, limit: int | None, uid: str, follow: bool
+    ) -> AsyncGenerator[dict[str, object], None]:
+        newest_only = after == "0-0"
+        sent, quiet_since = 0, time.monotonic()
+        first, paged = True, len(page) == PAGE and not newest_only
+        while True:
+            after = page[-1].id if page else after
+            chosen = [e for e in page if not uid or e.uid == uid]
+            if limit is not None and first and newest_only:
+                chosen = chosen[-limit:] if limit else []
+            first = False
+            for event in chosen:
+                if limit is not None and sent >= limit and not follow:
+                    return
+                sent += 1
+                quiet_since = time.monotonic()
+                yield event.model_dump()
+            if not follow and not paged:
+                return
+            if not paged:
+                await asyncio.sleep(POLL)
+                if time.monotonic() - quiet_since > ALIVE:
+                    quiet_since = time.monotonic()
+                    yield {}
+            try:
+                page = await self.view.store.events(after, PAGE)
+            except StoreUnavailableError:
+                page = ()
+                if not follow:
+                    return
+            paged = len(page) == PAGE

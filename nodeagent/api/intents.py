@@ -1,0 +1,120 @@
+"""What an operator may want of a job, as a pure step from its record to its next control.
+
+Each intent refuses (``ApiError``), says that it is so already (None), or gives the change. Asked again for every
+repetition of a write, so it only ever acts on what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nodeagent.api.errors import ApiError
+from nodeagent.model.job import TERMINAL, JobRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Fields of the control to change, and the event that tells of it."""
+
+    change: dict[str, Any]
+    event: str
+    text: str
+
+
+Intent = Callable[[JobRecord], Wish | None]
+
+
+def _alive(job: JobRecord, verb: str) -> None:
+    if job.phase in TERMINAL:
+        raise ApiError(
+            "state",
+            f"job {job.name!r} has ended ({job.phase}: {job.reason}); there is nothing to {verb}",
+            "submit it again: nodeagentctl submit FILE",
+        )
+
+
+def _not_stopping(job: JobRecord, verb: str) -> None:
+    _alive(job, verb)
+    if job.control.desired == "stop":
+        raise ApiError(
+            "state",
+            f"job {job.name!r} is being stopped (by {job.control.by}); it cannot {verb} any more",
+            "wait for its end, then submit it again: nodeagentctl submit FILE",
+        )
+
+
+def scale(target: int, expect: int | None) -> Intent:
+    """Want ``target`` nodes; with ``expect``, only while the target is still that (a rollback)."""
+
+    def intent(job: JobRecord) -> Wish | None:
+        _not_stopping(job, "scale")
+        size = job.spec.role.nodes
+        if not size.min <= target <= size.max:
+            span = f"{size.min} to {size.max}" if size.min < size.max else f"exactly {size.min} (a fixed size)"
+            raise ApiError(
+                "state",
+                f"job {job.name!r} cannot have {target} nodes: its file allows {span}",
+                "choose a size within, or submit it with another `nodes:`; nothing was changed",
+            )
+        if expect is not None and job.control.target != expect:
+            raise ApiError(
+                "state",
+                f"the target of job {job.name!r} is {job.control.target} by now (by {job.control.by}), not {expect}",
+                "nothing was rolled back",
+            )
+        if job.control.target == target:
+            return None
+        return Wish({"target": target}, "JobScaled", f"target {job.control.target} -> {target}")
+
+    return intent
+
+
+def pause(job: JobRecord) -> Wish | None:
+    """Stop the workers gracefully, keep the job."""
+    _not_stopping(job, "pause")
+    if job.control.desired == "pause":
+        return None
+    return Wish({"desired": "pause"}, "JobPaused", "pause")
+
+
+def resume(job: JobRecord) -> Wish | None:
+    """Run again after a pause."""
+    _not_stopping(job, "resume")
+    if job.control.desired == "run":
+        return None
+    return Wish({"desired": "run"}, "JobResumed", "resume")
+
+
+def restart(job: JobRecord) -> Wish | None:
+    """Re-form the gang once, without spending the budget."""
+    _not_stopping(job, "restart")
+    if job.control.desired == "pause":
+        raise ApiError(
+            "state", f"job {job.name!r} is paused; there is nothing to restart", "start it: nodeagentctl resume"
+        )
+    if job.active is None:
+        raise ApiError(
+            "state",
+            f"job {job.name!r} has not started yet ({job.phase}); there is nothing to restart",
+            f"see what it waits for: nodeagentctl describe {job.name}",
+        )
+    return Wish({"restart": job.control.restart + 1}, "JobRestarted", "restart")
+
+
+def stop(job: JobRecord) -> Wish | None:
+    """End the job for good."""
+    _alive(job, "stop")
+    if job.control.desired == "stop":
+        return None
+    return Wish({"desired": "stop"}, "JobStopped", "stop")
+
+
+def delete(job: JobRecord) -> Wish | None:
+    """Remove the record; a live job is stopped first."""
+    if job.control.delete:
+        return None
+    if job.phase in TERMINAL:
+        return Wish({"delete": True}, "JobDeleted", "delete")
+    return Wish({"desired": "stop", "delete": True}, "JobDeleted", "stop and delete")

@@ -1,0 +1,219 @@
+"""Jobs over HTTP: list, show, submit, and the changes that operators make.
+
+A change reads the record, decides the new control, and writes it under the revision it read. Must never write what was
+decided on a record that has changed since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from nodeagent.api import auth, body, intents
+from nodeagent.api.errors import ApiError, unknown
+from nodeagent.api.lookup import find_job
+from nodeagent.api.shapes import Json, budget_json, items, job_json
+from nodeagent.api.story import generations
+from nodeagent.api.view import AgentView
+from nodeagent.model.job import TERMINAL, Control, JobRecord
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.pod import PodState
+from nodeagent.spec.jobcheck import check_spec
+from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+
+WRITE_TRIES = 4
+"""A write and its repetitions when somebody else wrote in between."""
+STORY_EVENTS = 2000
+"""How far back the audit log is read for one job."""
+
+
+class JobRoutes:
+    """The handlers, over one agent's view."""
+
+    def __init__(self, view: AgentView) -> None:
+        self.view = view
+
+    def table(self) -> list[web.RouteDef]:
+        """Every route of this noun."""
+        change = "/v1/jobs/{job}/"
+        return [
+            web.get("/v1/jobs", self.index),
+            web.post("/v1/jobs", self.submit),
+            web.get("/v1/jobs/{job}", self.show),
+            web.delete("/v1/jobs/{job}", self.delete),
+            web.post(change + "scale", self.scale),
+            web.post(change + "pause", self._simple(intents.pause)),
+            web.post(change + "resume", self._simple(intents.resume)),
+            web.post(change + "restart", self._simple(intents.restart)),
+            web.post(change + "stop", self._simple(intents.stop)),
+        ]
+
+    async def _published(self, job: JobRecord, asking: bool = True) -> tuple[dict[str, PodState], bool]:
+        """(the pods that agents publish, whether the store answers): this node's own pod where it does not, or is not
+        to be asked again. None of an ended job."""
+        if job.phase in TERMINAL and not (job.head and job.head.holders):
+            return {}, asking
+        if asking and self.view.health().store_away_since is None:
+            with contextlib.suppress(StoreUnavailableError):
+                return {pod.node: pod for pod in await self.view.store.pods(job.uid)}, True
+        return self._own(job), False
+
+    def _own(self, job: JobRecord) -> dict[str, PodState]:
+        mine = self.view.pods().get(job.uid)
+        if mine is None:
+            return {}
+        pod = PodState(
+            uid=job.uid,
+            job=job.name,
+            role=job.spec.role.name,
+            node=self.view.node,
+            phase=mine.phase,
+            reason=mine.reason,
+            generation=mine.generation.number if mine.generation else 0,
+            shim_pid=mine.shim_pid,
+            standby_pid=mine.standby_pid,
+            workers=mine.workers,
+        )
+        return {pod.node: pod}
+
+    async def _json(self, job: JobRecord) -> Json:
+        pods, _ = await self._published(job)
+        return job_json(job, self.view.cluster(), pods, time.time()) | self._waits(job)
+
+    def _waits(self, job: JobRecord) -> Json:
+        """What a waiting job waits for now is a better reason than why it began to wait."""
+        why = self.view.why(job.uid) if job.phase in ("queued", "holding") else ()
+        return {"reason": "; ".join(why)} if why else {}
+
+    async def index(self, _request: web.Request) -> web.Response:
+        """GET /v1/jobs: in the order of submission."""
+        cluster, now = self.view.cluster(), time.time()
+        rows, asking = [], True
+        for job in sorted(cluster.jobs.values(), key=lambda j: (j.order, j.submitted)):
+            pods, asking = await self._published(job, asking)
+            rows.append(job_json(job, cluster, pods, now) | self._waits(job))
+        return web.json_response(items(rows, store_away_since=self.view.health().store_away_since))
+
+    async def show(self, request: web.Request) -> web.Response:
+        """GET /v1/jobs/{job}: with the reasons, the generations, the budget and the spec."""
+        cluster = self.view.cluster()
+        job = find_job(cluster, request.match_info["job"])
+        try:
+            events = await self.view.store.events("0-0", -STORY_EVENTS)
+        except StoreUnavailableError:
+            events = ()
+        reports = job.last_reports
+        if job.head is not None and any(r.state != "running" for r in job.head.reports.values()):
+            reports = job.head.reports
+        detail = await self._json(job) | {
+            "why": list(self.view.why(job.uid)),
+            "budget": budget_json(job, cluster),
+            "generations": generations(job, events),
+            "reports": {node: r.model_dump() for node, r in reports.items()},
+            "outside": {} if job.head is None else dict(job.head.outside),
+            "hold_timeout": job.spec.hold_timeout,
+            "store_away_since": self.view.health().store_away_since,
+            "spec": job.spec.model_dump(),
+        }
+        return web.json_response(detail)
+
+    async def submit(self, request: web.Request) -> web.Response:
+        """POST /v1/jobs {spec, request_id, dry_run}."""
+        who = await auth.caller(request, self.view.config.jobs)
+        asked = await body.read(request)
+        spec = _read_spec(asked.get("spec"))
+        auth.may_submit(who, spec.user, self.view.config.jobs)
+        seen = {"user": who.name, "uid": who.uid, "gid": who.gid}
+        if not who.trusted:
+            spec = spec.model_copy(update={"submitter": spec.submitter.model_copy(update=seen)})
+        if problems := check_spec(spec):
+            raise ApiError(
+                "spec", f"job {spec.name!r} cannot run", "correct it; nothing was submitted", problems=problems
+            )
+        if asked.get("dry_run") is True:
+            taken = [j for j in self.view.cluster().jobs.values() if j.name == spec.name and j.phase not in TERMINAL]
+            if taken:
+                raise ApiError(
+                    "state",
+                    f"a job named {spec.name!r} is {taken[0].phase} (uid {taken[0].uid})",
+                    "choose another name",
+                )
+            return web.json_response({"dry_run": True, "spec": spec.model_dump()})
+        job = await self.view.store.submit(
+            uuid.uuid4().hex, spec, who.uid, time.time(), who.name, body.request_id(asked)
+        )
+        await self._seen()
+        return web.json_response(await self._json(job), status=201)
+
+    async def scale(self, request: web.Request) -> web.Response:
+        """POST .../scale {target, request_id, expect_target?}."""
+        asked = await body.read(request)
+        target, expect = asked.get("target"), asked.get("expect_target")
+        if not isinstance(target, int) or isinstance(target, bool):
+            raise ApiError("usage", "target must be a whole number of nodes", "send {target: N}")
+        if expect is not None and not isinstance(expect, int):
+            raise ApiError("usage", "expect_target must be a whole number", "leave it out")
+        return await self._change(request, asked, intents.scale(target, expect))
+
+    def _simple(self, intent: intents.Intent) -> Callable[[web.Request], Any]:
+        async def handler(request: web.Request) -> web.Response:
+            return await self._change(request, await body.read(request), intent)
+
+        return handler
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """DELETE /v1/jobs/{job} {request_id}: a live job is stopped first."""
+        return await self._change(request, await body.read(request), intents.delete)
+
+    async def _change(self, request: web.Request, asked: dict[str, Any], intent: intents.Intent) -> web.Response:
+        who = await auth.caller(request, self.view.config.jobs)
+        name = body.request_id(asked)
+        ref = request.match_info["job"]
+        uid = find_job(self.view.cluster(), ref).uid
+        for attempt in range(WRITE_TRIES):
+            if attempt:
+                await self.view.refresh()
+            job = self.view.cluster().jobs.get(uid)
+            if job is None:
+                raise unknown("job", ref, (j.name for j in self.view.cluster().jobs.values()))
+            auth.may_change_job(who, job)
+            wish = intent(job)
+            if wish is None:
+                return web.json_response(await self._json(job) | {"changed": False, "previous_target": None})
+            control = Control(**(job.control.model_dump() | wish.change | {"by": who.name}))
+            try:
+                after = await self.view.store.control(
+                    uid, job.control.rev, control, name, wish.event, f"{wish.text} (by {who.name})"
+                )
+            except StoreRefusedError as refused:
+                if refused.code != "stale" or attempt == WRITE_TRIES - 1:
+                    raise
+                continue
+            await self._seen()
+            more = {"changed": True, "previous_target": job.control.target}
+            return web.json_response(await self._json(after) | more)
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    async def _seen(self) -> None:
+        """Have what was written in the snapshot. It is written already: a store that is away now changes nothing."""
+        with contextlib.suppress(StoreUnavailableError):
+            await self.view.refresh()
+
+
+def _read_spec(value: object) -> JobSpec:
+    if not isinstance(value, dict):
+        raise ApiError("usage", "spec is missing", "send {spec: {...}, request_id: ...}")
+    try:
+        return JobSpec.from_json(json.dumps(value))
+    except ValidationError as wrong:
+        problems = [f"{'.'.join(str(p) for p in e['loc']) or 'spec'}: {e['msg']}" for e in wrong.errors()]
+        raise ApiError(
+            "spec", "the job's spec is not right", "correct it; nothing was submitted", problems=problems
+        ) from None

@@ -1,0 +1,103 @@
+"""What this node's files hold of a job's output, as the API's lines. The files are read in a thread: a slow disk must
+never hold up the agent's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from nodeagent.workers.logs import LogLine, generations, read_logs
+from nodeagent.workers.logs import follow as follow_files
+
+Line = dict[str, Any]
+
+BATCH = 500
+"""Lines read in one go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What of the output is wanted."""
+
+    first: int = 1
+    """Oldest generation."""
+    last: int | None = None
+    """Newest generation; None for all that come."""
+    rank: int | None = None
+    tail: int | None = None
+    """Only the last lines, of all ranks together."""
+
+    def params(self) -> dict[str, str]:
+        """As another agent is asked for it."""
+        wanted = {"first": self.first, "last": self.last, "rank": self.rank, "tail": self.tail}
+        return {k: str(v) for k, v in wanted.items() if v is not None}
+
+
+def _line(node: str, line: LogLine) -> Line:
+    return {
+        "rank": line.rank,
+        "stream": line.stream,
+        "node": node,
+        "generation": line.generation,
+        "time": line.time,
+        "text": line.text,
+        "partial": line.partial,
+    }
+
+
+def _stored(folder: Path, query: Query, below: int | None = None) -> Iterator[LogLine]:
+    """Blocking. What is there, by generation and time; only generations older than ``below``, if given."""
+    ranks = None if query.rank is None else {query.rank}
+    for number in generations(folder):
+        wanted = query.first <= number and (query.last is None or number <= query.last)
+        if wanted and (below is None or number < below):
+            yield from read_logs(folder, ranks, generation=number)
+
+
+async def _batches(lines: Iterator[LogLine]) -> AsyncGenerator[LogLine, None]:
+    while batch := await asyncio.to_thread(lambda: list(islice(lines, BATCH))):
+        for line in batch:
+            yield line
+
+
+async def stored_lines(folder: Path, node: str, query: Query) -> AsyncGenerator[Line, None]:
+    """All that is there."""
+    lines = _stored(folder, query)
+    if query.tail is not None:
+        lines = iter(await asyncio.to_thread(deque, lines, query.tail))
+    async with contextlib.aclosing(_batches(lines)) as batches:
+        async for line in batches:
+            yield _line(node, line)
+
+
+async def followed_lines(
+    folder: Path, node: str, query: Query, ended: Callable[[], bool]
+) -> AsyncGenerator[Line, None]:
+    """All that is there and all that comes, until ``ended()`` and nothing is left."""
+    newest = max(generations(folder), default=0)
+    if query.tail is None:
+        async with contextlib.aclosing(_batches(_stored(folder, query, below=newest))) as older:
+            async for line in older:
+                yield _line(node, line)
+        between = Query(first=max(newest, query.first), last=query.last, rank=query.rank)
+        if max(generations(folder), default=0) > newest:  # formed while the older ones were read
+            async with contextlib.aclosing(followed_lines(folder, node, between, ended)) as rest:
+                async for line_so_far in rest:
+                    yield line_so_far
+            return
+    ranks = None if query.rank is None else {query.rank}
+    following = follow_files(folder, ranks, query.tail, ended)
+    try:
+        async for line in following:
+            if query.first <= line.generation and (query.last is None or line.generation <= query.last):
+                yield _line(node, line)
+    finally:
+        close = getattr(following, "aclose", None)
+        if close is not None:
+            await close()

@@ -1,0 +1,75 @@
+"""Nodes over HTTP: list, show, cordon, uncordon, drain."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+from aiohttp import web
+
+from nodeagent.api import auth, body
+from nodeagent.api.errors import ApiError
+from nodeagent.api.lookup import find_node
+from nodeagent.api.shapes import items, node_json
+from nodeagent.api.view import AgentView
+from nodeagent.model.node import Cordon
+from nodeagent.store.base import StoreUnavailableError
+
+
+class NodeRoutes:
+    """The handlers, over one agent's view."""
+
+    def __init__(self, view: AgentView) -> None:
+        self.view = view
+
+    def table(self) -> list[web.RouteDef]:
+        """Every route of this noun."""
+        return [
+            web.get("/v1/nodes", self.index),
+            web.get("/v1/nodes/{node}", self.show),
+            web.post("/v1/nodes/{node}/cordon", self.cordon),
+            web.post("/v1/nodes/{node}/uncordon", self.uncordon),
+            web.post("/v1/nodes/{node}/drain", self.drain),
+        ]
+
+    async def index(self, _request: web.Request) -> web.Response:
+        """GET /v1/nodes: by name."""
+        cluster, now = self.view.cluster(), time.time()
+        rows = [node_json(cluster.nodes[n], cluster, now) for n in sorted(cluster.nodes)]
+        return web.json_response(items(rows, store_away_since=self.view.health().store_away_since))
+
+    async def show(self, request: web.Request) -> web.Response:
+        """GET /v1/nodes/{node}."""
+        cluster = self.view.cluster()
+        return web.json_response(node_json(find_node(cluster, request.match_info["node"]), cluster, time.time()))
+
+    async def cordon(self, request: web.Request) -> web.Response:
+        """POST .../cordon {reason, request_id}: no new work. A draining node stays cordoned only."""
+        return await self._set(request, drain=False)
+
+    async def drain(self, request: web.Request) -> web.Response:
+        """POST .../drain {reason, request_id}: no new work, and running work moves away."""
+        return await self._set(request, drain=True)
+
+    async def uncordon(self, request: web.Request) -> web.Response:
+        """POST .../uncordon {request_id}: takes work again."""
+        return await self._write(request, await body.read(request), None)
+
+    async def _set(self, request: web.Request, drain: bool) -> web.Response:
+        asked = await body.read(request)
+        reason = body.text(asked, "reason").strip()
+        if not reason:
+            raise ApiError("usage", "a reason is missing", "say why: --reason TEXT (it is shown to everybody)")
+        return await self._write(request, asked, (reason, drain))
+
+    async def _write(self, request: web.Request, asked: dict[str, Any], want: tuple[str, bool] | None) -> web.Response:
+        node = find_node(self.view.cluster(), request.match_info["node"])
+        who = await auth.caller(request, self.view.config.jobs)
+        auth.may_change_nodes(who, node.id)
+        name = body.request_id(asked)
+        cordon = None if want is None else Cordon(reason=want[0], by=who.name, at=time.time(), drain=want[1])
+        record = await self.view.store.cordon(node.id, cordon, name)
+        with contextlib.suppress(StoreUnavailableError):  # it is written; the snapshot follows with the next beat
+            await self.view.refresh()
+        return web.json_response(node_json(record, self.view.cluster(), time.time()))

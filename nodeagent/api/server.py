@@ -1,0 +1,131 @@
+"""Where the API listens: a unix socket for the tool, loopback HTTP for health and metrics. Binds and cleans up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Self
+
+from aiohttp import web
+
+from nodeagent.agent.metrics import Metrics
+from nodeagent.api.app import create_app
+from nodeagent.api.view import AgentView
+
+PROBE_TIMEOUT = 1.0
+"""Seconds to find out whether somebody listens on a socket that is already there."""
+SHUTDOWN_TIMEOUT = 1.0
+"""Seconds that requests under way get when the server stops; followers of logs are hung up on."""
+LOOPBACK = "127.0.0.1"
+
+
+class ListenError(Exception):
+    """An address cannot be taken. ``str()`` says which, why, and what to do."""
+
+
+class ApiServer:
+    """``async with ApiServer(view, metrics) as server``: listening inside, nothing left behind after."""
+
+    def __init__(self, view: AgentView, metrics: Metrics) -> None:
+        self._view = view
+        self._metrics = metrics
+        self._runners: list[web.AppRunner] = []
+        self._inode: tuple[int, int] | None = None
+        self.socket_path = view.config.dirs.run / "api.sock"
+        """The unix socket."""
+        self.http_url = ""
+        """``http://127.0.0.1:PORT`` of health and metrics, known once it listens."""
+
+    async def __aenter__(self) -> Self:
+        """Raises ``ListenError``."""
+        try:
+            await self._listen_unix()
+            await self._listen_http()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    async def _listen_unix(self) -> None:
+        path = self.socket_path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(_make_way, path)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Bound under another name with its final mode and renamed: nobody ever meets it half made.
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        fresh.unlink(missing_ok=True)
+        try:
+            sock.bind(str(fresh))
+            fresh.chmod(0o666 if os.geteuid() == 0 else 0o600)
+            sock.listen(128)
+            fresh.rename(path)
+        except OSError as error:
+            sock.close()
+            fresh.unlink(missing_ok=True)
+            raise ListenError(f"cannot listen on {path}: {error.strerror}; see dirs.run in the config") from error
+        found = path.stat()
+        self._inode = (found.st_dev, found.st_ino)
+        runner = await self._runner(local_socket=True)
+        await web.SockSite(runner, sock).start()
+
+    async def _listen_http(self) -> None:
+        port = self._view.config.ports.api
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((LOOPBACK, port))
+        except OSError as error:
+            sock.close()
+            raise ListenError(
+                f"cannot listen on {LOOPBACK}:{port}: {error.strerror}; another program (or agent) has it: "
+                f"choose another ports.api, or 0 for any free one"
+            ) from error
+        self.http_url = f"http://{LOOPBACK}:{sock.getsockname()[1]}"
+        runner = await self._runner(local_socket=False)
+        await web.SockSite(runner, sock).start()
+
+    async def _runner(self, local_socket: bool) -> web.AppRunner:
+        app = create_app(self._view, self._metrics, local_socket=local_socket)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_TIMEOUT)
+        await runner.setup()
+        self._runners.append(runner)
+        return runner
+
+    async def close(self) -> None:
+        """Stop listening; remove the socket if it is still ours."""
+        while self._runners:
+            await self._runners.pop().cleanup()
+        if self._inode is not None:
+            inode, self._inode = self._inode, None
+            try:
+                found = self.socket_path.stat()
+                if (found.st_dev, found.st_ino) == inode:
+                    self.socket_path.unlink()
+            except FileNotFoundError:
+                return
+
+
+def _make_way(path: Path) -> None:
+    """Remove a socket that nobody listens on. Raises ``ListenError`` if somebody does, or if it is no socket."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ListenError(f"{path} is in the way and is not a socket; remove it")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(PROBE_TIMEOUT)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise ListenError(f"somebody may listen on {path} ({error}); stop that agent first") from error
+    raise ListenError(f"another agent listens on {path} already; stop it, or give this one another dirs.run")

@@ -1,0 +1,250 @@
+"""The JSON of jobs, pods, workers and nodes, as the contract names it. Fields are added, never renamed.
+
+Pure: records in, plain values out; the wall clock comes in. Must never ask the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nodeagent.api.auth import user_name
+from nodeagent.model.job import TERMINAL, JobRecord, Spend
+from nodeagent.model.node import NodeRecord
+from nodeagent.model.pod import PodState, WorkerState
+from nodeagent.model.world import Head, Member, PodReport, WorkerExit
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.restarts import spent
+
+API_VERSION = "nodeagent/v1"
+
+Json = dict[str, Any]
+
+
+def items(rows: Sequence[Json], **more: object) -> Json:
+    """The envelope of every list."""
+    return {"apiVersion": API_VERSION, "items": list(rows), **more}
+
+
+def _exit_code(ended: WorkerExit) -> int:
+    return 128 + ended.signal if ended.signal is not None else (ended.code or 0)
+
+
+def _worker(state: WorkerState) -> Json:
+    return {
+        "rank": state.rank,
+        "local_rank": state.local_rank,
+        "pid": state.pid,
+        "state": state.state,
+        "exit": state.exit,
+    }
+
+
+def _told_workers(member: Member, report: PodReport | None, over: bool) -> list[Json]:
+    """Workers of a pod that publishes nothing (any more): from what its agent reported."""
+    ended = {e.local_rank: e for e in (report.exits if report else ())}
+    out: list[Json] = []
+    for local in range(member.workers):
+        gone = ended.get(local)
+        out.append(
+            {
+                "rank": member.first_rank + local,
+                "local_rank": local,
+                "pid": None if gone is None else gone.pid,
+                "state": "exited" if over or gone is not None else "unknown",
+                "exit": None if gone is None else _exit_code(gone),
+            }
+        )
+    return out
+
+
+def _pod(
+    role: str,
+    node: str,
+    state: PodState | None,
+    member: Member | None,
+    head: Head | None,
+    report: PodReport | None,
+    live: bool,
+) -> Json:
+    over = head is not None and head.state == "ended"
+    fresh = state is not None and (member is None or head is None or state.generation == head.number)
+    if state is not None and (fresh or report is None):
+        return {
+            "role": state.role,
+            "node": node,
+            "phase": state.phase,
+            "reason": state.reason,
+            "generation": state.generation,
+            "shim_pid": state.shim_pid,
+            "standby_pid": state.standby_pid,
+            "workers": [_worker(w) for w in state.workers],
+        }
+    if over or (report is not None and report.state != "running"):
+        phase, reason = "exited", "" if report is None else report.reason
+    else:
+        phase, reason = ("preparing", "") if live else ("gone", f"node {node} is silent")
+    return {
+        "role": role,
+        "node": node,
+        "phase": phase,
+        "reason": reason,
+        "generation": 0 if head is None else head.number,
+        "shim_pid": None,
+        "standby_pid": None,
+        "workers": [] if member is None else _told_workers(member, report, over),
+    }
+
+
+def pods_json(job: JobRecord, cluster: Cluster, published: Mapping[str, PodState]) -> tuple[list[Json], list[Json]]:
+    """(pods of the gang, by rank, then those still stopping; spares that stand ready)."""
+    role, head = job.spec.role.name, job.head
+    members = head.ordered() if head is not None else ()
+    ended = job.phase in TERMINAL
+    told = dict(head.reports) if head is not None else {}
+    if head is not None and job.last_number == head.number:
+        told = dict(job.last_reports) | told
+    gang = [
+        _pod(role, m.node, published.get(m.node), m, head, told.get(m.node), cluster.live(m.node, m.life) or ended)
+        for m in members
+    ]
+    named = {m.node for m in members}
+    spares: list[Json] = []
+    holders = set(head.holders) if head is not None else set()
+    for node in sorted(set(published) - named):
+        pod = _pod(role, node, published[node], None, None, None, cluster.live(node))
+        if node in holders:
+            gang.append(pod)
+        elif cluster.live(node) and all(w["state"] == "exited" for w in pod["workers"]):
+            spares.append(pod)
+        # else what a node said before it left the gang, kept by the store until its time is over: it runs nothing
+    return gang, spares
+
+
+def job_json(job: JobRecord, cluster: Cluster, published: Mapping[str, PodState], now: float) -> Json:
+    """One job, as in lists. ``now`` is Unix time; age and duration are seconds."""
+    size, head = job.spec.role.nodes, job.head
+    gang, spares = pods_json(job, cluster, published)
+    chief = head.ordered()[0].node if head is not None and head.members else None
+    until = job.ended if job.ended is not None else now
+    return {
+        "name": job.name,
+        "uid": job.uid,
+        "phase": job.phase,
+        "reason": job.reason,
+        "generation": 0 if head is None else head.number,
+        "generation_state": None if head is None else head.state,
+        "restarts": job.restarts,
+        "min": size.min,
+        "max": size.max,
+        "target": job.control.target,
+        "age": round(max(0.0, now - job.submitted), 1),
+        "duration": None if job.started is None else round(max(0.0, until - job.started), 1),
+        "chief": chief,
+        "gpus": _gpus(head),
+        "world_nodes": 0 if head is None else len(head.members),
+        "world_size": 0 if head is None else head.world_size,
+        "owner": user_name(job.owner),
+        "user": job.spec.user,
+        "desired": job.control.desired,
+        "deleting": job.control.delete,
+        "control_rev": job.control.rev,
+        "restart": {"asked": job.control.restart, "done": job.restart_done},
+        "cause": None if head is None else head.cause.model_dump(exclude_defaults=True) | {"kind": head.cause.kind},
+        "outcome": None if job.outcome is None else job.outcome.model_dump(),
+        "submitted": job.submitted,
+        "started": job.started,
+        "ended": job.ended,
+        "pods": gang,
+        "spares": spares,
+    }
+
+
+def _gpus(head: Head | None) -> int:
+    if head is None or head.state == "ended":
+        return 0
+    return sum(not d.startswith("cpu") for m in head.members.values() for d in m.devices)
+
+
+def budget_json(job: JobRecord, cluster: Cluster) -> Json:
+    """What is left of the restart budget within its window."""
+    used = spent(job, cluster.served)
+    limits = job.spec.restarts
+    return {"max": limits.max, "window": limits.window, "used": used, "left": max(0, limits.max - used)}
+
+
+def spend_json(number: int, spend: Spend) -> Json:
+    """What ended one generation."""
+    return {
+        "generation": number,
+        "kind": spend.kind,
+        "text": spend.text,
+        "counts": spend.counts,
+        "node": spend.node,
+        "rank": spend.rank,
+        "exit": spend.exit,
+        "error": spend.error,
+        "at": spend.wall,
+    }
+
+
+def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
+    """The node's state in one word, and why."""
+    if node.left:
+        return "left", "its agent was stopped in good order"
+    if node.lost:
+        return "lost", "its lease lapsed and its workers were given to others; it comes back with a new life"
+    if node.id in cluster.lapsed:
+        return "silent", "its lease has lapsed; nobody has needed to declare it lost"
+    if node.cordon is not None:
+        return ("draining" if node.cordon.drain else "cordoned"), f"{node.cordon.reason} (by {node.cordon.by})"
+    return "ready", ""
+
+
+def node_json(node: NodeRecord, cluster: Cluster, now: float) -> Json:
+    """One node."""
+    state, reason = node_state(node, cluster)
+    facts = node.facts
+    booked: dict[str, str] = {}
+    pods: list[Json] = []
+    for job in sorted(cluster.jobs.values(), key=lambda j: j.name):
+        head = job.head
+        if head is None:
+            continue
+        member = head.members.get(node.id) if head.state != "ended" else None
+        holder = head.holders.get(node.id)
+        if member is None and holder is None:
+            continue
+        devices = set(member.devices if member else ()) | set(holder.devices if holder else ())
+        booked.update(dict.fromkeys(devices, job.name))
+        pods.append(
+            {
+                "job": job.name,
+                "uid": job.uid,
+                "role": job.spec.role.name,
+                "generation": head.number,
+                "ranks": [] if member is None else list(range(member.first_rank, member.first_rank + member.workers)),
+                "stopping": holder is not None,
+            }
+        )
+    return {
+        "name": node.id,
+        "state": state,
+        "reason": reason,
+        "address": facts.address,
+        "agent_pid": facts.agent_pid,
+        "gpus": [g.model_dump() | {"job": booked.get(g.uuid)} for g in facts.gpus],
+        "pods": pods,
+        "labels": dict(facts.labels),
+        "cpu_slots": facts.cpu_slots,
+        "cpu_slots_used": sum(d.startswith("cpu") for d in booked),
+        "incarnation": {"life": node.incarnation.life, "start": node.incarnation.start},
+        "joined": node.joined,
+        "hostname": facts.hostname,
+        "boot_id": facts.boot_id,
+        "version": facts.agent_version,
+        "agent_age": round(max(0.0, now - facts.started), 1),
+        "api_socket": facts.api_socket,
+        "http": facts.http,
+        "readiness": {uid: r.model_dump() for uid, r in node.readiness.items()},
+    }

@@ -1,0 +1,62 @@
+"""A job's generations, one after the other: why each was formed, how long training stood still, what ended it.
+
+Pure. The record keeps what ended each generation; the audit log adds when things happened, as far back as it reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nodeagent.api.shapes import Json, spend_json
+from nodeagent.model.event import Event
+from nodeagent.model.job import JobRecord
+
+_FAULTS = frozenset({"WorkerFailed", "PodFailed", "NodeLost"})
+
+
+def event_ms(event_id: str) -> int:
+    """The time in a stream id, in ms."""
+    return int(event_id.partition("-")[0])
+
+
+def generations(job: JobRecord, events: Iterable[Event]) -> list[Json]:
+    """Oldest first. ``stood_still`` is from the first report of the fault that ended the generation before to this
+    one's start, in seconds; None where the audit log does not reach back."""
+    formed: dict[int, Event] = {}
+    active: dict[int, int] = {}
+    fault: dict[int, int] = {}
+    for event in events:
+        if event.uid != job.uid or not event.generation:
+            continue
+        at = event_ms(event.id)
+        if event.kind == "GenerationForming":
+            formed.setdefault(event.generation, event)
+        elif event.kind == "GenerationActive":
+            active.setdefault(event.generation, at)
+        elif event.kind in _FAULTS:
+            fault.setdefault(event.generation, at)
+    head = job.head
+    numbers = {int(n) for n in job.budget} | set(formed) | set(active) | ({head.number} if head else set())
+    out: list[Json] = []
+    before: int | None = None
+    for number in sorted(numbers):
+        spend = job.budget.get(str(number))
+        current = head is not None and head.number == number
+        ran = number in active or spend is not None or (job.active is not None and job.active.number == number)
+        cause = head.cause.text if head is not None and current else formed[number].text if number in formed else ""
+        still = None
+        if number in active and before is not None:
+            began = fault.get(before) or (event_ms(formed[number].id) if number in formed else None)
+            still = None if began is None else round(max(0, active[number] - began) / 1000, 3)
+        out.append(
+            {
+                "number": number,
+                "cause": cause,
+                "state": head.state if head is not None and current else ("ended" if ran else "not formed"),
+                "stood_still": still,
+                "ended_by": None if spend is None else spend_json(number, spend),
+            }
+        )
+        if ran:
+            before = number
+    return out

@@ -1,0 +1,69 @@
+"""What the API may see of the agent it belongs to. The agent's core implements it; tests may implement it too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from nodeagent.model.node import NodeRecord
+from nodeagent.plan.cluster import Cluster
+from nodeagent.spec.agentconfig import AgentConfig
+from nodeagent.store.base import Store
+from nodeagent.workers.base import PodStatus
+
+
+@dataclass(frozen=True, slots=True)
+class AgentHealth:
+    """How the agent itself is doing. Times are seconds."""
+
+    joined: bool
+    """It holds its node's id (it may have been refused or lost)."""
+    reason: str
+    """If not joined: why, for the person."""
+    lease_left: float
+    """Until its own fence; 0 when passed."""
+    beat_age: float
+    """Since the last good renewal was sent."""
+    store_away_since: float | None
+    """Unix time of the first failure since the last good answer; None while the store answers."""
+    loop_lag: float
+    """How late the main loop's last timer was."""
+
+
+class AgentView(Protocol):
+    """The agent as the API sees it."""
+
+    @property
+    def config(self) -> AgentConfig: ...
+
+    @property
+    def node(self) -> str:
+        """This node's id."""
+        ...
+
+    @property
+    def store(self) -> Store: ...
+
+    def cluster(self) -> Cluster:
+        """The newest snapshot (at most a heartbeat old, plus what this agent wrote itself)."""
+        ...
+
+    def me(self) -> NodeRecord | None:
+        """This node's record, if it has joined."""
+        ...
+
+    def why(self, uid: str) -> tuple[str, ...]:
+        """What the job waits for right now, one sentence each ("needs 4 nodes, 2 fit: n3 is cordoned (disk)"); empty
+        if for nothing."""
+        ...
+
+    def pods(self) -> Mapping[str, PodStatus]:
+        """The pods on this node, by job uid."""
+        ...
+
+    def health(self) -> AgentHealth: ...
+
+    async def refresh(self) -> None:
+        """Read the store's changes now, so that what was just written is in ``cluster()``. Raises StoreError."""
+        ...

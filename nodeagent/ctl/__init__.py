@@ -1,0 +1,1 @@
+"""The tool: one file per noun, speaking to an agent's API only."""

@@ -1,0 +1,225 @@
+"""Finding an agent and talking to it: HTTP over its unix socket, with the standard library alone (so it starts fast).
+
+An agent that restarts, or dies while others run on this machine, does not end a long command: with ``patience`` the
+client looks for any agent of the same cluster here. Must never send a change without a request id: a change is sent
+again when its answer was lost.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from nodeagent.ctl.errors import BY_STATUS, CtlError, Exit, UnreachableError
+
+Json = dict[str, Any]
+
+CONNECT_TIMEOUT = 3.0
+ANSWER_TIMEOUT = 30.0
+"""Seconds for one answer, and the longest silence of a stream (agents send a sign of life every 10 s)."""
+ENV = "NODEAGENTCTL_AGENT"
+SYSTEM_SOCKET = "/run/nodeagent/api.sock"
+NOT_JOINED = "not_joined"
+"""The agent has only just started, or was refused: another may know more, or it may itself in a moment."""
+HOW_TO_START = (
+    "start one: `nodeagentctl local up --nodes 2` (here, for development) or `systemctl start nodeagent`; "
+    f"or say where it is: --agent PATH or {ENV}=PATH"
+)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(CONNECT_TIMEOUT)
+        self.sock.connect(self._path)
+        self.sock.settimeout(self.timeout)
+
+
+def usual_sockets() -> list[str]:
+    """Where an agent of this machine, or of this user, listens."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    own = f"{runtime}/nodeagent" if runtime.startswith("/") else f"/tmp/nodeagent-{os.getuid()}"
+    return [SYSTEM_SOCKET, f"{own}/api.sock"]
+
+
+def local_sockets() -> list[str]:
+    """Agents of this user's running development clusters."""
+    from nodeagent.local.registry import find
+
+    return [str(path) for path in find()]
+
+
+def _listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(CONNECT_TIMEOUT)
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def _path_of(agent: str) -> str:
+    if agent.startswith("unix://"):
+        return agent.removeprefix("unix://")
+    if "://" in agent:
+        raise CtlError(
+            f"cannot talk to {agent}: agents of other machines are not supported yet",
+            Exit.USAGE,
+            "give the path of a unix socket, or run nodeagentctl on that machine",
+        )
+    return str(Path(agent).absolute())
+
+
+def find(agent: str | None = None) -> Client:
+    """The agent that was named (argument, environment), else the first that answers here.
+
+    Raises ``UnreachableError``.
+    """
+    named = agent or os.environ.get(ENV)
+    if named:
+        path = _path_of(named)
+        if not _listens(path):
+            raise UnreachableError(f"no agent listens on {path}", HOW_TO_START)
+        return Client([path])
+    usual = usual_sockets()
+    for path in usual:
+        if _listens(path):
+            return Client([path])
+    if local := local_sockets():
+        return Client(local)
+    raise UnreachableError(
+        f"no agent runs on this machine (looked at {', '.join(usual)} and for local clusters)", HOW_TO_START
+    )
+
+
+def new_request_id() -> str:
+    """One per change that a person asks for; repeated with every repetition of it."""
+    return uuid.uuid4().hex
+
+
+class Client:
+    """Speaks to one agent at a time, by unix socket."""
+
+    def __init__(self, sockets: list[str], patience: float = 0.0) -> None:
+        self.sockets = sockets
+        self.patience = patience
+        """Seconds to look for an agent that answers before giving up."""
+
+    def endure(self, patience: float) -> None:
+        """From now on survive the loss of this agent, if another on this machine can take its place."""
+        self.patience = patience
+        nodes = self.get("/v1/nodes")["items"]
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        near = [n["api_socket"] for n in nodes if n["boot_id"] == boot and n["api_socket"]]
+        self.sockets += [path for path in near if path not in self.sockets]
+
+    def get(self, path: str, **query: object) -> Json:
+        """Raises ``CtlError`` for every answer that is not a success."""
+        return self._call("GET", path + _query(query), None)
+
+    def change(self, method: str, path: str, request_id: str | None = None, **body: object) -> Json:
+        """Send a change, at most once done however often sent."""
+        return self._call(method, path, {"request_id": request_id or new_request_id(), **body})
+
+    def _call(self, method: str, path: str, body: Json | None) -> Json:
+        response = self._open(method, path, body)
+        try:
+            text = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise UnreachableError(f"the agent's answer broke off: {error}", "ask again") from error
+        finally:
+            response.close()
+        value = json.loads(text)
+        assert isinstance(value, dict)
+        return value
+
+    def stream(self, path: str, **query: object) -> Generator[Json, None, None]:
+        """JSON lines as they come. Raises ``UnreachableError`` when the connection breaks before its orderly end."""
+        response = self._open("GET", path + _query(query), None)
+        try:
+            while True:
+                line = response.readline()
+                if not line:
+                    raise UnreachableError("the agent hung up", "ask again")
+                value = json.loads(line)
+                if "end" in value:
+                    return
+                if value:
+                    yield value
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise UnreachableError(f"the connection to the agent broke: {error}", "ask again") from error
+        finally:
+            response.close()
+
+    def _open(self, method: str, path: str, body: Json | None) -> http.client.HTTPResponse:
+        give_up = time.monotonic() + self.patience
+        while True:
+            for at in list(self.sockets):
+                try:
+                    response = _send(at, method, path, body)
+                except (OSError, http.client.HTTPException) as error:
+                    failed = f"no answer from the agent at {at}: {str(error) or type(error).__name__}"
+                    continue
+                self.sockets.remove(at)
+                self.sockets.insert(0, at)
+                if response.status < 400:
+                    return response
+                refusal = _refusal(response)
+                if refusal.kind != NOT_JOINED:
+                    raise refusal
+                failed = refusal.message
+            if time.monotonic() >= give_up:
+                raise UnreachableError(failed, HOW_TO_START)
+            time.sleep(0.2)
+
+
+def _send(at: str, method: str, path: str, body: Json | None) -> http.client.HTTPResponse:
+    connection = _UnixConnection(at, ANSWER_TIMEOUT)
+    try:
+        payload = None if body is None else json.dumps(body)
+        connection.request(method, path, payload, {"Content-Type": "application/json", "Connection": "close"})
+        return connection.getresponse()
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _refusal(response: http.client.HTTPResponse) -> CtlError:
+    code = BY_STATUS.get(response.status, Exit.FAILED)
+    try:
+        error = json.loads(response.read())["error"]
+        refusal = CtlError(error["message"], code, error.get("next", ""), error.get("problems", ()))
+        refusal.kind = error["code"]
+        return refusal
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        return CtlError(f"the agent answered {response.status} {response.reason}", code, "see the agent's log")
+    finally:
+        response.close()
+
+
+def _query(query: dict[str, object]) -> str:
+    chosen = {k: int(v) if isinstance(v, bool) else v for k, v in query.items() if v is not None and v is not False}
+    return f"?{urlencode(chosen)}" if chosen else ""
+
+
+def job_path(job: str) -> str:
+    """The path of a job, by name or uid."""
+    return f"/v1/jobs/{quote(job, safe='')}"
+
+
+def node_path(node: str) -> str:
+    """The path of a node."""
+    return f"/v1/nodes/{quote(node, safe='')}"

@@ -1,0 +1,206 @@
+"""``scale``, ``pause``, ``resume``, ``restart``, ``stop``, ``delete``: ask, then wait until it is so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from nodeagent.ctl.client import Client, job_path
+from nodeagent.ctl.errors import CtlError, Exit, TimedOutError
+from nodeagent.ctl.jobtext import count
+from nodeagent.ctl.options import (
+    ENDED,
+    agent_option,
+    connect,
+    job_argument,
+    job_option,
+    request_id_option,
+    wait_options,
+    which_job,
+)
+from nodeagent.ctl.waiting import PATIENCE, job_line, wait
+
+Json = dict[str, Any]
+
+
+def _running(job: Json) -> bool:
+    return bool(job["phase"] == "running" and job["generation_state"] == "active")
+
+
+def _not_ended(job: Json, what: str) -> None:
+    """A job that ended while we waited will never be so."""
+    if job["phase"] in ENDED:
+        raise CtlError(
+            f"job {job['name']} ended before it {what}: {job['phase']}: {job['reason']}",
+            Exit.FAILED,
+            f"see nodeagentctl describe {job['name']}",
+        )
+
+
+def _wait(client: Client, uid: str, done: Callable[[Json], bool], timeout: float, what: str) -> Json:
+    client.endure(PATIENCE)
+    return wait(lambda: client.get(job_path(uid)), done, job_line, timeout, what)
+
+
+@click.command(short_help="Change how many nodes a job wants.")
+@click.argument("words", nargs=-1, required=True, metavar="[JOB] N")
+@job_option
+@wait_options
+@request_id_option
+@agent_option
+@click.pass_context
+def scale(
+    ctx: click.Context,
+    words: tuple[str, ...],
+    job_named: str | None,
+    timeout: float,
+    no_wait: bool,
+    request_id: str | None,
+) -> None:
+    """Want N nodes for JOB (absolute), and wait until it trains on N.
+
+    A scale-out that is not met in time is rolled back while training goes on; the exit code is then 4.
+    """
+    if len(words) > 2 or not words[-1].isdecimal():
+        raise click.UsageError("write: scale [JOB] N, with N a whole number of nodes")
+    target = int(words[-1])
+    client = connect(ctx)
+    ref = which_job(client, words[0] if len(words) == 2 else None, job_named)
+    after = client.change("POST", job_path(ref) + "/scale", request_id, target=target)
+    name, uid = after["name"], after["uid"]
+    before = after["previous_target"]
+    told = f"job/{name} " + (f"target {before} -> {target}" if after["changed"] else f"target is {target} already")
+    if no_wait or after["desired"] == "pause":
+        click.echo(told + (" (paused: it counts when it runs again)" if after["desired"] == "pause" else ""))
+        return
+
+    def done(job: Json) -> bool:
+        _not_ended(job, f"had {target} nodes")
+        if job["target"] != target:
+            raise CtlError(f"job {name} was scaled to {job['target']} by somebody else", Exit.REFUSED)
+        return _running(job) and bool(job["world_nodes"] == target)
+
+    try:
+        _wait(client, uid, done, timeout, f"scaling {name} to {target}")
+    except TimedOutError as late:
+        if before is None or before >= target:
+            raise TimedOutError(f"{late.message}; the target stays {target}", f"nodeagentctl describe {name}") from late
+        client.change("POST", job_path(uid) + "/scale", target=before, expect_target=target)
+        raise TimedOutError(
+            f"{late.message}; rolled back: the target is {before} again",
+            f"see what is missing: nodeagentctl nodes, nodeagentctl describe {name}",
+        ) from late
+    click.echo(f"job/{name} scaled: trains on {count(target, 'node')}")
+
+
+@click.command(short_help="Stop a job's workers, keep the job.")
+@job_argument
+@wait_options
+@request_id_option
+@agent_option
+@click.pass_context
+def pause(ctx: click.Context, /, **asked: Any) -> None:
+    """Stop the workers of JOB gracefully and keep the job: it gives its devices back and waits for `resume`."""
+
+    def done(job: Json) -> bool:
+        _not_ended(job, "paused")
+        return bool(job["phase"] == "paused")
+
+    _simple(ctx, "pause", "paused", done, asked)
+
+
+@click.command(short_help="Run a paused job again.")
+@job_argument
+@wait_options
+@request_id_option
+@agent_option
+@click.pass_context
+def resume(ctx: click.Context, /, **asked: Any) -> None:
+    """Run the paused JOB again, and wait until it trains."""
+
+    def done(job: Json) -> bool:
+        _not_ended(job, "ran again")
+        return _running(job)
+
+    _simple(ctx, "resume", "resumed", done, asked)
+
+
+@click.command(short_help="Start a job's workers anew, at no cost to its budget.")
+@job_argument
+@wait_options
+@request_id_option
+@agent_option
+@click.pass_context
+def restart(ctx: click.Context, /, **asked: Any) -> None:
+    """Stop the workers of JOB gracefully and start them anew; wait until it trains. Spends no restart budget."""
+
+    def done(job: Json) -> bool:
+        _not_ended(job, "ran again")
+        return _running(job) and job["restart"]["done"] >= job["restart"]["asked"]
+
+    _simple(ctx, "restart", "restarted", done, asked)
+
+
+@click.command(short_help="End a job.")
+@job_argument
+@wait_options
+@request_id_option
+@agent_option
+@click.pass_context
+def stop(ctx: click.Context, /, **asked: Any) -> None:
+    """End JOB for good: its workers get their grace. Its record and its logs stay."""
+
+    def done(job: Json) -> bool:
+        return job["phase"] in ENDED and not any(p["phase"] in ("running", "stopping") for p in job["pods"])
+
+    _simple(ctx, "stop", "stopped", done, asked)
+
+
+def _simple(ctx: click.Context, verb: str, past: str, done: Callable[[Json], bool], asked: dict[str, Any]) -> None:
+    client = connect(ctx)
+    ref = which_job(client, asked["job"], asked["job_named"])
+    after = client.change("POST", f"{job_path(ref)}/{verb}", asked["request_id"])
+    if asked["no_wait"]:
+        click.echo(f"job/{after['name']} {verb} {'asked for' if after['changed'] else 'was asked for already'}")
+        return
+    try:
+        last = _wait(client, after["uid"], done, asked["timeout"], f"{verb} {after['name']}")
+    except TimedOutError as late:
+        raise TimedOutError(
+            f"{late.message}; it goes on and nothing was taken back", f"nodeagentctl describe {after['name']}"
+        ) from late
+    if verb == "stop" and last["phase"] != "stopped":
+        past = f"ended as {last['phase']}"
+    click.echo(f"job/{after['name']} {past}")
+
+
+@click.command(short_help="Remove a job's record (a live job is stopped first).")
+@job_argument
+@wait_options
+@request_id_option
+@agent_option
+@click.pass_context
+def delete(
+    ctx: click.Context, job: str | None, job_named: str | None, timeout: float, no_wait: bool, request_id: str | None
+) -> None:
+    """Remove the record of JOB. A live job is stopped first, with its grace; wait until the record is gone."""
+    client = connect(ctx)
+    after = client.change("DELETE", job_path(which_job(client, job, job_named)), request_id)
+    name, uid = after["name"], after["uid"]
+    if no_wait:
+        click.echo(f"job/{name} delete asked for")
+        return
+    client.endure(PATIENCE)
+
+    def look() -> Json | None:
+        try:
+            return client.get(job_path(uid))
+        except CtlError as error:
+            if error.code == Exit.NOT_FOUND:
+                return None
+            raise
+
+    wait(look, lambda j: j is None, lambda j: job_line(j) if j else "", timeout, f"deleting {name}")
+    click.echo(f"job/{name} deleted")

@@ -1,0 +1,77 @@
+"""The tool's own failures: exit codes as the contract names them, and how a failure is told on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import IO, Any
+
+import click
+
+
+class Exit(IntEnum):
+    """What the tool's exit code means."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    TIMED_OUT = 4
+    UNREACHABLE = 5
+    REFUSED = 6
+    INTERRUPTED = 130
+
+
+RUN_CODES = {
+    Exit.REFUSED: 120,
+    Exit.FAILED: 121,
+    Exit.USAGE: 122,
+    Exit.NOT_FOUND: 123,
+    Exit.TIMED_OUT: 124,
+    Exit.UNREACHABLE: 125,
+}
+"""``run`` leaves every other code to the job: its own failures are 120 to 125."""
+
+BY_STATUS = {
+    400: Exit.USAGE,
+    403: Exit.REFUSED,
+    404: Exit.NOT_FOUND,
+    409: Exit.REFUSED,
+    503: Exit.UNREACHABLE,
+}
+"""HTTP status of the agent's answer to exit code; any other is ``FAILED``."""
+
+
+class CtlError(click.ClickException):
+    """A failure with its exit code: what happened, and what to do next."""
+
+    def __init__(self, message: str, code: int, next_step: str = "", problems: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.code = code
+        """What the tool exits with."""
+        self.next_step = next_step
+        self.problems = tuple(problems)
+        self.kind = ""
+        """The agent's word for a refusal."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Tell it on stderr."""
+        click.echo(f"nodeagentctl: {self.message}", err=True)
+        for problem in self.problems:
+            click.echo(f"  {problem}", err=True)
+        if self.next_step:
+            click.echo(f"  next: {self.next_step}", err=True)
+
+
+class UnreachableError(CtlError):
+    """No agent answers."""
+
+    def __init__(self, message: str, next_step: str) -> None:
+        super().__init__(message, Exit.UNREACHABLE, next_step)
+
+
+class TimedOutError(CtlError):
+    """A wait reached its bound."""
+
+    def __init__(self, message: str, next_step: str = "") -> None:
+        super().__init__(message, Exit.TIMED_OUT, next_step)

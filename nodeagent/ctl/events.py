@@ -1,0 +1,64 @@
+"""``events``: the audit log."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from nodeagent.ctl.errors import UnreachableError
+from nodeagent.ctl.options import agent_option, connect, job_option
+from nodeagent.ctl.output import dump
+from nodeagent.ctl.waiting import PATIENCE
+
+Json = dict[str, Any]
+
+
+def event_line(event: Json) -> str:
+    """Time, kind, what it is about, and the sentence."""
+    seconds = int(event["id"].partition("-")[0]) / 1000
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    about = [event["job"] and f"job/{event['job']}", event["node"] and f"node/{event['node']}"]
+    about.append(f"generation {event['generation']}" if event["generation"] else "")
+    return "  ".join(part for part in (when, event["kind"], " ".join(a for a in about if a), event["text"]) if part)
+
+
+@click.command(short_help="Print what happened in the cluster.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The newest N only (default 100).")
+@click.option("--after", metavar="ID", help="Only what came after this event.")
+@job_option
+@click.option("-o", "--output", "fmt", type=click.Choice(("table", "json")), default="table", show_default=True)
+@agent_option
+@click.pass_context
+def events(
+    ctx: click.Context, follow: bool, limit: int | None, after: str | None, job_named: str | None, fmt: str
+) -> None:
+    """Print what happened, oldest first: jobs, generations, nodes, and who did it."""
+    client = connect(ctx)
+    if follow:
+        client.endure(PATIENCE)
+    seen: list[Json] = []
+    while True:
+        try:
+            for event in client.stream("/v1/events", follow=follow, limit=limit, after=after, job=job_named):
+                after, limit = event["id"], None
+                if fmt == "table":
+                    click.echo(event_line(event))
+                elif follow:
+                    click.echo(_compact(event))
+                else:
+                    seen.append(event)
+            break
+        except UnreachableError:
+            if not follow or after is None:
+                raise
+    if fmt == "json" and not follow:
+        dump({"apiVersion": "nodeagent/v1", "items": seen}, fmt)
+
+
+def _compact(event: Json) -> str:
+    import json
+
+    return json.dumps(event, ensure_ascii=False)

@@ -1,0 +1,85 @@
+"""Printing a job's output as it comes. Survives the loss of the agent it is read from: reads the logs again from
+another and skips what was printed. Must never print a line twice, or leave one out.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from typing import Any, TextIO
+
+import click
+
+from nodeagent.api.marks import Marks, Source, source_of
+from nodeagent.ctl.client import Client, job_path
+from nodeagent.ctl.errors import UnreachableError
+
+Json = dict[str, Any]
+
+LONG = 4000
+"""Characters from which a piece without an end was cut for its length (and its rest follows at once), not shown early
+because its end did not come: long pieces are joined again."""
+
+
+class Printer:
+    """Writes lines as the contract shows them (``[3]<stdout>: text``), and remembers how far it came."""
+
+    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        self._out = out or sys.stdout
+        self._err = err or sys.stderr
+        self.marks = Marks()
+        self.lines = 0
+        """How many were printed."""
+        self._told: set[str] = set()
+        self._held: dict[Source, str] = {}
+
+    def put(self, line: Json) -> None:
+        """One worker's line to the stream it was written on, or one notice (each once) to stderr."""
+        if line["stream"] == "notice":
+            if line["text"] not in self._told:
+                self._told.add(line["text"])
+                click.echo(f"nodeagentctl: {line['text']}", file=self._err)
+            return
+        self.lines += 1
+        self.marks.seen(line)
+        source = source_of(line)
+        whole = self._held.pop(source, "") + line["text"]
+        if line["partial"] and len(line["text"]) >= LONG:
+            self._held[source] = whole
+        else:
+            self._write(line["rank"], line["stream"], whole)
+
+    def close(self) -> None:
+        """Write the beginnings of long lines whose end never came."""
+        while self._held:
+            (_node, _generation, rank, stream), text = self._held.popitem()
+            self._write(rank, stream, text)
+
+    def _write(self, rank: int, stream: str, text: str) -> None:
+        to = self._err if stream == "stderr" else self._out
+        to.write(f"[{rank}]<{stream}>: {text}\n")
+        to.flush()
+
+
+def print_logs(client: Client, job: str, printer: Printer, *, follow: bool, **query: object) -> None:
+    """Print until the job has ended and all is printed (``follow``), or all that there is.
+
+    Raises ``UnreachableError`` when no agent answers any more (for ``client.patience``).
+    """
+    tail = query.get("tail") is not None
+    with closing(printer):
+        while True:
+            skipper, before = printer.marks.again(tail), printer.lines
+            try:
+                with closing(client.stream(job_path(job) + "/logs", follow=follow, **query)) as lines:
+                    for line in lines:
+                        if line["stream"] == "notice" or not skipper.skip(line):
+                            printer.put(line)
+                return
+            except UnreachableError:
+                if not follow or (client.patience <= 0 and printer.lines == before):
+                    raise
+            if printer.marks.any:  # go on from there: not from the last lines, or the generation, of a later moment
+                query["tail"] = None
+                if "generation" not in query:
+                    query["first"] = printer.marks.oldest

@@ -1,0 +1,213 @@
+"""A job in words, for ``describe`` and for the end of a failed ``run``. Pure: the agent's JSON in, lines out."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from typing import Any
+
+from nodeagent.ctl.output import Column, paint, span, table_lines
+
+Json = dict[str, Any]
+
+LAST_LINES = 20
+"""Lines of a worker's error that are shown."""
+
+
+def exit_words(code: int | None) -> str:
+    """``exit code 7``, or the signal's name for 128+n."""
+    if code is None:
+        return "-"
+    if code > 128:
+        try:
+            return f"{signal.Signals(code - 128).name} ({code})"
+        except ValueError:
+            return f"exit code {code}"
+    return f"exit code {code}"
+
+
+def count(number: int, thing: str) -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _field(title: str, value: object) -> str:
+    return f"{title + ':':<13}{value}"
+
+
+def _indent(text: str, by: str) -> list[str]:
+    return [by + line for line in text.splitlines()[-LAST_LINES:]]
+
+
+def job_lines(job: Json, colour: bool = False) -> list[str]:
+    """Everything of use about one job."""
+    lines = _head(job, colour)
+    for block in (_waits(job), _workers(job), _left_out(job), _generations(job), _blame(job), _next(job)):
+        if block:
+            lines += ["", *block]
+    return lines
+
+
+def _head(job: Json, colour: bool) -> list[str]:
+    spec = job["spec"]
+    role = spec["roles"][0]
+    size = f"{job['min']}" if job["min"] == job["max"] else f"{job['min']} to {job['max']}, target {job['target']}"
+    per_node = "one per GPU" if role["workers_per_node"] == "gpu" else role["workers_per_node"]
+    budget = job["budget"]
+    lines = [
+        _field("Job", f"{job['name']} (uid {job['uid']})"),
+        _field("Phase", paint(job["phase"], colour) + (" (being deleted)" if job["deleting"] else "")),
+        _field("Why", job["reason"] or "-"),
+        _field("Owner", job["owner"] + ("" if job["owner"] == job["user"] else f", runs as {job['user']}")),
+        _field("Command", shlex.join(role["command"])),
+        _field("Folder", spec["working_dir"]),
+    ]
+    if spec["checkpoint_dir"]:
+        lines.append(_field("Checkpoints", spec["checkpoint_dir"]))
+    lines += [
+        _field("Nodes", f"{size}; workers per node: {per_node}"),
+        _field("World", _world(job)),
+        _field("Age", f"{span(job['age'])}; trained for {span(job['duration'])}; {_restarts(job)}"),
+        _field(
+            "Budget",
+            f"{budget['used']} of {budget['max']} restarts spent within {span(budget['window'])}; "
+            f"{budget['left']} left",
+        ),
+    ]
+    if job["outcome"]:
+        lines.append(_field("Outcome", f"{exit_words(job['outcome']['code'])}: {job['outcome']['text']}"))
+    if job["store_away_since"] is not None:
+        lines.append(_field("Note", "the store does not answer: this is what was last known"))
+    return lines
+
+
+def _restarts(job: Json) -> str:
+    return "restarted once" if job["restarts"] == 1 else f"restarted {job['restarts']} times"
+
+
+def _world(job: Json) -> str:
+    if not job["generation"]:
+        return "none formed yet"
+    text = f"generation {job['generation']} ({job['generation_state']}), {count(job['world_size'], 'worker')}"
+    if job["gpus"]:
+        text += f", {count(job['gpus'], 'GPU')}"
+    return text + (f", chief {job['chief']}" if job["chief"] else "")
+
+
+def _waits(job: Json) -> list[str]:
+    return ["Waits for:", *(f"  - {why}" for why in job["why"])] if job["why"] else []
+
+
+WORKERS = (
+    Column("RANK", lambda w: w["rank"]),
+    Column("NODE", lambda w: w["node"]),
+    Column("LOCAL", lambda w: w["local_rank"]),
+    Column("PID", lambda w: w["pid"]),
+    Column("STATE", lambda w: w["state"]),
+    Column("EXIT", lambda w: exit_words(w["exit"])),
+)
+
+
+def _workers(job: Json) -> list[str]:
+    rows = [w | {"node": p["node"]} for p in job["pods"] for w in p["workers"]]
+    lines = []
+    if rows:
+        lines += ["Workers:", *("  " + line for line in table_lines(WORKERS, sorted(rows, key=lambda w: w["rank"])))]
+    odd = [p for p in job["pods"] if p["reason"] or not p["workers"]]
+    lines += [f"  {p['node']}: {p['phase']}{': ' + p['reason'] if p['reason'] else ''}" for p in odd]
+    if job["spares"]:
+        spares = ", ".join(
+            f"{p['node']} ({p['phase']}{': ' + p['reason'] if p['reason'] else ''})" for p in job["spares"]
+        )
+        lines.append(f"  spares: {spares}")
+    return lines
+
+
+def _left_out(job: Json) -> list[str]:
+    if not job["outside"]:
+        return []
+    return ["Left out:", *(f"  {node}: {why}" for node, why in sorted(job["outside"].items()))]
+
+
+def _still(generation: Json) -> str:
+    return "-" if generation["stood_still"] is None else f"{generation['stood_still']:.2f}s"
+
+
+def _ended(generation: Json) -> str:
+    end = generation["ended_by"]
+    if end is None:
+        return ""
+    who = f"rank {end['rank']} on {end['node']}" if end["rank"] is not None else end["node"]
+    how = exit_words(end["exit"]) if end["exit"] is not None else end["kind"].replace("_", " ")
+    return ": ".join(part for part in (who, how) if part) + ("" if end["counts"] else " (free)")
+
+
+GENERATIONS = (
+    Column("GENERATION", lambda g: g["number"]),
+    Column("STATE", lambda g: g["state"]),
+    Column("STOOD STILL", _still),
+    Column("FORMED BECAUSE", lambda g: g["cause"]),
+    Column("ENDED BY", _ended),
+)
+
+
+def _generations(job: Json) -> list[str]:
+    rows = job["generations"]
+    return ["Generations:", *("  " + line for line in table_lines(GENERATIONS, rows))] if rows else []
+
+
+def blamed(job: Json) -> Json | None:
+    """What the newest generation that ended by a worker's fault ended with; None without any."""
+    ends = [g["ended_by"] for g in job["generations"] if g["ended_by"] is not None]
+    faults = [e for e in ends if e["rank"] is not None or e["error"] or e["exit"] is not None]
+    return faults[-1] if faults else None
+
+
+def blame_lines(job: Json, logs_stay: bool = True) -> list[str]:
+    """Who failed first, how, with which last words, and (if ``logs_stay``) where to read on."""
+    end = blamed(job)
+    if end is None:
+        return []
+    cost = "spent one restart of the budget" if end["counts"] else "spent no restart"
+    lines = [f"Blamed for the end of generation {end['generation']} ({cost}):"]
+    who = f"rank {end['rank']} on {end['node']}" if end["rank"] is not None else end["node"] or "no single worker"
+    lines.append(f"  {end['text'] or who + ': ' + exit_words(end['exit'])}")
+    if end["error"]:
+        lines += ["  last lines:", *_indent(end["error"], "    ")]
+    if logs_stay:
+        rank = "" if end["rank"] is None else f" --rank {end['rank']}"
+        lines.append(f"  all it wrote: nodeagentctl logs {job['name']} --generation {end['generation']}{rank}")
+    return lines
+
+
+def _blame(job: Json) -> list[str]:
+    lines = blame_lines(job)
+    outcome = job["outcome"]
+    if not lines and outcome and outcome["error"]:
+        return ["Last lines of the worker at fault:", *_indent(outcome["error"], "    ")]
+    return lines
+
+
+def _next(job: Json) -> list[str]:
+    name, phase = job["name"], job["phase"]
+    if job["deleting"]:
+        step = "nothing: the record goes away by itself once nothing runs any more"
+    elif phase == "failed":
+        step = f"correct what failed (nodeagentctl logs {name} --tail 50), then submit it again"
+    elif phase == "stopped":
+        step = f"submit it again to go on, or remove it: nodeagentctl delete {name}"
+    elif phase == "succeeded":
+        step = f"nothing; remove its record when you like: nodeagentctl delete {name}"
+    elif phase in ("paused", "pausing"):
+        step = f"run it again: nodeagentctl resume {name}"
+    elif phase in ("queued", "holding"):
+        step = "give it the nodes it waits for (nodeagentctl nodes, nodeagentctl uncordon NODE)"
+        if job["min"] < job["target"]:
+            step += f", or want fewer: nodeagentctl scale {name} N"
+    elif phase == "forming":
+        step = "nothing: it starts when every member has acknowledged"
+    elif job["why"]:
+        step = f"nothing is wrong; it will grow when it can. Follow it: nodeagentctl logs {name} -f"
+    else:
+        step = f"nothing is wrong. Follow it: nodeagentctl logs {name} -f"
+    return [_field("Next", step)]

@@ -1,0 +1,143 @@
+"""``nodeagentctl``: the list of commands, and what every failure exits with.
+
+Commands are imported when they are used, so that ``--help`` and completion answer at once. Must never import anything
+but click and the standard library at the top.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from nodeagent.ctl.errors import RUN_CODES, CtlError, Exit
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("run", "Run a command as a job, follow its output, exit with its code."),
+    "submit": ("submit", "Submit a job file."),
+    "validate": ("submit", "Check a job file; tell every mistake."),
+    "get": ("get", "List jobs, or one job."),
+    "describe": ("describe", "Say what a job or node does, and why."),
+    "logs": ("logs", "Print what a job's workers wrote."),
+    "events": ("events", "Print what happened in the cluster."),
+    "scale": ("control", "Change how many nodes a job wants."),
+    "pause": ("control", "Stop a job's workers, keep the job."),
+    "resume": ("control", "Run a paused job again."),
+    "restart": ("control", "Start a job's workers anew, at no cost to its budget."),
+    "stop": ("control", "End a job."),
+    "delete": ("control", "Remove a job's record (a live job is stopped first)."),
+    "nodes": ("nodes", "List nodes, or one node."),
+    "cordon": ("nodes", "Give a node no new work."),
+    "uncordon": ("nodes", "Let a node take work again."),
+    "drain": ("nodes", "Move a node's work away, and give it no more."),
+    "local": ("local", "A development cluster of real agents on this machine."),
+    "completion": ("completion", "Print the completion script of a shell."),
+}
+"""Command to (module of ``nodeagent.ctl``, short help). The module's attribute has the command's name."""
+
+
+class Tool(click.Group):
+    """A group that loads commands on use, and exits as the contract says."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order people meet them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"nodeagent.ctl.{COMMANDS[cmd_name][0]}")
+        command = getattr(module, cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """With a suggestion for a misspelt command."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            if not near or "mean" in error.message:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """From the table, importing nothing."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
+        """Never returns: exits with the contract's code."""
+        words = list(sys.argv[1:] if args is None else args)
+        extra["standalone_mode"] = False
+        try:
+            code = super().main(words, *rest, **extra)
+        except CtlError as error:
+            error.show()
+            code = error.code
+        except click.ClickException as error:
+            error.show()
+            code = RUN_CODES[Exit.USAGE] if _verb(words) == "run" else error.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            click.echo("nodeagentctl: interrupted", err=True)
+            code = Exit.INTERRUPTED
+        except BrokenPipeError:
+            # Whoever read our output has gone; keep the interpreter from complaining when it flushes.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = Exit.FAILED
+        sys.exit(code if isinstance(code, int) else Exit.DONE)
+
+
+def _verb(words: list[str]) -> str:
+    after_option = False
+    for word in words:
+        if after_option:
+            after_option = False
+        elif word == "--agent":
+            after_option = True
+        elif not word.startswith("-"):
+            return word
+    return ""
+
+
+def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value:
+        from nodeagent import __version__
+
+        click.echo(f"nodeagentctl {__version__}")
+        ctx.exit()
+
+
+@click.command(cls=Tool, name="nodeagentctl", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--agent", metavar="PATH|URL", help="The agent to ask (else NODEAGENTCTL_AGENT, else the one found here)."
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
+)
+@click.pass_context
+def cli(ctx: click.Context, agent: str | None) -> None:
+    """Run and look after distributed training jobs.
+
+    Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 timed out, 5 agent or store unreachable, 6 refused, 130
+    interrupted. `run` exits with the job's own code; its own failures are 120 to 125.
+    """
+    ctx.obj = agent
+
+
+def main() -> None:
+    """The console script."""
+    cli(prog_name="nodeagentctl")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""``nodes``, ``cordon``, ``uncordon``, ``drain``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from nodeagent.ctl.client import Client, node_path
+from nodeagent.ctl.errors import TimedOutError
+from nodeagent.ctl.options import agent_option, connect, node_argument, output_option, request_id_option, wait_options
+from nodeagent.ctl.output import Column, show, span
+from nodeagent.ctl.waiting import PATIENCE, wait
+
+Json = dict[str, Any]
+
+AWAY = ("silent", "lost", "left")
+"""States of a node that can run nothing."""
+
+
+def _gpus(node: Json) -> str:
+    gpus = node["gpus"]
+    if not gpus or node["state"] in AWAY:
+        return "-"
+    free = sum(g["healthy"] and not g["job"] for g in gpus)
+    return f"{free}/{len(gpus)} free"
+
+
+def _slots(node: Json) -> str:
+    if node["state"] in AWAY:
+        return "-"
+    return f"{node['cpu_slots'] - node['cpu_slots_used']}/{node['cpu_slots']} free"
+
+
+COLUMNS = (
+    Column("NAME", lambda n: n["name"]),
+    Column("STATE", lambda n: n["state"]),
+    Column("ADDRESS", lambda n: n["address"]),
+    Column("GPUS", _gpus),
+    Column("SLOTS", _slots),
+    Column("JOBS", lambda n: ",".join(sorted({p["job"] for p in n["pods"]}))),
+    Column("REASON", lambda n: n["reason"]),
+    Column("AGENT", lambda n: n["agent_pid"], wide=True),
+    Column("AGE", lambda n: span(n["agent_age"]), wide=True),
+    Column("VERSION", lambda n: n["version"], wide=True),
+    Column("LABELS", lambda n: ",".join(f"{k}={v}" for k, v in sorted(n["labels"].items())), wide=True),
+)
+
+
+@click.command(short_help="List nodes, or one node.")
+@node_argument(required=False)
+@output_option
+@agent_option
+@click.pass_context
+def nodes(ctx: click.Context, node: str | None, fmt: str) -> None:
+    """List the nodes of the cluster; or show one NODE."""
+    client = connect(ctx)
+    if node:
+        show(client.get(node_path(node.removeprefix("node/"))), fmt, "node", COLUMNS, single=True)
+        return
+    show(client.get("/v1/nodes"), fmt, "node", COLUMNS, empty="no node has joined yet")
+
+
+@click.command(short_help="Give a node no new work.")
+@node_argument()
+@click.option("--reason", required=True, help="Why; shown to everybody who asks.")
+@request_id_option
+@agent_option
+@click.pass_context
+def cordon(ctx: click.Context, node: str, reason: str, request_id: str | None) -> None:
+    """Give NODE no new work. What runs there goes on. A NODE that is being drained stops being drained."""
+    after = connect(ctx).change("POST", node_path(node) + "/cordon", request_id, reason=reason)
+    click.echo(f"node/{after['name']} cordoned")
+
+
+@click.command(short_help="Let a node take work again.")
+@node_argument()
+@request_id_option
+@agent_option
+@click.pass_context
+def uncordon(ctx: click.Context, node: str, request_id: str | None) -> None:
+    """Let NODE take work again."""
+    after = connect(ctx).change("POST", node_path(node) + "/uncordon", request_id)
+    click.echo(f"node/{after['name']} uncordoned")
+
+
+@click.command(short_help="Move a node's work away, and give it no more.")
+@node_argument()
+@click.option("--reason", required=True, help="Why; shown to everybody who asks.")
+@wait_options
+@request_id_option
+@agent_option
+@click.pass_context
+def drain(ctx: click.Context, node: str, reason: str, timeout: float, no_wait: bool, request_id: str | None) -> None:
+    """Move the work of NODE away gracefully, and give it no more; wait until nothing runs there.
+
+    When that takes too long, the drain is taken back, the cordon stays, and the exit code is 4.
+    """
+    client = connect(ctx)
+    after = client.change("POST", node_path(node) + "/drain", request_id, reason=reason)
+    if no_wait:
+        click.echo(f"node/{after['name']} draining")
+        return
+    client.endure(PATIENCE)
+    try:
+        wait(lambda: client.get(node_path(node)), lambda n: not n["pods"], _line, timeout, f"draining {node}")
+    except TimedOutError as late:
+        _give_up(client, node, reason, late)
+    click.echo(f"node/{after['name']} drained")
+
+
+def _line(node: Json) -> str:
+    left = ", ".join(f"{p['job']} ({'stopping' if p['stopping'] else 'running'})" for p in node["pods"])
+    return f"{node['name']}: {node['state']}: waits for {left or 'nothing'}"
+
+
+def _give_up(client: Client, node: str, reason: str, late: TimedOutError) -> None:
+    client.change("POST", node_path(node) + "/cordon", reason=reason)
+    raise TimedOutError(
+        f"{late.message}; the drain was taken back, the node stays cordoned",
+        f"see what holds it: nodeagentctl describe {node}; then drain again with a longer --timeout, or uncordon it",
+    ) from late

@@ -1,0 +1,62 @@
+"""A node in words, for ``describe``. Pure: the agent's JSON in, lines out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodeagent.ctl.output import Column, paint, span, table_lines
+
+Json = dict[str, Any]
+
+GPUS = (
+    Column("GPU", lambda g: g["index"]),
+    Column("NAME", lambda g: g["name"]),
+    Column("UUID", lambda g: g["uuid"]),
+    Column("HEALTH", lambda g: "healthy" if g["healthy"] else f"left out: {g['why']}"),
+    Column("JOB", lambda g: g["job"]),
+)
+PODS = (
+    Column("JOB", lambda p: p["job"]),
+    Column("ROLE", lambda p: p["role"]),
+    Column("GENERATION", lambda p: p["generation"]),
+    Column("RANKS", lambda p: ",".join(str(r) for r in p["ranks"])),
+    Column("STATE", lambda p: "stopping" if p["stopping"] else "in the gang"),
+)
+
+NEXT = {
+    "ready": "nothing is wrong",
+    "cordoned": "let it take work again: nodeagentctl uncordon {name}",
+    "draining": "wait until no pod is left; then work on it, and: nodeagentctl uncordon {name}",
+    "silent": "see whether the machine and its agent run (systemctl status nodeagent) and reach the store",
+    "lost": "start its agent again (systemctl restart nodeagent): it joins with a new life",
+    "left": "start its agent to bring it back: systemctl start nodeagent",
+}
+
+
+def _field(title: str, value: object) -> str:
+    return f"{title + ':':<13}{value}"
+
+
+def node_lines(node: Json, colour: bool = False) -> list[str]:
+    """Everything of use about one node."""
+    life = node["incarnation"]
+    lines = [
+        _field("Node", node["name"]),
+        _field("State", paint(node["state"], colour)),
+        _field("Why", node["reason"] or "-"),
+        _field("Address", f"{node['address']} (host {node['hostname']})"),
+        _field("Agent", f"pid {node['agent_pid']}, version {node['version']}, up {span(node['agent_age'])}"),
+        _field("Life", f"{life['life']}, start {life['start']}"),
+        _field("CPU slots", f"{node['cpu_slots']}, {node['cpu_slots_used']} taken"),
+        _field("Labels", ", ".join(f"{k}={v}" for k, v in sorted(node["labels"].items())) or "-"),
+    ]
+    if node["http"]:
+        lines.append(_field("Health", f"{node['http']}/healthz (from that machine)"))
+    if node["gpus"]:
+        lines += ["", "GPUs:", *("  " + line for line in table_lines(GPUS, node["gpus"]))]
+    lines += ["", "Pods:"]
+    lines += ["  " + line for line in table_lines(PODS, node["pods"])] if node["pods"] else ["  none"]
+    unfit = [f"  {uid}: {r['reason']}" for uid, r in sorted(node["readiness"].items()) if r["state"] == "unfit"]
+    if unfit:
+        lines += ["", "Cannot run:", *unfit]
+    return [*lines, "", _field("Next", NEXT[node["state"]].format(name=node["name"]))]

@@ -1,0 +1,136 @@
+"""What many commands share: the agent, the JOB argument, durations, output formats, waiting."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from nodeagent.ctl import client as agent_client
+from nodeagent.ctl.client import Client
+from nodeagent.ctl.errors import CtlError, Exit
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FORMATS = ("table", "wide", "json", "yaml", "name")
+ENDED = ("succeeded", "failed", "stopped")
+DEFAULT_TIMEOUT = 600.0
+"""Seconds that waits take at most, unless told otherwise."""
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
+
+
+class Duration(click.ParamType[float]):
+    """``90``, ``90s``, ``5m``, ``1h30m``: to seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Fails with an example."""
+        if isinstance(value, int | float):
+            return float(value)
+        text = str(value).strip()
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            return float(text)
+        parts = _PART.findall(text)
+        if not parts or "".join(n + u for n, u in parts) != text:
+            self.fail(f"{value!r} is not a duration; write for instance 30s, 5m or 1h30m", param, ctx)
+        return sum(float(n) * _UNITS[u] for n, u in parts)
+
+
+def _complete_jobs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    try:
+        jobs = agent_client.find(ctx.obj).get("/v1/jobs")["items"]
+    except CtlError:
+        return []
+    return sorted({j["name"] for j in jobs if j["name"].startswith(incomplete)})
+
+
+def _complete_nodes(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    try:
+        nodes = agent_client.find(ctx.obj).get("/v1/nodes")["items"]
+    except CtlError:
+        return []
+    return [n["name"] for n in nodes if n["name"].startswith(incomplete)]
+
+
+def _remember_agent(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ctx.obj = value
+
+
+def agent_option(command: F) -> F:
+    """``--agent``, after the verb too."""
+    return click.option(
+        "--agent",
+        metavar="PATH|URL",
+        expose_value=False,
+        callback=_remember_agent,
+        help="The agent to ask (else NODEAGENTCTL_AGENT, else the one found here).",
+    )(command)
+
+
+def job_option(command: F) -> F:
+    """``--job``, for those who prefer an option to the argument."""
+    return click.option(
+        "--job", "job_named", metavar="JOB", shell_complete=_complete_jobs, help="The job (instead of the argument)."
+    )(command)
+
+
+def job_argument(command: F) -> F:
+    """JOB, which may be left out when exactly one job is live, and ``--job``."""
+    argument = click.argument("job", required=False, metavar="[JOB]", shell_complete=_complete_jobs)
+    return argument(job_option(command))
+
+
+def node_argument(required: bool = True) -> Callable[[F], F]:
+    """NODE."""
+    metavar = "NODE" if required else "[NODE]"
+    return click.argument("node", required=required, metavar=metavar, shell_complete=_complete_nodes)
+
+
+def output_option(command: F) -> F:
+    """``-o``."""
+    return click.option(
+        "-o", "--output", "fmt", type=click.Choice(FORMATS), default="table", show_default=True, help="Output format."
+    )(command)
+
+
+def wait_options(command: F) -> F:
+    """``--timeout`` and ``--no-wait``."""
+    timeout = click.option(
+        "--timeout", type=Duration(), default="10m", show_default=True, metavar="DURATION", help="Longest wait."
+    )
+    return timeout(click.option("--no-wait", is_flag=True, help="Return as soon as it is asked for.")(command))
+
+
+def request_id_option(command: F) -> F:
+    """``--request-id``."""
+    return click.option(
+        "--request-id", metavar="ID", help="Name of this change: asked again with the same, it does nothing new."
+    )(command)
+
+
+def connect(ctx: click.Context) -> Client:
+    """The agent this command asks. Raises ``UnreachableError``."""
+    return agent_client.find(ctx.obj)
+
+
+def which_job(client: Client, argument: str | None, named: str | None) -> str:
+    """The job that is meant: as said, else the only live one. Raises ``CtlError``."""
+    if argument and named and argument != named:
+        raise CtlError(f"two jobs are named: {argument!r} and --job {named!r}", Exit.USAGE, "name one")
+    said = argument or named
+    if said:
+        return said.removeprefix("job/")
+    live = [j for j in client.get("/v1/jobs")["items"] if j["phase"] not in ENDED]
+    if len(live) == 1:
+        uid: str = live[0]["uid"]
+        return uid
+    if not live:
+        raise CtlError("no job is live, and none was named", Exit.NOT_FOUND, "name an ended one, see: nodeagentctl get")
+    names = ", ".join(j["name"] for j in live)
+    raise CtlError(f"{len(live)} jobs are live; which one?", Exit.USAGE, f"name one of: {names}")

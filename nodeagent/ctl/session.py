@@ -1,0 +1,177 @@
+"""One ``run`` from its submission to its exit code: output, short status lines, signals, and blame at the end.
+
+Ctrl-C (or SIGTERM) asks for a graceful stop and waits; the second does not wait. A lost terminal (SIGHUP) leaves the
+job running.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import click
+
+from nodeagent.ctl.client import Client, job_path
+from nodeagent.ctl.errors import RUN_CODES, CtlError, Exit
+from nodeagent.ctl.follow import Printer, print_logs
+from nodeagent.ctl.jobtext import blame_lines, count
+from nodeagent.ctl.options import ENDED
+from nodeagent.ctl.waiting import PATIENCE
+
+Json = dict[str, Any]
+
+POLL = 0.3
+"""Seconds between two looks at the job's state."""
+SETTLE = 10.0
+"""Seconds for the job's record to say that it has ended after its output has."""
+
+
+class _Leave(BaseException):
+    """Stop following now, with this exit code: the way out of a blocked read."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Session:
+    """Follows one job."""
+
+    def __init__(self, client: Client, *, stays: bool) -> None:
+        self._client = client
+        self._stays = stays
+        """The job outlives this command (it does not where its nodes were brought up for it)."""
+        self._job: Json | None = None
+        self._asked_to_end = 0
+        """The signal that asked us to stop the job; 0 for none."""
+        self._over = threading.Event()
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Our handling of SIGINT, SIGTERM and SIGHUP, for the time of the block."""
+        mine = {signal.SIGINT: self._end, signal.SIGTERM: self._end, signal.SIGHUP: self._hang_up}
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, handler) for number, handler in mine.items()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _end(self, number: int, _frame: FrameType | None) -> None:
+        if self._asked_to_end:
+            raise _Leave(128 + number)
+        self._asked_to_end = number
+
+    def _hang_up(self, _number: int, _frame: FrameType | None) -> None:
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
+            os.dup2(null, stream.fileno())
+        os.close(null)
+        if self._stays:
+            raise _Leave(128 + signal.SIGHUP)
+
+    def begin(self, job: Json) -> None:
+        """The job was submitted."""
+        self._job = job
+
+    def follow(self) -> int:
+        """Print until the end; the exit code. Raises ``CtlError`` when it cannot be followed any more."""
+        assert self._job is not None
+        uid, name = self._job["uid"], self._job["name"]
+        watcher = threading.Thread(target=self._watch, args=(uid,), name="status", daemon=True)
+        try:
+            self._client.endure(PATIENCE)
+            watcher.start()
+            print_logs(self._client, uid, Printer(), follow=True, first=1)
+            job = self._ended(uid)
+        except _Leave as leave:
+            if self._asked_to_end:
+                _say(f"not waiting any longer: job {name} is being stopped, with its grace")
+            return leave.code
+        finally:
+            self._over.set()
+        watcher.join(POLL * 4)
+        return self._result(job)
+
+    def _ended(self, uid: str) -> Json:
+        until = time.monotonic() + SETTLE
+        while True:
+            job = self._client.get(job_path(uid))
+            if job["phase"] in ENDED:
+                return job
+            if time.monotonic() >= until:
+                raise CtlError(
+                    f"the output of job {job['name']} ended while it is {job['phase']}: {job['reason']}",
+                    Exit.FAILED,
+                    f"nodeagentctl describe {job['name']}",
+                )
+            time.sleep(POLL)
+
+    def _watch(self, uid: str) -> None:
+        """In a thread of its own: tells changes of state, and carries out a wish to stop."""
+        client = Client(list(self._client.sockets), self._client.patience)
+        told, stopped = "", False
+        while not self._over.wait(POLL):
+            try:
+                if self._asked_to_end and not stopped:
+                    _say("stopping the job gracefully (again: do not wait for it)")
+                    self._stop(client, uid)
+                    stopped = True
+                job = client.get(job_path(uid))
+            except CtlError as error:
+                if told != error.message:
+                    told = error.message
+                    _say(error.message)
+                continue
+            line = status_line(job)
+            if line != told and job["phase"] not in ENDED:  # how it ended is told at the end
+                told = line
+                _say(line)
+
+    @staticmethod
+    def _stop(client: Client, uid: str) -> None:
+        try:
+            client.change("POST", f"{job_path(uid)}/stop")
+        except CtlError as error:
+            if error.code != Exit.REFUSED:  # it has ended meanwhile
+                raise
+
+    def _result(self, job: Json) -> int:
+        outcome = job["outcome"]
+        if job["phase"] == "succeeded":
+            _say(f"job {job['name']} succeeded")
+            return 0
+        if self._asked_to_end:
+            _say(f"job {job['name']} stopped")
+            return 128 + self._asked_to_end
+        _say(f"job {job['name']} {job['phase']}: {job['reason']}")
+        if job["phase"] == "failed":
+            for line in blame_lines(job, logs_stay=self._stays):
+                click.echo(line, err=True)
+        code = outcome["code"] if outcome else 0
+        return code or RUN_CODES[Exit.FAILED]
+
+
+def status_line(job: Json) -> str:
+    """A job's state in one short line; the same line while nothing changes."""
+    if job["phase"] == "running":
+        size = f"{count(job['world_nodes'], 'node')}, {count(job['world_size'], 'worker')}"
+        cause = job["cause"]["text"] if job["cause"] else ""
+        return f"generation {job['generation']} active: {size}: {cause}"
+    if job["phase"] == "forming":
+        return f"forming generation {job['generation']}: {job['reason']}"
+    return f"{job['phase']}: {job['reason']}"
+
+
+def _say(text: str) -> None:
+    click.echo(f"nodeagentctl: {text}", err=True)

@@ -1,0 +1,81 @@
+"""``submit`` and ``validate``: a job file becomes a job, or every mistake in it is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nodeagent.ctl.client import Client
+from nodeagent.ctl.errors import CtlError, Exit
+from nodeagent.ctl.options import agent_option, connect, request_id_option
+from nodeagent.ctl.output import dump
+
+if TYPE_CHECKING:
+    from nodeagent.model.jobspec import JobSpec
+
+Json = dict[str, Any]
+MAX_FILE = 1024 * 1024
+"""Bytes of the largest job file."""
+
+
+def read_job(file: str) -> JobSpec:
+    """The job in a file (``-``: stdin). Raises ``CtlError`` with every mistake."""
+    from nodeagent.spec.errors import SpecError
+    from nodeagent.spec.jobargs import capture_submitter
+    from nodeagent.spec.jobfile import parse_job
+
+    name = "<stdin>" if file == "-" else file
+    try:
+        data = sys.stdin.buffer.read(MAX_FILE + 1) if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise CtlError(f"cannot read {file}: {error.strerror}", Exit.USAGE, "give the path of a job file") from None
+    if len(data) > MAX_FILE:
+        raise CtlError(f"{name} is larger than {MAX_FILE} bytes", Exit.USAGE, "is it a job file?")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise CtlError(f"{name} is not UTF-8 text: {error}", Exit.USAGE, "is it a job file?") from None
+    try:
+        return parse_job(text, name, capture_submitter(os.environ, str(Path.cwd())))
+    except SpecError as error:
+        count = len(error.problems)
+        raise CtlError(
+            f"{name}: {count} mistake{'s' if count > 1 else ''}",
+            Exit.USAGE,
+            "correct the file; nothing was submitted",
+            str(error).splitlines(),
+        ) from None
+
+
+def send(client: Client, spec: JobSpec, request_id: str | None = None, **more: object) -> Json:
+    """Submit. Raises ``CtlError``."""
+    return client.change("POST", "/v1/jobs", request_id, spec=spec.model_dump(mode="json"), **more)
+
+
+@click.command(short_help="Submit a job file.")
+@click.argument("file", metavar="FILE|-")
+@click.option("--dry-run", is_flag=True, help="Check everything, here and at the agent; print the job; submit nothing.")
+@request_id_option
+@agent_option
+@click.pass_context
+def submit(ctx: click.Context, file: str, dry_run: bool, request_id: str | None) -> None:
+    """Submit the job in FILE (`-`: standard input). Prints its name; follow it with `logs -f`."""
+    spec = read_job(file)
+    after = send(connect(ctx), spec, request_id, dry_run=dry_run)
+    if dry_run:
+        dump(after["spec"], "yaml")
+        click.echo(f"job/{spec.name} would be submitted (dry run)", err=True)
+        return
+    click.echo(f"job/{after['name']} submitted (uid {after['uid']})")
+
+
+@click.command(short_help="Check a job file; tell every mistake.")
+@click.argument("file", metavar="FILE|-")
+def validate(file: str) -> None:
+    """Check the job in FILE (`-`: standard input). Needs no agent. Tells every mistake with its line and column."""
+    spec = read_job(file)
+    click.echo(f"{file}: job/{spec.name} is sound")

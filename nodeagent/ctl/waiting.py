@@ -1,0 +1,67 @@
+"""Waiting for something to become so, with a bound: a moving line on a terminal, one plain line per change off it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from nodeagent.ctl.errors import TimedOutError
+from nodeagent.ctl.output import span
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+POLL = 0.2
+"""Seconds between two looks."""
+PATIENCE = 30.0
+"""Seconds that an agent may be away while something waits (an agent's restart takes two)."""
+
+
+class Progress:
+    """Tells changes on stderr. Use as a context manager: leaves a clean line."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._said = ""
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        if self._terminal and self._said:
+            click.echo("\r\x1b[K", nl=False, err=True)
+
+    def say(self, line: str) -> None:
+        """The state now. On a terminal it replaces the line before, with the time waited."""
+        if self._terminal:
+            self._said = line
+            waited = span(time.monotonic() - self._began)
+            click.echo(f"\r\x1b[K{line}  ({waited})", nl=False, err=True)
+        elif line != self._said:
+            self._said = line
+            click.echo(line, err=True)
+
+
+def wait(look: Callable[[], T], done: Callable[[T], bool], line: Callable[[T], str], timeout: float, what: str) -> T:
+    """Look until ``done``. ``done`` may raise to refuse. Raises ``TimedOutError``, whose text has the last line."""
+    until = time.monotonic() + timeout
+    with Progress() as progress:
+        while True:
+            seen = look()
+            if done(seen):
+                return seen
+            progress.say(line(seen))
+            if time.monotonic() >= until:
+                break
+            time.sleep(POLL)
+    raise TimedOutError(f"{what}: not so after {span(timeout)}; {line(seen)}")
+
+
+def job_line(job: Json) -> str:
+    """A job's state in one line."""
+    return f"{job['name']}: {job['phase']}: {job['reason'] or 'no reason given'}"

@@ -1,0 +1,95 @@
+"""Talking to a local cluster's supervisor: one JSON line to its socket, one back. Owns the form of request and reply
+and the client's side; what a request does is the supervisor's matter.
+
+Requests: ``{"do": "status"}``, ``add``, ``kill`` and ``start`` (with ``"node"``), ``down`` (with ``"keep_logs"``).
+Replies: ``{"ok": true, ...}`` or ``{"ok": false, "error": TEXT, "code": EXIT CODE}``.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from nodeagent.local.layout import LocalError, TimedOutError
+
+Reply = dict[str, Any]
+AGENT_TIMEOUT = 2.0
+"""Seconds for an agent to answer."""
+
+
+class UnreachableError(LocalError):
+    """The supervisor does not answer."""
+
+    code = 5
+
+
+class AnsweredError(LocalError):
+    """The supervisor refused; ``code`` is the reply's."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def ask(control: Path, request: dict[str, object], timeout: float = 15.0) -> Reply:
+    """Send a request and return the reply. Raises LocalError as the reply says, UnreachableError, TimedOutError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout)
+        try:
+            connection.connect(os.fspath(control))
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            with connection.makefile("rb") as answer:
+                line = answer.readline()
+        except TimeoutError:
+            raise TimedOutError(f"the local cluster's supervisor ({control}) did not answer in {timeout:g} s") from None
+        except OSError as error:
+            raise UnreachableError(
+                f"the local cluster's supervisor ({control}) cannot be reached: {error.strerror}"
+            ) from error
+    if not line:
+        raise UnreachableError(f"the local cluster's supervisor ({control}) ended")
+    reply: Reply = json.loads(line)
+    if not reply["ok"]:
+        raise AnsweredError(reply["error"], reply["code"])
+    return reply
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(os.fspath(self._path))
+
+
+def agent_ready(api_socket: Path) -> tuple[bool, str]:
+    """Whether the agent behind this socket says that it has joined and can serve; else what it says instead."""
+    status, text = _get(api_socket, "/readyz")
+    return status == 200, text
+
+
+def ready_nodes(api_socket: Path) -> set[str] | None:
+    """The nodes that the agent behind this socket sees ready; None if it does not answer."""
+    status, text = _get(api_socket, "/v1/nodes")
+    if status != 200:
+        return None
+    return {node["name"] for node in json.loads(text)["items"] if node["state"] == "ready"}
+
+
+def _get(api_socket: Path, path: str) -> tuple[int, str]:
+    connection = _UnixConnection(api_socket, AGENT_TIMEOUT)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(errors="replace").strip()
+    except (OSError, http.client.HTTPException):
+        return 0, "it does not answer yet"
+    finally:
+        connection.close()

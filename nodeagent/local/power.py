@@ -1,0 +1,91 @@
+"""The power cord of a local node. Owns the mark that every process of a node carries in its environment, and the cut:
+all of them stop at one moment and none runs on. Must never touch a process without the mark or a marked ancestor.
+
+The supervisor puts the mark into each agent's environment; shims, standbys and workers inherit it. Workers are found
+by the environment they were started with, which the kernel keeps even when they change it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from nodeagent.local.layout import LocalError
+from nodeagent.workers.linux import POWER
+
+MARK = POWER
+"""Environment variable: ``<cluster uid>/<node>``."""
+
+
+def mark(cluster_uid: str, node: str) -> str:
+    return f"{cluster_uid}/{node}"
+
+
+def unmarked(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without a mark: a cluster started from inside a worker is not a part of that worker's node."""
+    return {key: value for key, value in environ.items() if key != MARK}
+
+
+def processes(cluster_uid: str, node: str | None = None) -> set[int]:
+    """Every living process of a node (None: of the whole cluster): those that carry its mark, and their
+    descendants."""
+    wanted = f"{MARK}={mark(cluster_uid, node or '')}".encode()
+    marked: set[int] = set()
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        pid = int(entry.name)
+        with contextlib.suppress(OSError):  # gone meanwhile, or another user's and so not ours
+            state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+            if state in "ZX":
+                continue
+            children.setdefault(int(parent), []).append(pid)
+            for variable in (entry / "environ").read_bytes().split(b"\0"):
+                if variable == wanted or (node is None and variable.startswith(wanted)):
+                    marked.add(pid)
+    waiting = list(marked)
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            if child not in marked:
+                marked.add(child)
+                waiting.append(child)
+    return marked - {os.getpid()}
+
+
+def cut(cluster_uid: str, node: str | None = None, *, bound: float = 5.0) -> int:
+    """Kill every process of a node (None: of the whole cluster) and return how many there were, when none is left.
+
+    They are first stopped, until no new one turns up, and then killed: as in a power cut none sees another die. Raises
+    LocalError after ``bound`` seconds, naming the processes that even SIGKILL did not end.
+    """
+    deadline = time.monotonic() + bound
+    killed: set[int] = set()
+    while True:
+        stopped: set[int] = set()
+        while new := processes(cluster_uid, node) - stopped:
+            _signal(new, signal.SIGSTOP)
+            stopped |= new
+            if time.monotonic() > deadline:
+                break
+        _signal(stopped, signal.SIGKILL)
+        killed |= stopped
+        left = processes(cluster_uid, node)
+        if not left:
+            return len(killed)
+        if time.monotonic() > deadline:
+            raise LocalError(
+                f"not ended {bound:g} s after SIGKILL: {', '.join(map(str, sorted(left)))} "
+                f"(see `ps -o pid,stat,wchan,cmd -p PID`: state D is stuck in the kernel)"
+            )
+        time.sleep(0.005)
+
+
+def _signal(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

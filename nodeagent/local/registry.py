@@ -1,0 +1,196 @@
+"""Which local clusters this user has. Owns each cluster's ``cluster.json`` and lock; a cluster lives exactly as long
+as its supervisor holds the lock, whatever the file says. Must never end a living cluster.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from nodeagent.local import power
+from nodeagent.local.layout import (
+    ClusterLayout,
+    Folders,
+    LocalError,
+    NotFoundError,
+    RefusedError,
+    TimedOutError,
+    folder_mode,
+)
+
+_SETTLING = ".new-"
+"""Prefix of a run folder that is not a cluster yet."""
+TURN = 15.0
+"""Seconds; longer than the longest sweep (a power cut's bound)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One local cluster, as its ``cluster.json`` says."""
+
+    name: str
+    uid: str
+    """Unlike any other cluster's; part of the power mark."""
+    run: Path
+    data: Path
+    created: float
+    temporary: bool
+    """Lives as long as one command."""
+    ports: tuple[int, int]
+    """Its rendezvous ports, FROM and TO."""
+
+    @property
+    def layout(self) -> ClusterLayout:
+        return ClusterLayout(self.run, self.data)
+
+    def nodes(self) -> list[str]:
+        """Names of its nodes, in the order they were added."""
+        names = [path.parent.name for path in self.data.glob("n*/agent.yaml")]
+        return sorted(names, key=lambda name: (len(name), name))
+
+
+def find() -> list[Path]:
+    """The api sockets of all live nodes of this user's running clusters: clusters brought up by hand before those of
+    a single command, newer before older, n1 before n2. Clusters whose supervisor died are removed on the way."""
+    try:
+        folders = Folders.of_user()
+    except LocalError:  # no place for local clusters, so there are none; bringing one up says what is wrong
+        return []
+    return [
+        socket_path
+        for cluster in clusters(folders)
+        for node in cluster.nodes()
+        if _listens(socket_path := cluster.layout.node(node).api_socket)
+    ]
+
+
+def clusters(folders: Folders) -> list[Cluster]:
+    """The running clusters, in the order of ``find``."""
+    sweep(folders)
+    found = [c for path in folders.run.iterdir() if not path.name.startswith(".") and (c := load(path))]
+    return sorted(found, key=lambda c: (c.temporary, -c.created))
+
+
+def cluster(folders: Folders, name: str | None = None) -> Cluster:
+    """The running cluster with this name; without a name, the first. Raises NotFoundError."""
+    running = clusters(folders)
+    for found in running:
+        if name in (None, found.name):
+            return found
+    if name and running:
+        raise NotFoundError(f"no local cluster {name!r} is running; there is {', '.join(c.name for c in running)}")
+    raise NotFoundError("no local cluster is running; start one: nodeagentctl local up --nodes 3")
+
+
+def create(folders: Folders, name: str, data: Path, ports: tuple[int, int], *, temporary: bool) -> tuple[Cluster, int]:
+    """Register a cluster. Returns it with the file descriptor that holds its lock: the supervisor inherits it, and
+    the cluster lives until the last copy is closed. Raises RefusedError if the name is taken."""
+    with _turn(folders):
+        place = folders.cluster(name)
+        if place.exists():
+            raise RefusedError(
+                f"the local cluster {name!r} is running already: add a node with `nodeagentctl local add`, "
+                f"or end it with `nodeagentctl local down`"
+            )
+        made = Cluster(name, uuid.uuid4().hex[:12], place, data, time.time(), temporary, ports)
+        draft = Path(tempfile.mkdtemp(prefix=_SETTLING, dir=folders.run))
+        draft.chmod(folder_mode())
+        (draft / "cluster.json").write_text(json.dumps(asdict(made), default=str) + "\n")
+        lock = os.open(draft / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        draft.rename(place)
+        return made, lock
+
+
+def sweep(folders: Folders) -> None:
+    """Remove what clusters without a supervisor left behind: processes, run folders, temporary data."""
+    with _turn(folders):
+        for path in folders.run.iterdir():
+            if path.name.startswith(_SETTLING):  # its maker died within `create`, whose turn it is not now
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.is_dir() and not _held(path / "lock"):
+                if dead := load(path):
+                    remove(dead, keep_data=not dead.temporary)
+                else:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def remove(cluster: Cluster, *, keep_data: bool) -> None:
+    """End every process of a cluster whose supervisor is gone or is the caller, and remove its folders."""
+    power.cut(cluster.uid)
+    if not keep_data:
+        shutil.rmtree(cluster.data, ignore_errors=True)
+    shutil.rmtree(cluster.run, ignore_errors=True)
+
+
+def alive(cluster: Cluster) -> bool:
+    """Whether the cluster's supervisor lives."""
+    return _held(cluster.layout.lock)
+
+
+def load(path: Path) -> Cluster | None:
+    """The cluster whose run folder this is; None if it holds none."""
+    try:
+        found = json.loads((path / "cluster.json").read_text())
+        found |= {"run": path, "data": Path(found["data"]), "ports": tuple(found["ports"])}
+        return Cluster(**found)
+    except (OSError, ValueError, KeyError, TypeError):  # removed meanwhile, or no file of this version's
+        return None
+
+
+def _held(lock: Path) -> bool:
+    """Whether a supervisor holds the lock. Shared, so that two who look at once do not see each other."""
+    try:
+        handle = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(handle)
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(0.5)
+        try:
+            connection.connect(os.fspath(path))
+        except OSError:
+            return False
+        return True
+
+
+@contextmanager
+def _turn(folders: Folders) -> Iterator[None]:
+    """One at a time creates or sweeps. Raises TimedOutError when another one's turn does not end."""
+    handle = os.open(folders.run / ".turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + TURN
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimedOutError(
+                        f"another command has been cleaning up in {folders.run} for {TURN:g} s: "
+                        f"`fuser -v {folders.run}/.turn` names it"
+                    ) from None
+                time.sleep(0.01)
+        yield
+    finally:
+        os.close(handle)

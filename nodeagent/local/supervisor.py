@@ -1,0 +1,282 @@
+"""The process that stands in for systemd and for the machines: it keeps a local cluster's Redis and agents running.
+
+An agent that ends is started again after 100 ms, without limit, unless its node was cut from power or it said that it
+is hopeless, as the systemd unit does. When it is told
+to, by the control socket, SIGTERM, or the end of its owner, everything ends and the cluster's folders go. Must never
+speak to an agent or know of jobs: it knows only processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nodeagent.local import power
+from nodeagent.local.children import Children
+from nodeagent.local.config import node_names, write_config
+from nodeagent.local.control import Reply
+from nodeagent.local.layout import LocalError, NotFoundError, folder_mode
+from nodeagent.local.registry import Cluster, load, remove
+from nodeagent.store.server import PrivateRedis, PrivateRedisError
+
+RESTART_DELAY = 0.1
+"""Seconds; the unit's RestartSec."""
+HOPELESS = 78
+"""The agent's exit code for what starting again cannot mend; the unit's RestartPreventExitStatus."""
+REQUEST_TIMEOUT = 5.0
+"""Seconds for a client to write its request."""
+AGENT = (sys.executable, "-m", "nodeagent.agent.main", "run")
+"""The agent's command, to which ``--config FILE`` is added."""
+
+
+class _EndingError(Exception):
+    """The cluster was told to end: cancels all its tasks."""
+
+
+@dataclass(slots=True)
+class _Node:
+    """One node: its power switch and its agent."""
+
+    name: str
+    gpus: tuple[str, ...] = ()
+    on: bool = True
+    switched: asyncio.Event = field(default_factory=asyncio.Event)
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    failed: bool = False
+    """Its agent said that starting it again would not help; until its power is switched."""
+    last_end: str = ""
+    """How its agent last ended by itself."""
+    switching: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while its power is switched: a cut must be over before the power comes back."""
+
+
+class Supervisor:
+    """One cluster's processes, from the first to the last."""
+
+    def __init__(self, cluster: Cluster, shares: Sequence[tuple[str, ...]], slots: int, agent: Sequence[str]) -> None:
+        self._cluster = cluster
+        self._slots = slots
+        self._agent = agent
+        names = node_names(len(shares))
+        self._nodes = {name: _Node(name, gpus) for name, gpus in zip(names, shares, strict=True)}
+        self._redis = PrivateRedis(cluster.layout.redis, persist=True)
+        self._ending = asyncio.Event()
+        self._keep_logs = False
+        self._keep_data = True
+        """Unless told to end: then the log says why it ended."""
+
+    async def run(self, owner: int | None) -> None:
+        """Until told to end. ``owner``: a file descriptor whose end of file ends the cluster."""
+        loop = asyncio.get_running_loop()
+        self._children = Children()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._ending.set)
+        if owner is not None:
+            loop.add_reader(owner, self._watch_owner, owner)
+        try:
+            await self._start_redis()
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                group.create_task(self._keep_redis())
+                for node in self._nodes.values():
+                    self._install(node)
+                server = await asyncio.start_unix_server(self._accept, self._cluster.layout.control)
+                self._cluster.layout.control.chmod(0o600)
+                async with server:
+                    await self._ending.wait()
+                    raise _EndingError
+        except* _EndingError:
+            self._keep_data = self._keep_logs
+        finally:
+            self._clear_away()
+
+    def _watch_owner(self, owner: int) -> None:
+        if not os.read(owner, 4096):
+            asyncio.get_running_loop().remove_reader(owner)
+            self._ending.set()
+
+    def _clear_away(self) -> None:
+        try:
+            power.cut(self._cluster.uid)  # nodes first, so that no agent sees its store go
+        finally:
+            self._redis.stop()
+            remove(self._cluster, keep_data=self._keep_data)
+
+    # Redis and the agents
+
+    async def _start_redis(self) -> None:
+        self._redis.spawn()  # here, not in a thread: it dies with the thread that started it
+        if (pid := self._redis.pid) is not None:
+            self._children.own(pid)
+        await asyncio.to_thread(self._redis.wait_ready)
+
+    async def _keep_redis(self) -> None:
+        while True:
+            if (pid := self._redis.pid) is not None:
+                await self._children.ended(pid)
+                self._redis.stop()
+                self._children.reaped(pid)
+                say("redis ended; starting it again")
+            await asyncio.sleep(RESTART_DELAY)
+            await self._start_redis()
+
+    def _install(self, node: _Node) -> None:
+        self._nodes[node.name] = node
+        write_config(self._cluster, node.name, gpus=node.gpus, slots=self._slots)
+        self._group.create_task(self._keep_agent(node))
+
+    async def _keep_agent(self, node: _Node) -> None:
+        while True:
+            while not node.on or node.failed:
+                node.switched.clear()
+                await node.switched.wait()
+            process = node.process = self._start_agent(node)
+            await self._children.ended(process.pid)
+            code = process.wait()
+            node.process = None
+            self._children.reaped(process.pid)
+            if node.on:
+                node.last_end = f"exit {code}" if code >= 0 else f"signal {-code}"
+                node.failed = code == HOPELESS
+                say(f"{node.name}: agent {process.pid} ended ({node.last_end})")
+                await asyncio.sleep(RESTART_DELAY)
+
+    def _start_agent(self, node: _Node) -> subprocess.Popen[bytes]:
+        layout = self._cluster.layout.node(node.name)
+        for folder in (layout.run, layout.state, layout.logs):
+            folder.mkdir(mode=folder_mode(), parents=True, exist_ok=True)
+        environ = power.unmarked(os.environ) | {power.MARK: power.mark(self._cluster.uid, node.name)}
+        environ.pop("NOTIFY_SOCKET", None)
+        node.starts += 1
+        process = self._children.start([*self._agent, "--config", str(layout.config)], environ, layout.agent_log)
+        say(f"{node.name}: agent {process.pid} started")
+        return process
+
+    # What the control socket can ask for
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._group.create_task(self._converse(reader, writer))
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(OSError, TimeoutError, ValueError):
+            request = json.loads(await asyncio.wait_for(reader.readline(), REQUEST_TIMEOUT))
+            if not isinstance(request, dict):
+                raise ValueError(f"{request!r} is no request")
+            try:
+                reply = await self._answer(request) | {"ok": True}
+            except LocalError as error:
+                reply = {"ok": False, "error": str(error), "code": error.code}
+            writer.write(json.dumps(reply).encode() + b"\n")
+            await asyncio.wait_for(writer.drain(), REQUEST_TIMEOUT)
+            if request.get("do") == "down":
+                self._ending.set()
+
+    async def _answer(self, request: dict[str, object]) -> Reply:
+        match request.get("do"):
+            case "status":
+                return self._status()
+            case "add":
+                node = _Node(node_names(1, first=len(self._nodes) + 1)[0])
+                self._install(node)
+                return {"node": node.name}
+            case "kill":
+                return await self._cut(self._find(request))
+            case "start":
+                return await self._power_on(self._find(request))
+            case "down":
+                self._keep_logs = bool(request.get("keep_logs"))
+                return {"pid": os.getpid()}
+            case other:
+                raise LocalError(f"the supervisor does not know how to {other!r}")
+
+    def _find(self, request: dict[str, object]) -> _Node:
+        node = self._nodes.get(str(request.get("node")))
+        if node is None:
+            raise NotFoundError(f"no node {request.get('node')!r} here; there is {', '.join(self._nodes)}")
+        return node
+
+    async def _cut(self, node: _Node) -> Reply:
+        """A power cut: the node is off first, so that nothing is started again; then all its processes go at once,
+        and its run folder, as /run does."""
+        async with node.switching:
+            was_on, node.on, node.failed = node.on, False, False
+            killed = await asyncio.to_thread(power.cut, self._cluster.uid, node.name)
+            run = self._cluster.layout.node(node.name).run
+            await asyncio.to_thread(shutil.rmtree, run, ignore_errors=True)
+        say(f"{node.name}: power cut, {killed} processes killed")
+        return {"node": node.name, "changed": was_on, "killed": killed}
+
+    async def _power_on(self, node: _Node) -> Reply:
+        async with node.switching:
+            was_on = node.on and not node.failed
+            node.on, node.failed = True, False
+            node.switched.set()
+        return {"node": node.name, "changed": not was_on}
+
+    def _status(self) -> Reply:
+        return {
+            "name": self._cluster.name,
+            "pid": os.getpid(),
+            "redis": {"url": self._redis.url, "pid": self._redis.pid},
+            "data": str(self._cluster.data),
+            "nodes": [
+                {
+                    "name": node.name,
+                    "power": "on" if node.on else "off",
+                    "agent_pid": node.process.pid if node.process else None,
+                    "starts": node.starts,
+                    "failed": node.failed,
+                    "last_end": node.last_end,
+                    "gpus": list(node.gpus),
+                    "socket": str(self._cluster.layout.node(node.name).api_socket),
+                    "log": str(self._cluster.layout.node(node.name).agent_log),
+                }
+                for node in self._nodes.values()
+            ],
+        }
+
+
+def say(text: str) -> None:
+    """A line in the supervisor's log."""
+    print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="nodeagent.local.supervisor", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--run", type=Path, required=True, help="the cluster's run folder")
+    parser.add_argument("--shares", type=json.loads, required=True, help="JSON: one list of GPU UUIDs per node")
+    parser.add_argument("--slots", type=int, required=True, help="workers without a GPU per node")
+    parser.add_argument("--agent", type=json.loads, default=AGENT, help="JSON: the agent's command")
+    parser.add_argument("--until-eof", action="store_true", help="end at the end of standard input")
+    arguments = parser.parse_args()
+    cluster = load(arguments.run)
+    if cluster is None:
+        sys.exit(f"{arguments.run} holds no local cluster")
+
+    async def supervise() -> None:
+        shares = [tuple(share) for share in arguments.shares]
+        supervisor = Supervisor(cluster, shares, arguments.slots, arguments.agent)
+        await supervisor.run(sys.stdin.fileno() if arguments.until_eof else None)
+
+    try:
+        asyncio.run(supervise())
+    except* (PrivateRedisError, LocalError) as group:
+        for error in group.exceptions:
+            say(str(error))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

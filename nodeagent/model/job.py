@@ -1,0 +1,102 @@
+"""A job as the store has it: spec, what is wanted of it, its phase, its newest generation, its restart budget."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from nodeagent.model.base import RECORD_VERSION, Record
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.world import Head, PodReport, Token
+
+Phase = Literal["queued", "forming", "running", "holding", "pausing", "paused", "succeeded", "failed", "stopped"]
+TERMINAL: frozenset[Phase] = frozenset({"succeeded", "failed", "stopped"})
+Desired = Literal["run", "pause", "stop"]
+
+
+class Control(Record):
+    """What operators want of a job. Every write raises ``rev``; agents act on it, never write it (but for a
+    rollback)."""
+
+    rev: int = Field(ge=1)
+    desired: Desired = "run"
+    target: int = Field(ge=1)
+    restart: int = 0
+    """Raised by ``restart``: the gang is re-formed once for each value."""
+    delete: bool = False
+    """The record is removed as soon as the job has ended and no node may still run its workers."""
+    by: str = ""
+    """Who wrote last."""
+
+
+class Spend(Record):
+    """One entry of the restart budget, keyed by the number of the generation that ended. Also the job's fault
+    history."""
+
+    at: int
+    """Served time (ms)."""
+    wall: float
+    """Unix time, for people only."""
+    kind: str
+    counts: bool
+    """Whether it spends the budget: faults of the job do, membership changes and hardware do not."""
+    node: str = ""
+    rank: int | None = None
+    text: str = ""
+    error: str = ""
+    """The blamed worker's last lines."""
+    exit: int | None = None
+    """The blamed worker's exit code, 128+n for signal n."""
+
+
+class Outcome(Record):
+    """How a job ended: its exit code (the blamed worker's; 128+n for a signal; 0 for success) and a sentence."""
+
+    code: int
+    text: str
+    error: str = ""
+
+
+class JobRecord(Record):
+    """Everything about one job."""
+
+    version: int = RECORD_VERSION
+    uid: str
+    name: str
+    owner: int
+    """uid of the submitter, as the agent saw it on its socket."""
+    spec: JobSpec
+    control: Control
+    phase: Phase
+    reason: str
+    """Why it is in this phase: one sentence, with the next step where there is one."""
+    submitted: float
+    """Unix time, for people only."""
+    ended: float | None = None
+    """Unix time of reaching a terminal phase."""
+    since: int = 0
+    """Served time (ms) of entering the phase."""
+    order: int = 0
+    """Submit order, for the queue."""
+    head: Head | None = None
+    active: Token | None = None
+    """The newest generation that was ever active."""
+    first_active: int | None = None
+    """Served time (ms) at which the first generation became active."""
+    started: float | None = None
+    """Unix time of the same, for people only."""
+    restart_done: int = 0
+    """The value of ``control.restart`` that the newest generation answers."""
+    not_before: int = 0
+    """Served time (ms) before which no new generation is proposed (backoff)."""
+    budget: dict[str, Spend] = {}
+    """Number (as text) of each ended generation to what ended it; 64 are kept, those that count the longest."""
+    last_reports: dict[str, PodReport] = {}
+    """Node to report of the generation that ended last: for ``describe`` and late blame."""
+    last_number: int = 0
+    """Number of the generation ``last_reports`` belong to (0: none yet)."""
+    restarts: int = 0
+    """Generations that became active after the first."""
+    outcome: Outcome | None = None
+    rev: int = 0

@@ -1,0 +1,119 @@
+"""The job as submitted: what to run, where it may run, and what to do when it fails.
+
+Owns the meaning and the limits of each field. How a person writes it (YAML, positions, suggestions) is ``spec/``'s;
+who runs it where is ``plan/``'s. All durations are seconds (float); sizes are counts of nodes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from nodeagent.model.base import Record
+
+EventName = Literal["WorkerFailed", "PodFailed", "PodEvicted", "NodeLost", "*"]
+"""What a policy can react to. ``*`` is any of them."""
+
+ActionName = Literal["RestartJob", "FailJob"]
+"""What a policy can do: re-form the gang, or end the job as failed."""
+
+DEFAULT_ROLE = "worker"
+
+
+class Nodes(Record):
+    """How many nodes a role wants. A fixed size has ``min == max == target``."""
+
+    min: int = Field(ge=1, le=4096)
+    max: int = Field(ge=1, le=4096)
+    target: int = Field(ge=1, le=4096)
+
+
+class Role(Record):
+    """A named part of a job with its own command and size."""
+
+    name: str = DEFAULT_ROLE
+    command: tuple[str, ...] = Field(min_length=1)
+    nodes: Nodes
+    workers_per_node: int | Literal["gpu"] = "gpu"
+    """Workers of a pod; ``gpu`` is one per installed GPU (and one on a node without GPUs)."""
+    gpus_per_worker: int | None = Field(default=None, ge=0, le=64)
+    """None: one where the node has GPUs, none where it has not."""
+    uneven: bool = False
+    """A node with fewer usable GPUs than its peers still takes part, with fewer workers."""
+
+
+MOST_RESTARTS = 60
+"""Largest budget: its entries live in the job's record, which keeps 64."""
+
+
+class RestartLimits(Record):
+    """The job's restart budget: at most ``max`` spent restarts within any ``window`` seconds."""
+
+    max: int = Field(default=10, ge=0, le=MOST_RESTARTS)
+    window: float = Field(default=3600.0, gt=0)
+    backoff_min: float = Field(default=0.0, ge=0)
+    backoff_max: float = Field(default=30.0, ge=0)
+    """The n-th spent restart in the window waits min(backoff_max, max(backoff_min, 0.5) * 2**(n-3)) s from the third
+    on; the first two wait ``backoff_min``."""
+
+
+class Policy(Record):
+    """First match wins: an event (and, if given, the blamed worker's exit code) to an action."""
+
+    on: tuple[EventName, ...] = Field(min_length=1)
+    exit_code: int | None = None
+    do: ActionName
+
+
+class Hooks(Record):
+    """Commands run on each node, as the job's user, in the job's environment, once per pod and generation."""
+
+    pre_start: tuple[str, ...] = ()
+    """Before the workers of a generation; a failure counts as a failure of the pod."""
+    post_stop: tuple[str, ...] = ()
+    """After the workers have stopped; its failure is logged only."""
+    timeout: float = Field(default=60.0, gt=0, le=3600)
+
+
+class Submitter(Record):
+    """What was recorded where the job was submitted; nodeagent copies neither code nor environments."""
+
+    user: str
+    uid: int
+    gid: int
+    host: str
+    cwd: str
+    environ: dict[str, str] = {}
+    """Only PATH, VIRTUAL_ENV, CONDA_PREFIX, LD_LIBRARY_PATH, PYTHONPATH, HOME, LANG and TERM-free basics."""
+
+
+class JobSpec(Record):
+    """One job, complete: every default is filled in. ``roles`` has exactly one entry for now."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")
+    roles: tuple[Role, ...] = Field(min_length=1)
+    env: dict[str, str] = {}
+    env_file: str | None = None
+    """A file on each node, read by the shim as the job's user; its content is never stored."""
+    working_dir: str
+    user: str
+    checkpoint_dir: str | None = None
+    limits: dict[str, int | Literal["infinity"]] = {}
+    """rlimit name (``nofile``, ``memlock``, ``core``, ``stack``, ``nproc``) to soft = hard value."""
+    priority: int = Field(default=0, ge=-1000, le=1000)
+    preload: tuple[str, ...] = ()
+    """Modules imported ahead of time in the standby interpreter."""
+    standby: bool = True
+    grace: float = Field(default=30.0, ge=0, le=86400)
+    restarts: RestartLimits = RestartLimits()
+    policies: tuple[Policy, ...] = ()
+    hooks: Hooks = Hooks()
+    hold_timeout: float | None = Field(default=None, gt=0)
+    """Seconds a job may hold for want of nodes before it fails; None is for ever."""
+    submitter: Submitter
+
+    @property
+    def role(self) -> Role:
+        """The single role (several at once are refused when a job is read)."""
+        return self.roles[0]

@@ -1,0 +1,98 @@
+"""What is known of a node: its identity, its facts, whether it may take work, and the pods it has ready.
+
+A node's lease is not here: the store alone knows it (served time), and reports who has lapsed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from nodeagent.model.base import RECORD_VERSION, Record
+
+
+class Incarnation(Record):
+    """``life`` is random and ends with the boot (or with being declared lost); ``start`` counts the agent's starts
+    in it."""
+
+    life: str
+    start: int = Field(ge=1)
+
+
+class Gpu(Record):
+    """One installed GPU. ``healthy`` false takes it out of placement; ``why`` says the reason."""
+
+    uuid: str
+    index: int = Field(ge=0)
+    name: str = ""
+    healthy: bool = True
+    why: str = ""
+
+
+class NodeFacts(Record):
+    """What an agent tells about its machine. Changes rarely; a change bumps the node's revision."""
+
+    version: int = RECORD_VERSION
+    address: str
+    """The address that peers and workers reach this node by."""
+    hostname: str
+    boot_id: str
+    agent_pid: int
+    agent_version: str
+    started: float
+    """Unix time the agent started (for people only)."""
+    cpu_slots: int = Field(ge=0)
+    """Workers without a GPU that this node takes at once; their devices are named cpu0, cpu1, ..."""
+    gpus: tuple[Gpu, ...] = ()
+    labels: dict[str, str] = {}
+    data_interface: str | None = None
+    api_socket: str = ""
+    """The agent's unix socket: reachable only from the same machine (same boot_id)."""
+    http: str = ""
+    """``http://127.0.0.1:PORT`` of health and metrics."""
+
+    def devices(self) -> tuple[str, ...]:
+        """Names of all devices a worker may be given: healthy GPUs by uuid, then cpu slots."""
+        return tuple(g.uuid for g in self.gpus if g.healthy) + tuple(f"cpu{i}" for i in range(self.cpu_slots))
+
+
+ReadyState = Literal["preparing", "ready", "unfit"]
+
+
+class Readiness(Record):
+    """Whether a node could start a pod of one job at once: folders checked as the job's user, standby warm."""
+
+    state: ReadyState
+    reason: str = ""
+    """For ``unfit``: what is missing, as told to the person ("/shared/resnet is missing")."""
+    code: int = 0
+    """For ``unfit``: the exit code a shell would give (127 command not found, 126 not executable), else 0."""
+
+
+class Cordon(Record):
+    """No new work for this node; ``drain`` also moves its running work away."""
+
+    reason: str
+    by: str
+    at: float
+    """Unix time, for people only."""
+    drain: bool = False
+
+
+class NodeRecord(Record):
+    """A node as the store has it."""
+
+    id: str
+    incarnation: Incarnation
+    lost: bool = False
+    """This life was declared lost: it can never renew again; the node must come back with a new one."""
+    left: bool = False
+    """This life ended by itself (orderly shutdown); its lease ended at once."""
+    joined: int
+    """Served time (ms) at which this life joined."""
+    facts: NodeFacts
+    cordon: Cordon | None = None
+    readiness: dict[str, Readiness] = {}
+    """Job uid to readiness, for jobs this node prepares or runs."""
+    rev: int = 0

@@ -1,0 +1,37 @@
+"""The live state of one pod, as its agent publishes it under a TTL key and as the API shows it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from nodeagent.model.base import Record
+
+PodPhase = Literal["preparing", "ready", "unfit", "starting", "running", "stopping", "stuck", "exited", "gone"]
+"""``ready``: standby warm, nothing started. ``exited``: every worker of its newest generation has ended. ``gone``:
+the shim died."""
+
+
+class WorkerState(Record):
+    """One worker process."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    state: Literal["starting", "running", "exited"]
+    exit: int | None = None
+    """Exit code, 128+n for signal n; None while it runs."""
+
+
+class PodState(Record):
+    """One pod of one job on one node."""
+
+    uid: str
+    job: str
+    role: str
+    node: str
+    phase: PodPhase
+    reason: str = ""
+    generation: int = 0
+    shim_pid: int | None = None
+    standby_pid: int | None = None
+    workers: tuple[WorkerState, ...] = ()

@@ -1,0 +1,140 @@
+"""A generation of a gang: who is in it, who must still stop, who has acknowledged, and how its workers ended.
+
+The head of a job is its newest generation. Its (number, id) is the fencing token. Maps are keyed by node id, never
+lists, because the store's Lua cannot tell an empty list from an empty map.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from nodeagent.model.base import Record
+
+HeadState = Literal["forming", "active", "ended"]
+
+CauseKind = Literal[
+    "start", "worker_failed", "pod_failed", "node_lost", "collective", "reform", "fenced",
+    "scale", "join", "drain", "resume", "restart",
+]  # fmt: skip
+"""Why a generation was formed. ``collective``: only victims of a broken collective seen so far, the culprit still
+unknown. ``reform``: a worker asked for it (exit 101). ``fenced``: a node stopped its own workers because it could
+not renew its lease."""
+
+
+class Token(Record):
+    """(number, id): numbers only grow per job name; the random id tells two histories apart."""
+
+    number: int = Field(ge=0)
+    id: str
+
+
+class Member(Record):
+    """One node's place in a world. Its workers have ranks first_rank .. first_rank + workers - 1."""
+
+    node: str
+    life: str
+    group_rank: int = Field(ge=0)
+    first_rank: int = Field(ge=0)
+    workers: int = Field(ge=1)
+    devices: tuple[str, ...] = Field(min_length=1)
+    """Devices in local-rank order: gpus_per_worker GPUs per worker, or one cpu slot per worker."""
+
+
+class Holder(Record):
+    """A node that may still run an older generation; nothing new starts before it acknowledged or lapsed."""
+
+    life: str
+    devices: tuple[str, ...] = Field(min_length=1)
+
+
+class Ack(Record):
+    """A member or holder has no worker of an older generation left, and will start none."""
+
+    life: str
+    address: str = ""
+    """From the node of group rank 0: host:port of the rendezvous it holds for this generation."""
+    store_hosted: bool = False
+    """The address is served by our store process (workers connect as clients), not by rank 0."""
+    stuck: bool = False
+    """SIGKILL was sent and something still has not gone (D state): its devices are not reused before a reboot."""
+
+
+class WorkerExit(Record):
+    """How one worker ended."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    code: int | None = None
+    signal: int | None = None
+    """Exactly one of code and signal is set."""
+    stopped: bool = False
+    """We stopped it (re-forming, stopping): it is never a cause."""
+    order: int = 0
+    """0 was the first to end on its node, then 1, 2, ..."""
+    at: float = 0.0
+    """Unix time on its node, for people only; never compared between nodes."""
+    error: str = ""
+    """Last lines of its standard error or its TORCHELASTIC_ERROR_FILE, at most 4000 characters."""
+
+
+class PodReport(Record):
+    """What a member says of its pod in one generation. A later report of the same pod replaces the earlier one."""
+
+    state: Literal["running", "succeeded", "failed", "lost", "fenced", "refused"]
+    """``lost``: the shim died. ``fenced``: the shim stopped the workers since nobody granted it time. ``refused``:
+    could not start."""
+    exits: tuple[WorkerExit, ...] = ()
+    reason: str = ""
+    seq: int = 0
+    """Order of arrival at the store among this generation's reports (set by the store): the first fault has the
+    lowest."""
+
+
+class Cause(Record):
+    """Why the gang was (re-)formed, stopped or held, as shown to the person."""
+
+    kind: CauseKind
+    text: str
+    node: str = ""
+    rank: int | None = None
+
+
+class Head(Record):
+    """The newest generation of a job."""
+
+    number: int = Field(ge=1)
+    id: str
+    state: HeadState
+    members: dict[str, Member]
+    holders: dict[str, Holder] = {}
+    acks: dict[str, Ack] = {}
+    reports: dict[str, PodReport] = {}
+    cause: Cause
+    planned: bool = False
+    """Older workers may take their grace (SIGTERM first); otherwise SIGKILL at once."""
+    address: str = ""
+    """Rendezvous host:port, set when it becomes active."""
+    store_hosted: bool = False
+    since: int
+    """Served time (ms) of entering the present state."""
+    deadline: int = 0
+    """Forming only: served time (ms) after which it is proposed again without those who did not acknowledge."""
+    control_rev: int = 0
+    """The control revision it was proposed under: a newer one means that an operator asked for something since."""
+    outside: dict[str, str] = {}
+    """Nodes that could have been members and are not: node to why (NODEAGENT_FAULTY)."""
+
+    @property
+    def token(self) -> Token:
+        return Token(number=self.number, id=self.id)
+
+    @property
+    def world_size(self) -> int:
+        return sum(m.workers for m in self.members.values())
+
+    def ordered(self) -> tuple[Member, ...]:
+        """Members by group rank."""
+        return tuple(sorted(self.members.values(), key=lambda m: m.group_rank))

@@ -1,0 +1,90 @@
+"""Blame: which worker failed first, and which only died of it. Compares no clocks of different nodes."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from nodeagent.model.world import PodReport, WorkerExit
+
+REFORM_CODES = frozenset({101, 102})
+"""Exit codes that ask to be re-formed and are not counted (Paddle's elastic convention)."""
+
+COLLECTIVE = re.compile(
+    r"RuntimeError: .*Connection (closed|reset) by peer|(Read|Write) error \[|(recvValue|recvBytes|sendBytes) failed|"
+    r"failed to (recv|send), got|DistNetworkError|DistStoreError|"
+    r"gloo.*(closed|reset|refused|timed? ?out|error)|Timed out waiting|Gloo connectFullMesh failed|"
+    r"ncclRemoteError|ncclSystemError|NCCL communicator was aborted|Watchdog caught collective operation timeout|"
+    r"remote process (exited|has terminated)|Some NCCL operations have failed",
+    re.IGNORECASE,
+)
+"""What PyTorch, gloo and NCCL write when a *peer* is gone: the writer is a victim. A plain "Connection refused" is
+not here: a script that cannot reach a service of its own is at fault itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """The cause among the exits of one generation."""
+
+    node: str
+    worker: WorkerExit
+    victim: bool
+    """Only victims were seen: somebody else failed first and is not known yet."""
+    text: str
+
+    @property
+    def code(self) -> int:
+        return shell_code(self.worker)
+
+
+def shell_code(exited: WorkerExit) -> int:
+    """The code a shell would show: 128+n for signal n."""
+    return 128 + exited.signal if exited.signal is not None else (exited.code or 0)
+
+
+def describe(exited: WorkerExit) -> str:
+    """In words: ``exit code 7``, ``SIGKILL (9)``."""
+    if exited.signal is None:
+        return f"exit code {exited.code}"
+    try:
+        return f"{signal.Signals(exited.signal).name} ({exited.signal})"
+    except ValueError:
+        return f"signal {exited.signal}"
+
+
+def is_failure(exited: WorkerExit) -> bool:
+    """It ended by itself, and not well."""
+    return not exited.stopped and (exited.signal is not None or bool(exited.code))
+
+
+def is_victim(exited: WorkerExit) -> bool:
+    """It ended with an error that says a peer was gone."""
+    return exited.signal in (None, signal.SIGABRT) and bool(COLLECTIVE.search(exited.error))
+
+
+def blame(reports: Mapping[str, PodReport]) -> Blame | None:
+    """The worker to blame, None when none failed by itself.
+
+    Those whose error does not speak of a lost peer come before those whose does; then the node whose report reached
+    the store first (seq, given by the store); then the order of ending on that node.
+    """
+    failed = sorted(
+        ((is_victim(e), r.seq or 1 << 30, e.order, node, e) for node, r in reports.items() for e in _failures(r)),
+        key=lambda row: row[:4],
+    )
+    if not failed:
+        return None
+    victim, _, _, node, worst = failed[0]
+    text = f"rank {worst.rank} on {node} failed first: {describe(worst)}"
+    if victim:
+        text = f"rank {worst.rank} on {node} lost its peers ({describe(worst)}); who failed first is not known"
+    elif len(failed) > 1:
+        others = ", ".join(str(row[4].rank) for row in failed[1:])
+        text += f" (ranks {others} ended after it)"
+    return Blame(node, worst, victim, text)
+
+
+def _failures(report: PodReport) -> Iterable[WorkerExit]:
+    return (e for e in report.exits if is_failure(e))

@@ -1,0 +1,38 @@
+"""The snapshot that decisions are made on: every node and job as last read from the store. Holds no decision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nodeagent.model.job import JobRecord
+from nodeagent.model.node import NodeRecord
+from nodeagent.model.timing import Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One consistent-enough view. Every write compares revisions, so a stale view costs a round trip, never
+    safety."""
+
+    served: int
+    """Served time (ms) of the view; between beats the agent adds its own elapsed time, never more than ``credit``."""
+    nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
+    jobs: Mapping[str, JobRecord] = field(default_factory=dict)
+    lapsed: frozenset[str] = frozenset()
+    timing: Timing = field(default_factory=Timing)
+
+    def live(self, node: str, life: str | None = None) -> bool:
+        """The node holds its lease (in this life, if given)."""
+        record = self.nodes.get(node)
+        if record is None or record.lost or record.left or node in self.lapsed:
+            return False
+        return life is None or record.incarnation.life == life
+
+    def gone(self, node: str, life: str) -> bool:
+        """This life can run nothing any more: lapsed, left, or replaced by another life (which may join only after a
+        lapse)."""
+        record = self.nodes.get(node)
+        if record is None or record.incarnation.life != life:
+            return True
+        return record.lost or record.left or node in self.lapsed

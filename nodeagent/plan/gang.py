@@ -1,0 +1,109 @@
+"""The next step of one job, from what all agents see alike: form, re-form, hold, pause, end, or wait, and why.
+
+Every agent computes the same decision; ``turn.py`` says who takes it first; the store's compare-and-set picks one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nodeagent.model.job import TERMINAL, JobRecord, Outcome
+from nodeagent.model.world import Head
+from nodeagent.plan import faults
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.membership import gone_nodes, holding_nodes, natural
+from nodeagent.plan.running import after_fault, decide_running
+from nodeagent.plan.steps import Activate, Decision, End, Remove, propose_or_hold
+from nodeagent.plan.waiting import decide_waiting
+
+
+def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
+    """The next step of a job. ``wall`` is Unix time and ends up only in texts for people."""
+    if job.phase in TERMINAL:
+        return _ended(cluster, job)
+    if job.control.desired == "stop":
+        return _stop(cluster, job)
+    if job.control.desired == "pause":
+        return _pause(cluster, job)
+    head = job.head
+    if head is not None and head.state == "forming":
+        return _forming(cluster, job, head, wall)
+    if head is not None and head.state == "active":
+        return decide_running(cluster, job, head, wall)
+    return decide_waiting(cluster, job, wall)
+
+
+# --- ended, stopping, pausing -------------------------------------------------------------------
+
+
+def _ended(cluster: Cluster, job: JobRecord) -> Decision:
+    still = holding_nodes(cluster, job)
+    if still:
+        return Decision(None, (f"its last workers are being stopped on {', '.join(still)}",))
+    if job.control.delete:
+        return Decision(Remove(), ("it has ended and its deletion was asked for",))
+    return Decision(None)
+
+
+def _stop(cluster: Cluster, job: JobRecord) -> Decision:
+    who = job.control.by or "an operator"
+    text = f"stopped by {who}"
+    outcome = Outcome(code=143, text=text)
+    return Decision(End("stopped", text, gone_nodes(cluster, job), outcome, planned=True), (text,))
+
+
+def _pause(cluster: Cluster, job: JobRecord) -> Decision:
+    who = job.control.by or "an operator"
+    text = f"paused by {who}; go on with: nodeagentctl resume {job.name}"
+    if job.phase == "paused":
+        return Decision(None, (text,))
+    gone = gone_nodes(cluster, job)
+    running = job.head is not None and job.head.state == "active"
+    if job.phase == "pausing":
+        still = holding_nodes(cluster, job)
+        if still:
+            return Decision(None, (f"waits for the workers on {', '.join(still)} to end",))
+        return Decision(End("paused", text, gone), (text,))
+    if running or holding_nodes(cluster, job):
+        return Decision(End("pausing", text, gone, planned=True), (text,))
+    return Decision(End("paused", text, gone), (text,))
+
+
+# --- forming ------------------------------------------------------------------------------------
+
+
+def _forming(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
+    gone = gone_nodes(cluster, job)
+    found = faults.late_blame(cluster, job, wall)
+    if found is not None:
+        return after_fault(cluster, job, found, gone)
+    if gone:
+        return _form_again(cluster, job, head, gone, {})
+    silent = [m.node for m in head.ordered() if m.node not in head.acks]
+    ready = {n: cluster.nodes[n].readiness.get(job.uid) for n in silent}
+    unfit = {n: f"{n} cannot run it: {r.reason}" for n, r in ready.items() if r is not None and r.state == "unfit"}
+    if unfit:
+        return _form_again(cluster, job, head, (), unfit)
+    stopping = sorted(head.holders, key=natural)
+    if not silent and not stopping:
+        return Decision(Activate(head.token), ("every member acknowledged",))
+    if cluster.served >= head.deadline and silent:
+        drop = {n: f"{n} did not acknowledge in time" for n in silent if n not in head.holders}
+        return _form_again(cluster, job, head, (), drop)
+    why = []
+    if silent:
+        why.append(f"waits for {', '.join(silent)} to acknowledge generation {head.number}")
+    if set(stopping) - set(silent):
+        why.append(f"waits for {', '.join(n for n in stopping if n not in silent)} to stop older workers")
+    return Decision(None, tuple(why), head.deadline)
+
+
+def _form_again(
+    cluster: Cluster, job: JobRecord, head: Head, gone: tuple[str, ...], drop: Mapping[str, str]
+) -> Decision:
+    """The forming generation cannot become whole as it is: propose it anew without those gone, and without those to
+    ``drop`` (node to why)."""
+    members_gone = [n for n in gone if n in head.members]
+    news = "; ".join(drop.values()) or (f"then node {', '.join(members_gone)} lost" if members_gone else "")
+    cause = head.cause.model_copy(update={"text": f"{head.cause.text}; {news}"}) if news else head.cause
+    return propose_or_hold(cluster, job, cause, gone, None, head.planned, without=drop)

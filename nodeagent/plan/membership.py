@@ -1,0 +1,167 @@
+"""Who may take part in a job: for each node either what it would give, or why not. Never chooses among those who
+may."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.jobspec import Role
+from nodeagent.model.node import NodeFacts, NodeRecord
+from nodeagent.model.world import Member
+from nodeagent.plan.cluster import Cluster
+
+Standing = Literal["fit", "pending", "unfit", "out"]
+"""``fit``: could start now. ``pending``: still getting ready. ``unfit``: a check failed there. ``out``: dead,
+cordoned or full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One node, as seen by one job."""
+
+    node: str
+    life: str
+    standing: Standing
+    why: str = ""
+    devices: tuple[str, ...] = ()
+    code: int = 0
+    joined: int = 0
+
+
+def natural(name: str) -> tuple[tuple[int, int | str], ...]:
+    """Sort key under which n2 comes before n10. No two names are equal under it (n1, n01): all agents sort alike."""
+    parts = (p for p in re.split(r"([0-9]+)", name) if p)
+    return (*((0, int(p)) if p.isdecimal() else (1, p) for p in parts), (-1, name))
+
+
+def gpus_per_worker(role: Role, facts: NodeFacts) -> int:
+    """GPUs for each worker on this node: as asked, else one where the node has any."""
+    return role.gpus_per_worker if role.gpus_per_worker is not None else int(bool(facts.gpus))
+
+
+def workers_wanted(role: Role, facts: NodeFacts) -> int:
+    """Workers a full pod of this role has on this node."""
+    if role.workers_per_node != "gpu":
+        return role.workers_per_node
+    per = gpus_per_worker(role, facts)
+    return max(1, len(facts.gpus) // per) if per else 1
+
+
+def used_devices(cluster: Cluster, node: str, by_others_than: str) -> frozenset[str]:
+    """Devices of a node that other jobs hold: as members of a generation not ended, or because they may still run
+    there."""
+    used: set[str] = set()
+    for job in cluster.jobs.values():
+        if job.uid == by_others_than or job.head is None:
+            continue
+        member = job.head.members.get(node)
+        if member is not None and job.head.state != "ended" and not cluster.gone(node, member.life):
+            used.update(member.devices)
+        holder = job.head.holders.get(node)
+        if holder is not None and not cluster.gone(node, holder.life):
+            used.update(holder.devices)
+    return frozenset(used)
+
+
+def offer(role: Role, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]) -> tuple[str, ...] | str:
+    """The devices a node would give this role, those it has now first; or a phrase saying what is missing."""
+    taken = set(used)
+    keep = [d for d in facts.devices() if d not in taken]
+    held = set(mine)
+    keep.sort(key=lambda d: d not in held)  # stable: the same devices again where possible
+    want = workers_wanted(role, facts)
+    per = gpus_per_worker(role, facts)
+    if per == 0:
+        slots = [d for d in keep if d.startswith("cpu")]
+        if len(slots) < want:
+            return f"has {len(slots)} free worker slots, {want} needed"
+        return tuple(sorted(slots[:want], key=natural))
+    gpus = [g.uuid for g in facts.gpus if g.uuid in keep]
+    gpus.sort(key=lambda u: (u not in held, [g.uuid for g in facts.gpus].index(u)))
+    fits = min(want, len(gpus) // per)
+    if fits < want and not (role.uneven and fits >= 1):
+        sick = [f"GPU {g.index}: {g.why or 'unhealthy'}" for g in facts.gpus if not g.healthy]
+        return f"has {len(gpus)} free GPUs, {want * per} needed" + (f" ({'; '.join(sick)})" if sick else "")
+    order = {g.uuid: g.index for g in facts.gpus}
+    return tuple(sorted(gpus[: fits * per], key=lambda u: order[u]))
+
+
+def candidate(cluster: Cluster, job: JobRecord, node: NodeRecord) -> Candidate:
+    """How this node stands to this job, right now."""
+    life = node.incarnation.life
+
+    def no(standing: Standing, why: str, code: int = 0, devices: tuple[str, ...] = ()) -> Candidate:
+        return Candidate(node.id, life, standing, f"{node.id} {why}", devices, code, node.joined)
+
+    if not cluster.live(node.id):
+        return no("out", "has left" if node.left else "is not live (its lease has lapsed)")
+    if node.cordon is not None:
+        return no("out", f"is {'draining' if node.cordon.drain else 'cordoned'} ({node.cordon.reason})")
+    member = _own(job, node.id)
+    got = offer(job.spec.role, node.facts, used_devices(cluster, node.id, job.uid), member)
+    if isinstance(got, str):
+        return no("out", got)
+    ready = node.readiness.get(job.uid)
+    if ready is None:
+        return no("pending", "has not checked the job yet", devices=got)
+    if ready.state == "preparing":
+        why = "is getting ready" + (f" ({ready.reason})" if ready.reason else "")
+        return no("pending", why, devices=got)
+    if ready.state == "unfit":
+        return no("unfit", f"cannot run it: {ready.reason}", ready.code)
+    return Candidate(node.id, life, "fit", "", got, 0, node.joined)
+
+
+def candidates(cluster: Cluster, job: JobRecord) -> tuple[Candidate, ...]:
+    """Every known node in natural order."""
+    return tuple(candidate(cluster, job, cluster.nodes[n]) for n in sorted(cluster.nodes, key=natural))
+
+
+def survivors(cluster: Cluster, job: JobRecord) -> tuple[Member, ...]:
+    """Members of the newest generation that are still alive in the same life, by rank."""
+    if job.head is None:
+        return ()
+    return tuple(m for m in job.head.ordered() if cluster.live(m.node, m.life))
+
+
+def gone_nodes(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
+    """Members and holders of the newest generation that can run nothing any more, in natural order."""
+    if job.head is None:
+        return ()
+    gone = {m.node for m in job.head.members.values() if cluster.gone(m.node, m.life)}
+    gone |= {n for n, h in job.head.holders.items() if cluster.gone(n, h.life)}
+    return tuple(sorted(gone, key=natural))
+
+
+def holding_nodes(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
+    """Nodes that may still run an older generation of the job."""
+    if job.head is None:
+        return ()
+    return tuple(sorted((n for n, h in job.head.holders.items() if not cluster.gone(n, h.life)), key=natural))
+
+
+def should_prepare(cluster: Cluster, job: JobRecord, node: str) -> bool:
+    """Whether a node keeps a pod ready for a job: members, those who will be needed to reach the target, one spare,
+    and those whose check failed: their verdict is kept and checked again, not forgotten and found anew."""
+    if job.phase in TERMINAL or job.control.desired != "run":
+        return False
+    members = {m.node for m in survivors(cluster, job)}
+    if node in members:
+        return True
+    everyone = candidates(cluster, job)
+    if any(c.node == node and c.standing == "unfit" for c in everyone):
+        return True
+    waiting = [c.node for c in everyone if c.standing in ("fit", "pending") and c.node not in members]
+    missing = max(0, job.control.target - len(members))
+    return node in waiting[: missing + 1]
+
+
+def _own(job: JobRecord, node: str) -> tuple[str, ...]:
+    if job.head is None:
+        return ()
+    member, holder = job.head.members.get(node), job.head.holders.get(node)
+    return member.devices if member is not None else holder.devices if holder is not None else ()

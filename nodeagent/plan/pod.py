@@ -1,0 +1,222 @@
+"""What one node does for its own pods: prepare, stop, promise, acknowledge, start, report, retire.
+
+Reads the jobs' heads and the shims' states; knows nothing of gangs beyond "am I in it". A pod goes
+empty -> promised(g) -> started(g) -> stopped, and never back to a lower g.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.node import Incarnation
+from nodeagent.model.world import Ack, Head, PodReport, Token
+from nodeagent.plan.blame import describe, is_failure
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.faults import final_report
+from nodeagent.plan.membership import should_prepare
+from nodeagent.workers.base import PodStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Have a shim with its checks done and its standby warm."""
+
+    uid: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop what runs; ``grace`` None is SIGKILL now."""
+
+    uid: str
+    grace: float | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Durably promise never to start anything below this generation; group rank 0 also holds its rendezvous."""
+
+    uid: str
+    token: Token
+    rendezvous: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendAck:
+    """Tell the store that nothing older runs here any more."""
+
+    uid: str
+    token: Token
+    ack: Ack
+    last: PodReport | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start this node's workers of the active generation."""
+
+    uid: str
+    token: Token
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Tell the store how the pod's workers are."""
+
+    uid: str
+    token: Token
+    report: PodReport
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """The pod is not needed here any more."""
+
+    uid: str
+    why: str
+
+
+PodAction = Prepare | Stop | Promise | SendAck | Start | Report | Retire
+
+
+def plan_pods(
+    cluster: Cluster, node: str, incarnation: Incarnation, statuses: Mapping[str, PodStatus], standbys: int
+) -> tuple[PodAction, ...]:
+    """Every action this node should take now, at most one per pod: the next action follows when its effect is
+    seen. ``standbys``: how many pods are kept ready here for running jobs that this node is no member of."""
+    out: list[PodAction] = []
+    spares = 0
+    for uid in sorted({*cluster.jobs, *statuses}, key=lambda uid: _queue_place(cluster, uid)):
+        job, status = cluster.jobs.get(uid), statuses.get(uid)
+        action = _plan_pod(cluster, node, incarnation.life, job, status, uid)
+        spare = job is not None and job.phase == "running" and job.head is not None and node not in job.head.members
+        if spare and (isinstance(action, Prepare) or (action is None and status is not None)):
+            spares += 1
+            if spares > standbys:
+                action = Retire(uid, f"this node keeps {standbys} standbys for other jobs already") if status else None
+        if action is not None:
+            out.append(action)
+    return tuple(out)
+
+
+def _queue_place(cluster: Cluster, uid: str) -> tuple[int, int, str]:
+    """Jobs of higher priority, then older ones, first."""
+    job = cluster.jobs.get(uid)
+    return (0, 0, uid) if job is None else (-job.spec.priority, job.order, uid)
+
+
+def _plan_pod(
+    cluster: Cluster, node: str, life: str, job: JobRecord | None, status: PodStatus | None, uid: str
+) -> PodAction | None:
+    if job is None:
+        return Retire(uid, "the job is gone from the store") if status is not None else None
+    head = job.head
+    member = head.members.get(node) if head is not None else None
+    holder = head.holders.get(node) if head is not None else None
+    in_head = member is not None and member.life == life
+    holds = holder is not None and holder.life == life
+    if head is not None and head.state == "forming" and (in_head or holds):
+        return _forming(job, head, node, in_head, status)
+    if head is not None and head.state == "active" and in_head:
+        return _active(job, head, node, status)
+    if status is not None and not status.quiet and not (holds and status.phase == "stuck"):
+        planned = holds and head is not None and head.planned
+        return _stop(job, status, planned, "this node is not in the newest generation" if not holds else "stopping")
+    if holds and head is not None:
+        return _ack(job, head, node, life, status, "")
+    if should_prepare(cluster, job, node):
+        if status is None or status.phase in ("gone", "unfit"):  # unfit: the host looks again, now and then
+            return Prepare(uid, "the job may need this node")
+        return None
+    if status is not None:
+        return Retire(uid, "the job has ended" if job.phase in TERMINAL else "the job does not need this node")
+    return None
+
+
+def _forming(job: JobRecord, head: Head, node: str, in_head: bool, status: PodStatus | None) -> PodAction | None:
+    """Stop what is older, promise, acknowledge."""
+    if status is not None and status.phase == "stuck":
+        # SIGKILL is pending, so it runs no more of its own code: the others may go on, but not with this node.
+        return None if in_head else _ack(job, head, node, head.holders[node].life, status, "")
+    if status is not None and not status.quiet:
+        return _stop(job, status, head.planned, f"generation {head.number} is forming: {head.cause.text}")
+    life = head.members[node].life if in_head else head.holders[node].life
+    if not in_head:
+        return _ack(job, head, node, life, status, "")
+    if node in head.acks and node not in head.holders:
+        return None
+    if status is None or status.phase == "gone":
+        return Prepare(job.uid, f"a member of generation {head.number}")
+    if status.phase in ("preparing", "unfit"):
+        return None
+    leads = head.members[node].group_rank == 0
+    if status.highest != head.token:
+        return Promise(job.uid, head.token, leads, f"generation {head.number} is forming")
+    if leads and (status.rendezvous is None or status.rendezvous.token != head.token):
+        return None
+    return _ack(job, head, node, life, status, status.rendezvous.address if leads and status.rendezvous else "")
+
+
+def _active(job: JobRecord, head: Head, node: str, status: PodStatus | None) -> PodAction | None:
+    """Start once, then report what changes."""
+    sent = head.reports.get(node)
+    if status is None or status.phase == "gone":
+        if final_report(sent):
+            return None  # it had finished before: what its workers did stands
+        reason = (status.reason if status is not None else "") or "its shim is gone, and its workers with it"
+        return _report(job, head, sent, PodReport(state="lost", reason=reason))
+    if status.generation == head.token:
+        return _report(job, head, sent, read_report(status))
+    if status.generation is not None and not status.quiet:
+        return _stop(job, status, False, f"generation {head.number} is active")
+    if status.highest != head.token:
+        reason = "this node has no record of having promised this generation"
+        return _report(job, head, sent, PodReport(state="refused", reason=reason))
+    return Start(job.uid, head.token, f"generation {head.number} is active")
+
+
+def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodReport | None) -> Report | None:
+    if report is None or (sent is not None and _same(sent, report)):
+        return None
+    why = report.reason or (describe(report.exits[0]) if report.exits else report.state)
+    return Report(job.uid, head.token, report, why)
+
+
+def _same(sent: PodReport, report: PodReport) -> bool:
+    return (sent.state, len(sent.exits)) == (report.state, len(report.exits))
+
+
+def read_report(status: PodStatus) -> PodReport | None:
+    """What a started pod has to say; None while all its workers run."""
+    if status.refused:
+        return PodReport(state="refused", reason=status.refused)
+    if status.fenced:
+        return PodReport(state="fenced", exits=status.exits, reason=status.reason)
+    if any(is_failure(e) for e in status.exits):
+        return PodReport(state="failed", exits=status.exits)
+    done = [e for e in status.exits if not e.stopped and e.code == 0]
+    if done and len(done) == len(status.workers):
+        return PodReport(state="succeeded", exits=status.exits)
+    return None
+
+
+def _stop(job: JobRecord, status: PodStatus, planned: bool, why: str) -> Stop | None:
+    return Stop(job.uid, job.spec.grace if planned else None, why)
+
+
+def _ack(job: JobRecord, head: Head, node: str, life: str, status: PodStatus | None, address: str) -> SendAck:
+    hosted = status is not None and status.rendezvous is not None and bool(address) and status.rendezvous.store_hosted
+    last = None
+    if status is not None and status.generation is not None and status.generation.number == job.last_number:
+        last = read_report(status)
+    stuck = status is not None and status.phase == "stuck"
+    ack = Ack(life=life, address=address, store_hosted=hosted, stuck=stuck)
+    return SendAck(job.uid, head.token, ack, last, f"nothing older than generation {head.number} runs on {node}")

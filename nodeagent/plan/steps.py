@@ -1,0 +1,94 @@
+"""The steps a job can take, and the way each of them is put together. Chooses none of them: that is ``gang.py``'s
+and its helpers'."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from nodeagent.model.job import JobRecord, Outcome, Phase, Spend
+from nodeagent.model.timing import millis
+from nodeagent.model.world import Cause, Member, Token
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.placement import Placement, place
+from nodeagent.plan.world import make_world
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Propose the next generation (its random id and the proposer's name are added on the way to the store)."""
+
+    members: dict[str, Member]
+    cause: Cause
+    lost: tuple[str, ...]
+    spend: Spend | None
+    planned: bool
+    form_ms: int
+    outside: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End the generation (if any) and go to ``phase``."""
+
+    phase: Phase
+    reason: str
+    lost: tuple[str, ...] = ()
+    outcome: Outcome | None = None
+    spend: Spend | None = None
+    planned: bool = False
+    delay_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Activate:
+    """Everything is acknowledged: make the forming generation active."""
+
+    token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """The job has ended, nothing runs, and its deletion was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A step to take (None: wait) and the sentences that say why."""
+
+    step: Propose | End | Activate | Remove | None
+    why: tuple[str, ...] = ()
+    at: int = 0
+    """For a wait with a known end: the served time (ms) at which it is worth deciding again; 0 if unknown."""
+
+
+def propose_or_hold(
+    cluster: Cluster,
+    job: JobRecord,
+    cause: Cause,
+    gone: tuple[str, ...],
+    spend: Spend | None,
+    planned: bool,
+    without: Collection[str] = (),
+) -> Decision:
+    placement = place(cluster, job, without)
+    if placement.fits:
+        return propose(cluster, job, cause, gone, spend, placement, planned)
+    text = f"{cause.text}; holds: {placement.missing}"
+    return Decision(End("holding", text, gone, spend=spend, planned=planned), (text,))
+
+
+def propose(
+    cluster: Cluster,
+    job: JobRecord,
+    cause: Cause,
+    gone: tuple[str, ...],
+    spend: Spend | None,
+    placement: Placement,
+    planned: bool,
+) -> Decision:
+    facts = {c.node: cluster.nodes[c.node].facts for c in placement.chosen}
+    members = make_world(job.head, placement.chosen, job.spec.role, facts)
+    form = cluster.timing.form_margin + (job.spec.grace if planned else 0.0)
+    step = Propose(members, cause, gone, spend, planned, millis(form), placement.outside())
+    return Decision(step, (cause.text,))

@@ -1,0 +1,87 @@
+"""A job without a running generation: queued, holding, or paused and wanted again. Starts it when it fits, or says
+what is missing."""
+
+from __future__ import annotations
+
+from nodeagent.model.job import JobRecord, Outcome
+from nodeagent.model.timing import millis
+from nodeagent.model.world import Cause, CauseKind
+from nodeagent.plan import faults
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.membership import gone_nodes
+from nodeagent.plan.placement import Placement, place
+from nodeagent.plan.running import after_fault
+from nodeagent.plan.steps import Decision, End, propose
+
+ASSEMBLE = 60.0
+"""A queued job waits this many seconds for nodes that are still getting ready before it starts smaller than its
+target."""
+SETTLE = 5.0
+"""A holding job waits this many seconds for the same."""
+
+
+def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
+    gone = gone_nodes(cluster, job)
+    found = faults.late_blame(cluster, job, wall) if job.phase == "holding" else None
+    if found is not None and found.fail:
+        return after_fault(cluster, job, found, gone)
+    if found is not None:  # a node was lost: the wait and the budget entry were for a fault that was none
+        step = End("holding", found.cause.text, gone, spend=found.spend)
+        return Decision(step, (found.cause.text,))
+    if cluster.served < job.not_before:
+        return Decision(None, (job.reason,), job.not_before)
+    over = faults.over_budget(job, cluster.served) if job.phase == "holding" else None
+    if over is not None:
+        return Decision(End("failed", over.text, gone, over), (over.text,))
+    placement = place(cluster, job)
+    if not placement.fits:
+        return _no_fit(cluster, job, placement, gone)
+    first = _earlier_that_fits(cluster, job)
+    if first is not None:
+        return Decision(None, (f"job {first.name} is before it in the queue (priority {first.spec.priority})",))
+    patience = millis(ASSEMBLE if job.active is None else SETTLE)
+    if len(placement.chosen) < job.control.target and placement.pending and cluster.served < job.since + patience:
+        names = ", ".join(c.node for c in placement.pending)
+        return Decision(None, (f"waits for {names} to get ready",), job.since + patience)
+    return propose(cluster, job, _why_again(job), gone, None, placement, planned=False)
+
+
+def _no_fit(cluster: Cluster, job: JobRecord, placement: Placement, gone: tuple[str, ...]) -> Decision:
+    if job.phase in ("paused", "pausing"):
+        return Decision(End("holding", placement.missing, gone), (placement.missing,))
+    unfit = [c for c in placement.others if c.standing == "unfit"]
+    able = [c for c in placement.others if c.standing != "unfit" and cluster.live(c.node)]
+    if job.active is None and unfit and not able and not placement.chosen:
+        text = f"no node can run it: {'; '.join(c.why for c in unfit)}"
+        code = next((c.code for c in unfit if c.code), 1)
+        return Decision(End("failed", text, gone, Outcome(code=code, text=text)), (text,))
+    limit = job.spec.hold_timeout
+    if limit is not None and job.phase == "holding" and cluster.served >= job.since + millis(limit):
+        text = f"held for longer than its hold_timeout of {limit:g} s: {placement.missing}"
+        return Decision(End("failed", text, gone, Outcome(code=1, text=text)), (text,))
+    return Decision(None, (placement.missing,))
+
+
+def _earlier_that_fits(cluster: Cluster, job: JobRecord) -> JobRecord | None:
+    """A job before this one in the queue that could start now; those that cannot start hold nobody up."""
+    mine = (-job.spec.priority, job.order)
+    for other in sorted(cluster.jobs.values(), key=lambda j: (-j.spec.priority, j.order)):
+        if (-other.spec.priority, other.order) >= mine:
+            return None
+        waiting = other.phase in ("queued", "holding") and other.control.desired == "run"
+        if waiting and cluster.served >= other.not_before and place(cluster, other).fits:
+            return other
+    return None
+
+
+def _why_again(job: JobRecord) -> Cause:
+    if job.active is None:
+        return Cause(kind="start", text="first start")
+    if job.phase in ("paused", "pausing"):
+        return Cause(kind="resume", text=f"resumed by {job.control.by or 'an operator'}")
+    last = job.budget.get(str(job.active.number))
+    if last is None:
+        return Cause(kind="join", text="enough nodes are back")
+    kinds: tuple[CauseKind, ...] = ("worker_failed", "pod_failed", "node_lost", "collective", "fenced", "reform")
+    kind = next((k for k in kinds if k == last.kind), "join")
+    return Cause(kind=kind, text=last.text, node=last.node, rank=last.rank)

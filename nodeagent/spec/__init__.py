@@ -1,0 +1,1 @@
+"""What people write: job files and agent configs; every mistake at once, with its place and what would be right."""

@@ -1,0 +1,312 @@
+"""The agent's configuration: every key, its default and its limits. Reading it from a file is ``configfile``'s work.
+
+Must never touch the machine: what depends on it (hostname, uid, the kernel's port range) comes in as an argument.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import parse_qsl, urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
+
+from nodeagent.model.timing import Timing
+from nodeagent.spec import units
+from nodeagent.spec.errors import CheckError, raise_all
+
+MIN_RENDEZVOUS_PORTS = 64
+"""Fewest rendezvous ports: one per forming generation on this machine, and none is used twice in a row."""
+
+_DURATION_SCHEMA = {"type": ["string", "number"], "examples": ["500ms", "30s"]}
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+def _folder(value: object) -> object:
+    if not isinstance(value, str | Path):
+        raise CheckError(f"{units.show(value)} is not a folder", "write an absolute path")
+    if not Path(value).is_absolute():
+        raise CheckError(f"{units.show(str(value))} is not an absolute path", "write it from / on")
+    return Path(value)
+
+
+def _gpus(value: object) -> object:
+    if value in ("auto", "none"):
+        return value
+    if isinstance(value, list | tuple) and all(isinstance(v, str) and v for v in value):
+        return tuple(value)
+    raise CheckError(f"{units.show(value)} is not a choice of GPUs", "write auto, none, or a list of GPU UUIDs")
+
+
+def _node_id(value: object) -> object:
+    if value is not None and not (isinstance(value, str) and _NAME.fullmatch(value)):
+        raise CheckError(
+            f"{units.show(value)} is not a node id",
+            "use 1 to 63 of a-z, 0-9, '-' and '.', starting and ending with a letter or digit",
+        )
+    return value
+
+
+def _cluster(value: object) -> object:
+    if not (isinstance(value, str) and re.fullmatch(r"[a-z0-9-]{1,40}", value)):
+        raise CheckError(f"{units.show(value)} is not a cluster name", "use 1 to 40 of a-z, 0-9 and '-'")
+    return value
+
+
+def _redis_url(value: object) -> object:
+    """No message repeats the URL: it may hold a password."""
+    example = "write for instance redis://host:6379/0, rediss://host:6379/0 or unix:///run/redis.sock"
+    if not isinstance(value, str):
+        raise CheckError(f"{units.show(value)} is not a Redis URL", example)
+    scheme = value.partition("://")[0]
+    if scheme in ("redis+sentinel", "rediss+sentinel"):
+        raise CheckError(f"{scheme}:// is not supported yet", "give the URL of one server: redis://host:6379/0")
+    try:
+        url = urlsplit(value)
+        port = url.port
+    except ValueError:
+        raise CheckError("the Redis URL has a port that is not a number from 1 to 65535", example) from None
+    if url.scheme not in ("redis", "rediss", "unix") or "://" not in value:
+        raise CheckError("the Redis URL does not start with redis://, rediss:// or unix://", example)
+    if url.scheme == "unix" and not url.path.startswith("/"):
+        raise CheckError("the unix:// URL has no path", "write for instance unix:///run/redis.sock")
+    if url.scheme != "unix" and not url.hostname:
+        raise CheckError("the Redis URL names no host", example)
+    if port == 0:
+        raise CheckError("the Redis URL has port 0", example)
+    if url.scheme != "unix" and not re.fullmatch(r"/?\d{0,5}", url.path):
+        raise CheckError("the Redis URL ends with something that is not a database number", "end it with /0")
+    extra = [k for k, v in parse_qsl(url.query, keep_blank_values=True) if k != "db" or not v.isdecimal()]
+    if extra:
+        raise CheckError(
+            f"the Redis URL has the option {extra[0]!r}", "only ?db=NUMBER may follow; the rest is nodeagent's"
+        )
+    return value
+
+
+class NodeConfig(_Section):
+    """Who this node is and what it offers."""
+
+    id: Annotated[str | None, BeforeValidator(_node_id)] = None
+    """This node's name in the cluster, for ever the same. Default: the short hostname in lower case."""
+    address: str | None = Field(default=None, min_length=1)
+    """Where peers and workers reach this node. Default: the environment's POD_IP, else found by the agent."""
+    data_interface: str | None = Field(default=None, min_length=1)
+    """Network interface for training traffic: sets NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME unless the job does."""
+    labels: dict[str, str] = {}
+    """Free words about the node, shown by `nodeagentctl nodes -o wide`."""
+    cpu_slots: int | None = Field(default=None, ge=0, le=4096)
+    """Workers without a GPU that run here at once. Default: the number of CPUs."""
+    gpus: Annotated[Literal["auto", "none"] | tuple[str, ...], BeforeValidator(_gpus)] = "auto"
+    """`auto`: all that NVML finds; `none`; or the UUIDs of those that may be used."""
+
+
+class RedisConfig(_Section):
+    """The store."""
+
+    url: Annotated[str, BeforeValidator(_redis_url), Field(repr=False)] = "redis://127.0.0.1:6379/0"
+    """redis://[user:password@]host:port/db, rediss:// for TLS, unix:///path?db=0."""
+
+
+class PortsConfig(_Section):
+    """Ports this node listens on."""
+
+    api: int = Field(default=9470, ge=0, le=65535)
+    """Health and metrics over HTTP on loopback; 0 takes any free port."""
+    rendezvous: Annotated[
+        tuple[int, int],
+        BeforeValidator(units.port_range),
+        WithJsonSchema({"type": "string", "pattern": r"^\d+-\d+$"}),
+        Field(validate_default=True, json_schema_extra={"default": "29400-29899"}),
+    ] = (29400, 29899)
+    """FROM-TO, both inside: a gang's rendezvous takes one of them. Peers must be able to reach them."""
+
+    @field_validator("rendezvous")
+    @classmethod
+    def _usable(cls, value: tuple[int, int], info: ValidationInfo) -> tuple[int, int]:
+        low, high = value
+        bad = []
+        if high - low + 1 < MIN_RENDEZVOUS_PORTS:
+            right = f"give at least {MIN_RENDEZVOUS_PORTS}, such as 29400-29899"
+            bad.append(CheckError(f"{low}-{high} has only {high - low + 1} ports", right))
+        if low <= (api := info.data.get("api", 0)) <= high:
+            bad.append(CheckError(f"{low}-{high} includes the api port {api}", "move one of them"))
+        ephemeral = (info.context or {}).get("ephemeral")
+        if ephemeral and (clash := ephemeral_clash(value, ephemeral)):
+            bad.append(clash)
+        raise_all(bad)
+        return value
+
+
+def default_dirs(uid: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Where run, state and logs live: the system's folders for root, the user's XDG folders otherwise."""
+    if uid == 0:
+        return {"run": "/run/nodeagent", "state": "/var/lib/nodeagent", "logs": "/var/log/nodeagent"}
+    absolute = {k: v for k, v in environ.items() if v.startswith("/")}
+    runtime = absolute.get("XDG_RUNTIME_DIR")
+    run = f"{runtime}/nodeagent" if runtime else f"/tmp/nodeagent-{uid}"
+    home = absolute.get("HOME")
+    base = absolute.get("XDG_STATE_HOME") or (f"{home}/.local/state" if home else None)
+    state = f"{base}/nodeagent" if base else f"/tmp/nodeagent-{uid}/state"
+    return {"run": run, "state": state, "logs": f"{state}/logs"}
+
+
+def _default_dir(which: str) -> Path:
+    return Path(default_dirs(os.getuid(), os.environ)[which])
+
+
+_Folder = Annotated[Path, BeforeValidator(_folder)]
+
+
+class DirsConfig(_Section):
+    """Folders. By default /run, /var/lib and /var/log for root, the XDG folders for anybody else."""
+
+    run: _Folder = Field(default_factory=lambda: _default_dir("run"))
+    """Sockets and what ends with the boot."""
+    state: _Folder = Field(default_factory=lambda: _default_dir("state"))
+    """What must survive a reboot: this node's promises, exit records."""
+    logs: _Folder = Field(default_factory=lambda: _default_dir("logs"))
+    """The workers' output."""
+
+    @field_validator("run")
+    @classmethod
+    def _short(cls, value: Path) -> Path:
+        if len(os.fsencode(value)) > 90:
+            raise CheckError(
+                "the path is too long to hold sockets", "use one of at most 90 bytes, such as /run/nodeagent"
+            )
+        return value
+
+
+class _WrittenTiming(Timing):
+    """Timing with durations as people write them."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _duration(cls, value: object) -> float:
+        return units.duration(value)
+
+
+def _timing(value: object) -> object:
+    if isinstance(value, Timing):
+        return value
+    if not isinstance(value, dict):
+        raise CheckError(f"{units.show(value)} is not a mapping", "write for instance {heartbeat: 500ms, lease: 3s}")
+    return Timing(**_WrittenTiming.model_validate(value).model_dump())
+
+
+def _consistent(timing: Timing) -> Timing:
+    """Every broken inequality is an error of its own."""
+    raise_all([CheckError(text) for text in timing.problems()])
+    return timing
+
+
+class LogsConfig(_Section):
+    """How much of the workers' output is kept."""
+
+    max_bytes: Annotated[
+        int,
+        BeforeValidator(units.size),
+        WithJsonSchema({"type": ["string", "integer"], "examples": ["64MiB"]}),
+        Field(ge=4096),
+    ] = 64 * 1024**2
+    """Size at which a worker's log file is rotated."""
+    keep: int = Field(default=4, ge=1, le=1000)
+    """Files kept per worker, the current one included."""
+
+
+class JobsConfig(_Section):
+    """What jobs may do here."""
+
+    allow_root: bool = False
+    """Whether a job may run as root on this node."""
+    operators: str | None = Field(default=None, min_length=1)
+    """Unix group whose members may change other users' jobs. Default: root alone."""
+    logs: LogsConfig = LogsConfig()
+    standbys: int = Field(default=2, ge=0, le=64)
+    """Most warm standby pods kept for jobs that this node does not run."""
+
+
+class LogConfig(_Section):
+    """The agent's own log, on its standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least that is written."""
+    format: Literal["json", "console", "auto"] = "auto"
+    """`auto`: console on a terminal, JSON elsewhere."""
+
+
+class AgentConfig(_Section):
+    """One agent's whole configuration, every default filled in."""
+
+    cluster: Annotated[str, BeforeValidator(_cluster)] = "default"
+    """Name of the cluster: agents that share a Redis and this name belong together."""
+    node: NodeConfig = NodeConfig()
+    redis: RedisConfig = RedisConfig()
+    ports: PortsConfig = PortsConfig()
+    dirs: DirsConfig = Field(default_factory=DirsConfig)
+    timing: Annotated[
+        Timing,
+        BeforeValidator(_timing),
+        AfterValidator(_consistent),
+        WithJsonSchema(
+            {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {
+                    name: {**_DURATION_SCHEMA, "default": field.default} for name, field in Timing.model_fields.items()
+                },
+            }
+        ),
+    ] = Timing()
+    """The cluster's clockwork; must be the same on every node. Durations, or numbers of seconds."""
+    jobs: JobsConfig = JobsConfig()
+    log: LogConfig = LogConfig()
+
+
+def node_id(config: AgentConfig, hostname: str) -> str:
+    """The node's id: as configured, else the short hostname in lower case.
+
+    Raises ``CheckError`` if the hostname cannot serve as one.
+    """
+    if config.node.id is not None:
+        return config.node.id
+    short = hostname.partition(".")[0].lower()
+    if not _NAME.fullmatch(short) or short == "localhost":
+        raise CheckError(
+            f"the hostname {hostname!r} cannot serve as the node's id", "set node.id in the agent's config"
+        )
+    return short
+
+
+def ephemeral_clash(ports: tuple[int, int], ephemeral: tuple[int, int]) -> CheckError | None:
+    """Rendezvous ports must lie outside the range the kernel gives to outgoing connections, or one of those could
+    hold the port that a gang is about to use."""
+    if ports[1] < ephemeral[0] or ports[0] > ephemeral[1]:
+        return None
+    span = ports[1] - ports[0]
+    if ephemeral[0] - 1 - span >= 1024:
+        right = f"{ephemeral[0] - 1 - span}-{ephemeral[0] - 1}"
+    else:
+        right = "or change net.ipv4.ip_local_port_range"
+    return CheckError(
+        f"{ports[0]}-{ports[1]} overlaps the kernel's ephemeral ports {ephemeral[0]}-{ephemeral[1]} "
+        f"(net.ipv4.ip_local_port_range)",
+        f"choose ports outside them: {right}",
+    )

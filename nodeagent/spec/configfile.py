@@ -1,0 +1,97 @@
+"""Reads the agent's configuration: file, environment, defaults of this machine, in this order of weight: the
+environment over the file over the defaults. The only part of ``spec`` that reads files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from nodeagent.spec import overrides
+from nodeagent.spec.agentconfig import AgentConfig, default_dirs
+from nodeagent.spec.check import validate
+from nodeagent.spec.errors import Problem, SpecError
+from nodeagent.spec.yamlfile import Document, load
+
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def default_config_path(uid: int, environ: Mapping[str, str]) -> Path | None:
+    """Where the config lies when nobody names it; None without a home."""
+    if uid == 0:
+        return Path("/etc/nodeagent/nodeagent.yaml")
+    for name, rest in (("XDG_CONFIG_HOME", "nodeagent/nodeagent.yaml"), ("HOME", ".config/nodeagent/nodeagent.yaml")):
+        if environ.get(name, "").startswith("/"):
+            return Path(environ[name], rest)
+    return None
+
+
+def read_text(path: Path) -> str:
+    """A file's text. Raises ``SpecError`` when it cannot be read or is not UTF-8."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SpecError([Problem(str(path), 0, 0, f"cannot be read: {error.strerror}", "check the path")]) from error
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        col = error.start - data.rfind(b"\n", 0, error.start)
+        raise SpecError([Problem(str(path), line, col, "not UTF-8 text", "save the file as UTF-8")]) from None
+
+
+def parse_config(
+    text: str,
+    filename: str,
+    environ: Mapping[str, str],
+    *,
+    uid: int | None = None,
+    ephemeral: tuple[int, int] | None = None,
+) -> AgentConfig:
+    """The configuration in ``text`` with the environment's overrides.
+
+    ``uid`` (default: ours) decides the default folders; ``ephemeral`` is the kernel's port range, if it is to be
+    checked. Raises ``SpecError`` with every problem.
+    """
+    document = load(text, filename)
+    if document.value is None:
+        document = replace(document, value={}, raw={})
+    document = overrides.apply(document, AgentConfig, environ)
+    document = _machine_defaults(document, os.getuid() if uid is None else uid, environ)
+    return validate(document, AgentConfig, {"ephemeral": ephemeral})
+
+
+def load_config(path: Path | None, environ: Mapping[str, str]) -> AgentConfig:
+    """The configuration of the agent on this machine: of ``path``, else of the default place if there is a file, else
+    the defaults. Raises ``SpecError`` with every problem."""
+    default = default_config_path(os.getuid(), environ)
+    if path is None and default is not None and default.exists():
+        path = default
+    text = "" if path is None else read_text(path)
+    return parse_config(text, str(path or "defaults"), environ, ephemeral=ephemeral_ports())
+
+
+def ephemeral_ports() -> tuple[int, int] | None:
+    """The kernel's range for outgoing connections; None where it cannot be read."""
+    try:
+        low, high = _EPHEMERAL.read_text().split()
+    except (OSError, ValueError):
+        return None
+    return int(low), int(high)
+
+
+def _machine_defaults(document: Document, uid: int, environ: Mapping[str, str]) -> Document:
+    tree = document.value
+    if not isinstance(tree, dict):
+        return document
+    origins = dict(document.origins)
+    dirs = tree.get("dirs", {})
+    node = tree.get("node", {})
+    if isinstance(dirs, dict):
+        dirs = default_dirs(uid, environ) | dirs
+    if isinstance(node, dict) and environ.get("POD_IP") and node.get("address") is None:
+        node = node | {"address": environ["POD_IP"]}
+        origins[("node", "address")] = "POD_IP"
+    filled = {"ports": {}, **tree, "dirs": dirs, "node": node}  # ports: checked against the kernel's even if default
+    return replace(document, value=filled, origins=origins)

@@ -1,0 +1,71 @@
+"""What is wrong with something a person wrote, and how it is told. Owns the form of the message, never a check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+Path = tuple[str | int, ...]
+"""Keys and list positions from the top of a file to a value."""
+
+MOST_SHOWN = 100
+"""Problems that ``str(SpecError)`` lists; a file with more is not what it seems to be."""
+
+
+class CheckError(ValueError):
+    """Raised by a check of one value: what is wrong with it, and what would be right. The caller knows where it is."""
+
+    def __init__(self, what: str, right: str = "", at: Path = ()) -> None:
+        super().__init__(f"{what}, {right}" if right else what)
+        self.what = what
+        self.right = right
+        self.at = at
+        """Where inside the checked value the mistake is, if not the whole of it."""
+        self.also: tuple[CheckError, ...] = ()
+        """Further mistakes in the same value."""
+
+
+class NotTextError(CheckError):
+    """A number, a truth value, a list or nothing where text is needed."""
+
+    def __init__(self, value: object, at: Path = ()) -> None:
+        scalar = isinstance(value, int | float)
+        super().__init__(
+            f"{value} is not text" if scalar else "this is not text",
+            "put it in quotes" if scalar else "write text, in quotes if in doubt",
+            at,
+        )
+
+
+def raise_all(errors: list[CheckError]) -> None:
+    """Raise them as one, if there are any."""
+    if errors:
+        errors[0].also = tuple(errors[1:])
+        raise errors[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake and its place. ``line`` and ``col`` count from 1; they are 0 for what is not in a file (an
+    environment variable, a command-line option: then ``file`` is its name)."""
+
+    file: str
+    line: int
+    col: int
+    what: str
+    right: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}:{self.col}" if self.line else self.file
+        return f"{place}: {self.what}" + (f", {self.right}" if self.right else "")
+
+
+class SpecError(Exception):
+    """Everything wrong with one file (or command line), sorted by place. ``str()`` is one line per problem."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(sorted(set(problems), key=lambda p: (p.file, p.line, p.col, p.what)))
+        lines = [str(p) for p in self.problems[:MOST_SHOWN]]
+        if len(self.problems) > MOST_SHOWN:
+            lines.append(f"... and {len(self.problems) - MOST_SHOWN} more")
+        super().__init__("\n".join(lines))

@@ -1,0 +1,84 @@
+"""The checks of a whole ``JobSpec`` that its types do not hold: what an agent makes of a request that somebody may
+have written by hand. Says the same as the job file's reader, since both use ``jobvalues``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nodeagent.model.jobspec import JobSpec, Role
+from nodeagent.spec import jobvalues, units
+from nodeagent.spec.errors import CheckError
+
+MAX_BYTES = 256 * 1024
+"""Most bytes of a job as JSON: every agent keeps every job."""
+
+_Check = tuple[str, Callable[[Any], object], object]
+
+
+def check_spec(spec: JobSpec) -> list[str]:
+    """Every reason to refuse the job, as a sentence that starts with the field; empty when it is sound."""
+    out = []
+    for where, check, value in _checks(spec):
+        try:
+            check(value)
+        except CheckError as error:
+            out += [f"{where}: {e}" for e in (error, *error.also)]
+    if len(spec.roles) > 1:
+        names = ", ".join(r.name for r in spec.roles)
+        out.append(f"roles: {len(spec.roles)} roles ({names}): several roles are not supported yet, give exactly one")
+    size = len(spec.to_json())
+    if size > MAX_BYTES:
+        out.append(
+            f"the job takes {size} bytes, more than {MAX_BYTES}: put long texts into files that the nodes can read"
+        )
+    if spec.restarts.backoff_min > spec.restarts.backoff_max:
+        out.append(
+            f"restarts: backoff_min {spec.restarts.backoff_min:g} is above backoff_max {spec.restarts.backoff_max:g}, "
+            f"it must not be"
+        )
+    return out
+
+
+def _checks(spec: JobSpec) -> Iterator[_Check]:
+    for role in spec.roles:
+        yield from _role_checks(role)
+    for name, value in spec.env.items():
+        yield f"env.{name}", jobvalues.env_name, name
+        yield f"env.{name}", jobvalues.env_value, value
+    paths = {"working_dir": spec.working_dir, "checkpoint_dir": spec.checkpoint_dir, "env_file": spec.env_file}
+    for where, path in paths.items():
+        if path is not None:
+            yield where, jobvalues.absolute, path
+    durations = {
+        "grace": spec.grace,
+        "hold_timeout": spec.hold_timeout,
+        "hooks.timeout": spec.hooks.timeout,
+        "restarts.window": spec.restarts.window,
+        "restarts.backoff_min": spec.restarts.backoff_min,
+        "restarts.backoff_max": spec.restarts.backoff_max,
+    }
+    for where, seconds in durations.items():
+        if seconds is not None:
+            yield where, units.duration, seconds
+    yield "user", jobvalues.user_name, spec.user
+    yield "user", lambda name: jobvalues.allowed_user(name, spec.submitter), spec.user
+    for name, limit in spec.limits.items():
+        yield f"limits.{name}", jobvalues.limit_name, name
+        yield f"limits.{name}", jobvalues.limit_value, limit
+    yield "preload", jobvalues.modules, spec.preload
+    for where, command in {"pre_start": spec.hooks.pre_start, "post_stop": spec.hooks.post_stop}.items():
+        if command:
+            yield f"hooks.{where}", jobvalues.command, command
+    yield "submitter.cwd", jobvalues.absolute, spec.submitter.cwd
+    for name, value in spec.submitter.environ.items():
+        yield f"submitter.environ.{name}", jobvalues.recorded_name, name
+        yield f"submitter.environ.{name}", jobvalues.env_value, value
+
+
+def _role_checks(role: Role) -> Iterator[_Check]:
+    at = f"roles.{role.name}"
+    yield at, jobvalues.role_name, role.name
+    yield f"{at}.command", jobvalues.command, role.command
+    yield f"{at}.nodes", jobvalues.nodes, role.nodes
+    yield f"{at}.workers_per_node", jobvalues.workers_per_node, role.workers_per_node

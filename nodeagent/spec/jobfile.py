@@ -1,0 +1,311 @@
+"""The job file as people write it, and its way to a ``JobSpec`` with every default filled in.
+
+Owns the keys, their defaults and what belongs where; what each value may be is ``jobvalues``'. Must never do I/O.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
+
+from nodeagent.model.jobspec import (
+    DEFAULT_ROLE,
+    MOST_RESTARTS,
+    ActionName,
+    EventName,
+    Hooks,
+    JobSpec,
+    Nodes,
+    Policy,
+    RestartLimits,
+    Role,
+    Submitter,
+)
+from nodeagent.spec import jobvalues, units
+from nodeagent.spec.check import validate
+from nodeagent.spec.errors import CheckError, Problem, SpecError
+from nodeagent.spec.jobcheck import check_spec
+from nodeagent.spec.yamlfile import Document, load
+
+_DURATION: dict[str, Any] = {"type": ["string", "number"], "examples": ["30s", "10m", "1h30m"]}
+_NODE_COUNT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": jobvalues.MAX_NODES}
+_EVENT: dict[str, Any] = {"enum": ["WorkerFailed", "PodFailed", "PodEvicted", "NodeLost", "*"]}
+
+_Command = Annotated[
+    tuple[str, ...],
+    BeforeValidator(jobvalues.command),
+    WithJsonSchema(
+        {"anyOf": [{"type": "array", "items": {"type": "string"}, "minItems": 1}, {"type": "string", "minLength": 1}]}
+    ),
+]
+_Nodes = Annotated[
+    Nodes,
+    BeforeValidator(jobvalues.nodes),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _NODE_COUNT,
+                {"type": "string", "pattern": r"^\s*\d+\s*:\s*\d+\s*$"},
+                {
+                    "type": "object",
+                    "properties": {"min": _NODE_COUNT, "max": _NODE_COUNT, "target": _NODE_COUNT},
+                    "additionalProperties": False,
+                    "anyOf": [{"required": ["min"]}, {"required": ["max"]}],
+                },
+            ]
+        }
+    ),
+]
+_Folder = Annotated[str, BeforeValidator(jobvalues.folder)]
+
+
+class _Written(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class _RoleKeys(_Written):
+    """Keys of a role that may also stand at the top of the file, for its single role."""
+
+    workers_per_node: Annotated[
+        int | Literal["gpu"],
+        BeforeValidator(jobvalues.workers_per_node),
+        WithJsonSchema(
+            {"anyOf": [{"const": "gpu"}, {"type": "integer", "minimum": 1, "maximum": jobvalues.MAX_WORKERS}]}
+        ),
+    ] = "gpu"
+    """Workers on each node: gpu is one per installed GPU (one on a node without GPUs), or a number."""
+    gpus_per_worker: int | None = Field(default=None, ge=0, le=64)
+    """GPUs of each worker. Default: one where the node has GPUs, none where it has not."""
+    uneven: bool = False
+    """true: a node with a GPU missing still takes part, with fewer workers."""
+
+
+class RoleFile(_RoleKeys):
+    """One named part of the job."""
+
+    command: _Command = Field(examples=["[python, train.py]"])
+    """What each worker runs: a list of words, or one line that is split as a shell would (no shell runs it)."""
+    nodes: _Nodes = Field(examples=["4", "2:8"])
+    """How many nodes: a number (fixed), MIN:MAX (elastic), or {min, max, target}."""
+
+
+class RestartsFile(_Written):
+    """The restart budget. Membership changes, drains, scaling and hardware faults spend none of it."""
+
+    max: int = Field(default=10, ge=0, le=MOST_RESTARTS)
+    """Most restarts within the window; one more fails the job. 0: the first fault fails it."""
+    window: Annotated[float, BeforeValidator(jobvalues.bounded(0, math.inf, above=True)), WithJsonSchema(_DURATION)] = (
+        3600.0
+    )
+    """How long a restart counts."""
+    backoff: Annotated[
+        tuple[float, float],
+        BeforeValidator(units.duration_range),
+        WithJsonSchema({"type": ["string", "number"], "examples": ["0s..30s"]}),
+        Field(json_schema_extra={"default": "0s..30s"}),
+    ] = (0.0, 30.0)
+    """FROM..TO: the first two restarts wait FROM, each further one twice as long as the one before, up to TO."""
+
+
+class PolicyFile(_Written):
+    """What to do about an event; of several policies the first that matches decides."""
+
+    on: Annotated[
+        tuple[EventName, ...],
+        BeforeValidator(jobvalues.events),
+        WithJsonSchema({"anyOf": [_EVENT, {"type": "array", "items": _EVENT, "minItems": 1}]}),
+    ] = Field(examples=["WorkerFailed"])
+    """An event, or a list of them; * is any."""
+    exit_code: int | None = Field(default=None, ge=1, le=255)
+    """Only when the blamed worker ended with this code (128+n for signal n)."""
+    do: ActionName = Field(examples=["RestartJob"])
+    """RestartJob: re-form the gang, which spends the budget if the fault is the job's own; or FailJob."""
+
+    @field_validator("exit_code")
+    @classmethod
+    def _can_match(cls, value: int | None, info: ValidationInfo) -> int | None:
+        on = info.data.get("on", ("*",))
+        if value is not None and not {"WorkerFailed", "PodFailed", "*"} & set(on):
+            raise CheckError(
+                f"{' and '.join(on)} have no exit code, so this never matches", "remove it, or add WorkerFailed to on"
+            )
+        return value
+
+
+class HooksFile(_Written):
+    """Commands that each node runs as the job's user, once per generation."""
+
+    pre_start: _Command | None = None
+    """Before the workers start; when it fails, the pod has failed."""
+    post_stop: _Command | None = None
+    """After the workers have stopped; when it fails, that is only logged."""
+    timeout: Annotated[float, BeforeValidator(jobvalues.bounded(0, 3600, above=True)), WithJsonSchema(_DURATION)] = 60.0
+    """Each hook is killed after this long."""
+
+
+def _hang(value: object) -> None:
+    if value in ("off", False, None):
+        return
+    raise CheckError("hang detection is not supported yet", "remove it, or write hang: off")
+
+
+def _user(value: object, info: ValidationInfo) -> str:
+    name = jobvalues.user_name(value)
+    submitter: Submitter | None = (info.context or {}).get("submitter")
+    if submitter:
+        jobvalues.allowed_user(name, submitter)
+    return name
+
+
+class JobFile(_RoleKeys):
+    """A job for nodeagent."""
+
+    name: Annotated[str, BeforeValidator(jobvalues.job_name)] = Field(examples=["resnet50"])
+    """Unique among live jobs: 1 to 63 of a-z, 0-9, '-' and '.'."""
+    command: _Command | None = Field(default=None, examples=["[python, train.py]"])
+    """What each worker runs: a list of words, or one line that is split as a shell would (no shell runs it)."""
+    nodes: _Nodes | None = Field(default=None, examples=["4", "2:8"])
+    """How many nodes: a number (fixed), MIN:MAX (elastic), or {min, max, target}."""
+    roles: dict[Annotated[str, AfterValidator(jobvalues.role_name)], RoleFile] | None = None
+    """Instead of command and nodes: roles by name. Only one is supported yet."""
+    env: dict[
+        Annotated[str, AfterValidator(jobvalues.env_name)], Annotated[str, AfterValidator(jobvalues.env_value)]
+    ] = {}
+    """Environment of the workers; values are text, so numbers go in quotes."""
+    env_file: _Folder | None = None
+    """A file of NAME=VALUE lines on each node, for secrets: read as the job's user, never stored."""
+    working_dir: _Folder | None = None
+    """Where the workers start. Default: where the job was submitted."""
+    user: Annotated[str | None, BeforeValidator(_user)] = None
+    """Whom the workers run as. Default: who submits; only root may name somebody else."""
+    checkpoint_dir: _Folder | None = None
+    """The shared folder of the job's checkpoints; a node on which it is missing takes no part."""
+    limits: dict[
+        Annotated[str, AfterValidator(jobvalues.limit_name)],
+        Annotated[
+            int | Literal["infinity"],
+            BeforeValidator(jobvalues.limit_value),
+            WithJsonSchema({"anyOf": [{"const": "infinity"}, {"type": "integer", "minimum": 0}]}),
+        ],
+    ] = {}
+    """Resource limits of the workers (soft and hard), as in ulimit: nofile, memlock, stack, ..."""
+    priority: int = Field(default=0, ge=-1000, le=1000)
+    """Higher goes first in the queue."""
+    preload: Annotated[
+        tuple[str, ...],
+        BeforeValidator(jobvalues.modules),
+        WithJsonSchema({"type": "array", "items": {"type": "string"}}),
+    ] = ()
+    """Python modules imported ahead of time, so that a restart costs no import."""
+    standby: Annotated[
+        bool, BeforeValidator(jobvalues.on_off), WithJsonSchema({"enum": [True, False, "on", "off"]})
+    ] = True
+    """off: no interpreter is kept warm; every start begins from nothing."""
+    grace: Annotated[float, BeforeValidator(jobvalues.bounded(0, 86400)), WithJsonSchema(_DURATION)] = 30.0
+    """From SIGTERM to SIGKILL on planned stops (drain, scale, pause, stop)."""
+    hold_timeout: Annotated[
+        float | None,
+        BeforeValidator(jobvalues.hold_timeout),
+        WithJsonSchema({"anyOf": [{"const": "never"}, _DURATION]}),
+    ] = None
+    """How long the job may wait for nodes before it fails; default: never."""
+    hang: Annotated[None, BeforeValidator(_hang), WithJsonSchema({"enum": ["off", False]})] = None
+    """Detection of hangs: not supported yet, only off."""
+    restarts: RestartsFile = RestartsFile()
+    policies: list[PolicyFile] = []
+    """What to do about failures, instead of restarting while the budget lasts; the first match decides."""
+    hooks: HooksFile = HooksFile()
+
+
+ROLE_KEYS = tuple(RoleFile.model_fields)
+"""Keys that stand inside of a role when there are ``roles``."""
+
+
+def parse_job(text: str, filename: str, submitter: Submitter) -> JobSpec:
+    """The job that ``text`` describes, complete. Raises ``SpecError`` with every problem at once."""
+    document = load(text, filename)
+    written = validate(document, JobFile, {"submitter": submitter}, _layout(document))
+    spec = _complete(written, submitter)
+    if wrong := check_spec(spec):  # of what the submitter brings along: the file itself has been checked
+        raise SpecError(Problem(filename, 1, 1, sentence) for sentence in wrong)
+    return spec
+
+
+def _layout(document: Document) -> list[Problem]:
+    """What stands at the wrong level, told whatever else is wrong."""
+    tree = document.value
+    if not isinstance(tree, dict):
+        return []
+    if tree.get("roles") is None:
+        missing = [k for k in ("command", "nodes") if tree.get(k) is None and document.raw.get((k,)) != ""]
+        examples = {"command": "command: [python, train.py]", "nodes": "nodes: 1 (fixed) or nodes: 2:8 (elastic)"}
+        return [document.problem((), f"the key '{k}' is missing", f"add {examples[k]}") for k in missing]
+    out = [
+        document.problem((k,), f"'{k}' stands beside roles", f"move it into the role: roles.NAME.{k}", key=True)
+        for k in ROLE_KEYS
+        if k in tree
+    ]
+    roles = tree["roles"]
+    if isinstance(roles, dict) and len(roles) != 1:
+        many = f"{len(roles)} roles ({', '.join(roles)}): several roles are not supported yet"
+        out.append(document.problem(("roles",), many if roles else "no role is given", "write exactly one"))
+    return out
+
+
+def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
+    working_dir = jobvalues.resolve(written.working_dir or ".", submitter.cwd)
+    roles: Mapping[str, RoleFile | JobFile] = written.roles or {DEFAULT_ROLE: written}
+    return JobSpec(
+        name=written.name,
+        roles=tuple(_role(name, role) for name, role in roles.items()),
+        env=written.env,
+        env_file=None if written.env_file is None else jobvalues.resolve(written.env_file, working_dir),
+        working_dir=working_dir,
+        user=written.user or submitter.user,
+        checkpoint_dir=(
+            None if written.checkpoint_dir is None else jobvalues.resolve(written.checkpoint_dir, working_dir)
+        ),
+        limits=written.limits,
+        priority=written.priority,
+        preload=written.preload,
+        standby=written.standby,
+        grace=written.grace,
+        restarts=RestartLimits(
+            max=written.restarts.max,
+            window=written.restarts.window,
+            backoff_min=written.restarts.backoff[0],
+            backoff_max=written.restarts.backoff[1],
+        ),
+        policies=tuple(Policy(on=p.on, exit_code=p.exit_code, do=p.do) for p in written.policies),
+        hooks=Hooks(
+            pre_start=written.hooks.pre_start or (),
+            post_stop=written.hooks.post_stop or (),
+            timeout=written.hooks.timeout,
+        ),
+        hold_timeout=written.hold_timeout,
+        submitter=submitter,
+    )
+
+
+def _role(name: str, role: RoleFile | JobFile) -> Role:
+    assert role.command is not None and role.nodes is not None  # _layout has told otherwise
+    return Role(
+        name=name,
+        command=role.command,
+        nodes=role.nodes,
+        workers_per_node=role.workers_per_node,
+        gpus_per_worker=role.gpus_per_worker,
+        uneven=role.uneven,
+    )

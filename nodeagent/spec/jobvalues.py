@@ -1,0 +1,281 @@
+"""One check for each kind of value of a job, shared by the job file, the command line and the agent's own check.
+
+Each takes what was written and gives what the model holds, or raises ``CheckError``. Never knows where it stands.
+"""
+
+from __future__ import annotations
+
+import math
+import posixpath
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
+
+from nodeagent.model.jobspec import EventName, Nodes, Submitter
+from nodeagent.spec import units
+from nodeagent.spec.errors import CheckError, NotTextError, raise_all
+from nodeagent.spec.suggest import did_you_mean
+
+MAX_NODES = 4096
+MAX_WORKERS = 1024
+
+LIMITS = ("as", "core", "cpu", "data", "fsize", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio",
+          "rttime", "sigpending", "stack")  # fmt: skip
+"""``resource.RLIMIT_*`` of Linux, in lower case, without the prefix."""
+
+_WORKER = "nodeagent sets it for each worker"
+_GPUS = "nodeagent gives each worker its GPUs; use gpus_per_worker (0 for none)"
+RESERVED = {
+    "RANK": _WORKER, "LOCAL_RANK": _WORKER, "WORLD_SIZE": _WORKER, "LOCAL_WORLD_SIZE": _WORKER,
+    "GROUP_RANK": _WORKER, "GROUP_WORLD_SIZE": _WORKER, "ROLE_NAME": _WORKER, "ROLE_RANK": _WORKER,
+    "ROLE_WORLD_SIZE": _WORKER, "MASTER_ADDR": _WORKER, "MASTER_PORT": _WORKER, "TORCHELASTIC_RUN_ID": _WORKER,
+    "TORCHELASTIC_RESTART_COUNT": _WORKER, "TORCHELASTIC_MAX_RESTARTS": _WORKER, "TORCHELASTIC_ERROR_FILE": _WORKER,
+    "TORCHELASTIC_USE_AGENT_STORE": _WORKER, "PADDLE_TRAINER_ID": _WORKER, "PADDLE_TRAINERS_NUM": _WORKER,
+    "PADDLE_CURRENT_ENDPOINT": _WORKER, "PADDLE_TRAINER_ENDPOINTS": _WORKER, "PADDLE_PSERVERS_IP_PORT_LIST": _WORKER,
+    "TRAINING_ROLE": _WORKER, "POD_IP": _WORKER, "RANK_ID": _WORKER, "RANK_SIZE": _WORKER, "DEVICE_ID": _WORKER,
+    "MS_ROLE": _WORKER, "MS_WORKER_NUM": _WORKER, "MS_SCHED_HOST": _WORKER, "MS_SCHED_PORT": _WORKER,
+    "TF_CONFIG": _WORKER, "CUDA_VISIBLE_DEVICES": _GPUS,
+}  # fmt: skip
+"""Variables that a job may not set, and why. NODEAGENT_* are reserved too."""
+
+
+def text(value: object, example: str) -> str:
+    """Non-empty text that can be passed to a process."""
+    if not isinstance(value, str):
+        raise CheckError(f"{units.show(value)} is not text", f"write for instance {example}")
+    if not value or "\0" in value:
+        raise CheckError("an empty text" if not value else "a NUL character in it", f"write for instance {example}")
+    return value
+
+
+def job_name(value: object) -> str:
+    if isinstance(value, str) and re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", value):
+        return value
+    right = "use 1 to 63 of a-z, 0-9, '-' and '.', starting and ending with a letter or digit"
+    if isinstance(value, str):
+        fixed = re.sub(r"[^-a-z0-9.]+", "-", value.lower()).strip("-.")[:63].strip("-.")
+        if fixed:
+            right += f", such as '{fixed}'"
+    raise CheckError(f"{units.show(value)} is not a name", right)
+
+
+def role_name(value: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?", value):
+        raise CheckError(f"{units.show(value)} is not a role's name", "use 1 to 40 of a-z, 0-9 and '-'")
+    return value
+
+
+def command(value: object) -> tuple[str, ...]:
+    """A list of words, or one line split as a shell splits it (but no shell runs it)."""
+    if isinstance(value, str):
+        try:
+            words = shlex.split(value)
+            plain = list(shlex.shlex(value, posix=True, punctuation_chars=True))
+        except ValueError:
+            raise CheckError("a quote that is not closed", "close it, or write a list of words") from None
+        operators = [w for w in plain if w and set(w) <= set("|&;<>()")]
+        if operators and words[:1] not in (["sh"], ["bash"]):
+            raise CheckError(
+                f"no shell runs this, so '{operators[0]}' does nothing",
+                "write [sh, -c, 'the whole line'] if you need one",
+            )
+        value = words
+    if not isinstance(value, list | tuple):
+        raise CheckError(f"{units.show(value)} is not a command", "write [python, train.py]")
+    if not value:
+        raise CheckError("an empty command", "write [python, train.py]")
+    bad: list[CheckError] = [NotTextError(word, (i,)) for i, word in enumerate(value) if not isinstance(word, str)]
+    bad += [CheckError("a NUL character in it", "remove it", (i,)) for i, w in enumerate(value) if "\0" in str(w)]
+    if isinstance(value[0], str) and not value[0].strip():
+        bad.append(CheckError("the program's name is empty", "write [python, train.py]", (0,)))
+    raise_all(bad)
+    return tuple(value)
+
+
+def nodes(value: object) -> Nodes:
+    """``4``, ``2:8`` or ``{min: 2, max: 8, target: 4}``."""
+    example = "4, 2:8 or {min: 2, max: 8, target: 4}"
+    if isinstance(value, Nodes):
+        low, high, target = value.min, value.max, value.target
+    elif isinstance(value, dict):
+        low, high, target = _from_mapping(value)
+    elif isinstance(value, str) and (match := re.fullmatch(r"\s*(\d{1,9})\s*:\s*(\d{1,9})\s*", value)):
+        low, high = int(match[1]), int(match[2])
+        target = high
+    else:
+        low = high = target = units.whole(value, 1, MAX_NODES, example)
+    if not 1 <= low <= high <= MAX_NODES:
+        what = f"min {low} is above max {high}" if low > high else f"min {low}, max {high}"
+        raise CheckError(what, f"it must be 1 <= min <= max <= {MAX_NODES}")
+    if not low <= target <= high:
+        raise CheckError(f"target {target} is not within min {low} .. max {high}", "it must be min <= target <= max")
+    return Nodes(min=low, max=high, target=target)
+
+
+def _from_mapping(value: dict[str, object]) -> tuple[int, int, int]:
+    known = ("min", "max", "target")
+    bad = [CheckError(f"unknown key '{k}'", did_you_mean(k, known), (k,)) for k in value if k not in known]
+    numbers: dict[str, int] = {}
+    for key in known:
+        if key in value:
+            try:
+                numbers[key] = units.whole(value[key], 1, MAX_NODES)
+            except CheckError as error:
+                bad.append(CheckError(error.what, error.right, (key,)))
+    if not bad and "min" not in value and "max" not in value:
+        bad.append(CheckError("neither min nor max is given", "write for instance {min: 2, max: 8}"))
+    raise_all(bad)
+    low = numbers.get("min", 1)
+    high = numbers.get("max", max(low, numbers.get("target", low)))
+    return low, high, numbers.get("target", high)
+
+
+def workers_per_node(value: object) -> int | Literal["gpu"]:
+    if value == "gpu":
+        return "gpu"
+    return units.whole(value, 1, MAX_WORKERS, "gpu (one worker per GPU) or a number such as 8")
+
+
+def env_name(name: str) -> str:
+    """A variable that a job may set."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise CheckError(f"{units.show(name)} is not a variable's name", "use letters, digits and '_', no digit first")
+    if name.startswith("NODEAGENT_"):
+        raise CheckError(f"{name} is reserved", "names that start with NODEAGENT_ are nodeagent's own: use another")
+    if name in RESERVED:
+        raise CheckError(f"{name} is reserved", f"remove it: {RESERVED[name]}")
+    return name
+
+
+def env_value(value: str) -> str:
+    if "\0" in value:
+        raise CheckError("a NUL character in it", "remove it")
+    return value
+
+
+def user_name(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_.][-A-Za-z0-9_.@\\]*\$?", value):
+        raise CheckError(f"{units.show(value)} is not a user's name", "write the login name, such as train1")
+    return value
+
+
+def folder(value: object) -> str:
+    """A path, absolute or not, in which nothing needs replacing."""
+    path = text(value, "/shared/resnet")
+    if path.startswith("~"):
+        raise CheckError(
+            f"in {units.show(path)} nothing replaces '~'", "write the whole path, such as /home/train1/resnet"
+        )
+    if "$" in path:
+        raise CheckError(f"in {units.show(path)} nothing replaces '$'", "write the whole path")
+    return path
+
+
+def resolve(path: str, base: str) -> str:
+    """``path`` as seen from ``base``, without ``.`` and ``..``."""
+    return posixpath.normpath(posixpath.join(base, path))
+
+
+def limit_name(name: str) -> str:
+    if name not in LIMITS:
+        plain = name.lower().removeprefix("rlimit_")
+        raise CheckError(f"unknown limit '{name}'", did_you_mean(plain, LIMITS))
+    return name
+
+
+def limit_value(value: object) -> int | Literal["infinity"]:
+    if value == "infinity":
+        return "infinity"
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
+        return value
+    if value in ("unlimited", "inf", ".inf", "max", -1):
+        raise CheckError(f"{units.show(value)} is not a limit", "write infinity")
+    raise CheckError(f"{units.show(value)} is not a limit", "write a whole number such as 1048576, or infinity")
+
+
+def modules(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise CheckError(f"{units.show(value)} is not a list", f"write [{value}]")
+    if not isinstance(value, list | tuple):
+        raise CheckError(f"{units.show(value)} is not a list of modules", "write [torch]")
+    raise_all(
+        [
+            CheckError(f"{units.show(name)} is not a module's name", "write it as after 'import'", (i,))
+            for i, name in enumerate(value)
+            if not isinstance(name, str) or not all(part.isidentifier() for part in name.split("."))
+        ]
+    )
+    return tuple(value)
+
+
+def on_off(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value in ("on", "off"):
+        return value == "on"
+    raise CheckError(f"{units.show(value)} is neither on nor off", "write on or off")
+
+
+def events(value: object) -> tuple[EventName, ...]:
+    """One event, or a list of them."""
+    known: tuple[EventName, ...] = get_args(EventName)
+    names: Sequence[object] = value if isinstance(value, list | tuple) else [value]
+    if not names:
+        raise CheckError("an empty list", "name at least one event, or '*' for any")
+    raise_all(
+        [
+            CheckError(
+                f"{units.show(name)} is not an event",
+                did_you_mean(str(name), known, say="events are"),
+                (i,) if isinstance(value, list | tuple) else (),
+            )
+            for i, name in enumerate(names)
+            if name not in known
+        ]
+    )
+    return tuple(k for n in names for k in known if k == n)
+
+
+def bounded(low: float, high: float, *, above: bool = False) -> Callable[[object], float]:
+    """A duration of ``low..high`` seconds (``above``: more than ``low``)."""
+
+    def check(value: object) -> float:
+        seconds = units.duration(value)
+        if not low <= seconds <= high or (above and seconds == low):
+            span = f"{'above' if above else 'at least'} {low:g}s" + (
+                "" if high == float("inf") else f" and at most {high:g}s"
+            )
+            raise CheckError(f"{units.show(value)} is out of range", f"it must be {span}")
+        return seconds
+
+    return check
+
+
+def hold_timeout(value: object) -> float | None:
+    """A duration above zero; ``never`` (and nothing) is None."""
+    return None if value in ("never", None) else bounded(0, math.inf, above=True)(value)
+
+
+def allowed_user(name: str, submitter: Submitter) -> None:
+    """Only root may run a job as somebody else."""
+    if name != submitter.user and submitter.uid != 0:
+        who = "root" if name == "root" else f"{name} or root"
+        raise CheckError(f"{submitter.user} may not run a job as {name}", f"remove the key, or have {who} submit it")
+
+
+def absolute(path: str) -> str:
+    """A path from / on."""
+    if not path.startswith("/") or "\0" in path:
+        raise CheckError(f"{units.show(path)} is not an absolute path", "write it from / on")
+    return path
+
+
+RECORDED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "LANG", "SHELL")
+"""The submitter's variables that are recorded with the job."""
+
+
+def recorded_name(name: str) -> str:
+    if name not in RECORDED:
+        raise CheckError(f"{name} is not recorded with a job", f"put it into env; recorded are {', '.join(RECORDED)}")
+    return name

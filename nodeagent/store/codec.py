@@ -1,0 +1,121 @@
+"""Redis hashes to records and back. Strict: what does not fit raises ValueError, nothing is guessed.
+
+A record is a flat hash of texts. What the scripts never look into is JSON as the model writes it; a job's maps are
+one field per entry (``member:n1``). So the scripts never have to encode a list or a float.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from nodeagent.model.base import Record
+from nodeagent.model.event import Event
+from nodeagent.model.job import JobRecord
+from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
+from nodeagent.model.world import PodReport
+
+JOB_RAW = (
+    "version", "owner", "spec", "control", "submitted", "ended", "since", "order", "first_active", "started",
+    "restart_done", "not_before", "last_number", "restarts", "outcome", "rev",
+)  # fmt: skip
+"""Fields of a job that are JSON already: numbers and opaque records."""
+JOB_TEXT = ("uid", "name", "phase", "reason")
+HEAD_RAW = ("number", "cause", "since", "deadline", "control_rev", "outside")
+HEAD_TEXT = ("id", "state", "address")
+HEAD_FLAG = ("planned", "store_hosted")
+HEAD_MAPS = {"member": "members", "holder": "holders", "ack": "acks", "report": "reports"}
+JOB_MAPS = {"spend": "budget", "last": "last_reports"}
+SCRIPTS_OWN = {"min", "max", "active_number", "active_id"}
+NODE_FIELDS = {
+    "id", "life", "start", "lost", "left", "joined", "facts", "readiness", "rev", "seq", "dead", "address", "pid",
+}  # fmt: skip
+
+
+def pairs(flat: Sequence[str]) -> dict[str, str]:
+    """A hash as Redis replies it."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def encode(arguments: Mapping[str, object]) -> str:
+    """A step's arguments; None means absent."""
+    return json.dumps({key: value for key, value in arguments.items() if value is not None}, ensure_ascii=False)
+
+
+def encode_facts(facts: NodeFacts) -> str:
+    """The same facts always give the same text: the store compares texts."""
+    return json.dumps(facts.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+
+
+def encode_readiness(readiness: Mapping[str, Readiness]) -> str:
+    """As encode_facts."""
+    plain = {uid: entry.model_dump(mode="json") for uid, entry in readiness.items()}
+    return json.dumps(plain, sort_keys=True, ensure_ascii=False)
+
+
+def encode_report(report: PodReport) -> dict[str, str]:
+    """A report without its seq, which is the store's to set."""
+    return {"state": report.state, "body": report.model_dump_json(exclude={"seq"})}
+
+
+def encode_optional(record: Record | None) -> str | None:
+    return record.to_json() if record is not None else None
+
+
+def decode_job(flat: Sequence[str]) -> JobRecord:
+    """Raises ValueError (pydantic's is one)."""
+    fields = pairs(flat)
+    job = {name: fields[name] for name in JOB_RAW if name in fields}
+    job |= {name: json.dumps(fields[name]) for name in JOB_TEXT}
+    maps: dict[str, dict[str, str]] = {kind: {} for kind in (*HEAD_MAPS, *JOB_MAPS)}
+    known = {*JOB_RAW, *JOB_TEXT, *SCRIPTS_OWN}
+    for field, text in fields.items():
+        kind, colon, key = field.partition(":")
+        if colon and kind in maps:
+            maps[kind][key] = _report(text) if kind in ("report", "last") else text
+        elif field not in known and not field.startswith("head_"):
+            raise ValueError(f"a job's record has the unknown field {field}")
+    job |= {name: _object(maps[kind]) for kind, name in JOB_MAPS.items()}
+    if "head_id" in fields:
+        head = {name: fields[f"head_{name}"] for name in HEAD_RAW}
+        head |= {name: json.dumps(fields[f"head_{name}"]) for name in HEAD_TEXT}
+        head |= {name: _flag(fields[f"head_{name}"]) for name in HEAD_FLAG}
+        head |= {name: _object(maps[kind]) for kind, name in HEAD_MAPS.items()}
+        job["head"] = _object(head)
+    if "active_id" in fields:
+        job["active"] = _object({"number": fields["active_number"], "id": json.dumps(fields["active_id"])})
+    return JobRecord.from_json(_object(job))
+
+
+def decode_node(flat: Sequence[str], cordon: str) -> NodeRecord:
+    """Raises ValueError."""
+    fields = pairs(flat)
+    if unknown := set(fields) - NODE_FIELDS:
+        raise ValueError(f"a node's record has the unknown field {min(unknown)}")
+    node = {name: fields[name] for name in ("joined", "facts", "readiness", "rev")}
+    node |= {"id": json.dumps(fields["id"]), "lost": _flag(fields["lost"]), "left": _flag(fields["left"])}
+    node["incarnation"] = _object({"life": json.dumps(fields["life"]), "start": fields["start"]})
+    node["cordon"] = cordon or "null"
+    return NodeRecord.from_json(_object(node))
+
+
+def decode_event(entry: tuple[str, Sequence[str]]) -> Event:
+    """Raises ValueError."""
+    event_id, flat = entry
+    fields = pairs(flat)
+    raw: dict[str, str] = {name: json.dumps(text) for name, text in fields.items() if name != "generation"}
+    return Event.from_json(_object(raw | {"id": json.dumps(event_id), "generation": fields["generation"]}))
+
+
+def _object(members: Mapping[str, str]) -> str:
+    """A JSON object out of members that are JSON already."""
+    return "{" + ",".join(f"{json.dumps(key)}:{text}" for key, text in members.items()) + "}"
+
+
+def _flag(text: str) -> str:
+    return {"0": "false", "1": "true"}[text]
+
+
+def _report(text: str) -> str:
+    seq, _, body = text.split(" ", 2)
+    return f'{body[:-1]},"seq":{seq}}}'

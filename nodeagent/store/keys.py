@@ -1,0 +1,26 @@
+"""The names of the store's keys. The scripts build theirs from the same prefix; nothing else may name a key.
+
+``meta`` cluster uid, version, timing, served clock, counters · ``lease`` node to lease end · ``node:<id>`` ·
+``cordons`` · ``job:<uid>`` · ``names`` name to uid · ``highest`` name to number · ``alloc:<node>`` device to uid ·
+``changes`` record to revision · ``requests`` (capped) · ``events`` (capped stream) · ``pod:<uid>:<node>`` (TTL)
+"""
+
+from __future__ import annotations
+
+import re
+
+CLUSTER_NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9_.]{0,62}")
+
+
+def prefix(cluster: str) -> str:
+    """What every key of a cluster starts with. The braces keep all of them in one slot of a Redis Cluster."""
+    if not CLUSTER_NAME.fullmatch(cluster):
+        raise ValueError(
+            f"cluster name {cluster!r}: up to 63 letters, digits, '-', '_' and '.', first a letter or digit"
+        )
+    return f"na:{{{cluster}}}:"
+
+
+def events(cluster_prefix: str) -> str:
+    """The stream of events."""
+    return cluster_prefix + "events"

@@ -1,0 +1,146 @@
+"""The in-memory store: ``MemoryServer`` holds the state, ``MemoryStore`` is one client of it.
+
+For the simulation and for tests: the same contract as Redis, time only from the clock that is passed in, no threads,
+nothing random. Must never do a step itself: the steps are in ``twin/``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from nodeagent.model.event import Event
+from nodeagent.model.job import Control, JobRecord
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
+from nodeagent.model.pod import PodState
+from nodeagent.model.timing import Timing
+from nodeagent.model.world import Ack, PodReport, Token
+from nodeagent.store.base import Beat, BeatReply, Ending, JoinReply, Proposal
+from nodeagent.store.twin import generation, lease, operator
+from nodeagent.store.twin.state import State, event_order
+
+
+class MemoryServer:
+    """The server: state, run id, and the bell that wakes waiters.
+
+    ``clock`` gives the server's time in seconds; it may stand still or jump, as a real one may.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._starts = 1
+        self._bell = asyncio.Event()
+        self._rung = "0-0"
+        self.state = State("memory-1")
+
+    @property
+    def run_id(self) -> str:
+        """Identity of the server process."""
+        return f"run-{self._starts}"
+
+    def restart(self, keep_data: bool = True) -> None:
+        """A new server process, with the old data or (``keep_data=False``) emptied."""
+        self._starts += 1
+        if not keep_data:
+            self.state = State(f"memory-{self._starts}")
+            self._rung = "0-0"
+
+    def now(self) -> int:
+        """The server's clock in whole milliseconds."""
+        return int(self._clock() * 1000)
+
+    def step(self) -> State:
+        """Enter a step: the state, its served clock advanced."""
+        self.state.enter(self.run_id, self.now())
+        return self.state
+
+    def ring(self) -> None:
+        """Wake waiters if events were written since."""
+        if self.state.newest_event != self._rung:
+            self._rung = self.state.newest_event
+            self._bell.set()
+            self._bell = asyncio.Event()
+
+    async def rung(self) -> None:
+        """Until the next event is written."""
+        await self._bell.wait()
+
+
+class MemoryStore:
+    """One client. See ``Store`` for what each method means."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        self._server = server
+
+    async def join(self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
+        reply = lease.join(self._server.step(), node, incarnation, facts, timing)
+        self._server.ring()
+        return reply
+
+    async def beat(self, beat: Beat) -> BeatReply:
+        return lease.beat(self._server.step(), beat)
+
+    async def leave(self, node: str, incarnation: Incarnation) -> None:
+        lease.leave(self._server.step(), node, incarnation)
+        self._server.ring()
+
+    async def propose(self, proposal: Proposal) -> JobRecord:
+        return self._done(generation.propose(self._server.step(), proposal))
+
+    async def ack(
+        self, uid: str, token: Token, node: str, incarnation: Incarnation, ack: Ack, last: PodReport | None
+    ) -> JobRecord:
+        return self._done(generation.ack(self._server.step(), uid, token, node, incarnation, ack, last))
+
+    async def activate(self, uid: str, token: Token) -> JobRecord:
+        return self._done(generation.activate(self._server.step(), uid, token))
+
+    async def report(self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport) -> JobRecord:
+        return self._done(generation.report(self._server.step(), uid, token, node, incarnation, report))
+
+    async def end(self, ending: Ending) -> JobRecord:
+        return self._done(generation.end(self._server.step(), ending))
+
+    async def submit(self, uid: str, spec: JobSpec, owner: int, wall: float, by: str, request: str) -> JobRecord:
+        return self._done(operator.submit(self._server.step(), uid, spec, owner, wall, by, request))
+
+    async def control(
+        self, uid: str, expect_rev: int, control: Control, request: str, event: str, text: str
+    ) -> JobRecord:
+        return self._done(operator.control(self._server.step(), uid, expect_rev, control, request, event, text))
+
+    async def remove(self, uid: str) -> None:
+        operator.remove(self._server.step(), uid)
+        self._server.ring()
+
+    async def cordon(self, node: str, cordon: Cordon | None, request: str) -> NodeRecord:
+        record = lease.cordon(self._server.step(), node, cordon, request)
+        self._server.ring()
+        return record
+
+    async def pods(self, uid: str) -> tuple[PodState, ...]:
+        state, now = self._server.state, self._server.now()
+        for key in [key for key, (_, until) in state.pods.items() if until <= now]:
+            del state.pods[key]
+        return tuple(state.pods[key][0] for key in sorted(state.pods) if key[0] == uid and key[1] in state.nodes)
+
+    async def events(self, after: str, limit: int) -> tuple[Event, ...]:
+        newer = [e for e in self._server.state.events if event_order(e.id) > event_order(after)]
+        return tuple(newer[:limit] if limit >= 0 else newer[limit:])
+
+    async def wait(self, after: str, timeout: float) -> str:
+        try:
+            async with asyncio.timeout(timeout):
+                while event_order(self._server.state.newest_event) <= event_order(after):
+                    await self._server.rung()
+        except TimeoutError:
+            return after
+        return self._server.state.newest_event
+
+    async def close(self) -> None:
+        return None
+
+    def _done(self, job: JobRecord) -> JobRecord:
+        self._server.ring()
+        return job

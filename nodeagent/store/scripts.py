@@ -1,0 +1,28 @@
+"""Loads the Lua steps: each is its own file behind the shared preludes. Must never build Lua out of values."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+PRELUDES = ("_clock", "_records", "_holders", "_generation")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One step's source and the name that the server gives it."""
+
+    name: str
+    source: str
+    sha: str
+
+
+@cache
+def load(name: str, *, bare: bool = False) -> Script:
+    """The step of this name. ``bare``: without the preludes, so without advancing the served clock."""
+    folder = files("nodeagent.store") / "scripts"
+    parts = (name,) if bare else (*PRELUDES, name)
+    source = "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in parts)
+    return Script(name=name, source=source, sha=hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())

@@ -1,0 +1,93 @@
+-- What every step starts with: its arguments, the served clock, refusals, liveness. Twin: twin/state.py.
+-- KEYS[1] prefix, ARGV[1] run id of this connection's server, ARGV[2] record version, ARGV[3] arguments as JSON.
+-- Never encode what may be empty with cjson: it cannot tell a list from a map. Floats stay text.
+local P, RUN, VERSION, A = KEYS[1], ARGV[1], ARGV[2], cjson.decode(ARGV[3])
+local META, LEASE, CHANGES, EVENTS, CORDONS = P .. 'meta', P .. 'lease', P .. 'changes', P .. 'events', P .. 'cordons'
+local NAMES, HIGHEST, REQUESTS = P .. 'names', P .. 'highest', P .. 'requests'
+
+local function int(number)
+  return string.format('%.0f', number)
+end
+
+local function to_map(flat)
+  local map = {}
+  for i = 1, #flat, 2 do
+    map[flat[i]] = flat[i + 1]
+  end
+  return map
+end
+
+local function sorted_keys(map)
+  local keys = {}
+  for key in pairs(map) do
+    keys[#keys + 1] = key
+  end
+  table.sort(keys)
+  return keys
+end
+
+local function refuse(code, text)
+  return { 0, code, text }
+end
+
+local meta = to_map(redis.call('HGETALL', META))
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local served, amnesty = tonumber(meta.served or '0'), tonumber(meta.amnesty or '0')
+local lease_ms, credit_ms, gap_ms = tonumber(meta.lease or '0'), tonumber(meta.credit or '0'), tonumber(meta.gap or '0')
+do
+  local step = now - tonumber(meta.last or now)
+  if RUN ~= meta.run or step < 0 or step > gap_ms then
+    amnesty = served + credit_ms + lease_ms
+  end
+  served = served + math.min(math.max(step, 0), credit_ms)
+  redis.call('HSET', META, 'run', RUN, 'last', int(now), 'served', int(served), 'amnesty', int(amnesty))
+end
+if meta.version and meta.version ~= VERSION then
+  return refuse('version', "the store's records have version " .. meta.version .. ', this agent reads ' .. VERSION
+    .. ': install the version of nodeagent that the other nodes run')
+end
+
+local nodes_read = {}
+local function node_read(id)
+  if nodes_read[id] == nil then
+    local map = to_map(redis.call('HGETALL', P .. 'node:' .. id))
+    nodes_read[id] = map.id and map or false
+  end
+  return nodes_read[id] or nil
+end
+
+local function lease_end(id)
+  return tonumber(redis.call('ZSCORE', LEASE, id) or '0')
+end
+
+local function lapsed(id)
+  local node = node_read(id)
+  if not node or node.left == '1' or node.lost == '1' then
+    return true
+  end
+  return lease_end(id) <= served and served >= amnesty
+end
+
+local function gone(id, life)
+  local node = node_read(id)
+  return not node or node.life ~= life or lapsed(id)
+end
+
+-- nil, or the refusal of an incarnation that is not current
+local function not_current(id, life, start)
+  local node = node_read(id)
+  if not node then
+    return refuse('not_current', 'node ' .. id .. ' is not known to the store: it must join first')
+  end
+  if node.life ~= life or node.start ~= int(start) then
+    return refuse('not_current', 'node ' .. id .. ' is held by another incarnation (start ' .. node.start .. ', at '
+      .. node.address .. '): this agent must stop')
+  end
+  if node.lost == '1' then
+    return refuse('lost', 'node ' .. id .. ' was declared lost: it must come back with a new life')
+  end
+  if node.left == '1' then
+    return refuse('lost', 'node ' .. id .. ' has left: it must join again')
+  end
+end

@@ -1,0 +1,188 @@
+-- What proposals, acknowledgements and endings share. Twin: twin/generation.py.
+local BUDGET_KEPT = 64
+
+local function check_open(job)
+  if is_terminal(job) then
+    return refuse('ended', 'job ' .. job.name .. ' has ended (' .. job.phase .. ')')
+  end
+end
+
+-- expect: {number, id} or nil
+local function check_expected(job, expect, state, control_rev)
+  local same
+  if expect then
+    same = job.head_id == expect.id and job.head_number == int(expect.number) and job.head_state == state
+  else
+    same = not job.head_id
+  end
+  if not same then
+    local seen = expect and (state .. ' generation ' .. int(expect.number)) or 'none'
+    local is = job.head_id and (job.head_state .. ' generation ' .. job.head_number) or 'none'
+    return refuse('stale', 'the head of job ' .. job.name .. ' is ' .. is .. ' by now, not ' .. seen .. ': read it again')
+  end
+  local rev = int(cjson.decode(job.control).rev)
+  if rev ~= int(control_rev) then
+    return refuse('stale', 'the control of job ' .. job.name .. ' has revision ' .. rev .. ' by now, not '
+      .. int(control_rev))
+  end
+end
+
+local function check_head(job, token)
+  if job.head_id ~= token.id or job.head_number ~= int(token.number) then
+    local is = job.head_id and ('generation ' .. job.head_number) or 'none'
+    return refuse('stale', 'the head of job ' .. job.name .. ' is ' .. is .. ' by now, not generation '
+      .. int(token.number) .. ': read it again')
+  end
+end
+
+local function lives_of(job, node)
+  local lives = {}
+  for _, kind in ipairs({ 'member:', 'holder:' }) do
+    if job[kind .. node] then
+      lives[cjson.decode(job[kind .. node]).life] = true
+    end
+  end
+  return lives
+end
+
+-- lost: sorted list of nodes
+local function check_lost(job, lost)
+  for _, node in ipairs(lost) do
+    local lives = lives_of(job, node)
+    if not next(lives) then
+      return refuse('stale', 'node ' .. node .. ' is neither member nor holder in job ' .. job.name)
+    end
+    for life in pairs(lives) do
+      if not gone(node, life) then
+        return refuse('stale', 'node ' .. node .. ' holds its lease: it is not lost')
+      end
+    end
+  end
+end
+
+local function declare_lost(job, lost, by)
+  for _, id in ipairs(lost) do
+    local node = node_read(id)
+    if node and node.lost ~= '1' and node.left ~= '1' and lives_of(job, id)[node.life] then
+      local marked = copied(node)
+      marked.lost = '1'
+      node_save(marked)
+      event({ kind = 'NodeLost', node = id, by = by, text = 'node ' .. id .. ' was silent for its whole lease' })
+      retire(id, nil, job.uid)
+    end
+  end
+end
+
+-- Who may still run workers once the head is superseded or ended: node to text.
+local function next_holders(job, lost)
+  local found, out = entries(job, 'holder'), {}
+  if job.head_state == 'active' then
+    for node, member in pairs(decoded(entries(job, 'member'))) do
+      found[node] = cjson.encode({ life = member.life, devices = member.devices })
+    end
+  end
+  for _, node in ipairs(lost) do
+    found[node] = nil
+  end
+  for id, holder in pairs(found) do
+    local node = node_read(id)
+    if node and node.life == cjson.decode(holder).life and node.lost ~= '1' and node.left ~= '1' then
+      out[id] = holder
+    end
+  end
+  return out
+end
+
+-- The reports of a head that was active are kept.
+local function close_head(job)
+  if job.head_state == 'active' then
+    put_entries(job, 'last', entries(job, 'report'))
+    job.last_number = job.head_number
+  end
+end
+
+local function spend(job, entry)
+  if not entry or not job.active_number then
+    return
+  end
+  job['spend:' .. job.active_number] = entry
+  -- Those that do not count go first: a counted one must not be forgotten for the sake of a mere note.
+  local notes, counted = {}, {}
+  for number, text in pairs(entries(job, 'spend')) do
+    local into = cjson.decode(text).counts and counted or notes
+    into[#into + 1] = tonumber(number)
+  end
+  table.sort(notes)
+  table.sort(counted)
+  local surplus = #notes + #counted - BUDGET_KEPT
+  for i = 1, math.min(surplus, #notes) do
+    job['spend:' .. int(notes[i])] = nil
+  end
+  for i = 1, surplus - #notes do
+    job['spend:' .. int(counted[i])] = nil
+  end
+end
+
+local FAILURES = { failed = true, lost = true, fenced = true, refused = true }
+
+-- Stores a report under its order of arrival ("seq state body"); true if it is the node's first fault.
+local function put_report(job, kind, node, state, body)
+  local highest, seq = 0, 0
+  for other, text in pairs(entries(job, kind)) do
+    local theirs = tonumber(string.match(text, '^%d+'))
+    highest = math.max(highest, theirs)
+    if other == node then
+      seq = theirs
+    end
+  end
+  local first = seq == 0 and FAILURES[state] or false
+  if first then
+    seq = highest + 1
+  end
+  job[kind .. ':' .. node] = int(seq) .. ' ' .. state .. ' ' .. body
+  return first
+end
+
+-- Why this forming head cannot become active, or nil.
+local function not_ready(job)
+  local holder = sorted_keys(entries(job, 'holder'))[1]
+  if holder then
+    return 'node ' .. holder .. ' may still run an older generation'
+  end
+  local members, acks = decoded(entries(job, 'member')), decoded(entries(job, 'ack'))
+  for _, node in ipairs(sorted_keys(members)) do
+    local life = members[node].life
+    if not acks[node] or acks[node].life ~= life then
+      return 'node ' .. node .. ' has not acknowledged'
+    end
+    if gone(node, life) then
+      return 'node ' .. node .. ' is not live'
+    end
+  end
+end
+
+local function make_active(job)
+  local members = decoded(entries(job, 'member'))
+  local first, count
+  count = 0
+  for node, member in pairs(members) do
+    count = count + 1
+    if not first or member.group_rank < members[first].group_rank then
+      first = node
+    end
+  end
+  local ack = cjson.decode(job['ack:' .. first])
+  job.head_state, job.head_since, job.head_deadline = 'active', int(served), '0'
+  job.head_address, job.head_store_hosted = ack.address, ack.store_hosted and '1' or '0'
+  job.active_number, job.active_id = job.head_number, job.head_id
+  if job.first_active then
+    job.restarts = int(tonumber(job.restarts) + 1)
+  else
+    job.first_active = int(served)
+    job.started = string.format('%.0f.%03.0f', math.floor(now / 1000), now % 1000)
+  end
+  local text = 'generation ' .. job.head_number .. ' runs on ' .. int(count) .. ' node' .. (count > 1 and 's' or '')
+  enter_phase(job, 'running', text)
+  job_save(job)
+  event({ kind = 'GenerationActive', job = job, generation = job.head_number, text = text })
+end

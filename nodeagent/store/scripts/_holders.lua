@@ -1,0 +1,105 @@
+-- Who may still run workers, and what devices they have. Twin: twin/holders.py.
+
+-- Make exactly these devices (set) of a node the job's.
+local function book(node, uid, devices)
+  local key = P .. 'alloc:' .. node
+  for device, owner in pairs(to_map(redis.call('HGETALL', key))) do
+    if owner == uid and not devices[device] then
+      redis.call('HDEL', key, device)
+    end
+  end
+  for device in pairs(devices) do
+    redis.call('HSET', key, device, uid)
+  end
+end
+
+-- Book what the head's members and holders have; also on the nodes in `also` (set), which may have nothing any more.
+local function rebook(job, also)
+  local wanted = {}
+  for node in pairs(also) do
+    wanted[node] = {}
+  end
+  local function want(map)
+    for node, entry in pairs(map) do
+      wanted[node] = wanted[node] or {}
+      for _, device in ipairs(entry.devices) do
+        wanted[node][device] = true
+      end
+    end
+  end
+  if job.head_state ~= 'ended' then
+    want(decoded(entries(job, 'member')))
+  end
+  want(decoded(entries(job, 'holder')))
+  for node, devices in pairs(wanted) do
+    book(node, job.uid, devices)
+  end
+end
+
+-- Every node that the head names (set).
+local function named(job)
+  local nodes = {}
+  for node in pairs(entries(job, 'member')) do
+    nodes[node] = true
+  end
+  for node in pairs(entries(job, 'holder')) do
+    nodes[node] = true
+  end
+  return nodes
+end
+
+local function enter_phase(job, phase, reason)
+  if job.phase ~= phase then
+    job.since = int(served)
+  end
+  job.phase, job.reason = phase, reason
+end
+
+-- Write the job; with the last holder gone, pausing has become paused.
+local function settle(job)
+  if job.phase ~= 'pausing' or not job.head_id or next(entries(job, 'holder')) then
+    job_save(job)
+    return
+  end
+  enter_phase(job, 'paused', job.reason)
+  job_save(job)
+  event({ kind = 'JobPaused', job = job, generation = job.head_number, text = job.reason })
+end
+
+-- A life of this node has ended: take it out of the holders of every job (but one, and but for the life that goes on).
+local function retire(node, lives_on, but)
+  local uids = {}
+  for _, uid in pairs(to_map(redis.call('HGETALL', P .. 'alloc:' .. node))) do
+    uids[uid] = true
+  end
+  for _, uid in ipairs(sorted_keys(uids)) do
+    local job = uid ~= but and job_read(uid)
+    local holder = job and job['holder:' .. node]
+    if holder and cjson.decode(holder).life ~= lives_on then
+      job['holder:' .. node] = nil
+      rebook(job, { [node] = true })
+      settle(job)
+    end
+  end
+end
+
+-- The first node that may still run workers of an ended job, or nil.
+local function still_held(job)
+  local holders = decoded(entries(job, 'holder'))
+  for _, node in ipairs(sorted_keys(holders)) do
+    if not gone(node, holders[node].life) then
+      return node
+    end
+  end
+end
+
+local function delete_job(job)
+  for node in pairs(named(job)) do
+    book(node, job.uid, {})
+  end
+  redis.call('DEL', P .. 'job:' .. job.uid)
+  if redis.call('HGET', NAMES, job.name) == job.uid then
+    redis.call('HDEL', NAMES, job.name)
+  end
+  touch('job:' .. job.uid)
+end

@@ -1,0 +1,40 @@
+-- ack: uid, token, node, life, start, ack (JSON), last? ({state, body})
+local no = not_current(A.node, A.life, A.start)
+if no then
+  return no
+end
+local job = job_read(A.uid)
+if not job then
+  return no_job(A.uid)
+end
+no = check_head(job, A.token)
+if no then
+  return no
+end
+local member = job['member:' .. A.node] and cjson.decode(job['member:' .. A.node])
+if member and member.life ~= A.life then
+  member = nil
+end
+if not member and not job['holder:' .. A.node] then
+  return job_reply(job)
+end
+if A.last and job.last_number ~= '0' then
+  put_report(job, 'last', A.node, A.last.state, A.last.body)
+end
+job['holder:' .. A.node] = nil
+if member and job.head_state == 'forming' then
+  job['ack:' .. A.node] = A.ack
+end
+local devices = {}
+if member and job.head_state ~= 'ended' then
+  for _, device in ipairs(member.devices) do
+    devices[device] = true
+  end
+end
+book(A.node, job.uid, devices)
+if job.head_state == 'forming' and not not_ready(job) then
+  make_active(job)
+else
+  settle(job)
+end
+return job_reply(job)

@@ -1,0 +1,22 @@
+-- activate: uid, token
+local job = job_read(A.uid)
+if not job then
+  return no_job(A.uid)
+end
+local no = check_head(job, A.token)
+if no then
+  return no
+end
+if job.head_state == 'active' then
+  return job_reply(job)
+end
+local name = 'generation ' .. job.head_number .. ' of job ' .. job.name
+if job.head_state == 'ended' then
+  return refuse('stale', name .. ' has ended: read it again')
+end
+local reason = not_ready(job)
+if reason then
+  return refuse('not_live', name .. ' cannot start: ' .. reason)
+end
+make_active(job)
+return job_reply(job)

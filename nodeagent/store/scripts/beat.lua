@@ -1,0 +1,64 @@
+-- beat: node, life, start, seq, length, rev, facts?, address?, pid?, readiness?, pods (list of {uid, body}), pod_ttl
+local PAGE = 256
+local id = A.node
+local no = not_current(id, A.life, A.start)
+if no then
+  return no
+end
+local node = node_read(id)
+if A.seq <= tonumber(node.seq) then
+  return refuse('stale', 'beat ' .. int(A.seq) .. ' of node ' .. id .. ' came after beat ' .. node.seq)
+end
+redis.call('HSET', P .. 'node:' .. id, 'seq', int(A.seq))
+redis.call('ZADD', LEASE, int(served + A.length), id)
+node.seq = int(A.seq)
+local new = copied(node)
+if A.facts then
+  new.facts, new.address, new.pid = A.facts, A.address, int(A.pid)
+end
+new.readiness = A.readiness or new.readiness
+node_save(new)
+for _, pod in ipairs(A.pods) do
+  redis.call('SET', P .. 'pod:' .. pod.uid .. ':' .. id, pod.body, 'PX', int(math.max(10 * lease_ms, 30000)))
+end
+
+local records = {}
+local rev, more = redis.call('HGET', META, 'rev'), 0
+local changed = redis.call('ZRANGEBYSCORE', CHANGES, '(' .. int(A.rev), '+inf', 'WITHSCORES', 'LIMIT', 0, PAGE + 1)
+if #changed > 2 * PAGE then
+  rev, more = changed[2 * PAGE], 1
+end
+for i = 1, math.min(#changed, 2 * PAGE), 2 do
+  local body = redis.call('HGETALL', P .. changed[i])
+  local cordon = ''
+  if string.sub(changed[i], 1, 5) == 'node:' then
+    cordon = redis.call('HGET', CORDONS, string.sub(changed[i], 6)) or ''
+  end
+  records[#records + 1] = { changed[i], body, cordon }
+end
+
+-- Those whose lease ended by now: lapsed, unless an amnesty protects them.
+local gone_now, sheltered = {}, false
+for _, other in ipairs(redis.call('ZREVRANGEBYSCORE', LEASE, int(served), '-inf')) do
+  if served >= amnesty then
+    gone_now[#gone_now + 1] = other
+  elseif lapsed(other) then
+    gone_now[#gone_now + 1] = other
+  elseif other ~= id then
+    sheltered = true
+  end
+  if #gone_now == PAGE then
+    break
+  end
+end
+local next_end = sheltered and amnesty or nil
+if not next_end then
+  local later = redis.call('ZRANGEBYSCORE', LEASE, '(' .. int(served), '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
+  local first = later[1] == id and 3 or 1
+  if later[first] then
+    next_end = math.max(tonumber(later[first + 1]), amnesty)
+  end
+end
+local newest = redis.call('XREVRANGE', EVENTS, '+', '-', 'COUNT', 1)[1]
+return { 1, meta.cluster_uid, int(served), gone_now, next_end and int(next_end - served) or '', rev, more,
+  newest and newest[1] or '0-0', records }

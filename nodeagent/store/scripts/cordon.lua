@@ -1,0 +1,23 @@
+-- cordon: node, cordon (JSON, or absent to clear), by, reason, request
+local id = A.node
+local node = node_read(id)
+if not node then
+  return refuse('not_found', 'there is no node ' .. id .. ': list the nodes and try again')
+end
+local was = redis.call('HGET', CORDONS, id)
+if not request_seen(A.request) then
+  remember(A.request, id)
+  if (was or nil) ~= A.cordon then
+    if A.cordon then
+      redis.call('HSET', CORDONS, id, A.cordon)
+      event({ kind = 'NodeCordoned', node = id, by = A.by, text = A.reason })
+    else
+      redis.call('HDEL', CORDONS, id)
+      event({ kind = 'NodeUncordoned', node = id, text = 'node ' .. id .. ' takes new work again' })
+    end
+    was = A.cordon
+    node.rev = touch('node:' .. id)
+    redis.call('HSET', P .. 'node:' .. id, 'rev', node.rev)
+  end
+end
+return { 1, flat(node), was or '' }

@@ -1,0 +1,64 @@
+-- end: uid, expect?, expect_state, control_rev, phase, reason, outcome?, spend?, lost (sorted), planned, delay_ms,
+-- wall, by
+local job = job_read(A.uid)
+if not job then
+  return no_job(A.uid)
+end
+
+local same_head
+if A.expect then
+  same_head = job.head_id == A.expect.id and job.head_number == int(A.expect.number)
+else
+  same_head = not job.head_id
+end
+if same_head and (job.phase == A.phase or (A.phase == 'pausing' and job.phase == 'paused'))
+  and (is_terminal(job) or (job.head_state == 'ended' and A.expect_state ~= 'ended')) then
+  return job_reply(job) -- done before
+end
+
+local no = check_open(job) or check_expected(job, A.expect, A.expect_state, A.control_rev)
+if no then
+  return no
+end
+if A.phase == 'succeeded' then
+  if job.head_state ~= 'active' then
+    return refuse('unsupported', 'job ' .. job.name .. ' has no active generation that could have succeeded')
+  end
+  for _, node in ipairs(sorted_keys(entries(job, 'member'))) do
+    if not string.match(job['report:' .. node] or '', '^%d+ succeeded ') then
+      return refuse('unsupported', 'node ' .. node .. ' has not reported success of generation ' .. job.head_number
+        .. ' of job ' .. job.name)
+    end
+  end
+end
+no = check_lost(job, A.lost)
+if no then
+  return no
+end
+
+declare_lost(job, A.lost, A.by)
+local before, old_phase, old_reason = named(job), job.phase, job.reason
+local holders = next_holders(job, A.lost)
+local ends = job.head_id and job.head_state ~= 'ended'
+spend(job, A.spend)
+close_head(job)
+if job.head_id then
+  put_entries(job, 'holder', holders)
+end
+if ends then
+  put_entries(job, 'report', {})
+  job.head_state, job.head_planned = 'ended', A.planned and '1' or '0'
+  job.head_since, job.head_deadline = int(served), '0'
+end
+job.outcome, job.not_before = A.outcome, int(served + A.delay_ms)
+enter_phase(job, A.phase == 'pausing' and not next(holders) and 'paused' or A.phase, A.reason)
+if is_terminal(job) then
+  job.ended = A.wall
+end
+rebook(job, before)
+job_save(job)
+if ends or job.phase ~= old_phase or job.reason ~= old_reason then
+  local kind = 'Job' .. string.upper(string.sub(job.phase, 1, 1)) .. string.sub(job.phase, 2)
+  event({ kind = kind, job = job, generation = job.head_number, by = A.by, text = A.reason })
+end
+return job_reply(job)

@@ -1,0 +1,59 @@
+-- join: node, life, start, address, pid, facts, timing, lease, credit, gap, uid (of the cluster, if it is new)
+local DAY_MS, FORGET_AT_ONCE, DEAD_KEPT = 86400000, 64, 16
+local id = A.node
+if not meta.timing then
+  redis.call('HSET', META, 'timing', A.timing, 'lease', int(A.lease), 'credit', int(A.credit), 'gap', int(A.gap),
+    'cluster_uid', A.uid, 'version', VERSION)
+  meta.cluster_uid, lease_ms = A.uid, A.lease
+elseif meta.timing ~= A.timing then
+  return refuse('timing', meta.timing)
+end
+local old = node_read(id)
+local same = old and old.life == A.life
+local dead = {}
+for life in string.gmatch(old and old.dead or '', '%S+') do
+  dead[#dead + 1] = life
+  if life == A.life then
+    dead.mine = true
+  end
+end
+if (same and old.lost == '1') or dead.mine then
+  return refuse('lost', 'this life of node ' .. id .. ' was declared lost: it must come back with a new one')
+end
+if same and A.start < tonumber(old.start) then
+  return refuse('not_current', 'a newer agent of node ' .. id .. ' has started (start ' .. old.start .. ', at '
+    .. old.address .. '): this one must stop')
+end
+if old and not same and not lapsed(id) then
+  local left = math.max(lease_end(id), amnesty) - served
+  return refuse('lease_held', 'node id ' .. id .. ' is held by an agent at ' .. old.address .. ' (pid ' .. old.pid
+    .. ') for another ' .. string.format('%.1f', left / 1000) .. ' s at least; this agent is at ' .. A.address
+    .. ': give it another node id, or stop the other agent')
+end
+
+for _, silent in ipairs(redis.call('ZRANGEBYSCORE', LEASE, '-inf', int(served - DAY_MS), 'LIMIT', 0, FORGET_AT_ONCE)) do
+  if lapsed(silent) then
+    retire(silent)
+    redis.call('DEL', P .. 'node:' .. silent)
+    redis.call('ZREM', LEASE, silent)
+    nodes_read[silent] = nil
+    touch('node:' .. silent)
+  end
+end
+
+redis.call('ZADD', LEASE, int(served + lease_ms), id)
+local node = {
+  id = id, life = A.life, start = int(A.start), joined = same and old.joined or int(served), facts = A.facts,
+  address = A.address, pid = int(A.pid), readiness = same and old.readiness or '{}', lost = '0', left = '0',
+  seq = same and old.start == int(A.start) and old.seq or '0', dead = same and old.dead or '', rev = old and old.rev,
+}
+if old and not same then
+  dead[#dead + 1] = old.life
+  node.dead = table.concat(dead, ' ', math.max(1, #dead - DEAD_KEPT + 1))
+end
+node_save(node)
+if not same then
+  event({ kind = 'NodeJoined', node = id, by = id, text = 'node ' .. id .. ' joined from ' .. A.address })
+  retire(id, A.life)
+end
+return { 1, meta.cluster_uid, int(served) }

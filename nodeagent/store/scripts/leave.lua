@@ -1,0 +1,16 @@
+-- leave: node, life, start
+local node = node_read(A.node)
+if node and node.life == A.life and node.start == int(A.start) and node.left == '1' and node.lost ~= '1' then
+  return { 1 }
+end
+local no = not_current(A.node, A.life, A.start)
+if no then
+  return no
+end
+redis.call('ZADD', LEASE, int(served), A.node)
+local left = copied(node)
+left.left = '1'
+node_save(left)
+event({ kind = 'NodeLeft', node = A.node, by = A.node, text = 'node ' .. A.node .. ' left' })
+retire(A.node)
+return { 1 }

@@ -1,0 +1,59 @@
+-- propose: uid, expect?, expect_state, control_rev, id, members (node to JSON), lost (sorted), cause, reason, spend?,
+-- planned, form_ms, outside, by
+local job = job_read(A.uid)
+if not job then
+  return no_job(A.uid)
+end
+if job.head_id == A.id then
+  return job_reply(job)
+end
+local no = check_open(job) or check_expected(job, A.expect, A.expect_state, A.control_rev)
+if no then
+  return no
+end
+local members = decoded(A.members)
+local order = sorted_keys(members)
+if #order < tonumber(job.min) or #order > tonumber(job.max) then
+  return refuse('unsupported', 'job ' .. job.name .. ' takes ' .. job.min .. ' to ' .. job.max .. ' nodes, not '
+    .. int(#order))
+end
+no = check_lost(job, A.lost)
+if no then
+  return no
+end
+for _, id in ipairs(order) do
+  if gone(id, members[id].life) then
+    return refuse('not_live', 'node ' .. id .. ' is not live in the life that was proposed')
+  end
+  local cordon = redis.call('HGET', CORDONS, id)
+  if cordon then
+    return refuse('not_live', 'node ' .. id .. ' is cordoned: ' .. cjson.decode(cordon).reason)
+  end
+  local taken = to_map(redis.call('HGETALL', P .. 'alloc:' .. id))
+  for _, device in ipairs(members[id].devices) do
+    if taken[device] and taken[device] ~= job.uid then
+      return refuse('busy', 'device ' .. device .. ' of node ' .. id .. ' is job ' .. taken[device] .. "'s")
+    end
+  end
+end
+
+declare_lost(job, A.lost, A.by)
+local before = named(job)
+local holders = next_holders(job, A.lost)
+spend(job, A.spend)
+close_head(job)
+put_entries(job, 'member', A.members)
+put_entries(job, 'holder', holders)
+put_entries(job, 'ack', {})
+put_entries(job, 'report', {})
+job.head_number, job.head_id = int(redis.call('HINCRBY', HIGHEST, job.name, 1)), A.id
+job.head_state, job.head_cause, job.head_planned = 'forming', A.cause, A.planned and '1' or '0'
+job.head_address, job.head_store_hosted = '', '0'
+job.head_since, job.head_deadline, job.head_outside = int(served), int(served + A.form_ms), A.outside
+job.head_control_rev = int(A.control_rev)
+job.restart_done, job.not_before = int(cjson.decode(job.control).restart), '0'
+enter_phase(job, 'forming', A.reason)
+rebook(job, before)
+job_save(job)
+event({ kind = 'GenerationForming', job = job, generation = job.head_number, by = A.by, text = A.reason })
+return job_reply(job)

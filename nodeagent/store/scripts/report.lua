@@ -1,0 +1,32 @@
+-- report: uid, token, node, life, start, state, body, reason
+local no = not_current(A.node, A.life, A.start)
+if no then
+  return no
+end
+local job = job_read(A.uid)
+if not job then
+  return no_job(A.uid)
+end
+no = check_head(job, A.token)
+if no then
+  return no
+end
+if job.head_state ~= 'active' then
+  return refuse('stale', 'generation ' .. job.head_number .. ' of job ' .. job.name .. ' is ' .. job.head_state
+    .. ', not active: read it again')
+end
+local member = job['member:' .. A.node]
+if not member or cjson.decode(member).life ~= A.life then
+  return refuse('stale', 'node ' .. A.node .. ' is no member of generation ' .. job.head_number .. ' of job ' .. job.name)
+end
+local first = put_report(job, 'report', A.node, A.state, A.body)
+job_save(job)
+if first then
+  local text = A.reason
+  if text == '' then
+    text = 'the pod of job ' .. job.name .. ' on node ' .. A.node .. ': ' .. A.state
+  end
+  event({ kind = A.state == 'failed' and 'WorkerFailed' or 'PodFailed', job = job, node = A.node,
+    generation = job.head_number, by = A.node, text = text })
+end
+return job_reply(job)

@@ -1,0 +1,35 @@
+-- submit: uid, name, owner, spec, min, max, control, submitted, by, request
+local seen = request_seen(A.request)
+if seen then
+  local job = job_read(seen)
+  return job and job_reply(job) or no_job(seen)
+end
+local known = job_read(A.uid)
+if known then
+  return job_reply(known)
+end
+local old_uid = redis.call('HGET', NAMES, A.name)
+local old = old_uid and job_read(old_uid)
+if old then
+  if not is_terminal(old) then
+    return refuse('name_taken', 'a job named ' .. A.name .. ' is live (uid ' .. old.uid .. ', ' .. old.phase
+      .. '): choose another name, or stop it first')
+  end
+  local held = still_held(old)
+  if held then
+    return refuse('name_taken', 'the job named ' .. A.name .. ' (uid ' .. old.uid .. ', ' .. old.phase
+      .. ') still stops its workers on node ' .. held .. ': try again in a moment')
+  end
+  delete_job(old)
+end
+local job = {
+  version = VERSION, uid = A.uid, name = A.name, owner = int(A.owner), spec = A.spec, min = int(A.min),
+  max = int(A.max), control = A.control, phase = 'queued', reason = 'submitted, waits for nodes',
+  submitted = A.submitted, since = int(served), order = int(redis.call('HINCRBY', META, 'order', 1)),
+  restart_done = '0', not_before = '0', last_number = '0', restarts = '0',
+}
+job_save(job)
+redis.call('HSET', NAMES, A.name, A.uid)
+remember(A.request, A.uid)
+event({ kind = 'JobSubmitted', job = job, by = A.by, text = 'job ' .. A.name .. ' submitted' })
+return job_reply(job)

@@ -1,0 +1,154 @@
+"""The steps of a node's lease in the twin: join, beat, leave, cordon.
+
+The twin of ``scripts/{join,beat,leave,cordon}.lua``; must never touch a job but to drop a node from its holders.
+"""
+
+from __future__ import annotations
+
+from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
+from nodeagent.model.timing import Timing
+from nodeagent.store.base import Beat, BeatReply, JoinReply, StoreRefusedError
+from nodeagent.store.twin.holders import retire
+from nodeagent.store.twin.state import FORGET_MS, PAGE, State
+from nodeagent.store.words import timing_differs
+
+DEAD_KEPT = 16
+FORGET_AT_ONCE = 64
+
+
+def join(s: State, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
+    if s.timing is None:
+        s.timing = timing
+    elif s.timing != timing:
+        raise StoreRefusedError("timing", timing_differs(s.timing, timing))
+    old = s.nodes.get(node)
+    same = old is not None and old.incarnation.life == incarnation.life
+    if (same and old is not None and old.lost) or incarnation.life in s.dead.get(node, ()):
+        raise StoreRefusedError("lost", f"this life of node {node} was declared lost: it must come back with a new one")
+    if old is not None and same and incarnation.start < old.incarnation.start:
+        raise StoreRefusedError(
+            "not_current",
+            f"a newer agent of node {node} has started (start {old.incarnation.start}, "
+            f"at {old.facts.address}): this one must stop",
+        )
+    if old is not None and not same and not s.lapsed(node):
+        left = max(s.lease[node], s.amnesty) - s.served
+        raise StoreRefusedError(
+            "lease_held",
+            f"node id {node} is held by an agent at {old.facts.address} (pid {old.facts.agent_pid}) for another "
+            f"{left / 1000:.1f} s at least; this agent is at {facts.address}: give it another node id, or stop the "
+            "other agent",
+        )
+    _forget(s)
+    s.lease[node] = s.served + s.lease_ms
+    if old is None or not same or incarnation.start > old.incarnation.start:
+        s.seq[node] = 0
+    if old is not None and not same:
+        s.dead[node] = (*s.dead.get(node, ()), old.incarnation.life)[-DEAD_KEPT:]
+    s.save_node(
+        NodeRecord(
+            id=node,
+            incarnation=incarnation,
+            joined=old.joined if old is not None and same else s.served,
+            facts=facts,
+            cordon=s.cordons.get(node),
+            readiness=old.readiness if old is not None and same else {},
+            rev=old.rev if old is not None else 0,
+        )
+    )
+    if not same:
+        s.event("NodeJoined", node=node, by=node, text=f"node {node} joined from {facts.address}")
+        retire(s, node, lives_on=incarnation.life)
+    return JoinReply(cluster_uid=s.cluster_uid, served=s.served)
+
+
+def _forget(s: State) -> None:
+    """Drop nodes that have been silent for a day."""
+    old = sorted((end, node) for node, end in s.lease.items() if end <= s.served - FORGET_MS and s.lapsed(node))
+    for _, node in old[:FORGET_AT_ONCE]:
+        retire(s, node)
+        del s.nodes[node], s.lease[node]
+        s.seq.pop(node, None)
+        s.dead.pop(node, None)
+        s.touch(f"node:{node}")
+
+
+def beat(s: State, b: Beat) -> BeatReply:
+    record = s.current(b.node, b.incarnation)
+    if b.seq <= s.seq[b.node]:
+        raise StoreRefusedError("stale", f"beat {b.seq} of node {b.node} came after beat {s.seq[b.node]}")
+    s.seq[b.node] = b.seq
+    s.lease[b.node] = s.served + b.length
+    update: dict[str, object] = {}
+    if b.facts is not None:
+        update["facts"] = b.facts
+    if b.readiness is not None:
+        update["readiness"] = b.readiness
+    s.save_node(record.model_copy(update=update))
+    for pod in b.pods or ():
+        s.pods[pod.uid, b.node] = (pod, s.now + max(10 * s.lease_ms, 30_000))
+    return _news(s, b)
+
+
+def _news(s: State, b: Beat) -> BeatReply:
+    nodes, jobs, gone = [], [], []
+    rev, more = s.rev, False
+    for count, (record, value) in enumerate(s.changed_since(b.rev)):
+        if count == PAGE:
+            more = True
+            break
+        kind, _, key = record.partition(":")
+        if kind == "node" and key in s.nodes:
+            nodes.append(s.nodes[key])
+        elif kind == "job" and key in s.jobs:
+            jobs.append(s.jobs[key])
+        else:
+            gone.append(record)
+        if count == PAGE - 1:
+            rev = value
+    if not more:
+        rev = s.rev
+    by_end = sorted(((end, node) for node, end in s.lease.items()), reverse=True)
+    lapsed = tuple(node for end, node in by_end if end <= s.served and s.lapsed(node))[:PAGE]
+    ends = [max(end, s.amnesty) for end, node in by_end if node != b.node and not s.lapsed(node)]
+    return BeatReply(
+        cluster_uid=s.cluster_uid,
+        served=s.served,
+        lapsed=lapsed,
+        next_lapse=min(ends) - s.served if ends else None,
+        nodes=tuple(nodes),
+        jobs=tuple(jobs),
+        gone=tuple(gone),
+        rev=rev,
+        more=more,
+        event=s.newest_event,
+    )
+
+
+def leave(s: State, node: str, incarnation: Incarnation) -> None:
+    record = s.nodes.get(node)
+    if record is not None and record.incarnation == incarnation and record.left and not record.lost:
+        return
+    record = s.current(node, incarnation)
+    s.lease[node] = s.served
+    s.save_node(record.model_copy(update={"left": True}))
+    s.event("NodeLeft", node=node, by=node, text=f"node {node} left")
+    retire(s, node)
+
+
+def cordon(s: State, node: str, value: Cordon | None, request: str) -> NodeRecord:
+    record = s.nodes.get(node)
+    if record is None:
+        raise StoreRefusedError("not_found", f"there is no node {node}: list the nodes and try again")
+    if request and request in s.requests:
+        return record
+    s.remember(request, node)
+    if record.cordon == value:
+        return record
+    if value is None:
+        s.cordons.pop(node, None)
+        s.event("NodeUncordoned", node=node, text=f"node {node} takes new work again")
+    else:
+        s.cordons[node] = value
+        s.event("NodeCordoned", node=node, by=value.by, text=value.reason)
+    return s.save_node(record.model_copy(update={"cordon": value}))

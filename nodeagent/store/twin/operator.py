@@ -1,0 +1,88 @@
+"""The steps of operators in the twin: submit, control, remove.
+
+The twin of ``scripts/{submit,control,remove}.lua``; must never touch a generation.
+"""
+
+from __future__ import annotations
+
+from nodeagent.model.job import Control, JobRecord
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.store.base import StoreRefusedError
+from nodeagent.store.twin.holders import still_held
+from nodeagent.store.twin.state import State, terminal
+
+
+def submit(s: State, uid: str, spec: JobSpec, owner: int, wall: float, by: str, request: str) -> JobRecord:
+    if request and request in s.requests:
+        return s.job(s.requests[request])
+    if uid in s.jobs:
+        return s.jobs[uid]
+    old = s.jobs.get(s.names.get(spec.name, ""))
+    if old is not None:
+        held = still_held(s, old)
+        if not terminal(old):
+            raise StoreRefusedError(
+                "name_taken",
+                f"a job named {spec.name} is live (uid {old.uid}, {old.phase}): choose another name, or stop it first",
+            )
+        if held:
+            raise StoreRefusedError(
+                "name_taken",
+                f"the job named {spec.name} (uid {old.uid}, {old.phase}) still stops its workers on node {held[0]}: "
+                "try again in a moment",
+            )
+        s.delete_job(old)
+    s.order += 1
+    job = s.save_job(
+        JobRecord(
+            uid=uid,
+            name=spec.name,
+            owner=owner,
+            spec=spec,
+            control=Control(rev=1, target=spec.role.nodes.target, by=by),
+            phase="queued",
+            reason="submitted, waits for nodes",
+            submitted=wall,
+            since=s.served,
+            order=s.order,
+        )
+    )
+    s.names[spec.name] = uid
+    s.remember(request, uid)
+    s.event("JobSubmitted", job=job, by=by, text=f"job {spec.name} submitted")
+    return job
+
+
+def control(s: State, uid: str, expect_rev: int, value: Control, request: str, event: str, text: str) -> JobRecord:
+    job = s.job(uid)
+    if request and request in s.requests:
+        return job
+    old = job.control
+    only_delete = value.delete and (value.desired, value.target, value.restart) == (
+        old.desired,
+        old.target,
+        old.restart,
+    )
+    if terminal(job) and not only_delete:
+        raise StoreRefusedError("ended", f"job {job.name} has ended ({job.phase})")
+    if old.rev != expect_rev:
+        raise StoreRefusedError(
+            "stale", f"the control of job {job.name} has revision {old.rev} by now, not {expect_rev}"
+        )
+    job = s.save_job(job.model_copy(update={"control": value.model_copy(update={"rev": expect_rev + 1})}))
+    s.remember(request, uid)
+    s.event(event, job=job, by=value.by, text=text)
+    return job
+
+
+def remove(s: State, uid: str) -> None:
+    job = s.jobs.get(uid)
+    if job is None:
+        return
+    if not terminal(job):
+        raise StoreRefusedError("stale", f"job {job.name} has not ended ({job.phase}): stop it first")
+    held = still_held(s, job)
+    if held:
+        raise StoreRefusedError("stale", f"job {job.name} still stops its workers on node {held[0]}")
+    s.delete_job(job)
+    s.event("JobDeleted", job=job, text=f"job {job.name} deleted")

@@ -1,0 +1,219 @@
+"""What the in-memory store holds, its served clock, and the small writes that all steps share.
+
+The twin of ``scripts/_clock.lua`` and ``scripts/_records.lua``. Must never decide what a step allows: that is
+``lease``, ``generation`` and ``operator``. Deterministic: no randomness, time only as an argument of ``enter``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+
+from nodeagent.model.base import RECORD_VERSION
+from nodeagent.model.event import Event
+from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.node import Cordon, Incarnation, NodeRecord
+from nodeagent.model.pod import PodState
+from nodeagent.model.timing import Timing, millis
+from nodeagent.store.base import StoreRefusedError
+
+PAGE = 256
+"""Most records, and most lapsed nodes, in one beat's reply."""
+REQUESTS_KEPT = 1024
+EVENTS_KEPT = 10_000
+FORGET_MS = 86_400_000
+"""A node whose lease ended this much served time ago is forgotten (its cordon is not)."""
+
+
+def event_order(event_id: str) -> tuple[int, int]:
+    """Sort key of a stream id."""
+    ms, _, seq = event_id.partition("-")
+    return int(ms), int(seq or 0)
+
+
+class State:
+    """Everything the store knows. Attributes are named as the keys in Redis."""
+
+    def __init__(self, cluster_uid: str) -> None:
+        self.cluster_uid = cluster_uid
+        self.version = RECORD_VERSION
+        self.timing: Timing | None = None
+        self.run = ""
+        self.now = 0
+        self.last: int | None = None
+        self.served = 0
+        self.amnesty = 0
+        self.rev = 0
+        self.order = 0
+        self.nodes: dict[str, NodeRecord] = {}
+        self.lease: dict[str, int] = {}
+        self.seq: dict[str, int] = {}
+        self.dead: dict[str, tuple[str, ...]] = {}
+        """Node to its replaced lives: they never come back."""
+        self.cordons: dict[str, Cordon] = {}
+        self.jobs: dict[str, JobRecord] = {}
+        self.names: dict[str, str] = {}
+        self.highest: dict[str, int] = {}
+        self.alloc: dict[str, dict[str, str]] = {}
+        self.changes: dict[str, int] = {}
+        """Record to revision, in order of revision."""
+        self.requests: dict[str, str] = {}
+        self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self.pods: dict[tuple[str, str], tuple[PodState, int]] = {}
+
+    # --- the served clock
+
+    def enter(self, run: str, now: int) -> None:
+        """Advance the served clock: first thing in every step."""
+        lease, credit, gap = self.lease_ms, self.credit_ms, self.gap_ms
+        step = now - (now if self.last is None else self.last)
+        if run != self.run or step < 0 or step > gap:
+            self.run = run
+            self.amnesty = self.served + credit + lease
+        self.served += min(max(step, 0), credit)
+        self.now = self.last = now
+        if self.version != RECORD_VERSION:
+            raise StoreRefusedError(
+                "version",
+                f"the store's records have version {self.version}, this agent reads {RECORD_VERSION}: "
+                "install the version of nodeagent that the other nodes run",
+            )
+
+    @property
+    def lease_ms(self) -> int:
+        return millis(self.timing.lease) if self.timing else 0
+
+    @property
+    def credit_ms(self) -> int:
+        return millis(self.timing.credit) if self.timing else 0
+
+    @property
+    def gap_ms(self) -> int:
+        return millis(self.timing.gap) if self.timing else 0
+
+    def lapsed(self, node: str) -> bool:
+        """Left, lost, or silent for its whole lease while the store served; unknown nodes too."""
+        record = self.nodes.get(node)
+        if record is None or record.left or record.lost:
+            return True
+        return self.lease[node] <= self.served and self.served >= self.amnesty
+
+    def gone(self, node: str, life: str) -> bool:
+        """This life can run nothing any more."""
+        record = self.nodes.get(node)
+        return record is None or record.incarnation.life != life or self.lapsed(node)
+
+    # --- records
+
+    def touch(self, record: str) -> int:
+        """Give a record the next revision."""
+        self.rev += 1
+        self.changes.pop(record, None)
+        self.changes[record] = self.rev
+        return self.rev
+
+    def save_node(self, new: NodeRecord) -> NodeRecord:
+        """Write a node; a record that did not change keeps its revision."""
+        old = self.nodes.get(new.id)
+        if old is not None and new == old:
+            return old
+        new = new.model_copy(update={"rev": self.touch(f"node:{new.id}")})
+        self.nodes[new.id] = new
+        return new
+
+    def save_job(self, new: JobRecord) -> JobRecord:
+        """Write a job; a record that did not change keeps its revision."""
+        old = self.jobs.get(new.uid)
+        if old is not None and new == old:
+            return old
+        new = new.model_copy(update={"rev": self.touch(f"job:{new.uid}")})
+        self.jobs[new.uid] = new
+        return new
+
+    def job(self, uid: str) -> JobRecord:
+        job = self.jobs.get(uid)
+        if job is None:
+            raise StoreRefusedError("not_found", f"there is no job with uid {uid}: list the jobs and try again")
+        return job
+
+    def delete_job(self, job: JobRecord) -> None:
+        """Remove the record, its bookings and its name; the name's highest number stays."""
+        nodes = set(job.head.holders) | set(job.head.members) if job.head else set()
+        for node in nodes:
+            self.book(node, job.uid, frozenset())
+        del self.jobs[job.uid]
+        if self.names.get(job.name) == job.uid:
+            del self.names[job.name]
+        self.touch(f"job:{job.uid}")
+
+    def book(self, node: str, uid: str, devices: frozenset[str]) -> None:
+        """Make exactly these devices of a node the job's."""
+        kept = {d: u for d, u in self.alloc.get(node, {}).items() if u != uid}
+        kept.update(dict.fromkeys(sorted(devices), uid))
+        if kept:
+            self.alloc[node] = kept
+        else:
+            self.alloc.pop(node, None)
+
+    def current(self, node: str, incarnation: Incarnation) -> NodeRecord:
+        """The node's record, if this incarnation is current and has neither left nor been declared lost."""
+        record = self.nodes.get(node)
+        if record is None:
+            raise StoreRefusedError("not_current", f"node {node} is not known to the store: it must join first")
+        if record.incarnation != incarnation:
+            raise StoreRefusedError(
+                "not_current",
+                f"node {node} is held by another incarnation (start {record.incarnation.start}, "
+                f"at {record.facts.address}): this agent must stop",
+            )
+        if record.lost:
+            raise StoreRefusedError("lost", f"node {node} was declared lost: it must come back with a new life")
+        if record.left:
+            raise StoreRefusedError("lost", f"node {node} has left: it must join again")
+        return record
+
+    # --- requests and events
+
+    def remember(self, request: str, answer: str) -> None:
+        if request:
+            self.requests[request] = answer
+            while len(self.requests) > REQUESTS_KEPT:
+                del self.requests[next(iter(self.requests))]
+
+    @property
+    def newest_event(self) -> str:
+        return self.events[-1].id if self.events else "0-0"
+
+    def event(
+        self, kind: str, *, job: JobRecord | None = None, node: str = "", generation: int = 0, by: str = "", text: str
+    ) -> None:
+        """Append to the stream."""
+        ms, seq = event_order(self.newest_event)
+        new_id = f"{self.now}-0" if self.now > ms else f"{ms}-{seq + 1}"
+        self.events.append(
+            Event(
+                id=new_id,
+                kind=kind,
+                job=job.name if job else "",
+                uid=job.uid if job else "",
+                node=node,
+                generation=generation,
+                by=by,
+                text=text,
+            )
+        )
+
+    def changed_since(self, rev: int) -> Iterator[tuple[str, int]]:
+        """Records changed after ``rev``, oldest change first."""
+        newer = 0
+        for value in reversed(self.changes.values()):
+            if value <= rev:
+                break
+            newer += 1
+        return islice(self.changes.items(), len(self.changes) - newer, None)
+
+
+def terminal(job: JobRecord) -> bool:
+    """The job has ended."""
+    return job.phase in TERMINAL

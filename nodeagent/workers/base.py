@@ -1,0 +1,116 @@
+"""What the agent's core asks of the pods on its node: the seam between decisions and processes.
+
+The real host (``workers/host.py``) speaks to shims over unix sockets; the simulation has its own. Commands return at
+once and are idempotent: what they did shows in ``status()``; asking again while it is under way, or done, does
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Protocol
+
+from nodeagent.model.base import Record
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.pod import PodPhase, WorkerState
+from nodeagent.model.world import Token, WorkerExit
+
+
+class Rendezvous(Record):
+    """An address held for one generation on this node."""
+
+    token: Token
+    address: str
+    store_hosted: bool
+
+
+class PodStatus(Record):
+    """What the host last heard from one shim."""
+
+    uid: str
+    phase: PodPhase
+    reason: str = ""
+    """For unfit, gone, stuck, and a start that failed: the sentence for the person."""
+    code: int = 0
+    """For unfit: 127, 126 or 0, as in Readiness."""
+    shim_pid: int | None = None
+    standby_pid: int | None = None
+    standby_warm: bool = False
+    highest: Token | None = None
+    """The newest generation this node promised to (fsynced); nothing lower ever starts."""
+    generation: Token | None = None
+    """The newest generation whose start was ordered here."""
+    workers: tuple[WorkerState, ...] = ()
+    exits: tuple[WorkerExit, ...] = ()
+    """Of ``generation``, in the order they ended."""
+    fenced: bool = False
+    """Workers of ``generation`` were stopped by the shim itself, since nobody granted it time."""
+    refused: str = ""
+    """Why ``generation`` could not start here (hook failed, deadline passed, fork failed); empty if it did."""
+    rendezvous: Rendezvous | None = None
+
+    @property
+    def quiet(self) -> bool:
+        """No worker of any generation is alive."""
+        return self.phase in ("preparing", "ready", "unfit", "exited", "gone")
+
+
+class StartOrder(Record):
+    """Start the workers of one generation: one environment per local rank, complete but for the standby's own."""
+
+    token: Token
+    environments: tuple[dict[str, str], ...]
+    ranks: tuple[int, ...]
+    not_after: float
+    """CLOCK_BOOTTIME seconds; refused by the shim when this has passed."""
+
+
+class PodHost(Protocol):
+    """All pods of one node."""
+
+    changed: asyncio.Event
+    """Set at each change of any status; the core clears it."""
+
+    def status(self) -> Mapping[str, PodStatus]:
+        """Every pod that has a shim (or whose shim is gone and not retired yet), by job uid."""
+        ...
+
+    async def adopt(self) -> None:
+        """Find the shims that outlived an earlier agent of this node and take them over. Called once, before
+        anything else."""
+        ...
+
+    def prepare(self, uid: str, spec: JobSpec) -> None:
+        """Have a shim with its checks done and its standby warm. A ``gone`` pod is swept (every process of it
+        killed) and prepared anew."""
+        ...
+
+    def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
+        """Write ``highest`` = token durably and, if asked, hold an address for that generation. Only for a quiet
+        pod."""
+        ...
+
+    def start(self, uid: str, order: StartOrder) -> None:
+        """Start a generation. The shim refuses when not_after has passed, number < highest, it was started before,
+        or something older lives."""
+        ...
+
+    def stop(self, uid: str, grace: float | None) -> None:
+        """Stop whatever runs: SIGTERM, then SIGKILL after ``grace`` seconds; None is SIGKILL now. A shorter grace
+        overrides a longer one."""
+        ...
+
+    def retire(self, uid: str) -> None:
+        """Kill what runs, end the shim, remove its runtime files (logs and exit records stay). Afterwards the pod
+        has no status."""
+        ...
+
+    def grant(self, until: float, seq: int) -> None:
+        """Let every shim run until this CLOCK_BOOTTIME; grants with an older seq are dropped by the shim. A lower
+        ``until`` with a newer seq shortens."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the shims, leaving them running."""
+        ...

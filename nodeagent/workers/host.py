@@ -1,0 +1,247 @@
+"""The real PodHost: starts shims, speaks to them, finds them again after the agent's restart.
+
+Owns the run, state and log folders of this node's pods. Decides nothing; a shim is left running whatever happens to
+the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.world import Token
+from nodeagent.workers.base import PodStatus, StartOrder
+from nodeagent.workers.host_pod import LOOK_AGAIN, PodHandle, connect
+from nodeagent.workers.linux import MARK, boot_id, has_mark, is_running, power_mark, start_time
+from nodeagent.workers.pod_folder import (
+    log_folder,
+    own_folder,
+    pod_file,
+    pods_folder,
+    run_folder,
+    state_folder,
+    write_pod_file,
+)
+
+log = logging.getLogger(__name__)
+
+_SOURCE = Path(__file__).parents[2]
+
+
+class UserError(Exception):
+    """This agent cannot run the job's user; ``str()`` is the sentence for the person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Whom a shim runs as."""
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+
+def find_login(user: str, node: str, allow_root: bool) -> Login:
+    """The job's user on this node. Raises UserError."""
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        raise UserError(f"user {user} does not exist on {node}") from None
+    if os.geteuid() != 0:
+        if entry.pw_uid != os.geteuid():
+            raise UserError(f"the agent of {node} does not run as root, so it can run jobs of its own user only")
+    elif entry.pw_uid == 0 and not allow_root:
+        raise UserError(f"{node} runs no jobs of root; set allow_root in its config, or submit as another user")
+    groups = tuple(os.getgrouplist(user, entry.pw_gid))
+    return Login(user, entry.pw_uid, entry.pw_gid, groups)
+
+
+class ShimHost:
+    """See base.PodHost. ``python`` is the interpreter of the shims: each job's user must be able to run it."""
+
+    def __init__(
+        self,
+        node: str,
+        run_dir: Path,
+        state_dir: Path,
+        logs_dir: Path,
+        address: str,
+        ports: tuple[int, int],
+        log_max_bytes: int,
+        log_keep: int,
+        allow_root: bool,
+        python: str = sys.executable,
+    ) -> None:
+        self.changed = asyncio.Event()
+        self._node, self._run, self._state, self._logs = node, run_dir, state_dir, logs_dir
+        self._address, self._ports = address, ports
+        self._log_max_bytes, self._log_keep = log_max_bytes, log_keep
+        self._allow_root, self._python = allow_root, python
+        self._pods: dict[str, PodHandle] = {}
+        self._unfit: dict[str, tuple[float, PodStatus]] = {}
+        self._grant: tuple[float, int] | None = None
+
+    def status(self) -> Mapping[str, PodStatus]:
+        return {uid: status for uid, (_, status) in self._unfit.items()} | {
+            uid: pod.status for uid, pod in self._pods.items()
+        }
+
+    async def adopt(self) -> None:
+        folders = pods_folder(self._run)
+        if not folders.is_dir():
+            return
+        for folder in sorted(folders.iterdir()):
+            try:
+                pod = json.loads((folder / "pod.json").read_text())
+                uid, mark = str(pod["uid"]), str(pod["mark"])
+            except (OSError, ValueError, KeyError) as error:
+                log.warning("no pod in %s: %s", folder, error)
+                shutil.rmtree(folder, ignore_errors=True)
+                continue
+            handle = self._handle(uid, folder, Path(pod["logs"]), mark)
+            pid = _identity(folder, mark)
+            if pid is None:
+                handle.sweep()
+                continue
+            handle.watch(os.pidfd_open(pid))
+            try:
+                link = connect(folder)
+            except OSError as error:
+                log.warning("shim %d of %s does not answer (%s): killed", pid, uid, error)
+                handle.sweep()
+                continue
+            handle.attach(link)
+
+    def prepare(self, uid: str, spec: JobSpec) -> None:
+        pod = self._pods.get(uid)
+        if pod is not None and not pod.may_restart:
+            return
+        if uid in self._unfit and time.monotonic() < self._unfit[uid][0]:
+            return
+        self._unfit.pop(uid, None)
+        try:
+            login = find_login(spec.user, self._node, self._allow_root)
+            self._start_shim(uid, spec, login)
+        except (UserError, OSError) as error:
+            text = str(error) if isinstance(error, UserError) else f"the shim could not be started: {error}"
+            status = PodStatus(uid=uid, phase="unfit", reason=text)
+            self._unfit[uid] = (time.monotonic() + LOOK_AGAIN, status)
+        self.changed.set()
+
+    def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
+        self._command(uid, "promise", token=token.model_dump(), rendezvous=rendezvous)
+
+    def start(self, uid: str, order: StartOrder) -> None:
+        self._command(uid, "start", **order.model_dump())
+
+    def stop(self, uid: str, grace: float | None) -> None:
+        self._command(uid, "stop", grace=grace)
+
+    def retire(self, uid: str) -> None:
+        self._unfit.pop(uid, None)
+        pod = self._pods.get(uid)
+        if pod is None or pod.retiring:
+            return
+        pod.retiring = True
+        if pod.gone:
+            pod.sweep()
+        else:
+            pod.command("retire")
+
+    def grant(self, until: float, seq: int) -> None:
+        self._grant = (until, seq)
+        for pod in self._pods.values():
+            pod.command("grant", until=until, seq=seq)
+
+    def connected(self, uid: str) -> bool:
+        """This pod's shim hears us now."""
+        return uid in self._pods and self._pods[uid].connected
+
+    async def close(self) -> None:
+        for pod in self._pods.values():
+            pod.let_go()
+        self._pods.clear()
+
+    def _command(self, uid: str, op: str, **arguments: Any) -> None:
+        pod = self._pods.get(uid)
+        if pod is not None:
+            pod.command(op, **arguments)
+
+    def _handle(self, uid: str, folder: Path, logs: Path, mark: str) -> PodHandle:
+        handle = PodHandle(uid, folder, logs / "shim.log", mark, self.changed.set, self._ended)
+        self._pods[uid] = handle
+        return handle
+
+    def _ended(self, pod: PodHandle) -> None:
+        if self._pods.get(pod.uid) is pod:
+            del self._pods[pod.uid]
+        self.changed.set()
+
+    def _start_shim(self, uid: str, spec: JobSpec, login: Login) -> None:
+        folder = run_folder(self._run, uid)
+        state, logs = state_folder(self._state, uid), log_folder(self._logs, spec.name, uid)
+        for path in (folder, state, logs):
+            own_folder(path, login.uid, login.gid)
+        content = pod_file(
+            uid, spec, login.name == spec.submitter.user, state, logs, self._address, self._ports,
+            self._log_max_bytes, self._log_keep,
+        )  # fmt: skip
+        write_pod_file(folder, content, login.uid, login.gid)
+        env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(_SOURCE), "LANG": "C.UTF-8", MARK: content["mark"]}
+        env |= power_mark()
+        ours, theirs = socket.socketpair()
+        switch: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            switch = {"user": login.uid, "group": login.gid, "extra_groups": login.groups}
+        with theirs, open_log(logs / "shim.log") as output:
+            try:
+                process = subprocess.Popen(
+                    [self._python, "-sP", "-m", "nodeagent.workers.shim", str(folder), str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", env=env, umask=0o022,
+                    start_new_session=True, pass_fds=(theirs.fileno(),), **switch,
+                )  # fmt: skip
+            except OSError as error:
+                ours.close()
+                if isinstance(error, PermissionError) and error.filename == self._python:
+                    raise UserError(
+                        f"user {login.name} may not run the agent's Python, {self._python}: install nodeagent where "
+                        f"every user can read it"
+                    ) from error
+                raise
+        handle = self._handle(uid, folder, logs, content["mark"])
+        handle.started(process)
+        handle.attach(ours)
+        if self._grant is not None:
+            handle.command("grant", until=self._grant[0], seq=self._grant[1])
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Append to a file in a folder that the job's user owns: never through a link."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o640), "ab", buffering=0)
+
+
+def _identity(folder: Path, mark: str) -> int | None:
+    """The pid of the shim that wrote shim.json, if it is that very process and lives."""
+    try:
+        identity = json.loads((folder / "shim.json").read_text())
+        pid, start, boot = int(identity["pid"]), int(identity["start"]), identity["boot"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if boot != boot_id() or start_time(pid) != start or not is_running(pid):
+        return None
+    return pid if has_mark(pid, mark, folder.stat().st_uid) else None

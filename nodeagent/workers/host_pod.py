@@ -1,0 +1,263 @@
+"""The host's hold on one pod: its shim process, the connection to it, what was asked of it.
+
+Owned by ``host.ShimHost``; never decides what a pod should do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from nodeagent.workers.base import PodStatus
+from nodeagent.workers.linux import kill_marked, socket_path
+from nodeagent.workers.shim_peer import VERSION
+
+logger = logging.getLogger(__name__)
+
+RECONNECT_AFTER = 0.2
+"""Seconds between attempts to reach a living shim that dropped the connection."""
+SWEEP_EVERY = (0.002, 0.05)
+"""Seconds between two looks for what a dead shim left behind: at first, and at most."""
+LOOK_AGAIN = 5.0
+"""Seconds until what this node could not even try (no such user, no shim) is tried again on request."""
+STUCK_AFTER = 10.0
+"""Seconds until what a dead shim left behind is told as stuck."""
+
+
+class PodHandle:
+    """One shim. ``changed`` is called at each change of ``status``; ``ended`` when nothing of a retired pod is
+    left."""
+
+    def __init__(
+        self,
+        uid: str,
+        folder: Path,
+        log: Path,
+        mark: str,
+        changed: Callable[[], None],
+        ended: Callable[[PodHandle], None],
+    ) -> None:
+        self.uid, self.folder, self._log, self._mark = uid, folder, log, mark
+        self._owner = folder.stat().st_uid
+        self._changed, self._ended = changed, ended
+        self._loop = asyncio.get_running_loop()
+        self._link: socket.socket | None = None
+        self._waiting: list[dict[str, Any]] = []
+        self._in, self._out = b"", b""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._timer: asyncio.TimerHandle | None = None
+        self._sweeping_since = 0.0
+        self._started_here = self._spoke = False
+        self.retiring = False
+        self.retry_at = 0.0
+        """Loop time before which a shim that could not even start is not started again."""
+        self.status = PodStatus(uid=uid, phase="preparing")
+
+    # -- the shim process
+
+    def started(self, process: subprocess.Popen[bytes]) -> None:
+        """It is our child."""
+        self._process, self._started_here = process, True
+        self.watch(os.pidfd_open(process.pid))
+
+    def watch(self, pidfd: int) -> None:
+        """Learn of its death."""
+        self._pidfd = pidfd
+        self._loop.add_reader(pidfd, self._died)
+
+    @property
+    def may_restart(self) -> bool:
+        """The shim is dead, what it left is swept, and another one may be started now."""
+        return self.status.phase in ("gone", "unfit") and self.gone and self._loop.time() >= self.retry_at
+
+    @property
+    def gone(self) -> bool:
+        """The shim is dead."""
+        return self._pidfd < 0
+
+    def _died(self) -> None:
+        self._unwatch()
+        if self._process is not None:
+            self._process.wait()  # a readable pidfd: it does not block
+            self._process = None
+        self._detach()
+        self.sweep()
+
+    def _unwatch(self) -> None:
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def sweep(self) -> None:
+        """The shim is dead: kill what is left, until nothing is."""
+        self._sweeping_since = self._loop.time()
+        self._sweep(SWEEP_EVERY[0])
+
+    def _sweep(self, wait: float) -> None:
+        self._timer = None
+        left = kill_marked(self._mark, self._owner)
+        if not left:
+            if self.retiring or self._left_by_itself():
+                self._remove()
+                self._ended(self)
+            elif self._started_here and not self._spoke:
+                self.retry_at = self._loop.time() + LOOK_AGAIN
+                self._set(phase="unfit", reason=f"the shim could not start: {last_line(self._log)}")
+            else:
+                self._set(phase="gone", reason="the shim died", standby_pid=None, standby_warm=False, rendezvous=None)
+            return
+        if self._loop.time() - self._sweeping_since > STUCK_AFTER:
+            names = ", ".join(map(str, left))
+            self._set(phase="stuck", reason=f"the shim died and processes {names} do not end, even with SIGKILL")
+        self._timer = self._loop.call_later(wait, self._sweep, min(wait * 2, SWEEP_EVERY[1]))
+
+    def _left_by_itself(self) -> bool:
+        """An idle shim that ends on its own removes its folder."""
+        return not self.folder.exists()
+
+    def _remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # -- the connection
+
+    def attach(self, link: socket.socket) -> None:
+        """Use this connected socket; what was asked meanwhile is sent."""
+        link.setblocking(False)
+        self._link, self._in, self._out = link, b"", b""
+        self._loop.add_reader(link, self._readable)
+        self._send({"op": "attach"})
+        waiting, self._waiting = self._waiting, []
+        for command in waiting:
+            self._send(command)
+
+    @property
+    def connected(self) -> bool:
+        return self._link is not None
+
+    def _detach(self) -> None:
+        if self._link is not None:
+            self._loop.remove_reader(self._link)
+            self._loop.remove_writer(self._link)
+            self._link.close()
+            self._link = None
+
+    def _readable(self) -> None:
+        assert self._link is not None
+        try:
+            data = self._link.recv(1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lost()
+            return
+        *lines, self._in = (self._in + data).split(b"\n")
+        for line in lines:
+            self._hear(line)
+
+    def _lost(self) -> None:
+        """The shim's death is told by its pidfd; a shim that only dropped us is connected to again."""
+        self._detach()
+        if not self.gone:
+            self._timer = self._loop.call_later(RECONNECT_AFTER, self._reconnect)
+
+    def _reconnect(self) -> None:
+        self._timer = None
+        if self.gone or self._link is not None:
+            return
+        try:
+            link = connect(self.folder)
+        except OSError:
+            self._timer = self._loop.call_later(RECONNECT_AFTER, self._reconnect)
+            return
+        self.attach(link)
+
+    def command(self, op: str, **arguments: Any) -> None:
+        """Send, or keep until connected; a dead shim hears nothing any more."""
+        if self._link is not None:
+            self._send({"op": op, **arguments})
+        elif not self.gone:
+            self._waiting.append({"op": op, **arguments})
+
+    def _send(self, command: dict[str, Any]) -> None:
+        self._out += json.dumps({"v": VERSION, **command}).encode() + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._link is None:
+            return
+        try:
+            self._out = self._out[self._link.send(self._out) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._out = b""  # the read side sees the end
+        if self._out:
+            self._loop.add_writer(self._link, self._flush)
+        else:
+            self._loop.remove_writer(self._link)
+
+    def _hear(self, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+            if "error" in message:
+                logger.warning("shim of %s: %s", self.uid, message["error"])
+                return
+            status = PodStatus.from_json(json.dumps(message["status"]))
+        except (ValueError, KeyError, ValidationError) as error:
+            logger.error("shim of %s sent what is no status: %s", self.uid, error)
+            return
+        self.status, self._spoke = status, True
+        self._changed()
+
+    def _set(self, **fields: Any) -> None:
+        self.status = self.status.model_copy(update=fields)
+        self._changed()
+
+    def let_go(self) -> None:
+        """Forget the shim and leave it running."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._unwatch()
+        self._detach()
+        if self._process is not None:
+            self._process.returncode = 0  # it outlives us: not a child that was forgotten
+            self._process = None
+
+
+def connect(folder: Path) -> socket.socket:
+    """A connection to the shim that listens in this folder. Raises OSError."""
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with socket_path(folder / "s") as path:
+            link.connect(path)
+    except OSError:
+        link.close()
+        raise
+    return link
+
+
+def last_line(file: Path) -> str:
+    """Of a shim's own log, which lies in a folder of the job's user: no link is followed."""
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return error.strerror or "no log"
+    with os.fdopen(fd, "rb") as log:
+        size = os.fstat(fd).st_size
+        log.seek(max(0, size - 4000))
+        lines = log.read(4000).decode("utf-8", "backslashreplace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,184 @@
+"""Linux primitives that both the shim and its host use: process identity, marks, death signals, socket paths.
+
+Standard library only: the shim imports it. Must never hold a policy (when to kill is the caller's decision).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import signal
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+MARK = "NODEAGENT_SHIM"
+"""Environment variable that every process of a pod carries; its value is unique to one shim."""
+POWER = "NODEAGENT_POWER"
+"""Environment variable of all that runs on one node of a local cluster: what a power cut (``local/power.py``) ends."""
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_TFD_CLOEXEC, _TFD_TIMER_ABSTIME, _CLOCK_BOOTTIME = 0o2000000, 1, 7
+_SUN_PATH = 107
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def boottime() -> float:
+    """Seconds of CLOCK_BOOTTIME: grows while the machine is suspended, never steps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def power_mark() -> dict[str, str]:
+    """This process's own power mark, for the environment of what it starts; empty on a real node."""
+    return {POWER: os.environ[POWER]} if POWER in os.environ else {}
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def die_with_parent(parent: int) -> None:
+    """Arm SIGKILL for the parent's death; a parent that died before this call counts too."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def boottime_timer() -> int:
+    """A timerfd on CLOCK_BOOTTIME, not armed."""
+    fd: int = _libc.timerfd_create(_CLOCK_BOOTTIME, _TFD_CLOEXEC)
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), "timerfd_create")
+    return fd
+
+
+def arm_timer(fd: int, at: float) -> None:
+    """Have ``fd`` readable once CLOCK_BOOTTIME reaches ``at`` (at once if it has passed); replaces an earlier
+    time."""
+    nanoseconds = max(1, int(at * 1e9))
+    spec = struct.pack("qqqq", 0, 0, nanoseconds // 10**9, nanoseconds % 10**9)
+    if _libc.timerfd_settime(fd, _TFD_TIMER_ABSTIME, spec, None):
+        raise OSError(ctypes.get_errno(), "timerfd_settime")
+
+
+def stat_fields(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat from the state on; None if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks since boot at which the process started: with the pid and boot id, its identity."""
+    fields = stat_fields(pid)
+    return int(fields[19]) if fields else None
+
+
+def is_running(pid: int) -> bool:
+    """The process exists and is not a zombie."""
+    fields = stat_fields(pid)
+    return fields is not None and fields[0] not in "ZX"
+
+
+def own_children() -> list[int]:
+    """Children of this process, zombies included."""
+    me = os.getpid()
+    try:
+        found: list[int] = []
+        for task in Path(f"/proc/{me}/task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+        return found
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        return [pid for pid in pids() if (fields := stat_fields(pid)) and int(fields[1]) == me]
+
+
+def pids() -> Iterator[int]:
+    """Every process of this machine that /proc shows."""
+    with os.scandir("/proc") as entries:
+        for entry in entries:
+            if entry.name.isdigit():
+                yield int(entry.name)
+
+
+def has_mark(pid: int, mark: str, owner: int) -> bool:
+    """This user's process, started with this pod's mark in its environment. (A user can write any mark into his own
+    processes and files, so the mark alone would let him name another user's.)"""
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+        if f"{MARK}={mark}".encode() not in environ.split(b"\0"):
+            return False
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:  # gone, or another user's
+        return False
+    uids = next(line.split()[1:] for line in status.splitlines() if line.startswith("Uid:"))
+    return int(uids[0]) == owner
+
+
+def marked(mark: str, owner: int) -> list[int]:
+    """Processes (not zombies, not the caller) of this user that carry the mark."""
+    return [pid for pid in pids() if pid != os.getpid() and has_mark(pid, mark, owner) and is_running(pid)]
+
+
+def kill_marked(mark: str, owner: int) -> list[int]:
+    """SIGKILL every process of this user that carries the mark; returns those found alive."""
+    found = marked(mark, owner)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            fd = os.pidfd_open(pid)
+            try:
+                if has_mark(pid, mark, owner):  # the number may have been reused before the pidfd pinned it
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+            finally:
+                os.close(fd)
+    return found
+
+
+@contextlib.contextmanager
+def socket_path(path: Path) -> Iterator[str]:
+    """The path as unix sockets can take it (their limit is 107 bytes): through an open folder when it is longer."""
+    if len(os.fsencode(path)) <= _SUN_PATH:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        short = f"/proc/self/fd/{folder}/{path.name}"
+        if len(os.fsencode(short)) > _SUN_PATH:
+            raise OSError(errno.ENAMETOOLONG, f"the socket's own name is too long: {path.name}")
+        yield short
+    finally:
+        os.close(folder)
+
+
+def write_atomic(path: Path, text: str, durable: bool) -> None:
+    """Replace the file as a whole; ``durable`` also waits until file and name are on the disk."""
+    draft = path.with_name(path.name + ".new")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, text.encode())
+        if durable:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    draft.replace(path)
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

@@ -1,0 +1,340 @@
+"""The shim: one small process per pod that owns its workers and outlives the agent.
+
+``python -m nodeagent.workers.shim FOLDER FD``: FOLDER holds pod.json (written by the host), FD is a connection to the
+agent that started it. Standard library only; runs as the job's user in its own session. It stops everything by
+itself when the agent's granted time runs out, and everything dies with it. Must never decide what should run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import socket
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from nodeagent.workers.linux import (
+    become_subreaper,
+    boot_id,
+    boottime,
+    socket_path,
+    start_time,
+    write_atomic,
+)
+from nodeagent.workers.shim_checks import UnfitError, check_limits
+from nodeagent.workers.shim_children import Children
+from nodeagent.workers.shim_gang import Gang, Parts, note
+from nodeagent.workers.shim_guard import Guard
+from nodeagent.workers.shim_loop import Delay, Loop
+from nodeagent.workers.shim_output import RotatingFile
+from nodeagent.workers.shim_peer import VERSION, Command, Peer
+from nodeagent.workers.shim_prepare import Preparation
+from nodeagent.workers.shim_rendezvous import Holder
+from nodeagent.workers.shim_spawn import RLIMITS, limit_value
+
+IDLE_EXIT = 60.0
+"""Seconds without an agent and without work until the shim ends."""
+GENERATIONS_KEPT = 20
+"""Folders of output, and records, of older generations are removed."""
+
+
+class Shim:
+    """The pod's state, and the commands on it."""
+
+    def __init__(self, folder: Path, agent: int) -> None:
+        self.folder = folder
+        self.pod: dict[str, Any] = json.loads((folder / "pod.json").read_text())
+        self.state, self.logs = Path(self.pod["state"]), Path(self.pod["logs"])
+        for name in ("exits", "errors"):
+            (self.state / name).mkdir(exist_ok=True)
+        self.loop, self.guard, self.children = Loop(), Guard(), Children()
+        self.preparation = Preparation(
+            self.loop, self.children, self.pod, folder / "s", self.changed,
+            lambda text: note(self._file(self.logs / "pod.log"), text),
+        )  # fmt: skip
+        ports = (int(self.pod["ports"][0]), int(self.pod["ports"][1]))
+        self.holder = Holder(self.loop, self.pod["address"], ports, self.changed)
+        self.gang: Gang | None = None
+        self.highest = self._read_token("highest.json")
+        self.started = self._read_token("started.json")
+        self.retiring = False
+        self._peers: set[Peer] = set()
+        self._agent: Peer | None = None
+        self._last = ""
+        self._idle: Delay | None = None
+        self._listener = self._listen()
+        self._connect(socket.socket(fileno=agent))
+
+    # -- life
+
+    def run(self) -> None:
+        for name, value in self.pod["limits"].items():
+            if name in RLIMITS:
+                self._limit(name, value)
+        self.loop.on_child(self._on_child)
+        self.loop.watch(self.guard.wake, self._on_fence)
+        self.preparation.check()
+        self.changed()
+        self._watch_idle()
+        self.loop.run()
+
+    def _limit(self, name: str, value: int | str) -> None:
+        """Workers inherit it. One that may not be set makes the pod unfit in ``_check``."""
+        try:
+            check_limits({name: value})
+        except UnfitError:
+            return
+        resource.setrlimit(RLIMITS[name], (limit_value(value), limit_value(value)))
+
+    def _on_child(self) -> None:
+        self.children.collect()
+        if self.gang is not None:
+            self.gang.settle()
+
+    def _on_fence(self) -> None:
+        os.eventfd_read(self.guard.wake)
+        if self.gang is not None:
+            self.gang.on_fence()
+        self.changed()
+
+    def _watch_idle(self) -> None:
+        if self._agent is not None or not self._quiet():
+            if self._idle is not None:
+                self._idle.cancel()
+            self._idle = None
+        elif self._idle is None:
+            self._idle = self.loop.after(IDLE_EXIT, self._end)
+
+    def _quiet(self) -> bool:
+        return self.gang is None or self.gang.settled
+
+    def _end(self) -> None:
+        """Remove the runtime files and go; the standby goes with us."""
+        self.holder.release()
+        self.preparation.standby.kill()
+        for peer in list(self._peers):
+            peer.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.loop.stop()
+
+    # -- commands and records
+
+    def _file(self, path: Path) -> RotatingFile:
+        return RotatingFile(path, self.pod["log_max_bytes"], self.pod["log_keep"])
+
+    def _heard(self, peer: Peer, command: Command) -> None:
+        if command["op"] == "attach":
+            self._attach(peer)
+        elif peer is not self._agent:
+            peer.send(json.dumps({"v": VERSION, "error": "only the agent may give commands"}))
+        else:
+            try:
+                getattr(self, f"_do_{command['op']}", self._unknown)(command)
+            except OSError as error:  # a full disk, say: refused, and what runs goes on
+                self._tell(f"{command['op']} failed: {error}")
+            self.changed()
+
+    def _attach(self, peer: Peer) -> None:
+        if peer.uid not in (0, self.pod["agent_uid"]):
+            peer.send(json.dumps({"v": VERSION, "error": "only the agent may attach"}))
+            return
+        if self._agent not in (None, peer):
+            self._agent.close()
+        self._agent = peer
+        self.guard.new_controller()
+        self._watch_idle()
+
+    def _unknown(self, command: Command) -> None:
+        self._tell(f"unknown command {command['op']}")
+
+    def _do_grant(self, command: Command) -> None:
+        if self.guard.grant(command["until"], command["seq"]):
+            self.preparation.standby.grant(command["until"])
+
+    def _do_promise(self, command: Command) -> None:
+        token = command["token"]
+        if not self._quiet():
+            self._tell(f"not promised: workers of generation {self.gang and self.gang.token['number']} still live")
+        elif self.highest is not None and token != self.highest and token["number"] <= self.highest["number"]:
+            self._tell(f"not promised: generation {self.highest['number']} was promised before")
+        else:
+            if token != self.highest:
+                self._write_token("highest.json", token, durable=True)
+                self.highest = token
+            if self.holder.token != token or self.holder.failed:
+                self.holder.release()
+                if command["rendezvous"]:
+                    self.holder.hold(token, self.preparation.standby)
+
+    def _do_start(self, command: Command) -> None:
+        token = command["token"]
+        number = token["number"]
+        if (self.highest is not None and number < self.highest["number"]) or (
+            self.started is not None and number <= self.started["number"]
+        ):
+            return
+        if self.highest is not None and number == self.highest["number"] and token != self.highest:
+            self._tell(f"not started: another generation {number} was promised")
+            return
+        if not self._quiet():
+            self._tell("not started: an older generation still lives")
+            return
+        if token != self.highest:
+            self._write_token("highest.json", token, durable=True)
+            self.highest = token
+        self._write_token("started.json", token, durable=False)
+        self.started = token
+        self._prune(number)
+        fit = self.preparation.fit
+        environments = [self.preparation.environment(env) for env in command["environments"]] if fit else []
+        parts = Parts(
+            self.loop, self.guard, self.children, self.preparation.standby, self.pod, self.state, self.logs,
+            self._gang_changed, self._file,
+        )  # fmt: skip
+        self.gang = gang = Gang(parts, token, environments, command["ranks"])
+        if boottime() > command["not_after"]:
+            gang.refused = "the order to start came too late"
+        elif not self.guard.granted:
+            gang.refused = "the agent has granted this pod no time"
+        elif not fit:
+            gang.refused = self.preparation.reason
+        if gang.refused:
+            gang.settle()
+            return
+        if self.holder.held is None or not self.holder.held["store_hosted"]:
+            self.holder.starting()
+        self.preparation.used()
+        gang.start()
+
+    def _do_stop(self, command: Command) -> None:
+        if self.gang is not None:
+            self.gang.stop(command["grace"])
+
+    def _do_retire(self, command: Command) -> None:
+        self.retiring = True
+        if self.gang is not None:
+            self.gang.stop(None)
+        self._gang_changed()
+
+    def _gang_changed(self) -> None:
+        self.changed()
+        if self._quiet():
+            self._watch_idle()
+            gang = self.gang
+            if gang is not None and (gang.stopping or gang.fenced) and self.holder.token == gang.token:
+                self.holder.release()
+                self.changed()
+            if self.retiring:
+                self._end()
+
+    # -- records
+
+    def _read_token(self, name: str) -> dict[str, Any] | None:
+        try:
+            token: dict[str, Any] = json.loads((self.state / name).read_text())
+        except FileNotFoundError:
+            return None
+        return token
+
+    def _write_token(self, name: str, token: dict[str, Any], durable: bool) -> None:
+        write_atomic(self.state / name, json.dumps(token), durable)
+
+    def _prune(self, number: int) -> None:
+        """Remove output and records of generations long past."""
+        for folder in self.logs.glob("g*"):
+            if folder.name[1:].isdigit() and int(folder.name[1:]) <= number - GENERATIONS_KEPT:
+                shutil.rmtree(folder, ignore_errors=True)
+        for record in [*self.state.glob("exits/g*-r*.json"), *self.state.glob("errors/g*-r*.json")]:
+            if int(record.name[1:].partition("-")[0]) <= number - GENERATIONS_KEPT:
+                record.unlink(missing_ok=True)
+
+    # -- status and connections
+
+    def changed(self) -> None:
+        """Push the status to every peer if it differs from the last one."""
+        line = json.dumps({"v": VERSION, "status": self.status()})
+        if line != self._last:
+            self._last = line
+            for peer in list(self._peers):
+                peer.send(line)
+
+    def status(self) -> dict[str, Any]:
+        """As base.PodStatus."""
+        gang, standby = self.gang, self.preparation.standby
+        phase, reason, code = self.preparation.phase()
+        if gang is not None:
+            phase, code = gang.phase, 0
+            reason = gang.refused or self.preparation.notes
+            if phase == "stuck":
+                reason = f"processes {', '.join(map(str, gang.stuck))} do not end, even with SIGKILL"
+        return {
+            "uid": self.pod["uid"],
+            "phase": phase,
+            "reason": reason or self.holder.problem,
+            "code": code,
+            "shim_pid": os.getpid(),
+            "standby_pid": standby.pid,
+            "standby_warm": standby.warm,
+            "highest": self.highest,
+            "generation": gang.token if gang else None,
+            "workers": gang.states() if gang else [],
+            "exits": gang.exits() if gang else [],
+            "fenced": gang.fenced if gang else False,
+            "refused": gang.refused if gang else "",
+            "rendezvous": self.holder.held,
+        }
+
+    def _tell(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+        if self._agent is not None:
+            self._agent.send(json.dumps({"v": VERSION, "error": text}))
+
+    def _listen(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path = self.folder / "s"
+        path.unlink(missing_ok=True)
+        old = os.umask(0o177)
+        try:
+            with socket_path(path) as short:
+                listener.bind(short)
+        finally:
+            os.umask(old)
+        listener.listen(16)
+        listener.setblocking(False)
+        self.loop.watch(listener.fileno(), self._accept)
+        identity = {"pid": os.getpid(), "start": start_time(os.getpid()), "boot": boot_id()}
+        write_atomic(self.folder / "shim.json", json.dumps(identity), durable=False)
+        return listener
+
+    def _accept(self) -> None:
+        self._connect(self._listener.accept()[0])
+
+    def _connect(self, link: socket.socket) -> None:
+        peer = Peer(self.loop, link, self._heard, self._closed)
+        if peer.uid not in (0, os.getuid(), self.pod["agent_uid"]):
+            peer.close()
+            return
+        self._peers.add(peer)
+        if self._last:
+            peer.send(self._last)
+
+    def _closed(self, peer: Peer) -> None:
+        self._peers.discard(peer)
+        if peer is self._agent:
+            self._agent = None
+            self._watch_idle()
+
+
+def main() -> None:
+    # forks are safe here: the only other thread sits in a read, and every child execs or only looks at files
+    warnings.simplefilter("ignore", DeprecationWarning)
+    become_subreaper()
+    Shim(Path(sys.argv[1]), int(sys.argv[2])).run()
+
+
+if __name__ == "__main__":
+    main()

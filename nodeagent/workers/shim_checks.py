@@ -1,0 +1,132 @@
+"""Whether this node could run the pod: folders, command, limits, env_file, all looked at as the job's user.
+
+Standard library only. Runs in a forked child of the shim, because a dead file server blocks whoever looks. Decides
+nothing about phases: it answers with a verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nodeagent.workers.shim_env import base_environment, read_env_file
+from nodeagent.workers.shim_spawn import RLIMITS, limit_value
+
+
+class UnfitError(Exception):
+    """``str()`` is the sentence for the person, ``code`` what a shell would exit with (127, 126) or 0."""
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def check(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """What the shim needs to know of the job's folders: ``env_file`` (its content), ``standby`` (whether the command
+    is one it can stand in for), ``path0`` (what its ``sys.path`` begins with). Raises UnfitError for the first thing
+    that is wrong."""
+    cwd, command = pod["working_dir"], pod["command"]
+    _check_folder(cwd)
+    env = base_environment(os.getuid(), pod["environ"], pod["own_user"]) | pod["env"]
+    from_file = _read_file(str(Path(cwd, pod["env_file"]))) if pod["env_file"] else {}
+    resolve(command[0], cwd, (env | from_file | pod["env"])["PATH"])
+    if pod["checkpoint_dir"]:
+        _check_writable(Path(cwd, pod["checkpoint_dir"]))
+    check_limits(pod["limits"])
+    program = python_program(command, cwd) if pod["standby"] else None
+    path0 = "" if program is None else cwd if program == "-m" else str(Path(cwd, program).resolve().parent)
+    return {"env_file": from_file, "standby": program is not None, "path0": path0}
+
+
+def verdict(pod: Mapping[str, Any]) -> str:
+    """``check`` as one line of JSON; ``reason`` and ``code`` if the node is unfit."""
+    try:
+        return json.dumps(check(pod))
+    except UnfitError as error:
+        return json.dumps({"reason": str(error), "code": error.code})
+
+
+def resolve(command: str, cwd: str, path: str) -> str:
+    """The program a shell in ``cwd`` with this PATH would run. Raises UnfitError with code 127 or 126."""
+    if "/" in command:
+        found = Path(cwd, command)
+        if not found.exists():
+            raise UnfitError(f"command '{command}' does not exist", 127)
+        if not found.is_file() or not os.access(found, os.X_OK):
+            raise UnfitError(f"command '{command}' is not executable for user {_me()}", 126)
+        return str(found)
+    absolute = os.pathsep.join(str(Path(cwd, part)) for part in path.split(os.pathsep))
+    which = shutil.which(command, path=absolute)
+    if which is None:
+        raise UnfitError(f"command '{command}' was not found in PATH ({path})", 127)
+    return which
+
+
+def python_program(command: Sequence[str], cwd: str) -> str | None:
+    """The script, or "-m", of a command that a standby can stand in for: python [-u] script|-m module [argument...]."""
+    if not re.fullmatch(r"python(3(\.\d+)?)?", Path(command[0]).name):
+        return None
+    rest = list(command[1:])
+    while rest and rest[0] == "-u":
+        rest.pop(0)
+    if not rest or (rest[0] == "-m" and len(rest) < 2):
+        return None
+    if rest[0] == "-m":
+        return "-m"
+    if rest[0].startswith("-") or rest[0].endswith((".pyc", ".pyz", ".zip")) or Path(cwd, rest[0]).is_dir():
+        return None
+    return rest[0]
+
+
+def check_limits(limits: Mapping[str, int | str]) -> None:
+    """The user may set these limits. Raises UnfitError."""
+    for name, wanted in limits.items():
+        if name not in RLIMITS:
+            raise UnfitError(f"limit '{name}' is not known; there are {', '.join(RLIMITS)}")
+        value, hard = limit_value(wanted), resource.getrlimit(RLIMITS[name])[1]
+        if hard == resource.RLIM_INFINITY or os.geteuid() == 0:
+            continue
+        if value == resource.RLIM_INFINITY or value > hard:
+            raise UnfitError(f"limit {name}={wanted} is above what user {_me()} may have ({hard})")
+
+
+def _me() -> str:
+    return base_environment(os.getuid(), {}, True).get("USER", str(os.getuid()))
+
+
+def _check_folder(path: str) -> None:
+    try:
+        mode = Path(path).stat().st_mode
+    except FileNotFoundError:
+        raise UnfitError(f"{path} is missing") from None
+    except OSError as error:
+        raise UnfitError(f"{path}: {error.strerror} (as user {_me()})") from None
+    if not stat.S_ISDIR(mode):
+        raise UnfitError(f"{path} is not a folder")
+    if not os.access(path, os.X_OK):
+        raise UnfitError(f"{path} may not be entered by user {_me()}")
+
+
+def _check_writable(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnfitError(f"checkpoint_dir {path} cannot be created: {error.strerror} (as user {_me()})") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UnfitError(f"checkpoint_dir {path} is not writable for user {_me()}")
+
+
+def _read_file(path: str) -> dict[str, str]:
+    try:
+        return read_env_file(path)
+    except OSError as error:
+        raise UnfitError(f"env_file {path}: {error.strerror} (as user {_me()})") from None
+    except ValueError as error:
+        raise UnfitError(f"env_file {error}") from None

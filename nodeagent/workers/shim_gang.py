@@ -1,0 +1,327 @@
+"""The workers of one generation on this node: started together, watched, stopped, accounted for.
+
+Standard library only. The generation has settled when every worker is dead and reaped, nothing they left behind is
+alive, and post_stop has run. Must never start a second time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nodeagent.workers.linux import write_atomic
+from nodeagent.workers.shim_children import Children, reap
+from nodeagent.workers.shim_guard import Guard, has_ended
+from nodeagent.workers.shim_hook import Hook
+from nodeagent.workers.shim_loop import Delay, Loop
+from nodeagent.workers.shim_output import Capture, RotatingFile
+from nodeagent.workers.shim_record import exit_record, record_text
+from nodeagent.workers.shim_spawn import start_program
+from nodeagent.workers.shim_standby import Standby
+
+STUCK_AFTER = 10.0
+"""Seconds after SIGKILL until what has not gone is told as stuck."""
+REAP_BOUND = 5.0
+"""Seconds until a standby that does not reap is killed, so that the shim can."""
+
+
+@dataclass(slots=True)
+class Parts:
+    """What every generation of one pod shares."""
+
+    loop: Loop
+    guard: Guard
+    children: Children
+    standby: Standby
+    pod: Mapping[str, Any]
+    state: Path
+    logs: Path
+    changed: Callable[[], None]
+    file: Callable[[Path], RotatingFile]
+
+
+@dataclass(slots=True)
+class Worker:
+    rank: int
+    local_rank: int
+    error_file: Path
+    log: RotatingFile
+    captures: tuple[Capture, Capture]
+    pid: int = 0
+    pidfd: int = -1
+    by_standby: bool = False
+    ended: bool = False
+    stopped: bool = False
+    fenced: bool = False
+    order: int = 0
+    record: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Gang:
+    """One generation, from its order to its end."""
+
+    parts: Parts
+    token: dict[str, Any]
+    environments: Sequence[dict[str, str]]
+    ranks: Sequence[int]
+    refused: str = ""
+    fenced: bool = False
+    stopping: bool = False
+    settled: bool = False
+    stuck: list[int] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
+    _hook: Hook | None = None
+    _post_stop_done: bool = False
+    _forking: int = 0
+    _deaths: int = 0
+    _kill_at: float | None = None
+    _kill: Delay | None = None
+    _stuck_check: Delay | None = None
+
+    @property
+    def phase(self) -> str:
+        if self.settled:
+            return "exited"
+        if self.stuck:
+            return "stuck"
+        if self.stopping or self.fenced or self.refused:
+            return "stopping"
+        if not self.workers or self._forking:
+            return "starting"
+        return "running" if any(not w.ended for w in self.workers) else "stopping"
+
+    def states(self) -> list[dict[str, Any]]:
+        """As model.pod.WorkerState."""
+        states = []
+        for w in self.workers:
+            code = None
+            if w.record is not None:
+                code = w.record["code"] if w.record["code"] is not None else 128 + w.record["signal"]
+            state = "exited" if w.record is not None else "running" if w.pid else "starting"
+            states.append({"rank": w.rank, "local_rank": w.local_rank, "pid": w.pid, "state": state, "exit": code})
+        return states
+
+    def exits(self) -> list[dict[str, Any]]:
+        """As model.world.WorkerExit, in the order they ended."""
+        return sorted((w.record for w in self.workers if w.record is not None), key=lambda r: int(r["order"]))
+
+    def start(self) -> None:
+        """pre_start, then the workers."""
+        if not self._run_hook("pre_start", self._start_workers):
+            self._start_workers("")
+
+    def stop(self, grace: float | None) -> None:
+        """See base.PodHost.stop."""
+        if self.settled:
+            return
+        for w in self._living():
+            if has_ended(w.pidfd):
+                self._on_end(w)
+        self.stopping = True
+        for w in self._living():
+            w.stopped = True
+        if self._hook is not None and not self._post_stop_done:
+            self._hook.kill("was stopped")
+        if grace is None:
+            self._kill_all()
+        else:
+            if self._kill_at is None:
+                for w in self._living():
+                    self.parts.guard.signal(w.pid, signal.SIGTERM)
+            at = time.monotonic() + grace
+            if self._kill_at is None or at < self._kill_at:
+                self._kill_at = at
+                if self._kill is not None:
+                    self._kill.cancel()
+                self._kill = self.parts.loop.after(grace, self._kill_all)
+        self.parts.changed()
+        self.settle()
+
+    def on_fence(self) -> None:
+        """The guard has killed: the workers' ends follow."""
+        if not self.settled:
+            self._watch_for_stuck()
+
+    def settle(self) -> None:
+        """See whether everything is over; called after each death."""
+        if self.settled or self._forking or self._hook is not None or (not self.workers and not self.refused):
+            return
+        if any(w.record is None for w in self.workers):
+            return
+        if self.parts.children.kill_orphans():
+            self._watch_for_stuck()
+            return
+        if not self._post_stop_done:
+            self._post_stop_done = True
+            if self.workers and not self.fenced and self._run_hook("post_stop", self._after_post_stop):
+                self.parts.changed()
+                return
+        for delay in (self._kill, self._stuck_check):
+            if delay is not None:
+                delay.cancel()
+        for w in self.workers:
+            for capture in w.captures:
+                capture.close()
+            w.log.close()
+        self.settled, self.stuck = True, []
+        self.parts.changed()
+
+    def _start_workers(self, problem: str) -> None:
+        self._hook = None
+        if problem or self.stopping:
+            self.refused = problem or "stopped before its workers started"
+            self.parts.changed()
+            self.settle()
+            return
+        number = self.token["number"]
+        folder = self.parts.logs / f"g{number}"
+        errors = self.parts.state / "errors"
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            self.refused = f"{folder}: {error.strerror}"
+            self.settle()
+            return
+        for local_rank, rank in enumerate(self.ranks):
+            file = self.parts.file(folder / f"rank{rank}.log")
+            captures = (Capture(self.parts.loop, file, "stdout"), Capture(self.parts.loop, file, "stderr"))
+            error_file = errors / f"g{number}-r{rank}.json"
+            error_file.unlink(missing_ok=True)
+            self.workers.append(Worker(rank, local_rank, error_file, file, captures))
+        self._forking = len(self.workers)
+        for w, env in zip(self.workers, self.environments, strict=True):
+            self._launch(w, env | {"TORCHELASTIC_ERROR_FILE": str(w.error_file)})
+            for capture in w.captures:
+                capture.started()
+        self.parts.changed()
+
+    def _launch(self, w: Worker, env: dict[str, str]) -> None:
+        command, cwd = self.parts.pod["command"], self.parts.pod["working_dir"]
+        out, err = w.captures
+        if self.parts.standby.warm:
+            w.by_standby = True
+            self.parts.standby.fork(
+                command, env, cwd, (out.write_end, err.write_end), lambda pid, error: self._launched(w, pid, error)
+            )
+            return
+        try:
+            pid = start_program(command, env, cwd, out.write_end, err.write_end)
+        except OSError as error:
+            self._launched(w, 0, f"fork: {error.strerror}")
+        else:
+            self._launched(w, pid, "")
+
+    def _launched(self, w: Worker, pid: int, error: str) -> None:
+        self._forking -= 1
+        if pid:
+            w.pid = pid
+            w.pidfd = os.pidfd_open(pid)
+            self.parts.children.expect(pid, lambda: self._on_own_zombie(w))
+            self.parts.loop.watch(w.pidfd, lambda: self._on_end(w))
+            self.parts.guard.hold(pid, w.pidfd)
+        else:
+            self.refused = f"rank {w.rank} could not be started: {error}"
+            self.workers.remove(w)
+            for capture in w.captures:
+                capture.close()
+        if self.stopping or self.refused:
+            for other in self._living():
+                other.stopped = True
+            self._kill_all()
+        if not self._forking:
+            self.parts.changed()
+            self.settle()
+
+    def _on_end(self, w: Worker) -> None:
+        """Its pidfd is readable: it runs no more code."""
+        if w.ended:
+            return
+        w.ended, w.order = True, self._deaths
+        self._deaths += 1
+        self.parts.loop.forget(w.pidfd)
+        if self.parts.guard.release(w.pid):
+            w.stopped = w.fenced = self.fenced = True
+        if w.by_standby:
+            self.parts.standby.reap(w.pid, lambda status: self._on_reaped(w, status))
+            self.parts.loop.after(REAP_BOUND, lambda: self.parts.standby.kill() if w.record is None else None)
+        else:
+            self._on_reaped(w, reap(w.pid))
+
+    def _on_own_zombie(self, w: Worker) -> None:
+        """It is a zombie child of the shim itself: started cold, or its standby died."""
+        self._on_end(w)
+        if w.record is None:
+            self._on_reaped(w, reap(w.pid))
+
+    def _on_reaped(self, w: Worker, status: int) -> None:
+        if w.record is not None or status < 0:
+            return
+        self.parts.children.forget(w.pid)
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        if killed and not w.stopped and not self.parts.guard.granted:  # the standby's guard, while we were stopped
+            w.stopped = w.fenced = self.fenced = True
+        for capture in w.captures:
+            capture.drain()
+        w.record = exit_record(
+            w.rank, w.local_rank, w.pid, status, w.stopped, w.order, w.error_file, w.captures[1].tail()
+        )
+        self.parts.changed()
+        name = f"g{self.token['number']}-r{w.rank}.json"
+        try:
+            write_atomic(self.parts.state / "exits" / name, record_text(w.record), durable=False)
+        except OSError as error:  # a full disk: the record has been told, and the others must live
+            print(f"exit record {name} is lost: {error.strerror}", file=sys.stderr, flush=True)
+        self.settle()
+
+    def _living(self) -> list[Worker]:
+        return [w for w in self.workers if w.pid and not w.ended]
+
+    def _kill_all(self) -> None:
+        self._kill_at = time.monotonic()
+        for w in self._living():
+            self.parts.guard.signal(w.pid, signal.SIGKILL)
+        self._watch_for_stuck()
+
+    def _watch_for_stuck(self) -> None:
+        if self._stuck_check is None:
+            self._stuck_check = self.parts.loop.after(STUCK_AFTER, self._tell_stuck)
+
+    def _tell_stuck(self) -> None:
+        self._stuck_check = None
+        if self.settled:
+            return
+        self.stuck = [w.pid for w in self._living()] + self.parts.children.orphans()
+        self.parts.changed()
+        self._watch_for_stuck()
+
+    def _run_hook(self, name: str, done: Callable[[str], None]) -> bool:
+        argv = self.parts.pod["hooks"][name]
+        if not argv:
+            return False
+        log = self.parts.file(self.parts.logs / "pod.log")
+        self._hook = Hook(
+            name, argv, self.environments[0], self.parts.pod["working_dir"], self.parts.pod["hooks"]["timeout"],
+            log, self.parts.loop, self.parts.guard, self.parts.children, done,
+        )  # fmt: skip
+        return True
+
+    def _after_post_stop(self, problem: str) -> None:
+        self._hook = None
+        if problem:
+            note(self.parts.file(self.parts.logs / "pod.log"), problem)
+        self.settle()
+
+
+def note(log: RotatingFile, text: str) -> None:
+    """One line of the shim's own in the pod's log."""
+    from nodeagent.workers.shim_output import stamp
+
+    log.write(f"{stamp(time.time())} stderr F nodeagent: {text}\n".encode())
+    log.close()

@@ -1,0 +1,109 @@
+"""The fence: kills the workers when the time that the agent granted has passed.
+
+It has its own thread, so that a slow disk under the shim's loop cannot delay it. Standard library only. Must never
+wait for anything but its timer and its lock, and the lock is held for system calls that cannot block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+
+from nodeagent.workers.linux import arm_timer, boottime, boottime_timer
+
+
+class Guard:
+    """Holds the pidfds of everything that may run only in granted time."""
+
+    def __init__(self) -> None:
+        self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        """Readable after the fence has acted."""
+        self._lock = threading.Lock()
+        self._held: dict[int, int] = {}
+        self._fenced: set[int] = set()
+        self._until = 0.0
+        self._seq = -1
+        self._timer = boottime_timer()
+        threading.Thread(target=self._watch, name="fence", daemon=True).start()
+
+    @property
+    def granted(self) -> bool:
+        """There is granted time left."""
+        return boottime() < self._until
+
+    def grant(self, until: float, seq: int) -> bool:
+        """Newer seqs replace the deadline, also with an earlier one; older ones are dropped (False)."""
+        with self._lock:
+            if seq <= self._seq:
+                return False
+            self._seq, self._until = seq, until
+            arm_timer(self._timer, until)
+            return True
+
+    def new_controller(self) -> None:
+        """Another agent process took over: its seqs start anew. The deadline stays."""
+        with self._lock:
+            self._seq = -1
+
+    def hold(self, pid: int, pidfd: int) -> bool:
+        """Guard this process group; False (and it is killed) if the time has passed already."""
+        with self._lock:
+            self._held[pid] = pidfd
+            if self.granted:
+                return True
+            self._fenced.add(pid)
+            _kill(pid, pidfd)
+            return False
+
+    def signal(self, pid: int, number: int) -> None:
+        """Signal a guarded process and its group."""
+        with self._lock:
+            if pid in self._held:
+                _kill(pid, self._held[pid], number)
+
+    def release(self, pid: int) -> bool:
+        """The process has ended and is about to be reaped: what is left of its group is killed, its pidfd closed.
+        Whether it was the fence that ended it.
+
+        Only an unreaped leader pins the group's number, so this comes before the reaping.
+        """
+        with self._lock:
+            pidfd = self._held.pop(pid)
+            _kill(pid, pidfd)
+            os.close(pidfd)
+            fenced = pid in self._fenced
+            self._fenced.discard(pid)
+            return fenced
+
+    def _watch(self) -> None:
+        while True:
+            os.read(self._timer, 8)
+            with self._lock:
+                if self.granted:
+                    continue
+                for pid, pidfd in self._held.items():
+                    if not has_ended(pidfd):
+                        self._fenced.add(pid)
+                        _kill(pid, pidfd)
+            os.eventfd_write(self.wake, 1)
+
+
+def has_ended(pidfd: int) -> bool:
+    """The process behind the pidfd has ended (reaped or not)."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _kill(pid: int, pidfd: int, number: int = signal.SIGKILL) -> None:
+    """Signal the group; the process alone if it has not made its session yet, and also for SIGKILL."""
+    grouped = False
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+        grouped = True
+    if not grouped or number == signal.SIGKILL:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(pidfd, number)

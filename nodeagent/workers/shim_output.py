@@ -1,0 +1,172 @@
+"""What workers print: taken from their pipes, stamped, capped, rotated; the last lines of errors kept for blame.
+
+One record a line: ``<RFC 3339 UTC, microseconds> <stdout|stderr> <F|P> <text>``; F is a whole line, P a piece of one
+that goes on. Standard library only. A disk that fails loses output, never a worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+from nodeagent.workers.shim_loop import Delay, Loop
+
+CHUNK = 65536
+PIECE = 16384
+"""Longer lines are split."""
+FLUSH_AFTER = 1.0
+"""Seconds until a line without an end is shown as a piece."""
+TAIL_LINES, TAIL_CHARS = 20, 4000
+
+
+class RotatingFile:
+    """Appends; at ``max_bytes`` NAME becomes NAME.1 and so on, ``keep`` of them."""
+
+    def __init__(self, path: Path, max_bytes: int, keep: int) -> None:
+        self._path, self._max, self._keep = path, max_bytes, keep
+        self._fd = -1
+        self._size = 0
+        self._failed = False
+
+    def write(self, data: bytes) -> None:
+        """Never raises for a bad disk: the failure is told once on standard error."""
+        try:
+            if self._fd >= 0 and self._size + len(data) > self._max:
+                self._rotate()
+            if self._fd < 0:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._fd = os.open(self._path, flags, 0o640)
+                self._size = os.fstat(self._fd).st_size
+            self._size += os.write(self._fd, data)
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                print(f"output is lost: {self._path}: {error.strerror}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _rotate(self) -> None:
+        self.close()
+        for number in range(self._keep, 0, -1):
+            older = self._path.with_name(f"{self._path.name}.{number}")
+            newer = self._path.with_name(f"{self._path.name}.{number - 1}") if number > 1 else self._path
+            with contextlib.suppress(FileNotFoundError):
+                newer.replace(older)
+        if self._keep == 0:
+            self._path.unlink(missing_ok=True)
+
+
+class Capture:
+    """One pipe of one worker, read in the shim's loop."""
+
+    def __init__(self, loop: Loop, file: RotatingFile, stream: str) -> None:
+        self._loop, self._file = loop, file
+        self._stream = stream.encode()
+        self.read_end, self.write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.read_end, False)
+        self._partial = b""
+        self._flush: Delay | None = None
+        self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
+        loop.watch(self.read_end, self._readable)
+
+    def started(self) -> None:
+        """The worker has its own copy of the write end."""
+        os.close(self.write_end)
+
+    def drain(self) -> None:
+        """Take what is in the pipe now, at most 1 MiB."""
+        for _ in range(16):
+            if not self._readable():
+                return
+
+    def tail(self) -> str:
+        """The last lines, for blame."""
+        lines = [*self._tail, self._partial] if self._partial else list(self._tail)
+        return b"\n".join(lines[-TAIL_LINES:]).decode("utf-8", "backslashreplace")[-TAIL_CHARS:].strip("\n")
+
+    def close(self) -> None:
+        """Write out what is left and give up the pipe."""
+        if self.read_end < 0:
+            return
+        self._loop.forget(self.read_end)
+        os.close(self.read_end)
+        self.read_end = -1
+        self._put_partial()
+
+    def _readable(self) -> bool:
+        """Read one chunk; False when there is nothing (more) to read now."""
+        if self.read_end < 0:
+            return False
+        try:
+            data = os.read(self.read_end, CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.close()
+            return False
+        self._take(data)
+        return True
+
+    def _take(self, data: bytes) -> None:
+        *lines, rest = (self._partial + data).split(b"\n")
+        stamp = self._stamp()
+        out: list[bytes] = []
+        for line in lines:
+            piece = line
+            while len(piece) > PIECE:
+                cut = _boundary(piece)
+                out.append(stamp + b" P " + _text(piece[:cut]))
+                piece = piece[cut:]
+            out.append(stamp + b" F " + _text(piece))
+        while len(rest) > PIECE:
+            cut = _boundary(rest)
+            out.append(stamp + b" P " + _text(rest[:cut]))
+            rest = rest[cut:]
+        self._tail.extend(line[-TAIL_CHARS:] for line in lines[-TAIL_LINES:])
+        self._partial = rest
+        if out:
+            self._file.write(b"\n".join(out) + b"\n")
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
+        if rest:
+            self._flush = self._loop.after(FLUSH_AFTER, self._put_partial)
+
+    def _put_partial(self) -> None:
+        if self._partial:
+            self._file.write(self._stamp() + b" P " + _text(self._partial) + b"\n")
+            self._tail.append(self._partial)
+            self._partial = b""
+
+    def _stamp(self) -> bytes:
+        return f"{stamp(time.time())} ".encode() + self._stream
+
+
+def stamp(at: float) -> str:
+    """RFC 3339 UTC with microseconds."""
+    whole, fraction = divmod(int(at * 1e6), 10**6)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{fraction:06d}Z"
+
+
+def _boundary(data: bytes) -> int:
+    """Where to cut a long line: not inside a UTF-8 character."""
+    cut = PIECE
+    while cut > PIECE - 4 and data[cut] & 0xC0 == 0x80:
+        cut -= 1
+    return cut
+
+
+def _text(data: bytes) -> bytes:
+    """Valid UTF-8; other bytes are backslash-escaped."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return data.decode("utf-8", "backslashreplace").encode()
+    return data

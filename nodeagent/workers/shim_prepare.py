@@ -1,0 +1,146 @@
+"""Getting one pod ready on this node: the checks as the job's user, then the standby; and the environments that only
+this node can complete.
+
+Standard library only. Must never look at the job's folders in the shim's own process: a dead file server blocks
+whoever looks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nodeagent.workers.linux import MARK, power_mark
+from nodeagent.workers.shim_checks import verdict
+from nodeagent.workers.shim_children import Children, reap
+from nodeagent.workers.shim_env import base_environment, compose
+from nodeagent.workers.shim_loop import Loop
+from nodeagent.workers.shim_spawn import start_function
+from nodeagent.workers.shim_standby import Standby
+
+CHECK_BOUND = 20.0
+"""Seconds for the look at the job's folders."""
+CHECK_AGAIN = 5.0
+"""An unfit node looks again this often."""
+STANDBY_STARTS = 3
+"""A standby that dies this often without a start of workers in between is not started again."""
+
+
+class Preparation:
+    """``changed`` is called at each change; ``note`` gets lines for the pod's log."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        children: Children,
+        pod: dict[str, Any],
+        socket: Path,
+        changed: Callable[[], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._loop, self._children, self._pod, self._socket = loop, children, pod, socket
+        self._changed, self._note = changed, note
+        self._starts = 0
+        self.standby = Standby(loop, self._standby_changed)
+        self.checked: dict[str, Any] | None = None
+        """What the checks found; None until they have ended."""
+
+    @property
+    def fit(self) -> bool:
+        return self.checked is not None and "reason" not in self.checked
+
+    @property
+    def reason(self) -> str:
+        """Why it is not fit."""
+        return self.checked["reason"] if self.checked else "this node has not been checked yet"
+
+    def phase(self) -> tuple[str, str, int]:
+        """preparing, ready or unfit, with reason and code, as in base.PodStatus."""
+        if self.checked is None:
+            return "preparing", "", 0
+        if not self.fit:
+            return "unfit", self.checked["reason"], self.checked["code"]
+        warming = self.standby.pid is not None and not self.standby.warm
+        return "preparing" if warming else "ready", self.notes, 0
+
+    @property
+    def notes(self) -> str:
+        """What is wrong with the standby."""
+        return "; ".join(self.standby.notes)
+
+    def used(self) -> None:
+        """Workers are being started: the standby's deaths count anew."""
+        self._starts = 0
+
+    def check(self) -> None:
+        """Look at the job's folders in a child; then start the standby."""
+        read, write = os.pipe2(os.O_CLOEXEC)
+        pid = start_function(lambda: answer(self._pod), write, 2, "the checks")
+        os.close(write)
+        late = f"the job's folders did not answer within {CHECK_BOUND:.0f} s"
+        bound = self._loop.after(CHECK_BOUND, lambda: self._checks_late(pid, {"reason": late, "code": 0}))
+
+        def ended() -> None:
+            bound.cancel()
+            self._children.forget(pid)
+            reap(pid)
+            with os.fdopen(read, "rb") as file:
+                text = file.read()
+            self._checked(json.loads(text) if text else {"reason": late, "code": 0})
+
+        self._children.expect(pid, ended)
+
+    def _checks_late(self, pid: int, result: dict[str, Any]) -> None:
+        """Unfit at once, even if the child cannot die; it looks again when it could."""
+        self.checked = result
+        os.kill(pid, signal.SIGKILL)
+        self._changed()
+
+    def _checked(self, result: dict[str, Any]) -> None:
+        self.checked = result
+        if "reason" in result:
+            self._loop.after(CHECK_AGAIN, self.check)
+        elif result["standby"]:
+            self._start_standby()
+        self._changed()
+
+    def _start_standby(self) -> None:
+        assert self.checked is not None
+        self._starts += 1
+        env = self.environment({})
+        pod = self._pod
+        self.standby.start(pod["command"][0], env, pod["working_dir"], self.checked["path0"], pod["preload"])
+        pid = self.standby.pid
+        assert pid is not None
+
+        def ended() -> None:
+            self._children.forget(pid)
+            reap(pid)
+            self.standby.gone()
+
+        self._children.expect(pid, ended)
+
+    def _standby_changed(self) -> None:
+        """Another one is started when it died, unless it cannot be used."""
+        if self.standby.pid is None and not self.standby.unusable and self._starts < STANDBY_STARTS:
+            self._start_standby()
+        for text in self.standby.notes:
+            self._note(f"standby: {text}")
+        self._changed()
+
+    def environment(self, ours: dict[str, str]) -> dict[str, str]:
+        """A worker's, from what the agent ordered; the standby's from nothing. Only once fit."""
+        pod = self._pod
+        assert self.checked is not None
+        base = base_environment(os.getuid(), pod["environ"], pod["own_user"])
+        env = compose(base, self.checked["env_file"], pod["env"], ours or pod["env"])
+        return env | power_mark() | {MARK: pod["mark"], "NODEAGENT_SOCKET": str(self._socket)}
+
+
+def answer(pod: dict[str, Any]) -> None:
+    """In the child: the verdict on standard output."""
+    os.write(1, verdict(pod).encode())

@@ -1,0 +1,58 @@
+"""How one worker ended, as a record: code or signal, and the lines that explain it.
+
+Standard library only; reads the worker's error file, decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+MAX_CHARS = 4000
+_MAX_FILE = 1 << 20
+
+
+def exit_record(
+    rank: int, local_rank: int, pid: int, status: int, stopped: bool, order: int, error_file: Path, tail: str
+) -> dict[str, Any]:
+    """As model.world.WorkerExit. ``tail``: the last lines of standard error, used if the worker wrote no error
+    file."""
+    code = os.waitstatus_to_exitcode(status)
+    error = "" if code == 0 else (_from_error_file(error_file) or tail)
+    return {
+        "rank": rank,
+        "local_rank": local_rank,
+        "pid": pid,
+        "code": code if code >= 0 else None,
+        "signal": -code if code < 0 else None,
+        "stopped": stopped,
+        "order": order,
+        "at": time.time(),
+        "error": error[-MAX_CHARS:],
+    }
+
+
+def record_text(record: dict[str, Any]) -> str:
+    return json.dumps(record)
+
+
+def _from_error_file(path: Path) -> str:
+    """The message of a TORCHELASTIC_ERROR_FILE: torch's record, or plain text."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    with os.fdopen(fd, "rb") as file:
+        text = file.read(_MAX_FILE).decode("utf-8", "backslashreplace")
+    try:
+        message = json.loads(text)["message"]
+    except (ValueError, KeyError, TypeError):
+        return text.strip()
+    if not isinstance(message, dict):
+        return str(message)
+    extra = message.get("extraInfo")
+    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+    return str(stack or message.get("message", "")).strip()

@@ -1,0 +1,73 @@
+"""Starting a program the plain way: fork, own session, tied to the shim's life, exec.
+
+Standard library only. The shim's main thread must be the caller: the death signal is tied to the forking thread.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Callable, Mapping, Sequence
+
+from nodeagent.workers.linux import die_with_parent
+
+RLIMITS: dict[str, int] = {
+    name.removeprefix("RLIMIT_").lower(): getattr(resource, name)
+    for name in dir(resource)
+    if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"
+}
+"""``nofile``, ``memlock``, ...: all that this system knows."""
+
+
+def limit_value(value: int | str) -> int:
+    return resource.RLIM_INFINITY if value == "infinity" else int(value)
+
+
+def start_program(
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, out: int, err: int, keep: Sequence[int] = ()
+) -> int:
+    """Run a program, found as a shell in ``cwd`` with this environment would find it, in a new session with /dev/null
+    as input; returns its pid. What goes wrong after the fork is told on ``err`` with exit code 126 or 127, as a shell
+    does. ``keep``: descriptors it inherits under their numbers."""
+
+    def program() -> None:
+        os.chdir(cwd)
+        for fd in keep:
+            os.set_inheritable(fd, True)
+        os.execvpe(argv[0], list(argv), dict(env))
+
+    return start_function(program, out, err, argv[0])
+
+
+def start_function(body: Callable[[], None], out: int, err: int, what: str) -> int:
+    """Run ``body`` in a forked child with the same care as a program; it ends with code 0 when ``body`` returns."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 126
+    try:
+        os.setsid()
+        die_with_parent(parent)
+        _default_signals()
+        null = os.open("/dev/null", os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        body()
+        code = 0
+    except OSError as error:
+        code = 127 if isinstance(error, FileNotFoundError) else 126
+        os.write(2, f"nodeagent: cannot run {what}: {error.strerror}\n".encode())
+    finally:
+        os._exit(code)
+
+
+def _default_signals() -> None:
+    """As a login's process has them: nothing ignored, nothing blocked."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -1,0 +1,305 @@
+"""The standby: an interpreter that has imported what the job preloads and forks the workers, so that a restart costs
+no import.
+
+Runs by file path in the JOB's Python (3.8 or later), which need not have nodeagent: standard library only, plus the
+modules it is told to preload. Must stay single-threaded and without a CUDA context, or it refuses to fork. It reaps
+only when told to, so that the shim's pidfds always name the process they were opened for.
+
+A forked worker behaves as if executed, but for: ``sys.orig_argv`` and ``/proc/self/cmdline`` (the standby's),
+``sys.flags.unbuffered``, one hash seed for all forks, and BLAS libraries that fixed one thread at import (torch's
+thread count is restored).
+"""
+
+# ruff: noqa: PTH109, PTH115, PTH118, PTH120, PTH123, PTH208 (os.path: pathlib would be one import more in each worker)
+from __future__ import annotations
+
+import array
+import atexit
+import ctypes
+import gc
+import importlib
+import io
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import types
+from typing import Any
+
+TORCH_PARTS = ("torch.distributed", "torch.optim", "torch._dynamo", "torch.utils.data")
+SLACK = 0.15
+"""Seconds past the granted time at which this process acts: after the shim's fence, within the protocol's kill."""
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    """``standby.py CONFIG``: JSON with ``fd`` (SOCK_SEQPACKET to the shim), ``preload`` and ``path0``."""
+    config = json.loads(sys.argv[1])
+    die_with_parent(config["shim"])
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = config["path0"]
+    link = socket.socket(fileno=config["fd"])
+    send(link, warm_up(config["preload"]))
+    work = serve(link)  # returns in a forked worker only
+    del link, config
+    run(work)
+
+
+def die_with_parent(parent: int) -> None:
+    _libc.prctl(1, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def warm_up(preload: list[str]) -> dict[str, Any]:
+    """Import; say whether forking is safe and what went wrong."""
+    notes = []
+    for name in preload:
+        for part in (name, *(TORCH_PARTS if name == "torch" else ())):
+            try:
+                importlib.import_module(part)
+            except Exception as error:  # noqa: BLE001 (whatever a module raises is told, not fatal)
+                notes.append(f"preload {part}: {type(error).__name__}: {error}")
+                break
+    gc.collect()
+    gc.freeze()
+    return {"event": "warm", "torch": has_torch(), "unusable": why_unusable(), "notes": notes}
+
+
+def has_torch() -> bool:
+    return "torch.distributed" in sys.modules and hasattr(sys.modules["torch.distributed"], "TCPStore")
+
+
+def why_unusable() -> str:
+    """Why a fork would be unsafe; empty if it is safe."""
+    with open("/proc/self/status") as file:
+        threads = next(int(line.split()[1]) for line in file if line.startswith("Threads:"))
+    if threads != 1:
+        return f"the preloaded modules started {threads - 1} thread(s), so forking is unsafe"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "the preloaded modules made a CUDA context, so forking is unsafe"
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink("/proc/self/fd/" + fd)
+        except OSError:
+            continue
+        if target.startswith("/dev/nvidia"):
+            return f"the preloaded modules opened {target}, so forking is unsafe"
+    return ""
+
+
+def send(link: socket.socket, message: dict[str, Any]) -> None:
+    link.send(json.dumps(message).encode())
+
+
+def receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """One command with its descriptors; ends the process when the shim has closed the socket."""
+    data, ancillary, _, _ = link.recvmsg(1 << 20, socket.CMSG_SPACE(4 * 4))
+    if not data:
+        os._exit(0)
+    fds = array.array("i")
+    for level, kind, payload in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    return json.loads(data), list(fds)
+
+
+def serve(link: socket.socket) -> dict[str, Any]:
+    """Obey the shim. In the standby it never returns; in a forked worker it returns what to run."""
+    me = os.getpid()
+    workers: set[int] = set()
+    until = None
+    while True:
+        await_command(link, workers, until)
+        command, fds = receive(link)
+        if command["op"] == "grant":
+            until = command["until"]
+            continue
+        if command["op"] == "reap":
+            workers.discard(command["pid"])
+            send(link, {"event": "reaped", "pid": command["pid"], "status": reap(command["pid"])})
+            continue
+        problem = why_unusable()
+        if problem:
+            send(link, {"event": "failed", "id": command["id"], "error": problem})
+        else:
+            try:
+                pid = os.fork()
+            except OSError as error:
+                send(link, {"event": "failed", "id": command["id"], "error": f"fork: {error.strerror}"})
+            else:
+                if pid == 0:
+                    os.setsid()
+                    die_with_parent(me)
+                    link.close()
+                    if command["op"] == "store":
+                        host_store(command, fds)
+                    become_worker(command, fds)
+                    return command
+                if command["op"] == "fork":
+                    workers.add(pid)
+                send(link, {"event": "forked", "id": command["id"], "pid": pid})
+        for fd in fds:
+            os.close(fd)
+
+
+def await_command(link: socket.socket, workers: set[int], until: float | None) -> None:
+    """Until the shim says something. Where a stopped shim lets the granted time pass with workers alive, this process
+    ends, and they with it, by their death signal: the fence does not hang on the shim alone."""
+    while True:
+        wait = None
+        if workers and until is not None:
+            wait = max(0.0, until + SLACK - time.clock_gettime(time.CLOCK_BOOTTIME))
+        if select.select([link], [], [], wait)[0]:
+            return
+        if any(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None for pid in workers):
+            os._exit(1)
+        workers.clear()  # all have ended and only wait to be reaped
+
+
+def reap(pid: int) -> int:
+    """Its wait status; -1 if it is not (or no longer) a child."""
+    try:
+        return os.waitpid(pid, 0)[1]
+    except ChildProcessError:
+        return -1
+
+
+def host_store(command: dict[str, Any], fds: list[int]) -> None:
+    """Serve one rendezvous store on a listening socket until killed; tell the outcome on the second descriptor."""
+    listening, answer = fds
+    try:
+        store = sys.modules["torch.distributed"].TCPStore(
+            command["host"], command["port"], None, True, wait_for_workers=False, master_listen_fd=listening
+        )
+        os.write(answer, b"ok")
+        os.close(answer)
+        while store is not None:
+            signal.pause()
+    except BaseException as error:  # noqa: BLE001 (the process ends here, whatever it was)
+        os.write(answer, f"{type(error).__name__}: {error}".encode()[:2000])
+    os._exit(1)
+
+
+def become_worker(command: dict[str, Any], fds: list[int]) -> None:
+    """Give this fork the worker's output, environment, folder, threads and seeds."""
+    null = os.open("/dev/null", os.O_RDONLY)
+    for fd, target in ((null, 0), (fds[0], 1), (fds[1], 2)):
+        os.dup2(fd, target)
+    for fd in (null, *fds):
+        os.close(fd)
+    os.environ.clear()
+    os.environ.update(command["env"])
+    os.chdir(command["cwd"])
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()  # random, as a fresh torch starts
+        threads = thread_count()
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+
+def thread_count() -> int:
+    """OMP_NUM_THREADS as the worker has it, else the physical cores it may use, as a fresh torch would take."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if wanted.isdigit() and int(wanted) > 0:
+        return int(wanted)
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
+                cores.add(file.read())
+        except OSError:
+            cores.add(str(cpu))
+    return max(1, len(cores))
+
+
+def run(work: dict[str, Any]) -> None:
+    """Run ``python [-u] script args`` or ``python [-u] -m module args`` in this process, to its natural end."""
+    arguments = list(work["argv"][1:])
+    if arguments[0] == "-u":
+        while arguments[0] == "-u":
+            arguments.pop(0)
+        sys.stdout = unbuffered(1)
+        sys.stderr = unbuffered(2)
+    sys.modules["__nodeagent_standby__"] = sys.modules["__main__"]  # this module's globals must stay alive
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
+    sys.modules["__main__"] = module
+    interrupted: list[bool] = []
+    atexit.register(die_interrupted, interrupted)
+    try:
+        if arguments[0] == "-m":
+            run_module(arguments[1:])
+        else:
+            run_script(arguments, module)
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 (what the interpreter itself does with an uncaught exception)
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        error.__traceback__ = trace
+        sys.excepthook(type(error), error, trace)
+        if isinstance(error, KeyboardInterrupt):
+            interrupted.append(True)
+        code = 1
+    else:
+        return
+    sys.exit(code)
+
+
+def run_module(arguments: list[str]) -> None:
+    import runpy
+
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.getcwd()
+    sys.argv[:] = ["-m", *arguments[1:]]
+    runpy._run_module_as_main(arguments[0])  # type: ignore[attr-defined]
+
+
+def run_script(arguments: list[str], module: types.ModuleType) -> None:
+    path = os.path.join(os.getcwd(), arguments[0])
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+    sys.argv[:] = arguments
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        print(
+            f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    from importlib.machinery import SourceFileLoader
+
+    module.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
+
+
+def unbuffered(fd: int) -> io.TextIOWrapper:
+    """Standard output as ``python -u`` makes it."""
+    old = sys.stdout if fd == 1 else sys.stderr
+    raw = io.FileIO(fd, "w", closefd=False)
+    return io.TextIOWrapper(raw, encoding=old.encoding, errors=old.errors, write_through=True)
+
+
+def die_interrupted(interrupted: list[bool]) -> None:
+    """After an uncaught KeyboardInterrupt a process dies of SIGINT, so that its parent can tell."""
+    if interrupted:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+if __name__ == "__main__":
+    main()

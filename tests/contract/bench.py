@@ -1,0 +1,281 @@
+"""What the contract tests stand on: either store behind one face, with its time and its server at hand.
+
+``Bench`` knows how to let time pass and how to make the server look restarted; the tests know nothing of which store
+they run against. Node leases are long unless a test asks for a short one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from nodeagent.model.job import Control, Desired, JobRecord, Phase, Spend
+from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
+from nodeagent.model.node import Incarnation, NodeFacts, Readiness
+from nodeagent.model.pod import PodState
+from nodeagent.model.timing import Timing
+from nodeagent.model.world import Ack, Cause, Head, Member, PodReport, Token
+from nodeagent.store.base import Beat, BeatReply, Ending, Proposal, Store, StoreRefusedError
+from nodeagent.store.link import Links
+from nodeagent.store.memory import MemoryServer
+
+FAST = Timing(heartbeat=0.05, credit=0.1, gap=1.5, lease=0.3)
+LONG = 3_600_000
+BOUND = 10.0
+"""Seconds a test waits for anything."""
+
+
+def facts(node: str, **more: object) -> NodeFacts:
+    plain: dict[str, object] = {
+        "address": f"10.0.0.{len(node)}-{node}",
+        "hostname": node,
+        "boot_id": "boot",
+        "agent_pid": 4711,
+        "agent_version": "0",
+        "started": 1.5,
+        "cpu_slots": 4,
+    }
+    return NodeFacts.model_validate(plain | more)
+
+
+def spec(name: str = "train", low: int = 1, high: int = 3, target: int = 2) -> JobSpec:
+    who = Submitter(user="ann", uid=1000, gid=1000, host="login", cwd="/home/ann")
+    role = Role(command=("python", "train.py"), nodes=Nodes(min=low, max=high, target=target))
+    return JobSpec(name=name, roles=(role,), working_dir="/home/ann", user="ann", submitter=who)
+
+
+def cause(text: str = "because") -> Cause:
+    return Cause(kind="start", text=text)
+
+
+def spend(text: str = "worker 3 failed") -> Spend:
+    return Spend(at=1, wall=2.25, kind="worker_failed", counts=True, node="n1", rank=3, text=text, exit=1)
+
+
+class Bench:
+    """One cluster in one store."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.lives: dict[str, Incarnation] = {}
+        self._seq: dict[str, int] = {}
+
+    # --- what differs between the stores
+
+    async def sleep(self, seconds: float) -> None:
+        """Let the server's clock go on, without a call."""
+        raise NotImplementedError
+
+    async def restart(self) -> None:
+        """Make the server a new process with the old data, as far as the store can tell."""
+        raise NotImplementedError
+
+    async def age(self, served_ms: int) -> None:
+        """Move the served clock on at once."""
+        raise NotImplementedError
+
+    async def pod_ttl(self, uid: str, node: str) -> int:
+        """Milliseconds until a published pod expires."""
+        raise NotImplementedError
+
+    # --- nodes
+
+    async def join(self, node: str, life: str = "", start: int = 1, timing: Timing = FAST) -> None:
+        incarnation = Incarnation(life=life or f"{node}-a", start=start)
+        await self.store.join(node, incarnation, facts(node), timing)
+        self.lives[node] = incarnation
+
+    async def up(self, *nodes: str) -> None:
+        """Join, with leases that do not lapse by themselves."""
+        for node in nodes:
+            await self.join(node)
+            await self.beat(node)
+
+    async def beat(
+        self,
+        node: str,
+        *,
+        length: int = LONG,
+        rev: int = 0,
+        incarnation: Incarnation | None = None,
+        seq: int | None = None,
+        new_facts: NodeFacts | None = None,
+        readiness: dict[str, Readiness] | None = None,
+        pods: tuple[PodState, ...] | None = None,
+    ) -> BeatReply:
+        self._seq[node] = self._seq.get(node, 0) + 1
+        return await self.store.beat(
+            Beat(
+                node=node,
+                incarnation=incarnation or self.lives[node],
+                seq=self._seq[node] if seq is None else seq,
+                length=length,
+                rev=rev,
+                facts=new_facts,
+                readiness=readiness,
+                pods=pods,
+            )
+        )
+
+    async def lapse(self, node: str, watcher: str) -> None:
+        """Let a node's lease lapse, as ``watcher`` sees it."""
+        await self.beat(node, length=1)
+        await self.until_lapsed(node, watcher)
+
+    async def until_lapsed(self, node: str, watcher: str) -> None:
+        async with asyncio.timeout(BOUND):
+            while node not in (await self.beat(watcher)).lapsed:
+                await self.sleep(0.05)
+
+    async def pass_served(self, ms: int, watcher: str) -> None:
+        """Let this much served time pass."""
+        start = (await self.beat(watcher)).served
+        async with asyncio.timeout(BOUND):
+            while (await self.beat(watcher)).served < start + ms:
+                await self.sleep(0.05)
+
+    # --- jobs
+
+    async def submit(self, uid: str = "u1", name: str = "train", request: str = "", **size: int) -> JobRecord:
+        return await self.store.submit(uid, spec(name, **size), 1000, 12.25, "ann", request or f"submit-{uid}")
+
+    async def job(self, uid: str = "u1", watcher: str = "") -> JobRecord:
+        """The record, as a beat brings it."""
+        reply = await self.beat(watcher or next(iter(self.lives)))
+        return next(job for job in reply.jobs if job.uid == uid)
+
+    def members(self, *nodes: str, first: int = 0) -> dict[str, Member]:
+        return {
+            node: Member(
+                node=node,
+                life=self.lives[node].life,
+                group_rank=rank,
+                first_rank=2 * rank,
+                workers=2,
+                devices=(f"cpu{first}", f"cpu{first + 1}"),
+            )
+            for rank, node in enumerate(nodes)
+        }
+
+    def proposal(self, job: JobRecord, members: Mapping[str, Member], **more: object) -> Proposal:
+        plain: dict[str, object] = {
+            "uid": job.uid,
+            "expect": job.head.token if job.head else None,
+            "expect_state": job.head.state if job.head else "",
+            "control_rev": job.control.rev,
+            "id": f"{job.uid}-g{job.head.number + 1 if job.head else 1}",
+            "members": dict(members),
+            "cause": cause(),
+            "form_ms": 1000,
+            "by": "n1",
+        }
+        return Proposal.model_validate(plain | more)
+
+    async def propose(self, job: JobRecord, *nodes: str, first: int = 0, **more: object) -> JobRecord:
+        return await self.store.propose(self.proposal(job, self.members(*nodes, first=first), **more))
+
+    async def ack(
+        self, job: JobRecord, node: str, last: PodReport | None = None, token: Token | None = None
+    ) -> JobRecord:
+        life = self.lives[node]
+        ack = Ack(life=life.life, address=f"{node}:29500", store_hosted=True)
+        return await self.store.ack(job.uid, token or head(job).token, node, life, ack, last)
+
+    async def report(
+        self, job: JobRecord, node: str, state: str = "failed", reason: str = "", token: Token | None = None
+    ) -> JobRecord:
+        value = PodReport.model_validate({"state": state, "reason": reason})
+        return await self.store.report(job.uid, token or head(job).token, node, self.lives[node], value)
+
+    async def active(self, job: JobRecord, *nodes: str, first: int = 0, **more: object) -> JobRecord:
+        """Form a generation and have every member and holder acknowledge it."""
+        job = await self.propose(job, *nodes, first=first, **more)
+        for node in {**head(job).members, **head(job).holders}:
+            job = await self.ack(job, node)
+        assert head(job).state == "active"
+        return job
+
+    def ending(self, job: JobRecord, phase: Phase, **more: object) -> Ending:
+        plain: dict[str, object] = {
+            "uid": job.uid,
+            "expect": job.head.token if job.head else None,
+            "expect_state": job.head.state if job.head else "",
+            "control_rev": job.control.rev,
+            "phase": phase,
+            "reason": f"now {phase}",
+            "wall": 99.5,
+            "by": "n1",
+        }
+        return Ending.model_validate(plain | more)
+
+    async def end(self, job: JobRecord, phase: Phase, **more: object) -> JobRecord:
+        return await self.store.end(self.ending(job, phase, **more))
+
+    async def set_control(self, job: JobRecord, request: str, desired: Desired = "run", **more: object) -> JobRecord:
+        plain = {"rev": 1, "target": job.control.target, "desired": desired, "by": "ann"}
+        control = Control.model_validate(plain | more)
+        return await self.store.control(job.uid, job.control.rev, control, request, "JobChanged", "changed")
+
+    async def kinds(self, after: str = "0-0") -> list[str]:
+        return [event.kind for event in await self.store.events(after, 1000)]
+
+
+class MemoryBench(Bench):
+    """Time is a number."""
+
+    def __init__(self, store: Store, server: MemoryServer, clock: list[float]) -> None:
+        super().__init__(store)
+        self.server = server
+        self._clock = clock
+
+    async def sleep(self, seconds: float) -> None:
+        self._clock[0] += seconds
+
+    async def restart(self) -> None:
+        self.server.restart()
+
+    async def age(self, served_ms: int) -> None:
+        self.server.state.served += served_ms
+
+    async def pod_ttl(self, uid: str, node: str) -> int:
+        return self.server.state.pods[uid, node][1] - self.server.now()
+
+
+class RedisBench(Bench):
+    """Time is real; the server looks restarted since the store remembers another run id."""
+
+    def __init__(self, store: Store, links: Links, prefix: str) -> None:
+        super().__init__(store)
+        self._links = links
+        self._prefix = prefix
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def restart(self) -> None:
+        async with self._links.one() as link:
+            await link.ask("HSET", f"{self._prefix}meta", "run", "an earlier process")
+
+    async def age(self, served_ms: int) -> None:
+        async with self._links.one() as link:
+            await link.ask("HINCRBY", f"{self._prefix}meta", "served", served_ms)
+
+    async def pod_ttl(self, uid: str, node: str) -> int:
+        async with self._links.one() as link:
+            return int(await link.ask("PTTL", f"{self._prefix}pod:{uid}:{node}"))
+
+
+def head(job: JobRecord) -> Head:
+    assert job.head is not None
+    return job.head
+
+
+async def refused(code: str, call: object) -> str:
+    """The text of the refusal; fails unless the call is refused with this code."""
+    assert asyncio.iscoroutine(call)
+    try:
+        await call
+    except StoreRefusedError as refusal:
+        assert refusal.code == code, f"{refusal.code}: {refusal}"
+        return str(refusal)
+    raise AssertionError(f"not refused with {code}")

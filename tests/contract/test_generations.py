@@ -1,0 +1,236 @@
+"""Ack, activate, report and end: how a generation becomes active, what is said of it, and how it ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.model.job import Outcome, Phase
+from nodeagent.model.node import Incarnation
+from nodeagent.model.world import Ack, PodReport, Token
+from tests.contract.bench import Bench, head, refused, spend
+
+
+async def test_the_last_ack_activates(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.propose(await bench.submit(), "n2", "n1")
+    job = await bench.ack(job, "n1")
+    assert (head(job).state, set(head(job).acks)) == ("forming", {"n1"})
+    job = await bench.ack(job, "n2")
+    made = head(job)
+    assert (made.state, made.address, made.store_hosted, made.deadline) == ("active", "n2:29500", True, 0)
+    assert (job.phase, job.reason, job.active) == ("running", "generation 1 runs on 2 nodes", made.token)
+    assert (job.restarts, job.first_active) == (0, made.since)
+    assert job.started is not None
+    assert job.started > 0
+    assert (await bench.kinds())[-1] == "GenerationActive"
+    job = await bench.active(job, "n1")
+    assert (job.restarts, job.active) == (1, Token(number=2, id="u1-g2"))
+    assert job.first_active == made.since
+    assert job.reason == "generation 2 runs on 1 node"
+
+
+async def test_an_ack_again_changes_nothing(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    assert await bench.ack(job, "n1") == job
+    job = await bench.propose(job, "n1")
+    job = await bench.ack(job, "n2")
+    assert await bench.ack(job, "n2") == job
+    assert set(head(job).holders) == {"n1"}
+
+
+async def test_no_generation_is_active_while_a_holder_is_left(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    job = await bench.propose(job, "n1", "n3")
+    await bench.ack(job, "n1")
+    job = await bench.ack(job, "n3")
+    assert (head(job).state, set(head(job).holders)) == ("forming", {"n2"})
+    assert "n2 may still run" in await refused("not_live", bench.store.activate(job.uid, head(job).token))
+    job = await bench.ack(job, "n2")  # no member: it only stopped what it had
+    assert head(job).state == "active"
+    assert set(head(job).acks) == {"n1", "n3"}
+
+
+async def test_acks_need_the_head_and_a_current_incarnation(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await bench.propose(await bench.submit(), "n1", "n2")
+    await refused("stale", bench.ack(job, "n1", token=Token(number=1, id="x")))
+    await refused("stale", bench.ack(job, "n1", token=Token(number=2, id=head(job).id)))
+    token, ack = head(job).token, Ack(life="n1-a")
+    other = Incarnation(life="n1-a", start=2)
+    await refused("not_current", bench.store.ack(job.uid, token, "n1", other, ack, None))
+    await refused("not_found", bench.store.ack("nobody", token, "n1", bench.lives["n1"], ack, None))
+    assert await bench.ack(job, "n3") == job  # neither member nor holder: nothing to say
+
+
+async def test_a_member_of_an_earlier_life_cannot_acknowledge(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.propose(await bench.submit(), "n1", "n2")
+    await bench.lapse("n2", "n1")
+    await bench.join("n2", life="n2-b")
+    job = await bench.ack(job, "n2")
+    assert head(job).acks == {}
+    await bench.ack(job, "n1")
+    text = await refused("not_live", bench.store.activate(job.uid, head(job).token))
+    assert "n2 has not acknowledged" in text
+
+
+async def test_no_generation_is_active_with_a_lapsed_member(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.propose(await bench.submit(), "n1", "n2")
+    await bench.ack(job, "n2")
+    await bench.lapse("n2", "n1")
+    job = await bench.ack(job, "n1")
+    assert head(job).state == "forming"
+    token = head(job).token
+    assert "n2 is not live" in await refused("not_live", bench.store.activate(job.uid, token))
+    await bench.beat("n2")
+    job = await bench.store.activate(job.uid, token)
+    assert head(job).state == "active"
+    assert await bench.store.activate(job.uid, token) == job
+    await bench.end(job, "stopped")
+    await refused("stale", bench.store.activate(job.uid, token))
+    await refused("not_found", bench.store.activate("nobody", token))
+
+
+async def test_a_member_that_left_cannot_be_activated(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.propose(await bench.submit(), "n1", "n2")
+    await bench.ack(job, "n2")
+    await bench.store.leave("n2", bench.lives["n2"])
+    assert head(await bench.ack(job, "n1")).state == "forming"
+
+
+async def test_reports_carry_the_order_of_first_faults(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await bench.active(await bench.submit(), "n1", "n2", "n3")
+    job = await bench.report(job, "n1", "running")
+    job = await bench.report(job, "n3", "failed", "exit 3")
+    job = await bench.report(job, "n2", "fenced")
+    job = await bench.report(job, "n1", "lost")
+    job = await bench.report(job, "n3", "failed", "exit 3, with more lines")
+    said = {node: (r.state, r.seq, r.reason) for node, r in head(job).reports.items()}
+    assert said == {
+        "n1": ("lost", 3, ""),
+        "n2": ("fenced", 2, ""),
+        "n3": ("failed", 1, "exit 3, with more lines"),
+    }
+    events = (await bench.store.events("0-0", 100))[-3:]
+    assert [(e.kind, e.node) for e in events] == [("WorkerFailed", "n3"), ("PodFailed", "n2"), ("PodFailed", "n1")]
+    assert events[0].text == "exit 3"
+
+
+async def test_reports_are_only_for_members_of_the_active_head(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.propose(await bench.submit(), "n1")
+    await refused("stale", bench.report(job, "n1"))
+    job = await bench.ack(job, "n1")
+    await refused("stale", bench.report(job, "n2"))
+    await refused("stale", bench.report(job, "n1", token=Token(number=1, id="x")))
+    formed = await bench.propose(job, "n1")
+    await refused("stale", bench.report(job, "n1"))
+    assert head(formed).reports == {}
+
+
+async def test_success_needs_every_members_report(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.submit()
+    await refused("unsupported", bench.end(job, "succeeded"))
+    job = await bench.active(job, "n1", "n2")
+    job = await bench.report(job, "n1", "succeeded")
+    await refused("unsupported", bench.end(job, "succeeded"))
+    job = await bench.report(job, "n2", "failed")
+    await refused("unsupported", bench.end(job, "succeeded"))
+    job = await bench.report(job, "n2", "succeeded")
+    job = await bench.end(job, "succeeded", outcome=Outcome(code=0, text="done"))
+    assert (job.phase, job.reason, job.ended, head(job).state) == ("succeeded", "now succeeded", 99.5, "ended")
+    assert job.outcome == Outcome(code=0, text="done")
+    assert {n: r.state for n, r in job.last_reports.items()} == {"n1": "succeeded", "n2": "succeeded"}
+    assert (job.last_number, head(job).reports) == (1, {})
+    assert (await bench.kinds())[-1] == "JobSucceeded"
+
+
+@pytest.mark.parametrize("phase", ["holding", "pausing", "paused", "failed", "stopped"])
+async def test_ending_makes_members_holders(bench: Bench, phase: Phase) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    ending = bench.ending(job, phase, spend=spend(), planned=True, delay_ms=700)
+    job = await bench.store.end(ending)
+    made = head(job)
+    assert (job.phase, made.state, made.planned, set(made.holders)) == (phase, "ended", True, {"n1", "n2"})
+    assert (job.budget, job.not_before) == ({"1": spend()}, made.since + 700)
+    assert (job.ended == 99.5) == (phase in ("failed", "stopped"))
+    assert (await bench.kinds())[-1] == f"Job{phase.capitalize()}"
+    assert await bench.store.end(ending) == job  # its reply was lost, or another agent did the same
+    await bench.ack(job, "n1")
+    job = await bench.ack(job, "n2")
+    assert head(job).holders == {}
+    assert job.phase == ("paused" if phase == "pausing" else phase)
+    await bench.active(await bench.submit("u2", name="other"), "n1", "n2")  # all devices are free
+
+
+async def test_ending_is_refused_when_something_changed(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.active(await bench.submit(), "n1")
+    await refused("stale", bench.end(job, "failed", control_rev=9))
+    await refused("stale", bench.end(job, "failed", expect_state="forming"))
+    await refused("stale", bench.end(job, "failed", expect=Token(number=1, id="x")))
+    await refused("stale", bench.end(job, "failed", expect=None))
+    await refused("stale", bench.end(job, "failed", lost=("n1",)))
+    await refused("not_found", bench.end(job, "failed", uid="nobody"))
+    job = await bench.end(job, "failed")
+    await refused("ended", bench.end(job, "stopped"))
+    assert (await bench.job()) == job
+
+
+async def test_a_forming_head_that_ends_adds_no_holders(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.propose(await bench.submit(), "n1", "n2")
+    job = await bench.end(job, "pausing")
+    assert (job.phase, head(job).state, head(job).holders) == ("paused", "ended", {})
+    await bench.propose(await bench.submit("u2", name="other"), "n1", "n2")
+
+
+async def test_a_job_without_a_head_may_end(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.submit()
+    job = await bench.end(job, "holding")
+    assert (job.phase, job.head) == ("holding", None)
+    ending = bench.ending(job, "stopped")
+    job = await bench.store.end(ending)
+    assert (job.phase, job.ended) == ("stopped", 99.5)
+    assert await bench.store.end(ending) == job
+
+
+async def test_holders_that_lapse_while_pausing_end_the_pausing(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    job = await bench.end(job, "pausing", planned=True)
+    job = await bench.ack(job, "n1")
+    await bench.lapse("n2", "n1")
+    job = await bench.end(job, "pausing", lost=("n2",))
+    assert (job.phase, head(job).holders, head(job).planned) == ("paused", {}, True)
+    assert next(n for n in (await bench.beat("n1")).nodes if n.id == "n2").lost
+
+
+async def test_an_ended_head_carries_its_holders_into_the_next(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    job = await bench.end(job, "pausing")
+    job = await bench.ack(job, "n1", last=PodReport(state="failed", reason="exit 1"))
+    assert job.last_reports["n1"].seq == 1
+    job = await bench.propose(job, "n1", "n3")
+    assert set(head(job).holders) == {"n2"}
+    assert (job.last_number, job.last_reports["n1"].reason) == (1, "exit 1")
+
+
+async def test_the_phases_age_counts_from_entering_it(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.submit()
+    held = await bench.end(job, "holding")
+    await bench.pass_served(100, "n1")
+    longer = await bench.end(held, "holding", reason="still too few nodes")
+    assert (longer.since, longer.reason) == (held.since, "still too few nodes")
+    formed = await bench.propose(longer, "n1")
+    assert formed.since >= held.since + 100

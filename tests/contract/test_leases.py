@@ -1,0 +1,282 @@
+"""Join, beat, leave and the served clock: who holds a node's id, for how long, and who sees it lapse."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.model.node import Cordon, Incarnation, Readiness
+from nodeagent.model.pod import PodState
+from nodeagent.model.timing import Timing
+from tests.contract.bench import FAST, LONG, Bench, facts, head, refused
+
+
+async def test_a_join_gives_a_lease_and_tells_the_cluster(bench: Bench) -> None:
+    first = await bench.store.join("n1", Incarnation(life="a", start=1), facts("n1"), FAST)
+    second = await bench.store.join("n2", Incarnation(life="b", start=1), facts("n2"), FAST)
+    assert first.cluster_uid == second.cluster_uid != ""
+    bench.lives = {"n1": Incarnation(life="a", start=1)}
+    reply = await bench.beat("n1")
+    assert reply.cluster_uid == first.cluster_uid
+    assert {node.id for node in reply.nodes} == {"n1", "n2"}
+    assert reply.lapsed == ()
+    assert reply.next_lapse is not None
+    assert 0 < reply.next_lapse <= 300  # n2's
+    assert await bench.kinds() == ["NodeJoined", "NodeJoined"]
+
+
+async def test_the_same_life_may_join_again_and_keeps_its_place(bench: Bench) -> None:
+    await bench.up("n1")
+    await bench.beat("n1", readiness={"u1": Readiness(state="ready")})
+    before = (await bench.beat("n1")).nodes[0]
+    await bench.pass_served(50, "n1")
+    await bench.join("n1", start=2)
+    after = (await bench.beat("n1")).nodes[0]
+    assert (after.joined, after.readiness) == (before.joined, before.readiness)
+    assert after.incarnation.start == 2
+    assert await bench.kinds() == ["NodeJoined"]
+    await refused("not_current", bench.join("n1", start=1))
+    bench.lives["n1"] = Incarnation(life="n1-a", start=2)
+    assert (await bench.beat("n1")).nodes[0] == after
+
+
+async def test_a_repeated_join_changes_nothing(bench: Bench) -> None:
+    await bench.up("n1")
+    before = await bench.beat("n1")
+    await bench.join("n1")
+    after = await bench.beat("n1")
+    assert (after.rev, after.nodes) == (before.rev, before.nodes)
+
+
+async def test_another_life_is_refused_while_the_lease_holds(bench: Bench) -> None:
+    await bench.up("n1")
+    other = facts("n1", address="10.9.9.9")
+    text = await refused("lease_held", bench.store.join("n1", Incarnation(life="x", start=1), other, FAST))
+    assert facts("n1").address in text
+    assert "10.9.9.9" in text
+    assert (await bench.beat("n1")).nodes[0].incarnation.life == "n1-a"
+
+
+async def test_another_life_takes_a_lapsed_node_and_the_old_one_never_comes_back(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    await bench.beat("n2", readiness={"u1": Readiness(state="ready")})
+    await bench.lapse("n2", "n1")
+    await bench.join("n2", life="n2-b")
+    node = next(n for n in (await bench.beat("n1")).nodes if n.id == "n2")
+    assert (node.incarnation.life, node.readiness, node.lost) == ("n2-b", {}, False)
+    old = Incarnation(life="n2-a", start=1)
+    await refused("not_current", bench.beat("n2", incarnation=old))
+    await bench.lapse("n2", "n1")
+    await refused("lost", bench.store.join("n2", Incarnation(life="n2-a", start=9), facts("n2"), FAST))
+
+
+async def test_a_lost_life_is_refused_for_ever(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    await bench.lapse("n2", "n1")
+    await bench.propose(job, "n1", lost=("n2",))
+    await refused("lost", bench.beat("n2"))
+    await refused("lost", bench.join("n2", start=2))
+    await bench.join("n2", life="n2-b")
+    await refused("lost", bench.store.join("n2", Incarnation(life="n2-a", start=3), facts("n2"), FAST))
+    assert (await bench.beat("n2")).lapsed == ()
+
+
+async def test_timing_that_differs_is_refused_with_the_difference(bench: Bench) -> None:
+    await bench.up("n1")
+    other = Timing(heartbeat=0.05, credit=0.1, gap=1.5, lease=7.0)
+    text = await refused("timing", bench.store.join("n2", Incarnation(life="b", start=1), facts("n2"), other))
+    assert "lease is 0.3 there and 7.0 here" in text
+    assert "gap" not in text
+
+
+async def test_beats_are_refused_when_old_or_not_current(bench: Bench) -> None:
+    await refused("not_current", bench.beat("n1", incarnation=Incarnation(life="a", start=1)))
+    await bench.up("n1")
+    await bench.beat("n1", seq=50)
+    await refused("stale", bench.beat("n1", seq=50))
+    await refused("stale", bench.beat("n1", seq=49))
+    await refused("not_current", bench.beat("n1", seq=51, incarnation=Incarnation(life="n1-a", start=2)))
+    await refused("not_current", bench.beat("n1", seq=51, incarnation=Incarnation(life="z", start=1)))
+    await bench.join("n1", start=2)
+    await bench.beat("n1", seq=1)  # a new start counts anew
+
+
+async def test_a_lapsed_life_that_is_not_lost_is_renewed(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    await bench.lapse("n2", "n1")
+    assert (await bench.beat("n2", length=5000)).lapsed == ()
+    reply = await bench.beat("n1")
+    assert reply.lapsed == ()
+    assert reply.next_lapse is not None
+    assert 4000 < reply.next_lapse <= 5000
+
+
+async def test_only_changes_raise_a_revision_and_travel(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    rev = (await bench.beat("n1")).rev
+    ready = {"u1": Readiness(state="ready"), "u2": Readiness(state="unfit", reason="no /shared", code=1)}
+    await bench.beat("n2", new_facts=facts("n2"), readiness={})
+    reply = await bench.beat("n1", rev=rev)
+    assert (reply.rev, reply.nodes, reply.jobs, reply.gone) == (rev, (), (), ())
+    await bench.beat("n2", readiness=ready)
+    await bench.submit()
+    await bench.beat("n2", new_facts=facts("n2", labels={"rack": "r1"}))
+    reply = await bench.beat("n1", rev=rev)
+    assert [node.id for node in reply.nodes] == ["n2"]
+    assert reply.nodes[0].readiness == ready
+    assert reply.nodes[0].facts.labels == {"rack": "r1"}
+    assert [job.uid for job in reply.jobs] == ["u1"]
+    await bench.beat("n2", readiness=dict(reversed(ready.items())))
+    again = await bench.beat("n1", rev=reply.rev)
+    assert (again.rev, again.nodes) == (reply.rev, ())
+
+
+async def test_changes_come_in_pages(bench: Bench) -> None:
+    await bench.up("n1")
+    for number in range(260):
+        await bench.submit(f"u{number}", name=f"job{number}")
+    first = await bench.beat("n1")
+    assert first.more
+    assert len(first.nodes) + len(first.jobs) == 256
+    second = await bench.beat("n1", rev=first.rev)
+    assert not second.more
+    assert [j.uid for j in first.jobs + second.jobs] == [f"u{n}" for n in range(260)]
+    assert (await bench.beat("n1", rev=second.rev)).jobs == ()
+
+
+async def test_a_restarted_server_gives_everybody_an_amnesty(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    await bench.lapse("n2", "n1")
+    await bench.restart()
+    reply = await bench.beat("n1")
+    assert reply.lapsed == ()
+    assert reply.next_lapse is not None
+    assert 0 < reply.next_lapse <= 400  # credit + lease
+    await refused("lease_held", bench.join("n2", life="n2-b"))
+    bench.lives["n2"] = Incarnation(life="n2-a", start=1)
+    await bench.until_lapsed("n2", "n1")
+    assert (await bench.beat("n1")).served >= reply.served + 300
+
+
+async def test_a_silent_server_counts_little_time_and_gives_an_amnesty(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    before = await bench.beat("n2", length=350)
+    await bench.sleep(1.6)  # longer than gap: nobody can say what happened meanwhile
+    reply = await bench.beat("n1")
+    assert reply.served - before.served <= 100  # credit
+    assert reply.lapsed == ()
+    await bench.until_lapsed("n2", "n1")
+    assert (await bench.beat("n1")).served >= reply.served + 300
+
+
+async def test_lost_and_left_nodes_stay_lapsed_in_an_amnesty(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    await bench.lapse("n2", "n1")
+    await bench.propose(job, "n1", lost=("n2",))
+    await bench.store.leave("n3", bench.lives["n3"])
+    await bench.restart()
+    assert set((await bench.beat("n1")).lapsed) == {"n2", "n3"}
+    await bench.join("n2", life="n2-b")
+
+
+async def test_a_node_that_leaves_is_lapsed_at_once_and_may_come_back(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    await bench.store.leave("n2", bench.lives["n2"])
+    reply = await bench.beat("n1")
+    assert reply.lapsed == ("n2",)
+    assert next(n for n in reply.nodes if n.id == "n2").left
+    await refused("lost", bench.beat("n2"))
+    await bench.store.leave("n2", bench.lives["n2"])  # its reply may have been lost
+    assert await bench.kinds() == ["NodeJoined", "NodeJoined", "NodeLeft"]
+    await bench.join("n2", start=2)
+    assert (await bench.beat("n1")).lapsed == ()
+    assert not (await bench.beat("n2")).nodes[-1].left
+    await refused("not_current", bench.store.leave("n2", Incarnation(life="n2-a", start=1)))
+
+
+async def test_leaving_frees_what_the_node_holds(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    job = await bench.end(job, "pausing")
+    assert set(head(job).holders) == {"n1", "n2"}
+    await bench.ack(job, "n1")
+    await bench.store.leave("n2", bench.lives["n2"])
+    job = await bench.job(watcher="n1")
+    assert (job.phase, head(job).holders) == ("paused", {})
+    assert (await bench.kinds())[-2:] == ["NodeLeft", "JobPaused"]
+
+
+async def test_a_member_that_left_is_no_holder_later(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    await bench.store.leave("n2", bench.lives["n2"])
+    job = await bench.propose(job, "n1")
+    assert set(head(job).holders) == {"n1"}
+
+
+async def test_an_agents_restart_keeps_its_holders(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.active(await bench.submit(), "n1")
+    job = await bench.propose(job, "n1")
+    await bench.join("n1", start=2)
+    job = await bench.job(watcher="n1")
+    assert head(job).holders["n1"].life == "n1-a"
+    assert head(await bench.ack(job, "n1")).state == "active"
+
+
+async def test_a_new_life_holds_nothing_of_the_old_one(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    job = await bench.end(job, "pausing")
+    await bench.ack(job, "n1")
+    await bench.lapse("n2", "n1")
+    assert (await bench.job(watcher="n1")).phase == "pausing"
+    await bench.join("n2", life="n2-b")
+    job = await bench.job(watcher="n1")
+    assert (job.phase, head(job).holders) == ("paused", {})
+    await bench.beat("n2")
+    await bench.propose(await bench.submit("u2", name="other"), "n1", "n2")  # their devices are free
+
+
+async def test_a_node_silent_for_a_day_is_forgotten_but_for_its_cordon(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    cordon = Cordon(reason="fan", by="ann", at=1.0)
+    await bench.store.cordon("n2", cordon, "c1")
+    await bench.lapse("n2", "n1")
+    rev = (await bench.beat("n1")).rev
+    await bench.age(86_400_000)
+    await bench.beat("n1")
+    await bench.join("n3")
+    reply = await bench.beat("n1", rev=rev)
+    assert reply.gone == ("node:n2",)
+    assert reply.lapsed == ()
+    await bench.join("n2", life="n2-b")
+    assert next(n for n in (await bench.beat("n1")).nodes if n.id == "n2").cordon == cordon
+
+
+async def test_pods_are_published_by_node_and_expire(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+
+    def pod(node: str, uid: str, phase: str) -> PodState:
+        return PodState.model_validate({"uid": uid, "job": "train", "role": "worker", "node": node, "phase": phase})
+
+    await bench.beat("n2", pods=(pod("n2", "u1", "ready"), pod("n2", "u2", "stuck")))
+    await bench.beat("n1", pods=(pod("n1", "u1", "running"),))
+    assert await bench.store.pods("u1") == (pod("n1", "u1", "running"), pod("n2", "u1", "ready"))
+    await bench.beat("n2", pods=(pod("n2", "u1", "gone"),))
+    assert [p.phase for p in await bench.store.pods("u1")] == ["running", "gone"]
+    assert await bench.store.pods("u2") == (pod("n2", "u2", "stuck"),)  # not named: left to expire
+    assert await bench.store.pods("u9") == ()
+    assert 29_000 <= await bench.pod_ttl("u1", "n1") <= 30_000
+
+
+@pytest.mark.parametrize("length", [LONG, 50])
+async def test_the_lease_has_the_length_that_was_asked_for(bench: Bench, length: int) -> None:
+    await bench.up("n1", "n2")
+    sent = await bench.beat("n2", length=length)
+    reply = await bench.beat("n1")
+    if reply.next_lapse is None:
+        assert "n2" in reply.lapsed
+    else:
+        assert sent.served + length == reply.served + reply.next_lapse

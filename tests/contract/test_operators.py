@@ -1,0 +1,166 @@
+"""Submit, control, remove, cordon, and the stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+
+from nodeagent.model.job import Control
+from nodeagent.model.node import Cordon
+from tests.contract.bench import BOUND, Bench, head, refused, spec
+
+
+async def test_a_submitted_job_is_queued(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.submit(target=3)
+    assert (job.uid, job.name, job.owner, job.phase, job.submitted) == ("u1", "train", 1000, "queued", 12.25)
+    assert job.control == Control(rev=1, target=3, by="ann")
+    assert job.spec == spec(target=3)
+    assert (job.head, job.active, job.budget, job.last_reports, job.outcome) == (None, None, {}, {}, None)
+    assert (await bench.submit("u2", name="other")).order > job.order
+
+
+async def test_the_same_request_gives_the_same_job(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.submit("u1", request="r")
+    assert await bench.submit("u2", request="r") == job
+    assert await bench.submit("u1", request="other") == job
+    assert (await bench.kinds()).count("JobSubmitted") == 1
+
+
+async def test_a_live_name_is_taken(bench: Bench) -> None:
+    await bench.up("n1")
+    await bench.submit("u1")
+    text = await refused("name_taken", bench.submit("u2"))
+    assert "u1" in text
+    assert "queued" in text
+
+
+async def test_the_name_of_an_ended_job_is_free_when_nothing_of_it_runs(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit("u1"), "n1", "n2")
+    rev = (await bench.beat("n1")).rev
+    job = await bench.end(job, "failed")
+    assert "failed" in await refused("name_taken", bench.submit("u2"))
+    await bench.ack(job, "n1")
+    assert "n2" in await refused("name_taken", bench.submit("u2"))
+    await bench.lapse("n2", "n1")
+    job = await bench.submit("u2")
+    reply = await bench.beat("n1", rev=rev)
+    assert (reply.gone, [j.uid for j in reply.jobs]) == (("job:u1",), ["u2"])
+    await bench.beat("n2")
+    assert head(await bench.propose(job, "n1", "n2")).number == 2  # the number is the name's
+
+
+async def test_numbers_outlive_removal(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.active(await bench.submit("u1"), "n1")
+    job = await bench.active(job, "n1")
+    job = await bench.end(job, "stopped")
+    await bench.ack(job, "n1")
+    await bench.store.remove("u1")
+    job = await bench.propose(await bench.submit("u2"), "n1")
+    assert head(job).number == 3
+    assert head(await bench.propose(await bench.submit("u3", name="other"), "n1", first=2)).number == 1
+
+
+async def test_only_ended_jobs_without_holders_are_removed(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    await bench.store.remove("nobody")
+    job = await bench.submit()
+    await refused("stale", bench.store.remove("u1"))
+    job = await bench.end(await bench.active(job, "n1", "n2"), "failed")
+    await refused("stale", bench.store.remove("u1"))
+    await bench.ack(job, "n1")
+    await bench.lapse("n2", "n1")
+    rev = (await bench.beat("n1")).rev
+    await bench.store.remove("u1")
+    await bench.store.remove("u1")
+    reply = await bench.beat("n1", rev=rev)
+    assert reply.gone == ("job:u1",)
+    assert (await bench.beat("n1")).jobs == ()
+    assert (await bench.kinds())[-1] == "JobDeleted"
+    await bench.beat("n2")
+    await bench.propose(await bench.submit("u2", name="other"), "n1", "n2")
+    await refused("not_found", bench.submit("u3", request="submit-u1"))  # the request was answered with u1
+
+
+async def test_control_is_replaced_under_its_revision(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.submit()
+    scaled = await bench.set_control(job, "r1", target=3)
+    assert scaled.control == Control(rev=2, target=3, by="ann")
+    assert await bench.set_control(job, "r1", target=1) == scaled  # the same request
+    await refused("stale", bench.set_control(job, "r2", target=1))
+    paused = await bench.set_control(scaled, "r2", "pause")
+    assert (paused.control.rev, paused.control.desired) == (3, "pause")
+    last = (await bench.store.events("0-0", -1))[0]
+    assert (last.kind, last.by, last.text, last.job) == ("JobChanged", "ann", "changed", "train")
+    missing = paused.model_copy(update={"uid": "nobody"})
+    await refused("not_found", bench.set_control(missing, "r3"))
+
+
+async def test_of_an_ended_job_only_deletion_can_be_wanted(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.end(await bench.submit(), "stopped")
+    await refused("ended", bench.set_control(job, "r1", "pause"))
+    await refused("ended", bench.set_control(job, "r2", target=3, delete=True))
+    await refused("ended", bench.set_control(job, "r3"))
+    assert (await bench.set_control(job, "r4", delete=True)).control.delete
+
+
+async def test_a_cordon_outlives_the_nodes_lives(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    cordon = Cordon(reason="fan broke", by="ann", at=3.5, drain=True)
+    await refused("not_found", bench.store.cordon("n9", cordon, "c0"))
+    node = await bench.store.cordon("n2", cordon, "c1")
+    assert (node.id, node.cordon) == ("n2", cordon)
+    assert await bench.store.cordon("n2", None, "c1") == node  # the same request
+    assert await bench.store.cordon("n2", cordon, "c2") == node
+    await bench.join("n2", start=2)
+    await bench.lapse("n2", "n1")
+    await bench.join("n2", life="n2-b")
+    assert (await bench.beat("n1")).nodes[-1].cordon == cordon
+    assert (await bench.store.cordon("n2", None, "c3")).cordon is None
+    kinds = [kind for kind in await bench.kinds() if "ordoned" in kind]
+    assert kinds == ["NodeCordoned", "NodeUncordoned"]
+
+
+async def test_requests_are_remembered_up_to_a_cap(bench: Bench) -> None:
+    await bench.up("n1")
+    cordon = Cordon(reason="x", by="ann", at=1.0)
+    for number in range(1025):
+        await bench.store.cordon("n1", None, f"c{number}")
+    assert (await bench.store.cordon("n1", cordon, "c1")).cordon is None  # still known
+    assert (await bench.store.cordon("n1", cordon, "c0")).cordon == cordon  # forgotten
+
+
+async def test_events_come_in_order_from_where_one_asks(bench: Bench) -> None:
+    assert await bench.store.events("0-0", 10) == ()
+    assert await bench.store.wait("0-0", 0.01) == "0-0"
+    await bench.up("n1")
+    for number in range(5):
+        await bench.submit(f"u{number}", name=f"job{number}")
+    every = await bench.store.events("0-0", 100)
+    assert [e.kind for e in every] == ["NodeJoined", *["JobSubmitted"] * 5]
+    assert await bench.store.events("0-0", 2) == every[:2]
+    assert await bench.store.events(every[2].id, 2) == every[3:5]
+    assert await bench.store.events("0-0", -2) == every[-2:]
+    assert await bench.store.events(every[-1].id, 10) == ()
+    assert await bench.store.events(every[-2].id, -10) == every[-1:]
+    assert await bench.store.events("0-0", 0) == ()
+    assert (await bench.beat("n1")).event == every[-1].id
+    assert await bench.store.wait("0-0", BOUND) == every[-1].id
+
+
+async def test_a_new_event_wakes_those_that_wait(bench: Bench) -> None:
+    await bench.up("n1")
+    newest = (await bench.beat("n1")).event
+    assert await bench.store.wait(newest, 0.02) == newest
+    async with asyncio.timeout(BOUND), asyncio.TaskGroup() as group:
+        waiting = [group.create_task(bench.store.wait(newest, BOUND)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        assert not any(task.done() for task in waiting)
+        await bench.submit()
+    woken = (await bench.beat("n1")).event
+    assert [task.result() for task in waiting] == [woken] * 3
+    assert woken != newest

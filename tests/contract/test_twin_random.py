@@ -1,0 +1,314 @@
+"""Random steps, most of them sensible, on both stores: every reply, refusal, record and event is the same.
+
+Time stands still in both (credit 0) and is moved by hand in both at once, so even served times are equal. A failure
+names its seed and step.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from nodeagent.model.base import Record
+from nodeagent.model.job import Control, JobRecord, Outcome
+from nodeagent.model.node import Cordon, Incarnation, Readiness
+from nodeagent.model.timing import Timing
+from nodeagent.model.world import Ack, Member, PodReport, Token, WorkerExit
+from nodeagent.store.base import Beat, BeatReply, Ending, Proposal, Store, StoreRefusedError
+from nodeagent.store.client import RedisStore
+from nodeagent.store.keys import prefix
+from nodeagent.store.link import Links
+from nodeagent.store.memory import MemoryServer, MemoryStore
+from nodeagent.store.server import PrivateRedis
+from tests.contract.bench import cause, facts, spec, spend
+
+STILL = Timing(credit=0.0, gap=1e6, lease=3.0)
+NODES = ("n1", "n2", "n3", "n4")
+NAMES = ("alpha", "beta")
+STEPS = 250
+SEEDS = range(24)
+
+Step = Callable[[Store], Awaitable[object]]
+
+
+class Twins:
+    """Both stores of one cluster, and the random hand that plays on them."""
+
+    def __init__(self, seed: int, memory: MemoryServer, redis: RedisStore, links: Links, cluster: str) -> None:
+        self.random = random.Random(seed)
+        self.server = memory
+        self.stores: tuple[Store, Store] = (MemoryStore(memory), redis)
+        self._links = links
+        self._meta = f"{prefix(cluster)}meta"
+        self._seq = 0
+        self._count = 0
+
+    # --- what both do
+
+    async def play(self) -> None:
+        name, step = self.choose()
+        memory, redis = [await outcome(step(store)) for store in self.stores]
+        assert memory == redis, f"{name}:\nmemory {memory}\nredis  {redis}"
+
+    async def advance(self) -> None:
+        ms = self.random.choice((500, 1000, 3500))
+        self.server.state.served += ms
+        async with self._links.one() as link:
+            await link.ask("HINCRBY", self._meta, "served", ms)
+
+    async def restart(self) -> None:
+        self.server.restart()
+        async with self._links.one() as link:
+            await link.ask("HSET", self._meta, "run", "another")
+
+    # --- what they do
+
+    def choose(self) -> tuple[str, Step]:
+        options = [
+            (5, self.join), (8, self.beat), (1, self.leave), (2, self.submit), (2, self.control), (1, self.remove),
+            (1, self.cordon), (8, self.propose), (14, self.ack), (3, self.activate), (6, self.report), (5, self.end),
+        ]  # fmt: skip
+        chosen = self.random.choices([o for _, o in options], [w for w, _ in options])[0]
+        return chosen.__name__, chosen()
+
+    def fresh(self, kind: str) -> str:
+        self._count += 1
+        return f"{kind}{self._count}"
+
+    def node(self) -> str:
+        return self.random.choice(NODES)
+
+    def incarnation(self, node: str) -> Incarnation:
+        record = self.server.state.nodes.get(node)
+        if record is None or self.random.random() < 0.05:
+            return Incarnation(life=f"{node}-{self.random.randint(1, 3)}", start=self.random.randint(1, 2))
+        return record.incarnation
+
+    def job(self, state: str = "") -> JobRecord | None:
+        """A job; mostly one that has not ended and whose head has this state."""
+        jobs = [self.server.state.jobs[uid] for uid in sorted(self.server.state.jobs)]
+        if self.random.random() < 0.9:
+            jobs = [job for job in jobs if job.ended is None] or jobs
+            jobs = [job for job in jobs if job.head is not None and job.head.state == state] or jobs
+        return self.random.choice(jobs) if jobs else None
+
+    def token(self, job: JobRecord | None) -> Token:
+        if job is None or job.head is None or self.random.random() < 0.05:
+            return Token(number=1, id="nowhere")
+        return job.head.token
+
+    def join(self) -> Step:
+        node = self.node()
+        down = [n for n in NODES if n not in self.server.state.nodes or self.server.state.lapsed(n)]
+        if down and self.random.random() < 0.8:
+            node = self.random.choice(down)
+        incarnation = self.incarnation(node)
+        if self.random.random() < 0.6:
+            incarnation = Incarnation(life=f"{node}-{self.random.randint(1, 30)}", start=self.random.randint(1, 3))
+        about = facts(node, started=self.random.choice((1.0, 2.5)))
+        return lambda store: store.join(node, incarnation, about, STILL)
+
+    def beat(self) -> Step:
+        node = self.node()
+        self._seq += self.random.choice((1, 1, 1, 1, 0))
+        beat = Beat(
+            node=node,
+            incarnation=self.incarnation(node),
+            seq=self._seq,
+            length=self.random.choice((100, 3000, 30_000)),
+            rev=self.random.choice((0, self.server.state.rev // 2, self.server.state.rev)),
+            facts=facts(node, started=self.random.choice((1.0, 2.5))) if self.random.random() < 0.2 else None,
+            readiness={"u": Readiness(state=self.random.choice(("ready", "preparing")))}
+            if self.random.random() < 0.3
+            else None,
+        )
+        return lambda store: store.beat(beat)
+
+    def leave(self) -> Step:
+        node = self.node()
+        incarnation = self.incarnation(node)
+        return lambda store: store.leave(node, incarnation)
+
+    def submit(self) -> Step:
+        uid, name = self.fresh("u"), self.random.choice(NAMES)
+        request = self.random.choice((uid, "again", ""))
+        return lambda store: store.submit(uid, spec(name), 1000, 12.125, "ann", request)
+
+    def control(self) -> Step:
+        job = self.job()
+        control = Control(
+            rev=1,
+            desired=self.random.choice(("run", "run", "pause", "stop")),
+            target=self.random.randint(1, 3),
+            restart=self.random.randint(0, 2),
+            delete=self.random.random() < 0.2,
+            by="ann",
+        )
+        if job is not None and self.random.random() < 0.3:
+            control = job.control.model_copy(update={"delete": True})
+        uid = job.uid if job else "nobody"
+        rev = job.control.rev if job and self.random.random() < 0.9 else 7
+        request = self.random.choice((self.fresh("c"), "again"))
+        return lambda store: store.control(uid, rev, control, request, "JobChanged", "changed")
+
+    def remove(self) -> Step:
+        job = self.job()
+        uid = job.uid if job else "nobody"
+        return lambda store: store.remove(uid)
+
+    def cordon(self) -> Step:
+        node, request = self.node(), self.fresh("k")
+        cordon = Cordon(reason="fan broke", by="ann", at=1.5) if self.random.random() < 0.4 else None
+        return lambda store: store.cordon(node, cordon, request)
+
+    def can_take(self, node: str) -> bool:
+        return not self.server.state.lapsed(node) and node not in self.server.state.cordons
+
+    def members(self, job: JobRecord) -> dict[str, Member]:
+        chosen = self.random.sample(NODES, self.random.choice((1, 2, 2, 3, 3, 4)))
+        first = self.random.choice((0, 2)) if self.random.random() < 0.2 else 2 * NAMES.index(job.name)
+        live = [n for n in chosen if self.can_take(n) or self.random.random() < 0.05]
+        return {
+            node: Member(
+                node=node,
+                life=self.incarnation(node).life,
+                group_rank=rank,
+                first_rank=rank,
+                workers=1,
+                devices=(f"cpu{first}", f"cpu{first + 1}"),
+            )
+            for rank, node in enumerate(live)
+        }
+
+    def lost(self, job: JobRecord) -> tuple[str, ...]:
+        named = sorted(set(job.head.members) | set(job.head.holders)) if job.head else []
+        return tuple(n for n in named if self.server.state.lapsed(n) or self.random.random() < 0.03)
+
+    def expectation(self, job: JobRecord) -> dict[str, object]:
+        return {
+            "uid": job.uid,
+            "expect": job.head.token if job.head else None,
+            "expect_state": job.head.state if job.head and self.random.random() < 0.95 else "forming",
+            "control_rev": job.control.rev if self.random.random() < 0.95 else 77,
+            "spend": spend() if self.random.random() < 0.5 else None,
+            "lost": self.lost(job) if self.random.random() < 0.7 else (),
+            "planned": self.random.random() < 0.5,
+            "by": "n1",
+        }
+
+    def propose(self) -> Step:
+        job = self.job()
+        if job is None:
+            return self.submit()
+        again = job.head is not None and self.random.random() < 0.05
+        proposal = Proposal.model_validate(
+            self.expectation(job)
+            | {
+                "id": job.head.id if again and job.head else self.fresh("g"),
+                "members": self.members(job),
+                "cause": cause("né: “quoted” \\ /"),
+                "form_ms": 1000,
+                "outside": {"n9": "its fan broke"} if self.random.random() < 0.5 else {},
+            }
+        )
+        return lambda store: store.propose(proposal)
+
+    def ack(self) -> Step:
+        job = self.job("forming")
+        named = sorted(set(job.head.members) | set(job.head.holders)) if job and job.head else []
+        node = self.random.choice(named) if named and self.random.random() < 0.95 else self.node()
+        incarnation, token = self.incarnation(node), self.token(job)
+        value = Ack(life=incarnation.life, address=f"{node}:1", store_hosted=True)
+        last = self.pod_report() if self.random.random() < 0.5 else None
+        uid = job.uid if job else "nobody"
+        return lambda store: store.ack(uid, token, node, incarnation, value, last)
+
+    def activate(self) -> Step:
+        job = self.job()
+        uid, token = (job.uid if job else "nobody"), self.token(job)
+        return lambda store: store.activate(uid, token)
+
+    def pod_report(self) -> PodReport:
+        return PodReport(
+            state=self.random.choice(("running", *["succeeded"] * 6, "failed", "lost", "fenced", "refused")),
+            exits=(WorkerExit(rank=0, local_rank=0, pid=9, code=1, at=1.25, error="Träceback\n\tend"),)
+            if self.random.random() < 0.5
+            else (),
+            reason=self.random.choice(("", "exit 1")),
+        )
+
+    def report(self) -> Step:
+        job = self.job("active")
+        named = sorted(job.head.members) if job and job.head else []
+        node = self.random.choice(named) if named and self.random.random() < 0.95 else self.node()
+        incarnation, token, value = self.incarnation(node), self.token(job), self.pod_report()
+        uid = job.uid if job else "nobody"
+        return lambda store: store.report(uid, token, node, incarnation, value)
+
+    def end(self) -> Step:
+        job = self.job()
+        if job is None:
+            return self.submit()
+        phase = self.random.choice(("holding", "pausing", "pausing", "paused", "succeeded", "failed", "stopped"))
+        ending = Ending.model_validate(
+            self.expectation(job)
+            | {
+                "phase": phase,
+                "reason": f"now {phase}",
+                "outcome": Outcome(code=1, text="it ended") if self.random.random() < 0.5 else None,
+                "delay_ms": self.random.choice((0, 500)),
+                "wall": 5.75,
+            }
+        )
+        return lambda store: store.end(ending)
+
+
+async def outcome(call: Awaitable[object]) -> object:
+    """A reply without what cannot be equal: event ids, the cluster's uid, when training first started."""
+    try:
+        reply = await call
+    except StoreRefusedError as refusal:
+        return ("refused", refusal.code, str(refusal))
+    return plain(reply)
+
+
+def plain(reply: object) -> object:
+    if isinstance(reply, BeatReply):
+        jobs = tuple(plain(job) for job in reply.jobs)
+        return reply.model_copy(update={"cluster_uid": "", "event": "", "jobs": jobs})
+    if isinstance(reply, JobRecord):
+        return reply.model_copy(update={"started": reply.started is not None})
+    if isinstance(reply, Record) and "cluster_uid" in type(reply).model_fields:
+        return reply.model_copy(update={"cluster_uid": ""})
+    return reply
+
+
+@pytest.fixture
+async def twins(request: pytest.FixtureRequest, redis_server: PrivateRedis) -> AsyncIterator[Twins]:
+    cluster = uuid.uuid4().hex
+    store, links = RedisStore(redis_server.url, cluster, 5.0), Links(redis_server.url, 1)
+    yield Twins(request.param, MemoryServer(lambda: 1000.0), store, links, cluster)
+    await links.close()
+    await store.close()
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("twins", SEEDS, indirect=True, ids=lambda seed: f"seed{seed}")
+async def test_both_stores_agree(twins: Twins) -> None:
+    for store in twins.stores:
+        for node in NODES:
+            await store.join(node, Incarnation(life=f"{node}-1", start=1), facts(node), STILL)
+    for step in range(STEPS):
+        if twins.random.random() < 0.04:
+            await twins.advance()
+        if twins.random.random() < 0.005:
+            await twins.restart()
+        try:
+            await twins.play()
+        except AssertionError as error:
+            raise AssertionError(f"step {step}: {error}") from None
+    memory, redis = [await store.events("0-0", 10_000) for store in twins.stores]
+    assert [e.model_copy(update={"id": ""}) for e in memory] == [e.model_copy(update={"id": ""}) for e in redis]

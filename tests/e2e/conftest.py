@@ -1,0 +1,53 @@
+"""Fixtures of the end-to-end tests."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from tests.e2e.support import Cluster, cluster, reference_losses
+
+REFERENCE_STEPS = 600
+"""No test trains longer."""
+FAILED = pytest.StashKey[bool]()
+"""On a test's item: its body failed."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.when == "call":
+        item.stash[FAILED] = report.failed
+    return report
+
+
+@pytest.fixture
+def three() -> Iterator[Cluster]:
+    """A cluster of three nodes."""
+    with cluster(3) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def shared(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """One cluster for all tests of a module, with the module's ``NODES`` nodes."""
+    with cluster(request.module.NODES) as one:
+        yield one
+
+
+@pytest.fixture
+def calm(shared: Cluster, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The module's cluster, all nodes ready, no job alive. Tells its state if the test fails."""
+    shared.at_rest()
+    yield shared
+    if request.node.stash.get(FAILED, False):
+        print(shared.state())
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """Loss of each step of an undisturbed digits run."""
+    return reference_losses(REFERENCE_STEPS, tmp_path_factory.mktemp("reference"))

@@ -1,0 +1,342 @@
+"""A local cluster for end-to-end tests: real agents, real Redis, real workers, through the tool as a person would
+use it.
+
+Owns bringing it up and proving that nothing is left; what a test does with it is the test's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nodeagent.ctl.client import Client, job_path, node_path
+
+ROOT = Path(__file__).resolve().parents[2]
+DIGITS = ROOT / "examples" / "digits" / "train.py"
+TOOL = "from nodeagent.ctl.main import main; main()"
+CALL_LIMIT = 90.0
+"""Seconds for one call of the tool."""
+ENDED = ("succeeded", "failed", "stopped")
+
+
+@dataclass
+class Cluster:
+    """One private world: its own home folder for local clusters, found by nobody else."""
+
+    home: Path
+    work: Path
+    """A folder of the test's own: checkpoints, step logs."""
+    environ: dict[str, str] = field(default_factory=dict)
+    frozen: set[str] = field(default_factory=set)
+    """Nodes whose agents are stopped (SIGSTOP): they take a question and never answer."""
+
+    def ctl(
+        self, *arguments: str, check: int | None = 0, limit: float = CALL_LIMIT
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the tool; ``check`` is the exit code it must have (None: any)."""
+        command = [sys.executable, "-c", TOOL, *arguments]
+        done = subprocess.run(
+            command, env=self.environ, cwd=self.work, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=limit,
+        )  # fmt: skip
+        if check is not None and done.returncode != check:
+            raise AssertionError(
+                f"{' '.join(arguments)}: exit code {done.returncode}, not {check}\n{done.stdout}\n{done.stderr}"
+            )
+        return done
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start the tool and do not wait for it."""
+        command = [sys.executable, "-c", TOOL, *arguments]
+        return subprocess.Popen(
+            command, env=self.environ, cwd=self.work, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def up(self, nodes: int) -> None:
+        self.ctl("local", "up", "--nodes", str(nodes))
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.ctl(*arguments, "-o", "json").stdout)
+
+    def ask(self, path: str) -> Any:
+        """What the API says, asked without the tool: polls must not cost a process each."""
+        sockets = sorted(self.home.glob("local/run/*/*/api.sock"))
+        return Client([str(s) for s in sockets if s.parent.name not in self.frozen], patience=20.0).get(path)
+
+    def job(self, name: str) -> dict[str, Any]:
+        """The job as ``describe -o json`` shows it."""
+        job: dict[str, Any] = self.ask(job_path(name))
+        return job
+
+    def node(self, name: str) -> dict[str, Any]:
+        node: dict[str, Any] = self.ask(node_path(name))
+        return node
+
+    def nodes(self) -> dict[str, str]:
+        """Node to state."""
+        return {n["name"]: n["state"] for n in self.ask("/v1/nodes")["items"]}
+
+    def pod(self, job: str, node: str) -> dict[str, Any]:
+        return next(p for p in self.job(job)["pods"] if p["node"] == node)
+
+    def workers(self, job: str, node: str | None = None) -> dict[int, int]:
+        """Rank to pid of the job's living workers (of one node)."""
+        pods = [p for p in self.job(job)["pods"] if node in (None, p["node"])]
+        return {w["rank"]: w["pid"] for p in pods for w in p["workers"] if w["state"] == "running"}
+
+    def happened(self, kind: str, about: str) -> list[float]:
+        """When (Unix seconds, the store's clock) events of this kind happened to this job or node."""
+        events = self.json("events", "--limit", "500")["items"]
+        mine = [e for e in events if e["kind"] == kind and about in (e["job"], e["node"])]
+        return [int(e["id"].partition("-")[0]) / 1000 for e in mine]
+
+    def restarts_counted(self, job: str) -> int:
+        """``nodeagent_restarts_total`` of the job, over the metrics pages of all living agents."""
+        total = 0.0
+        for node in self.ask("/v1/nodes")["items"]:
+            if node["state"] == "ready":
+                with urllib.request.urlopen(node["http"] + "/metrics", timeout=10) as page:
+                    lines = page.read().decode().splitlines()
+                mine = [x for x in lines if x.startswith("nodeagent_restarts_total{") and f'job="{job}"' in x]
+                total += sum(float(x.rpartition(" ")[2]) for x in mine)
+        return int(total)
+
+    def until(self, condition: Callable[[], bool], limit: float, what: str) -> float:
+        """Poll until it holds; AssertionError with the cluster's state after ``limit`` seconds."""
+        start = time.monotonic()
+        while not condition():
+            if time.monotonic() - start > limit:
+                raise AssertionError(f"not within {limit:g} s: {what}\n{self.state()}")
+            time.sleep(0.1)
+        return time.monotonic() - start
+
+    def until_phase(self, job: str, phase: str, limit: float = 60.0) -> dict[str, Any]:
+        def so() -> bool:
+            now = self.job(job)
+            if now["phase"] in ENDED and now["phase"] != phase:
+                raise AssertionError(f"{job} ended: {now['phase']}: {now['reason']}\n{self.state()}")
+            return bool(now["phase"] == phase)
+
+        self.until(so, limit, f"{job} is {phase}")
+        return self.job(job)
+
+    def until_steps(self, job: str, count: int = 10, limit: float = 60.0) -> int:
+        """Until the job has made so many more steps than now; the last one's number."""
+        before = len(read_steps(self.work, job))
+        world = self.job(job)["world_size"]
+        self.until(
+            lambda: len(read_steps(self.work, job)) >= before + count * world, limit, f"{job} makes {count} steps"
+        )
+        return int(read_steps(self.work, job)[-1]["step"])
+
+    def at_rest(self) -> None:
+        """Until every node is on and ready for work, and no job lives: what one test leaves to the next."""
+        for node in self.json("local", "status")["nodes"]:
+            if node["power"] != "on":
+                self.ctl("local", "start", node["name"])
+        for name, state in self.nodes().items():
+            if state in ("cordoned", "draining"):
+                self.ctl("uncordon", name)
+        for job in self.ask("/v1/jobs")["items"]:
+            if job["phase"] not in ENDED:
+                self.ctl("stop", job["name"])
+        self.until(lambda: set(self.nodes().values()) == {"ready"}, 30, "every node is ready")
+
+    def until_running(self, job: str, nodes: int, limit: float = 60.0, above: int = 0) -> dict[str, Any]:
+        """Until the job runs whole on so many nodes, in a generation above ``above``."""
+
+        def whole() -> bool:
+            now = self.job(job)
+            if now["phase"] in ENDED:
+                raise AssertionError(f"{job} ended: {now['phase']}: {now['reason']}\n{self.state()}")
+            running = {p["node"] for p in now["pods"] if any(w["state"] == "running" for w in p["workers"])}
+            return now["phase"] == "running" and now["generation"] > above and len(running) == nodes
+
+        self.until(whole, limit, f"{job} runs on {nodes} nodes in a generation above {above}")
+        return self.job(job)
+
+    def state(self) -> str:
+        """What a person would look at when something hangs."""
+        out = []
+        for call in (["get"], ["nodes"], ["events", "--limit", "30"]):
+            done = self.ctl(*call, check=None)
+            out.append(f"$ nodeagentctl {' '.join(call)}\n{done.stdout}{done.stderr}")
+        jobs = json.loads(self.ctl("get", "-o", "json", check=None).stdout or '{"items": []}')["items"]
+        out += [self.ctl("describe", job["name"], check=None).stdout for job in jobs[-2:]]
+        for log in sorted(self.home.rglob("*.log")):
+            if "rank" not in log.name:
+                lines = log.read_text(errors="replace").splitlines()
+                tail = [line for line in lines if '"level": "debug"' not in line][-20:]
+                out.append("\n".join([f"--- {log.name}", *tail]))
+        return "\n".join(out)
+
+    def submit(self, text: str, check: int | None = 0) -> subprocess.CompletedProcess[str]:
+        """Submit a job file given as text."""
+        file = self.work / "job.yaml"
+        file.write_text(text)
+        return self.ctl("submit", str(file), check=check)
+
+
+@contextmanager
+def bounded(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that does not outlive the block, whatever happens in it."""
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+@contextmanager
+def cluster(nodes: int) -> Iterator[Cluster]:
+    """A cluster of so many nodes; afterwards nothing of it is left, or the test fails."""
+    home = Path(tempfile.mkdtemp(prefix="na-e2e-", dir="/tmp"))  # short: unix sockets live below it
+    work = home / "work"
+    work.mkdir()
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("NODEAGENT", "XDG_"))}
+    environ["NODEAGENT_LOCAL"] = str(home / "local")
+    environ["PYTHONPATH"] = str(ROOT)
+    one = Cluster(home, work, environ)
+    try:
+        if nodes:
+            one.up(nodes)
+        yield one
+    finally:
+        one.ctl("local", "down", check=None)
+        left = leftovers(home)
+        for pid in left:
+            os.kill(pid, 9)
+        shutil.rmtree(home, ignore_errors=True)
+    assert not left, f"processes are left: {left}"
+
+
+def leftovers(home: Path) -> dict[int, str]:
+    """Processes whose environment or command line names the cluster's folder: pid to command line."""
+    needle = os.fsencode(str(home))
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            line = (entry / "cmdline").read_bytes()
+            if needle in line or needle in (entry / "environ").read_bytes():
+                found[int(entry.name)] = line.replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:
+            continue  # it ended while we looked
+    return {pid: line for pid, line in found.items() if line}
+
+
+def is_alive(pid: int) -> bool:
+    """The process runs code: it is neither gone nor a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def listening_ports(pids: Iterable[int]) -> set[int]:
+    """TCP ports (of IPv4) that these processes listen on."""
+    inodes = set()
+    for pid in pids:
+        with suppress(FileNotFoundError):  # it ended while we looked
+            for handle in Path(f"/proc/{pid}/fd").iterdir():
+                if found := re.fullmatch(r"socket:\[(\d+)\]", str(handle.readlink())):
+                    inodes.add(found[1])
+    return {port for port, inode in _listening() if inode in inodes}
+
+
+def open_ports() -> set[int]:
+    """TCP ports (of IPv4) that anybody listens on."""
+    return {port for port, _ in _listening()}
+
+
+def _listening() -> list[tuple[int, str]]:
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [(int(row[1].partition(":")[2], 16), row[9]) for row in rows if row[3] == "0A"]
+
+
+# --- training and its step log ----------------------------------------------------------------------
+
+
+def digits_job(work: Path, name: str = "digits", *, nodes: str, steps: int, delay: float = 0.05, more: str = "",
+               script: Path = DIGITS, workers: int = 2) -> str:  # fmt: skip
+    """A job file for the digits example, with a step log at ``work/NAME.steps`` and a checkpoint each 5 steps."""
+    words = [
+        sys.executable, str(script), "--steps", str(steps), "--step-delay", str(delay), "--ckpt-every", "5",
+        "--target-accuracy", "0", "--step-log", str(work / f"{name}.steps"),
+    ]  # fmt: skip
+    return (
+        f"name: {name}\ncommand: {json.dumps(words)}\nnodes: {nodes}\nworkers_per_node: {workers}\n"
+        f"checkpoint_dir: {work / (name + '.ckpt')}\n"
+        f"preload: [torch, torch.distributed, torch.optim, torch._dynamo]\ngrace: 5s\n{more}"
+    )
+
+
+def read_steps(work: Path, name: str = "digits") -> list[dict[str, Any]]:
+    """All lines of a step log, in order of time."""
+    file = work / f"{name}.steps"
+    if not file.exists():
+        return []
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return sorted(rows, key=lambda row: float(row["mono"]))
+
+
+def check_steps(rows: Sequence[Mapping[str, Any]], reference: Mapping[int, float]) -> None:
+    """Every loss equals the undisturbed run's to 1e-5, and never do two generations step at the same time."""
+    assert rows, "no step was logged"
+    for row in rows:
+        expected = reference[int(row["step"])]
+        assert abs(float(row["loss"]) - expected) <= 1e-5, f"loss {row['loss']} is not {expected}: {row}"
+    newest = 0
+    for row in rows:
+        generation = int(row["generation"] or 0)
+        assert generation >= newest, f"a worker of generation {generation} stepped after one of {newest}: {row}"
+        newest = generation
+
+
+def check_undisturbed(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Every rank made every step exactly once, in one generation and one process: not one step was lost or redone."""
+    assert rows, "no step was logged"
+    steps: dict[tuple[int, int, int], list[int]] = {}
+    for row in rows:
+        steps.setdefault((row["rank"], row["generation"], row["pid"]), []).append(int(row["step"]))
+    assert len(steps) == rows[0]["world"], f"some rank had more than one life: {sorted(steps)}"
+    for who, made in steps.items():
+        assert made == list(range(1, len(made) + 1)), f"rank, generation, pid {who} made the steps {made}"
+
+
+def check_complete(rows: Sequence[Mapping[str, Any]], last: int) -> None:
+    """Every step from 1 to the last was made."""
+    missing = set(range(1, last + 1)) - {int(r["step"]) for r in rows}
+    assert not missing, f"steps never made: {sorted(missing)}"
+    assert max(int(r["step"]) for r in rows) == last
+
+
+def reference_losses(steps: int, folder: Path) -> dict[int, float]:
+    """Losses of an undisturbed run by one plain process, no nodeagent anywhere near."""
+    log = folder / "reference.steps"
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("NODEAGENT")}
+    environ |= {
+        "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
+        "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    command = [
+        sys.executable, str(DIGITS), "--steps", str(steps), "--target-accuracy", "0",
+        "--ckpt-dir", str(folder / "reference.ckpt"), "--ckpt-every", str(steps), "--step-log", str(log),
+    ]  # fmt: skip
+    subprocess.run(command, env=environ, check=True, capture_output=True, timeout=CALL_LIMIT)
+    return {int(r["step"]): float(r["loss"]) for r in map(json.loads, log.read_text().splitlines())}

@@ -1,0 +1,81 @@
+"""Faults of agents: a restart disturbs nothing; one that is silent past its lease loses its workers to the fence."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+
+import pytest
+
+from tests.e2e.support import Cluster, check_complete, check_steps, check_undisturbed, digits_job, is_alive, read_steps
+
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
+
+NODES = 3
+
+
+def test_an_agent_killed_disturbs_nothing(calm: Cluster, reference: dict[int, float]) -> None:
+    calm.submit(digits_job(calm.work, "agent", nodes="2", steps=100))
+    before = calm.until_running("agent", 2)
+    calm.until_steps("agent", 10)
+    workers = calm.workers("agent")
+    shims = {p["node"]: p["shim_pid"] for p in before["pods"]}
+    for node in shims:  # rank 0's agent, then the other's
+        agent = calm.node(node)
+        os.kill(agent["agent_pid"], signal.SIGKILL)
+        calm.until(lambda n=node, a=agent: calm.node(n)["agent_pid"] != a["agent_pid"], 30, "its agent is back")  # type: ignore[misc]
+        now = calm.node(node)["incarnation"]
+        assert (now["life"], now["start"]) == (agent["incarnation"]["life"], agent["incarnation"]["start"] + 1)
+        calm.until_steps("agent", 10)
+        assert calm.workers("agent") == workers
+        assert {p["node"]: p["shim_pid"] for p in calm.job("agent")["pods"]} == shims
+    job = calm.until_phase("agent", "succeeded", 90)
+    assert (job["generation"], job["restarts"], job["budget"]["used"]) == (1, 0, 0)
+    assert calm.restarts_counted("agent") == 0
+    rows = read_steps(calm.work, "agent")
+    check_undisturbed(rows)
+    check_steps(rows, reference)
+    check_complete(rows, 100)
+
+
+def freeze(calm: Cluster, node: str, pids: Iterable[int]) -> None:
+    calm.frozen.add(node)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+
+
+def thaw(calm: Cluster, node: str, pids: Iterable[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    calm.frozen.discard(node)
+
+
+@pytest.mark.parametrize("with_shim", [False, True], ids=["agent", "agent-and-shim"])
+def test_frozen_past_the_lease(calm: Cluster, reference: dict[int, float], with_shim: bool) -> None:
+    name = "frozen-shim" if with_shim else "frozen"
+    calm.submit(digits_job(calm.work, name, nodes="'1:3'", steps=600, delay=0.1, workers=1))
+    before = calm.until_running(name, 3)
+    calm.until_steps(name, 10)
+    pod = before["pods"][0 if with_shim else 1]  # once rank 0's
+    node = pod["node"]
+    old, life = calm.workers(name, node), calm.node(node)["incarnation"]["life"]
+    pids = [calm.node(node)["agent_pid"], *([pod["shim_pid"]] if with_shim else [])]
+    freeze(calm, node, pids)
+    try:
+        if not with_shim:
+            calm.until(lambda: not any(is_alive(p) for p in old.values()), 20, "the fence stopped its workers")
+        job = calm.until_running(name, 2, above=1)
+        assert node not in [p["node"] for p in job["pods"] if p["generation"] == job["generation"]]
+        assert job["budget"]["used"] == 0, "whatever is seen first, a lost node costs nothing"
+        calm.until_steps(name, 10)
+        formed = calm.job(name)["generation"]
+    finally:
+        thaw(calm, node, pids)
+    calm.until(lambda: not any(is_alive(p) for p in old.values()), 20, "none of its old workers is left")
+    calm.until(lambda: calm.node(node)["incarnation"]["life"] != life, 30, "it comes back with a new life")
+    job = calm.until_running(name, 3, above=formed)
+    assert (job["cause"]["kind"], job["budget"]["used"]) == ("join", 0)
+    calm.until_steps(name, 10)
+    calm.ctl("stop", name, "--timeout", "60s")
+    check_steps(read_steps(calm.work, name), reference)

@@ -1,0 +1,164 @@
+"""Faults of workers and shims: the training recovers with the losses of an undisturbed run, each fault is counted once,
+and what cannot recover ends with its reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.support import DIGITS, Cluster, check_complete, check_steps, digits_job, is_alive, read_steps
+
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
+
+NODES = 3
+STEPS = 80
+
+
+def test_each_kill_of_a_worker_is_counted_once(calm: Cluster, reference: dict[int, float]) -> None:
+    calm.submit(digits_job(calm.work, "killed", nodes="2", steps=STEPS))
+    calm.until_running("killed", 2)
+    for kills, rank in enumerate((0, 3, 1), start=1):  # rank 0, another node's, rank 0's neighbour
+        calm.until_steps("killed", 6)
+        node = next(p["node"] for p in calm.job("killed")["pods"] if any(w["rank"] == rank for w in p["workers"]))
+        os.kill(calm.workers("killed")[rank], signal.SIGKILL)
+        job = calm.until_running("killed", 2, above=kills)
+        assert (job["restarts"], job["generation"], job["budget"]["used"]) == (kills, kills + 1, kills)
+        assert (job["cause"]["kind"], job["cause"]["node"], job["cause"]["rank"]) == ("worker_failed", node, rank)
+        assert calm.restarts_counted("killed") == kills
+    calm.until_phase("killed", "succeeded", 90)
+    assert calm.restarts_counted("killed") == 3
+    rows = read_steps(calm.work, "killed")
+    check_steps(rows, reference)
+    check_complete(rows, STEPS)
+
+
+def test_shim_killed(calm: Cluster, reference: dict[int, float]) -> None:
+    calm.submit(digits_job(calm.work, "shim", nodes="2", steps=50))
+    before = calm.until_running("shim", 2)
+    calm.until_steps("shim", 6)
+    node = before["pods"][1]["node"]
+    workers = calm.workers("shim", node)
+    assert len(workers) == 2
+    os.kill(before["pods"][1]["shim_pid"], signal.SIGKILL)
+    calm.until(lambda: not any(is_alive(p) for p in workers.values()), 10, "the shim's workers died with it")
+    job = calm.until_running("shim", 2, above=1)
+    assert (job["restarts"], job["generation"], job["budget"]["used"]) == (1, 2, 1)
+    assert (job["cause"]["kind"], job["cause"]["node"]) == ("pod_failed", node)
+    calm.until_phase("shim", "succeeded", 90)
+    assert calm.restarts_counted("shim") == 1
+    rows = read_steps(calm.work, "shim")
+    check_steps(rows, reference)
+    check_complete(rows, 50)
+
+
+REFORM_ME = """
+import os, runpy, threading
+if os.environ["NODEAGENT_GENERATION"] == "1" and os.environ["RANK"] == "2":
+    def look():
+        while not os.path.exists({gate!r}):
+            threading.Event().wait(0.05)
+        os._exit(101)
+    threading.Thread(target=look, daemon=True).start()
+runpy.run_path({digits!r}, run_name="__main__")
+"""
+
+
+def test_exit_code_101_is_re_formed_and_costs_nothing(calm: Cluster, reference: dict[int, float]) -> None:
+    gate, script = calm.work / "gate", calm.work / "reform.py"
+    script.write_text(REFORM_ME.format(gate=str(gate), digits=str(DIGITS)))
+    calm.submit(digits_job(calm.work, "reform", nodes="2", steps=50, script=script))
+    calm.until_running("reform", 2)
+    calm.until_steps("reform", 6)
+    gate.touch()
+    job = calm.until_running("reform", 2, above=1)
+    assert (job["generation"], job["cause"]["kind"], job["cause"]["rank"]) == (2, "reform", 2)
+    assert job["budget"]["used"] == 0
+    job = calm.until_phase("reform", "succeeded", 90)
+    assert job["budget"]["used"] == 0
+    rows = read_steps(calm.work, "reform")
+    check_steps(rows, reference)
+    check_complete(rows, 50)
+
+
+FAILS_LATER = """
+import os, sys, threading, time
+print("working", flush=True)
+time.sleep(0.5)
+if os.environ["RANK"] == "1":
+    raise ValueError("batch " + os.environ["NODEAGENT_GENERATION"] + " is bad")
+time.sleep(600)
+"""
+
+
+def test_a_script_that_fails_again_and_again_spends_its_budget(calm: Cluster) -> None:
+    script = calm.work / "later.py"
+    script.write_text(FAILS_LATER)
+    # The policy: otherwise an error within 30 s of the first start fails the job at once.
+    calm.submit(
+        f"name: later\ncommand: {json.dumps([sys.executable, str(script)])}\nnodes: 2\nworkers_per_node: 1\n"
+        "restarts: {max: 2}\npolicies:\n  - {on: WorkerFailed, do: RestartJob}\n"
+    )
+    job = calm.until_phase("later", "failed", 90)
+    assert (job["generation"], job["restarts"], job["outcome"]["code"]) == (3, 2, 1)
+    assert "restart budget spent: 2 restarts" in job["reason"]
+    blamed = [g["ended_by"]["text"].partition(" failed")[0] for g in job["generations"]]
+    assert len(blamed) == 3
+    assert len(set(blamed)) == 1, "ranks keep their nodes"
+    assert blamed[0].startswith("rank 1 on n")
+    said = calm.ctl("describe", "later").stdout
+    assert "restart budget spent" in said
+    assert "Traceback (most recent call last)" in said
+    assert "ValueError: batch 3 is bad" in said
+    assert "logs later" in said, "where to read on"
+    assert calm.workers("later") == {}
+
+
+STUBBORN = """
+import os, signal, time
+file = os.path.join({folder!r}, "rank" + os.environ["RANK"] + "." + os.environ["NODEAGENT_GENERATION"])
+def say(what):
+    with open(file, "a") as out:
+        out.write(f"{{what}} {{os.getpid()}} {{time.monotonic()}}\\n")
+signal.signal(signal.SIGTERM, lambda *_: say("term"))
+while True:
+    say("beat")
+    time.sleep(0.05)
+"""
+
+
+def outlived(file: Path) -> float:
+    """Seconds between a worker's SIGTERM and its last sign of life."""
+    rows = [line.split() for line in file.read_text().splitlines()]
+    told = [float(at) for what, _, at in rows if what == "term"]
+    assert told, "it was asked to end first"
+    return float(rows[-1][2]) - told[0]
+
+
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(calm: Cluster) -> None:
+    folder, script = calm.work / "stubborn", calm.work / "stubborn.py"
+    folder.mkdir()
+    script.write_text(STUBBORN.format(folder=str(folder)))
+    calm.submit(
+        f"name: stubborn\ncommand: {json.dumps([sys.executable, str(script)])}\nnodes: '1:2'\nworkers_per_node: 1\n"
+        "grace: 2s\n"
+    )
+    calm.until_running("stubborn", 2)
+    calm.until(lambda: len(list(folder.iterdir())) == 2, 20, "both beat")
+    first = calm.workers("stubborn")
+    calm.ctl("scale", "stubborn", "1", "--timeout", "60s")
+    assert not any(is_alive(pid) for pid in first.values())
+    for rank in (0, 1):
+        assert outlived(folder / f"rank{rank}.1") > 1.8, "the grace is its own"
+    calm.until_running("stubborn", 1, above=1)
+    calm.until((folder / "rank0.2").exists, 20, "the second generation beats")
+    second = calm.workers("stubborn")
+    assert list(second) == [0]
+    calm.ctl("stop", "stubborn", "--timeout", "60s")
+    assert calm.job("stubborn")["phase"] == "stopped"
+    assert not is_alive(second[0])
+    assert outlived(folder / "rank0.2") > 1.8

@@ -1,0 +1,83 @@
+"""A second agent under a live node's id: refused, and the first one never notices."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.support import CALL_LIMIT, Cluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(300)]
+NODES = 2
+
+HOPELESS = 78
+"""The exit code that keeps systemd from trying again."""
+
+
+def config_of(shared: Cluster, node: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(next(shared.home.glob(f"local/data/*/{node}/agent.yaml")).read_text())
+    return found
+
+
+def agent(shared: Cluster, config: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Run an agent until it gives up."""
+    file = shared.work / "second.yaml"
+    file.write_text(yaml.safe_dump(config))
+    command = [sys.executable, "-m", "nodeagent.agent.main", "run", "--config", str(file)]
+    return subprocess.run(
+        command, env=shared.environ, cwd=shared.work, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=CALL_LIMIT,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def running(calm: Cluster) -> dict[str, Any]:
+    """A job on both nodes: what must not be disturbed."""
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    spec = {"name": "calm", "command": command, "nodes": 2, "workers_per_node": 1, "standby": "off", "grace": "1s"}
+    calm.submit(json.dumps(spec))
+    return calm.until_running("calm", 2)
+
+
+def check_undisturbed(calm: Cluster, before: dict[str, Any]) -> None:
+    now = calm.job("calm")
+    assert (now["phase"], now["generation"], now["restarts"]) == ("running", before["generation"], 0)
+    assert now["pods"] == before["pods"]
+    nodes = calm.ask("/v1/nodes")["items"]
+    assert [(n["name"], n["state"], n["address"], n["incarnation"]["start"]) for n in nodes] == [
+        ("n1", "ready", "127.0.0.1", 1),
+        ("n2", "ready", "127.0.0.1", 1),
+    ]
+    assert [n["starts"] for n in calm.json("local", "status")["nodes"]] == [1, 1]
+
+
+def test_the_same_id_from_another_address(calm: Cluster, running: dict[str, Any]) -> None:
+    config = config_of(calm, "n1")
+    config["node"]["address"] = "127.0.0.2"
+    config["dirs"] = {name: str(calm.home / "second" / name) for name in config["dirs"]}
+    done = agent(calm, config)
+    assert done.returncode == HOPELESS, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert re.search(r"n1\b.*127\.0\.0\.1\b.*127\.0\.0\.2\b|n1\b.*127\.0\.0\.2\b.*127\.0\.0\.1\b", last), last
+    assert "node.id" in last, "and what to do about it"
+    check_undisturbed(calm, running)
+    assert not [p for p in (calm.home / "second").rglob("*") if p.is_socket()]
+
+
+def test_the_same_folders(calm: Cluster, running: dict[str, Any]) -> None:
+    config = config_of(calm, "n1")
+    done = agent(calm, config)
+    pid = calm.node("n1")["agent_pid"]
+    assert done.returncode == HOPELESS, done.stderr
+    assert f"another agent (pid {pid}) runs with {config['dirs']['run']}" in done.stderr
+    assert Path(config["dirs"]["run"], "api.sock").is_socket()
+    os.kill(pid, 0)
+    check_undisturbed(calm, running)

@@ -1,0 +1,225 @@
+"""The API over a real unix socket, on the in-memory store: reading, changing, refusing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.ctl.client import Client
+from nodeagent.ctl.errors import CtlError
+from tests.unit.api.fakes import LiveAgent, live_agent, spec
+
+CONTRACT_JOB = {
+    "name", "uid", "phase", "reason", "generation", "restarts", "min", "max", "target", "age", "duration", "chief",
+    "pods",
+}  # fmt: skip
+CONTRACT_NODE = {"name", "state", "reason", "address", "agent_pid", "gpus", "pods"}
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[LiveAgent]:
+    with live_agent(tmp_path, allow_root=True) as started:
+        yield started
+
+
+@pytest.fixture
+def client(agent: LiveAgent) -> Client:
+    return Client([agent.socket])
+
+
+def running(agent: LiveAgent, name: str) -> bool:
+    return any(j.name == name and j.phase == "running" for j in agent.view.cluster().jobs.values())
+
+
+def test_shapes_of_the_contract(agent: LiveAgent, client: Client) -> None:
+    agent.submit(spec())
+    agent.until(lambda: running(agent, "digits") and "uid-digits" in agent.view.gangs)
+    agent.do(agent.view.refresh)
+    listed = client.get("/v1/jobs")
+    assert listed["apiVersion"] == "nodeagent/v1"
+    (job,) = listed["items"]
+    assert set(job) >= CONTRACT_JOB
+    assert (job["phase"], job["generation"], job["target"], job["chief"]) == ("running", 1, 2, "n1")
+    assert [p["node"] for p in job["pods"]] == ["n1", "n2"]
+    assert {"role", "node", "phase", "shim_pid", "workers"} <= set(job["pods"][0])
+    assert {"rank", "local_rank", "pid", "state", "exit"} <= set(job["pods"][1]["workers"][0])
+    assert [w["rank"] for p in job["pods"] for w in p["workers"]] == [0, 1, 2, 3]
+    nodes = client.get("/v1/nodes")["items"]
+    assert [n["name"] for n in nodes] == ["n1", "n2", "n3"]
+    assert set(nodes[0]) >= CONTRACT_NODE
+    assert nodes[0]["pods"][0]["ranks"] == [0, 1]
+    assert nodes[2]["pods"] == []
+
+
+def test_a_job_is_found_by_name_uid_and_prefix(agent: LiveAgent, client: Client) -> None:
+    agent.submit(spec())
+    for ref in ("digits", "uid-digits", "uid-d"):
+        assert client.get(f"/v1/jobs/{ref}")["uid"] == "uid-digits"
+    with pytest.raises(CtlError) as raised:
+        client.get("/v1/jobs/digitz")
+    assert raised.value.code == 3
+    assert "did you mean 'digits'" in raised.value.next_step
+
+
+def test_an_ambiguous_prefix_is_not_guessed(agent: LiveAgent, client: Client) -> None:
+    agent.submit(spec("digits"))
+    agent.submit(spec("digits2"))
+    with pytest.raises(CtlError) as raised:
+        client.get("/v1/jobs/uid-")
+    assert raised.value.code == 2
+    assert "uid-digits, uid-digits2" in raised.value.message
+
+
+def test_submit_once_for_one_request_id(agent: LiveAgent, client: Client) -> None:
+    me = os.geteuid()
+    user = "root" if me == 0 else str(me)
+    body = spec("mine", user=user).model_dump(mode="json")
+    body["submitter"] |= {"user": user, "uid": me}
+    first = client.change("POST", "/v1/jobs", "req-1", spec=body)
+    again = client.change("POST", "/v1/jobs", "req-1", spec=body)
+    assert first["uid"] == again["uid"]
+    assert agent.view.cluster().jobs[first["uid"]].owner == me
+    with pytest.raises(CtlError) as raised:
+        client.change("POST", "/v1/jobs", "req-2", spec=body)
+    assert raised.value.code == 6
+    assert first["uid"] in raised.value.message
+
+
+def test_a_spec_that_is_not_right_names_every_field(agent: LiveAgent, client: Client) -> None:
+    body = spec("mine").model_dump(mode="json")
+    body["priority"] = "high"
+    body["bogus"] = 1
+    with pytest.raises(CtlError) as raised:
+        client.change("POST", "/v1/jobs", spec=body)
+    assert raised.value.code == 2
+    assert any(p.startswith("priority") for p in raised.value.problems)
+    assert any(p.startswith("bogus") for p in raised.value.problems)
+    assert agent.view.cluster().jobs == {}
+
+
+def test_dry_run_changes_nothing(agent: LiveAgent, client: Client) -> None:
+    user = "root" if os.geteuid() == 0 else str(os.geteuid())
+    body = spec("mine", user=user).model_dump(mode="json")
+    body["submitter"] |= {"user": user, "uid": os.geteuid()}
+    assert client.change("POST", "/v1/jobs", spec=body, dry_run=True)["dry_run"] is True
+    assert agent.view.cluster().jobs == {}
+
+
+def test_life_of_a_job(agent: LiveAgent, client: Client) -> None:
+    agent.submit(spec())
+    agent.until(lambda: running(agent, "digits"))
+
+    def phase() -> str:
+        return str(client.get("/v1/jobs/digits")["phase"])
+
+    after = client.change("POST", "/v1/jobs/digits/scale", target=3)
+    assert (after["changed"], after["previous_target"], after["target"]) == (True, 2, 3)
+    agent.until(lambda: len(client.get("/v1/jobs/digits")["pods"]) == 3)
+    assert client.change("POST", "/v1/jobs/digits/scale", target=3)["changed"] is False
+    assert client.change("POST", "/v1/jobs/digits/pause")["changed"] is True
+    agent.until(lambda: phase() == "paused")
+    client.change("POST", "/v1/jobs/digits/resume")
+    agent.until(lambda: phase() == "running")
+    before = client.get("/v1/jobs/digits")["generation"]
+    client.change("POST", "/v1/jobs/digits/restart", "once")
+    agent.until(lambda: client.get("/v1/jobs/digits")["generation"] > before)
+    assert client.change("POST", "/v1/jobs/digits/restart", "once")["restart"]["asked"] == 1
+    client.change("POST", "/v1/jobs/digits/stop")
+    agent.until(lambda: phase() == "stopped")
+    client.change("DELETE", "/v1/jobs/digits")
+    agent.until(lambda: not client.get("/v1/jobs")["items"])
+
+
+def test_delete_of_a_live_job_stops_it_first(agent: LiveAgent, client: Client) -> None:
+    agent.submit(spec())
+    agent.until(lambda: running(agent, "digits"))
+    after = client.change("DELETE", "/v1/jobs/digits")
+    assert (after["desired"], after["deleting"]) == ("stop", True)
+    agent.until(lambda: not client.get("/v1/jobs")["items"])
+
+
+REFUSED: list[tuple[str, str, dict[str, Any], int, str]] = [
+    ("POST", "/v1/jobs/digits/scale", {"target": 9}, 6, "allows 1 to 3"),
+    ("POST", "/v1/jobs/digits/scale", {"target": 0}, 6, "allows 1 to 3"),
+    ("POST", "/v1/jobs/digits/scale", {"target": "3"}, 2, "whole number"),
+    ("POST", "/v1/jobs/digits/scale", {"target": 3, "expect_target": 1}, 6, "not 1"),
+    ("POST", "/v1/jobs/nope/scale", {"target": 2}, 3, "no job 'nope'"),
+    ("POST", "/v1/jobs/nope/stop", {}, 3, "no job 'nope'"),
+    ("DELETE", "/v1/jobs/nope", {}, 3, "no job 'nope'"),
+    ("POST", "/v1/jobs/ended/scale", {"target": 2}, 6, "has ended"),
+    ("POST", "/v1/jobs/ended/pause", {}, 6, "has ended"),
+    ("POST", "/v1/jobs/ended/resume", {}, 6, "has ended"),
+    ("POST", "/v1/jobs/ended/restart", {}, 6, "has ended"),
+    ("POST", "/v1/jobs/ended/stop", {}, 6, "has ended"),
+    ("POST", "/v1/jobs/digits/dance", {}, 3, "no such path"),
+    ("POST", "/v1/nodes/n9/cordon", {"reason": "x"}, 3, "no node 'n9'"),
+    ("POST", "/v1/nodes/n2/cordon", {}, 2, "reason"),
+    ("POST", "/v1/nodes/n2/drain", {"reason": "  "}, 2, "reason"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "code", "says"), REFUSED)
+def test_refusals_change_nothing(
+    agent: LiveAgent, client: Client, method: str, path: str, body: dict[str, Any], code: int, says: str
+) -> None:
+    agent.submit(spec())
+    agent.submit(spec("ended"))
+    client.change("POST", "/v1/jobs/ended/stop")
+    agent.until(lambda: running(agent, "digits") and agent.view.job("ended").phase == "stopped")
+    rev = {j.uid: j.control for j in agent.view.cluster().jobs.values()}
+    with pytest.raises(CtlError) as raised:
+        client.change(method, path, **body)
+    assert raised.value.code == code
+    assert says in raised.value.message
+    assert raised.value.next_step
+    agent.do(agent.view.refresh)
+    assert {j.uid: j.control for j in agent.view.cluster().jobs.values()} == rev
+    assert all(n.cordon is None for n in agent.view.cluster().nodes.values())
+
+
+def test_changes_need_a_request_id(agent: LiveAgent, client: Client) -> None:
+    agent.submit(spec())
+    with pytest.raises(CtlError) as raised:
+        client._call("POST", "/v1/jobs/digits/stop", {})
+    assert raised.value.code == 2
+    assert "request_id" in raised.value.message
+
+
+def test_cordon_drain_uncordon(agent: LiveAgent, client: Client) -> None:
+    assert client.change("POST", "/v1/nodes/n3/cordon", reason="disk")["state"] == "cordoned"
+    assert client.get("/v1/nodes/n3")["reason"].startswith("disk (by ")
+    assert client.change("POST", "/v1/nodes/n3/drain", reason="disk")["state"] == "draining"
+    assert client.change("POST", "/v1/nodes/n3/uncordon")["state"] == "ready"
+
+
+def test_a_store_that_is_away_is_said_so(agent: LiveAgent, client: Client) -> None:
+    agent.submit(spec())
+    agent.until(lambda: running(agent, "digits"))
+    agent.view.away_since = 1700000000.0
+    agent.view.store.away = True
+    with pytest.raises(CtlError) as raised:
+        client.change("POST", "/v1/jobs/digits/stop")
+    assert raised.value.code == 5
+    assert "2023-11-1" in raised.value.message
+    assert client.get("/v1/jobs/digits")["store_away_since"] == 1700000000.0
+    assert client.get("/v1/jobs")["items"][0]["phase"] == "running"
+
+
+def test_events(agent: LiveAgent, client: Client) -> None:
+    agent.submit(spec())
+    agent.until(lambda: running(agent, "digits"))
+    all_events = list(client.stream("/v1/events"))
+    kinds = [e["kind"] for e in all_events]
+    assert kinds.index("JobSubmitted") < kinds.index("GenerationForming") < kinds.index("GenerationActive")
+    assert [e["id"] for e in client.stream("/v1/events", limit=2)] == [e["id"] for e in all_events[-2:]]
+    rest = list(client.stream("/v1/events", after=all_events[0]["id"]))
+    assert [e["id"] for e in rest] == [e["id"] for e in all_events[1:]]
+    assert {e["uid"] for e in client.stream("/v1/events", job="digits")} == {"uid-digits"}
+    following = client.stream("/v1/events", follow=True, after=all_events[-1]["id"])
+    client.change("POST", "/v1/jobs/digits/pause")
+    assert next(following)["kind"] == "JobPaused"
+    following.close()

@@ -1,0 +1,301 @@
+"""The tool against a live API: what it prints, what it waits for, and what it exits with."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from nodeagent.ctl.client import Client
+from nodeagent.ctl.main import cli
+from nodeagent.model.job import Outcome, Spend
+from tests.unit.api.fakes import LiveAgent, live_agent, spec
+
+ME = pwd.getpwuid(os.geteuid()).pw_name
+JOB_FILE = """\
+name: mine
+command: [python, train.py]
+nodes: {min: 1, max: 3, target: 2}
+workers_per_node: 2
+"""
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[LiveAgent]:
+    with live_agent(tmp_path, allow_root=True) as started:
+        yield started
+
+
+@pytest.fixture
+def still(tmp_path: Path) -> Iterator[LiveAgent]:
+    """An agent that does nothing of what is asked."""
+    with live_agent(tmp_path, obeys=False, allow_root=True) as started:
+        yield started
+
+
+def ctl(agent: LiveAgent, *words: str, text: str | None = None) -> Result:
+    return CliRunner().invoke(cli, ["--agent", agent.socket, *words], input=text, prog_name="nodeagentctl")
+
+
+def started(agent: LiveAgent, name: str = "digits") -> None:
+    agent.submit(spec(name))
+    agent.until(lambda: any(j.name == name and j.phase == "running" for j in agent.view.cluster().jobs.values()))
+    agent.do(agent.view.refresh)
+
+
+def test_get_formats(agent: LiveAgent) -> None:
+    nothing = ctl(agent, "get")
+    assert (nothing.exit_code, nothing.stdout) == (0, "")
+    assert "no jobs" in nothing.stderr
+    started(agent)
+    plain = ctl(agent, "get").stdout.splitlines()
+    assert plain[0].split() == ["NAME", "STATUS", "AGE", "DURATION", "CHIEF", "GPUS", "NODE"]
+    assert plain[1].split()[:2] == ["digits", "RUNNING"]
+    assert plain[1].split()[-3:] == ["n1", "0", "n1,n2"]
+    wide = ctl(agent, "get", "-o", "wide").stdout.splitlines()
+    assert wide[0].startswith(plain[0].split()[0])
+    assert "2/2 (1:3)" in wide[1]
+    assert "uid-digits" in wide[1]
+    assert ctl(agent, "get", "-o", "name").stdout == "job/digits\n"
+    assert json.loads(ctl(agent, "get", "-o", "json").stdout)["items"][0]["name"] == "digits"
+    assert yaml.safe_load(ctl(agent, "get", "digits", "-o", "yaml").stdout)["uid"] == "uid-digits"
+    assert ctl(agent, "nodes", "-o", "name").stdout == "node/n1\nnode/n2\nnode/n3\n"
+    assert ctl(agent, "nodes").stdout.splitlines()[0].split()[:3] == ["NAME", "STATE", "ADDRESS"]
+
+
+def test_submit_validate_and_dry_run(agent: LiveAgent, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB_FILE)
+    assert ctl(agent, "validate", str(file)).stdout == f"{file}: job/mine is sound\n"
+    dry = ctl(agent, "submit", str(file), "--dry-run")
+    assert (dry.exit_code, yaml.safe_load(dry.stdout)["name"]) == (0, "mine")
+    assert agent.view.cluster().jobs == {}
+    done = ctl(agent, "submit", "-", text=JOB_FILE)
+    assert done.exit_code == 0
+    assert done.stdout.startswith("job/mine submitted (uid ")
+    assert agent.view.job("mine").spec.user == ME
+    taken = ctl(agent, "submit", str(file))
+    assert taken.exit_code == 6
+    assert "next: " in taken.stderr
+
+
+def test_a_file_with_mistakes_tells_them_all(agent: LiveAgent, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("name: Mine!\ncommand: []\nnodes: many\nworkers_per_nod: 2\npriority: high\n")
+    for verb in ("validate", "submit"):
+        result = ctl(agent, verb, str(file))
+        assert result.exit_code == 2
+        told = [line for line in result.stderr.splitlines() if line.startswith(f"  {file}:")]
+        assert len(told) == 5
+    assert agent.view.cluster().jobs == {}
+    assert ctl(agent, "submit", str(tmp_path / "none.yaml")).exit_code == 2
+
+
+def test_the_only_live_job_is_meant(agent: LiveAgent) -> None:
+    none = ctl(agent, "pause")
+    assert (none.exit_code, "no job is live" in none.stderr) == (3, True)
+    started(agent)
+    assert ctl(agent, "pause").stdout == "job/digits paused\n"
+    assert ctl(agent, "resume").stdout == "job/digits resumed\n"
+    started(agent, "other")
+    two = ctl(agent, "pause")
+    assert two.exit_code == 2
+    assert "digits, other" in two.stderr
+    assert ctl(agent, "pause", "--job", "other").stdout == "job/other paused\n"
+    assert ctl(agent, "pause", "digits", "--job", "other").exit_code == 2
+
+
+def test_changes_wait_until_it_is_so(agent: LiveAgent) -> None:
+    started(agent)
+    scaled = ctl(agent, "scale", "3")
+    assert (scaled.exit_code, scaled.stdout) == (0, "job/digits scaled: trains on 3 nodes\n")
+    assert len(agent.view.job("digits").head.members) == 3  # type: ignore[union-attr]
+    assert ctl(agent, "scale", "digits", "1").exit_code == 0
+    before = agent.view.job("digits").head
+    assert ctl(agent, "restart", "digits").stdout == "job/digits restarted\n"
+    assert agent.view.job("digits").head.number == before.number + 1  # type: ignore[union-attr]
+    assert ctl(agent, "stop", "digits").stdout == "job/digits stopped\n"
+    assert ctl(agent, "stop", "digits").exit_code == 6
+    assert ctl(agent, "delete", "digits").stdout == "job/digits deleted\n"
+    assert ctl(agent, "delete", "digits").exit_code == 3
+
+
+def test_no_wait(still: LiveAgent) -> None:
+    still.submit(spec())
+    assert ctl(still, "pause", "digits", "--no-wait").stdout == "job/digits pause asked for\n"
+    assert ctl(still, "pause", "digits", "--no-wait").stdout == "job/digits pause was asked for already\n"
+    assert "target 2 -> 3" in ctl(still, "scale", "digits", "3", "--no-wait").stdout
+    assert ctl(still, "delete", "digits", "--no-wait").exit_code == 0
+
+
+def test_a_repeated_request_does_nothing_new(agent: LiveAgent) -> None:
+    started(agent)
+    assert ctl(agent, "scale", "digits", "3", "--request-id", "r1").exit_code == 0
+    assert ctl(agent, "scale", "digits", "1", "--request-id", "r2").exit_code == 0
+    again = ctl(agent, "scale", "digits", "3", "--request-id", "r1", "--no-wait")
+    assert again.exit_code == 0
+    assert agent.view.job("digits").control.target == 1
+
+
+def test_scale_out_that_is_not_met_is_rolled_back(still: LiveAgent) -> None:
+    still.submit(spec())
+    result = ctl(still, "scale", "digits", "3", "--timeout", "300ms")
+    assert result.exit_code == 4
+    assert "rolled back: the target is 2 again" in result.stderr
+    still.do(still.view.refresh)
+    assert still.view.job("digits").control.target == 2
+
+
+def test_pause_that_takes_too_long_goes_on(still: LiveAgent) -> None:
+    still.submit(spec())
+    result = ctl(still, "pause", "--timeout", "300ms")
+    assert result.exit_code == 4
+    assert "nothing was taken back" in result.stderr
+    still.do(still.view.refresh)
+    assert still.view.job("digits").control.desired == "pause"
+
+
+def test_drain_waits_until_the_node_is_empty(agent: LiveAgent) -> None:
+    started(agent)
+    done = ctl(agent, "drain", "n2", "--reason", "new disk")
+    assert (done.exit_code, done.stdout) == (0, "node/n2 drained\n")
+    assert "n2" not in agent.view.job("digits").head.members  # type: ignore[union-attr]
+    assert ctl(agent, "uncordon", "n2").stdout == "node/n2 uncordoned\n"
+    assert ctl(agent, "drain", "n2").exit_code == 2
+
+
+def test_a_drain_that_takes_too_long_keeps_only_the_cordon(still: LiveAgent) -> None:
+    job = still.submit(spec())
+    still.do(lambda: still.view.form(job, 2))
+    still.do(still.view.refresh)
+    result = ctl(still, "drain", "n2", "--reason", "new disk", "--timeout", "300ms")
+    assert result.exit_code == 4
+    assert "stays cordoned" in result.stderr
+    still.do(still.view.refresh)
+    cordon = still.view.cluster().nodes["n2"].cordon
+    assert cordon is not None
+    assert (cordon.drain, cordon.reason) == (False, "new disk")
+
+
+REFUSALS = [
+    (("scale", "digits", "9"), 6, "allows 1 to 3"),
+    (("scale", "nope", "2"), 3, "no job 'nope'"),
+    (("scale", "digits", "x"), 2, "whole number"),
+    (("stop", "digitz"), 3, "did you mean 'digits'"),
+    (("cordon", "n9", "--reason", "x"), 3, "there are: n1, n2, n3"),
+    (("describe", "nothing"), 3, "no job and no node 'nothing'"),
+    (("get", "nope"), 3, "no job 'nope'"),
+    (("logs", "nope"), 3, "no job 'nope'"),
+    (("logs", "digits", "--previous"), 3, "no generation before"),
+    (("logs", "digits", "--previous", "--generation", "1"), 2, "exclude"),
+    (("frobnicate",), 2, "No such command"),
+    (("desrcibe",), 2, "describe"),
+    (("get", "-o", "xml"), 2, "xml"),
+    (("pause", "--timeout", "soon"), 2, "not a duration"),
+    (("run", "--nodes", "two", "--", "true"), 122, "--nodes"),
+    (("run",), 122, "CMD"),
+    (("run", "--local", "2", "--detach", "--", "true"), 122, "local up --nodes 2"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "says"), REFUSALS)
+def test_refusals(agent: LiveAgent, words: tuple[str, ...], code: int, says: str) -> None:
+    started(agent)
+    rev = agent.view.job("digits").control.rev
+    result = ctl(agent, *words)
+    assert (result.exit_code, says in result.stderr) == (code, True), result.stderr
+    assert agent.view.job("digits").control.rev == rev
+
+
+def test_without_an_agent(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["--agent", str(tmp_path / "none.sock"), "get"])
+    assert result.exit_code == 5
+    assert "local up" in result.stderr
+    assert "systemctl start nodeagent" in result.stderr
+    by_env = CliRunner().invoke(cli, ["get"], env={"NODEAGENTCTL_AGENT": str(tmp_path / "none.sock")})
+    assert by_env.exit_code == 5
+    run = CliRunner().invoke(cli, ["run", "--agent", str(tmp_path / "none.sock"), "--", "true"])
+    assert run.exit_code == 125
+
+
+def test_store_away_is_5(agent: LiveAgent) -> None:
+    started(agent)
+    agent.view.away_since = time.time() - 7
+    agent.view.store.away = True
+    result = ctl(agent, "stop", "digits")
+    assert result.exit_code == 5
+    assert "the store has not answered node n1 since" in result.stderr
+
+
+def test_describe_of_a_failure_says_who_and_why(still: LiveAgent) -> None:
+    job = still.submit(spec())
+    still.do(lambda: still.view.form(job, 2))
+    still.do(still.view.refresh)
+    spend = Spend(
+        at=1, wall=time.time(), kind="worker_failed", counts=True, node="n2", rank=3, exit=137,
+        text="rank 3 on n2 failed first: SIGKILL (9)", error="Traceback:\n  boom",
+    )  # fmt: skip
+    outcome = Outcome(code=137, text="restart budget spent", error="Traceback:\n  boom")
+    running = still.view.job("digits")
+    still.do(lambda: still.view.end(running, "failed", "restart budget spent", spend=spend, outcome=outcome))
+    still.do(still.view.refresh)
+    text = ctl(still, "describe", "digits").stdout
+    assert "Why:         restart budget spent" in text
+    assert "Blamed for the end of generation 1 (spent one restart of the budget):\n  rank 3 on n2 failed first" in text
+    assert "      boom" in text
+    assert "nodeagentctl logs digits --generation 1 --rank 3" in text
+    assert "Budget:      1 of 10 restarts spent within 1h; 9 left" in text
+    assert ctl(still, "describe", "job/digits", "-o", "json").exit_code == 0
+    node = ctl(still, "describe", "n3").stdout
+    assert node.startswith("Node:        n3\nState:       ready")
+
+
+def test_events_in_lines_and_json(agent: LiveAgent) -> None:
+    started(agent)
+    lines = ctl(agent, "events").stdout.splitlines()
+    assert any("JobSubmitted" in line and "job/digits" in line for line in lines)
+    items = json.loads(ctl(agent, "events", "-o", "json", "--job", "digits").stdout)["items"]
+    assert {e["job"] for e in items} == {"digits"}
+
+
+def test_run_detached(agent: LiveAgent) -> None:
+    result = ctl(agent, "run", "--name", "bg", "--detach", "--", "true")
+    assert (result.exit_code, result.stdout) == (0, "job/bg\n")
+    assert agent.view.job("bg").spec.role.command == ("true",)
+
+
+def test_the_tool_as_a_process(agent: LiveAgent) -> None:
+    started(agent)
+    command = [sys.executable, "-c", "from nodeagent.ctl.main import main; main()"]
+    env = os.environ | {"NODEAGENTCTL_AGENT": agent.socket}
+    got = subprocess.run([*command, "get"], env=env, capture_output=True, text=True, timeout=30)
+    assert (got.returncode, got.stdout.split()[7]) == (0, "digits")
+    head = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -c 'from nodeagent.ctl.main import main; main()' events | head -n 1"],
+        env=env, capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert (head.returncode, head.stderr) == (0, "")
+
+
+def test_an_agent_that_has_not_joined_does_not_say_that_there_is_nothing(still: LiveAgent) -> None:
+    """It has only just started: no job is unknown because of that."""
+    still.submit(spec())
+    known, still.view.me = still.view.me, lambda: None  # type: ignore[method-assign]
+    result = ctl(still, "get", "digits")
+    assert result.exit_code == 5
+    assert "node n1 has not joined its cluster" in result.stderr
+    client = Client([still.socket], patience=5.0)
+    back = threading.Timer(0.5, lambda: setattr(still.view, "me", known))
+    back.start()
+    assert client.get("/v1/jobs/digits")["name"] == "digits"
+    back.join()

@@ -1,0 +1,100 @@
+"""Who asks is what the kernel says: another user's process against a live API (needs root, to become somebody else)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.ctl.client import Client
+from tests.unit.api.fakes import LiveAgent, live_agent, spec
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+STRANGER = 54321
+ASK = """
+import encodings.idna, http.client, json, os, socket, sys
+path, method, target, body, uid = sys.argv[1:]
+os.setgroups([]), os.setgid(int(uid)), os.setuid(int(uid))
+connection = http.client.HTTPConnection("localhost")
+connection.sock = socket.socket(socket.AF_UNIX)
+connection.sock.connect(path)
+connection.request(method, target, body)
+answer = connection.getresponse()
+print(json.dumps([answer.status, json.loads(answer.read())]))
+"""
+
+
+@pytest.fixture
+def agent() -> Iterator[LiveAgent]:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        with live_agent(Path(folder)) as started:
+            yield started
+
+
+def ask(agent: LiveAgent, method: str, target: str, /, **body: Any) -> tuple[int, dict[str, Any]]:
+    """As a user that nobody knows."""
+    text = json.dumps({"request_id": "r-1", **body})
+    command = [sys.executable, "-c", ASK, agent.socket, method, target, text, str(STRANGER)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    status, answer = json.loads(result.stdout)
+    return status, answer
+
+
+def test_a_stranger_may_read(agent: LiveAgent) -> None:
+    agent.submit(spec())
+    status, job = ask(agent, "GET", "/v1/jobs/digits")
+    assert (status, job["name"]) == (200, "digits")
+
+
+CHANGES = [
+    ("POST", "/v1/jobs/digits/scale", {"target": 3}),
+    ("POST", "/v1/jobs/digits/stop", {}),
+    ("POST", "/v1/jobs/digits/pause", {}),
+    ("POST", "/v1/jobs/digits/restart", {}),
+    ("DELETE", "/v1/jobs/digits", {}),
+    ("POST", "/v1/nodes/n1/cordon", {"reason": "because"}),
+    ("POST", "/v1/nodes/n1/drain", {"reason": "because"}),
+    ("POST", "/v1/nodes/n1/uncordon", {}),
+    ("POST", "/v1/jobs", {"spec": spec("theirs", user="root").model_dump(mode="json")}),
+]
+
+
+@pytest.mark.parametrize(("method", "target", "body"), CHANGES)
+def test_a_stranger_may_change_nothing(agent: LiveAgent, method: str, target: str, body: dict[str, Any]) -> None:
+    agent.submit(spec())
+    status, answer = ask(agent, method, target, **body)
+    assert status == 403
+    assert answer["error"]["next"]
+    agent.do(agent.view.refresh)
+    assert [(j.name, j.control.rev) for j in agent.view.cluster().jobs.values()] == [("digits", 1)]
+    assert agent.view.cluster().nodes["n1"].cordon is None
+
+
+def test_what_a_stranger_submits_is_theirs_whatever_the_request_says(agent: LiveAgent) -> None:
+    body = spec("theirs", user=str(STRANGER)).model_dump(mode="json")
+    body["submitter"] |= {"user": "root", "uid": 0, "gid": 0}
+    status, answer = ask(agent, "POST", "/v1/jobs", spec=body)
+    assert status == 201, answer
+    job = agent.view.job("theirs")
+    assert (job.owner, job.spec.submitter.uid, job.spec.submitter.user) == (STRANGER, STRANGER, str(STRANGER))
+    agent.submit(spec())
+    status, _ = ask(agent, "POST", "/v1/jobs/theirs/stop")
+    assert status == 200
+
+
+def test_no_job_of_root_unless_the_config_says_so(agent: LiveAgent) -> None:
+    body = spec("mine", user="root").model_dump(mode="json")
+    body["submitter"] |= {"user": "root", "uid": 0}
+    client = Client([agent.socket])
+    with pytest.raises(Exception, match="allow_root"):
+        client.change("POST", "/v1/jobs", spec=body)
+    assert agent.view.cluster().jobs == {}

@@ -1,0 +1,282 @@
+"""The Redis client against a server that is frozen, killed, locked, read-only, full or forgetful.
+
+Whatever happens: StoreUnavailableError with a sentence, soon, and right replies again afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from nodeagent.model.event import Event
+from nodeagent.model.job import JobRecord
+from nodeagent.store.base import StoreUnavailableError
+from nodeagent.store.client import COMMAND_LINKS, RedisStore
+from nodeagent.store.link import Link, Links
+from nodeagent.store.server import PrivateRedis
+from tests.contract.bench import FAST, Bench, facts, refused, spec
+
+pytestmark = pytest.mark.redis
+BOUND = 10.0
+
+
+@pytest.fixture
+def server() -> Iterator[PrivateRedis]:
+    with PrivateRedis() as server:
+        yield server
+
+
+@pytest.fixture
+async def store(server: PrivateRedis) -> AsyncIterator[RedisStore]:
+    store = RedisStore(server.url, "test", 0.3)
+    yield store
+    await store.close()
+
+
+async def raw(server: PrivateRedis, *command: str) -> object:
+    links = Links(server.url, 1)
+    async with links.one() as link:
+        reply = await link.ask(*command)
+    await links.close()
+    return reply
+
+
+async def unavailable(call: object) -> str:
+    assert asyncio.iscoroutine(call)
+    async with asyncio.timeout(BOUND):
+        with pytest.raises(StoreUnavailableError) as caught:
+            await call
+    return str(caught.value)
+
+
+async def test_a_frozen_server_costs_one_timeout_and_confuses_no_reply(server: PrivateRedis, store: RedisStore) -> None:
+    jobs = [await store.submit(f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(8)]
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        text = await unavailable(store.submit("u9", spec("job9"), 0, 1.0, "ann", "r9"))
+        assert str(server.socket) in text
+        assert "0.3 s" in text
+        calls = [store.submit(f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(8)]
+        async with asyncio.timeout(BOUND):
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(outcome, StoreUnavailableError) for outcome in outcomes)
+        await unavailable(store.wait("0-0", 0.1))
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    again = [await store.submit(f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(8)]
+    assert again == jobs
+    kinds = [event.uid for event in await store.events("0-0", 100)]
+    assert [uid for uid in kinds if uid != "u9"] == [f"u{n}" for n in range(8)]
+
+
+async def test_a_killed_server_is_named_and_found_again(server: PrivateRedis, store: RedisStore) -> None:
+    bench = Bench(store)
+    await bench.up("n1")
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    text = await unavailable(bench.beat("n1"))
+    assert str(server.socket) in text
+    await unavailable(bench.beat("n1"))
+    server.stop()
+    server.start()  # another process at the same address, and empty
+    await refused("not_current", bench.beat("n1"))
+    await bench.up("n1")
+    await bench.beat("n1")
+
+
+async def test_the_run_id_is_that_of_the_serving_process(server: PrivateRedis, store: RedisStore) -> None:
+    for _ in range(2):
+        await store.remove("u1")
+        links = Links(server.url, 1)
+        async with links.one() as link:
+            assert await link.ask("HGET", "na:{test}:meta", "run") == link.run_id != ""
+        await links.close()
+        server.stop()
+        server.start()
+        await unavailable(store.remove("u1"))  # only the first call meets the old connection
+
+
+async def test_a_wrong_password_is_said_to_be_wrong(server: PrivateRedis) -> None:
+    await raw(server, "CONFIG", "SET", "requirepass", "secret")
+    store = RedisStore(f"unix://:guess@{server.socket}", "test", 2.0)
+    text = await unavailable(store.remove("u1"))
+    assert "password" in text
+    assert "guess" not in text
+    await store.close()
+    nobody = RedisStore(server.url, "test", 2.0)
+    assert "password" in await unavailable(nobody.remove("u1"))
+    await nobody.close()
+    right = RedisStore(f"unix://:secret@{server.socket}", "test", 2.0)
+    await right.remove("u1")
+    await right.close()
+
+
+async def test_a_read_only_server_is_unavailable(server: PrivateRedis, store: RedisStore) -> None:
+    await store.remove("u1")
+    await raw(server, "REPLICAOF", "127.0.0.1", "1")
+    assert "cannot serve" in await unavailable(store.remove("u1"))
+    await raw(server, "REPLICAOF", "NO", "ONE")
+    await store.remove("u1")
+
+
+async def test_a_full_server_is_unavailable_and_changes_nothing(server: PrivateRedis, store: RedisStore) -> None:
+    bench = Bench(store)
+    await bench.up("n1")
+    before = await bench.beat("n1")
+    await raw(server, "CONFIG", "SET", "maxmemory", "1")
+    text = await unavailable(bench.submit())
+    assert "maxmemory" in text
+    await raw(server, "CONFIG", "SET", "maxmemory", "0")
+    after = await bench.beat("n1")
+    assert (after.rev, after.jobs) == (before.rev, ())
+
+
+async def test_a_server_that_forgot_the_scripts_gets_them_again(server: PrivateRedis, store: RedisStore) -> None:
+    await store.remove("u1")
+    await raw(server, "SCRIPT", "FLUSH")
+    await store.remove("u1")
+
+
+async def test_nobody_answers_at_the_address() -> None:
+    store = RedisStore("redis://127.0.0.1:1/0", "test", 0.5)
+    assert "127.0.0.1:1 cannot be reached" in await unavailable(store.remove("u1"))
+    await store.close()
+
+
+async def test_cancelled_calls_leave_nothing_behind(server: PrivateRedis, store: RedisStore) -> None:
+    rng = random.Random(7)
+    patient = RedisStore(server.url, "test", 5.0)
+    jobs = [await patient.submit(f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(6)]
+
+    async def call(n: int) -> JobRecord:
+        return await patient.submit(f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}")
+
+    async def events() -> tuple[Event, ...]:
+        return await patient.events("0-0", 100)
+
+    for _ in range(40):
+        chosen = [rng.randrange(6) for _ in range(10)]
+        tasks = [asyncio.create_task(call(n)) for n in chosen]
+        other = asyncio.create_task(events())
+        for _ in range(rng.randrange(12)):
+            await asyncio.sleep(0)
+        await asyncio.sleep(rng.random() * 0.002)
+        doomed = rng.sample(tasks, 5)
+        for task in doomed:
+            task.cancel()
+        async with asyncio.timeout(BOUND):
+            done = await asyncio.gather(*tasks, other, return_exceptions=True)
+        for task, n, result in zip(tasks, chosen, done, strict=False):
+            if task in doomed and isinstance(result, asyncio.CancelledError):
+                continue
+            assert result == jobs[n]
+        assert isinstance(done[-1], tuple)
+        assert len(done[-1]) == 6
+    assert [await call(n) for n in range(6)] == jobs
+    await patient.close()
+    await until_clients(server, 1)
+
+
+async def until_clients(server: PrivateRedis, most: int) -> None:
+    """Until the server counts no more connections than these (ours asking is one)."""
+    async with asyncio.timeout(BOUND):
+        while True:
+            found = str(await raw(server, "CLIENT", "LIST", "TYPE", "normal")).strip().splitlines()
+            if len(found) <= most:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_connections_are_bounded_and_waits_do_not_block_commands(server: PrivateRedis) -> None:
+    store = RedisStore(server.url, "test", 5.0)
+    async with asyncio.timeout(BOUND), asyncio.TaskGroup() as group:
+        waits = [group.create_task(store.wait("0-0", 60.0)) for _ in range(6)]
+        for _ in range(30):
+            group.create_task(store.remove("nobody"))
+        await asyncio.sleep(0.05)
+        found = str(await raw(server, "CLIENT", "LIST", "TYPE", "normal")).strip().splitlines()
+        assert len(found) <= 6 + COMMAND_LINKS + 1
+        for task in waits[:5]:
+            task.cancel()
+        await store.submit("u1", spec(), 0, 1.0, "ann", "r")
+        await waits[5]
+    await store.close()
+    await until_clients(server, 1)
+
+
+async def test_closing_ends_what_is_under_way(server: PrivateRedis) -> None:
+    store = RedisStore(server.url, "test", 5.0)
+    waiting = asyncio.create_task(store.wait("0-0", 60.0))
+    await until_blocked(server)
+    await store.close()
+    await unavailable(_result(waiting))
+    await unavailable(store.remove("u1"))
+
+
+async def _result(task: asyncio.Task[str]) -> str:
+    return await task
+
+
+async def until_blocked(server: PrivateRedis) -> None:
+    """Until the server has a client that waits."""
+    async with asyncio.timeout(BOUND):
+        while True:
+            if "blocked_clients:0" not in str(await raw(server, "INFO", "clients")):
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_records_of_another_version_are_refused_not_guessed(server: PrivateRedis, store: RedisStore) -> None:
+    bench = Bench(store)
+    await bench.up("n1")
+    await bench.submit()
+    await raw(server, "HSET", "na:{test}:job:u1", "mood", "good")
+    assert "mood" in await refused("version", bench.beat("n1"))
+    await raw(server, "HDEL", "na:{test}:job:u1", "mood")
+    await bench.beat("n1")
+    await raw(server, "HSET", "na:{test}:meta", "version", "2")
+    text = await refused("version", bench.beat("n1"))
+    assert "version 2" in text
+
+
+@pytest.mark.parametrize(
+    ("url", "cluster"), [("redis+sentinel://h/m", "c"), ("http://h", "c"), ("unix:///s", "a b"), ("unix:///s", "")]
+)
+def test_an_address_or_name_that_cannot_be_is_refused_at_once(url: str, cluster: str) -> None:
+    with pytest.raises(ValueError, match=r"not supported|cluster name"):
+        RedisStore(url, cluster, 0.5)
+
+
+async def test_a_link_is_dropped_after_an_error(server: PrivateRedis) -> None:
+    links = Links(server.url, 1)
+    async with links.one() as link:
+        first: Link = link
+    async with links.one() as link:
+        assert link is first
+    with pytest.raises(RuntimeError):
+        async with links.one() as link:
+            raise RuntimeError
+    async with links.one() as link:
+        assert link is not first
+        assert link.run_id == first.run_id
+    await links.close()
+
+
+async def test_keys_all_have_the_prefix_and_pods_a_ttl(server: PrivateRedis, store: RedisStore) -> None:
+    bench = Bench(store)
+    await bench.up("n1")
+    await bench.active(await bench.submit(), "n1")
+    await bench.store.join("n2", bench.lives["n1"], facts("n2"), FAST)
+    found = await raw(server, "KEYS", "*")
+    assert isinstance(found, list)
+    assert all(str(key).startswith("na:{test}:") for key in found)
+    assert {str(key).removeprefix("na:{test}:") for key in found} == {
+        "meta", "lease", "changes", "events", "names", "highest", "requests", "requests:order",
+        "job:u1", "node:n1", "node:n2", "alloc:n1",
+    }  # fmt: skip

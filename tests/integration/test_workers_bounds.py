@@ -1,0 +1,77 @@
+"""What a shim does when things take for ever: its loop is blocked, a process cannot be killed, no agent comes.
+
+The shim under test is the real one, run by a small program that first changes the one thing that cannot be had
+otherwise (a constant, a signal without effect).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from nodeagent.workers.linux import is_running
+from tests.integration.workers_support import UID, make_spec, open_bench, wait_for
+
+
+def shim_with(folder: Path, change: str) -> str:
+    """An "interpreter" whose shims begin with this change."""
+    (folder / "changed.py").write_text(
+        "import sys, time\nsys.argv = ['shim', *sys.argv[4:]]\nfrom nodeagent.workers import "
+        f"shim, shim_gang, shim_guard, shim_output, shim_prepare\n{change}\nshim.main()\n"
+    )
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {folder / "changed.py"} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+async def test_the_fence_holds_while_the_loop_is_blocked(tmp_path: Path) -> None:
+    python = shim_with(tmp_path, "shim_output.RotatingFile.write = lambda *_: time.sleep(600)")
+    async with open_bench(tmp_path, python) as bench:
+        first = await bench.ready(make_spec(("sh", "-c", "sleep 0.2; echo blocked; sleep 600"), tmp_path))
+        status = await bench.running()
+        bench.grant(0.5)
+        await wait_for(lambda: not is_running(status.workers[0].pid))
+        assert first.shim_pid is not None
+        os.kill(first.shim_pid, signal.SIGKILL)
+        await bench.until(lambda s: s.phase == "gone")
+
+
+async def test_what_cannot_be_killed_is_told(tmp_path: Path) -> None:
+    change = "shim_gang.STUCK_AFTER = 0.2\nshim_guard.Guard.signal = lambda *_: None"
+    async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
+        await bench.ready(make_spec(("sleep", "600"), tmp_path))
+        pid = (await bench.running()).workers[0].pid
+        bench.host.stop(UID, None)
+        status = await bench.until(lambda s: s.phase == "stuck")
+        assert status.reason == f"processes {pid} do not end, even with SIGKILL"
+        os.kill(pid, signal.SIGKILL)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert status.exits[0].stopped
+
+
+async def test_an_idle_shim_without_an_agent_ends(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, shim_with(tmp_path, "shim.IDLE_EXIT = 0.3")) as bench:
+        shim = (await bench.ready(make_spec(("sleep", "600"), tmp_path))).shim_pid
+        await bench.running()
+        await bench.host.close()
+        bench.host = bench.new_host()
+        await bench.host.adopt()  # it works, so it waited for us
+        await bench.until(lambda s: s.phase == "running")
+        bench.host.stop(UID, None)
+        await bench.until(lambda s: s.phase == "exited")
+        bench.note_marks()
+        await bench.host.close()
+        assert shim is not None
+        await wait_for(lambda: not is_running(shim))
+        assert list((tmp_path / "run" / "pods").iterdir()) == []
+        assert bench.left() == []
+
+
+async def test_folders_that_do_not_answer_make_the_node_unfit(tmp_path: Path) -> None:
+    change = "shim_prepare.CHECK_BOUND = 0.2\nshim_prepare.verdict = lambda _: time.sleep(600)"
+    async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
+        status = await bench.ready(make_spec(("sleep", "600"), tmp_path))
+        assert "did not answer" in status.reason

@@ -1,0 +1,193 @@
+"""What the tests of real shims share: a host in its own folders, waits with a bound, and a look for leftovers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pwd
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from nodeagent.model.jobspec import Hooks, JobSpec, Nodes, Role, Submitter
+from nodeagent.model.world import Token
+from nodeagent.workers.base import PodStatus, StartOrder
+from nodeagent.workers.host import ShimHost
+from nodeagent.workers.linux import boottime, marked
+from nodeagent.workers.pod_folder import log_folder
+
+UID = "0123456789abcdef0123456789abcdef"
+ME = pwd.getpwuid(os.geteuid()).pw_name
+
+
+def make_spec(
+    command: tuple[str, ...],
+    working_dir: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    preload: tuple[str, ...] = (),
+    standby: bool = True,
+    user: str = ME,
+    hooks: Hooks | None = None,
+    limits: Mapping[str, int | str] | None = None,
+    checkpoint_dir: str | None = None,
+    env_file: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> JobSpec:
+    """A job of this machine's own user."""
+    recorded = {"PATH": os.environ["PATH"]} if environ is None else dict(environ)
+    return JobSpec.model_validate(
+        {
+            "name": "train",
+            "roles": (Role(command=command, nodes=Nodes(min=1, max=1, target=1)),),
+            "working_dir": str(working_dir),
+            "user": user,
+            "env": dict(env or {}),
+            "preload": preload,
+            "standby": standby,
+            "hooks": hooks or Hooks(),
+            "limits": dict(limits or {}),
+            "checkpoint_dir": checkpoint_dir,
+            "env_file": env_file,
+            "submitter": Submitter(user=user, uid=os.getuid(), gid=os.getgid(), host="h", cwd="/", environ=recorded),
+        }
+    )
+
+
+def token(number: int) -> Token:
+    return Token(number=number, id=f"id{number}")
+
+
+class Bench:
+    """A host with its folders."""
+
+    def __init__(self, root: Path, python: str = sys.executable) -> None:
+        self.root, self.python = root, python
+        self.marks: set[str] = set()
+        self.owners = {os.geteuid()}
+        self.seq = 0
+        self.host = self.new_host()
+
+    def new_host(self, **changes: Any) -> ShimHost:
+        settings: dict[str, Any] = {
+            "node": "n7",
+            "run_dir": self.root / "run",
+            "state_dir": self.root / "state",
+            "logs_dir": self.root / "logs",
+            "address": "127.0.0.1",
+            "ports": (23100, 23999),
+            "log_max_bytes": 1 << 20,
+            "log_keep": 2,
+            "allow_root": True,
+            "python": self.python,
+        }
+        return ShimHost(**(settings | changes))
+
+    @property
+    def logs(self) -> Path:
+        return log_folder(self.root / "logs", "train", UID)
+
+    def state(self) -> PodStatus:
+        self.note_marks()
+        return self.host.status()[UID]
+
+    def note_marks(self) -> None:
+        for file in (self.root / "run" / "pods").glob("*/pod.json"):
+            try:
+                self.marks.add(json.loads(file.read_text())["mark"])
+                self.owners.add(file.stat().st_uid)
+            except (OSError, ValueError):
+                continue
+
+    def grant(self, seconds: float = 60.0) -> None:
+        self.seq += 1
+        self.host.grant(boottime() + seconds, self.seq)
+
+    async def until(self, wanted: Callable[[PodStatus], object], bound: float = 30.0) -> PodStatus:
+        """Wait for a status; the bound is generous, for busy machines."""
+        end = time.monotonic() + bound
+        while True:
+            self.host.changed.clear()
+            status = self.host.status().get(UID)
+            self.note_marks()
+            if status is not None and wanted(status):
+                return status
+            left = end - time.monotonic()
+            assert left > 0, f"not reached: {status}"
+            try:
+                await asyncio.wait_for(self.host.changed.wait(), left)
+            except TimeoutError:
+                raise AssertionError(f"not reached: {status}") from None
+
+    async def ready(self, spec: JobSpec) -> PodStatus:
+        self.grant()
+        self.host.prepare(UID, spec)
+        return await self.until(lambda s: s.phase in ("ready", "unfit") and s.shim_pid)
+
+    def order(self, number: int, environments: tuple[dict[str, str], ...] = ({},), late: float = 30.0) -> StartOrder:
+        return StartOrder(
+            token=token(number),
+            environments=environments,
+            ranks=tuple(range(len(environments))),
+            not_after=boottime() + late,
+        )
+
+    async def run(
+        self, number: int = 1, environments: tuple[dict[str, str], ...] = ({},), bound: float = 30.0
+    ) -> PodStatus:
+        """Start a generation and wait for its end."""
+        self.host.start(UID, self.order(number, environments))
+        return await self.until(lambda s: s.generation == token(number) and s.phase == "exited", bound)
+
+    async def running(self, number: int = 1, environments: tuple[dict[str, str], ...] = ({},)) -> PodStatus:
+        self.host.start(UID, self.order(number, environments))
+        return await self.until(lambda s: s.generation == token(number) and s.phase == "running")
+
+    async def run_another(self, number: int) -> None:
+        """A later generation starts, and can be stopped."""
+        await self.running(number)
+        self.host.stop(UID, None)
+        await self.until(lambda s: s.generation == token(number) and s.phase == "exited")
+
+    def output(self, number: int = 1, rank: int = 0, stream: str = "stdout") -> list[str]:
+        """Texts of one rank's records."""
+        file = self.logs / f"g{number}" / f"rank{rank}.log"
+        lines = file.read_text().splitlines() if file.exists() else []
+        records = [line.split(" ", 3) for line in lines]
+        return [text for _, source, _, text in records if source == stream]
+
+    async def output_line(self, text: str, number: int = 1, rank: int = 0) -> None:
+        """Wait until a rank has printed this line."""
+        await wait_for(lambda: text in self.output(number, rank))
+
+    def left(self) -> list[int]:
+        self.note_marks()
+        return [pid for mark in self.marks for owner in self.owners for pid in marked(mark, owner)]
+
+
+async def wait_for(condition: Callable[[], object], bound: float = 30.0) -> None:
+    end = time.monotonic() + bound
+    while not condition():
+        assert time.monotonic() < end, "the condition was not reached"
+        await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def open_bench(root: Path, python: str = sys.executable) -> AsyncIterator[Bench]:
+    """A bench whose pods are retired at the end; fails if a process or a runtime file is left."""
+    bench = Bench(root, python)
+    try:
+        yield bench
+        bench.note_marks()
+    finally:
+        for uid in bench.host.status():
+            bench.host.retire(uid)
+        await wait_for(lambda: not bench.host.status(), 20)
+        await bench.host.close()
+    assert bench.left() == []
+    folder = root / "run" / "pods"
+    assert not folder.exists() or list(folder.iterdir()) == []

@@ -1,0 +1,207 @@
+"""A simulated cluster: production agents on fake machines, clocks, links and the in-memory store; faults by name."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+from pathlib import Path
+
+from nodeagent.agent.identity import Identity
+from nodeagent.agent.loop import Agent
+from nodeagent.agent.metrics import Metrics
+from nodeagent.model.job import JobRecord
+from nodeagent.model.jobspec import JobSpec, Nodes, RestartLimits, Role, Submitter
+from nodeagent.model.node import Cordon, NodeFacts
+from nodeagent.model.timing import Timing
+from nodeagent.model.world import Token
+from nodeagent.spec.agentconfig import AgentConfig
+from nodeagent.store.memory import MemoryServer, MemoryStore
+from tests.sim.invariants import Checker
+from tests.sim.machine import SimHost, SimMachine
+from tests.sim.network import Gate, Link, LinkedStore
+from tests.sim.virtual import SimClock
+
+TIMING = Timing(cooldown=8.0)
+
+
+class Node:
+    """One machine and the agent process on it, if any."""
+
+    def __init__(self, cluster: SimCluster, name: str) -> None:
+        self.cluster, self.name = cluster, name
+        rng = random.Random(cluster.rng.random())
+        self.clock = SimClock(rate=1 + rng.uniform(-0.01, 0.01), boot=rng.uniform(0, 1e6))
+        self.machine = SimMachine(name, self.clock, rng, cluster.observe)
+        self.machine.peers = cluster.peers_lost
+        self.link = Link(rng, TIMING.store_timeout)
+        self.gate = Gate()
+        self.boots = 0
+        self.run_dir = cluster.folder / name
+        self.agent: Agent | None = None
+        self._host: SimHost | None = None
+        self._identity: Identity | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start_agent(self) -> None:
+        if self._task is not None or not self.machine.powered:
+            return
+        self.gate = Gate()
+        self._identity = Identity(self.run_dir, f"boot-{self.boots}")
+        facts = NodeFacts(
+            address=self.name, hostname=self.name, boot_id=f"boot-{self.boots}", agent_pid=1, agent_version="sim",
+            started=0.0, cpu_slots=4,
+        )  # fmt: skip
+        self._host = SimHost(self.machine, self.gate)
+        store = LinkedStore(self.cluster.server, self.link, self.gate).as_store()
+        self.agent = Agent(
+            AgentConfig(timing=TIMING), self.name, facts, store=store, host=self._host, clock=self.clock,
+            identity=self._identity, incarnation=self._identity.take(), metrics=Metrics(),
+            random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
+        )  # fmt: skip
+        self._task = self.cluster.tasks.create_task(self.agent.run(asyncio.Event()), name=f"agent {self.name}")
+
+    async def kill_agent(self) -> None:
+        task, self._task = self._task, None
+        if task is None or self._identity is None or self._host is None:
+            return
+        self._host.dead = True
+        task.cancel()
+        await asyncio.wait([task])
+        self._identity.release()
+        self.agent = None
+
+    async def power_cut(self) -> None:
+        self.machine.cut_power()
+        await self.kill_agent()
+        self.boots += 1
+
+    def power_on(self) -> None:
+        if not self.machine.powered:
+            self.machine.power_on()
+        self.start_agent()
+
+    def freeze_agent(self) -> None:
+        self.gate.close()
+
+    def freeze_machine(self) -> None:
+        self.gate.close()
+        self.machine.frozen.close()
+
+    def thaw(self) -> None:
+        self.machine.thaw()
+        self.gate.open()
+        if self._host is not None:
+            self._host.thaw()
+
+
+class SimCluster:
+    """Everything of one run, reproducible from its seed."""
+
+    def __init__(self, seed: int, size: int, tasks: asyncio.TaskGroup) -> None:
+        self.rng = random.Random(seed)
+        self.tasks = tasks
+        loop = asyncio.get_running_loop()
+        self.clock_step = 0.0
+        self.server = MemoryServer(lambda: loop.time() + self.clock_step)
+        self._temporary = tempfile.TemporaryDirectory(prefix="na-sim-")
+        self.folder = Path(self._temporary.name)
+        self.nodes: dict[str, Node] = {}
+        self.checker = Checker(self.server, {})
+        for i in range(size):
+            self.add(f"n{i + 1}")
+
+    def add(self, name: str) -> Node:
+        node = self.nodes[name] = Node(self, name)
+        self.checker.machines = {n.name: n.machine for n in self.nodes.values()}
+        return node
+
+    def observe(self) -> None:
+        self.checker.check()
+
+    def peers_lost(self, uid: str, token: Token, name: str) -> None:
+        for node in self.nodes.values():
+            if node.name != name:
+                node.machine.lose_peers(uid, token)
+
+    async def submit(self, name: str, minimum: int, maximum: int, target: int, **spec: object) -> JobRecord:
+        job = sim_spec(name, minimum, maximum, target, **spec)
+        return await MemoryStore(self.server).submit(f"uid-{name}", job, 0, 0.0, "test", f"submit-{name}")
+
+    def job(self, name: str) -> JobRecord:
+        return next(j for j in self.server.state.jobs.values() if j.name == name)
+
+    async def operate(self, name: str, **changes: object) -> None:
+        job = self.job(name)
+        control = job.control.model_copy(update={**changes, "by": "test"})
+        request = f"r{self.rng.getrandbits(48):x}"
+        await MemoryStore(self.server).control(job.uid, job.control.rev, control, request, "JobChanged", str(changes))
+
+    async def cordon(self, name: str, cordon: Cordon | None) -> None:
+        if name in self.server.state.nodes:
+            await MemoryStore(self.server).cordon(name, cordon, f"c{self.rng.getrandbits(48):x}")
+
+    def whole(self, name: str) -> bool:
+        """The job is active and all its members' workers, and only they, execute it."""
+        job = self.job(name)
+        if job.phase != "running" or job.head is None:
+            return False
+        running = {n.name: t for n in self.nodes.values() if (t := n.machine.running(job.uid)) is not None}
+        if running != dict.fromkeys(job.head.members, job.head.token):
+            return False
+        return all(len(self.nodes[m].machine.pods[job.uid].alive) == 2 for m in job.head.members)
+
+    async def until(self, condition: object, limit: float, what: str) -> float:
+        """Wait in virtual time; AssertionError after ``limit`` seconds. Returns the seconds it took."""
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        assert callable(condition)
+        while not condition():
+            if loop.time() - start > limit:
+                raise AssertionError(f"not within {limit} s of virtual time: {what}\n{self.describe()}")
+            await asyncio.sleep(0.01)
+            self.checker.check()
+        return loop.time() - start
+
+    def describe(self) -> str:
+        lines = []
+        for job in self.server.state.jobs.values():
+            lines.append(f"job {job.name} {job.phase} ({job.reason}) control {job.control}")
+            if job.head is not None:
+                lines.append(
+                    f"  head {job.head.number} {job.head.state} members {sorted(job.head.members)} "
+                    f"acks {sorted(job.head.acks)} holders {sorted(job.head.holders)} cause {job.head.cause.text}"
+                )
+            lines += [f"  why ({n.name}): {n.agent.why(job.uid)}" for n in self.nodes.values() if n.agent is not None][
+                :2
+            ]
+        for node in self.nodes.values():
+            pods = {u: (p.phase, p.generation and p.generation.number) for u, p in node.machine.pods.items()}
+            record = self.server.state.nodes.get(node.name)
+            state = (record.lost, record.left, record.cordon) if record else None
+            health = node.agent.health() if node.agent else None
+            lines.append(f"node {node.name} powered {node.machine.powered} {state} {pods} {health}")
+        return "\n".join(lines)
+
+    async def close(self) -> None:
+        """End everything; raises Broken if an invariant did not hold at some moment."""
+        try:
+            for node in self.nodes.values():
+                node.thaw()
+                await node.kill_agent()
+                node.machine.cut_power()
+        finally:
+            self._temporary.cleanup()
+        if self.checker.first is not None:
+            raise self.checker.first
+
+
+def sim_spec(name: str, minimum: int, maximum: int, target: int, **more: object) -> JobSpec:
+    """A small job of two workers a node."""
+    role = Role(command=("train",), nodes=Nodes(min=minimum, max=maximum, target=target), workers_per_node=2)
+    submitter = Submitter(user="u", uid=1000, gid=1000, host="login", cwd="/")
+    fields: dict[str, object] = {
+        "name": name, "roles": (role,), "working_dir": "/", "user": "u", "submitter": submitter, "grace": 5.0,
+        "restarts": RestartLimits(max=60, window=5.0, backoff_max=0.0),
+    }  # fmt: skip
+    return JobSpec.model_validate(fields | more)

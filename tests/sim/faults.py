@@ -1,0 +1,132 @@
+"""Random faults and operators: what a simulation injects, drawn from the run's own generator so that a seed replays
+it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from nodeagent.model.job import TERMINAL
+from nodeagent.model.node import Cordon
+from nodeagent.store.base import StoreRefusedError
+from tests.sim.cluster import Node, SimCluster
+
+Fault = Callable[[SimCluster], Awaitable[None]]
+
+
+def _any(cluster: SimCluster) -> Node:
+    return cluster.rng.choice(list(cluster.nodes.values()))
+
+
+async def kill_worker(cluster: SimCluster) -> None:
+    node = _any(cluster)
+    pods = [p for p in node.machine.pods.values() if p.alive]
+    if pods and not node.machine.frozen.closed:
+        pod = cluster.rng.choice(pods)
+        local = cluster.rng.choice(sorted(pod.alive))
+        code, signal = cluster.rng.choice([(None, 9), (None, 11), (1, None), (101, None)])
+        node.machine.worker_ends(pod.uid, local, code=code, signal=signal)
+
+
+async def kill_shim(cluster: SimCluster) -> None:
+    node = _any(cluster)
+    if node.machine.pods and not node.machine.frozen.closed:
+        node.machine.kill_shim(cluster.rng.choice(sorted(node.machine.pods)))
+
+
+async def restart_agent(cluster: SimCluster) -> None:
+    node = _any(cluster)
+    await node.kill_agent()
+    await asyncio.sleep(cluster.rng.choice([0.1, 1.0, 2.0, 5.0]))
+    node.thaw()
+    node.start_agent()
+
+
+async def cut_power(cluster: SimCluster) -> None:
+    node = _any(cluster)
+    await node.power_cut()
+    await asyncio.sleep(cluster.rng.choice([0.5, 2.0, 10.0]))
+    node.power_on()
+
+
+async def freeze_agent(cluster: SimCluster) -> None:
+    node = _any(cluster)
+    node.freeze_agent()
+    await asyncio.sleep(cluster.rng.choice([0.3, 2.0, 3.5, 12.0]))
+    node.thaw()
+
+
+async def freeze_machine(cluster: SimCluster) -> None:
+    node = _any(cluster)
+    node.freeze_machine()
+    await asyncio.sleep(cluster.rng.choice([0.3, 2.0, 3.5, 12.0]))
+    node.thaw()
+
+
+async def cut_link(cluster: SimCluster) -> None:
+    link = _any(cluster).link
+    setattr(link, cluster.rng.choice(["cut", "cut_replies"]), True)
+    await asyncio.sleep(cluster.rng.choice([0.4, 2.0, 4.0, 15.0]))
+    link.cut = link.cut_replies = False
+
+
+async def bad_link(cluster: SimCluster) -> None:
+    link = _any(cluster).link
+    link.loss, link.slow = cluster.rng.choice([(0.3, 0.0), (0.0, 0.2), (0.1, 0.1)])
+    await asyncio.sleep(cluster.rng.uniform(1, 10))
+    link.loss = link.slow = 0.0
+
+
+async def restart_store(cluster: SimCluster) -> None:
+    cluster.server.restart()
+
+
+async def step_store_clock(cluster: SimCluster) -> None:
+    cluster.clock_step += cluster.rng.choice([-3600.0, -1.0, -0.2, 0.4, 1.2, 3.0, 3600.0])
+
+
+async def late_guard(cluster: SimCluster) -> None:
+    """Within assumption A2: a shim acts up to 0.2 s after its deadline."""
+    _any(cluster).machine.guard_late = cluster.rng.uniform(0, 0.2)
+
+
+async def scale(cluster: SimCluster) -> None:
+    await _operate(cluster, target=0)
+
+
+async def pause_and_resume(cluster: SimCluster) -> None:
+    await _operate(cluster, desired="pause")
+    await asyncio.sleep(cluster.rng.uniform(0, 10))
+    await _operate(cluster, desired="run")
+
+
+async def restart_job(cluster: SimCluster) -> None:
+    await _operate(cluster, restart=cluster.rng.randrange(1, 1000))
+
+
+async def cordon(cluster: SimCluster) -> None:
+    name = _any(cluster).name
+    await cluster.cordon(name, Cordon(reason="test", by="test", at=0.0, drain=cluster.rng.random() < 0.5))
+    await asyncio.sleep(cluster.rng.uniform(1, 20))
+    await cluster.cordon(name, None)
+
+
+async def _operate(cluster: SimCluster, **changes: object) -> None:
+    jobs = [j for j in cluster.server.state.jobs.values() if j.phase not in TERMINAL]
+    if not jobs:
+        return
+    job = cluster.rng.choice(jobs)
+    if changes.get("target") == 0:
+        size = job.spec.role.nodes
+        changes["target"] = cluster.rng.randint(size.min, size.max)
+    try:
+        await cluster.operate(job.name, **changes)
+    except StoreRefusedError:
+        return  # it ended in between
+
+
+FAULTS: tuple[Fault, ...] = (
+    kill_worker, kill_worker, kill_shim, restart_agent, restart_agent, cut_power, freeze_agent, freeze_machine,
+    cut_link, cut_link, bad_link, restart_store, step_store_clock, late_guard, scale, pause_and_resume, restart_job,
+    cordon,
+)  # fmt: skip

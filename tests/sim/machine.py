@@ -1,0 +1,324 @@
+"""One simulated machine: shims and workers that outlive agents, the fence, power. And the PodHost an agent sees of
+it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.pod import PodPhase, WorkerState
+from nodeagent.model.world import Token, WorkerExit
+from nodeagent.workers.base import PodStatus, Rendezvous, StartOrder
+from tests.sim.network import Gate
+from tests.sim.virtual import SimClock
+
+
+@dataclass
+class SimPod:
+    """One shim with its workers."""
+
+    uid: str
+    shim_pid: int
+    phase: PodPhase = "preparing"
+    reason: str = ""
+    highest: Token | None = None
+    generation: Token | None = None
+    ranks: tuple[int, ...] = ()
+    pids: tuple[int, ...] = ()
+    alive: set[int] = field(default_factory=set)
+    """Local ranks still running."""
+    exits: list[WorkerExit] = field(default_factory=list)
+    fenced: bool = False
+    refused: str = ""
+    rendezvous: Rendezvous | None = None
+    killing: bool = False
+    env: tuple[dict[str, str], ...] = ()
+
+    def status(self) -> PodStatus:
+        by_rank = {e.local_rank: e for e in self.exits}
+        workers = tuple(
+            WorkerState(rank=r, local_rank=i, pid=self.pids[i], state="running" if i in self.alive else "exited",
+                        exit=None if i in self.alive or i not in by_rank else (by_rank[i].code or 0))
+            for i, r in enumerate(self.ranks)
+        )  # fmt: skip
+        return PodStatus(
+            uid=self.uid, phase=self.phase, reason=self.reason, shim_pid=self.shim_pid, standby_warm=True,
+            highest=self.highest, generation=self.generation, workers=workers, exits=tuple(self.exits),
+            fenced=self.fenced, refused=self.refused, rendezvous=self.rendezvous,
+        )  # fmt: skip
+
+
+class SimMachine:
+    """Hardware, shims and workers of one node. ``observe`` is called after each change of who runs what."""
+
+    def __init__(self, name: str, clock: SimClock, rng: random.Random, observe: Callable[[], None]) -> None:
+        self.name, self.clock, self.rng, self.observe = name, clock, rng, observe
+        self.pods: dict[str, SimPod] = {}
+        self.promised: dict[str, Token] = {}
+        """On disk: survives shims and power cuts."""
+        self.frozen = Gate()
+        self.powered = True
+        self.guard_late = 0.0
+        self.changed = asyncio.Event()
+        self.peers: Callable[[str, Token, str], None] = lambda uid, token, name: None
+        """Tells the other members that this node's part of a collective is gone."""
+        self._until = 0.0
+        self._seq = 0
+        self._pid = 1000
+        self._guard: asyncio.TimerHandle | None = None
+        self._timers: set[asyncio.TimerHandle] = set()
+
+    # --- used by tests and checks
+
+    def running(self, uid: str) -> Token | None:
+        """The generation whose workers really execute here now (a frozen machine executes nothing)."""
+        pod = self.pods.get(uid)
+        if pod is None or not pod.alive or self.frozen.closed or not self.powered:
+            return None
+        return pod.generation
+
+    def later(self, delay: float, action: Callable[[], None]) -> None:
+        def act() -> None:
+            self._timers.discard(handle)
+            if self.frozen.closed:
+                self.later(0.05, action)  # nothing happens on a frozen machine
+            elif self.powered:
+                action()
+
+        handle = asyncio.get_running_loop().call_later(delay, act)
+        self._timers.add(handle)
+
+    def touch(self) -> None:
+        self.changed.set()
+        self.observe()
+
+    def worker_ends(
+        self, uid: str, local: int, *, code: int | None = None, signal: int | None = None, error: str = ""
+    ) -> None:
+        """One worker ends; its peers on other machines will notice."""
+        pod = self.pods.get(uid)
+        if pod is None or local not in pod.alive:
+            return
+        self._record(pod, local, code, signal, error)
+        self.touch()
+        if pod.generation is not None and not (code == 0 and signal is None):
+            self.peers(uid, pod.generation, self.name)
+
+    def _record(self, pod: SimPod, local: int, code: int | None, signal: int | None, error: str = "") -> None:
+        pod.alive.discard(local)
+        pod.exits.append(
+            WorkerExit(rank=pod.ranks[local], local_rank=local, pid=pod.pids[local], code=code, signal=signal,
+                       stopped=pod.killing, order=len(pod.exits), error=error)
+        )  # fmt: skip
+        if not pod.alive:
+            pod.phase, pod.killing = "exited", False
+
+    def lose_peers(self, uid: str, token: Token) -> None:
+        """A peer is gone: the workers here fail in their collective a moment later."""
+        for local in range(8):
+            self.later(
+                self.rng.uniform(0.02, 0.3),
+                lambda local=local: self._victim(uid, token, local),  # type: ignore[misc]
+            )
+
+    def _victim(self, uid: str, token: Token, local: int) -> None:
+        pod = self.pods.get(uid)
+        if pod is not None and pod.generation == token and local in pod.alive and not pod.killing:
+            self.worker_ends(uid, local, code=1, error="RuntimeError: Connection closed by peer [10.0.0.1]:4242")
+
+    def kill_shim(self, uid: str) -> None:
+        pod = self.pods.get(uid)
+        if pod is None:
+            return
+        was, token = bool(pod.alive), pod.generation
+        pod.alive.clear()
+        pod.phase, pod.reason = "gone", "its shim was killed"
+        self.touch()
+        if was and token is not None:
+            self.peers(uid, token, self.name)
+
+    def cut_power(self) -> None:
+        self.powered = False
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        if self._guard is not None:
+            self._guard.cancel()
+        lost = [(p.uid, p.generation) for p in self.pods.values() if p.alive]
+        self.pods.clear()
+        self.observe()
+        for uid, token in lost:
+            if token is not None:
+                self.peers(uid, token, self.name)
+
+    def power_on(self) -> None:
+        self.powered = True
+        self._until, self._seq = 0.0, 0
+
+    # --- the fence
+
+    def grant(self, until: float, seq: int) -> None:
+        if seq <= self._seq:
+            return
+        self._seq, self._until = seq, until
+        if self._guard is not None:
+            self._guard.cancel()
+        delay = self.clock.true_delay(until) + self.guard_late
+        self._guard = asyncio.get_running_loop().call_later(delay, self._fence)
+
+    def _fence(self) -> None:
+        if self.frozen.closed:
+            self._guard = asyncio.get_running_loop().call_later(0.01, self._fence)
+            return
+        if not self.powered or self.clock.now() < self._until:
+            return
+        doomed = [pod for pod in self.pods.values() if pod.alive]
+        for pod in doomed:
+            pod.fenced = True
+        self._kill(doomed)
+
+    def _kill(self, pods: list[SimPod]) -> None:
+        """SIGKILL to all workers of these pods in one go."""
+        for pod in pods:
+            pod.killing = True
+            for local in sorted(pod.alive):
+                self._record(pod, local, None, 9)
+        self.touch()
+        for pod in pods:
+            if pod.generation is not None:
+                self.peers(pod.uid, pod.generation, self.name)
+
+    def thaw(self) -> None:
+        """The machine goes on. Its shim's guard acts before its workers step: assumption A2 of the protocol."""
+        self.frozen.open()
+        self._fence()
+
+    # --- commands
+
+    def prepare(self, uid: str) -> None:
+        pod = self.pods.get(uid)
+        if pod is not None and pod.phase != "gone":
+            return
+        self._pid += 1
+        pod = self.pods[uid] = SimPod(uid, self._pid, highest=self.promised.get(uid))
+        self.touch()
+
+        def warm() -> None:
+            if self.pods.get(uid) is pod and pod.phase == "preparing":
+                pod.phase = "ready"
+                self.touch()
+
+        self.later(self.rng.uniform(0.2, 2.0), warm)
+
+    def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
+        pod = self.pods.get(uid)
+        if pod is None or pod.phase == "gone" or pod.alive:
+            return
+        known = self.promised.get(uid)
+        if known is not None and known.number > token.number:
+            return
+        self.promised[uid] = token
+
+        def done() -> None:
+            if self.pods.get(uid) is pod:
+                pod.highest = token
+                pod.rendezvous = None
+                if rendezvous:
+                    pod.rendezvous = Rendezvous(
+                        token=token, address=f"{self.name}:{29400 + token.number % 400}", store_hosted=True
+                    )
+                self.touch()
+
+        self.later(self.rng.uniform(0.001, 0.02), done)
+
+    def start(self, uid: str, order: StartOrder) -> None:
+        pod = self.pods.get(uid)
+        if pod is None or pod.phase in ("gone", "preparing") or pod.generation == order.token:
+            return
+        if pod.highest is None or order.token.number < pod.highest.number or pod.alive:
+            return
+        pod.generation, pod.exits, pod.fenced, pod.refused = order.token, [], False, ""
+        pod.ranks, pod.env = order.ranks, order.environments
+        if self.clock.now() >= min(order.not_after, self._until):
+            pod.refused, pod.phase = "the grant ran out before the start", "exited"
+            self.touch()
+            return
+        self._pid += len(order.ranks)
+        pod.pids = tuple(range(self._pid, self._pid + len(order.ranks)))
+        pod.alive = set(range(len(order.ranks)))
+        pod.phase = "running"
+        self.touch()
+
+    def stop(self, uid: str, grace: float | None) -> None:
+        pod = self.pods.get(uid)
+        if pod is None or not pod.alive:
+            return
+        pod.phase, pod.killing = "stopping", True
+        delay = self.rng.uniform(0.001, 0.01) if grace is None else self.rng.uniform(0.0, min(grace, 5.0))
+        token = pod.generation
+
+        def kill() -> None:
+            if self.pods.get(uid) is pod and pod.generation == token:
+                self._kill([pod])
+
+        self.later(delay, kill)
+
+    def retire(self, uid: str) -> None:
+        pod = self.pods.get(uid)
+        if pod is not None:
+            pod.alive.clear()
+            del self.pods[uid]
+            self.touch()
+
+
+class SimHost:
+    """What one agent process sees of its machine. Commands of a stopped agent happen when it goes on."""
+
+    def __init__(self, machine: SimMachine, gate: Gate) -> None:
+        self._machine, self._gate = machine, gate
+        self._queue: list[Callable[[], None]] = []
+        self.changed = machine.changed
+        self.dead = False
+
+    def status(self) -> Mapping[str, PodStatus]:
+        return {uid: pod.status() for uid, pod in self._machine.pods.items()}
+
+    async def adopt(self) -> None:
+        await self._gate.passed()
+
+    def _do(self, action: Callable[[], None]) -> None:
+        if self.dead:
+            return
+        if self._gate.closed:
+            self._queue.append(action)
+        else:
+            action()
+
+    def thaw(self) -> None:
+        queue, self._queue = self._queue, []
+        for action in queue:
+            self._do(action)
+
+    def prepare(self, uid: str, spec: JobSpec) -> None:
+        self._do(lambda: self._machine.prepare(uid))
+
+    def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
+        self._do(lambda: self._machine.promise(uid, token, rendezvous))
+
+    def start(self, uid: str, order: StartOrder) -> None:
+        self._do(lambda: self._machine.start(uid, order))
+
+    def stop(self, uid: str, grace: float | None) -> None:
+        self._do(lambda: self._machine.stop(uid, grace))
+
+    def retire(self, uid: str) -> None:
+        self._do(lambda: self._machine.retire(uid))
+
+    def grant(self, until: float, seq: int) -> None:
+        self._do(lambda: self._machine.grant(until, seq))
+
+    async def close(self) -> None:
+        self.dead = True

@@ -1,0 +1,129 @@
+"""The link between one agent and the store: delays, lost requests, lost replies, cuts; and the agent's own freezes.
+
+A call that takes longer than the store timeout fails at the timeout, but its effect may still come later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import Any, cast
+
+from nodeagent.store.base import Store, StoreError, StoreUnavailableError
+from nodeagent.store.memory import MemoryServer, MemoryStore
+
+
+class Gate:
+    """Open while a process runs; closed while it is stopped (SIGSTOP)."""
+
+    def __init__(self) -> None:
+        self._open = asyncio.Event()
+        self._open.set()
+
+    def close(self) -> None:
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
+
+    @property
+    def closed(self) -> bool:
+        return not self._open.is_set()
+
+    async def passed(self) -> None:
+        await self._open.wait()
+
+
+class Link:
+    """What may happen to the calls of one agent."""
+
+    def __init__(self, rng: random.Random, timeout: float) -> None:
+        self.rng, self.timeout = rng, timeout
+        self.cut = False
+        self.cut_replies = False
+        self.slow = 0.0
+        """Mean extra one-way delay in seconds."""
+        self.loss = 0.0
+
+    def delay(self) -> float:
+        base = self.rng.uniform(0.0001, 0.002)
+        return base + (self.rng.expovariate(1 / self.slow) if self.slow else 0.0)
+
+    def lost(self) -> bool:
+        return self.rng.random() < self.loss
+
+    def reply_lost(self) -> bool:
+        return self.cut or self.cut_replies or self.lost()
+
+
+class LinkedStore:
+    """One agent's view of the store, through its link. Effects of late requests are kept in ``late`` until they
+    happen."""
+
+    def __init__(self, server: MemoryServer, link: Link, gate: Gate) -> None:
+        self._real, self._link, self._gate = MemoryStore(server), link, gate
+        self._late: set[asyncio.Task[None]] = set()
+
+    def as_store(self) -> Store:
+        return cast("Store", self)
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._real, name)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            if name == "wait":
+                return await self._wait(*args, **kwargs)
+            return await self._call(real, args, kwargs)
+
+        return call
+
+    async def _wait(self, after: str, timeout: float) -> str:
+        await self._gate.passed()
+        if self._link.cut or self._link.cut_replies:
+            await asyncio.sleep(timeout)
+            raise StoreUnavailableError("the link is cut")
+        newest = await self._real.wait(after, timeout)
+        await asyncio.sleep(self._link.delay())
+        await self._gate.passed()
+        return newest
+
+    async def _call(self, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        await self._gate.passed()
+        link = self._link
+        there = link.delay()
+        if link.cut or link.lost():
+            await asyncio.sleep(link.timeout)
+            await self._gate.passed()
+            raise StoreUnavailableError("the request was lost")
+        if there >= link.timeout:
+            task = asyncio.get_running_loop().create_task(self._late_effect(real, args, kwargs, there))
+            self._late.add(task)
+            task.add_done_callback(self._late.discard)
+            await asyncio.sleep(link.timeout)
+            await self._gate.passed()
+            raise StoreUnavailableError("the request is late")
+        await asyncio.sleep(there)
+        try:
+            result, error = await real(*args, **kwargs), None
+        except StoreError as caught:
+            result, error = None, caught
+        back = link.delay()
+        if link.reply_lost() or there + back >= link.timeout:
+            await asyncio.sleep(max(0.0, link.timeout - there))
+            await self._gate.passed()
+            raise StoreUnavailableError("the reply was lost")
+        await asyncio.sleep(back)
+        await self._gate.passed()
+        if error is not None:
+            raise error
+        return result
+
+    async def _late_effect(self, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any], delay: float) -> None:
+        await asyncio.sleep(delay)
+        with contextlib.suppress(StoreError):  # nobody listens to the answer of a late request
+            await real(*args, **kwargs)
+
+    async def close(self) -> None:
+        for task in list(self._late):
+            task.cancel()

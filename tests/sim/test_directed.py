@@ -1,0 +1,263 @@
+"""Directed schedules on the simulated cluster: one fault each, and what must come of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from nodeagent.model.node import Cordon
+from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.virtual import run_virtual
+
+
+def simulate(size: int, scenario: Callable[[SimCluster], Awaitable[None]], seed: int = 1) -> None:
+    """Run one scenario on ``size`` joined nodes."""
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            cluster = SimCluster(seed, size, tasks)
+            for node in cluster.nodes.values():
+                node.start_agent()
+            try:
+                await scenario(cluster)
+            finally:
+                await cluster.close()
+
+    run_virtual(main())
+
+
+async def running(cluster: SimCluster, size: int, job: str = "j", limit: float = 30.0) -> float:
+    """Until the job is whole on ``size`` nodes."""
+
+    def ok() -> bool:
+        head = cluster.job(job).head
+        return cluster.whole(job) and head is not None and len(head.members) == size
+
+    return await cluster.until(ok, limit, f"{job} whole on {size} nodes")
+
+
+def test_starts_whole() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 3, 3)
+        await running(c, 3)
+        assert c.job("j").restarts == 0
+
+    simulate(4, scenario)
+
+
+def test_worker_killed() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 3, 3)
+        await running(c, 3)
+        head = c.job("j").head
+        assert head is not None
+        first = head.members["n2"].first_rank
+        c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
+        took = await running(c, 3)
+        assert took < 1.0
+        job = c.job("j")
+        assert job.head is not None
+        cause = job.head.cause
+        assert (job.restarts, cause.kind, cause.node, cause.rank) == (1, "worker_failed", "n2", first)
+        assert [e.counts for e in job.budget.values()] == [True]
+
+    simulate(4, scenario)
+
+
+def test_node_lost_is_replaced_by_the_spare_and_costs_nothing() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 3, 3)
+        await running(c, 3)
+        await asyncio.sleep(5)
+        head = c.job("j").head
+        assert head is not None
+        spare = next(n for n in c.nodes if n not in head.members)
+        leader = head.ordered()[0].node
+        await c.nodes[leader].power_cut()
+        took = await running(c, 3)
+        assert took < TIMING.lease + 1.0
+        job = c.job("j")
+        assert job.head is not None
+        assert job.head.ordered()[0].node == spare
+        assert job.head.cause.kind == "node_lost"
+        assert not any(e.counts for e in job.budget.values())
+
+    simulate(4, scenario)
+
+
+def test_agent_restart_disturbs_nothing() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 2, 2)
+        await running(c, 2)
+        head = c.job("j").head
+        pids = c.nodes["n1"].machine.pods["uid-j"].pids
+        await c.nodes["n1"].kill_agent()
+        await asyncio.sleep(1.2)
+        c.nodes["n1"].start_agent()
+        await asyncio.sleep(10)
+        assert c.job("j").head == head
+        assert c.whole("j")
+        assert c.nodes["n1"].machine.pods["uid-j"].pids == pids
+
+    simulate(2, scenario)
+
+
+def test_frozen_agent_is_fenced_and_comes_back_as_a_new_life() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 1, 2, 2)
+        await running(c, 2)
+        life = c.server.state.nodes["n2"].incarnation.life
+        c.nodes["n2"].freeze_agent()
+        await running(c, 1, limit=6)
+        c.nodes["n2"].thaw()
+        await running(c, 2, limit=TIMING.cooldown + 10)
+        assert c.server.state.nodes["n2"].incarnation.life != life
+
+    simulate(2, scenario)
+
+
+def test_frozen_machine_never_steps_beside_the_next_generation() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 1, 3, 3)
+        await running(c, 3)
+        c.nodes["n3"].freeze_machine()
+        await running(c, 2, limit=6)
+        await asyncio.sleep(10)
+        c.nodes["n3"].thaw()
+        await running(c, 3, limit=TIMING.cooldown + 10)
+
+    simulate(3, scenario)
+
+
+def test_shim_killed() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 2, 2)
+        await running(c, 2)
+        c.nodes["n2"].machine.kill_shim("uid-j")
+        await running(c, 2)
+        kinds = [e.kind for e in c.job("j").budget.values()]
+        assert kinds == ["pod_failed"]
+
+    simulate(2, scenario)
+
+
+def test_scale_up_and_down() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 1, 4, 2)
+        await running(c, 2)
+        await c.operate("j", target=4)
+        await running(c, 4)
+        await c.operate("j", target=1)
+        await running(c, 1)
+        assert [e.counts for e in c.job("j").budget.values()] in ([], [False, False])
+
+    simulate(4, scenario)
+
+
+def test_newcomer_of_a_full_job_disturbs_nothing() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 2, 2)
+        await running(c, 2)
+        head = c.job("j").head
+        c.add("n9").start_agent()
+        await asyncio.sleep(60)
+        assert c.job("j").head == head
+        assert c.nodes["n9"].machine.pods["uid-j"].phase == "ready"
+
+    simulate(2, scenario)
+
+
+def test_below_target_joins_after_the_cool_down() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 3, 3)
+        await running(c, 2, limit=70)
+        c.add("n3").start_agent()
+        took = await running(c, 3)
+        assert took >= TIMING.cooldown * 0.9
+        head = c.job("j").head
+        assert head is not None
+        assert head.cause.kind == "join"
+
+    simulate(2, scenario)
+
+
+def test_fewer_than_min_holds_and_goes_on() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 3, 3, 3)
+        await running(c, 3)
+        await c.nodes["n2"].power_cut()
+        await c.until(lambda: c.job("j").phase == "holding", 10, "holding")
+        await c.until(lambda: not any(n.machine.running("uid-j") for n in c.nodes.values()), 10, "all stopped")
+        c.nodes["n2"].power_on()
+        await running(c, 3, limit=20)
+
+    simulate(3, scenario)
+
+
+def test_pause_resume_restart_stop() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 2, 2)
+        await running(c, 2)
+        await c.operate("j", desired="pause")
+        await c.until(lambda: c.job("j").phase == "paused", 20, "paused")
+        assert not any(n.machine.running("uid-j") for n in c.nodes.values())
+        await c.operate("j", desired="run")
+        await running(c, 2)
+        number = c.job("j").head
+        assert number is not None
+        await c.operate("j", restart=1)
+        await c.until(lambda: c.job("j").head != number, 20, "restarted")
+        await running(c, 2)
+        await c.operate("j", desired="stop")
+        await c.until(lambda: c.job("j").phase == "stopped", 20, "stopped")
+        await c.until(lambda: not c.nodes["n1"].machine.pods and not c.nodes["n2"].machine.pods, 20, "pods retired")
+
+    simulate(2, scenario)
+
+
+def test_drain_moves_the_work_away() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 3, 2)
+        await running(c, 2)
+        await c.cordon("n1", Cordon(reason="fan", by="test", at=0.0, drain=True))
+
+        def moved() -> bool:
+            head = c.job("j").head
+            return c.whole("j") and head is not None and "n1" not in head.members
+
+        await c.until(moved, 20, "n1 is empty")
+        assert not any(e.counts for e in c.job("j").budget.values())
+
+    simulate(3, scenario)
+
+
+def test_two_jobs_share_nodes() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("a", 2, 2, 2)
+        await c.submit("b", 2, 2, 2)
+        await running(c, 2, "a")
+        await running(c, 2, "b")
+        await c.submit("x", 2, 2, 2)
+        await asyncio.sleep(30)
+        assert c.job("x").phase == "queued"
+        await c.operate("a", desired="stop")
+        await running(c, 2, "x", limit=60)
+
+    simulate(2, scenario)
+
+
+def test_store_restart_without_disturbance() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 2, 2)
+        await running(c, 2)
+        head = c.job("j").head
+        c.server.restart()
+        await asyncio.sleep(10)
+        c.clock_step += 3600
+        await asyncio.sleep(10)
+        c.clock_step -= 7200
+        await asyncio.sleep(10)
+        assert c.job("j").head == head
+        assert c.whole("j")
+
+    simulate(2, scenario)

@@ -1,0 +1,38 @@
+"""What a node tells of its pods: readiness for placement, states for people."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from nodeagent.agent.published import pod_states, readiness
+from nodeagent.model.pod import PodPhase, WorkerState
+from nodeagent.model.world import Token
+from nodeagent.workers.base import PodStatus
+from tests.unit.plan.build import UID, make_cluster, make_job
+
+STATES = {"preparing": "preparing", "gone": "preparing", "unfit": "unfit", "stuck": "unfit"}
+
+
+@pytest.mark.parametrize("phase", get_args(PodPhase))
+def test_readiness_of_each_phase(phase: PodPhase) -> None:
+    one = readiness({UID: PodStatus(uid=UID, phase=phase, reason="why", code=127)})[UID]
+    assert one.state == STATES.get(phase, "ready")
+    assert (one.reason, one.code) == {
+        "preparing": ("why", 0), "unfit": ("why", 127), "ready": ("", 0),
+    }[one.state]  # fmt: skip
+
+
+def test_pods_as_published() -> None:
+    workers = (WorkerState(rank=3, local_rank=0, pid=9, state="running"),)
+    statuses = {
+        "u-z": PodStatus(uid="u-z", phase="exited", refused="hook failed"),
+        "u-gone": PodStatus(uid="u-gone", phase="running"),
+        UID: PodStatus(uid=UID, phase="running", generation=Token(number=4, id="g"), shim_pid=5, workers=workers),
+    }
+    cluster = make_cluster(["n1"], make_job(), make_job(uid="u-z"))
+    first, second = pod_states(cluster, "n1", statuses)
+    assert (first.uid, first.job, first.node, first.role) == (UID, "a", "n1", "worker")
+    assert (first.generation, first.shim_pid, first.workers) == (4, 5, workers)
+    assert (second.uid, second.generation, second.reason) == ("u-z", 0, "hook failed")

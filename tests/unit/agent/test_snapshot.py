@@ -1,0 +1,74 @@
+"""The copy of the store: newer records win, removed ones go, served time runs on by one credit at most."""
+
+from __future__ import annotations
+
+from nodeagent.agent.snapshot import Snapshot
+from nodeagent.model.timing import Timing
+from nodeagent.store.base import BeatReply
+from tests.unit.plan.build import UID, make_job, make_node
+
+
+def reply(**more: object) -> BeatReply:
+    base = {"cluster_uid": "c1", "served": 1000, "lapsed": (), "next_lapse": None, "rev": 1}
+    return BeatReply.model_validate(base | more)
+
+
+def test_it_is_complete_when_nothing_more_waits() -> None:
+    snapshot = Snapshot(Timing())
+    complete = []
+    for one in (reply(nodes=(make_node("n1"),), more=True), reply(nodes=(make_node("n2"),), rev=7, lapsed=("n2",))):
+        snapshot.absorb(one, 0.0)
+        complete.append(snapshot.complete)
+    assert complete == [False, True]
+    cluster = snapshot.cluster(0.0)
+    assert (set(cluster.nodes), cluster.lapsed, snapshot.rev) == ({"n1", "n2"}, frozenset({"n2"}), 7)
+
+
+def test_removed_records_go() -> None:
+    snapshot = Snapshot(Timing())
+    snapshot.absorb(reply(nodes=(make_node("n1"),), jobs=(make_job(),)), 0.0)
+    assert snapshot.node("n1") is not None
+    assert snapshot.job(UID) is not None
+    snapshot.absorb(reply(gone=("node:n1", f"job:{UID}", "job:unknown")), 0.0)
+    assert snapshot.node("n1") is None
+    assert snapshot.job(UID) is None
+
+
+def test_an_older_record_never_replaces_a_newer_one() -> None:
+    snapshot = Snapshot(Timing())
+    new = make_job("forming").model_copy(update={"rev": 5})
+    assert snapshot.absorb_job(new)
+    assert not snapshot.absorb_job(make_job().model_copy(update={"rev": 4}))
+    assert snapshot.job(UID) == new
+    assert snapshot.absorb_job(new), "the same again is no step back"
+
+
+def test_another_store_replaces_everything() -> None:
+    snapshot = Snapshot(Timing())
+    snapshot.absorb(reply(nodes=(make_node("n1"),), jobs=(make_job(),)), 0.0)
+    snapshot.absorb(reply(cluster_uid="c2", nodes=(make_node("n9"),), more=True), 0.0)
+    assert not snapshot.complete
+    cluster = snapshot.cluster(0.0)
+    assert (set(cluster.nodes), set(cluster.jobs)) == ({"n9"}, set())
+
+
+def test_served_time_runs_on_but_never_by_more_than_a_credit() -> None:
+    snapshot = Snapshot(Timing(credit=0.5))
+    snapshot.absorb(reply(served=1000), 10.0)
+    assert [snapshot.cluster(now).served for now in (9.0, 10.0, 10.2, 10.5, 99.0)] == [1000, 1000, 1200, 1500, 1500]
+
+
+def test_a_view_does_not_change_when_the_snapshot_does() -> None:
+    snapshot = Snapshot(Timing())
+    snapshot.absorb(reply(nodes=(make_node("n1"),), jobs=(make_job(),)), 0.0)
+    view = snapshot.cluster(0.0)
+    snapshot.forget_job(UID)
+    snapshot.absorb(reply(gone=("node:n1",)), 0.0)
+    assert (set(view.nodes), set(view.jobs)) == ({"n1"}, {UID})
+
+
+def test_everything_can_be_read_again() -> None:
+    snapshot = Snapshot(Timing())
+    snapshot.absorb(reply(rev=9), 0.0)
+    snapshot.forget_revision()
+    assert snapshot.rev == 0

@@ -1,0 +1,314 @@
+"""An agent's view over the in-memory store, and a tiny stand-in for the agents that carry out what is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nodeagent.agent.metrics import Metrics
+from nodeagent.api.server import ApiServer
+from nodeagent.api.view import AgentHealth
+from nodeagent.model.job import TERMINAL, JobRecord, Outcome, Phase, Spend
+from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
+from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
+from nodeagent.model.pod import PodState, WorkerState
+from nodeagent.model.timing import Timing
+from nodeagent.model.world import Ack, Cause, Member, PodReport, WorkerExit
+from nodeagent.plan.cluster import Cluster
+from nodeagent.spec.agentconfig import AgentConfig
+from nodeagent.store.base import Beat, Ending, Proposal, StoreRefusedError, StoreUnavailableError
+from nodeagent.store.memory import MemoryServer, MemoryStore
+from nodeagent.workers.base import PodStatus
+
+T = TypeVar("T")
+BOOT = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def spec(name: str = "digits", low: int = 1, high: int = 3, target: int = 2, **more: Any) -> JobSpec:
+    submitter = Submitter(user="alice", uid=1000, gid=1000, host="n1", cwd="/tmp")
+    role = Role(command=("python", "train.py"), nodes=Nodes(min=low, max=high, target=target), workers_per_node=2)
+    values: dict[str, Any] = {"working_dir": "/tmp", "user": "alice", "submitter": submitter} | more
+    return JobSpec(name=name, roles=(role,), **values)
+
+
+class FlakyStore(MemoryStore):
+    """Does not answer while ``away``."""
+
+    away = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("submit", "control", "cordon", "events", "pods", "beat") and self.away:
+
+            async def gone(*_args: Any, **_more: Any) -> Any:
+                raise StoreUnavailableError("no answer")
+
+            return gone
+        return super().__getattribute__(name)
+
+
+class FakeView:
+    """Node n1 of a cluster of ``names``, all in this process."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...] = ("n1", "n2", "n3"), **jobs: Any) -> None:
+        self.near = {"n1": str(folder / "run" / "api.sock"), "n2": str(folder / "run2" / "api.sock")}
+        self.config = AgentConfig.model_validate(
+            {
+                "dirs": {"run": folder / "run", "state": folder / "state", "logs": folder / "logs"},
+                "ports": {"api": 0},
+                "jobs": jobs,
+            }
+        )
+        self.node = "n1"
+        self.names = names
+        self.server = MemoryServer(time.time)
+        self.store = FlakyStore(self.server)
+        self.lives = {name: Incarnation(life=f"life-{name}", start=1) for name in names}
+        self.silent: set[str] = set()
+        self.reasons: tuple[str, ...] = ()
+        self.own_pods: dict[str, PodStatus] = {}
+        self.gangs: dict[str, dict[str, PodState]] = {}
+        self.joined = True
+        self.away_since: float | None = None
+        self._seq = 0
+        self._cluster = Cluster(served=0)
+
+    def facts(self, name: str) -> NodeFacts:
+        near = name in self.near
+        return NodeFacts(
+            address="10.0.0." + name[1:],
+            hostname=name,
+            boot_id=BOOT if near else f"boot-{name}",
+            agent_pid=4000 + int(name[1:]),
+            agent_version="0.1.0",
+            started=time.time() - 100,
+            cpu_slots=4,
+            api_socket=self.near.get(name, ""),
+        )
+
+    async def join(self) -> None:
+        for name in self.names:
+            await self.store.join(name, self.lives[name], self.facts(name), Timing())
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """All nodes but the silent ones beat; the snapshot is what the last reply says."""
+        jobs: dict[str, JobRecord] = {}
+        nodes: dict[str, NodeRecord] = {}
+        self._seq += 1
+        for name in reversed([n for n in self.names if n not in self.silent]):
+            pods = tuple(states[name] for states in self.gangs.values() if name in states)
+            reply = await self.store.beat(
+                Beat(
+                    node=name, incarnation=self.lives[name], seq=self._seq, length=3000, rev=0,
+                    readiness={}, pods=pods,
+                )
+            )  # fmt: skip
+        jobs = {j.uid: j for j in reply.jobs}
+        nodes = {n.id: n for n in reply.nodes}
+        self._cluster = Cluster(served=reply.served, nodes=nodes, jobs=jobs, lapsed=frozenset(reply.lapsed))
+
+    def cluster(self) -> Cluster:
+        return self._cluster
+
+    def me(self) -> NodeRecord | None:
+        return self._cluster.nodes.get(self.node)
+
+    def why(self, uid: str) -> tuple[str, ...]:
+        return self.reasons if uid in self._cluster.jobs else ()
+
+    def pods(self) -> Mapping[str, PodStatus]:
+        return self.own_pods
+
+    def health(self) -> AgentHealth:
+        return AgentHealth(
+            joined=self.joined, reason="" if self.joined else "the id n1 is taken by 10.0.0.9",
+            lease_left=2.0, beat_age=0.1, store_away_since=self.away_since, loop_lag=0.001,
+        )  # fmt: skip
+
+    # --- what agents would do ---
+
+    def job(self, name: str) -> JobRecord:
+        return next(j for j in self._cluster.jobs.values() if j.name == name)
+
+    async def form(self, job: JobRecord, count: int, cause: Cause | None = None, spend: Spend | None = None) -> None:
+        """A new generation on the first ``count`` nodes, active at once."""
+        live = [n for n in self.names if self._cluster.live(n) and self._cluster.nodes[n].cordon is None]
+        chosen = live[:count]
+        slots = ("cpu0", "cpu1") if job.order % 2 else ("cpu2", "cpu3")
+        members = {
+            n: Member(node=n, life=self.lives[n].life, group_rank=i, first_rank=2 * i, workers=2, devices=slots)
+            for i, n in enumerate(chosen)
+        }
+        head = job.head
+        after = await self.store.propose(
+            Proposal(
+                uid=job.uid, expect=head.token if head else None, expect_state=head.state if head else "",
+                control_rev=job.control.rev, id=f"g{time.monotonic_ns()}", members=members,
+                cause=cause or Cause(kind="start", text="first start"), spend=spend, form_ms=5000, by="n1",
+            )
+        )  # fmt: skip
+        assert after.head is not None
+        number, token = after.head.number, after.head.token
+        self.gangs[job.uid] = {
+            n: PodState(
+                uid=job.uid, job=job.name, role="worker", node=n, phase="running", generation=number, shim_pid=500 + i,
+                workers=tuple(
+                    WorkerState(rank=2 * i + k, local_rank=k, pid=600 + 2 * i + k, state="running") for k in range(2)
+                ),
+            )
+            for i, n in enumerate(chosen)
+        }  # fmt: skip
+        for name in dict.fromkeys([*chosen, *after.head.holders]):
+            ack = Ack(life=self.lives[name].life, address="10.0.0.1:29400" if name == chosen[0] else "")
+            await self.store.ack(job.uid, token, name, self.lives[name], ack, None)
+
+    async def end(self, job: JobRecord, phase: Phase, reason: str, **more: Any) -> None:
+        head = job.head
+        after = await self.store.end(
+            Ending(
+                uid=job.uid, expect=head.token if head else None, expect_state=head.state if head else "",
+                control_rev=job.control.rev, phase=phase, reason=reason, wall=time.time(), by="n1", **more,
+            )
+        )  # fmt: skip
+        self.gangs.pop(job.uid, None)
+        if after.head is not None:
+            for name in list(after.head.holders):
+                ack = Ack(life=self.lives[name].life)
+                await self.store.ack(job.uid, after.head.token, name, self.lives[name], ack, None)
+
+    async def succeed(self, job: JobRecord) -> None:
+        """Every worker exited 0."""
+        assert job.head is not None
+        for member in job.head.ordered():
+            exits = tuple(
+                WorkerExit(rank=member.first_rank + k, local_rank=k, pid=600 + member.first_rank + k, code=0, order=k)
+                for k in range(member.workers)
+            )
+            report = PodReport(state="succeeded", exits=exits)
+            await self.store.report(job.uid, job.head.token, member.node, self.lives[member.node], report)
+        await self.end(job, "succeeded", "every worker exited 0", outcome=Outcome(code=0, text="every worker exited 0"))
+
+    async def obey(self) -> None:
+        """One round of what agents do about what operators want."""
+        await self.refresh()
+        for job in list(self._cluster.jobs.values()):
+            try:
+                await self._obey(job)
+            except StoreRefusedError as refused:
+                if refused.code != "stale":
+                    raise
+        await self.refresh()
+
+    async def _obey(self, job: JobRecord) -> None:
+        wish, head = job.control, job.head
+        if job.phase in TERMINAL:
+            if wish.delete:
+                await self.store.remove(job.uid)
+        elif wish.desired == "stop":
+            await self.end(job, "stopped", f"stopped by {wish.by}", outcome=Outcome(code=143, text="stopped"))
+        elif wish.desired == "pause":
+            if job.phase not in ("pausing", "paused"):
+                await self.end(job, "pausing", f"paused by {wish.by}")
+        else:
+            free = [n for n in self.names if self._cluster.live(n) and self._cluster.nodes[n].cordon is None]
+            count = min(wish.target, len(free))
+            now = set(head.members) if head and head.state == "active" else set()
+            if count >= job.spec.role.nodes.min and (
+                now != set(free[:count]) or wish.restart > job.restart_done or not now
+            ):
+                kind = "start" if head is None else "scale"
+                await self.form(job, count, Cause(kind=kind, text=f"{count} of {wish.target} nodes"))
+
+
+class PeerView(FakeView):
+    """Node n2, on the same machine: sees what n1 sees, has files of its own."""
+
+    def __init__(self, folder: Path, first: FakeView) -> None:
+        super().__init__(folder)
+        self._first = first
+        self.config = AgentConfig.model_validate(
+            {
+                "dirs": {"run": folder / "run2", "state": folder / "state2", "logs": folder / "logs2"},
+                "ports": {"api": 0},
+            }
+        )
+        self.node, self.store = "n2", first.store
+
+    def cluster(self) -> Cluster:
+        return self._first.cluster()
+
+    def me(self) -> NodeRecord | None:
+        return self.cluster().nodes.get(self.node)
+
+
+class LiveAgent:
+    """A ``FakeView`` served on a real unix socket by an event loop in a thread of its own."""
+
+    def __init__(self, view: FakeView, obeys: bool) -> None:
+        self.view = view
+        self.obeys = obeys
+        self.loop = asyncio.new_event_loop()
+        self.server: ApiServer | None = None
+        self._ready = threading.Event()
+        self._stop = asyncio.Event()
+
+    @property
+    def socket(self) -> str:
+        return str(self.view.config.dirs.run / "api.sock")
+
+    def run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_until_complete(self._main())
+        self.loop.close()
+
+    async def _main(self) -> None:
+        await self.view.join()
+        async with ApiServer(self.view, Metrics()) as self.server:
+            self._ready.set()
+            while not self._stop.is_set():
+                if not self.view.store.away:
+                    await (self.view.obey() if self.obeys else self.view.refresh())
+                await asyncio.sleep(0.02)
+
+    def wait_ready(self) -> None:
+        assert self._ready.wait(10), "the fake agent did not start"
+
+    def do(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run in the agent's loop."""
+        return asyncio.run_coroutine_threadsafe(work(), self.loop).result(10)
+
+    def submit(self, job: JobSpec, owner: int = 1000) -> JobRecord:
+        async def work() -> JobRecord:
+            record = await self.view.store.submit(f"uid-{job.name}", job, owner, time.time(), "alice", f"r-{job.name}")
+            await self.view.refresh()
+            return record
+
+        return self.do(work)
+
+    def until(self, so: Callable[[], bool], limit: float = 10.0) -> None:
+        end = time.monotonic() + limit
+        while not so():
+            assert time.monotonic() < end, "it did not become so"
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self._stop.set)
+
+
+@contextmanager
+def live_agent(folder: Path, *, obeys: bool = True, **jobs: Any) -> Iterator[LiveAgent]:
+    agent = LiveAgent(FakeView(folder, **jobs), obeys)
+    thread = threading.Thread(target=agent.run, daemon=True)
+    thread.start()
+    try:
+        agent.wait_ready()
+        yield agent
+    finally:
+        agent.stop()
+        thread.join(10)
+        assert not thread.is_alive(), "the fake agent did not stop"

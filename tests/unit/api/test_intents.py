@@ -1,0 +1,94 @@
+"""What operators may want of a job, and what is refused, as pure steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.api import intents
+from nodeagent.api.errors import ApiError
+from nodeagent.model.job import TERMINAL, Control, JobRecord, Phase
+from nodeagent.model.world import Token
+from tests.unit.api.fakes import spec
+
+
+def job(phase: Phase = "running", *, ran: bool = True, **control: object) -> JobRecord:
+    wish = Control.model_validate({"rev": 3, "target": 2, "by": "alice"} | control)
+    return JobRecord(
+        uid="u1", name="digits", owner=1000, spec=spec(), control=wish, phase=phase, reason="because", submitted=1.0,
+        active=Token(number=1, id="g") if ran else None,
+    )  # fmt: skip
+
+
+SIMPLE = {
+    "pause": intents.pause,
+    "resume": intents.resume,
+    "restart": intents.restart,
+    "stop": intents.stop,
+    "scale": intents.scale(3, None),
+}
+
+GRANTED = [
+    ("pause", job(), {"desired": "pause"}),
+    ("pause", job(desired="pause"), None),
+    ("resume", job("paused", desired="pause"), {"desired": "run"}),
+    ("resume", job(), None),
+    ("restart", job(restart=4), {"restart": 5}),
+    ("stop", job(), {"desired": "stop"}),
+    ("stop", job("paused", desired="pause"), {"desired": "stop"}),
+    ("stop", job(desired="stop"), None),
+    ("scale", job(), {"target": 3}),
+    ("scale", job(target=3), None),
+    ("scale", job("queued", ran=False), {"target": 3}),
+]
+
+
+@pytest.mark.parametrize(("verb", "record", "change"), GRANTED)
+def test_granted(verb: str, record: JobRecord, change: dict[str, object] | None) -> None:
+    wish = SIMPLE[verb](record)
+    assert (wish.change if wish else None) == change
+
+
+@pytest.mark.parametrize("verb", SIMPLE)
+@pytest.mark.parametrize("phase", sorted(TERMINAL))
+def test_an_ended_job_is_not_changed(verb: str, phase: Phase) -> None:
+    with pytest.raises(ApiError, match="has ended") as raised:
+        SIMPLE[verb](job(phase))
+    assert raised.value.status == 409
+    assert raised.value.next_step
+
+
+@pytest.mark.parametrize("verb", [v for v in SIMPLE if v != "stop"])
+def test_a_job_being_stopped_is_not_changed(verb: str) -> None:
+    with pytest.raises(ApiError, match="is being stopped"):
+        SIMPLE[verb](job(desired="stop"))
+
+
+def test_restart_needs_something_that_runs() -> None:
+    with pytest.raises(ApiError, match="is paused"):
+        intents.restart(job("paused", desired="pause"))
+    with pytest.raises(ApiError, match="has not started yet"):
+        intents.restart(job("queued", ran=False))
+
+
+@pytest.mark.parametrize("target", [0, -1, 4, 100])
+def test_scale_stays_within_the_file(target: int) -> None:
+    with pytest.raises(ApiError, match="allows 1 to 3") as raised:
+        intents.scale(target, None)(job())
+    assert raised.value.status == 409
+
+
+def test_a_rollback_only_undoes_its_own_change() -> None:
+    wish = intents.scale(1, 2)(job())
+    assert wish is not None
+    assert wish.change == {"target": 1}
+    with pytest.raises(ApiError, match="not 3"):
+        intents.scale(1, 3)(job())
+
+
+def test_delete() -> None:
+    live, ended = intents.delete(job()), intents.delete(job("failed"))
+    assert live is not None
+    assert ended is not None
+    assert live.change == {"desired": "stop", "delete": True}
+    assert ended.change == {"delete": True}
+    assert intents.delete(job("failed", delete=True)) is None

@@ -1,0 +1,97 @@
+"""Where the API listens, what loopback HTTP serves, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from nodeagent.agent.metrics import Metrics
+from nodeagent.api.server import ApiServer, ListenError
+from tests.unit.api.fakes import FakeView
+
+
+def names(folder: Path) -> list[str]:
+    return [entry.name for entry in folder.iterdir()]
+
+
+async def test_binds_and_cleans_up(tmp_path: Path) -> None:
+    view = FakeView(tmp_path)
+    async with ApiServer(view, Metrics()) as server:
+        mode = stat.S_IMODE(server.socket_path.stat().st_mode)
+        assert mode == (0o666 if os.geteuid() == 0 else 0o600)
+        assert names(server.socket_path.parent) == ["api.sock"]
+    assert names(server.socket_path.parent) == []
+
+
+async def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
+    view = FakeView(tmp_path)
+    path = view.config.dirs.run / "api.sock"
+    path.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    async with ApiServer(view, Metrics()):
+        connector = aiohttp.UnixConnector(path=str(path))
+        async with aiohttp.ClientSession(connector=connector) as session, session.get("http://a/v1/version") as answer:
+            assert (await answer.json())["node"] == "n1"
+
+
+async def test_a_living_one_is_not(tmp_path: Path) -> None:
+    view = FakeView(tmp_path)
+    async with ApiServer(view, Metrics()) as server:
+        with pytest.raises(ListenError, match="another agent listens"):
+            await ApiServer(view, Metrics()).__aenter__()
+        assert server.socket_path.exists()
+
+
+async def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
+    view = FakeView(tmp_path)
+    path = view.config.dirs.run / "api.sock"
+    path.parent.mkdir(parents=True)
+    path.write_text("precious")
+    with pytest.raises(ListenError, match="is not a socket"):
+        await ApiServer(view, Metrics()).__aenter__()
+    assert path.read_text() == "precious"
+
+
+async def test_a_taken_port_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    view = FakeView(tmp_path)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        ports = view.config.ports.model_copy(update={"api": other.getsockname()[1]})
+        view.config = view.config.model_copy(update={"ports": ports})
+        with pytest.raises(ListenError, match=r"ports\.api"):
+            await ApiServer(view, Metrics()).__aenter__()
+    assert names(view.config.dirs.run) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/healthz", 200), ("/readyz", 200), ("/metrics", 200), ("/v1/jobs", 404), ("/v1/version", 404)],
+)
+async def test_loopback_serves_health_only(tmp_path: Path, path: str, status: int) -> None:
+    async with (
+        ApiServer(FakeView(tmp_path), Metrics()) as server,
+        aiohttp.ClientSession() as session,
+        session.get(server.http_url + path) as answer,
+    ):
+        assert answer.status == status
+
+
+async def test_ready_says_why_not(tmp_path: Path) -> None:
+    view = FakeView(tmp_path)
+    view.joined, view.away_since = False, 1.0
+    async with (
+        ApiServer(view, Metrics()) as server,
+        aiohttp.ClientSession() as session,
+        session.get(server.http_url + "/readyz") as answer,
+    ):
+        told = await answer.json()
+    assert (answer.status, told["ok"]) == (503, False)
+    assert "the id n1 is taken by 10.0.0.9" in told["reasons"][0]
+    assert "the store has not answered" in told["reasons"][1]

@@ -1,0 +1,47 @@
+"""Which pods a job shows: those of its newest generation, not what the store still keeps of nodes that left it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from nodeagent.api.shapes import pods_json
+from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
+from nodeagent.model.pod import PodState, WorkerState
+from nodeagent.model.world import Holder
+from nodeagent.plan.cluster import Cluster
+from tests.unit.api.test_story import HEAD, RECORD
+
+
+def node(name: str) -> NodeRecord:
+    facts = NodeFacts(
+        address="10.0.0.1", hostname=name, boot_id="b", agent_pid=1, agent_version="0", started=0.0, cpu_slots=2
+    )
+    return NodeRecord(id=name, incarnation=Incarnation(life="l", start=1), joined=0, facts=facts)
+
+
+def pod(name: str, generation: int, state: Literal["running", "exited"]) -> PodState:
+    worker = WorkerState(rank=0, local_rank=0, pid=9, state=state)
+    return PodState(
+        uid="u1", job="digits", role="worker", node=name, phase="running", generation=generation, workers=(worker,)
+    )
+
+
+CLUSTER = Cluster(served=0, nodes={n: node(n) for n in ("n1", "n2", "n3", "n4")}, lapsed=frozenset({"n4"}))
+PUBLISHED = {
+    "n1": pod("n1", 2, "running"),
+    "n2": pod("n2", 1, "running"),
+    "n3": pod("n3", 1, "exited"),
+    "n4": pod("n4", 1, "exited"),
+}
+
+
+def test_a_node_that_left_the_gang_is_not_in_it_whatever_the_store_still_keeps() -> None:
+    gang, spares = pods_json(RECORD, CLUSTER, PUBLISHED)
+    assert [p["node"] for p in gang] == ["n1"]
+    assert [p["node"] for p in spares] == ["n3"], "n2 runs nothing any more, n4 is silent"
+
+
+def test_a_node_that_is_still_stopping_is_shown() -> None:
+    head = HEAD.model_copy(update={"holders": {"n2": Holder(life="l", devices=("cpu0",))}})
+    gang, _ = pods_json(RECORD.model_copy(update={"head": head}), CLUSTER, PUBLISHED)
+    assert [(p["node"], p["generation"]) for p in gang] == [("n1", 2), ("n2", 1)]

@@ -1,0 +1,58 @@
+"""A job's generations, told from its record and the audit log."""
+
+from __future__ import annotations
+
+from nodeagent.api.story import generations
+from nodeagent.model.event import Event
+from nodeagent.model.job import Spend
+from nodeagent.model.world import Cause, Head, Member, Token
+from tests.unit.api.test_intents import job
+
+
+def event(ms: int, kind: str, generation: int, text: str = "") -> Event:
+    return Event(id=f"{ms}-0", kind=kind, uid="u1", job="digits", generation=generation, text=text)
+
+
+HEAD = Head(
+    number=2, id="g2", state="active", since=0, cause=Cause(kind="worker_failed", text="rank 1 on n1 failed first"),
+    members={"n1": Member(node="n1", life="l", group_rank=0, first_rank=0, workers=1, devices=("cpu0",))},
+)  # fmt: skip
+SPEND = Spend(at=5, wall=1.0, kind="worker_failed", counts=True, node="n1", rank=1, exit=7, text="rank 1 failed")
+RECORD = job().model_copy(update={"head": HEAD, "budget": {"1": SPEND}, "active": Token(number=2, id="g2")})
+
+
+def test_what_each_fault_cost() -> None:
+    events = [
+        event(1000, "GenerationForming", 1, "first start"),
+        event(1500, "GenerationActive", 1),
+        event(9000, "WorkerFailed", 1),
+        event(9001, "WorkerFailed", 1),
+        event(9010, "GenerationForming", 2, "rank 1 on n1 failed first"),
+        event(9250, "GenerationActive", 2),
+        event(9300, "GenerationActive", 2).model_copy(update={"uid": "another"}),
+    ]
+    first, second = generations(RECORD, events)
+    assert (first["number"], first["cause"], first["state"], first["stood_still"]) == (1, "first start", "ended", None)
+    assert first["ended_by"]["exit"] == 7
+    assert (second["state"], second["stood_still"], second["ended_by"]) == ("active", 0.25, None)
+    assert second["cause"] == "rank 1 on n1 failed first"
+
+
+def test_without_the_audit_log_the_record_is_told() -> None:
+    first, second = generations(RECORD, [])
+    assert (first["number"], first["stood_still"]) == (1, None)
+    assert (second["number"], second["stood_still"]) == (2, None)
+
+
+def test_a_generation_that_never_formed_counts_for_nothing() -> None:
+    events = [
+        event(1000, "GenerationForming", 1),
+        event(1500, "GenerationActive", 1),
+        event(9000, "NodeLost", 1),
+        event(9010, "GenerationForming", 2),
+    ]
+    record = RECORD.model_copy(update={"head": HEAD.model_copy(update={"number": 3})})
+    events += [event(9500, "GenerationForming", 3), event(10000, "GenerationActive", 3)]
+    rows = generations(record.model_copy(update={"active": Token(number=3, id="g3")}), events)
+    assert [(r["number"], r["state"]) for r in rows] == [(1, "ended"), (2, "not formed"), (3, "active")]
+    assert rows[2]["stood_still"] == 1.0

@@ -1,0 +1,139 @@
+"""The agent's JSON as the tool gets it, fixed to the last digit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodeagent.api.shapes import job_json, node_json
+from nodeagent.api.story import generations
+from nodeagent.model.event import Event
+from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
+from nodeagent.model.node import Cordon, Gpu, Incarnation, NodeFacts, NodeRecord, Readiness
+from nodeagent.model.pod import PodState, WorkerState
+from nodeagent.model.world import Cause, Head, Holder, Member, PodReport, Token, WorkerExit
+from nodeagent.plan.cluster import Cluster
+from tests.unit.api.fakes import spec
+
+NOW = 10_000.0
+ERROR = 'Traceback (most recent call last):\n  File "train.py", line 41, in step\nValueError: loss is nan'
+SPEND = Spend(
+    at=9_000, wall=9_000.0, kind="worker_failed", counts=True, node="n2", rank=3, exit=1, error=ERROR,
+    text="rank 3 on n2 failed first: exit code 1 (ranks 0, 1, 2 ended after it)",
+)  # fmt: skip
+
+
+START = Cause(kind="start", text="first start")
+
+
+def member(node: str, index: int) -> Member:
+    gpus = (f"GPU-{node}-0", f"GPU-{node}-1")
+    return Member(node=node, life=f"life-{node}", group_rank=index, first_rank=2 * index, workers=2, devices=gpus)
+
+
+def head(number: int = 2, **more: Any) -> Head:
+    values: dict[str, Any] = {
+        "number": number, "id": f"g{number}", "state": "active", "since": 9_500,
+        "members": {"n1": member("n1", 0), "n2": member("n2", 1)},
+        "cause": Cause(kind="worker_failed", text=SPEND.text, node="n2", rank=3),
+    }  # fmt: skip
+    return Head(**(values | more))
+
+
+def job(phase: Phase = "running", **more: Any) -> JobRecord:
+    values: dict[str, Any] = {
+        "uid": "0f3a9c71d2e84b56", "name": "digits", "owner": 54321, "spec": spec(), "phase": phase,
+        "control": Control(rev=1, target=2), "reason": "generation 2 is active", "submitted": NOW - 3_700,
+        "started": NOW - 3_660, "head": head(), "active": Token(number=2, id="g2"), "budget": {"1": SPEND},
+        "restarts": 1,
+    }  # fmt: skip
+    return JobRecord(**(values | more))
+
+
+FAILED = job(
+    "failed", reason="restart budget spent: 10 restarts within 3600 s", ended=NOW - 60,
+    outcome=Outcome(code=1, text=SPEND.text, error=ERROR), head=head(1, state="ended", cause=START),
+    active=Token(number=1, id="g1"), restarts=0,
+)  # fmt: skip
+HOLDING = job(
+    "holding", reason="needs 2 nodes, 1 fits", head=head(state="ended", outside={"n3": "/shared/resnet is missing"}),
+)  # fmt: skip
+ENDED_PODS = {
+    "n2": PodReport(
+        state="failed", seq=1, exits=(WorkerExit(rank=3, local_rank=1, pid=613, code=1, error=ERROR),
+                                      WorkerExit(rank=2, local_rank=0, pid=612, signal=9, order=1)),
+    )
+}  # fmt: skip
+EVENTS = [
+    Event(id="6340000-0", kind="GenerationForming", uid="0f3a9c71d2e84b56", generation=1, text="first start"),
+    Event(id="6341000-0", kind="GenerationActive", uid="0f3a9c71d2e84b56", generation=1),
+    Event(id="9000000-0", kind="WorkerFailed", uid="0f3a9c71d2e84b56", generation=1),
+    Event(id="9000020-0", kind="GenerationForming", uid="0f3a9c71d2e84b56", generation=2, text=SPEND.text),
+    Event(id="9000210-0", kind="GenerationActive", uid="0f3a9c71d2e84b56", generation=2),
+]
+
+
+def node(name: str, **more: Any) -> NodeRecord:
+    gpus = tuple(Gpu(uuid=f"GPU-{name}-{i}", index=i, name="H100") for i in range(2))
+    facts = NodeFacts(
+        address=f"10.0.0.{name[1:]}", hostname=f"host-{name}", boot_id="b", agent_pid=4000 + int(name[1:]),
+        agent_version="0.1.0", started=NOW - 8_000, cpu_slots=4, gpus=gpus, labels={"rack": "r7"},
+        http="http://127.0.0.1:9470",
+    )  # fmt: skip
+    life = Incarnation(life=f"life-{name}", start=1)
+    return NodeRecord(id=name, incarnation=life, joined=1, facts=facts, **more)
+
+
+def cluster(*jobs: JobRecord) -> Cluster:
+    nodes = {
+        "n1": node("n1"),
+        "n2": node("n2"),
+        "n3": node(
+            "n3",
+            cordon=Cordon(reason="bad disk", by="olga", at=1.0),
+            readiness={"0f3a9c71d2e84b56": Readiness(state="unfit", reason="/shared/resnet is missing")},
+        ),
+        "n4": node("n4", lost=True),
+    }
+    return Cluster(served=9_600, nodes=nodes, jobs={j.uid: j for j in jobs}, lapsed=frozenset({"n4"}))
+
+
+def published(record: JobRecord) -> dict[str, PodState]:
+    if record.phase != "running" or record.head is None:
+        return {}
+    pods = {
+        m.node: PodState(
+            uid=record.uid, job=record.name, role="worker", node=m.node, phase="running",
+            generation=record.head.number, shim_pid=500 + m.group_rank,
+            workers=tuple(
+                WorkerState(rank=m.first_rank + k, local_rank=k, pid=600 + 10 * m.group_rank + k, state="running")
+                for k in range(2)
+            ),
+        )
+        for m in record.head.ordered()
+    }  # fmt: skip
+    pods["n4"] = PodState(uid=record.uid, job=record.name, role="worker", node="n4", phase="ready")
+    return pods
+
+
+def listed(record: JobRecord) -> dict[str, Any]:
+    return job_json(record, cluster(record), published(record), NOW)
+
+
+def detail(record: JobRecord, why: tuple[str, ...] = ()) -> dict[str, Any]:
+    from nodeagent.api.shapes import budget_json
+
+    shown = cluster(record)
+    return listed(record) | {
+        "why": list(why),
+        "budget": budget_json(record, shown),
+        "generations": generations(record, [e for e in EVENTS if record.head and e.generation <= record.head.number]),
+        "outside": dict(record.head.outside) if record.head else {},
+        "store_away_since": None,
+        "spec": record.spec.model_dump(),
+    }
+
+
+def shown_node(name: str) -> dict[str, Any]:
+    stopping = job(head=head(holders={"n3": Holder(life="life-n3", devices=("GPU-n3-0",))}))
+    shown = cluster(stopping)
+    return node_json(shown.nodes[name], shown, NOW)

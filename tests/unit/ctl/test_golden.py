@@ -1,0 +1,50 @@
+"""``get`` and ``describe``, letter by letter. After a wanted change: REWRITE_GOLDEN=1 pytest, then read the diff."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nodeagent.ctl import get, nodes
+from nodeagent.ctl.jobtext import job_lines
+from nodeagent.ctl.nodetext import node_lines
+from nodeagent.ctl.output import table_lines
+from tests.unit.ctl import samples
+
+GOLDEN = Path(__file__).parent / "golden"
+FAILED = samples.FAILED.model_copy(
+    update={"head": samples.head(1, state="ended", cause=samples.START, reports=samples.ENDED_PODS)},
+)
+QUEUED = samples.job(
+    "queued", head=None, active=None, budget={}, restarts=0, started=None, reason="needs 2 nodes, 1 fits"
+)  # fmt: skip
+CASES: dict[str, Callable[[], list[str]]] = {
+    "get": lambda: table_lines(
+        [c for c in get.COLUMNS if not c.wide], [samples.listed(j) for j in (samples.job(), FAILED, QUEUED)]
+    ),
+    "get-wide": lambda: table_lines(get.COLUMNS, [samples.listed(j) for j in (samples.job(), FAILED, QUEUED)]),
+    "nodes": lambda: table_lines(
+        [c for c in nodes.COLUMNS if not c.wide], [samples.shown_node(n) for n in ("n1", "n2", "n3", "n4")]
+    ),
+    "describe-running": lambda: job_lines(samples.detail(samples.job())),
+    "describe-failed": lambda: job_lines(samples.detail(FAILED)),
+    "describe-holding": lambda: job_lines(
+        samples.detail(samples.HOLDING, ("needs 2 nodes, 1 fits: n3 is cordoned (bad disk)",))
+    ),
+    "describe-queued": lambda: job_lines(samples.detail(QUEUED, ("needs 2 nodes, 1 fits",))),
+    "describe-node": lambda: node_lines(samples.shown_node("n2")),
+    "describe-cordoned-node": lambda: node_lines(samples.shown_node("n3")),
+    "describe-lost-node": lambda: node_lines(samples.shown_node("n4")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name: str) -> None:
+    text = "\n".join(CASES[name]()) + "\n"
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("REWRITE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()

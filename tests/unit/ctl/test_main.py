@@ -1,0 +1,100 @@
+"""The list of commands: that it answers at once, says what the commands say, and is wholly documented."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from nodeagent.ctl.main import COMMANDS, cli
+
+REFERENCE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
+HEAVY = ("asyncio", "aiohttp", "pydantic", "redis", "rich", "yaml", "prometheus_client", "torch", "http.client", "ssl")
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command with its full name, groups' own too."""
+    context = click.Context(cli)
+    for name in COMMANDS:
+        command = cli.get_command(context, name)
+        assert command is not None
+        yield name, command
+        if isinstance(command, click.Group):
+            for inner in command.list_commands(context):
+                found = command.get_command(context, inner)
+                assert found is not None
+                yield f"{name} {inner}", found
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """It has to answer in 0.2 s; which modules it loads decides that, on any machine."""
+    code = (
+        "import sys\nfrom nodeagent.ctl.main import cli\n"
+        "try:\n    cli(['--help'], prog_name='nodeagentctl')\nexcept SystemExit:\n    pass\n"
+        f"print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert "Commands:" in result.stdout
+    assert result.stderr == "[]\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_short_help_is_the_commands_own(name: str) -> None:
+    command = dict(commands())[name]
+    first = (command.short_help or command.help or "").partition("\n")[0]
+    assert COMMANDS[name][1].rstrip(".") == first.rstrip(".") or isinstance(command, click.Group)
+
+
+@pytest.mark.parametrize("name", [name for name, _ in commands()])
+def test_help_of_every_command(name: str) -> None:
+    result = CliRunner().invoke(cli, [*name.split(), "-h"])
+    assert result.exit_code == 0
+    assert result.output.startswith("Usage:")
+
+
+@pytest.mark.parametrize("name", [name for name, _ in commands()])
+def test_every_command_and_option_is_in_the_reference(name: str) -> None:
+    section = re.search(rf"^### {name.partition(' ')[0]}\n(.*?)(?=^##|\Z)", REFERENCE, re.MULTILINE | re.DOTALL)
+    assert section is not None, f"docs/cli.md has no section {name}"
+    if " " in name:
+        assert re.search(rf"\b{name.split()[1]}\b", section[1])
+    for option in dict(commands())[name].params:
+        if isinstance(option, click.Option) and option.name != "help":
+            missing = [o for o in option.opts if o not in section[1] and o not in ("--agent", "--output")]
+            assert not missing, f"docs/cli.md does not tell of {missing} of {name}"
+
+
+def test_the_contracts_commands_are_all_there() -> None:
+    wanted = (
+        "run submit validate get describe logs events scale pause resume restart stop delete nodes cordon uncordon "
+        "drain completion local"
+    )
+    assert set(COMMANDS) == set(wanted.split())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_script(shell: str) -> None:
+    result = CliRunner().invoke(cli, ["completion", shell])
+    assert result.exit_code == 0
+    assert "_NODEAGENTCTL_COMPLETE" in result.output
+
+
+def test_version() -> None:
+    assert CliRunner().invoke(cli, ["--version"]).output.startswith("nodeagentctl ")
+
+
+def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(cli), "get_command", lambda *_: interrupted)
+    result = CliRunner().invoke(cli, ["get"])
+    assert result.exit_code == 130
+    assert "interrupted" in result.stderr

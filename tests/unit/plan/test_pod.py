@@ -1,0 +1,293 @@
+"""What a node does for its pods: stop, promise, acknowledge, start, report, retire; each step only after the last."""
+
+from __future__ import annotations
+
+from nodeagent.model.job import JobRecord, Phase
+from nodeagent.model.node import Incarnation
+from nodeagent.model.pod import WorkerState
+from nodeagent.model.world import Head, PodReport, Token, WorkerExit
+from nodeagent.plan.pod import PodAction, Prepare, Promise, Report, Retire, SendAck, Start, Stop, plan_pods, read_report
+from nodeagent.workers.base import PodStatus, Rendezvous
+from tests.unit.plan.build import (
+    PREPARING,
+    SUCCEEDED,
+    UID,
+    UNFIT,
+    failed,
+    life,
+    make_cluster,
+    make_exit,
+    make_head,
+    make_job,
+    make_node,
+    make_spec,
+)
+
+OLD, NEW = Token(number=1, id="g1"), Token(number=2, id="g2")
+RUNNING = (WorkerState(rank=0, local_rank=0, pid=7, state="running"),)
+ENDED = (WorkerState(rank=0, local_rank=0, pid=7, state="exited", exit=0),)
+
+
+def status(phase: str, **more: object) -> PodStatus:
+    return PodStatus.model_validate({"uid": UID, "phase": phase} | more)
+
+
+def act(
+    job: JobRecord | None, now: PodStatus | None, *, node: str = "n1", nodes: tuple[str, ...] = ("n1", "n2")
+) -> PodAction | None:
+    cluster = make_cluster([make_node(n) for n in nodes], *([job] if job is not None else []))
+    statuses = {UID: now} if now is not None else {}
+    actions = plan_pods(cluster, node, Incarnation(life=life(node), start=3), statuses, 2)
+    assert len(actions) <= 1
+    return actions[0] if actions else None
+
+
+def forming(
+    holders: tuple[str, ...] = ("n1", "n2"),
+    *,
+    planned: bool = False,
+    acks: tuple[str, ...] = (),
+    members: tuple[str, ...] = ("n1", "n2"),
+) -> JobRecord:
+    head = make_head(members, state="forming", number=2, cause="restart", holders=holders, planned=planned, acks=acks)
+    return make_job("forming", head, active=1)
+
+
+# --- forming
+
+
+def test_first_it_stops_what_is_older_with_grace_only_if_planned() -> None:
+    old = status("running", generation=OLD, highest=OLD, workers=RUNNING)
+    assert act(forming(), old) == Stop(UID, None, "generation 2 is forming: because of restart")
+    planned = act(forming(planned=True), old)
+    assert isinstance(planned, Stop)
+    assert planned.grace == 30.0
+    stopping = act(forming(), status("stopping", generation=OLD, highest=OLD))
+    assert isinstance(stopping, Stop), "asked again until it is seen: a shorter grace overrides a longer one"
+
+
+def test_then_it_promises_and_rank_0_holds_a_rendezvous() -> None:
+    stopped = status("exited", generation=OLD, highest=OLD)
+    assert act(forming(), stopped) == Promise(UID, NEW, True, "generation 2 is forming")
+    assert act(forming(), stopped, node="n2") == Promise(UID, NEW, False, "generation 2 is forming")
+
+
+def test_then_it_acknowledges_rank_0_with_its_address() -> None:
+    promised = status("ready", highest=NEW)
+    assert act(forming(), promised) is None, "no address yet"
+    stale = Rendezvous(token=OLD, address="h:1", store_hosted=True)
+    assert act(forming(), status("ready", highest=NEW, rendezvous=stale)) is None
+    held = Rendezvous(token=NEW, address="h:2", store_hosted=True)
+    ack = act(forming(), status("ready", highest=NEW, rendezvous=held))
+    assert isinstance(ack, SendAck)
+    assert (ack.token, ack.ack.life, ack.ack.address, ack.ack.store_hosted) == (NEW, "life-n1", "h:2", True)
+    other = act(forming(), promised, node="n2")
+    assert isinstance(other, SendAck)
+    assert (other.ack.address, other.ack.stuck, other.last) == ("", False, None)
+
+
+def test_it_acknowledges_once_and_starts_nothing_before_all_have() -> None:
+    promised = status("ready", highest=NEW, rendezvous=Rendezvous(token=NEW, address="h:2", store_hosted=False))
+    assert act(forming((), acks=("n1",)), promised) is None
+    assert isinstance(act(forming(("n1",), acks=("n1",)), promised), SendAck), "the store has it still as a holder"
+
+
+def test_the_ack_carries_how_the_last_generation_ended() -> None:
+    crashed = status("exited", generation=OLD, highest=NEW, exits=(make_exit(code=3),), workers=ENDED)
+    ack = act(forming(), crashed, node="n2")
+    assert isinstance(ack, SendAck)
+    assert ack.last == failed(make_exit(code=3), seq=0)
+    older = crashed.model_copy(update={"generation": Token(number=9, id="g9")})
+    ack = act(forming(), older, node="n2")
+    assert isinstance(ack, SendAck)
+    assert ack.last is None
+
+
+def test_a_member_without_a_usable_pod_gets_ready_first() -> None:
+    assert isinstance(act(forming(), None), Prepare)
+    assert isinstance(act(forming(), status("gone")), Prepare)
+    for phase in ("preparing", "unfit"):
+        assert act(forming(), status(phase)) is None
+
+
+def test_a_holder_that_is_no_member_stops_and_acknowledges_without_a_promise() -> None:
+    job = forming(("n1",), members=("n2",))
+    assert isinstance(act(job, status("running", generation=OLD, workers=RUNNING)), Stop)
+    ack = act(job, status("exited", generation=OLD, highest=OLD))
+    assert isinstance(ack, SendAck)
+    assert ack.ack.address == ""
+    assert isinstance(act(job, None), SendAck), "nothing runs where there is no shim"
+
+
+def test_a_stuck_pod_lets_the_others_go_on_without_this_node() -> None:
+    stuck = status("stuck", generation=OLD)
+    assert act(forming(), stuck) is None
+    ack = act(forming(("n1",), members=("n2",)), stuck)
+    assert isinstance(ack, SendAck)
+    assert ack.ack.stuck
+    ended = make_job("stopped", make_head(["n1"], state="ended", holders=["n1"]), active=1)
+    ack = act(ended, stuck)
+    assert isinstance(ack, SendAck)
+    assert ack.ack.stuck
+
+
+# --- active
+
+
+def active(reports: dict[str, PodReport] | None = None, members: tuple[str, ...] = ("n1", "n2")) -> JobRecord:
+    return make_job("running", make_head(members, number=2, reports=reports), target=2)
+
+
+def test_it_starts_when_active_and_promised() -> None:
+    assert act(active(), status("ready", highest=NEW)) == Start(UID, NEW, "generation 2 is active")
+    assert act(active(), status("exited", generation=OLD, highest=NEW)) == Start(UID, NEW, "generation 2 is active")
+
+
+def test_without_a_promise_it_refuses() -> None:
+    said = act(active(), status("ready", highest=OLD))
+    assert isinstance(said, Report)
+    assert said.report.state == "refused"
+
+
+def test_what_runs_of_an_older_generation_is_killed_first() -> None:
+    assert act(active(), status("running", generation=OLD, highest=NEW, workers=RUNNING)) == Stop(
+        UID, None, "generation 2 is active"
+    )
+
+
+def test_an_agent_that_comes_back_leaves_running_workers_alone() -> None:
+    for phase in ("starting", "running"):
+        assert act(active(), status(phase, generation=NEW, highest=NEW, workers=RUNNING)) is None
+
+
+def test_it_reports_what_changes_once() -> None:
+    crashed = status("exited", generation=NEW, highest=NEW, workers=ENDED, exits=(make_exit(code=7),))
+    said = act(active(), crashed)
+    assert isinstance(said, Report)
+    assert (said.report, said.why) == (failed(make_exit(code=7), seq=0), "exit code 7")
+    assert act(active({"n1": failed(make_exit(code=7), seq=4)}), crashed) is None
+    more = crashed.model_copy(update={"exits": (make_exit(code=7), make_exit(1, signal=9, order=1))})
+    assert isinstance(act(active({"n1": failed(make_exit(code=7), seq=4)}), more), Report)
+
+
+def test_a_shim_that_is_gone_took_its_workers_with_it() -> None:
+    said = act(active(), None)
+    assert isinstance(said, Report)
+    assert said.report == PodReport(state="lost", reason="its shim is gone, and its workers with it")
+    said = act(active(), status("gone", reason="the shim was killed"))
+    assert isinstance(said, Report)
+    assert said.why == "the shim was killed"
+    assert act(active({"n1": said.report}), status("gone", reason="the shim was killed")) is None
+
+
+def test_a_shim_that_goes_after_its_workers_had_ended_changes_nothing() -> None:
+    for sent in (SUCCEEDED, failed(make_exit(code=7))):
+        assert act(active({"n1": sent}), status("gone")) is None
+        assert act(active({"n1": sent}), None) is None
+
+
+def test_a_node_of_another_life_is_no_member() -> None:
+    cluster = make_cluster(["n1", "n2"], active())
+    running = status("running", generation=NEW, workers=RUNNING)
+    (action,) = plan_pods(cluster, "n1", Incarnation(life="reborn", start=1), {UID: running}, 2)
+    assert action == Stop(UID, None, "this node is not in the newest generation")
+
+
+# --- not needed, not there
+
+
+def ended_head(*holders: str) -> Head:
+    return make_head(["n1", "n2"], state="ended", holders=holders, planned=True)
+
+
+def test_an_ended_job_stops_acknowledges_and_retires() -> None:
+    phase: Phase = "stopped"
+    running = status("running", generation=OLD, workers=RUNNING)
+    stop = act(make_job(phase, ended_head("n1"), active=1), running)
+    assert isinstance(stop, Stop)
+    assert stop.grace == 30.0
+    quiet = status("exited", generation=OLD)
+    assert isinstance(act(make_job(phase, ended_head("n1"), active=1), quiet), SendAck)
+    assert act(make_job(phase, ended_head(), active=1), quiet) == Retire(UID, "the job has ended")
+    assert act(make_job(phase, ended_head(), active=1), None) is None
+    late = act(make_job(phase, ended_head(), active=1), running)
+    assert isinstance(late, Stop)
+    assert late.grace is None, "it should not run any more"
+
+
+def test_paused_jobs_and_full_jobs_keep_no_pod() -> None:
+    paused = make_job("paused", ended_head(), active=1, desired="pause")
+    assert act(paused, status("ready")) == Retire(UID, "the job does not need this node")
+    full = active(members=("n1", "n2"))
+    assert act(full, None, node="n3", nodes=("n1", "n2", "n3")) == Prepare(UID, "the job may need this node")
+    assert act(full, None, node="n4", nodes=("n1", "n2", "n3", "n4")) is None
+    assert isinstance(act(full, status("ready"), node="n4", nodes=("n1", "n2", "n3", "n4")), Retire)
+
+
+def test_a_job_that_is_gone_from_the_store() -> None:
+    assert act(None, status("running", generation=OLD, workers=RUNNING)) == Retire(
+        UID, "the job is gone from the store"
+    )
+
+
+def test_a_queued_job_is_prepared_for() -> None:
+    assert isinstance(act(make_job(), None), Prepare)
+    assert isinstance(act(make_job(), status("gone")), Prepare)
+    for phase in ("preparing", "ready"):
+        assert act(make_job(), status(phase)) is None
+
+
+def test_an_unfit_pod_is_looked_at_again_and_never_retired_while_the_job_waits() -> None:
+    """Retiring it would lose the verdict, and the node would be asked again, for ever."""
+    for readiness in ({UID: UNFIT}, {UID: PREPARING}, {}):
+        cluster = make_cluster([make_node("n1", ready=readiness)], make_job())
+        (action,) = plan_pods(cluster, "n1", Incarnation(life=life("n1"), start=1), {UID: status("unfit")}, 2)
+        assert isinstance(action, Prepare)
+
+
+def test_at_most_one_action_for_each_job_in_a_fixed_order() -> None:
+    jobs = [make_job(uid=u) for u in ("u-c", "u-a", "u-b")]
+    actions = plan_pods(
+        make_cluster(["n1"], *jobs), "n1", Incarnation(life=life("n1"), start=1), {"u-z": status("ready")}, 2
+    )
+    assert [(type(a), a.uid) for a in actions] == [
+        (Prepare, "u-a"),
+        (Prepare, "u-b"),
+        (Prepare, "u-c"),
+        (Retire, "u-z"),
+    ]
+
+
+def test_only_so_many_standbys_for_running_jobs_of_others() -> None:
+    jobs = [
+        make_job("running", make_head(["n2"]), uid=f"u-{i}", target=1, spec=make_spec(priority=p))
+        for i, p in enumerate((0, 5, 0))
+    ]
+    cluster = make_cluster(["n1", "n2"], *jobs)
+    me = Incarnation(life=life("n1"), start=1)
+    taken = plan_pods(cluster, "n1", me, {}, 2)
+    assert [(type(a), a.uid) for a in taken] == [(Prepare, "u-1"), (Prepare, "u-0")], "the highest priority first"
+    kept = plan_pods(cluster, "n1", me, {f"u-{i}": status("ready") for i in range(3)}, 1)
+    assert [(type(a), a.uid) for a in kept] == [(Retire, "u-0"), (Retire, "u-2")]
+
+
+# --- what a status says
+
+
+def test_read_report() -> None:
+    two = (*ENDED, WorkerState(rank=1, local_rank=1, pid=8, state="running"))
+    done, crash, killed = make_exit(code=0), make_exit(1, code=7), make_exit(0, signal=15, stopped=True)
+
+    def said(exits: tuple[WorkerExit, ...], workers: tuple[WorkerState, ...] = two, **more: object) -> str | None:
+        report = read_report(status("running", generation=NEW, workers=workers, exits=exits, **more))
+        return report.state if report is not None else None
+
+    assert said(()) is None
+    assert said((done,)) is None
+    assert said((done,), ENDED) == "succeeded"
+    assert said((done, make_exit(1, code=0))) == "succeeded"
+    assert said((done, crash)) == "failed"
+    assert said((killed,), ENDED) is None, "we stopped it: neither success nor failure"
+    assert said((killed, crash)) == "failed"
+    assert said((killed,), ENDED, fenced=True) == "fenced"
+    assert said((), refused="hook failed") == "refused"

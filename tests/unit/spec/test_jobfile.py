@@ -1,0 +1,282 @@
+"""The job file: what it means, and how each mistake is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.model.jobspec import Hooks, JobSpec, Nodes, Policy, RestartLimits, Role
+from nodeagent.spec.jobcheck import check_spec
+from tests.unit.spec.helpers import ROOT, TRAIN, check_marked, job, problems
+
+LEAST = "name: a\ncommand: x\nnodes: 1\n"
+
+CONTRACT = """
+name: resnet50                       # unique among live jobs; a second one is refused
+command: [python, train.py]          # or roles: {pserver: {...}, trainer: {...}}
+nodes: {min: 2, max: 8, target: 4}   # MIN:MAX elastic; or a number: fixed, holds below it
+workers_per_node: gpu                # one per installed GPU, or a number
+gpus_per_worker: 1
+uneven: false
+env: {OMP_NUM_THREADS: "4"}
+working_dir: /shared/resnet
+user: train1
+checkpoint_dir: /shared/resnet/ckpt
+limits: {memlock: infinity, nofile: 1048576}
+priority: 0
+preload: [torch]
+grace: 30s
+restarts: {max: 10, window: 1h, backoff: 0s..30s}
+policies:
+  - {on: WorkerFailed, exit_code: 3, do: FailJob}
+  - {on: [PodFailed, PodEvicted, NodeLost], do: RestartJob}
+hooks: {pre_start: [sh, -c, "true"], post_stop: [sync]}
+"""
+
+
+def test_the_contracts_example() -> None:
+    assert job(CONTRACT) == JobSpec(
+        name="resnet50",
+        roles=(Role(command=("python", "train.py"), nodes=Nodes(min=2, max=8, target=4), gpus_per_worker=1),),
+        env={"OMP_NUM_THREADS": "4"},
+        working_dir="/shared/resnet",
+        user="train1",
+        checkpoint_dir="/shared/resnet/ckpt",
+        limits={"memlock": "infinity", "nofile": 1048576},
+        preload=("torch",),
+        policies=(
+            Policy(on=("WorkerFailed",), exit_code=3, do="FailJob"),
+            Policy(on=("PodFailed", "PodEvicted", "NodeLost"), do="RestartJob"),
+        ),
+        hooks=Hooks(pre_start=("sh", "-c", "true"), post_stop=("sync",)),
+        submitter=TRAIN,
+    )
+
+
+def test_the_least() -> None:
+    spec = job(LEAST)
+    assert spec == JobSpec(
+        name="a",
+        roles=(Role(command=("x",), nodes=Nodes(min=1, max=1, target=1)),),
+        working_dir="/shared/me",
+        user="train1",
+        submitter=TRAIN,
+    )
+    assert spec.restarts == RestartLimits()
+    assert check_spec(spec) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "sizes"),
+    [
+        ("4", (4, 4, 4)),
+        ("2:8", (2, 8, 8)),
+        ('"2:8"', (2, 8, 8)),
+        ("{min: 2, max: 8}", (2, 8, 8)),
+        ("{min: 2, max: 8, target: 4}", (2, 4, 8)),
+        ("{max: 8}", (1, 8, 8)),
+        ("{min: 2}", (2, 2, 2)),
+        ("{min: 2, target: 4}", (2, 4, 4)),
+        ("{max: 8, target: 4}", (1, 4, 8)),
+        ("4096", (4096, 4096, 4096)),
+    ],
+)
+def test_nodes(written: str, sizes: tuple[int, int, int]) -> None:
+    nodes = job(f"name: a\ncommand: x\nnodes: {written}").role.nodes
+    assert (nodes.min, nodes.target, nodes.max) == sizes
+
+
+@pytest.mark.parametrize(
+    ("lines", "field", "value"),
+    [
+        ("working_dir: run7", "working_dir", "/shared/me/run7"),
+        ("working_dir: ../x/./y", "working_dir", "/shared/x/y"),
+        ("working_dir: /a\ncheckpoint_dir: ckpt", "checkpoint_dir", "/a/ckpt"),
+        ("checkpoint_dir: ckpt", "checkpoint_dir", "/shared/me/ckpt"),
+        ("working_dir: /a\nenv_file: .env", "env_file", "/a/.env"),
+        ("standby: off", "standby", False),
+        ("standby: on", "standby", True),
+        ("standby: false", "standby", False),
+        ("grace: 0", "grace", 0.0),
+        ("grace: 1h30m", "grace", 5400.0),
+        ("hold_timeout: 10m", "hold_timeout", 600.0),
+        ("hold_timeout: never", "hold_timeout", None),
+        ("hang: off", "preload", ()),
+        ("hang: false", "preload", ()),
+        ("env: {A: no, B: 010, C: ''}", "env", {"A": "no", "B": "010", "C": ""}),
+        ("restarts: {backoff: 5s}", "restarts", RestartLimits(backoff_min=5, backoff_max=5)),
+        ("priority: -3", "priority", -3),
+        ("limits: {}", "limits", {}),
+        ("user: train1", "user", "train1"),
+        ('policies: [{on: "*", do: FailJob}]', "policies", (Policy(on=("*",), do="FailJob"),)),
+    ],
+)
+def test_values(lines: str, field: str, value: object) -> None:
+    assert getattr(job(LEAST + lines), field) == value
+
+
+def test_a_command_in_one_line() -> None:
+    spec = job("name: a\ncommand: python train.py --name 'a b'\nnodes: 1")
+    assert spec.role.command == ("python", "train.py", "--name", "a b")
+    assert job("name: a\ncommand: sh -c 'a && b > c'\nnodes: 1").role.command == ("sh", "-c", "a && b > c")
+
+
+def test_one_role_by_name() -> None:
+    role = job("name: a\nroles:\n  trainer: {command: x y, nodes: 2:3, workers_per_node: 4, uneven: true}").role
+    assert role == Role(
+        name="trainer", command=("x", "y"), nodes=Nodes(min=2, max=3, target=3), workers_per_node=4, uneven=True
+    )
+
+
+def test_root_may_submit_for_others() -> None:
+    assert job(LEAST + "user: train1", ROOT).user == "train1"
+    assert job(LEAST, ROOT).user == "root"
+
+
+FIVE = """name: ResNet 50
+comand: [python, train.py]
+command: [python, train.py]
+nodes: {min: 8, max: 2}
+env: {OMP_NUM_THREADS: 4}
+grace: 30 sec
+"""
+
+
+def test_five_mistakes_at_once() -> None:
+    found = problems(lambda: job(FIVE))
+    assert [str(p) for p in found] == [
+        "job.yaml:1:7: name: 'ResNet 50' is not a name, use 1 to 63 of a-z, 0-9, '-' and '.', starting and ending with "
+        "a letter or digit, such as 'resnet-50'",
+        "job.yaml:2:1: unknown key 'comand', did you mean 'command'?",
+        "job.yaml:4:8: nodes: min 8 is above max 2, it must be 1 <= min <= max <= 4096",
+        'job.yaml:5:24: env.OMP_NUM_THREADS: 4 is a number, not text, write "4" in quotes',
+        "job.yaml:6:8: grace: '30 sec' is not a duration, write 30s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("marked", "words"),
+    [
+        ("nodes: >>0", "0 is out of range, write a whole number from 1 to 4096"),
+        ("nodes: >>'4'", "write 4 without quotes"),
+        ("nodes: >>three", "write 4, 2:8 or {min: 2, max: 8, target: 4}"),
+        ("nodes: >>1e1", "write 10"),
+        ("nodes: >>true", "true is not a whole number"),
+        ("nodes: >>8:2", "min 8 is above max 2"),
+        ("nodes: >>0:2", "min 0, max 2, it must be 1 <= min"),
+        ("nodes: >>{min: 2, max: 4, target: 5}", "target 5 is not within min 2 .. max 4"),
+        ("nodes: >>{target: 5}", "neither min nor max is given"),
+        ("nodes: {min: >>two, max: >>0.5, >>taget: 3}", "did you mean 'target'?"),
+        ("nodes: >>{}", "neither min nor max"),
+        ("nodes: >>[2, 8]", "write 4, 2:8"),
+        ("command: >>[]", "an empty command, write [python, train.py]"),
+        ("command: >>''", "an empty command"),
+        ("command: [>>'']", "the program's name is empty"),
+        ("command: [python, >>1e-4, --x, >>true, >>null, >>[a]]", 'write "1e-4" in quotes'),
+        ("command: >>a && b", "no shell runs this, so '&&' does nothing, write [sh, -c, 'the whole line']"),
+        ("command: >>a | b", "so '|'"),
+        ("command: >>a 'b", "a quote that is not closed"),
+        ("command: >>7", "write [python, train.py]"),
+        ('command: [a, >>"b\\0"]', "NUL"),
+    ],
+)
+def test_mistakes_in_nodes_and_command(marked: str, words: str) -> None:
+    rest = [line for line in LEAST.splitlines() if not marked.startswith(line.split(":")[0] + ":")]
+    check_marked("\n".join([*rest, marked]), job, words)
+
+
+@pytest.mark.parametrize(
+    ("marked", "words"),
+    [
+        ("workers_per_node: >>'8'", "write 8 without quotes"),
+        ("workers_per_node: >>0", "from 1 to 1024"),
+        ("workers_per_node: >>gpus", "write gpu (one worker per GPU) or a number such as 8"),
+        ("gpus_per_worker: >>one", "gpus_per_worker: 'one' is not a whole number"),
+        ("gpus_per_worker: >>65", "it must be at most 64"),
+        ("uneven: >>yes", "write true"),
+        ("uneven: >>off", "write false"),
+        ("uneven: >>maybe", "write true or false"),
+        ("uneven: >>1", "write true"),
+        ("env: {A: >>1.10}", 'env.A: 1.10 is a number, not text, write "1.10" in quotes'),
+        ("env: {A: >>true}", 'write "true" in quotes'),
+        ("env: {A: >>[x]}", "not text"),
+        ("env: {A: >>null}", "not text"),
+        ("env: {>>A: }", "'env.A' has no value, write one, or remove the key"),
+        ("env: {>>9A: x}", "is not a variable's name"),
+        ("env: {>>RANK: '1'}", "RANK is reserved, remove it: nodeagent sets it for each worker"),
+        ("env: {>>CUDA_VISIBLE_DEVICES: '0'}", "use gpus_per_worker"),
+        ("env: {>>NODEAGENT_JOB: x}", "NODEAGENT_ are nodeagent's own"),
+        ("env: {A: b, >>A: c}", "given twice"),
+        ("env: >>[A=b]", "env: a list is not a mapping"),
+        ("env_file: >>~/secrets", "nothing replaces '~'"),
+        ("working_dir: >>$HOME/x", "nothing replaces '$'"),
+        ("working_dir: >>''", "an empty text"),
+        ("checkpoint_dir: >>7", "7 is not text"),
+        ("user: >>root", "train1 may not run a job as root, remove the key, or have root submit it"),
+        ("user: >>eve", "have eve or root submit it"),
+        ("user: >>a b", "is not a user's name"),
+        ("limits: {>>memlok: 1}", "did you mean 'memlock'?"),
+        ("limits: {>>RLIMIT_NOFILE: 1}", "did you mean 'nofile'?"),
+        ("limits: {nofile: >>unlimited}", "write infinity"),
+        ("limits: {nofile: >>-1}", "write infinity"),
+        ("limits: {nofile: >>64k}", "write a whole number such as 1048576, or infinity"),
+        ("priority: >>010", "'010' is not a whole number, write 10"),
+        ("priority: >>1001", "at most 1000"),
+        ("preload: >>torch", "write [torch]"),
+        ("preload: [torch, >>a-b, >>1]", "write it as after 'import'"),
+        ("standby: >>maybe", "write on or off"),
+        ("grace: >>'30'", "write 30s for seconds"),
+        ("grace: >>2d", "it must be at least 0s and at most 86400s"),
+        ("hold_timeout: >>0", "it must be above 0s"),
+        ("hang: >>{progress: 10m}", "not supported yet, remove it, or write hang: off"),
+        ("hang: >>auto", "not supported yet"),
+        ("restarts: >>3", "restarts: 3 is not a mapping"),
+        ("restarts: {max: >>-1, window: >>0s, backoff: >>30s..0s}", "write the shorter one first: 0s..30s"),
+        ("restarts: {>>maximum: 3}", "unknown key 'maximum' in restarts, did you mean 'max'?"),
+        ("policies: >>{on: WorkerFailed}", "policies: a mapping is not a list"),
+        ("policies: [>>{on: WorkerFailed}]", "the key 'do' is missing in policies[0], add do: RestartJob"),
+        ("policies:\n  - {on: >>WorkerFail, do: >>Fail}", "did you mean 'WorkerFailed'?"),
+        ("policies:\n  - {on: [PodFailed, >>x], do: FailJob}", "events are WorkerFailed, PodFailed"),
+        ("policies:\n  - {on: NodeLost, exit_code: >>3, do: FailJob}", "this never matches"),
+        ("policies:\n  - {on: WorkerFailed, exit_code: >>256, do: FailJob}", "at most 255"),
+        ("policies:\n  - {on: WorkerFailed, do: FailJob, >>exitcode: 3}", "did you mean 'exit_code'?"),
+        ("hooks: {pre_start: >>a && b, timeout: >>2h}", "at most 3600s"),
+        ("hooks: {>>prestart: x}", "did you mean 'pre_start'?"),
+        (">>grace:", "'grace' has no value, write one, or remove the key"),
+        (">>hang_timeout: 3", "unknown key 'hang_timeout', did you mean"),
+        (">>zzz: 3", "unknown key 'zzz', known here are"),
+    ],
+)
+def test_mistakes(marked: str, words: str) -> None:
+    check_marked(LEAST + marked, job, words)
+
+
+@pytest.mark.parametrize(
+    ("marked", "words"),
+    [
+        (">>", "the file is empty, write keys such as name, command, nodes"),
+        (">>- a", "does not hold 'key: value' lines"),
+        (">>command: x\nnodes: 1", "the key 'name' is missing, add name: resnet50"),
+        (">>name: a\nnodes: 1", "the key 'command' is missing, add command: [python, train.py]"),
+        (">>name: a\ncommand: x", "the key 'nodes' is missing, add nodes: 1 (fixed) or nodes: 2:8 (elastic)"),
+        (">>name: a\nroles: ~\nnodes: 1", "the key 'command' is missing"),
+        ("name: >>Foo Bar!\ncommand: x\nnodes: 1", "such as 'foo-bar'"),
+        ("name: >>5\ncommand: x\nnodes: 1", "5 is not a name"),
+        ("name: a\n>>nodes: 1\nroles: {w: {command: x, nodes: 1}}", "move it into the role: roles.NAME.nodes"),
+        ("name: a\nroles: >>{}", "no role is given"),
+        ("name: a\nroles: >>x", "is not a mapping"),
+        (
+            "name: a\nroles:\n  >>a: {command: x, nodes: 1}\n  b: {command: x, nodes: 1}",
+            "2 roles (a, b): several roles",
+        ),
+        ("name: a\nroles:\n  >>B b: {command: x, nodes: 1}", "is not a role's name"),
+        ("name: a\nroles:\n  b: >>{command: x}", "the key 'nodes' is missing in roles.b, add nodes: 4"),
+        ("name: a\nroles:\n  b: {command: x, nodes: >>x, >>uneve: true}", "roles.b.nodes: 'x'"),
+    ],
+)
+def test_mistakes_of_the_whole(marked: str, words: str) -> None:
+    check_marked(marked, job, words)
+
+
+def test_a_submitter_without_a_folder_is_told() -> None:
+    (found,) = problems(lambda: job(LEAST + "working_dir: /x", TRAIN.model_copy(update={"cwd": "nowhere"})))
+    assert "submitter.cwd: 'nowhere' is not an absolute path" in str(found)

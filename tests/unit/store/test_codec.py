@@ -1,0 +1,81 @@
+"""Redis hashes to records: what the contract tests cannot show, refusals above all."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nodeagent.model.node import Readiness
+from nodeagent.model.world import PodReport
+from nodeagent.store import codec
+from nodeagent.store.keys import prefix
+from nodeagent.store.scripts import load
+from tests.contract.bench import facts
+
+NODE = {
+    "id": "n1", "life": "a", "start": "2", "lost": "0", "left": "1", "joined": "7",
+    "facts": codec.encode_facts(facts("n1")), "readiness": "{}", "rev": "9", "seq": "4",
+    "dead": "", "address": "10.0.0.1", "pid": "1",
+}  # fmt: skip
+
+
+def flat(fields: dict[str, str]) -> list[str]:
+    return [text for pair in fields.items() for text in pair]
+
+
+def test_a_node_comes_back() -> None:
+    node = codec.decode_node(flat(NODE), "")
+    assert (node.id, node.incarnation.start, node.left, node.lost, node.joined, node.rev) == (
+        "n1",
+        2,
+        True,
+        False,
+        7,
+        9,
+    )
+    assert node.facts == facts("n1")
+    assert node.cordon is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"mood": "good"}, {"joined": "soon"}, {"joined": "1.5"}, {"lost": "yes"}, {"facts": "{}"}, {"rev": ""}]
+)
+def test_a_node_that_does_not_fit_is_an_error(change: dict[str, str]) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        codec.decode_node(flat(NODE | change), "")
+
+
+def test_a_job_that_does_not_fit_is_an_error() -> None:
+    with pytest.raises((ValueError, KeyError)):
+        codec.decode_job(flat({"uid": "u1"}))
+    with pytest.raises((ValueError, KeyError)):
+        codec.decode_job(["uid"])
+
+
+def test_the_same_readiness_is_the_same_text_in_any_order() -> None:
+    one, two = Readiness(state="ready"), Readiness(state="unfit", reason="né")
+    assert codec.encode_readiness({"a": one, "b": two}) == codec.encode_readiness({"b": two, "a": one})
+
+
+def test_absent_arguments_do_not_travel() -> None:
+    assert json.loads(codec.encode({"a": None, "b": [], "c": "né"})) == {"b": [], "c": "né"}
+
+
+def test_a_report_travels_without_its_seq() -> None:
+    sent = codec.encode_report(PodReport(state="failed", seq=8))
+    assert sent["state"] == "failed"
+    assert "seq" not in json.loads(sent["body"])
+
+
+def test_every_key_of_a_cluster_has_one_hash_tag() -> None:
+    assert prefix("lab-1.b_c") == "na:{lab-1.b_c}:"
+    for name in ("", "a b", "{x}", "a:b", "x" * 64, "-a"):
+        with pytest.raises(ValueError, match="cluster name"):
+            prefix(name)
+
+
+def test_scripts_are_loaded_once_and_named_by_their_content() -> None:
+    assert load("join") is load("join")
+    assert load("join").sha != load("beat").sha
+    assert "HGETALL" not in load("pods", bare=True).source

@@ -1,0 +1,91 @@
+"""The in-memory server on its own: time only from its clock, waiting in virtual time, restarts, determinism."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Coroutine
+
+import pytest
+
+from nodeagent.model.node import Incarnation
+from nodeagent.store.base import Beat, StoreRefusedError
+from nodeagent.store.memory import MemoryServer, MemoryStore
+from tests.contract.bench import FAST, MemoryBench, facts
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Sleeps cost nothing: when nothing is ready, time jumps to the next timer."""
+
+    def __init__(self) -> None:
+        super().__init__(_NoWait(self))
+        self.now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+class _NoWait(selectors.DefaultSelector):
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        assert timeout is not None, "nothing will ever happen"
+        self._loop.now += max(timeout, 0.0)
+        return list(super().select(0))
+
+
+def run(main: Coroutine[object, object, object], loop: VirtualLoop) -> object:
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(main)
+
+
+def test_waiting_works_in_virtual_time() -> None:
+    loop = VirtualLoop()
+    server = MemoryServer(loop.time)
+    store = MemoryStore(server)
+
+    async def main() -> None:
+        assert await store.wait("0-0", 3600.0) == "0-0"
+        assert loop.time() == pytest.approx(3600.0)
+        waiting = asyncio.create_task(store.wait("0-0", 3600.0))
+        await asyncio.sleep(10.0)
+        await store.join("n1", Incarnation(life="a", start=1), facts("n1"), FAST)
+        assert await waiting == server.state.newest_event == "3610000-0"
+        assert loop.time() == pytest.approx(3610.0)
+
+    run(main(), loop)
+
+
+async def test_a_restart_changes_the_run_and_may_lose_the_data() -> None:
+    clock = [5.0]
+    server = MemoryServer(lambda: clock[0])
+    bench = MemoryBench(MemoryStore(server), server, clock)
+    await bench.up("n1")
+    first = server.run_id
+    uid = (await bench.beat("n1")).cluster_uid
+    server.restart()
+    assert server.run_id != first
+    assert (await bench.beat("n1")).cluster_uid == uid
+    server.restart(keep_data=False)
+    with pytest.raises(StoreRefusedError) as caught:
+        await bench.beat("n1")
+    assert caught.value.code == "not_current"
+    reply = await bench.store.join("n1", bench.lives["n1"], facts("n1"), FAST)
+    assert reply.cluster_uid != uid
+
+
+async def test_the_served_clock_counts_at_most_credit_for_each_call() -> None:
+    clock = [0.0]
+    server = MemoryServer(lambda: clock[0])
+    store = MemoryStore(server)
+    life = Incarnation(life="a", start=1)
+    await store.join("n1", life, facts("n1"), FAST)
+    served = []
+    for seq, step in enumerate((0.05, 0.1, 1.0, -3.0, 0.02), start=1):
+        clock[0] += step
+        beat = Beat(node="n1", incarnation=life, seq=seq, length=1000, rev=0)
+        served.append((await store.beat(beat)).served)
+    assert served == [50, 150, 250, 250, 270]
+    assert server.state.amnesty == 250 + 100 + 300

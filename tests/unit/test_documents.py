@@ -1,0 +1,205 @@
+"""The documents say what the code does: links lead somewhere, drawings are current, commands and keys exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import get_args
+
+import click
+import pytest
+
+from docs.generate import BLOCKS, PROTOCOL, drawn
+from nodeagent.agent.main import main as nodeagent
+from nodeagent.ctl.main import cli
+from nodeagent.model.timing import Timing
+from nodeagent.model.world import CauseKind
+from nodeagent.plan.faults import COUNTS, EVENTS
+from nodeagent.plan.phases import TRANSITIONS
+from nodeagent.spec.agentconfig import AgentConfig
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("docs", "docs/adr", "examples", "examples/*", "ansible", ".")
+DOCUMENTS = sorted({p for f in FOLDERS for p in ROOT.glob(f"{f}/*.md")})
+ADRS = sorted((ROOT / "docs/adr").glob("*.md"))
+README = (ROOT / "README.md").read_text()
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
+TEXT = PROTOCOL.read_text()
+SCRIPTS = ROOT / "nodeagent/store/scripts"
+TOOLS: dict[str, click.Command] = {"nodeagentctl": cli, "nodeagent": nodeagent}
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+# --- links
+
+
+def _without_code(text: str) -> str:
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"^ {4,}.*$", "", text, flags=re.MULTILINE)
+
+
+def _anchors(path: Path) -> set[str]:
+    """As the forges make them of headings."""
+    heads = re.findall(r"^#+ (.+)$", _without_code(path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in heads}
+
+
+def _links(path: Path) -> list[str]:
+    return re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", _without_code(path.read_text()))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
+def test_links_lead_somewhere(path: Path) -> None:
+    broken = []
+    for link in _links(path):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+def test_documents_are_found() -> None:
+    assert {"README.md", "docs/protocol.md", "docs/architecture.md"} <= {_name(p) for p in DOCUMENTS}
+    assert sum(len(_links(p)) for p in DOCUMENTS) > 30
+
+
+# --- commands
+
+
+def _spoken(text: str) -> Iterator[list[str]]:
+    """Every command line of one of our tools in code blocks and code spans, as words up to a bare ``--``."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL) + re.findall(
+        r"(?:^ {4,}.*\n)+", text, re.MULTILINE
+    )
+    lines = [line for block in blocks for line in block.splitlines()]
+    lines += re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+    for line in lines:
+        found = re.match(r"\s*(?:\$ |# )?(?:/\S*/)?(nodeagentctl|nodeagent) (\S.*)", line)
+        if found is None:
+            continue
+        words = shlex.split(found[2].replace("...", ""), comments=True)
+        words = [word.strip("[]").partition("|")[0] for word in words]
+        yield [found[1], *words[: words.index("--") if "--" in words else None]]
+
+
+def _wrong(words: list[str]) -> str:
+    """What of this command line the tool does not know; empty if all is known."""
+    command = TOOLS[words[0]]
+    options = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"-h", "--help"}
+    for word in words[1:]:
+        if isinstance(command, click.Group) and re.fullmatch(r"[a-z][-a-z]*", word):
+            inner = command.get_command(click.Context(command), word)
+            if inner is None:
+                return word
+            command = inner
+            options |= {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
+        elif word.startswith("-") and word != "-" and word.partition("=")[0] not in options:
+            return word
+    return ""
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
+def test_commands_exist(path: Path) -> None:
+    assert not [(words, bad) for words in _spoken(path.read_text()) if (bad := _wrong(words))]
+
+
+def test_commands_are_found() -> None:
+    spoken = list(_spoken(README))
+    assert {words[1] for words in spoken if words[0] == "nodeagentctl"} >= {"run", "nodes", "drain", "local"}
+    assert _wrong(["nodeagentctl", "runn"]) and _wrong(["nodeagentctl", "run", "--lokal", "2"])
+
+
+def test_targets_of_make_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {t for p in DOCUMENTS for t in re.findall(r"(?:`| {4})make ([a-z]+)", p.read_text())}
+    assert {"demo", "test"} <= named <= targets
+
+
+# --- the protocol
+
+
+def test_drawn_parts_are_current() -> None:
+    assert drawn(TEXT) == TEXT, "run: python -m docs.generate"
+
+
+def test_a_document_without_markers_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no markers of the block 'phases'"):
+        drawn("# nothing to draw in")
+
+
+def test_the_diagram_is_the_table() -> None:
+    for (before, step), after in TRANSITIONS.items():
+        assert f"    {before} --> {after}: {step}\n" in BLOCKS["phases"]()
+
+
+def _table(text: str, first: str) -> list[list[str]]:
+    """Rows of the table whose head begins with this cell; a | inside of code does not part cells."""
+    lines = text[text.index(f"| {first} |") :].splitlines()[2:]
+    rows = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def test_the_keys_are_the_scripts() -> None:
+    source = "\n".join(p.read_text() for p in SCRIPTS.glob("*.lua"))
+    used = {key.rstrip(":") for key in re.findall(r"P \.\. '([a-z:]+)'", source)}
+    told = {row[0].strip("`").partition("<")[0].rstrip(":") for row in _table(TEXT, "key")}
+    assert told == used
+
+
+def test_the_steps_are_the_scripts() -> None:
+    assert {row[0].strip("`") for row in _table(TEXT, "step | who")} == {
+        p.stem for p in SCRIPTS.glob("*.lua") if not p.name.startswith("_")
+    }
+
+
+def test_the_causes_are_the_codes() -> None:
+    told = {}
+    for kinds, _seen, counts, event in _table(TEXT, "kind | what was seen"):
+        for kind in re.findall(r"`(\w+)`", kinds):
+            told[kind] = (counts.startswith("yes"), event)
+    assert set(told) == set(get_args(CauseKind))
+    assert {kind for kind, (counts, _) in told.items() if counts} == COUNTS
+    assert {kind: event for kind, (_, event) in told.items() if event != "-"} == EVENTS
+
+
+def test_the_numbers_are_the_defaults() -> None:
+    t, ports = Timing(), AgentConfig().ports
+    assert t.problems() == []
+    restart = f"{t.fence - t.heartbeat:g} s"
+    for text in (README, TEXT, ARCHITECTURE):
+        assert f"{t.fence:g} s" in text
+        assert restart in text
+    assert f"fence x 1.02 + credit + kill <= lease | {t.fence * 1.02 + t.credit + t.kill:.3f} <= {t.lease:g}" in TEXT
+    for text in (README, ARCHITECTURE):
+        assert "{}-{}".format(*ports.rendezvous) in text
+        assert f"127.0.0.1:{ports.api}" in text
+
+
+# --- decisions
+
+
+@pytest.mark.parametrize("path", ADRS, ids=_name)
+def test_a_decision_is_short_and_whole(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith(f"# {int(path.name[:4])}. ")
+    assert [line for line in lines if line.startswith("## ")] == ["## Context", "## Choice", "## Consequences"]
+    assert 15 <= len(lines) <= 40
+
+
+def test_decisions_are_numbered_without_holes() -> None:
+    numbers = [int(p.name[:4]) for p in ADRS]
+    assert numbers[0] == 1
+    assert all(after == before + 1 for before, after in pairwise(numbers))
