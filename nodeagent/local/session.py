@@ -109,7 +109,7 @@ def wait_joined(
                 missing.remove(node["name"])
                 continue
             says = answer
-            if node["failed"] or node["starts"] > CRASHES:
+            if node["failed"] or node["crashes"] >= CRASHES:
                 raise LocalError(
                     f"{node['name']}'s agent does not stay up ({node['last_end']}). The end of its log:\n"
                     + _tail(Path(node["log"]))

@@ -54,6 +54,8 @@ class _Node:
     switched: asyncio.Event = field(default_factory=asyncio.Event)
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
+    crashes: int = 0
+    """How often its agent ended by itself since its power was last switched on."""
     failed: bool = False
     """Its agent said that starting it again would not help; until its power is switched."""
     last_end: str = ""
@@ -149,6 +151,7 @@ class Supervisor:
             self._children.reaped(process.pid)
             if node.on:
                 node.last_end = f"exit {code}" if code >= 0 else f"signal {-code}"
+                node.crashes += 1
                 node.failed = code == HOPELESS
                 say(f"{node.name}: agent {process.pid} ended ({node.last_end})")
                 await asyncio.sleep(RESTART_DELAY)
@@ -222,6 +225,8 @@ class Supervisor:
         async with node.switching:
             was_on = node.on and not node.failed
             node.on, node.failed = True, False
+            if not was_on:
+                node.crashes, node.last_end = 0, ""
             node.switched.set()
         return {"node": node.name, "changed": not was_on}
 
@@ -237,6 +242,7 @@ class Supervisor:
                     "power": "on" if node.on else "off",
                     "agent_pid": node.process.pid if node.process else None,
                     "starts": node.starts,
+                    "crashes": node.crashes,
                     "failed": node.failed,
                     "last_end": node.last_end,
                     "gpus": list(node.gpus),

@@ -112,6 +112,16 @@ def test_kill_is_a_power_cut_and_stays(cluster: Cluster) -> None:
     assert ask(cluster, "start", node="n2")["changed"] is False
 
 
+def test_power_cuts_are_no_crashes_however_many(cluster: Cluster) -> None:
+    for _ in range(session.CRASHES + 1):
+        ask(cluster, "kill", node="n2")
+        ask(cluster, "start", node="n2")
+        session.wait_joined(cluster, 20, ["n2"])
+    assert node(cluster, "n2")["starts"] > session.CRASHES
+    assert node(cluster, "n2")["crashes"] == 0
+    assert node(cluster, "n2")["last_end"] == ""
+
+
 def test_an_agent_that_says_it_is_hopeless_stays_down_until_its_power_is_switched(cluster: Cluster) -> None:
     (cluster.layout.node("n1").state / "hopeless").touch()
     os.kill(node(cluster, "n1")["agent_pid"], signal.SIGKILL)
