@@ -18,6 +18,7 @@ from benchmarks.ours import Ours
 from benchmarks.steplog import NotReachedError
 from benchmarks.torchrun import Torchrun
 from nodeagent.local import power
+from nodeagent.workers.linux import stat_fields
 
 START_TIMEOUT = 120.0
 WARM_UP = 3.0
@@ -130,17 +131,31 @@ def _both(folder: Path, shape: Shape, trials: tuple[int, int], trial: Callable[[
 def _kinds(ours: Ours) -> dict[str, list[int]]:
     """The processes of nodeagent, without the workers: what a node runs, and the store that the cluster shares."""
     status = ours.status()
-    kinds = {"agent": [node["agent_pid"] for node in status["nodes"]], "shim": [], "standby": [], "workers": []}
+    kinds = {
+        "agent": [node["agent_pid"] for node in status["nodes"]],
+        "shim": [],
+        "watchdog": [],
+        "standby": [],
+        "workers": [],
+    }
     if ours.shape is not None:
         for pod in ours.job()["pods"]:
             kinds["shim"].append(pod["shim_pid"])
             kinds["standby"].append(pod["standby_pid"])
             kinds["workers"] += [worker["pid"] for worker in pod["workers"]]
     known = {pid for pids in kinds.values() for pid in pids}
-    kinds["rendezvous stores, parked workers"] = sorted(power.processes(ours.cluster().uid) - known)
+    ours_all = power.processes(ours.cluster().uid)
+    kinds["watchdog"] = sorted(pid for pid in ours_all - known if _parent(pid) in kinds["shim"])
+    known |= set(kinds["watchdog"])
+    kinds["rendezvous stores, parked workers"] = sorted(ours_all - known)
     kinds["redis (one per cluster)"] = [status["redis"]["pid"]]
     del kinds["workers"]
     return kinds
+
+
+def _parent(pid: int) -> int | None:
+    fields = stat_fields(pid)
+    return int(fields[1]) if fields else None
 
 
 def _costs(kinds: dict[str, list[int]], effort: Effort) -> dict[str, dict[str, float]]:

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import select
 import signal
 import struct
 import time
@@ -147,6 +148,25 @@ def kill_marked(mark: str, owner: int) -> list[int]:
             finally:
                 os.close(fd)
     return found
+
+
+def pidfd_ended(pidfd: int) -> bool:
+    """The process behind the pidfd has ended (reaped or not)."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def kill_group(pid: int, pidfd: int, number: int = signal.SIGKILL) -> None:
+    """Signal the group that this process leads; the process alone if it has not made its session yet, and also for
+    SIGKILL. The leader must not have been reaped: only it pins the group's number."""
+    grouped = False
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+        grouped = True
+    if not grouped or number == signal.SIGKILL:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(pidfd, number)
 
 
 @contextlib.contextmanager

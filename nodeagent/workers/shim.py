@@ -52,6 +52,7 @@ class Shim:
         for name in ("exits", "errors"):
             (self.state / name).mkdir(exist_ok=True)
         self.loop, self.guard, self.children = Loop(), Guard(), Children()
+        self.guard.watchdog.start(self.loop, self.children)
         self.preparation = Preparation(
             self.loop, self.children, self.pod, folder / "s", self.changed,
             lambda text: note(self._file(self.logs / "pod.log"), text),
@@ -152,8 +153,7 @@ class Shim:
         self._tell(f"unknown command {command['op']}")
 
     def _do_grant(self, command: Command) -> None:
-        if self.guard.grant(command["until"], command["seq"]):
-            self.preparation.standby.grant(command["until"])
+        self.guard.grant(command["until"], command["seq"])
 
     def _do_promise(self, command: Command) -> None:
         token = command["token"]

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nodeagent.workers.linux import write_atomic
+from nodeagent.workers.linux import pidfd_ended, write_atomic
 from nodeagent.workers.shim_children import Children, reap
-from nodeagent.workers.shim_guard import Guard, has_ended
+from nodeagent.workers.shim_guard import Guard
 from nodeagent.workers.shim_hook import Hook
 from nodeagent.workers.shim_loop import Delay, Loop
 from nodeagent.workers.shim_output import Capture, RotatingFile
@@ -122,7 +122,7 @@ class Gang:
         if self.settled:
             return
         for w in self._living():
-            if has_ended(w.pidfd):
+            if pidfd_ended(w.pidfd):
                 self._on_end(w)
         self.stopping = True
         for w in self._living():
@@ -264,9 +264,6 @@ class Gang:
         if w.record is not None or status < 0:
             return
         self.parts.children.forget(w.pid)
-        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        if killed and not w.stopped and not self.parts.guard.granted:  # the standby's guard, while we were stopped
-            w.stopped = w.fenced = self.fenced = True
         for capture in w.captures:
             capture.drain()
         w.record = exit_record(

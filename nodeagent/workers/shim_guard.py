@@ -1,18 +1,17 @@
 """The fence: kills the workers when the time that the agent granted has passed.
 
-It has its own thread, so that a slow disk under the shim's loop cannot delay it. Standard library only. Must never
-wait for anything but its timer and its lock, and the lock is held for system calls that cannot block.
+It has its own thread, so that a slow disk under the shim's loop cannot delay it, and the watchdog behind it for when
+the whole shim is stopped. Standard library only. Must never wait for anything but its timer and its lock, and the lock
+is held for system calls that cannot block.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import signal
 import threading
 
-from nodeagent.workers.linux import arm_timer, boottime, boottime_timer
+from nodeagent.workers.linux import arm_timer, boottime, boottime_timer, kill_group, pidfd_ended
+from nodeagent.workers.shim_watchdog import Watchdog
 
 
 class Guard:
@@ -27,6 +26,7 @@ class Guard:
         self._until = 0.0
         self._seq = -1
         self._timer = boottime_timer()
+        self.watchdog = Watchdog()
         threading.Thread(target=self._watch, name="fence", daemon=True).start()
 
     @property
@@ -41,7 +41,8 @@ class Guard:
                 return False
             self._seq, self._until = seq, until
             arm_timer(self._timer, until)
-            return True
+        self.watchdog.grant(until)
+        return True
 
     def new_controller(self) -> None:
         """Another agent process took over: its seqs start anew. The deadline stays."""
@@ -50,33 +51,35 @@ class Guard:
 
     def hold(self, pid: int, pidfd: int) -> bool:
         """Guard this process group; False (and it is killed) if the time has passed already."""
+        self.watchdog.hold(pid, pidfd)
         with self._lock:
             self._held[pid] = pidfd
             if self.granted:
                 return True
             self._fenced.add(pid)
-            _kill(pid, pidfd)
+            kill_group(pid, pidfd)
             return False
 
     def signal(self, pid: int, number: int) -> None:
         """Signal a guarded process and its group."""
         with self._lock:
             if pid in self._held:
-                _kill(pid, self._held[pid], number)
+                kill_group(pid, self._held[pid], number)
 
     def release(self, pid: int) -> bool:
         """The process has ended and is about to be reaped: what is left of its group is killed, its pidfd closed.
-        Whether it was the fence that ended it.
+        Whether it was the fence, or the watchdog, that ended it.
 
         Only an unreaped leader pins the group's number, so this comes before the reaping.
         """
+        by_watchdog = self.watchdog.release(pid)
         with self._lock:
             pidfd = self._held.pop(pid)
-            _kill(pid, pidfd)
+            kill_group(pid, pidfd)
             os.close(pidfd)
             fenced = pid in self._fenced
             self._fenced.discard(pid)
-            return fenced
+        return fenced or by_watchdog
 
     def _watch(self) -> None:
         while True:
@@ -85,25 +88,7 @@ class Guard:
                 if self.granted:
                     continue
                 for pid, pidfd in self._held.items():
-                    if not has_ended(pidfd):
+                    if not pidfd_ended(pidfd):
                         self._fenced.add(pid)
-                        _kill(pid, pidfd)
+                        kill_group(pid, pidfd)
             os.eventfd_write(self.wake, 1)
-
-
-def has_ended(pidfd: int) -> bool:
-    """The process behind the pidfd has ended (reaped or not)."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def _kill(pid: int, pidfd: int, number: int = signal.SIGKILL) -> None:
-    """Signal the group; the process alone if it has not made its session yet, and also for SIGKILL."""
-    grouped = False
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
-        grouped = True
-    if not grouped or number == signal.SIGKILL:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            signal.pidfd_send_signal(pidfd, number)

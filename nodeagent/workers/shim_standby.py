@@ -75,11 +75,6 @@ class Standby:
         self._reaps[pid] = reaped
         self._send({"op": "reap", "pid": pid}, ())
 
-    def grant(self, until: float) -> None:
-        """Its forks may run until this CLOCK_BOOTTIME: a second guard, for when this shim is stopped itself."""
-        if self.warm and self._link is not None:
-            self._send({"op": "grant", "until": until}, ())
-
     def kill(self) -> None:
         """End it at once; ``gone`` must be called when it has been reaped."""
         if self.pid is not None:

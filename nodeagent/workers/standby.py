@@ -21,17 +21,13 @@ import importlib
 import io
 import json
 import os
-import select
 import signal
 import socket
 import sys
-import time
 import types
 from typing import Any
 
 TORCH_PARTS = ("torch.distributed", "torch.optim", "torch._dynamo", "torch.utils.data")
-SLACK = 0.15
-"""Seconds past the granted time at which this process acts: after the shim's fence, within the protocol's kill."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -111,16 +107,9 @@ def receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
 def serve(link: socket.socket) -> dict[str, Any]:
     """Obey the shim. In the standby it never returns; in a forked worker it returns what to run."""
     me = os.getpid()
-    workers: set[int] = set()
-    until = None
     while True:
-        await_command(link, workers, until)
         command, fds = receive(link)
-        if command["op"] == "grant":
-            until = command["until"]
-            continue
         if command["op"] == "reap":
-            workers.discard(command["pid"])
             send(link, {"event": "reaped", "pid": command["pid"], "status": reap(command["pid"])})
             continue
         problem = why_unusable()
@@ -140,25 +129,9 @@ def serve(link: socket.socket) -> dict[str, Any]:
                         host_store(command, fds)
                     become_worker(command, fds)
                     return command
-                if command["op"] == "fork":
-                    workers.add(pid)
                 send(link, {"event": "forked", "id": command["id"], "pid": pid})
         for fd in fds:
             os.close(fd)
-
-
-def await_command(link: socket.socket, workers: set[int], until: float | None) -> None:
-    """Until the shim says something. Where a stopped shim lets the granted time pass with workers alive, this process
-    ends, and they with it, by their death signal: the fence does not hang on the shim alone."""
-    while True:
-        wait = None
-        if workers and until is not None:
-            wait = max(0.0, until + SLACK - time.clock_gettime(time.CLOCK_BOOTTIME))
-        if select.select([link], [], [], wait)[0]:
-            return
-        if any(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None for pid in workers):
-            os._exit(1)
-        workers.clear()  # all have ended and only wait to be reaped
 
 
 def reap(pid: int) -> int:

@@ -162,7 +162,8 @@ class Cluster:
             now = self.job(job)
             if now["phase"] in ENDED:
                 raise AssertionError(f"{job} ended: {now['phase']}: {now['reason']}\n{self.state()}")
-            running = {p["node"] for p in now["pods"] if any(w["state"] == "running" for w in p["workers"])}
+            pods = [p for p in now["pods"] if p["generation"] == now["generation"]]
+            running = {p["node"] for p in pods if any(w["state"] == "running" for w in p["workers"])}
             return now["phase"] == "running" and now["generation"] > above and len(running) == nodes
 
         self.until(whole, limit, f"{job} runs on {nodes} nodes in a generation above {above}")

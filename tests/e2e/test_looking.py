@@ -40,7 +40,9 @@ def pair(calm: Cluster) -> Cluster:
 
 
 def test_after_a_scale_in_only_the_nodes_that_are_left_are_shown(pair: Cluster) -> None:
+    first = pair.job("says")["generation"]
     pair.ctl("scale", "says", "1")
+    pair.until_running("says", 1, above=first)  # what is shown of a pod follows its change by a beat
     job = pair.json("get", "says")
     assert [(p["node"], p["phase"]) for p in job["pods"]] == [(job["chief"], "running")]
     row = pair.ctl("get").stdout.splitlines()[-1].split()

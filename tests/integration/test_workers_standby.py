@@ -187,25 +187,6 @@ async def test_the_standby_is_started_again_and_its_death_ends_its_workers(tmp_p
         assert again.standby_pid != first.standby_pid
 
 
-async def test_a_stopped_shim_leaves_nothing_running_past_the_granted_time(tmp_path: Path) -> None:
-    """SIGSTOP of the shim: its own fence cannot act, so the standby ends, and its workers with it."""
-    (tmp_path / "t.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
-    async with open_bench(tmp_path) as bench:
-        first = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path))
-        status = await bench.running(1, ({}, {}))
-        assert first.shim_pid is not None
-        bench.grant(1.0)
-        await bench.until(lambda s: s.phase == "running")
-        await asyncio.sleep(0.3)  # the grant is on its way to the standby
-        os.kill(first.shim_pid, signal.SIGSTOP)
-        try:
-            await wait_for(lambda: not any(is_running(w.pid) for w in status.workers))
-        finally:
-            os.kill(first.shim_pid, signal.SIGCONT)
-        ended = await bench.until(lambda s: s.phase == "exited")
-        assert ended.fenced
-
-
 async def test_an_idle_standby_outlives_the_granted_time(tmp_path: Path) -> None:
     """Nothing runs, so there is nothing to end: the next start costs no import."""
     (tmp_path / "t.py").write_text("print('up', flush=True)\n")

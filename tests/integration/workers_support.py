@@ -17,7 +17,7 @@ from nodeagent.model.jobspec import Hooks, JobSpec, Nodes, Role, Submitter
 from nodeagent.model.world import Token
 from nodeagent.workers.base import PodStatus, StartOrder
 from nodeagent.workers.host import ShimHost
-from nodeagent.workers.linux import boottime, marked
+from nodeagent.workers.linux import boottime, marked, pids, stat_fields
 from nodeagent.workers.pod_folder import log_folder
 
 UID = "0123456789abcdef0123456789abcdef"
@@ -163,6 +163,18 @@ class Bench:
     async def output_line(self, text: str, number: int = 1, rank: int = 0) -> None:
         """Wait until a rank has printed this line."""
         await wait_for(lambda: text in self.output(number, rank))
+
+    def own(self) -> set[int]:
+        """Living processes of the pod that are not the job's: shim, watchdog (a fork of it), standby."""
+        status = self.state()
+        shim, own = status.shim_pid, {status.shim_pid, status.standby_pid}
+        assert shim is not None
+        line = Path(f"/proc/{shim}/cmdline").read_bytes()
+        for pid in pids():
+            fields = stat_fields(pid)
+            if fields and int(fields[1]) == shim and Path(f"/proc/{pid}/cmdline").read_bytes() == line:
+                own.add(pid)
+        return {pid for pid in own if pid}
 
     def left(self) -> list[int]:
         self.note_marks()

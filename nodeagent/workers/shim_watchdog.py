@@ -1,0 +1,153 @@
+"""The second guard: a process beside the shim that kills the workers when the shim itself is stopped.
+
+The shim's own fence (``shim_guard.py``) acts at the end of the granted time; where it does not, since the shim is
+frozen or hangs, this process does, ``SLACK`` later. Standard library only; it knows pids and one deadline, nothing
+else, and dies with the shim. Must never act while the shim's fence does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+from nodeagent.workers.linux import boottime, kill_group, pidfd_ended
+from nodeagent.workers.shim_children import Children, reap
+from nodeagent.workers.shim_loop import Loop
+from nodeagent.workers.shim_spawn import start_function
+
+SLACK = 0.15
+"""Seconds past the granted time: after the shim's fence, within the protocol's ``kill``."""
+START_AGAIN = 0.1
+"""Seconds from its end to its next start, should anybody kill it."""
+
+_COMMAND = struct.Struct("=cqd")
+_GRANT, _HOLD, _RELEASE = b"g", b"h", b"r"
+
+
+class Watchdog:
+    """The shim's side. Every call returns at once; none waits for the process."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self._link: socket.socket | None = None
+        self._held: dict[int, int] = {}
+        self._killed: set[int] = set()
+        self._until = 0.0
+
+    def start(self, loop: Loop, children: Children) -> None:
+        """Fork it, and again whenever it ends. Call before any worker starts."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.closing(theirs):
+            self.pid = start_function(lambda: watch(theirs), 2, 2, "the watchdog")
+        ours.setblocking(False)
+        self._link = ours
+
+        def ended() -> None:
+            children.forget(self.pid)
+            reap(self.pid)
+            self._collect()
+            self._unlink()
+            loop.after(START_AGAIN, lambda: self.start(loop, children))
+
+        children.expect(self.pid, ended)
+        self.grant(self._until)
+        for pid, pidfd in self._held.items():
+            self._send(_HOLD, pid, pidfd=pidfd)
+
+    def grant(self, until: float) -> None:
+        """What it holds may run until this CLOCK_BOOTTIME."""
+        self._until = until
+        self._send(_GRANT, until=until)
+
+    def hold(self, pid: int, pidfd: int) -> None:
+        """Watch this process group, whose leader the pidfd names."""
+        self._held[pid] = pidfd
+        self._send(_HOLD, pid, pidfd=pidfd)
+
+    def release(self, pid: int) -> bool:
+        """Its leader has ended and is about to be reaped. Whether it was the watchdog that killed it."""
+        self._held.pop(pid, None)
+        self._collect()
+        self._send(_RELEASE, pid)
+        killed = pid in self._killed
+        self._killed.discard(pid)
+        return killed
+
+    def _collect(self) -> None:
+        """What it has killed: told before each kill, so that it is known before the death is."""
+        while self._link is not None:
+            try:
+                data = self._link.recv(64)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                return
+            self._killed.add(_COMMAND.unpack(data)[1])
+
+    def _send(self, what: bytes, pid: int = 0, until: float = 0.0, pidfd: int = -1) -> None:
+        """One that does not take what it is told, being stopped itself, is started anew with all it must know."""
+        if self._link is None:
+            return
+        try:
+            socket.send_fds(self._link, [_COMMAND.pack(what, pid, until)], [pidfd] if pidfd >= 0 else [])
+        except OSError:
+            self._unlink()
+            os.kill(self.pid, signal.SIGKILL)  # our own child, not reaped yet: its end starts the next
+
+    def _unlink(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+def watch(link: socket.socket) -> None:
+    """The process itself: until the shim closes the link, or dies and this process with it."""
+    gc.disable()  # nothing here makes cycles, and a collection would copy the shim's pages
+    _close_all_but(link.fileno())
+    held: dict[int, int] = {}
+    until: float | None = None
+    poll = select.poll()
+    poll.register(link.fileno(), select.POLLIN)
+    while True:
+        late = until is not None and held and boottime() >= until + SLACK
+        wait = None if until is None or not held else max(0.0, until + SLACK - boottime()) * 1000
+        if poll.poll(wait):
+            data, fds, _, _ = socket.recv_fds(link, 64, 1)
+            if not data:
+                return
+            what, pid, time = _COMMAND.unpack(data)
+            if what == _GRANT:
+                until = time
+            elif what == _HOLD:
+                held[pid] = fds[0]
+            elif pid in held:
+                os.close(held.pop(pid))
+        elif late:
+            _kill(link, held)
+            until = None  # until the shim speaks again
+
+
+def _kill(link: socket.socket, held: Mapping[int, int]) -> None:
+    for pid, pidfd in held.items():
+        if not pidfd_ended(pidfd):
+            with contextlib.suppress(BlockingIOError):
+                link.send(_COMMAND.pack(b"k", pid, 0.0), socket.MSG_DONTWAIT)
+            kill_group(pid, pidfd)
+
+
+def _close_all_but(keep: int) -> None:
+    """Pipes and sockets of the shim's that this fork inherited: their other ends must see the shim's own close."""
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        fd = int(entry.name)
+        if fd > 2 and fd != keep:
+            with contextlib.suppress(OSError):
+                os.close(fd)
