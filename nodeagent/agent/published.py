@@ -17,11 +17,11 @@ def readiness(statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
     out: dict[str, Readiness] = {}
     for uid, status in statuses.items():
         if status.phase in ("preparing", "gone"):
-            out[uid] = Readiness(state="preparing", reason=status.reason)
+            out[uid] = Readiness(state="preparing", reason=status.reason, folder=status.folder)
         elif status.phase in ("unfit", "stuck"):
             out[uid] = Readiness(state="unfit", reason=status.reason, code=status.code)
         else:
-            out[uid] = Readiness(state="ready")
+            out[uid] = Readiness(state="ready", folder=status.folder)
     return out
 
 

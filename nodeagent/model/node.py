@@ -68,6 +68,8 @@ class Readiness(Record):
     """For ``unfit``: what is missing, as told to the person ("/shared/resnet is missing")."""
     code: int = 0
     """For ``unfit``: the exit code a shell would give (127 command not found, 126 not executable), else 0."""
+    folder: str = ""
+    """The random id in the job's checkpoint folder as this node sees it; empty if unknown or the job has none."""
 
 
 class Cordon(Record):

@@ -11,7 +11,7 @@ from nodeagent.model.job import TERMINAL, JobRecord, Outcome
 from nodeagent.model.world import Head
 from nodeagent.plan import faults
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.membership import gone_nodes, holding_nodes, natural
+from nodeagent.plan.membership import gone_nodes, holding_nodes, natural, strays
 from nodeagent.plan.running import after_fault, decide_running
 from nodeagent.plan.steps import Activate, Decision, End, Remove, propose_or_hold
 from nodeagent.plan.waiting import decide_waiting
@@ -82,6 +82,8 @@ def _forming(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decis
     silent = [m.node for m in head.ordered() if m.node not in head.acks]
     ready = {n: cluster.nodes[n].readiness.get(job.uid) for n in silent}
     unfit = {n: f"{n} cannot run it: {r.reason}" for n, r in ready.items() if r is not None and r.state == "unfit"}
+    astray = strays(cluster, job)
+    unfit |= {n: astray[n] for n in silent if n in astray}
     if unfit:
         return _form_again(cluster, job, head, (), unfit)
     stopping = sorted(head.holders, key=natural)

@@ -4,8 +4,8 @@ may."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from nodeagent.model.job import TERMINAL, JobRecord
@@ -117,8 +117,42 @@ def candidate(cluster: Cluster, job: JobRecord, node: NodeRecord) -> Candidate:
 
 
 def candidates(cluster: Cluster, job: JobRecord) -> tuple[Candidate, ...]:
-    """Every known node in natural order."""
-    return tuple(candidate(cluster, job, cluster.nodes[n]) for n in sorted(cluster.nodes, key=natural))
+    """Every known node in natural order; those that see another checkpoint folder are unfit."""
+    astray = strays(cluster, job)
+    found = (candidate(cluster, job, cluster.nodes[n]) for n in sorted(cluster.nodes, key=natural))
+    return tuple(
+        replace(c, standing="unfit", why=astray[c.node], devices=())
+        if c.node in astray and c.standing in ("fit", "pending")
+        else c
+        for c in found
+    )
+
+
+def strays(cluster: Cluster, job: JobRecord, newer: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Nodes whose checkpoint_dir is another folder than the job's, each with the sentence that says so.
+
+    The job's is the one that most of its survivors see, then most nodes, then the first node. A job of one node may
+    keep its checkpoints there. ``newer``: ids (by node) that the records do not hold yet.
+    """
+    if job.spec.role.nodes.max == 1:
+        return {}
+    ready = {n: r for n, record in cluster.nodes.items() if (r := record.readiness.get(job.uid)) and cluster.live(n)}
+    seen = {n: r.folder for n, r in ready.items() if r.state != "unfit"} | dict(newer or {})
+    by_folder: dict[str, list[str]] = {}
+    for node in sorted((n for n, folder in seen.items() if folder), key=natural):
+        by_folder.setdefault(seen[node], []).append(node)
+    if len(by_folder) < 2:
+        return {}
+    members = {m.node for m in survivors(cluster, job)}
+    groups = list(by_folder.values())  # of the greatest, max() takes the one with the first node
+    right = max(groups, key=lambda nodes: (len(members.intersection(nodes)), len(nodes)))
+    text = f"checkpoint_dir {job.spec.checkpoint_dir} there is not the folder that {right[0]} sees"
+    return {
+        n: f"{n} cannot run it: {text}; it must be one shared folder"
+        for nodes in groups
+        if nodes is not right
+        for n in nodes
+    }
 
 
 def survivors(cluster: Cluster, job: JobRecord) -> tuple[Member, ...]:

@@ -15,7 +15,7 @@ from nodeagent.model.world import Ack, Head, PodReport, Token
 from nodeagent.plan.blame import describe, is_failure
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.faults import final_report
-from nodeagent.plan.membership import should_prepare
+from nodeagent.plan.membership import should_prepare, strays
 from nodeagent.workers.base import PodStatus
 
 
@@ -124,7 +124,7 @@ def _plan_pod(
     in_head = member is not None and member.life == life
     holds = holder is not None and holder.life == life
     if head is not None and head.state == "forming" and (in_head or holds):
-        return _forming(job, head, node, in_head, status)
+        return _forming(cluster, job, head, node, in_head, status)
     if head is not None and head.state == "active" and in_head:
         return _active(job, head, node, status)
     if status is not None and not status.quiet and not (holds and status.phase == "stuck"):
@@ -141,7 +141,9 @@ def _plan_pod(
     return None
 
 
-def _forming(job: JobRecord, head: Head, node: str, in_head: bool, status: PodStatus | None) -> PodAction | None:
+def _forming(
+    cluster: Cluster, job: JobRecord, head: Head, node: str, in_head: bool, status: PodStatus | None
+) -> PodAction | None:
     """Stop what is older, promise, acknowledge."""
     if status is not None and status.phase == "stuck":
         # SIGKILL is pending, so it runs no more of its own code: the others may go on, but not with this node.
@@ -157,6 +159,8 @@ def _forming(job: JobRecord, head: Head, node: str, in_head: bool, status: PodSt
         return Prepare(job.uid, f"a member of generation {head.number}")
     if status.phase in ("preparing", "unfit"):
         return None
+    if node in strays(cluster, job, {node: status.folder}):
+        return None  # the others form without it as soon as its record says so
     leads = head.members[node].group_rank == 0
     if status.highest != head.token:
         return Promise(job.uid, head.token, leads, f"generation {head.number} is forming")

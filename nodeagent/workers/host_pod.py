@@ -116,7 +116,10 @@ class PodHandle:
                 self.retry_at = self._loop.time() + LOOK_AGAIN
                 self._set(phase="unfit", reason=f"the shim could not start: {last_line(self._log)}")
             else:
-                self._set(phase="gone", reason="the shim died", standby_pid=None, standby_warm=False, rendezvous=None)
+                self._set(
+                    phase="gone", reason="the shim died", folder="", standby_pid=None, standby_warm=False,
+                    rendezvous=None,
+                )  # fmt: skip
             return
         if self._loop.time() - self._sweeping_since > STUCK_AFTER:
             names = ", ".join(map(str, left))

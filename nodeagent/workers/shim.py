@@ -276,6 +276,7 @@ class Shim:
             "phase": phase,
             "reason": reason or self.holder.problem,
             "code": code,
+            "folder": self.preparation.folder,
             "shim_pid": os.getpid(),
             "standby_pid": standby.pid,
             "standby_warm": standby.warm,

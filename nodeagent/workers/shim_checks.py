@@ -1,4 +1,5 @@
-"""Whether this node could run the pod: folders, command, limits, env_file, all looked at as the job's user.
+"""Whether this node could run the pod: folders, command, limits, env_file, all looked at as the job's user; and which
+folder its checkpoint_dir is.
 
 Standard library only. Runs in a forked child of the shim, because a dead file server blocks whoever looks. Decides
 nothing about phases: it answers with a verdict.
@@ -10,14 +11,23 @@ import json
 import os
 import re
 import resource
+import secrets
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nodeagent.workers.shim_env import base_environment, read_env_file
 from nodeagent.workers.shim_spawn import RLIMITS, limit_value
+
+MARKER = ".nodeagent-folder"
+"""The file in checkpoint_dir that holds the folder's random id: nodes that read the same one share the folder."""
+MARKER_BOUND = 5.0
+"""Seconds that a marker without a whole id is waited for: another node is just writing it."""
+MARKER_AGAIN = 0.05
+"""Seconds between two looks at it."""
 
 
 class UnfitError(Exception):
@@ -30,25 +40,50 @@ class UnfitError(Exception):
 
 def check(pod: Mapping[str, Any]) -> dict[str, Any]:
     """What the shim needs to know of the job's folders: ``env_file`` (its content), ``standby`` (whether the command
-    is one it can stand in for), ``path0`` (what its ``sys.path`` begins with). Raises UnfitError for the first thing
-    that is wrong."""
+    is one it can stand in for), ``path0`` (what its ``sys.path`` begins with), and what ``see_folder`` tells. Raises
+    UnfitError for the first thing that is wrong."""
     cwd, command = pod["working_dir"], pod["command"]
     _check_folder(cwd)
     env = base_environment(os.getuid(), pod["environ"], pod["own_user"]) | pod["env"]
     from_file = _read_file(str(Path(cwd, pod["env_file"]))) if pod["env_file"] else {}
     resolve(command[0], cwd, (env | from_file | pod["env"])["PATH"])
-    if pod["checkpoint_dir"]:
-        _check_writable(Path(cwd, pod["checkpoint_dir"]))
+    folder = see_folder(pod)
     check_limits(pod["limits"])
     program = python_program(command, cwd) if pod["standby"] else None
     path0 = "" if program is None else cwd if program == "-m" else str(Path(cwd, program).resolve().parent)
-    return {"env_file": from_file, "standby": program is not None, "path0": path0}
+    return {"env_file": from_file, "standby": program is not None, "path0": path0} | folder
 
 
-def verdict(pod: Mapping[str, Any]) -> str:
-    """``check`` as one line of JSON; ``reason`` and ``code`` if the node is unfit."""
+def see_folder(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """``folder``: the id of the job's checkpoint_dir, "" for a job without one. Raises UnfitError."""
+    if not pod["checkpoint_dir"]:
+        return {"folder": ""}
+    path = Path(pod["working_dir"], pod["checkpoint_dir"])
+    _check_writable(path)
+    return {"folder": folder_id(path)}
+
+
+def folder_id(folder: Path, patience: float = MARKER_BOUND) -> str:
+    """The id in the folder's marker; whoever comes first makes it. Raises UnfitError."""
+    marker = folder / MARKER
+    end = time.monotonic() + patience
+    while True:
+        try:
+            found = _read_marker(marker) or _make_marker(marker)
+        except OSError as error:
+            text = f"checkpoint_dir {folder}: {MARKER} in it cannot be written or read: {error.strerror}"
+            raise UnfitError(f"{text} (as user {_me()})") from None
+        if re.fullmatch("[0-9a-f]{32}", found):
+            return found
+        if time.monotonic() >= end:
+            raise UnfitError(f"checkpoint_dir {folder}: {MARKER} in it holds no id; remove that file")
+        time.sleep(MARKER_AGAIN)
+
+
+def verdict(look: Callable[[Mapping[str, Any]], dict[str, Any]], pod: Mapping[str, Any]) -> str:
+    """``check`` or ``see_folder`` as one line of JSON; ``reason`` and ``code`` if the node is unfit."""
     try:
-        return json.dumps(check(pod))
+        return json.dumps(look(pod))
     except UnfitError as error:
         return json.dumps({"reason": str(error), "code": error.code})
 
@@ -121,6 +156,33 @@ def _check_writable(path: Path) -> None:
         raise UnfitError(f"checkpoint_dir {path} cannot be created: {error.strerror} (as user {_me()})") from None
     if not os.access(path, os.W_OK | os.X_OK):
         raise UnfitError(f"checkpoint_dir {path} is not writable for user {_me()}")
+
+
+def _read_marker(marker: Path) -> str:
+    """What it holds, "" if it is not there. Never more than an id's length and a little: it may be anything."""
+    try:
+        with marker.open("rb") as file:
+            return file.read(64).decode("ascii", "replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _make_marker(marker: Path) -> str:
+    """The id written to it, "" if it is there already."""
+    found = secrets.token_hex(16)
+    try:
+        fd = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        return ""
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(found)
+            file.flush()
+            os.fsync(fd)
+    except OSError:  # a full disk, say: what is left there would keep every node out
+        marker.unlink(missing_ok=True)
+        raise
+    return found
 
 
 def _read_file(path: str) -> dict[str, str]:

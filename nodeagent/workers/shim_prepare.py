@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from nodeagent.workers.linux import MARK, power_mark
-from nodeagent.workers.shim_checks import verdict
+from nodeagent.workers.shim_checks import check, see_folder, verdict
 from nodeagent.workers.shim_children import Children, reap
 from nodeagent.workers.shim_env import base_environment, compose
 from nodeagent.workers.shim_loop import Loop
@@ -26,8 +26,14 @@ CHECK_BOUND = 20.0
 """Seconds for the look at the job's folders."""
 CHECK_AGAIN = 5.0
 """An unfit node looks again this often."""
+FOLDER_AGAIN = 30.0
+"""Seconds between two looks at which folder checkpoint_dir is, also while workers run: a mount may be put right, and a
+script may empty the folder, marker and all. Long, since thousands of nodes ask one file server."""
 STANDBY_STARTS = 3
 """A standby that dies this often without a start of workers in between is not started again."""
+
+
+Look = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 class Preparation:
@@ -45,6 +51,7 @@ class Preparation:
         self._loop, self._children, self._pod, self._socket = loop, children, pod, socket
         self._changed, self._note = changed, note
         self._starts = 0
+        self._folder_trouble = ""
         self.standby = Standby(loop, self._standby_changed)
         self.checked: dict[str, Any] | None = None
         """What the checks found; None until they have ended."""
@@ -57,6 +64,11 @@ class Preparation:
     def reason(self) -> str:
         """Why it is not fit."""
         return self.checked["reason"] if self.checked else "this node has not been checked yet"
+
+    @property
+    def folder(self) -> str:
+        """The id of the job's checkpoint folder as last seen; "" if it has none or none was seen yet."""
+        return self.checked["folder"] if self.checked is not None and self.fit else ""
 
     def phase(self) -> tuple[str, str, int]:
         """preparing, ready or unfit, with reason and code, as in base.PodStatus."""
@@ -78,11 +90,28 @@ class Preparation:
 
     def check(self) -> None:
         """Look at the job's folders in a child; then start the standby."""
+        self._ask(check, self._checks_late, self._checked)
+
+    def _ask(
+        self, look: Look, late: Callable[[dict[str, Any]], None], answered: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """Have a child look. ``late`` is called when it takes too long, before it is killed; ``answered`` when it has
+        ended, also then. Raises OSError."""
         read, write = os.pipe2(os.O_CLOEXEC)
-        pid = start_function(lambda: answer(self._pod), write, 2, "the checks")
-        os.close(write)
-        late = f"the job's folders did not answer within {CHECK_BOUND:.0f} s"
-        bound = self._loop.after(CHECK_BOUND, lambda: self._checks_late(pid, {"reason": late, "code": 0}))
+        try:
+            pid = start_function(lambda: answer(look, self._pod), write, 2, "the checks")
+        except OSError:
+            os.close(read)
+            raise
+        finally:
+            os.close(write)
+        nothing = {"reason": f"the job's folders did not answer within {CHECK_BOUND:.0f} s", "code": 0}
+
+        def overdue() -> None:
+            late(nothing)
+            os.kill(pid, signal.SIGKILL)
+
+        bound = self._loop.after(CHECK_BOUND, overdue)
 
         def ended() -> None:
             bound.cancel()
@@ -90,23 +119,43 @@ class Preparation:
             reap(pid)
             with os.fdopen(read, "rb") as file:
                 text = file.read()
-            self._checked(json.loads(text) if text else {"reason": late, "code": 0})
+            answered(json.loads(text) if text else nothing)
 
         self._children.expect(pid, ended)
 
-    def _checks_late(self, pid: int, result: dict[str, Any]) -> None:
+    def _checks_late(self, result: dict[str, Any]) -> None:
         """Unfit at once, even if the child cannot die; it looks again when it could."""
         self.checked = result
-        os.kill(pid, signal.SIGKILL)
         self._changed()
 
     def _checked(self, result: dict[str, Any]) -> None:
         self.checked = result
         if "reason" in result:
             self._loop.after(CHECK_AGAIN, self.check)
-        elif result["standby"]:
-            self._start_standby()
+        else:
+            if result["folder"]:
+                self._loop.after(FOLDER_AGAIN, self._look_at_folder)
+            if result["standby"]:
+                self._start_standby()
         self._changed()
+
+    def _look_at_folder(self) -> None:
+        """A look that fails (a full process table, a slow file server) changes nothing: what was seen last stays."""
+        try:
+            self._ask(see_folder, lambda _: None, self._folder_seen)
+        except OSError as error:
+            self._folder_seen({"reason": f"no process for it: {error.strerror}"})
+
+    def _folder_seen(self, result: dict[str, Any]) -> None:
+        assert self.checked is not None
+        self._loop.after(FOLDER_AGAIN, self._look_at_folder)
+        trouble = result.get("reason", "")
+        if trouble and trouble != self._folder_trouble:
+            self._note(f"the look at checkpoint_dir failed: {trouble}")
+        self._folder_trouble = trouble
+        if not trouble:
+            self.checked["folder"] = result["folder"]
+            self._changed()
 
     def _start_standby(self) -> None:
         assert self.checked is not None
@@ -141,6 +190,6 @@ class Preparation:
         return env | power_mark() | {MARK: pod["mark"], "NODEAGENT_SOCKET": str(self._socket)}
 
 
-def answer(pod: dict[str, Any]) -> None:
+def answer(look: Look, pod: dict[str, Any]) -> None:
     """In the child: the verdict on standard output."""
-    os.write(1, verdict(pod).encode())
+    os.write(1, verdict(look, pod).encode())

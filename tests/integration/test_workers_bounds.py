@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from nodeagent.workers.linux import is_running
+from nodeagent.workers.shim_checks import MARKER, folder_id
 from tests.integration.workers_support import UID, make_spec, open_bench, wait_for
 
 
@@ -71,7 +72,58 @@ async def test_an_idle_shim_without_an_agent_ends(tmp_path: Path) -> None:
 
 
 async def test_folders_that_do_not_answer_make_the_node_unfit(tmp_path: Path) -> None:
-    change = "shim_prepare.CHECK_BOUND = 0.2\nshim_prepare.verdict = lambda _: time.sleep(600)"
+    change = "shim_prepare.CHECK_BOUND = 0.2\nshim_prepare.verdict = lambda *_: time.sleep(600)"
     async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
         status = await bench.ready(make_spec(("sleep", "600"), tmp_path))
         assert "did not answer" in status.reason
+
+
+async def test_the_checkpoint_folder_is_looked_at_again_also_while_workers_run(tmp_path: Path) -> None:
+    for name in ("wrong", "right"):
+        (tmp_path / name).mkdir()
+    ckpt = tmp_path / "ckpt"
+    ckpt.symlink_to("wrong")
+    spec = make_spec(("sleep", "600"), tmp_path, checkpoint_dir="ckpt")
+    async with open_bench(tmp_path, shim_with(tmp_path, "shim_prepare.FOLDER_AGAIN = 0.1")) as bench:
+        wrong = (await bench.ready(spec)).folder
+        assert wrong == folder_id(tmp_path / "wrong")
+        ckpt.unlink()
+        ckpt.symlink_to("right")
+        right = (await bench.until(lambda s: s.folder != wrong)).folder
+        assert right == folder_id(tmp_path / "right")
+        running = await bench.running()
+        assert running.folder == right
+        (tmp_path / "right" / MARKER).unlink()  # a script that empties its folder
+        changed = await bench.until(lambda s: s.folder != right)
+        assert changed.folder == folder_id(tmp_path / "right")
+        assert (changed.phase, changed.workers) == ("running", running.workers)
+        await bench.host.close()
+        bench.host = bench.new_host()
+        await bench.host.adopt()
+        assert (await bench.until(lambda s: s.phase == "running")).folder == changed.folder
+
+
+async def test_a_look_at_the_checkpoint_folder_that_fails_disturbs_nothing(tmp_path: Path) -> None:
+    change = (
+        "shim_prepare.FOLDER_AGAIN = 0.1\nreal = shim_prepare.start_function\ncalls = []\n"
+        "def refuse(*a):\n    calls.append(a)\n    if len(calls) in (2, 3):\n"
+        "        raise BlockingIOError(11, 'no more')\n"
+        "    return real(*a)\nshim_prepare.start_function = refuse"
+    )
+    ckpt = tmp_path / "ckpt"
+    ckpt.mkdir()
+    spec = make_spec(("sleep", "600"), tmp_path, checkpoint_dir="ckpt")
+    async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
+        before = await bench.ready(spec)
+        running = await bench.running()
+        assert running.folder == before.folder
+        log = bench.logs / "pod.log"
+        await wait_for(lambda: log.exists() and "no process for it: no more" in log.read_text())
+        ckpt.rename(tmp_path / "away")
+        ckpt.touch()  # no folder at all
+        await wait_for(lambda: "cannot be created: File exists" in log.read_text())
+        assert bench.state() == running
+        ckpt.unlink()
+        changed = await bench.until(lambda s: s.folder != before.folder)
+        assert (changed.folder, changed.workers) == (folder_id(ckpt), running.workers)
+        assert log.read_text().count("checkpoint_dir failed") == 2, "each trouble is told once"

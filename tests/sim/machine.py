@@ -24,6 +24,7 @@ class SimPod:
     shim_pid: int
     phase: PodPhase = "preparing"
     reason: str = ""
+    folder: str = ""
     highest: Token | None = None
     generation: Token | None = None
     ranks: tuple[int, ...] = ()
@@ -45,9 +46,9 @@ class SimPod:
             for i, r in enumerate(self.ranks)
         )  # fmt: skip
         return PodStatus(
-            uid=self.uid, phase=self.phase, reason=self.reason, shim_pid=self.shim_pid, standby_warm=True,
-            highest=self.highest, generation=self.generation, workers=workers, exits=tuple(self.exits),
-            fenced=self.fenced, refused=self.refused, rendezvous=self.rendezvous,
+            uid=self.uid, phase=self.phase, reason=self.reason, folder=self.folder, shim_pid=self.shim_pid,
+            standby_warm=True, highest=self.highest, generation=self.generation, workers=workers,
+            exits=tuple(self.exits), fenced=self.fenced, refused=self.refused, rendezvous=self.rendezvous,
         )  # fmt: skip
 
 
@@ -59,6 +60,8 @@ class SimMachine:
         self.pods: dict[str, SimPod] = {}
         self.promised: dict[str, Token] = {}
         """On disk: survives shims and power cuts."""
+        self.folder = "shared"
+        """What the job's checkpoint folder is here; shims see a change when ``mount`` tells them."""
         self.frozen = Gate()
         self.powered = True
         self.guard_late = 0.0
@@ -135,10 +138,18 @@ class SimMachine:
             return
         was, token = bool(pod.alive), pod.generation
         pod.alive.clear()
-        pod.phase, pod.reason = "gone", "its shim was killed"
+        pod.phase, pod.reason, pod.folder = "gone", "its shim was killed", ""
         self.touch()
         if was and token is not None:
             self.peers(uid, token, self.name)
+
+    def mount(self, folder: str) -> None:
+        """Another checkpoint folder from now on, and the shims look."""
+        self.folder = folder
+        for pod in self.pods.values():
+            if pod.folder:
+                pod.folder = folder
+        self.touch()
 
     def cut_power(self) -> None:
         self.powered = False
@@ -208,7 +219,7 @@ class SimMachine:
 
         def warm() -> None:
             if self.pods.get(uid) is pod and pod.phase == "preparing":
-                pod.phase = "ready"
+                pod.phase, pod.folder = "ready", self.folder
                 self.touch()
 
         self.later(self.rng.uniform(0.2, 2.0), warm)

@@ -261,3 +261,43 @@ def test_store_restart_without_disturbance() -> None:
         assert c.whole("j")
 
     simulate(2, scenario)
+
+
+def test_a_node_with_another_checkpoint_folder_is_passed_over_until_it_sees_the_right_one() -> None:
+    async def scenario(c: SimCluster) -> None:
+        c.nodes["n1"].machine.folder = "its own"
+        await c.submit("j", 2, 3, 3, checkpoint_dir="/ckpt")
+        await running(c, 2)
+        head = c.job("j").head
+        assert head is not None
+        assert set(head.members) == {"n2", "n3"}
+        text = (
+            "n1 cannot run it: checkpoint_dir /ckpt there is not the folder that n2 sees; it must be one shared folder"
+        )
+        for node in c.nodes.values():
+            assert node.agent is not None
+            agent = node.agent
+            await c.until(lambda agent=agent: text in " ".join(agent.why("uid-j")), 5, "every agent says why")
+        c.nodes["n1"].machine.mount("shared")
+        await running(c, 3, limit=TIMING.cooldown + 5)
+        c.nodes["n3"].machine.mount("its own")
+        await asyncio.sleep(30)
+        assert await running(c, 3) == 0, "healthy training goes on"
+        assert c.job("j").restarts == 1
+
+    simulate(3, scenario)
+
+
+def test_a_member_whose_checkpoint_folder_went_with_its_shim_is_left_out() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 3, 3, checkpoint_dir="/ckpt")
+        await running(c, 3)
+        c.nodes["n2"].machine.folder = "its own"
+        c.nodes["n2"].machine.kill_shim("uid-j")
+        await running(c, 2, limit=10)
+        head = c.job("j").head
+        assert head is not None
+        assert set(head.members) == {"n1", "n3"}
+        assert "n2 cannot run it: checkpoint_dir /ckpt there" in head.cause.text
+
+    simulate(3, scenario)

@@ -17,8 +17,9 @@ STATES = {"preparing": "preparing", "gone": "preparing", "unfit": "unfit", "stuc
 
 @pytest.mark.parametrize("phase", get_args(PodPhase))
 def test_readiness_of_each_phase(phase: PodPhase) -> None:
-    one = readiness({UID: PodStatus(uid=UID, phase=phase, reason="why", code=127)})[UID]
+    one = readiness({UID: PodStatus(uid=UID, phase=phase, reason="why", code=127, folder="f1")})[UID]
     assert one.state == STATES.get(phase, "ready")
+    assert one.folder == ("" if one.state == "unfit" else "f1")
     assert (one.reason, one.code) == {
         "preparing": ("why", 0), "unfit": ("why", 127), "ready": ("", 0),
     }[one.state]  # fmt: skip

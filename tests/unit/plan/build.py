@@ -95,6 +95,7 @@ def make_spec(
     hold_timeout: float | None = None,
     priority: int = 0,
     name: str = "a",
+    checkpoint_dir: str | None = None,
 ) -> JobSpec:
     return JobSpec(
         name=name,
@@ -108,6 +109,7 @@ def make_spec(
             ),
         ),
         working_dir="/w",
+        checkpoint_dir=checkpoint_dir,
         user="u",
         priority=priority,
         restarts=restarts or RestartLimits(),

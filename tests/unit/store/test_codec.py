@@ -54,7 +54,7 @@ def test_a_job_that_does_not_fit_is_an_error() -> None:
 
 
 def test_the_same_readiness_is_the_same_text_in_any_order() -> None:
-    one, two = Readiness(state="ready"), Readiness(state="unfit", reason="né")
+    one, two = Readiness(state="ready", folder="f1"), Readiness(state="unfit", reason="né")
     assert codec.encode_readiness({"a": one, "b": two}) == codec.encode_readiness({"b": two, "a": one})
 
 
