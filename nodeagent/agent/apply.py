@@ -71,6 +71,10 @@ class Applier:
                 return await self._write(
                     self._store.report(uid, token, self._lease.node, self._lease.incarnation, report)
                 )
+            case pod.Keep(uid, token, expect, keepers, why):
+                log.info("keep", generation=token.number, why=why)
+                lease = self._lease
+                return await self._write(self._store.keep(uid, token, lease.node, lease.incarnation, expect, keepers))
         return False
 
     def _news(self, uid: str, what: object) -> bool:
@@ -120,6 +124,7 @@ class Applier:
                     planned=step.planned,
                     form_ms=step.form_ms,
                     outside=step.outside,
+                    keepers=step.keepers,
                     by=self._lease.node,
                 )
                 return await self._write(self._store.propose(proposal))

@@ -63,6 +63,8 @@ class Lease:
         self.next_lapse: float | None = None
         """When (our clock) the next lease of another node runs out, as far as known."""
         self.newest_event = "0-0"
+        self.secret = ""
+        """The cluster's, once joined."""
         self._seq = 0
         self._lock = asyncio.Lock()
         self._readiness: dict[str, Readiness] = {}
@@ -88,7 +90,7 @@ class Lease:
                 self._give_up_when_hopeless(refusal)
             raise
         self._refused_since = None
-        self.joined, self.reason = True, ""
+        self.joined, self.reason, self.secret = True, "", reply.secret
         self._facts_sent = facts
         self._readiness_sent = self._pods_sent = None
         self._snapshot.forget_revision()
@@ -164,6 +166,11 @@ class Lease:
         self.beat_sent = sent
         self.fence_at = sent + self._timing.fence
         self._host.grant(self.fence_at, self._seq)
+
+    def lend(self, uid: str, until: float) -> None:
+        """Let one job's workers run on until then, though the lease could not be renewed."""
+        self._seq = max(self._seq + 1, millis(self._clock.now()))
+        self._host.grant(until, self._seq, uid)
 
     def publish(self, readiness: dict[str, Readiness], pods: tuple[PodState, ...]) -> bool:
         """What the next beat carries. True if others wait for it, so that a beat should go at once."""

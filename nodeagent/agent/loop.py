@@ -1,5 +1,5 @@
-"""The daemon's loop: observe, plan, apply. Three tasks: beats keep the lease, a watch on the event stream wakes,
-rounds decide and act.
+"""The daemon's loop: observe, plan, apply. Tasks: beats keep the lease, a watch on the event stream wakes,
+rounds decide and act, the failsafe bridges a store that is away.
 
 Owns the order of things and the agent's own view for the API; decisions are ``plan/``'s, effects ``apply.py``'s.
 """
@@ -14,9 +14,11 @@ import structlog
 
 from nodeagent.agent.apply import Applier
 from nodeagent.agent.clock import Clock
+from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.peers import Peers
 from nodeagent.agent.published import pod_states, readiness
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.api.view import AgentHealth
@@ -24,7 +26,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
-from nodeagent.plan.pod import Report, SendAck, plan_pods
+from nodeagent.plan.pod import Keep, Report, SendAck, plan_pods
 from nodeagent.plan.steps import Decision
 from nodeagent.plan.turn import turn
 from nodeagent.spec.agentconfig import AgentConfig
@@ -53,6 +55,7 @@ class Agent:
         identity: Identity,
         incarnation: Incarnation,
         metrics: Metrics,
+        peers: Peers,
         random_id: Callable[[], str] = lambda: secrets.token_hex(8),
         progress: Callable[[], None] = lambda: None,
     ) -> None:
@@ -63,6 +66,10 @@ class Agent:
             node, facts, config.timing, store=store, host=host, clock=clock, identity=identity,
             incarnation=incarnation, snapshot=self._snapshot, metrics=metrics,
         )  # fmt: skip
+        self._peers = peers
+        self._failsafe = Failsafe(
+            config.timing, lease=self._lease, host=host, clock=clock, peers=peers, cluster=self.cluster
+        )
         self._applier = Applier(
             self._lease, store=store, host=host, clock=clock, snapshot=self._snapshot, random_id=random_id
         )
@@ -88,7 +95,10 @@ class Agent:
         """Serve until ``stop``. Workers are left running: a restart of the agent does not disturb them."""
         await self._host.adopt()
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(t()) for t in (self._beats, self._watch, self._rounds, self._relay)]
+            running = [
+                tasks.create_task(t())
+                for t in (self._beats, self._watch, self._rounds, self._relay, self._failsafe.run)
+            ]
             await stop.wait()
             for task in running:
                 task.cancel()
@@ -106,6 +116,7 @@ class Agent:
         except TimeoutError:
             self._log.error("some workers could not be stopped: the lease is left to lapse")
             return
+        await self._failsafe.let_promises_end()
         await self._lease.leave()
 
     async def _beats(self) -> None:
@@ -145,6 +156,7 @@ class Agent:
                 raise StoreRefusedError("lease_held", "workers of the life that was declared lost still run here")
             self._lease.renew_life()
         await self._lease.join()
+        self._peers.secret = self._lease.secret
         self.joined.set()
 
     async def _watch(self) -> None:
@@ -208,16 +220,17 @@ class Agent:
         changed = False
         statuses = self._host.status()
         standbys = self._config.jobs.standbys
-        actions = plan_pods(self.cluster(), self._node, self._lease.incarnation, statuses, standbys)
+        lent = self._failsafe.lending()
+        actions = plan_pods(self.cluster(), self._node, self._lease.incarnation, statuses, standbys, lent)
         # What this node does by itself comes first: it must not wait for a store that may not answer.
-        for action in sorted(actions, key=lambda a: isinstance(a, SendAck | Report)):
+        for action in sorted(actions, key=lambda a: isinstance(a, SendAck | Report | Keep)):
             changed |= await self._applier.pod(action)
         cluster = self.cluster()
         statuses = self._host.status()
         if self._lease.publish(readiness(statuses), pod_states(cluster, self._node, statuses)):
             await self._lease.beat()
             cluster = self.cluster()
-        due: float | None = None
+        due = self._failsafe.next_end()
         seen: dict[tuple[object, ...], float] = {}
         for job in cluster.jobs.values():
             decision = decide(cluster, job, self._clock.wall())

@@ -82,7 +82,7 @@ async def _query_gpus() -> tuple[tuple[Gpu, ...], str]:
     return tuple(Gpu(uuid=u, index=i, name=n) for u, i, n in json.loads(out)), ""
 
 
-def node_facts(config: AgentConfig, address: str, gpus: tuple[Gpu, ...], started: float) -> NodeFacts:
+def node_facts(config: AgentConfig, address: str, gpus: tuple[Gpu, ...], started: float, peer: str) -> NodeFacts:
     """Everything an agent tells about its machine."""
     slots = config.node.cpu_slots
     return NodeFacts(
@@ -97,4 +97,5 @@ def node_facts(config: AgentConfig, address: str, gpus: tuple[Gpu, ...], started
         labels=dict(config.node.labels),
         data_interface=config.node.data_interface,
         api_socket=str(config.dirs.run / "api.sock"),
+        peer=peer,
     )

@@ -102,6 +102,7 @@ async def _serve(config: AgentConfig) -> int:
     from nodeagent.agent.machine import boot_id, find_address, find_gpus, node_facts
     from nodeagent.agent.metrics import Metrics
     from nodeagent.agent.notify import Notifier
+    from nodeagent.agent.peers import UdpPeers
     from nodeagent.store.client import RedisStore
     from nodeagent.workers.host import ShimHost
 
@@ -115,7 +116,8 @@ async def _serve(config: AgentConfig) -> int:
     if problem:
         log.warning("GPUs", why=problem)
     address = find_address(config, os.environ)
-    facts = node_facts(config, address, gpus, clock.wall())
+    peers = UdpPeers()
+    facts = node_facts(config, address, gpus, clock.wall(), await peers.listen(address, config.ports.rendezvous))
     logs = config.jobs.logs
     host = ShimHost(
         node, config.dirs.run, config.dirs.state, config.dirs.logs, address, config.ports.rendezvous,
@@ -126,7 +128,7 @@ async def _serve(config: AgentConfig) -> int:
     metrics = Metrics()
     agent = Agent(
         config, node, facts, store=store, host=host, clock=clock, identity=identity, incarnation=incarnation,
-        metrics=metrics, progress=notifier.alive,
+        metrics=metrics, peers=peers, progress=notifier.alive,
     )  # fmt: skip
     stop, leave = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -146,6 +148,7 @@ async def _serve(config: AgentConfig) -> int:
             for task in helpers:
                 task.cancel()
     finally:
+        peers.close()
         await host.close()
         await store.close()
         identity.release()

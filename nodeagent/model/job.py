@@ -82,6 +82,9 @@ class JobRecord(Record):
     head: Head | None = None
     active: Token | None = None
     """The newest generation that was ever active."""
+    keepers: dict[str, str] = {}
+    """Node to life: the keepers of ``active``. While the store is away they lend its members time, all of them
+    together; so nothing newer starts before one of them has let go. Empty: nobody can lend."""
     first_active: int | None = None
     """Served time (ms) at which the first generation became active."""
     started: float | None = None

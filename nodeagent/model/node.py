@@ -51,6 +51,8 @@ class NodeFacts(Record):
     """The agent's unix socket: reachable only from the same machine (same boot_id)."""
     http: str = ""
     """``http://127.0.0.1:PORT`` of health and metrics."""
+    peer: str = ""
+    """``host:port`` (UDP) at which other agents ask this one to lend time; empty: it cannot be asked."""
 
     def devices(self) -> tuple[str, ...]:
         """Names of all devices a worker may be given: healthy GPUs by uuid, then cpu slots."""

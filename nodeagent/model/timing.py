@@ -32,6 +32,12 @@ class Timing(Record):
     """A forming generation's deadline is the job's grace (if planned) plus this."""
     cooldown: float = 30.0
     """A job below its target grows again when its gang and the newcomer have both been steady for this long."""
+    failsafe: float = 1.0
+    """After this long without a good renewal an agent asks the keepers of its jobs to lend time."""
+    promise: float = 3.0
+    """A keeper that lent time lets nothing newer start for this long."""
+    failsafe_limit: float = 86400.0
+    """The longest that workers run on lent time."""
     turn: float = 0.1
     """Each next proposer waits this much longer than the one before."""
     early: float = 30.0
@@ -55,6 +61,16 @@ class Timing(Record):
             out.append(
                 f"heartbeat <= credit < gap does not hold ({self.heartbeat}, {self.credit}, {self.gap}): "
                 f"silent nodes would never lapse, or every pause would count as silence"
+            )
+        if self.fence * 1.02 + self.kill > self.promise:
+            out.append(
+                f"fence x 1.02 + kill = {self.fence * 1.02 + self.kill:.3f} s is longer than promise = "
+                f"{self.promise} s: a keeper could let go while workers still run on lent time; raise promise"
+            )
+        if not self.heartbeat <= self.failsafe <= self.fence - 2 * self.heartbeat:
+            out.append(
+                f"failsafe = {self.failsafe} s is not within heartbeat = {self.heartbeat} s and fence - 2 x heartbeat "
+                f"= {self.fence - 2 * self.heartbeat:.3f} s: there would be no time to ask the keepers"
             )
         if min(self.heartbeat, self.store_timeout, self.kill, self.form_margin, self.turn) <= 0:
             out.append("heartbeat, store_timeout, kill, form_margin and turn must be above zero")

@@ -59,6 +59,8 @@ class Ack(Record):
     """The address is served by our store process (workers connect as clients), not by rank 0."""
     stuck: bool = False
     """SIGKILL was sent and something still has not gone (D state): its devices are not reused before a reboot."""
+    lends: bool = False
+    """A promise of this keeper may still lend time to workers of an older generation: it does not let go yet."""
 
 
 class WorkerExit(Record):
@@ -124,6 +126,8 @@ class Head(Record):
     """Forming only: served time (ms) after which it is proposed again without those who did not acknowledge."""
     control_rev: int = 0
     """The control revision it was proposed under: a newer one means that an operator asked for something since."""
+    keepers: dict[str, str] = {}
+    """Node to life: those who keep this generation once it is active (``JobRecord.keepers``)."""
     outside: dict[str, str] = {}
     """Nodes that could have been members and are not: node to why (NODEAGENT_FAULTY)."""
 

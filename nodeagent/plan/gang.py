@@ -11,6 +11,7 @@ from nodeagent.model.job import TERMINAL, JobRecord, Outcome
 from nodeagent.model.world import Head
 from nodeagent.plan import faults
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.keepers import silence
 from nodeagent.plan.membership import gone_nodes, holding_nodes, natural, strays
 from nodeagent.plan.running import after_fault, decide_running
 from nodeagent.plan.steps import Activate, Decision, End, Remove, propose_or_hold
@@ -26,6 +27,9 @@ def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     if job.control.desired == "pause":
         return _pause(cluster, job)
     head = job.head
+    silent = silence(cluster, job)
+    if silent and not faults.all_succeeded(job):
+        return Decision(None, (silent,))
     if head is not None and head.state == "forming":
         return _forming(cluster, job, head, wall)
     if head is not None and head.state == "active":
@@ -87,6 +91,10 @@ def _forming(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decis
     if unfit:
         return _form_again(cluster, job, head, (), unfit)
     stopping = sorted(head.holders, key=natural)
+    kept = job.keepers and not any(n in head.acks and not head.acks[n].lends for n in job.keepers)
+    if kept and not silent and not stopping:
+        names = ", ".join(sorted(job.keepers, key=natural))
+        return Decision(None, (f"waits for one of {names} to let go of the generation before",))
     if not silent and not stopping:
         return Decision(Activate(head.token), ("every member acknowledged",))
     if cluster.served >= head.deadline and silent:

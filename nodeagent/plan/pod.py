@@ -6,7 +6,7 @@ empty -> promised(g) -> started(g) -> stopped, and never back to a lower g.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from nodeagent.model.job import TERMINAL, JobRecord
@@ -15,7 +15,8 @@ from nodeagent.model.world import Ack, Head, PodReport, Token
 from nodeagent.plan.blame import describe, is_failure
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.faults import final_report
-from nodeagent.plan.membership import should_prepare, strays
+from nodeagent.plan.keepers import better, chooser, must_let_go
+from nodeagent.plan.membership import natural, should_prepare, strays
 from nodeagent.workers.base import PodStatus
 
 
@@ -77,6 +78,17 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """Give the active generation other keepers."""
+
+    uid: str
+    token: Token
+    expect: dict[str, str]
+    keepers: dict[str, str]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Retire:
     """The pod is not needed here any more."""
 
@@ -84,19 +96,27 @@ class Retire:
     why: str
 
 
-PodAction = Prepare | Stop | Promise | SendAck | Start | Report | Retire
+PodAction = Prepare | Stop | Promise | SendAck | Start | Report | Keep | Retire
 
 
 def plan_pods(
-    cluster: Cluster, node: str, incarnation: Incarnation, statuses: Mapping[str, PodStatus], standbys: int
+    cluster: Cluster,
+    node: str,
+    incarnation: Incarnation,
+    statuses: Mapping[str, PodStatus],
+    standbys: int,
+    lent: Collection[str] = (),
 ) -> tuple[PodAction, ...]:
     """Every action this node should take now, at most one per pod: the next action follows when its effect is
-    seen. ``standbys``: how many pods are kept ready here for running jobs that this node is no member of."""
+    seen. ``standbys``: how many pods are kept ready here for running jobs that this node is no member of. ``lent``:
+    jobs (uids) that a promise of this node may still lend time to."""
     out: list[PodAction] = []
     spares = 0
     for uid in sorted({*cluster.jobs, *statuses}, key=lambda uid: _queue_place(cluster, uid)):
         job, status = cluster.jobs.get(uid), statuses.get(uid)
-        action = _plan_pod(cluster, node, incarnation.life, job, status, uid)
+        action = _plan_pod(cluster, node, incarnation.life, job, status, uid, uid in lent)
+        if action is None and job is not None:
+            action = _keep(cluster, job, node, incarnation.life, uid in lent)
         spare = job is not None and job.phase == "running" and job.head is not None and node not in job.head.members
         if spare and (isinstance(action, Prepare) or (action is None and status is not None)):
             spares += 1
@@ -114,7 +134,7 @@ def _queue_place(cluster: Cluster, uid: str) -> tuple[int, int, str]:
 
 
 def _plan_pod(
-    cluster: Cluster, node: str, life: str, job: JobRecord | None, status: PodStatus | None, uid: str
+    cluster: Cluster, node: str, life: str, job: JobRecord | None, status: PodStatus | None, uid: str, lends: bool
 ) -> PodAction | None:
     if job is None:
         return Retire(uid, "the job is gone from the store") if status is not None else None
@@ -124,14 +144,14 @@ def _plan_pod(
     in_head = member is not None and member.life == life
     holds = holder is not None and holder.life == life
     if head is not None and head.state == "forming" and (in_head or holds):
-        return _forming(cluster, job, head, node, in_head, status)
+        return _forming(cluster, job, head, node, in_head, status, lends)
     if head is not None and head.state == "active" and in_head:
         return _active(job, head, node, status)
     if status is not None and not status.quiet and not (holds and status.phase == "stuck"):
         planned = holds and head is not None and head.planned
         return _stop(job, status, planned, "this node is not in the newest generation" if not holds else "stopping")
     if holds and head is not None:
-        return _ack(job, head, node, life, status, "")
+        return _ack(job, head, node, life, status, "", lends)
     if should_prepare(cluster, job, node):
         if status is None or status.phase in ("gone", "unfit"):  # unfit: the host looks again, now and then
             return Prepare(uid, "the job may need this node")
@@ -142,18 +162,24 @@ def _plan_pod(
 
 
 def _forming(
-    cluster: Cluster, job: JobRecord, head: Head, node: str, in_head: bool, status: PodStatus | None
+    cluster: Cluster,
+    job: JobRecord,
+    head: Head,
+    node: str,
+    in_head: bool,
+    status: PodStatus | None,
+    lends: bool,
 ) -> PodAction | None:
     """Stop what is older, promise, acknowledge."""
     if status is not None and status.phase == "stuck":
         # SIGKILL is pending, so it runs no more of its own code: the others may go on, but not with this node.
-        return None if in_head else _ack(job, head, node, head.holders[node].life, status, "")
+        return None if in_head else _ack(job, head, node, head.holders[node].life, status, "", lends)
     if status is not None and not status.quiet:
         return _stop(job, status, head.planned, f"generation {head.number} is forming: {head.cause.text}")
     life = head.members[node].life if in_head else head.holders[node].life
     if not in_head:
-        return _ack(job, head, node, life, status, "")
-    if node in head.acks and node not in head.holders:
+        return _ack(job, head, node, life, status, "", lends)
+    if node in head.acks and node not in head.holders and (lends or not must_let_go(cluster, job, node)):
         return None
     if status is None or status.phase == "gone":
         return Prepare(job.uid, f"a member of generation {head.number}")
@@ -166,7 +192,8 @@ def _forming(
         return Promise(job.uid, head.token, leads, f"generation {head.number} is forming")
     if leads and (status.rendezvous is None or status.rendezvous.token != head.token):
         return None
-    return _ack(job, head, node, life, status, status.rendezvous.address if leads and status.rendezvous else "")
+    address = status.rendezvous.address if leads and status.rendezvous else ""
+    return _ack(job, head, node, life, status, address, lends)
 
 
 def _active(job: JobRecord, head: Head, node: str, status: PodStatus | None) -> PodAction | None:
@@ -216,11 +243,27 @@ def _stop(job: JobRecord, status: PodStatus, planned: bool, why: str) -> Stop | 
     return Stop(job.uid, job.spec.grace if planned else None, why)
 
 
-def _ack(job: JobRecord, head: Head, node: str, life: str, status: PodStatus | None, address: str) -> SendAck:
+def _keep(cluster: Cluster, job: JobRecord, node: str, life: str, lends: bool) -> PodAction | None:
+    """What this node does as a keeper: let go of what has been superseded, see to it that there are enough keepers."""
+    head = job.head
+    if head is None or lends:
+        return None
+    forming_member = head.state == "forming" and node in head.members  # its own acknowledgement says it
+    if must_let_go(cluster, job, node) and not forming_member:
+        return SendAck(job.uid, head.token, Ack(life=life), None, f"{node} lends nothing to an older generation")
+    found = better(cluster, job)
+    if found is None or chooser(cluster, job) != node:
+        return None
+    return Keep(job.uid, head.token, job.keepers, found, f"keepers are {', '.join(sorted(found, key=natural))}")
+
+
+def _ack(
+    job: JobRecord, head: Head, node: str, life: str, status: PodStatus | None, address: str, lends: bool
+) -> SendAck:
     hosted = status is not None and status.rendezvous is not None and bool(address) and status.rendezvous.store_hosted
     last = None
     if status is not None and status.generation is not None and status.generation.number == job.last_number:
         last = read_report(status)
     stuck = status is not None and status.phase == "stuck"
-    ack = Ack(life=life, address=address, store_hosted=hosted, stuck=stuck)
+    ack = Ack(life=life, address=address, store_hosted=hosted, stuck=stuck, lends=lends and node in job.keepers)
     return SendAck(job.uid, head.token, ack, last, f"nothing older than generation {head.number} runs on {node}")

@@ -10,6 +10,7 @@ from nodeagent.model.job import JobRecord, Outcome, Phase, Spend
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, Member, Token
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.keepers import choose
 from nodeagent.plan.placement import Placement, place
 from nodeagent.plan.world import make_world
 
@@ -25,6 +26,7 @@ class Propose:
     planned: bool
     form_ms: int
     outside: dict[str, str]
+    keepers: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,5 +92,6 @@ def propose(
     facts = {c.node: cluster.nodes[c.node].facts for c in placement.chosen}
     members = make_world(job.head, placement.chosen, job.spec.role, facts)
     form = cluster.timing.form_margin + (job.spec.grace if planned else 0.0)
-    step = Propose(members, cause, gone, spend, planned, millis(form), placement.outside())
+    keepers = choose(cluster, members.values())
+    step = Propose(members, cause, gone, spend, planned, millis(form), placement.outside(), keepers)
     return Decision(step, (cause.text,))

@@ -20,10 +20,15 @@ the next head forms or the head ends. It stops being one by its ack, or when its
 lost, or another life took its node. A life that has ended is taken out of the holders of every job at once, its
 devices are free, and a job ``pausing`` without holders becomes ``paused`` (event JobPaused). A life that was replaced
 never comes back (``lost``).
+
+A **keeper** is a node that may lend the members of the active generation time while the store is away; all keepers
+must, or none does. So the store lets nothing newer start before one keeper has let go: by an ack that does not say
+``lends``. A job that has ended is *kept* until then, unless all its keepers have been silent for ``failsafe_limit``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from nodeagent.model.base import Record
@@ -67,6 +72,8 @@ class JoinReply(Record):
 
     cluster_uid: str
     served: int
+    secret: str
+    """What only those who may use the store know: agents sign with it what they say to each other."""
 
 
 class BeatReply(Record):
@@ -141,6 +148,8 @@ class Proposal(Record):
     planned: bool = False
     form_ms: int
     """The deadline is this many served milliseconds from now."""
+    keepers: dict[str, str] = {}
+    """Node to life: the keepers of this generation once it is active."""
     outside: dict[str, str] = {}
     by: str
     """The proposing node."""
@@ -208,18 +217,19 @@ class Store(Protocol):
         self, uid: str, token: Token, node: str, incarnation: Incarnation, ack: Ack, last: PodReport | None
     ) -> JobRecord:
         """A member or holder has stopped everything older. Head must have this token (``stale``), the incarnation must
-        be current. A node that is neither (it may have acknowledged before) changes nothing. Effect: removed from
-        holders; devices trimmed to the member's (none for a non-member); a forming head records a member's ack;
-        ``last`` (the final report of generation ``last_number``) replaces that node's entry in ``last_reports``; then,
-        if forming, ``activate``'s checks are tried at once; a head in ``pausing`` whose holders are empty makes the job
-        ``paused``."""
+        be current. A node that is neither, nor a keeper, changes nothing. Effect: removed from holders; devices trimmed
+        to the member's (none for a non-member); a forming head records a member's or keeper's ack; an ended head
+        forgets all keepers at the first ack of one that does not lend; ``last`` (the final report of generation
+        ``last_number``) replaces that node's entry in ``last_reports``; then, if forming, ``activate``'s checks are
+        tried at once; a head in ``pausing`` whose holders are empty makes the job ``paused``."""
         ...
 
     async def activate(self, uid: str, token: Token) -> JobRecord:
-        """If every member of the forming head has acknowledged with its life, is not lapsed, lost or left, and
-        holders is empty: active, address and store_hosted from group rank 0's ack, since = served, ``active`` =
-        token, phase running, ``restarts`` + 1 unless it is the first, ``first_active``, event GenerationActive.
-        Otherwise refused (``not_live``). Already active: returns it."""
+        """If every member of the forming head has acknowledged with its life, is not lapsed, lost or left, holders is
+        empty, and the job has no keepers or one of them acknowledged and does not lend: active, address and
+        store_hosted from group rank 0's ack, since = served, ``active`` = token, keepers = the head's, phase running,
+        ``restarts`` + 1 unless it is the first, ``first_active``, event GenerationActive. Otherwise refused
+        (``not_live``). Already active: returns it."""
         ...
 
     async def report(self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport) -> JobRecord:
@@ -234,8 +244,8 @@ class Store(Protocol):
 
     async def submit(self, uid: str, spec: JobSpec, owner: int, wall: float, by: str, request: str) -> JobRecord:
         """A new job, queued, control rev 1. Refused when a job of that name is live or an ended one still has holders
-        that have not lapsed (``name_taken``, naming its uid and phase). An ended one of that name is removed. The same
-        ``request`` or uid again returns the first reply's job. Event JobSubmitted."""
+        that have not lapsed, or is kept (``name_taken``, naming its uid and phase). An ended one of that name is
+        removed. The same ``request`` or uid again returns the first reply's job. Event JobSubmitted."""
         ...
 
     async def control(
@@ -246,9 +256,29 @@ class Store(Protocol):
         nothing. ``event`` is the event's kind, ``text`` its sentence."""
         ...
 
+    async def keep(
+        self,
+        uid: str,
+        token: Token,
+        node: str,
+        incarnation: Incarnation,
+        expect: Mapping[str, str],
+        keepers: Mapping[str, str],
+    ) -> JobRecord:
+        """Replace the keepers of the active generation. Only by one of them that does not lend (the caller's to know),
+        or by a member where there are none; ``stale`` if the head is not this one and active, or the keepers are not
+        ``expect``. From then on that node lends nothing under the old keepers."""
+        ...
+
+    async def forget(self, node: str, by: str) -> NodeRecord:
+        """An operator vouches that a lapsed node is off for good: its life is lost, and it is no keeper any more: where
+        it was one the job has none until the next. Refused: ``not_found``, ``not_live`` if its lease has not lapsed.
+        Event NodeForgotten."""
+        ...
+
     async def remove(self, uid: str) -> None:
-        """Remove an ended job without holders that have not lapsed (``stale`` otherwise); unknown is fine. The name's
-        highest number stays for ever. Event JobDeleted."""
+        """Remove an ended job without holders that have not lapsed, and not kept (``stale`` otherwise); unknown is
+        fine. The name's highest number stays for ever. Event JobDeleted."""
         ...
 
     async def cordon(self, node: str, cordon: Cordon | None, request: str) -> NodeRecord:

@@ -7,8 +7,9 @@ call may or may not have happened.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -60,17 +61,19 @@ class RedisStore:
             "lease": millis(timing.lease),
             "credit": millis(timing.credit),
             "gap": millis(timing.gap),
+            "limit": millis(timing.failsafe_limit),
             "uid": uuid.uuid4().hex,
+            "secret": secrets.token_hex(32),
         }
         try:
-            cluster_uid, served = await self._step("join", arguments)
+            cluster_uid, served, secret = await self._step("join", arguments)
         except StoreRefusedError as refusal:
             if refusal.code == "timing":
                 with _strict():
                     stored = Timing.from_json(str(refusal))
                 raise StoreRefusedError("timing", timing_differs(stored, timing)) from None
             raise
-        return JoinReply(cluster_uid=cluster_uid, served=served)
+        return JoinReply(cluster_uid=cluster_uid, served=served, secret=secret)
 
     async def beat(self, beat: Beat) -> BeatReply:
         arguments: dict[str, object] = _who(beat.node, beat.incarnation)
@@ -114,6 +117,7 @@ class RedisStore:
             "reason": proposal.cause.text,
             "form_ms": proposal.form_ms,
             "outside": codec.encode(proposal.outside),
+            "keepers": codec.encode_texts(proposal.keepers),
         }
         return await self._job("propose", arguments)
 
@@ -172,6 +176,24 @@ class RedisStore:
             "text": text,
         }
         return await self._job("control", arguments)
+
+    async def keep(
+        self,
+        uid: str,
+        token: Token,
+        node: str,
+        incarnation: Incarnation,
+        expect: Mapping[str, str],
+        keepers: Mapping[str, str],
+    ) -> JobRecord:
+        arguments = _who(node, incarnation) | {"uid": uid, "token": token.model_dump()}
+        arguments |= {"expect": codec.encode_texts(expect), "keepers": codec.encode_texts(keepers)}
+        return await self._job("keep", arguments)
+
+    async def forget(self, node: str, by: str) -> NodeRecord:
+        flat, cordon = await self._step("forget", {"node": node, "by": by})
+        with _strict():
+            return codec.decode_node(flat, cordon)
 
     async def remove(self, uid: str) -> None:
         await self._step("remove", {"uid": uid})

@@ -24,8 +24,8 @@ JOB_TEXT = ("uid", "name", "phase", "reason")
 HEAD_RAW = ("number", "cause", "since", "deadline", "control_rev", "outside")
 HEAD_TEXT = ("id", "state", "address")
 HEAD_FLAG = ("planned", "store_hosted")
-HEAD_MAPS = {"member": "members", "holder": "holders", "ack": "acks", "report": "reports"}
-JOB_MAPS = {"spend": "budget", "last": "last_reports"}
+HEAD_MAPS = {"member": "members", "holder": "holders", "ack": "acks", "report": "reports", "head_keeper": "keepers"}
+JOB_MAPS = {"spend": "budget", "last": "last_reports", "keeper": "keepers"}
 SCRIPTS_OWN = {"min", "max", "active_number", "active_id"}
 NODE_FIELDS = {
     "id", "life", "start", "lost", "left", "joined", "facts", "readiness", "rev", "seq", "dead", "address", "pid",
@@ -56,6 +56,11 @@ def encode_readiness(readiness: Mapping[str, Readiness]) -> str:
 def encode_report(report: PodReport) -> dict[str, str]:
     """A report without its seq, which is the store's to set."""
     return {"state": report.state, "body": report.model_dump_json(exclude={"seq"})}
+
+
+def encode_texts(texts: Mapping[str, str]) -> dict[str, str]:
+    """Each value as JSON, as an entry of a record's map is stored."""
+    return {key: json.dumps(text) for key, text in texts.items()}
 
 
 def encode_optional(record: Record | None) -> str | None:

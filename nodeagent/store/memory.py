@@ -7,7 +7,7 @@ nothing random. Must never do a step itself: the steps are in ``twin/``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from nodeagent.model.event import Event
 from nodeagent.model.job import Control, JobRecord
@@ -109,6 +109,23 @@ class MemoryStore:
         self, uid: str, expect_rev: int, control: Control, request: str, event: str, text: str
     ) -> JobRecord:
         return self._done(operator.control(self._server.step(), uid, expect_rev, control, request, event, text))
+
+    async def keep(
+        self,
+        uid: str,
+        token: Token,
+        node: str,
+        incarnation: Incarnation,
+        expect: Mapping[str, str],
+        keepers: Mapping[str, str],
+    ) -> JobRecord:
+        step = generation.keep(self._server.step(), uid, token, node, incarnation, expect, keepers)
+        return self._done(step)
+
+    async def forget(self, node: str, by: str) -> NodeRecord:
+        record = lease.forget(self._server.step(), node, by)
+        self._server.ring()
+        return record
 
     async def remove(self, uid: str) -> None:
         operator.remove(self._server.step(), uid)

@@ -108,9 +108,9 @@ class PodHost(Protocol):
         has no status."""
         ...
 
-    def grant(self, until: float, seq: int) -> None:
-        """Let every shim run until this CLOCK_BOOTTIME; grants with an older seq are dropped by the shim. A lower
-        ``until`` with a newer seq shortens."""
+    def grant(self, until: float, seq: int, uid: str | None = None) -> None:
+        """Let every shim (or this pod's only) run until this CLOCK_BOOTTIME; grants with an older seq are dropped by
+        the shim. A lower ``until`` with a newer seq shortens."""
         ...
 
     async def close(self) -> None:

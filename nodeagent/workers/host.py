@@ -162,9 +162,10 @@ class ShimHost:
         else:
             pod.command("retire")
 
-    def grant(self, until: float, seq: int) -> None:
-        self._grant = (until, seq)
-        for pod in self._pods.values():
+    def grant(self, until: float, seq: int, uid: str | None = None) -> None:
+        if uid is None:
+            self._grant = (until, seq)
+        for pod in self._pods.values() if uid is None else filter(None, [self._pods.get(uid)]):
             pod.command("grant", until=until, seq=seq)
 
     def connected(self, uid: str) -> bool:

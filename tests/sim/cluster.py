@@ -19,7 +19,7 @@ from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.memory import MemoryServer, MemoryStore
 from tests.sim.invariants import Checker
 from tests.sim.machine import SimHost, SimMachine
-from tests.sim.network import Gate, Link, LinkedStore
+from tests.sim.network import Gate, Link, LinkedStore, PeerNet, SimPeers
 from tests.sim.virtual import SimClock
 
 TIMING = Timing(cooldown=8.0)
@@ -50,13 +50,14 @@ class Node:
         self._identity = Identity(self.run_dir, f"boot-{self.boots}")
         facts = NodeFacts(
             address=self.name, hostname=self.name, boot_id=f"boot-{self.boots}", agent_pid=1, agent_version="sim",
-            started=0.0, cpu_slots=4,
+            started=0.0, cpu_slots=4, peer=self.name,
         )  # fmt: skip
         self._host = SimHost(self.machine, self.gate)
+        self._peers = SimPeers(self.name, self.cluster.net, self.gate)
         store = LinkedStore(self.cluster.server, self.link, self.gate).as_store()
         self.agent = Agent(
             AgentConfig(timing=TIMING), self.name, facts, store=store, host=self._host, clock=self.clock,
-            identity=self._identity, incarnation=self._identity.take(), metrics=Metrics(),
+            identity=self._identity, incarnation=self._identity.take(), metrics=Metrics(), peers=self._peers,
             random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
         )  # fmt: skip
         self._task = self.cluster.tasks.create_task(self.agent.run(asyncio.Event()), name=f"agent {self.name}")
@@ -65,7 +66,7 @@ class Node:
         task, self._task = self._task, None
         if task is None or self._identity is None or self._host is None:
             return
-        self._host.dead = True
+        self._host.dead = self._peers.dead = True
         task.cancel()
         await asyncio.wait([task])
         self._identity.release()
@@ -101,6 +102,7 @@ class SimCluster:
     def __init__(self, seed: int, size: int, tasks: asyncio.TaskGroup) -> None:
         self.rng = random.Random(seed)
         self.tasks = tasks
+        self.net = PeerNet(random.Random(self.rng.random()))
         loop = asyncio.get_running_loop()
         self.clock_step = 0.0
         self.server = MemoryServer(lambda: loop.time() + self.clock_step)
@@ -176,7 +178,10 @@ class SimCluster:
                 :2
             ]
         for node in self.nodes.values():
-            pods = {u: (p.phase, p.generation and p.generation.number) for u, p in node.machine.pods.items()}
+            pods = {
+                u: (p.phase, p.generation and p.generation.number, sorted(p.alive), p.exits)
+                for u, p in node.machine.pods.items()
+            }
             record = self.server.state.nodes.get(node.name)
             state = (record.lost, record.left, record.cordon) if record else None
             health = node.agent.health() if node.agent else None

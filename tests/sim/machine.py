@@ -69,9 +69,12 @@ class SimMachine:
         self.peers: Callable[[str, Token, str], None] = lambda uid, token, name: None
         """Tells the other members that this node's part of a collective is gone."""
         self._until = 0.0
+        self._lent: dict[str, float] = {}
+        """Pods whose newest grant was for them alone."""
         self._seq = 0
         self._pid = 1000
-        self._guard: asyncio.TimerHandle | None = None
+        self._guards: dict[str, asyncio.TimerHandle] = {}
+        """The shims' timers: one for all ("") and one for each pod that was granted time for itself."""
         self._timers: set[asyncio.TimerHandle] = set()
 
     # --- used by tests and checks
@@ -156,8 +159,7 @@ class SimMachine:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        if self._guard is not None:
-            self._guard.cancel()
+        self._unwatch()
         lost = [(p.uid, p.generation) for p in self.pods.values() if p.alive]
         self.pods.clear()
         self.observe()
@@ -168,25 +170,46 @@ class SimMachine:
     def power_on(self) -> None:
         self.powered = True
         self._until, self._seq = 0.0, 0
+        self._lent.clear()
 
     # --- the fence
 
-    def grant(self, until: float, seq: int) -> None:
+    def grant(self, until: float, seq: int, uid: str | None = None) -> None:
         if seq <= self._seq:
             return
-        self._seq, self._until = seq, until
-        if self._guard is not None:
-            self._guard.cancel()
-        delay = self.clock.true_delay(until) + self.guard_late
-        self._guard = asyncio.get_running_loop().call_later(delay, self._fence)
+        self._seq = seq
+        if uid is None:
+            self._until = until
+            self._lent.clear()
+            self._unwatch()
+        else:
+            self._lent[uid] = until
+        self._watch(uid or "", self.clock.true_delay(until) + self.guard_late)
+
+    def _watch(self, which: str, delay: float) -> None:
+        if which in self._guards:
+            self._guards[which].cancel()
+        self._guards[which] = asyncio.get_running_loop().call_later(delay, self._fence)
+
+    def _unwatch(self) -> None:
+        for guard in self._guards.values():
+            guard.cancel()
+        self._guards.clear()
+
+    def granted(self, uid: str) -> float:
+        """Until when this pod may run, by this machine's clock."""
+        return self._lent.get(uid, self._until)
 
     def _fence(self) -> None:
         if self.frozen.closed:
-            self._guard = asyncio.get_running_loop().call_later(0.01, self._fence)
+            self._watch("", 0.01)
             return
-        if not self.powered or self.clock.now() < self._until:
+        if not self.powered:
             return
-        doomed = [pod for pod in self.pods.values() if pod.alive]
+        now = self.clock.now()
+        doomed = [pod for pod in self.pods.values() if pod.alive and now >= self.granted(pod.uid)]
+        if not doomed:
+            return
         for pod in doomed:
             pod.fenced = True
         self._kill(doomed)
@@ -253,7 +276,7 @@ class SimMachine:
             return
         pod.generation, pod.exits, pod.fenced, pod.refused = order.token, [], False, ""
         pod.ranks, pod.env = order.ranks, order.environments
-        if self.clock.now() >= min(order.not_after, self._until):
+        if self.clock.now() >= min(order.not_after, self.granted(uid)):
             pod.refused, pod.phase = "the grant ran out before the start", "exited"
             self.touch()
             return
@@ -272,7 +295,7 @@ class SimMachine:
         token = pod.generation
 
         def kill() -> None:
-            if self.pods.get(uid) is pod and pod.generation == token:
+            if self.pods.get(uid) is pod and pod.generation == token and pod.alive:
                 self._kill([pod])
 
         self.later(delay, kill)
@@ -328,8 +351,8 @@ class SimHost:
     def retire(self, uid: str) -> None:
         self._do(lambda: self._machine.retire(uid))
 
-    def grant(self, until: float, seq: int) -> None:
-        self._do(lambda: self._machine.grant(until, seq))
+    def grant(self, until: float, seq: int, uid: str | None = None) -> None:
+        self._do(lambda: self._machine.grant(until, seq, uid))
 
     async def close(self) -> None:
         self.dead = True

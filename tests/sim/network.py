@@ -10,6 +10,8 @@ import contextlib
 import random
 from typing import Any, cast
 
+from nodeagent.agent.peers import RESEND, Handler
+from nodeagent.plan.lending import Answer, Ask
 from nodeagent.store.base import Store, StoreError, StoreUnavailableError
 from nodeagent.store.memory import MemoryServer, MemoryStore
 
@@ -33,6 +35,53 @@ class Gate:
 
     async def passed(self) -> None:
         await self._open.wait()
+
+
+class PeerNet:
+    """The links between agents: each pair apart, and one way."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.cut: set[tuple[str, str]] = set()
+        """(from, to): what is sent that way is lost."""
+        self.loss = 0.0
+        self.ends: dict[str, SimPeers] = {}
+
+    def passes(self, sender: str, receiver: str) -> bool:
+        return (sender, receiver) not in self.cut and self.rng.random() >= self.loss
+
+
+class SimPeers:
+    """One agent's end. A question that meets a stopped agent is answered when it goes on."""
+
+    def __init__(self, name: str, net: PeerNet, gate: Gate) -> None:
+        self.name, self._net, self._gate = name, net, gate
+        self.handler: Handler = lambda ask: Answer(yes=False, why="not ready yet")
+        self.secret = ""
+        self.dead = False
+        net.ends[name] = self
+
+    async def ask(self, address: str, question: Ask, timeout: float) -> Answer | None:
+        try:
+            async with asyncio.timeout(timeout):
+                answer = await self._there_and_back(address, question)
+                await self._gate.passed()
+                return answer
+        except TimeoutError:
+            await self._gate.passed()
+            return None
+
+    async def _there_and_back(self, address: str, question: Ask) -> Answer:
+        while True:
+            await asyncio.sleep(self._net.rng.uniform(0.0001, 0.002))
+            end = self._net.ends.get(address)
+            if end is not None and not end.dead and self._net.passes(self.name, address):
+                await end._gate.passed()
+                answer = end.handler(question)
+                await asyncio.sleep(self._net.rng.uniform(0.0001, 0.002))
+                if self._net.passes(address, self.name):
+                    return answer
+            await asyncio.sleep(RESEND)
 
 
 class Link:

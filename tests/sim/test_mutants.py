@@ -38,16 +38,22 @@ def lease_shorter_than_the_fence(patch: pytest.MonkeyPatch) -> None:
 def guard_asleep(patch: pytest.MonkeyPatch) -> None:
     """Assumption A2 broken: shims act five seconds after their deadline."""
 
-    def grant(self: SimMachine, until: float, seq: int, real: Callable[..., None] = SimMachine.grant) -> None:
+    def grant(
+        self: SimMachine,
+        until: float,
+        seq: int,
+        uid: str | None = None,
+        real: Callable[..., None] = SimMachine.grant,
+    ) -> None:
         self.guard_late = 5.0
-        real(self, until, seq)
+        real(self, until, seq, uid)
 
     patch.setattr(SimMachine, "grant", grant)
 
 
 def half_a_gang(patch: pytest.MonkeyPatch) -> None:
     """A generation becomes active before all its members acknowledged."""
-    patch.setattr(generation, "_not_ready", lambda s, head: None)
+    patch.setattr(generation, "_not_ready", lambda s, job, head: None)
 
 
 async def _provoke(seed: int) -> None:

@@ -159,6 +159,15 @@ local function not_ready(job)
       return 'node ' .. node .. ' is not live'
     end
   end
+  local keepers = sorted_keys(entries(job, 'keeper'))
+  for _, node in ipairs(keepers) do
+    if acks[node] and not acks[node].lends then
+      return
+    end
+  end
+  if #keepers > 0 then
+    return 'no keeper of generation ' .. job.active_number .. ' (' .. table.concat(keepers, ', ') .. ') has let go'
+  end
 end
 
 local function make_active(job)
@@ -175,6 +184,7 @@ local function make_active(job)
   job.head_state, job.head_since, job.head_deadline = 'active', int(served), '0'
   job.head_address, job.head_store_hosted = ack.address, ack.store_hosted and '1' or '0'
   job.active_number, job.active_id = job.head_number, job.head_id
+  put_entries(job, 'keeper', entries(job, 'head_keeper'))
   if job.first_active then
     job.restarts = int(tonumber(job.restarts) + 1)
   else

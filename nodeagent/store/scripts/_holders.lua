@@ -83,12 +83,28 @@ local function retire(node, lives_on, but)
   end
 end
 
--- The first node that may still run workers of an ended job, or nil.
+-- The first node that may still run workers of an ended job, or lend them time, or nil.
 local function still_held(job)
   local holders = decoded(entries(job, 'holder'))
   for _, node in ipairs(sorted_keys(holders)) do
     if not gone(node, holders[node].life) then
       return node
+    end
+  end
+  for _, node in ipairs(sorted_keys(entries(job, 'keeper'))) do
+    if lease_end(node) > served - tonumber(meta.limit) then
+      return node
+    end
+  end
+end
+
+-- This node will never lend again: nobody can, under the keepers that it was one of.
+local function release_keepers(node)
+  for _, uid in ipairs(redis.call('HVALS', NAMES)) do
+    local job = job_read(uid)
+    if job and job['keeper:' .. node] then
+      put_entries(job, 'keeper', {})
+      job_save(job)
     end
   end
 end

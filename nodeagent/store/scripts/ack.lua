@@ -15,15 +15,18 @@ local member = job['member:' .. A.node] and cjson.decode(job['member:' .. A.node
 if member and member.life ~= A.life then
   member = nil
 end
-if not member and not job['holder:' .. A.node] then
+local keeper = job['keeper:' .. A.node] and job.head_state ~= 'active'
+if not member and not keeper and not job['holder:' .. A.node] then
   return job_reply(job)
 end
 if A.last and job.last_number ~= '0' then
   put_report(job, 'last', A.node, A.last.state, A.last.body)
 end
 job['holder:' .. A.node] = nil
-if member and job.head_state == 'forming' then
+if (member or keeper) and job.head_state == 'forming' then
   job['ack:' .. A.node] = A.ack
+elseif keeper and not cjson.decode(A.ack).lends then
+  put_entries(job, 'keeper', {})
 end
 local devices = {}
 if member and job.head_state ~= 'ended' then

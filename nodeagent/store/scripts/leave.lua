@@ -13,4 +13,5 @@ left.left = '1'
 node_save(left)
 event({ kind = 'NodeLeft', node = A.node, by = A.node, text = 'node ' .. A.node .. ' left' })
 retire(A.node)
+release_keepers(A.node)
 return { 1 }

@@ -47,6 +47,7 @@ def propose(s: State, p: Proposal) -> JobRecord:
         deadline=s.served + p.form_ms,
         control_rev=p.control_rev,
         outside=p.outside,
+        keepers=p.keepers,
     )
     before = job
     update = _spent(job, p.spend) | _closed(job)
@@ -67,19 +68,22 @@ def ack(
     member = head.members.get(node)
     if member is not None and member.life != incarnation.life:
         member = None
-    if member is None and node not in head.holders:
+    keeper = node in job.keepers and head.state != "active"
+    if member is None and not keeper and node not in head.holders:
         return job
     if last is not None and job.last_number:
         reports = job.last_reports | {node: _sequenced(job.last_reports, node, last)}
         job = job.model_copy(update={"last_reports": reports})
     holders = {n: h for n, h in head.holders.items() if n != node}
     update: dict[str, object] = {"holders": holders}
-    if member is not None and head.state == "forming":
+    if (member is not None or keeper) and head.state == "forming":
         update["acks"] = head.acks | {node: value}
+    elif keeper and not value.lends:
+        job = job.model_copy(update={"keepers": {}})
     head = head.model_copy(update=update)
     s.book(node, uid, frozenset(member.devices) if member is not None and head.state != "ended" else frozenset())
     job = job.model_copy(update={"head": head})
-    if head.state == "forming" and _not_ready(s, head) is None:
+    if head.state == "forming" and _not_ready(s, job, head) is None:
         return _activated(s, job, head)
     return settled(s, job)
 
@@ -91,10 +95,32 @@ def activate(s: State, uid: str, token: Token) -> JobRecord:
         return job
     if head.state == "ended":
         raise StoreRefusedError("stale", f"generation {head.number} of job {job.name} has ended: read it again")
-    reason = _not_ready(s, head)
+    reason = _not_ready(s, job, head)
     if reason is not None:
         raise StoreRefusedError("not_live", f"generation {head.number} of job {job.name} cannot start: {reason}")
     return _activated(s, job, head)
+
+
+def keep(
+    s: State,
+    uid: str,
+    token: Token,
+    node: str,
+    incarnation: Incarnation,
+    expect: Mapping[str, str],
+    keepers: Mapping[str, str],
+) -> JobRecord:
+    s.current(node, incarnation)
+    job = s.job(uid)
+    head = _expect_head(job, token)
+    name = f"generation {head.number} of job {job.name}"
+    if head.state != "active":
+        raise StoreRefusedError("stale", f"{name} is {head.state}, not active: read it again")
+    if job.keepers != dict(expect):
+        raise StoreRefusedError("stale", f"the keepers of {name} have changed: read it again")
+    if node not in job.keepers and (job.keepers or node not in head.members):
+        raise StoreRefusedError("stale", f"node {node} may not choose the keepers of {name}")
+    return s.save_job(job.model_copy(update={"keepers": dict(keepers)}))
 
 
 def report(s: State, uid: str, token: Token, node: str, incarnation: Incarnation, value: PodReport) -> JobRecord:
@@ -211,7 +237,7 @@ def _check_success(job: JobRecord) -> None:
             )
 
 
-def _not_ready(s: State, head: Head) -> str | None:
+def _not_ready(s: State, job: JobRecord, head: Head) -> str | None:
     """Why this forming head cannot become active."""
     if head.holders:
         return f"node {min(head.holders)} may still run an older generation"
@@ -221,6 +247,10 @@ def _not_ready(s: State, head: Head) -> str | None:
             return f"node {node} has not acknowledged"
         if s.gone(node, life):
             return f"node {node} is not live"
+    let_go = [node for node in job.keepers if node in head.acks and not head.acks[node].lends]
+    if job.keepers and not let_go and job.active is not None:
+        keepers = ", ".join(sorted(job.keepers))
+        return f"no keeper of generation {job.active.number} ({keepers}) has let go"
     return None
 
 
@@ -271,7 +301,7 @@ def _activated(s: State, job: JobRecord, head: Head) -> JobRecord:
             "deadline": 0,
         }
     )
-    update: dict[str, object] = {"head": head, "active": head.token}
+    update: dict[str, object] = {"head": head, "active": head.token, "keepers": head.keepers}
     if job.first_active is None:
         update |= {"first_active": s.served, "started": s.now / 1000}
     else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nodeagent.model.job import JobRecord, Phase
+from nodeagent.model.timing import millis
 from nodeagent.model.world import Head, Holder, Member
 from nodeagent.store.twin.state import State
 
@@ -30,9 +31,19 @@ def retire(s: State, node: str, *, lives_on: str = "", but: str = "") -> None:
 
 
 def still_held(s: State, job: JobRecord) -> list[str]:
-    """Nodes that may still run workers of an ended job."""
+    """Nodes that may still run workers of an ended job, then those that may lend them time."""
     holders = job.head.holders if job.head else {}
-    return sorted(node for node, holder in holders.items() if not s.gone(node, holder.life))
+    limit = millis(s.timing.failsafe_limit) if s.timing else 0
+    keepers = sorted(node for node in job.keepers if s.lease.get(node, 0) > s.served - limit)
+    return sorted(node for node, holder in holders.items() if not s.gone(node, holder.life)) + keepers
+
+
+def release_keepers(s: State, node: str) -> None:
+    """This node will never lend again: nobody can, under the keepers that it was one of."""
+    for uid in list(s.names.values()):
+        job = s.jobs[uid]
+        if node in job.keepers:
+            s.save_job(job.model_copy(update={"keepers": {}}))
 
 
 def lives_of(head: Head | None, node: str) -> set[str]:

@@ -1,6 +1,6 @@
-"""The steps of a node's lease in the twin: join, beat, leave, cordon.
+"""The steps of a node's lease in the twin: join, beat, leave, forget, cordon.
 
-The twin of ``scripts/{join,beat,leave,cordon}.lua``; must never touch a job but to drop a node from its holders.
+The twin of ``scripts/{join,beat,leave,forget,cordon}.lua``; must never touch a job but to drop a node from its holders.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.timing import Timing
 from nodeagent.store.base import Beat, BeatReply, JoinReply, StoreRefusedError
-from nodeagent.store.twin.holders import retire
+from nodeagent.store.twin.holders import release_keepers, retire
 from nodeagent.store.twin.state import FORGET_MS, PAGE, State
 from nodeagent.store.words import timing_differs
 
@@ -59,7 +59,7 @@ def join(s: State, node: str, incarnation: Incarnation, facts: NodeFacts, timing
     if not same:
         s.event("NodeJoined", node=node, by=node, text=f"node {node} joined from {facts.address}")
         retire(s, node, lives_on=incarnation.life)
-    return JoinReply(cluster_uid=s.cluster_uid, served=s.served)
+    return JoinReply(cluster_uid=s.cluster_uid, served=s.served, secret=s.secret)
 
 
 def _forget(s: State) -> None:
@@ -134,6 +134,21 @@ def leave(s: State, node: str, incarnation: Incarnation) -> None:
     s.save_node(record.model_copy(update={"left": True}))
     s.event("NodeLeft", node=node, by=node, text=f"node {node} left")
     retire(s, node)
+    release_keepers(s, node)
+
+
+def forget(s: State, node: str, by: str) -> NodeRecord:
+    record = s.nodes.get(node)
+    if record is None:
+        raise StoreRefusedError("not_found", f"there is no node {node}: list the nodes and try again")
+    if not s.lapsed(node):
+        raise StoreRefusedError("not_live", f"node {node} holds its lease: drain it, or stop its agent, first")
+    if not record.left and not record.lost:
+        record = s.save_node(record.model_copy(update={"lost": True}))
+        retire(s, node)
+        s.event("NodeForgotten", node=node, by=by, text=f"node {node} is off for good, says {by}")
+    release_keepers(s, node)
+    return record
 
 
 def cordon(s: State, node: str, value: Cordon | None, request: str) -> NodeRecord:

@@ -30,13 +30,16 @@ async def test_no_gpus_means_that_none_is_asked_for() -> None:
 
 def test_facts() -> None:
     gpus = (Gpu(uuid="GPU-1", index=0),)
-    facts = node_facts(config(cpu_slots=3, labels={"rack": "7"}, data_interface="eth1"), "10.0.0.1", gpus, 5.0)
+    facts = node_facts(
+        config(cpu_slots=3, labels={"rack": "7"}, data_interface="eth1"), "10.0.0.1", gpus, 5.0, "10.0.0.1:29400"
+    )
     assert (facts.address, facts.cpu_slots, facts.gpus, facts.started) == ("10.0.0.1", 3, gpus, 5.0)
     assert (facts.labels, facts.data_interface, facts.agent_pid) == ({"rack": "7"}, "eth1", os.getpid())
+    assert facts.peer == "10.0.0.1:29400"
     assert (facts.api_socket, facts.boot_id) == ("/run/x/api.sock", boot_id())
-    assert node_facts(config(), "a", (), 0.0).cpu_slots == (os.cpu_count() or 1)
+    assert node_facts(config(), "a", (), 0.0, "").cpu_slots == (os.cpu_count() or 1)
 
 
 @pytest.mark.parametrize("slots", [0, 4096])
 def test_slots_may_be_none(slots: int) -> None:
-    assert node_facts(config(cpu_slots=slots), "a", (), 0.0).cpu_slots == slots
+    assert node_facts(config(cpu_slots=slots), "a", (), 0.0, "").cpu_slots == slots

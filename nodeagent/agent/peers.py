@@ -1,0 +1,135 @@
+"""Agents asking each other, one datagram each way: the only talk between agents that does not go through the store.
+
+Each datagram is JSON with an HMAC under the cluster's secret, which only those who may use the store know. An answer
+carries the nonce of its question, so an old one is never taken for a new one. Must never decide what is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from nodeagent.plan.lending import Answer, Ask
+
+RESEND = 0.12
+"""Seconds after which a question without an answer is sent again."""
+MOST_BYTES = 8192
+_MAC = hashlib.sha256().digest_size
+
+Handler = Callable[[Ask], Answer]
+
+
+class Peers(Protocol):
+    """How an agent asks others and is asked. ``handler`` must be set before anything arrives."""
+
+    handler: Handler
+    secret: str
+    """Empty until the store has told it: nobody is asked or answered before."""
+
+    async def ask(self, address: str, question: Ask, timeout: float) -> Answer | None:
+        """The answer of the agent at ``host:port``, or None within ``timeout`` seconds."""
+        ...
+
+
+class UdpPeers(asyncio.DatagramProtocol):
+    """The real ones. Use ``listen`` once, ``close`` at the end."""
+
+    def __init__(self, handler: Handler = lambda ask: Answer(yes=False, why="not ready yet")) -> None:
+        self.handler = handler
+        self.secret = ""
+        self._transport: asyncio.DatagramTransport | None = None
+        self._waiting: dict[str, asyncio.Future[Answer]] = {}
+        self._log = structlog.get_logger("peers")
+
+    async def listen(self, address: str, ports: tuple[int, int]) -> str:
+        """Take the first free port of the range on this address; returns ``host:port``. Raises OSError if none is."""
+        loop = asyncio.get_running_loop()
+        family, _, _, _, found = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
+        last: OSError | None = None
+        for port in range(ports[0], ports[1] + 1):
+            try:
+                await loop.create_datagram_endpoint(lambda: self, local_addr=(str(found[0]), port), family=family)
+            except OSError as error:
+                last = error
+                continue
+            return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        raise OSError(f"no UDP port of {ports[0]}-{ports[1]} is free on {address}: {last}")
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    async def ask(self, address: str, question: Ask, timeout: float) -> Answer | None:
+        nonce = secrets.token_hex(16)
+        packet = self._sealed({"nonce": nonce, "ask": question.model_dump(mode="json")})
+        host, _, port = address.rpartition(":")
+        there = (host.strip("[]"), int(port))
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[nonce] = future
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    self._send(packet, there)
+                    done, _ = await asyncio.wait([future], timeout=RESEND)
+                    if done:
+                        return future.result()
+        except TimeoutError:
+            return None
+        finally:
+            del self._waiting[nonce]
+
+    # --- asyncio.DatagramProtocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.DatagramTransport)
+        self._transport = transport
+
+    def error_received(self, exc: Exception) -> None:
+        self._log.debug("peer cannot be reached", why=str(exc))
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        message = self._opened(data)
+        if message is None:
+            self._log.warning("a datagram without the cluster's signature was dropped", sender=addr[0])
+            return
+        try:
+            nonce = str(message["nonce"])
+            if "ask" in message:
+                answer = self.handler(Ask.model_validate(message["ask"]))
+                self._send(self._sealed({"nonce": nonce, "answer": answer.model_dump(mode="json")}), addr)
+                return
+            future = self._waiting.get(nonce)
+            if future is not None and not future.done():
+                future.set_result(Answer.model_validate(message["answer"]))
+        except (KeyError, ValueError) as error:  # signed, so written by another version of ours
+            self._log.warning("a peer's datagram cannot be read", sender=addr[0], why=str(error))
+
+    # --- sealing
+
+    def _send(self, packet: bytes, there: tuple[str, int]) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.sendto(packet, there)
+
+    def _sealed(self, message: dict[str, object]) -> bytes:
+        body = json.dumps(message).encode()
+        return self._mac(body) + body
+
+    def _opened(self, data: bytes) -> dict[str, object] | None:
+        """The message, if the cluster's secret signed it."""
+        if not self.secret or not _MAC < len(data) <= MOST_BYTES:
+            return None
+        if not hmac.compare_digest(data[:_MAC], self._mac(data[_MAC:])):
+            return None
+        message = json.loads(data[_MAC:])
+        return message if isinstance(message, dict) else None
+
+    def _mac(self, body: bytes) -> bytes:
+        return hmac.digest(self.secret.encode(), body, hashlib.sha256)

@@ -1,0 +1,85 @@
+"""The keepers of a generation: the nodes that, all together, may lend its members time while the store is away.
+
+Chooses them, says when they should be others, and when all that is left is to wait for one of them. Must never decide
+what they answer: that is ``lending.py``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nodeagent.model.job import JobRecord
+from nodeagent.model.world import Member
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.membership import natural
+
+MOST = 5
+"""Members asked, by rank: one that does not answer costs the whole gang its time, so not more than needed."""
+LEAST = 3
+"""With fewer members, other nodes are asked as well: where one node is cut off alone, they know better."""
+
+
+def choose(cluster: Cluster, members: Iterable[Member]) -> dict[str, str]:
+    """Node to life: the first members by rank, filled up with others. Nobody if a member cannot be asked."""
+    ordered = sorted(members, key=lambda m: m.group_rank)[:MOST]
+    if not all(_can_be_asked(cluster, m.node) for m in ordered):
+        return {}
+    chosen = {m.node: m.life for m in ordered}
+    for node in sorted(cluster.nodes, key=natural):
+        if len(chosen) >= LEAST:
+            break
+        if node not in chosen and _can_be_asked(cluster, node):
+            chosen[node] = cluster.nodes[node].incarnation.life
+    return chosen
+
+
+def better(cluster: Cluster, job: JobRecord) -> dict[str, str] | None:
+    """The keepers that the active generation should have, if one of those it has is gone or there are too few; else
+    None."""
+    head = job.head
+    if head is None or head.state != "active":
+        return None
+    whole = len(job.keepers) >= LEAST and all(cluster.live(n, life) for n, life in job.keepers.items())
+    if whole:
+        return None
+    found = choose(cluster, [m for m in head.ordered() if cluster.live(m.node, m.life)])
+    return found if found and found != job.keepers else None
+
+
+def chooser(cluster: Cluster, job: JobRecord) -> str | None:
+    """The node that may replace the keepers: the first of them that is live, or of the members if there are none."""
+    head = job.head
+    if head is None:
+        return None
+    if job.keepers:
+        return next((n for n in sorted(job.keepers, key=natural) if cluster.live(n)), None)
+    return next((m.node for m in head.ordered() if cluster.live(m.node, m.life)), None)
+
+
+def must_let_go(cluster: Cluster, job: JobRecord, node: str) -> bool:
+    """Something newer, or the job's end, waits for this keeper, and no other has let go or will by itself."""
+    head = job.head
+    if head is None or node not in job.keepers or head.state == "active":
+        return False
+    if head.state == "ended":
+        stopping = [n for n, h in head.holders.items() if n in job.keepers and cluster.live(n, h.life)]
+        return not stopping and chooser(cluster, job) == node
+    if any(n in head.acks and not head.acks[n].lends for n in job.keepers):
+        return False
+    return node in head.acks or not set(job.keepers) & set(head.members)
+
+
+def silence(cluster: Cluster, job: JobRecord) -> str:
+    """Not empty if no keeper is live: one of them must be heard before anything newer may start, or be off for
+    good."""
+    if not job.keepers or job.active is None or any(cluster.live(n) for n in job.keepers):
+        return ""
+    names = ", ".join(sorted(job.keepers, key=natural))
+    return (
+        f"nothing is heard of {names}, which may keep generation {job.active.number} running without the store: waits "
+        f"for one of them; if one is off for good: nodeagentctl forget NODE"
+    )
+
+
+def _can_be_asked(cluster: Cluster, node: str) -> bool:
+    return cluster.live(node) and bool(cluster.nodes[node].facts.peer)

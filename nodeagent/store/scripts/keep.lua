@@ -1,0 +1,31 @@
+-- keep: uid, token, node, life, start, expect (node to life), keepers (node to JSON life)
+local no = not_current(A.node, A.life, A.start)
+if no then
+  return no
+end
+local job = job_read(A.uid)
+if not job then
+  return no_job(A.uid)
+end
+no = check_head(job, A.token)
+if no then
+  return no
+end
+local name = 'generation ' .. job.head_number .. ' of job ' .. job.name
+if job.head_state ~= 'active' then
+  return refuse('stale', name .. ' is ' .. job.head_state .. ', not active: read it again')
+end
+local now_kept = entries(job, 'keeper')
+local same = #sorted_keys(now_kept) == #sorted_keys(A.expect)
+for node, life in pairs(A.expect) do
+  same = same and now_kept[node] == life
+end
+if not same then
+  return refuse('stale', 'the keepers of ' .. name .. ' have changed: read it again')
+end
+if not now_kept[A.node] and (next(now_kept) or not job['member:' .. A.node]) then
+  return refuse('stale', 'node ' .. A.node .. ' may not choose the keepers of ' .. name)
+end
+put_entries(job, 'keeper', A.keepers)
+job_save(job)
+return job_reply(job)
