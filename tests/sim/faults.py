@@ -70,6 +70,32 @@ async def cut_link(cluster: SimCluster) -> None:
     link.cut = link.cut_replies = False
 
 
+async def cut_store(cluster: SimCluster) -> None:
+    """The store is away: for everybody, or for a part of the cluster."""
+    nodes = list(cluster.nodes.values())
+    some = nodes if cluster.rng.random() < 0.4 else cluster.rng.sample(nodes, cluster.rng.randint(1, len(nodes)))
+    for node in some:
+        node.link.cut = True
+    await asyncio.sleep(cluster.rng.choice([1.0, 2.5, 6.0, 20.0]))
+    cluster.rng.shuffle(some)
+    for node in some:
+        node.link.cut = False
+        await asyncio.sleep(cluster.rng.choice([0.0, 0.0, 0.3, 2.0]))
+
+
+async def cut_peers(cluster: SimCluster) -> None:
+    """Some agents cannot hear some others, both ways or one way."""
+    names = list(cluster.nodes)
+    pairs = [(cluster.rng.choice(names), cluster.rng.choice(names)) for _ in range(cluster.rng.randint(1, len(names)))]
+    if cluster.rng.random() < 0.5:
+        pairs += [(b, a) for a, b in pairs]
+    cluster.net.cut.update(pairs)
+    cluster.net.loss = cluster.rng.choice([0.0, 0.3])
+    await asyncio.sleep(cluster.rng.uniform(1, 15))
+    cluster.net.cut.difference_update(pairs)
+    cluster.net.loss = 0.0
+
+
 async def bad_link(cluster: SimCluster) -> None:
     link = _any(cluster).link
     link.loss, link.slow = cluster.rng.choice([(0.3, 0.0), (0.0, 0.2), (0.1, 0.1)])
@@ -127,6 +153,6 @@ async def _operate(cluster: SimCluster, **changes: object) -> None:
 
 FAULTS: tuple[Fault, ...] = (
     kill_worker, kill_worker, kill_shim, restart_agent, restart_agent, cut_power, freeze_agent, freeze_machine,
-    cut_link, cut_link, bad_link, restart_store, step_store_clock, late_guard, scale, pause_and_resume, restart_job,
-    cordon,
+    cut_link, cut_link, cut_store, cut_store, cut_store, cut_peers, cut_peers, bad_link, restart_store,
+    step_store_clock, late_guard, scale, pause_and_resume, restart_job, cordon,
 )  # fmt: skip

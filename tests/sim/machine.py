@@ -278,6 +278,7 @@ class SimMachine:
         pod.ranks, pod.env = order.ranks, order.environments
         if self.clock.now() >= min(order.not_after, self.granted(uid)):
             pod.refused, pod.phase = "the grant ran out before the start", "exited"
+            pod.ranks = pod.pids = ()
             self.touch()
             return
         self._pid += len(order.ranks)

@@ -35,6 +35,7 @@ async def _storm(cluster: SimCluster, seconds: float) -> None:
 
 async def _heal(cluster: SimCluster) -> None:
     """Everything is mended: what was cut is joined, what was stopped goes on, everybody is wanted again."""
+    cluster.net.cut.clear()
     for node in cluster.nodes.values():
         node.link.cut = node.link.cut_replies = False
         node.link.loss = node.link.slow = node.machine.guard_late = 0.0

@@ -1,0 +1,179 @@
+"""Directed schedules with the store away: healthy training goes on where it may, and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from nodeagent.store.memory import MemoryStore
+from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.test_directed import running, simulate
+
+STOPPED = TIMING.fence + TIMING.kill + 0.1
+"""Seconds within which workers without granted time are gone."""
+
+
+def cut(c: SimCluster, names: Iterable[str], on: bool = True) -> None:
+    """Cut (or join) these nodes' links to the store."""
+    for name in names:
+        c.nodes[name].link.cut = on
+
+
+def apart(c: SimCluster, name: str) -> None:
+    """This node hears no other agent and is not heard."""
+    c.net.cut |= {pair for other in c.nodes for pair in ((name, other), (other, name))}
+
+
+def pids(c: SimCluster) -> dict[str, tuple[int, ...]]:
+    return {n.name: n.machine.pods["uid-j"].pids for n in c.nodes.values() if n.machine.running("uid-j") is not None}
+
+
+def alive(c: SimCluster) -> list[str]:
+    return [n.name for n in c.nodes.values() if n.machine.running("uid-j") is not None]
+
+
+def members(c: SimCluster) -> list[str]:
+    head = c.job("j").head
+    assert head is not None
+    return [m.node for m in head.ordered()]
+
+
+async def started(c: SimCluster, minimum: int, size: int) -> None:
+    """The job runs, its keepers are settled, nobody has just started."""
+    await c.submit("j", minimum, size, size)
+    await running(c, size)
+    await asyncio.sleep(5)
+
+
+def test_an_hour_without_the_store_disturbs_nobody() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        before = pids(c)
+        cut(c, c.nodes)
+        for _ in range(60):
+            await asyncio.sleep(60)
+            assert pids(c) == before
+        cut(c, c.nodes, False)
+        await asyncio.sleep(10)
+        assert pids(c) == before
+        job = c.job("j")
+        assert (job.restarts, job.phase, len(job.budget)) == (0, "running", 0)
+
+    simulate(4, scenario)
+
+
+def test_a_cluster_of_one_node_bridges_it_too_and_hands_over_once_it_has_company() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 1, 1)
+        before = pids(c)
+        cut(c, c.nodes)
+        await asyncio.sleep(30)
+        assert pids(c) == before
+        cut(c, c.nodes, False)
+        c.add("n2").start_agent()
+        await c.until(lambda: set(c.job("j").keepers) == {"n1", "n2"}, 15, "the newcomer keeps as well")
+        await c.nodes["n1"].power_cut()
+        await c.until(lambda: c.whole("j") and members(c) == ["n2"], TIMING.lease + 5, "n2 has taken over")
+
+    simulate(1, scenario)
+
+
+def test_one_node_cut_off_from_the_store_alone_is_stopped_and_replaced() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        victim = members(c)[1]
+        cut(c, [victim])
+        await c.until(lambda: victim not in alive(c), STOPPED, "its fence acted")
+        await running(c, 3)
+        assert victim not in members(c)
+
+    simulate(4, scenario)
+
+
+def test_a_node_that_loses_store_and_peers_stops_by_its_fence() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        victim = members(c)[1]
+        cut(c, c.nodes)
+        apart(c, victim)
+        await c.until(lambda: victim not in alive(c), STOPPED, "its fence acted")
+
+    simulate(4, scenario)
+
+
+def test_all_members_cut_off_while_a_spare_is_served_never_makes_two_generations() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        before, generation = pids(c), c.job("j").head
+        cut(c, members(c))
+        await asyncio.sleep(30)
+        assert pids(c) == before, "they lend each other time"
+        outside = c.nodes["n4"].agent
+        assert outside is not None
+        assert "nodeagentctl forget" in outside.why("uid-j")[0]
+        cut(c, c.nodes, False)
+        await asyncio.sleep(10)
+        assert pids(c) == before, "and go on when the store is back: nobody was declared lost"
+        head = c.job("j").head
+        assert head is not None and generation is not None and head.token == generation.token
+
+    simulate(5, scenario)
+
+
+def test_a_worker_that_dies_without_the_store_is_replaced_when_it_is_back() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        cut(c, c.nodes)
+        await asyncio.sleep(10)
+        c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
+        await asyncio.sleep(10)
+        cut(c, c.nodes, False)
+        await running(c, 3)
+        job = c.job("j")
+        assert (job.restarts, job.phase) == (1, "running")
+        assert [e.kind for e in job.budget.values()] == ["worker_failed"]
+
+    simulate(4, scenario)
+
+
+def test_a_promise_outlives_the_keepers_return_to_the_store() -> None:
+    """n3, a keeper that is no member, is served again while the members still run on the time that it lent."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 2)
+        assert set(c.job("j").keepers) == {"n1", "n2", "n3"}
+        cut(c, ["n1", "n2", "n3"])
+        await asyncio.sleep(8)
+        assert alive(c) == ["n1", "n2"]
+        cut(c, ["n3"], False)
+        await c.until(lambda: c.whole("j") and set(members(c)) == {"n3", "n4"}, 15, "re-formed without them")
+
+    simulate(4, scenario)
+
+
+def test_keepers_gone_for_good_hold_the_job_until_an_operator_says_so() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 1, 2)
+        kept = sorted(c.job("j").keepers)
+        for name in kept:
+            await c.nodes[name].power_cut()
+        await asyncio.sleep(30)
+        assert alive(c) == []
+        await MemoryStore(c.server).forget(kept[0], "ann")
+        await c.until(lambda: c.whole("j"), 15, "goes on on the nodes that are left")
+
+    simulate(5, scenario)
+
+
+def test_the_name_of_a_job_that_may_run_on_elsewhere_is_not_free() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        cut(c, members(c))
+        await asyncio.sleep(10)
+        await c.operate("j", desired="stop")
+        await c.until(lambda: c.job("j").phase == "stopped", 10, "the others take it for stopped")
+        assert c.job("j").keepers, "but it is kept"
+        cut(c, c.nodes, False)
+        await c.until(lambda: not alive(c) and not c.job("j").keepers, 15, "it is stopped, and nobody keeps it")
+
+    simulate(5, scenario)
