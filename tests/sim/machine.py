@@ -206,7 +206,7 @@ class SimMachine:
             return
         if not self.powered:
             return
-        now = self.clock.now()
+        now = self.clock.now() + 1e-6  # the loop calls up to its clock's resolution early
         doomed = [pod for pod in self.pods.values() if pod.alive and now >= self.granted(pod.uid)]
         if not doomed:
             return
