@@ -120,6 +120,12 @@ def _replication(facts: StoreFacts, _timing: Timing) -> Iterator[Finding]:
             f"{there} replicas are connected and redis.replicas is {wanted}: no job can take a step",
             "start the replicas, or set redis.replicas lower on every node",
         )
+    elif there is not None and there == wanted > 0 and facts.sentinel is not None:
+        yield _warning(
+            f"{there} replicas are connected and every step needs {wanted}: after a fail-over the new primary has too "
+            "few, and no job takes a step until the old one is back",
+            f"give the primary {wanted + 1} replicas",
+        )
     elif there and wanted == 0:
         yield _info(
             f"the server has {there} replicas and no write waits for them: a fail-over to one may lose writes",

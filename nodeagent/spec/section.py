@@ -14,7 +14,9 @@ from nodeagent.spec.errors import CheckError
 class Section(BaseModel):
     """A frozen mapping: unknown keys and wrong types are errors, the docstrings of keys go to the schema."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, hide_input_in_errors=True
+    )
 
 
 def absolute(value: object, kind: str) -> Path:

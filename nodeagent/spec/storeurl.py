@@ -50,6 +50,8 @@ def parse(text: str) -> StoreUrl:
             EXAMPLE,
         )
     rest, _, query = rest.partition("?")
+    if "@" in query:
+        raise CheckError("the Redis URL has a '?' before its '@'", "write ? / @ in a password as %3F %2F %40")
     network, _, path = rest.partition("/")
     login, _, network = network.rpartition("@")
     user, _, password = login.partition(":")
