@@ -91,8 +91,7 @@ class RedisStore:
         if beat.readiness is not None:
             arguments["readiness"] = codec.encode_readiness(beat.readiness)
         arguments["pods"] = [{"uid": pod.uid, "body": pod.to_json()} for pod in beat.pods or ()]
-        reply = await self._step("beat", arguments)
-        cluster_uid, served, lapsed, next_lapse, rev, more, event, records, run = reply
+        cluster_uid, served, lapsed, next_lapse, rev, more, event, records, run = await self._step("beat", arguments)
         nodes, jobs, gone = [], [], []
         with _strict():
             for key, flat, cordon in records:
@@ -277,7 +276,7 @@ def _strict() -> Iterator[None]:
 
 def _brings_jobs(beat_reply: list[Any]) -> bool:
     """Whether an agent may start or stop workers because of this reply."""
-    records = beat_reply[7]
+    *_, records, _run = beat_reply
     return any(key.startswith("job:") for key, *_ in records)
 
 

@@ -6,6 +6,7 @@ command, wait, or repeat a password in a message.
 
 from __future__ import annotations
 
+import os
 import ssl
 import stat
 from pathlib import Path
@@ -98,7 +99,7 @@ def read_secret(path: Path) -> str:
     whoever can log in to the store can run commands on every node."""
     try:
         with path.open("rb") as file:
-            mode = stat.S_IMODE(path.stat().st_mode)
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             text = file.read(LONGEST_PASSWORD + 1).decode().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"

@@ -64,15 +64,19 @@ def secret(folder: Path, text: str, mode: int = 0o600) -> Path:
 # --- TLS
 
 
-async def tls_server(servers: Yard, authority: Authority, names: str, *lines: str) -> Server:
+def tls_lines(authority: Authority, names: str, port: int, clients: str = "no") -> list[str]:
     cert, key = authority.issue("server", names)
-    files = (f"tls-cert-file {cert}", f"tls-key-file {key}", f"tls-ca-cert-file {authority.ca}")
+    files = [f"tls-cert-file {cert}", f"tls-key-file {key}", f"tls-ca-cert-file {authority.ca}"]
+    return ["port 0", f"tls-port {port}", f"tls-auth-clients {clients}", *files]
+
+
+async def tls_server(servers: Yard, authority: Authority, names: str, clients: str) -> Server:
     port = free_port()
-    return await servers.server("port 0", f"tls-port {port}", *files, *lines, port=port)
+    return await servers.server(*tls_lines(authority, names, port, clients), port=port)
 
 
 async def test_tls_with_our_ca_and_the_servers_name(servers: Yard, authority: Authority) -> None:
-    server = await tls_server(servers, authority, "DNS:localhost", "tls-auth-clients no")
+    server = await tls_server(servers, authority, "DNS:localhost", "no")
     url = f"rediss://localhost:{server.port}/0"
     ours = TlsConfig(ca_file=authority.ca)
     await works(RedisConfig(url=url, tls=ours))
@@ -86,7 +90,7 @@ async def test_tls_with_our_ca_and_the_servers_name(servers: Yard, authority: Au
 
 
 async def test_tls_with_a_certificate_of_our_own(servers: Yard, authority: Authority) -> None:
-    server = await tls_server(servers, authority, "DNS:localhost,IP:127.0.0.1", "tls-auth-clients yes")
+    server = await tls_server(servers, authority, "DNS:localhost,IP:127.0.0.1", "yes")
     url = f"rediss://127.0.0.1:{server.port}/0"
     cert, key = authority.issue("node", "DNS:n1")
     await works(RedisConfig(url=url, tls=TlsConfig(ca_file=authority.ca, cert_file=cert, key_file=key)))
@@ -94,6 +98,18 @@ async def test_tls_with_a_certificate_of_our_own(servers: Yard, authority: Autho
     both.write_text(cert.read_text() + key.read_text())
     await works(RedisConfig(url=url, tls=TlsConfig(ca_file=authority.ca, cert_file=both)))
     assert str(server.port) in await fails(RedisConfig(url=url, tls=TlsConfig(ca_file=authority.ca)))
+
+
+async def test_tls_through_a_sentinel_too(servers: Yard, authority: Authority) -> None:
+    """The sentinel names an address, and the certificate must be for it."""
+    server = await tls_server(servers, authority, "IP:127.0.0.1", "no")
+    port = free_port()
+    lines = tls_lines(authority, "DNS:localhost,IP:127.0.0.1", port)
+    watch = f"sentinel monitor gpus 127.0.0.1 {server.port} 1"
+    await servers.server(*lines, "tls-replication yes", watch, port=port, sentinel=True)
+    url = f"rediss+sentinel://localhost:{port}/gpus/0"
+    await works(RedisConfig(url=url, tls=TlsConfig(ca_file=authority.ca), replicas=0))
+    assert "none of its 1 sentinels names a primary" in await fails(RedisConfig(url=url))
 
 
 @pytest.mark.parametrize("broken", ["ca_file", "cert_file"])
