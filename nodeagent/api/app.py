@@ -14,6 +14,7 @@ from nodeagent.api.jobs import JobRoutes
 from nodeagent.api.logs import LogRoutes
 from nodeagent.api.nodes import NodeRoutes
 from nodeagent.api.shapes import API_VERSION
+from nodeagent.api.top import TopRoutes
 from nodeagent.api.view import AgentView
 
 
@@ -37,6 +38,6 @@ def create_app(view: AgentView, metrics: Metrics, *, local_socket: bool) -> web.
         )
 
     app.router.add_get("/v1/version", version)
-    for routes in (JobRoutes(view), NodeRoutes(view), LogRoutes(view), EventRoutes(view)):
+    for routes in (JobRoutes(view), NodeRoutes(view), LogRoutes(view), EventRoutes(view), TopRoutes(view)):
         app.router.add_routes(routes.table())
     return app
