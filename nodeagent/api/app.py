@@ -7,6 +7,7 @@ from aiohttp import web
 from nodeagent import __version__
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.body import MAX_BODY
+from nodeagent.api.doctor import DoctorRoutes
 from nodeagent.api.errors import error_middleware, joined_middleware
 from nodeagent.api.events import EventRoutes
 from nodeagent.api.health import HealthRoutes
@@ -38,6 +39,7 @@ def create_app(view: AgentView, metrics: Metrics, *, local_socket: bool) -> web.
         )
 
     app.router.add_get("/v1/version", version)
-    for routes in (JobRoutes(view), NodeRoutes(view), LogRoutes(view), EventRoutes(view), TopRoutes(view)):
-        app.router.add_routes(routes.table())
+    nouns = (JobRoutes, NodeRoutes, LogRoutes, EventRoutes, TopRoutes, DoctorRoutes)
+    for noun in nouns:
+        app.router.add_routes(noun(view).table())
     return app
