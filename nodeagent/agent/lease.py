@@ -146,15 +146,21 @@ class Lease:
         now = self._clock.now()
         self._renewed(beat, sent, pods)
         self._metrics.store_roundtrip.observe(now - sent)
-        if self._snapshot.cluster_uid and reply.cluster_uid != self._snapshot.cluster_uid:
-            self._snapshot.absorb(reply, now)
-            self._snapshot.complete = False
-            self._snapshot.forget_revision()
-        else:
-            self._snapshot.absorb(reply, now)
+        other = self._snapshot.is_other(reply)
+        self._snapshot.absorb(reply, now)
+        if other and beat.rev:
+            reply = self._read_all_again(reply)
         self.next_lapse = None if reply.next_lapse is None else now + reply.next_lapse / 1000
         self.newest_event = reply.event
         return reply
+
+    def _read_all_again(self, reply: BeatReply) -> BeatReply:
+        """Another store (process) than before: what we read and what we told may be lost there."""
+        self._log.warning("another store process answers: reading everything again", run=reply.run)
+        self._snapshot.complete = False
+        self._snapshot.forget_revision()
+        self._facts_sent = self._readiness_sent = self._pods_sent = None
+        return reply.model_copy(update={"more": True})
 
     def _renewed(self, beat: Beat, sent: float, pods: tuple[PodState, ...]) -> None:
         if self.away_since is not None:

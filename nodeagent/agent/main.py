@@ -79,8 +79,9 @@ def _hopeless() -> tuple[type[Exception], ...]:
     from nodeagent.api.server import ListenError
     from nodeagent.spec.errors import CheckError
     from nodeagent.store.base import StoreRefusedError
+    from nodeagent.store.door import AccessError
 
-    return (IdentityError, IdTakenError, ListenError, StoreRefusedError, CheckError)
+    return (AccessError, IdentityError, IdTakenError, ListenError, StoreRefusedError, CheckError)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
@@ -122,7 +123,7 @@ async def _serve(config: AgentConfig) -> int:
         node, config.dirs.run, config.dirs.state, config.dirs.logs, address, config.ports.rendezvous,
         logs.max_bytes, logs.keep, config.jobs.allow_root,
     )  # fmt: skip
-    store = RedisStore(config.redis.url, config.cluster, config.timing.store_timeout)
+    store = RedisStore(config.redis, config.cluster, config.timing.store_timeout)
     notifier = Notifier(os.environ)
     metrics = Metrics()
     agent = Agent(

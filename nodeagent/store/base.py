@@ -89,6 +89,9 @@ class BeatReply(Record):
     """More changes wait (at most 256 records come in one reply): beat again at once."""
     event: str = "0-0"
     """Id of the newest event: wait for what comes after it."""
+    run: str = ""
+    """Identity of the server process. Another one may have lost what was read before (a restart, a fail-over): forget
+    all records and read them again from ``rev`` 0."""
 
 
 class Beat(Record):

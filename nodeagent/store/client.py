@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.event import Event
@@ -22,6 +22,7 @@ from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
 from nodeagent.model.world import Ack, PodReport, Token
+from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store import codec, keys
 from nodeagent.store.base import (
     Beat,
@@ -32,26 +33,36 @@ from nodeagent.store.base import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from nodeagent.store.link import Links
+from nodeagent.store.link import Link, Links
 from nodeagent.store.scripts import load
+from nodeagent.store.trouble import NotReplicatedError, trouble
 from nodeagent.store.words import timing_differs
 
 COMMAND_LINKS = 4
 WAIT_LINKS = 32
+REPLICAS_SHARE = 0.5
+"""Of a call's bound: how long it waits for the replicas to have the step."""
+REPLICATED = frozenset({"join", "propose", "ack", "activate", "end", "submit", "control", "cordon"})
+"""Steps that somebody acts on: with ``replicas`` their reply counts as lost until that many replicas have them.
+Reports, goodbyes and removals need no wait of their own: whatever is built on them waits, and writes keep their
+order."""
 
 
 class RedisStore:
     """A cluster's store on a Redis or Valkey server. Connects at the first call; see ``Store`` for the methods.
 
-    ``timeout`` (seconds) bounds each call, connecting and queueing included. Raises ValueError for a url or cluster
-    name that cannot be.
+    ``at`` is a url, or the config's whole ``redis`` section. ``timeout`` (seconds) bounds each call: queueing, asking
+    sentinels, connecting and waiting for replicas included. Raises ValueError for a url or cluster name that cannot be,
+    AccessError for a password file or certificate that cannot be used.
     """
 
-    def __init__(self, url: str, cluster: str, timeout: float) -> None:
+    def __init__(self, at: str | RedisConfig, cluster: str, timeout: float) -> None:
+        config = RedisConfig(url=at) if isinstance(at, str) else at
         self._prefix = keys.prefix(cluster)
         self._timeout = timeout
-        self._commands = Links(url, COMMAND_LINKS)
-        self._waits = Links(url, WAIT_LINKS)
+        self._replicas = config.replicas_wanted
+        self._commands = Links(config, COMMAND_LINKS, timeout)
+        self._waits = Links(config, WAIT_LINKS, timeout)
 
     async def join(self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
         arguments = _who(node, incarnation) | _facts(facts)
@@ -80,7 +91,8 @@ class RedisStore:
         if beat.readiness is not None:
             arguments["readiness"] = codec.encode_readiness(beat.readiness)
         arguments["pods"] = [{"uid": pod.uid, "body": pod.to_json()} for pod in beat.pods or ()]
-        cluster_uid, served, lapsed, next_lapse, rev, more, event, records = await self._step("beat", arguments)
+        reply = await self._step("beat", arguments)
+        cluster_uid, served, lapsed, next_lapse, rev, more, event, records, run = reply
         nodes, jobs, gone = [], [], []
         with _strict():
             for key, flat, cordon in records:
@@ -101,6 +113,7 @@ class RedisStore:
                 rev=int(rev),
                 more=bool(more),
                 event=event,
+                run=run,
             )
 
     async def leave(self, node: str, incarnation: Incarnation) -> None:
@@ -225,9 +238,17 @@ class RedisStore:
         text = codec.encode(arguments)
         async with self._bounded(self._commands, self._timeout) as link:
             done, *rest = await link.evaluate(load(name), self._prefix, link.run_id, str(RECORD_VERSION), text)
+            if done and self._replicas and (name in REPLICATED or (name == "beat" and _brings_jobs(rest))):
+                await self._replicated(link)
         if not done:
             raise StoreRefusedError(*rest)
         return rest
+
+    async def _replicated(self, link: Link) -> None:
+        """Everything this link has written or read so far is on enough replicas; raises NotReplicatedError."""
+        there = await link.ask("WAIT", self._replicas, max(1, millis(REPLICAS_SHARE * self._timeout)))
+        if there < self._replicas:
+            raise NotReplicatedError(f"{there} of the {self._replicas} replicas that must have it do")
 
     @asynccontextmanager
     async def _bounded(self, links: Links, timeout: float) -> AsyncIterator[Any]:
@@ -236,8 +257,9 @@ class RedisStore:
             async with asyncio.timeout(timeout), links.one() as link:
                 yield link
         except (RedisError, OSError) as error:
-            await links.forget()
-            raise StoreUnavailableError(_trouble(links.address, timeout, error)) from error
+            await self._commands.forget()
+            await self._waits.forget()
+            raise StoreUnavailableError(trouble(links.address, timeout, error)) from error
 
 
 @contextmanager
@@ -253,16 +275,10 @@ def _strict() -> Iterator[None]:
         ) from error
 
 
-def _trouble(address: str, timeout: float, error: Exception) -> str:
-    """What happened, where, and what to do next."""
-    where = f"the store at {address}"
-    if isinstance(error, TimeoutError):
-        return f"{where} did not answer within {timeout:g} s: check that Redis runs there and is not overloaded"
-    if any(isinstance(e, AuthenticationError | NoPermissionError) for e in (error, error.__cause__)):
-        return f"{where} refused this agent ({error}): check the store's user and password in the agent's config"
-    if isinstance(error, ResponseError):
-        return f"{where} cannot serve now ({error}): see the server's log and its INFO"
-    return f"{where} cannot be reached ({error}): check that Redis runs there and that this node may connect"
+def _brings_jobs(beat_reply: list[Any]) -> bool:
+    """Whether an agent may start or stop workers because of this reply."""
+    records = beat_reply[7]
+    return any(key.startswith("job:") for key, *_ in records)
 
 
 def _who(node: str, incarnation: Incarnation) -> dict[str, object]:

@@ -267,7 +267,7 @@ class Twins:
 
 
 async def outcome(call: Awaitable[object]) -> object:
-    """A reply without what cannot be equal: event ids, the cluster's uid, when training first started."""
+    """A reply without what cannot be equal: event ids, the cluster's uid, the process, when training first started."""
     try:
         reply = await call
     except StoreRefusedError as refusal:
@@ -278,7 +278,7 @@ async def outcome(call: Awaitable[object]) -> object:
 def plain(reply: object) -> object:
     if isinstance(reply, BeatReply):
         jobs = tuple(plain(job) for job in reply.jobs)
-        return reply.model_copy(update={"cluster_uid": "", "event": "", "jobs": jobs})
+        return reply.model_copy(update={"cluster_uid": "", "event": "", "run": "", "jobs": jobs})
     if isinstance(reply, JobRecord):
         return reply.model_copy(update={"started": reply.started is not None})
     if isinstance(reply, Record) and "cluster_uid" in type(reply).model_fields:

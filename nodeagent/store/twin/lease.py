@@ -122,6 +122,7 @@ def _news(s: State, b: Beat) -> BeatReply:
         rev=rev,
         more=more,
         event=s.newest_event,
+        run=s.run,
     )
 
 
