@@ -56,10 +56,11 @@ def doctor(ctx: click.Context, peers: bool, fmt: str) -> None:
 def _alone(why: str, peers: bool) -> Json:
     import asyncio
 
-    from nodeagent.doctor.alone import without_agent
+    from nodeagent.doctor.alone import config_file, without_agent
     from nodeagent.doctor.report import report
 
-    return report(asyncio.run(without_agent(why, os.environ, peers))) | {"node": None, "peers": None}
+    found = asyncio.run(without_agent(why, config_file(os.environ), os.environ, peers))
+    return report(found) | {"node": None, "peers": None}
 
 
 def lines(findings: list[Json], colour: bool) -> list[str]:

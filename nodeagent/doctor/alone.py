@@ -21,11 +21,10 @@ SYSTEMD = Path("/run/systemd/system")
 UNITS = tuple(Path(folder, "nodeagent.service") for folder in ("/etc/systemd/system", "/usr/lib/systemd/system"))
 
 
-async def without_agent(why: str, environ: Mapping[str, str], peers: bool) -> list[Placed]:
-    """Everything that is wrong here. ``why`` says how it is known that no agent answers; ``peers``: they were asked
-    for."""
-    config, problems = read_config(environ)
-    file = config_file(environ)
+async def without_agent(why: str, file: Path | None, environ: Mapping[str, str], peers: bool) -> list[Placed]:
+    """Everything that is wrong here. ``why`` says how it is known that no agent answers; ``file`` is the config, if
+    there is one; ``peers``: they were asked for."""
+    config, problems = read_config(file, environ)
     found: list[Placed] = [("agent", Finding(severity="error", what=why, fix=how_to_start(file, SYSTEMD, UNITS)))]
     if peers:
         found.append(("agent", Finding(severity="warning", what="unknown: without an agent no peer is known", fix="")))
@@ -48,10 +47,10 @@ def config_file(environ: Mapping[str, str]) -> Path | None:
     return path if path is not None and path.exists() else None
 
 
-def read_config(environ: Mapping[str, str]) -> tuple[AgentConfig | None, tuple[Problem, ...]]:
+def read_config(file: Path | None, environ: Mapping[str, str]) -> tuple[AgentConfig | None, tuple[Problem, ...]]:
     """The config as ``nodeagent run`` would take it, or every mistake in it."""
     try:
-        return load_config(None, environ), ()
+        return load_config(file, environ), ()
     except SpecError as error:
         return None, error.problems
 

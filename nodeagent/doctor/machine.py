@@ -14,7 +14,7 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,29 +27,31 @@ LOOK_BOUND = 5.0
 """Seconds for one look at the machine."""
 NEEDED = ("redis", "pydantic", "yaml", "aiohttp", "structlog", "prometheus_client", "pynvml")
 """What the agent imports."""
+Look = Callable[[AgentConfig, str, str, int | None], HostFacts]
 PINNING = (Path("/dev/infiniband"), Path("/dev/nvidiactl"))
 
 
 class Looker:
     """One look at a time: one that hangs is told, and no other is begun meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, look: Look | None = None, bound: float = LOOK_BOUND) -> None:
+        self._look, self._bound = look or look_at, bound
         self._under_way: asyncio.Future[HostFacts] | None = None
 
     async def look(self, config: AgentConfig, node: str, address: str, gpus: int | None) -> HostFacts:
         """``address`` and ``gpus`` (how many are offered) are the running agent's; without one "" and None."""
         if self._under_way is None or self._under_way.done():
-            self._under_way = _in_thread(config, node, address, gpus)
+            self._under_way = _in_thread(lambda: self._look(config, node, address, gpus))
         try:
-            async with asyncio.timeout(LOOK_BOUND):
+            async with asyncio.timeout(self._bound):
                 return await asyncio.shield(self._under_way)
         except TimeoutError:
             dirs = ", ".join(str(path) for path in (config.dirs.run, config.dirs.state, config.dirs.logs))
-            what = f"this machine could not be looked at within {LOOK_BOUND:g} s: does a disk hang ({dirs})?"
+            what = f"this machine could not be looked at within {self._bound:g} s: does a disk hang ({dirs})?"
             return HostFacts(node=node, root=os.geteuid() == 0, unknown=(what,))
 
 
-def _in_thread(config: AgentConfig, node: str, address: str, gpus: int | None) -> asyncio.Future[HostFacts]:
+def _in_thread(look: Callable[[], HostFacts]) -> asyncio.Future[HostFacts]:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[HostFacts] = loop.create_future()
 
@@ -64,7 +66,7 @@ def _in_thread(config: AgentConfig, node: str, address: str, gpus: int | None) -
     def work() -> None:
         result: tuple[HostFacts | None, Exception | None]
         try:
-            result = look_at(config, node, address, gpus), None
+            result = look(), None
         except Exception as error:  # noqa: BLE001  # handed to whoever waits
             result = None, error
         with suppress(RuntimeError):  # the loop has ended: nobody waits

@@ -44,7 +44,7 @@ def _python(facts: HostFacts) -> Iterator[Finding]:
     if facts.python_closed:
         yield _warning(
             f"other users may not pass through {facts.python_closed} to the agent's Python: only root's jobs can run",
-            f"chmod o+x {shlex.quote(facts.python_closed)}, or install nodeagent below /opt",
+            "put it where all can read: python3 -m venv /opt/nodeagent; /opt/nodeagent/bin/pip install nodeagent",
         )
 
 
@@ -56,10 +56,11 @@ def _folders(facts: HostFacts) -> Iterator[Finding]:
             continue
         if folder.others_write:
             yield _error(f"{name} may be written to by anybody: its sockets could be replaced", f"chmod go-w {path}")
-        if folder.closed and facts.root:
-            what = f"{name}: other users may not pass through {folder.closed}, so only root's jobs can run here"
-            yield _warning(what, f"chmod o+x {shlex.quote(folder.closed)}")
         yield from _disk(folder, name, path)
+    closed = {folder.closed: folder.key for folder in facts.folders if folder.closed and facts.root}
+    for path, key in closed.items():
+        what = f"other users may not pass through {path} to {key}: only root's jobs can run here"
+        yield _warning(what, f"chmod o+x {shlex.quote(path)}")
 
 
 def _disk(folder: FolderFacts, name: str, path: str) -> Iterator[Finding]:
