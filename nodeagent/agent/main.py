@@ -103,6 +103,7 @@ async def _serve(config: AgentConfig) -> int:
     from nodeagent.agent.machine import boot_id, find_address, find_gpus, node_facts
     from nodeagent.agent.metrics import Metrics
     from nodeagent.agent.notify import Notifier
+    from nodeagent.agent.usage import Meter
     from nodeagent.store.client import RedisStore
     from nodeagent.workers.host import ShimHost
 
@@ -127,7 +128,7 @@ async def _serve(config: AgentConfig) -> int:
     metrics = Metrics()
     agent = Agent(
         config, node, facts, store=store, host=host, clock=clock, identity=identity, incarnation=incarnation,
-        metrics=metrics, progress=notifier.alive,
+        metrics=metrics, progress=notifier.alive, meter=Meter().measure,
     )  # fmt: skip
     stop, leave = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

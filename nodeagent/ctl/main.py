@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "describe": ("describe", "Say what a job or node does, and why."),
     "logs": ("logs", "Print what a job's workers wrote."),
     "events": ("events", "Print what happened in the cluster."),
+    "top": ("top", "Show what uses the cluster."),
     "scale": ("control", "Change how many nodes a job wants."),
     "pause": ("control", "Stop a job's workers, keep the job."),
     "resume": ("control", "Run a paused job again."),
@@ -34,6 +35,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cordon": ("nodes", "Give a node no new work."),
     "uncordon": ("nodes", "Let a node take work again."),
     "drain": ("nodes", "Move a node's work away, and give it no more."),
+    "hosts": ("hosts", "Print the hosts of a job's world, for Horovod."),
+    "doctor": ("doctor", "Say what is wrong, and what to do about it."),
     "local": ("local", "A development cluster of real agents on this machine."),
     "completion": ("completion", "Print the completion script of a shell."),
 }

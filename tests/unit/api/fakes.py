@@ -74,12 +74,14 @@ class FakeView:
         self.gangs: dict[str, dict[str, PodState]] = {}
         self.joined = True
         self.away_since: float | None = None
+        self.unlike: dict[str, dict[str, Any]] = {}
+        """Facts of a node that a test wants otherwise, from its next join on."""
         self._seq = 0
         self._cluster = Cluster(served=0)
 
     def facts(self, name: str) -> NodeFacts:
         near = name in self.near
-        return NodeFacts(
+        facts = NodeFacts(
             address="10.0.0." + name[1:],
             hostname=name,
             boot_id=BOOT if near else f"boot-{name}",
@@ -89,6 +91,7 @@ class FakeView:
             cpu_slots=4,
             api_socket=self.near.get(name, ""),
         )
+        return facts.model_copy(update=self.unlike.get(name, {}))
 
     async def join(self) -> None:
         for name in self.names:
