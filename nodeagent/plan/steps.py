@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from nodeagent.model.job import JobRecord, Outcome, Phase, Spend
+from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, Member, Token
 from nodeagent.plan.cluster import Cluster
@@ -25,6 +25,8 @@ class Propose:
     planned: bool
     form_ms: int
     outside: dict[str, str]
+    grace: float | None = None
+    """If planned: seconds from SIGTERM to SIGKILL, other than the job's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,15 @@ class Activate:
 
 
 @dataclass(frozen=True, slots=True)
+class Settle:
+    """End a pending scale: the new control, and the event that tells of it."""
+
+    control: Control
+    event: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Remove:
     """The job has ended, nothing runs, and its deletion was asked for."""
 
@@ -56,7 +67,7 @@ class Remove:
 class Decision:
     """A step to take (None: wait) and the sentences that say why."""
 
-    step: Propose | End | Activate | Remove | None
+    step: Propose | End | Activate | Settle | Remove | None
     why: tuple[str, ...] = ()
     at: int = 0
     """For a wait with a known end: the served time (ms) at which it is worth deciding again; 0 if unknown."""
@@ -70,10 +81,11 @@ def propose_or_hold(
     spend: Spend | None,
     planned: bool,
     without: Collection[str] = (),
+    grace: float | None = None,
 ) -> Decision:
     placement = place(cluster, job, without)
     if placement.fits:
-        return propose(cluster, job, cause, gone, spend, placement, planned)
+        return propose(cluster, job, cause, gone, spend, placement, planned, grace)
     text = f"{cause.text}; holds: {placement.missing}"
     return Decision(End("holding", text, gone, spend=spend, planned=planned), (text,))
 
@@ -86,9 +98,12 @@ def propose(
     spend: Spend | None,
     placement: Placement,
     planned: bool,
+    grace: float | None = None,
 ) -> Decision:
+    """``grace``: of a planned stop, None for the job's."""
     facts = {c.node: cluster.nodes[c.node].facts for c in placement.chosen}
     members = make_world(job.head, placement.chosen, job.spec.role, facts)
-    form = cluster.timing.form_margin + (job.spec.grace if planned else 0.0)
-    step = Propose(members, cause, gone, spend, planned, millis(form), placement.outside())
+    stop = job.spec.grace if grace is None else grace
+    form = cluster.timing.form_margin + (stop if planned else 0.0)
+    step = Propose(members, cause, gone, spend, planned, millis(form), placement.outside(), grace)
     return Decision(step, (cause.text,))

@@ -7,6 +7,7 @@ call may or may not have happened.
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -25,11 +26,13 @@ from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store import codec, keys
 from nodeagent.store.base import (
+    Answer,
     Beat,
     BeatReply,
     Ending,
     JoinReply,
     Proposal,
+    Settlement,
     StoreRefusedError,
     StoreUnavailableError,
 )
@@ -119,11 +122,12 @@ class RedisStore:
         await self._step("leave", _who(node, incarnation))
 
     async def propose(self, proposal: Proposal) -> JobRecord:
-        arguments = _expectation(proposal) | {
+        arguments = _ended_by(proposal) | {
             "id": proposal.id,
             "members": {node: member.to_json() for node, member in proposal.members.items()},
             "cause": proposal.cause.to_json(),
             "reason": proposal.cause.text,
+            "grace": json.dumps(proposal.grace),
             "form_ms": proposal.form_ms,
             "outside": codec.encode(proposal.outside),
         }
@@ -145,7 +149,7 @@ class RedisStore:
         return await self._job("report", arguments | codec.encode_report(report))
 
     async def end(self, ending: Ending) -> JobRecord:
-        arguments = _expectation(ending) | {
+        arguments = _ended_by(ending) | {
             "phase": ending.phase,
             "reason": ending.reason,
             "outcome": codec.encode_optional(ending.outcome),
@@ -171,19 +175,37 @@ class RedisStore:
         return await self._job("submit", arguments)
 
     async def control(
-        self, uid: str, expect_rev: int, control: Control, request: str, event: str, text: str
+        self, uid: str, expect_rev: int, control: Control | None, request: str, event: str, text: str, did: str = ""
     ) -> JobRecord:
-        new = control.model_copy(update={"rev": expect_rev + 1})
         arguments: dict[str, object] = {
             "uid": uid,
             "expect_rev": expect_rev,
-            "control": new.to_json(),
-            "by": control.by,
             "request": request,
             "event": event,
             "text": text,
+            "did": did,
         }
+        if control is not None:
+            new = control.model_copy(update={"rev": expect_rev + 1})
+            arguments |= {"control": new.to_json(), "by": control.by}
         return await self._job("control", arguments)
+
+    async def request(self, request: str) -> Answer | None:
+        async with self._bounded(self._commands, self._timeout) as link:
+            found = await link.ask("HGET", keys.requests(self._prefix), request)
+        if found is None:
+            return None
+        subject, _, did = str(found).partition(" ")
+        return Answer(subject=subject, did=did)
+
+    async def settle(self, settlement: Settlement) -> JobRecord:
+        new = settlement.control.model_copy(update={"rev": settlement.control_rev + 1})
+        arguments = _expectation(settlement) | {
+            "control": new.to_json(),
+            "event": settlement.event,
+            "text": settlement.text,
+        }
+        return await self._job("settle", arguments)
 
     async def remove(self, uid: str) -> None:
         await self._step("remove", {"uid": uid})
@@ -288,14 +310,19 @@ def _facts(facts: NodeFacts) -> dict[str, object]:
     return {"facts": codec.encode_facts(facts), "address": facts.address, "pid": facts.agent_pid}
 
 
-def _expectation(step: Proposal | Ending) -> dict[str, object]:
+def _expectation(step: Proposal | Ending | Settlement) -> dict[str, object]:
     return {
         "uid": step.uid,
         "expect": step.expect.model_dump() if step.expect is not None else None,
         "expect_state": step.expect_state,
         "control_rev": step.control_rev,
+        "by": step.by,
+    }
+
+
+def _ended_by(step: Proposal | Ending) -> dict[str, object]:
+    return _expectation(step) | {
         "spend": codec.encode_optional(step.spend),
         "lost": sorted(set(step.lost)),
         "planned": step.planned,
-        "by": step.by,
     }

@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from nodeagent.model.base import Record
-from nodeagent.model.job import Control, JobRecord, Outcome
+from nodeagent.model.job import Control, JobRecord, Outcome, Scale
 from nodeagent.model.node import Cordon, Incarnation, Readiness
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Member, PodReport, Token, WorkerExit
-from nodeagent.store.base import Beat, BeatReply, Ending, Proposal, Store, StoreRefusedError
+from nodeagent.store.base import Beat, BeatReply, Ending, Proposal, Settlement, Store, StoreRefusedError
 from nodeagent.store.client import RedisStore
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
@@ -70,6 +70,7 @@ class Twins:
         options = [
             (5, self.join), (8, self.beat), (1, self.leave), (2, self.submit), (2, self.control), (1, self.remove),
             (1, self.cordon), (8, self.propose), (14, self.ack), (3, self.activate), (6, self.report), (5, self.end),
+            (2, self.settle), (2, self.request),
         ]  # fmt: skip
         chosen = self.random.choices([o for _, o in options], [w for w, _ in options])[0]
         return chosen.__name__, chosen()
@@ -151,8 +152,31 @@ class Twins:
             control = job.control.model_copy(update={"delete": True})
         uid = job.uid if job else "nobody"
         rev = job.control.rev if job and self.random.random() < 0.9 else 7
-        request = self.random.choice((self.fresh("c"), "again"))
-        return lambda store: store.control(uid, rev, control, request, "JobChanged", "changed")
+        request, did = self.random.choice((self.fresh("c"), "again")), self.random.choice(("", '{"to": 3}'))
+        new = control if self.random.random() < 0.9 else None
+        return lambda store: store.control(uid, rev, new, request, "JobChanged", "changed", did)
+
+    def request(self) -> Step:
+        request = self.random.choice(("again", "c1", "c2", "u1", "never"))
+        return lambda store: store.request(request)
+
+    def settle(self) -> Step:
+        job = self.job()
+        if job is None:
+            return self.submit()
+        scale = Scale(
+            request="again",
+            want=self.random.randint(1, 3),
+            before=self.random.randint(1, 3),
+            deadline=self.random.choice((0, 9000)),
+            grace=self.random.choice((None, 0.5)),
+            leaving=self.random.choice(((), ("n1", "n2"))),
+            state=self.random.choice(("met", "rolled_back")),
+        )
+        shared = {k: v for k, v in self.expectation(job).items() if k not in ("spend", "lost", "planned")}
+        control = job.control.model_copy(update={"scale": scale, "target": self.random.randint(1, 3)})
+        settlement = Settlement.model_validate(shared | {"control": control, "event": "JobScaleMet", "text": "so"})
+        return lambda store: store.settle(settlement)
 
     def remove(self) -> Step:
         job = self.job()
@@ -210,6 +234,7 @@ class Twins:
                 "id": job.head.id if again and job.head else self.fresh("g"),
                 "members": self.members(job),
                 "cause": cause("né: “quoted” \\ /"),
+                "grace": self.random.choice((None, 2.5)),
                 "form_ms": 1000,
                 "outside": {"n9": "its fan broke"} if self.random.random() < 0.5 else {},
             }

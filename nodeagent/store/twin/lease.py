@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.timing import Timing
-from nodeagent.store.base import Beat, BeatReply, JoinReply, StoreRefusedError
+from nodeagent.store.base import Answer, Beat, BeatReply, JoinReply, StoreRefusedError
 from nodeagent.store.twin.holders import retire
 from nodeagent.store.twin.state import FORGET_MS, PAGE, State
 from nodeagent.store.words import timing_differs
@@ -143,7 +143,7 @@ def cordon(s: State, node: str, value: Cordon | None, request: str) -> NodeRecor
         raise StoreRefusedError("not_found", f"there is no node {node}: list the nodes and try again")
     if request and request in s.requests:
         return record
-    s.remember(request, node)
+    s.remember(request, Answer(subject=node))
     if record.cordon == value:
         return record
     if value is None:
