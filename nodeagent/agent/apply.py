@@ -14,7 +14,7 @@ from nodeagent.agent.lease import Lease
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import JobRecord
 from nodeagent.plan import pod, steps
-from nodeagent.store.base import Ending, Proposal, Store, StoreRefusedError
+from nodeagent.store.base import Ending, Proposal, Settlement, Store, StoreRefusedError
 from nodeagent.workers.base import PodHost, StartOrder
 from nodeagent.workers.environment import worker_environments
 
@@ -122,6 +122,7 @@ class Applier:
                     cause=step.cause,
                     spend=step.spend,
                     planned=step.planned,
+                    grace=step.grace,
                     form_ms=step.form_ms,
                     outside=step.outside,
                     keepers=step.keepers,
@@ -148,6 +149,19 @@ class Applier:
                 return await self._write(self._store.end(ending))
             case steps.Activate(active):
                 return await self._write(self._store.activate(job.uid, active))
+            case steps.Settle() as step:
+                log.info("settle", kind=step.event, why=why)
+                settlement = Settlement(
+                    uid=job.uid,
+                    expect=token,
+                    expect_state=state,
+                    control_rev=job.control.rev,
+                    control=step.control,
+                    event=step.event,
+                    text=step.text,
+                    by=self._lease.node,
+                )
+                return await self._write(self._store.settle(settlement))
             case steps.Remove():
                 log.info("remove", why=why)
                 await self._store.remove(job.uid)

@@ -7,6 +7,7 @@ decides nothing about jobs.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import structlog
 
@@ -17,6 +18,7 @@ from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
+from nodeagent.model.usage import PodUsage
 from nodeagent.store.base import Beat, BeatReply, Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.workers.base import PodHost
 
@@ -65,6 +67,8 @@ class Lease:
         self.newest_event = "0-0"
         self.secret = ""
         """The cluster's, once joined."""
+        self.usage: Mapping[str, PodUsage] = {}
+        """What the pods use, by job uid: goes along whenever their states are told, and is no reason to tell them."""
         self._seq = 0
         self._lock = asyncio.Lock()
         self._readiness: dict[str, Readiness] = {}
@@ -117,7 +121,8 @@ class Lease:
     async def _beat(self) -> BeatReply:
         sent = self._clock.now()
         self._seq = max(self._seq + 1, millis(sent))  # grows over restarts of the agent too
-        pods_due = self._pods != self._pods_sent or (self._pods and sent - self._pods_at > PODS_REFRESH)
+        pods = self._pods
+        pods_due = pods != self._pods_sent or (pods and sent - self._pods_at > PODS_REFRESH)
         beat = Beat(
             node=self.node,
             incarnation=self.incarnation,
@@ -126,7 +131,7 @@ class Lease:
             rev=self._snapshot.rev,
             facts=self.facts if self.facts != self._facts_sent else None,
             readiness=self._readiness if self._readiness != self._readiness_sent else None,
-            pods=self._pods if pods_due else None,
+            pods=tuple(p.model_copy(update={"usage": self.usage.get(p.uid)}) for p in pods) if pods_due else None,
         )
         try:
             reply = await self._store.beat(beat)
@@ -141,19 +146,25 @@ class Lease:
                 self.joined, self.lost, self.reason = False, True, str(refusal)
             raise
         now = self._clock.now()
-        self._renewed(beat, sent)
+        self._renewed(beat, sent, pods)
         self._metrics.store_roundtrip.observe(now - sent)
-        if self._snapshot.cluster_uid and reply.cluster_uid != self._snapshot.cluster_uid:
-            self._snapshot.absorb(reply, now)
-            self._snapshot.complete = False
-            self._snapshot.forget_revision()
-        else:
-            self._snapshot.absorb(reply, now)
+        other = self._snapshot.is_other(reply)
+        self._snapshot.absorb(reply, now)
+        if other and beat.rev:
+            reply = self._read_all_again(reply)
         self.next_lapse = None if reply.next_lapse is None else now + reply.next_lapse / 1000
         self.newest_event = reply.event
         return reply
 
-    def _renewed(self, beat: Beat, sent: float) -> None:
+    def _read_all_again(self, reply: BeatReply) -> BeatReply:
+        """Another store (process) than before: what we read and what we told may be lost there."""
+        self._log.warning("another store process answers: reading everything again", run=reply.run)
+        self._snapshot.complete = False
+        self._snapshot.forget_revision()
+        self._facts_sent = self._readiness_sent = self._pods_sent = None
+        return reply.model_copy(update={"more": True})
+
+    def _renewed(self, beat: Beat, sent: float, pods: tuple[PodState, ...]) -> None:
         if self.away_since is not None:
             self._log.info("store answers again", away=round(self._clock.wall() - self.away_since, 1))
             self.away_since = None
@@ -162,7 +173,7 @@ class Lease:
         if beat.readiness is not None:
             self._readiness_sent = beat.readiness
         if beat.pods is not None:
-            self._pods_sent, self._pods_at = beat.pods, sent
+            self._pods_sent, self._pods_at = pods, sent
         self.beat_sent = sent
         self.fence_at = sent + self._timing.fence
         self._host.grant(self.fence_at, self._seq)

@@ -16,7 +16,7 @@ from nodeagent.agent.apply import Applier
 from nodeagent.agent.clock import Clock
 from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.identity import Identity
-from nodeagent.agent.lease import Lease
+from nodeagent.agent.lease import PODS_REFRESH, Lease
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.peers import Peers
 from nodeagent.agent.published import pod_states, readiness
@@ -24,6 +24,7 @@ from nodeagent.agent.snapshot import Snapshot
 from nodeagent.api.view import AgentHealth
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
+from nodeagent.model.usage import PodUsage
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.pod import Keep, Report, SendAck, plan_pods
@@ -58,6 +59,7 @@ class Agent:
         peers: Peers,
         random_id: Callable[[], str] = lambda: secrets.token_hex(8),
         progress: Callable[[], None] = lambda: None,
+        meter: Callable[[Mapping[str, PodStatus], float], Mapping[str, PodUsage]] = lambda _statuses, _now: {},
     ) -> None:
         self._config, self._node, self._timing = config, node, config.timing
         self._store, self._host, self._clock, self._metrics = store, host, clock, metrics
@@ -73,7 +75,7 @@ class Agent:
         self._applier = Applier(
             self._lease, store=store, host=host, clock=clock, snapshot=self._snapshot, random_id=random_id
         )
-        self._progress = progress
+        self._progress, self._meter, self._meter_at = progress, meter, 0.0
         self._wake = asyncio.Event()
         self._beat_now = asyncio.Event()
         self._first_seen: dict[tuple[object, ...], float] = {}
@@ -126,12 +128,20 @@ class Agent:
             started = self._clock.now()
             await self._one_beat()
             self._progress()
+            self._measure()
             wait = self._timing.heartbeat - (self._clock.now() - started)
             if self._lease.next_lapse is not None:
                 wait = min(wait, self._lease.next_lapse - self._clock.now() + 0.002)
             due = self._clock.now() + max(wait, 0.01)
             await _wait(self._beat_now, max(wait, 0.01))
             self._lag = max(0.0, self._clock.now() - due)
+
+    def _measure(self) -> None:
+        """What the pods use, as often as their states are told. After the beat: the lease comes first."""
+        now = self._clock.now()
+        if now >= self._meter_at:
+            self._meter_at = now + PODS_REFRESH
+            self._lease.usage = self._meter(self._host.status(), now)
 
     async def _one_beat(self) -> None:
         try:

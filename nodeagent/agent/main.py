@@ -79,8 +79,9 @@ def _hopeless() -> tuple[type[Exception], ...]:
     from nodeagent.api.server import ListenError
     from nodeagent.spec.errors import CheckError
     from nodeagent.store.base import StoreRefusedError
+    from nodeagent.store.door import AccessError
 
-    return (IdentityError, IdTakenError, ListenError, StoreRefusedError, CheckError)
+    return (AccessError, IdentityError, IdTakenError, ListenError, StoreRefusedError, CheckError)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
@@ -103,6 +104,7 @@ async def _serve(config: AgentConfig) -> int:
     from nodeagent.agent.metrics import Metrics
     from nodeagent.agent.notify import Notifier
     from nodeagent.agent.peers import UdpPeers
+    from nodeagent.agent.usage import Meter
     from nodeagent.store.client import RedisStore
     from nodeagent.workers.host import ShimHost
 
@@ -123,12 +125,12 @@ async def _serve(config: AgentConfig) -> int:
         node, config.dirs.run, config.dirs.state, config.dirs.logs, address, config.ports.rendezvous,
         logs.max_bytes, logs.keep, config.jobs.allow_root,
     )  # fmt: skip
-    store = RedisStore(config.redis.url, config.cluster, config.timing.store_timeout)
+    store = RedisStore(config.redis, config.cluster, config.timing.store_timeout)
     notifier = Notifier(os.environ)
     metrics = Metrics()
     agent = Agent(
         config, node, facts, store=store, host=host, clock=clock, identity=identity, incarnation=incarnation,
-        metrics=metrics, peers=peers, progress=notifier.alive,
+        metrics=metrics, peers=peers, progress=notifier.alive, meter=Meter().measure,
     )  # fmt: skip
     stop, leave = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

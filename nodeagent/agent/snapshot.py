@@ -22,14 +22,15 @@ class Snapshot:
         self._at = 0.0
         self.rev = 0
         self.cluster_uid = ""
+        self._run = ""
         self.complete = False
         """Everything has been read at least once."""
 
     def absorb(self, reply: BeatReply, now: float) -> None:
-        """Take in a beat's reply received at ``now``. A store with another identity replaces everything."""
-        if reply.cluster_uid != self.cluster_uid:
+        """Take in a beat's reply received at ``now``. Another store's replaces everything."""
+        if self.is_other(reply):
             self._nodes, self._jobs, self.complete = {}, {}, False
-            self.cluster_uid = reply.cluster_uid
+        self.cluster_uid, self._run = reply.cluster_uid, reply.run
         for node in reply.nodes:
             self._nodes[node.id] = node
         for job in reply.jobs:
@@ -42,6 +43,11 @@ class Snapshot:
         self.rev = reply.rev
         if not reply.more:
             self.complete = True
+
+    def is_other(self, reply: BeatReply) -> bool:
+        """Whether another store answers than before, or another process of it: it may have lost what was read, and
+        its revisions may mean other changes."""
+        return bool(self.cluster_uid) and (reply.cluster_uid, reply.run) != (self.cluster_uid, self._run)
 
     def absorb_job(self, job: JobRecord) -> bool:
         """Take in one job's record; false if it is older than what is known."""

@@ -7,6 +7,7 @@ from aiohttp import web
 from nodeagent import __version__
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.body import MAX_BODY
+from nodeagent.api.doctor import DoctorRoutes
 from nodeagent.api.errors import error_middleware, joined_middleware
 from nodeagent.api.events import EventRoutes
 from nodeagent.api.health import HealthRoutes
@@ -14,6 +15,7 @@ from nodeagent.api.jobs import JobRoutes
 from nodeagent.api.logs import LogRoutes
 from nodeagent.api.nodes import NodeRoutes
 from nodeagent.api.shapes import API_VERSION
+from nodeagent.api.top import TopRoutes
 from nodeagent.api.view import AgentView
 
 
@@ -37,6 +39,7 @@ def create_app(view: AgentView, metrics: Metrics, *, local_socket: bool) -> web.
         )
 
     app.router.add_get("/v1/version", version)
-    for routes in (JobRoutes(view), NodeRoutes(view), LogRoutes(view), EventRoutes(view)):
-        app.router.add_routes(routes.table())
+    nouns = (JobRoutes, NodeRoutes, LogRoutes, EventRoutes, TopRoutes, DoctorRoutes)
+    for noun in nouns:
+        app.router.add_routes(noun(view).table())
     return app

@@ -98,12 +98,16 @@ def from_refused(refused: StoreRefusedError) -> ApiError:
     return ApiError(code, str(refused), step)
 
 
+UNJOINED = ("/v1/version", "/v1/doctor")
+"""Paths that answer before the agent has joined."""
+
+
 def joined_middleware(view: AgentView) -> Middleware:
-    """Lets nothing but health and version through before the agent has joined."""
+    """Lets nothing but health, version and doctor through before the agent has joined."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path.startswith("/v1/") and request.path != "/v1/version" and view.me() is None:
+        if request.path.startswith("/v1/") and request.path not in UNJOINED and view.me() is None:
             raise not_joined(view)
         return await handler(request)
 

@@ -1,4 +1,4 @@
-"""What an operator may want of a job, as a pure step from its record to its next control.
+"""What an operator may want of a job, as a pure step from its record to its next control (scales: ``scaling.py``).
 
 Each intent refuses (``ApiError``), says that it is so already (None), or gives the change. Asked again for every
 repetition of a write, so it only ever acts on what is there.
@@ -35,7 +35,8 @@ def _alive(job: JobRecord, verb: str) -> None:
         )
 
 
-def _not_stopping(job: JobRecord, verb: str) -> None:
+def not_stopping(job: JobRecord, verb: str) -> None:
+    """Refuse for a job that has ended or is about to."""
     _alive(job, verb)
     if job.control.desired == "stop":
         raise ApiError(
@@ -45,35 +46,9 @@ def _not_stopping(job: JobRecord, verb: str) -> None:
         )
 
 
-def scale(target: int, expect: int | None) -> Intent:
-    """Want ``target`` nodes; with ``expect``, only while the target is still that (a rollback)."""
-
-    def intent(job: JobRecord) -> Wish | None:
-        _not_stopping(job, "scale")
-        size = job.spec.role.nodes
-        if not size.min <= target <= size.max:
-            span = f"{size.min} to {size.max}" if size.min < size.max else f"exactly {size.min} (a fixed size)"
-            raise ApiError(
-                "state",
-                f"job {job.name!r} cannot have {target} nodes: its file allows {span}",
-                "choose a size within, or submit it with another `nodes:`; nothing was changed",
-            )
-        if expect is not None and job.control.target != expect:
-            raise ApiError(
-                "state",
-                f"the target of job {job.name!r} is {job.control.target} by now (by {job.control.by}), not {expect}",
-                "nothing was rolled back",
-            )
-        if job.control.target == target:
-            return None
-        return Wish({"target": target}, "JobScaled", f"target {job.control.target} -> {target}")
-
-    return intent
-
-
 def pause(job: JobRecord) -> Wish | None:
     """Stop the workers gracefully, keep the job."""
-    _not_stopping(job, "pause")
+    not_stopping(job, "pause")
     if job.control.desired == "pause":
         return None
     return Wish({"desired": "pause"}, "JobPaused", "pause")
@@ -81,7 +56,7 @@ def pause(job: JobRecord) -> Wish | None:
 
 def resume(job: JobRecord) -> Wish | None:
     """Run again after a pause."""
-    _not_stopping(job, "resume")
+    not_stopping(job, "resume")
     if job.control.desired == "run":
         return None
     return Wish({"desired": "run"}, "JobResumed", "resume")
@@ -89,7 +64,7 @@ def resume(job: JobRecord) -> Wish | None:
 
 def restart(job: JobRecord) -> Wish | None:
     """Re-form the gang once, without spending the budget."""
-    _not_stopping(job, "restart")
+    not_stopping(job, "restart")
     if job.control.desired == "pause":
         raise ApiError(
             "state", f"job {job.name!r} is paused; there is nothing to restart", "start it: nodeagentctl resume"

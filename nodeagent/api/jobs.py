@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import ValidationError
 
-from nodeagent.api import auth, body, intents
+from nodeagent.api import auth, body, intents, scaling
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.lookup import find_job
 from nodeagent.api.shapes import Json, budget_json, items, job_json
@@ -48,7 +48,9 @@ class JobRoutes:
             web.post("/v1/jobs", self.submit),
             web.get("/v1/jobs/{job}", self.show),
             web.delete("/v1/jobs/{job}", self.delete),
-            web.post(change + "scale", self.scale),
+            web.post(change + "scale", self._scale("scale")),
+            web.post(change + "scaleout", self._scale("scaleout")),
+            web.post(change + "scalein", self._scale("scalein")),
             web.post(change + "pause", self._simple(intents.pause)),
             web.post(change + "resume", self._simple(intents.resume)),
             web.post(change + "restart", self._simple(intents.restart)),
@@ -152,15 +154,47 @@ class JobRoutes:
         await self._seen()
         return web.json_response(await self._json(job), status=201)
 
-    async def scale(self, request: web.Request) -> web.Response:
-        """POST .../scale {target, request_id, expect_target?}."""
-        asked = await body.read(request)
-        target, expect = asked.get("target"), asked.get("expect_target")
-        if not isinstance(target, int) or isinstance(target, bool):
-            raise ApiError("usage", "target must be a whole number of nodes", "send {target: N}")
-        if expect is not None and not isinstance(expect, int):
-            raise ApiError("usage", "expect_target must be a whole number", "leave it out")
-        return await self._change(request, asked, intents.scale(target, expect))
+    def _scale(self, verb: scaling.Verb) -> Callable[[web.Request], Any]:
+        """POST .../scale {target}, .../scaleout {count}, .../scalein {count | nodes}; {timeout?, request_id}."""
+
+        async def handler(request: web.Request) -> web.Response:
+            asked = await body.read(request)
+            return await self._change_size(request, scaling.read(verb, asked, body.request_id(asked)))
+
+        return handler
+
+    async def _change_size(self, request: web.Request, asked: scaling.Asked) -> web.Response:
+        """As ``_change``; but a count is a delta, so what was done before is looked up before anything is decided."""
+        who = await auth.caller(request, self.view.config.jobs)
+        ref = request.match_info["job"]
+        uid = find_job(self.view.cluster(), ref).uid
+        for _ in range(WRITE_TRIES):
+            await self.view.refresh()  # the deadline is in served time: an old view of it could be past already
+            job = self._known(uid, ref)
+            auth.may_change_job(who, job)
+            earlier = await self.view.store.request(asked.request)
+            if earlier is not None:
+                return web.json_response(await self._json(job) | scaling.repeated(asked, job, earlier))
+            wish = scaling.wish(asked, job, self.view.cluster().served)
+            new = None if wish is None else Control(**(job.control.model_dump() | wish.change | {"by": who.name}))
+            did = asked.did(job, job.control.target if new is None else new.target)
+            event, text = ("", "") if wish is None else (wish.event, f"{wish.text} (by {who.name})")
+            try:
+                after = await self.view.store.control(uid, job.control.rev, new, asked.request, event, text, did)
+            except StoreRefusedError as refused:
+                if refused.code != "stale":
+                    raise
+                continue
+            ours = job.control if new is None else new.model_copy(update={"rev": job.control.rev + 1})
+            if after.control == ours:
+                await self._seen()
+                more = scaling.outcome(did, changed=new is not None)
+                return web.json_response(await self._json(after) | more)
+        raise ApiError(
+            "state",
+            f"others changed job {ref!r} each time this was tried; nothing was changed",
+            "look, then ask again: nodeagentctl get",
+        )
 
     def _simple(self, intent: intents.Intent) -> Callable[[web.Request], Any]:
         async def handler(request: web.Request) -> web.Response:
@@ -180,13 +214,11 @@ class JobRoutes:
         for attempt in range(WRITE_TRIES):
             if attempt:
                 await self.view.refresh()
-            job = self.view.cluster().jobs.get(uid)
-            if job is None:
-                raise unknown("job", ref, (j.name for j in self.view.cluster().jobs.values()))
+            job = self._known(uid, ref)
             auth.may_change_job(who, job)
             wish = intent(job)
             if wish is None:
-                return web.json_response(await self._json(job) | {"changed": False, "previous_target": None})
+                return web.json_response(await self._json(job) | {"changed": False})
             control = Control(**(job.control.model_dump() | wish.change | {"by": who.name}))
             try:
                 after = await self.view.store.control(
@@ -197,9 +229,15 @@ class JobRoutes:
                     raise
                 continue
             await self._seen()
-            more = {"changed": True, "previous_target": job.control.target}
-            return web.json_response(await self._json(after) | more)
+            return web.json_response(await self._json(after) | {"changed": True})
         raise AssertionError("unreachable: the last try returns or raises")
+
+    def _known(self, uid: str, ref: str) -> JobRecord:
+        """The job as it is by now."""
+        jobs = self.view.cluster().jobs
+        if uid not in jobs:
+            raise unknown("job", ref, (j.name for j in jobs.values()))
+        return jobs[uid]
 
     async def _seen(self) -> None:
         """Have what was written in the snapshot. It is written already: a store that is away now changes nothing."""

@@ -149,6 +149,7 @@ def job_json(job: JobRecord, cluster: Cluster, published: Mapping[str, PodState]
         "desired": job.control.desired,
         "deleting": job.control.delete,
         "control_rev": job.control.rev,
+        "scale": _scale(job, cluster),
         "restart": {"asked": job.control.restart, "done": job.restart_done},
         "cause": None if head is None else head.cause.model_dump(exclude_defaults=True) | {"kind": head.cause.kind},
         "outcome": None if job.outcome is None else job.outcome.model_dump(),
@@ -158,6 +159,15 @@ def job_json(job: JobRecord, cluster: Cluster, published: Mapping[str, PodState]
         "pods": gang,
         "spares": spares,
     }
+
+
+def _scale(job: JobRecord, cluster: Cluster) -> Json | None:
+    """The newest scale, over or not; ``left`` is the seconds until it is rolled back."""
+    scale, growing = job.control.scale, job.control.growing
+    if scale is None:
+        return None
+    left = None if growing is None else round(max(0, growing.deadline - cluster.served) / 1000, 1)
+    return scale.model_dump(exclude={"deadline"}) | {"left": left}
 
 
 def _gpus(head: Head | None) -> int:

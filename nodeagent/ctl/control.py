@@ -1,4 +1,4 @@
-"""``scale``, ``pause``, ``resume``, ``restart``, ``stop``, ``delete``: ask, then wait until it is so."""
+"""``pause``, ``resume``, ``restart``, ``stop``, ``delete``: ask, then wait until it is so."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import click
 
 from nodeagent.ctl.client import Client, job_path
 from nodeagent.ctl.errors import CtlError, Exit, TimedOutError
-from nodeagent.ctl.jobtext import count
 from nodeagent.ctl.options import (
     ENDED,
     agent_option,
     connect,
     job_argument,
-    job_option,
     request_id_option,
     wait_options,
     which_job,
@@ -25,11 +23,12 @@ from nodeagent.ctl.waiting import PATIENCE, job_line, wait
 Json = dict[str, Any]
 
 
-def _running(job: Json) -> bool:
+def running(job: Json) -> bool:
+    """It trains."""
     return bool(job["phase"] == "running" and job["generation_state"] == "active")
 
 
-def _not_ended(job: Json, what: str) -> None:
+def not_ended(job: Json, what: str) -> None:
     """A job that ended while we waited will never be so."""
     if job["phase"] in ENDED:
         raise CtlError(
@@ -44,57 +43,6 @@ def _wait(client: Client, uid: str, done: Callable[[Json], bool], timeout: float
     return wait(lambda: client.get(job_path(uid)), done, job_line, timeout, what)
 
 
-@click.command(short_help="Change how many nodes a job wants.")
-@click.argument("words", nargs=-1, required=True, metavar="[JOB] N")
-@job_option
-@wait_options
-@request_id_option
-@agent_option
-@click.pass_context
-def scale(
-    ctx: click.Context,
-    words: tuple[str, ...],
-    job_named: str | None,
-    timeout: float,
-    no_wait: bool,
-    request_id: str | None,
-) -> None:
-    """Want N nodes for JOB (absolute), and wait until it trains on N.
-
-    A scale-out that is not met in time is rolled back while training goes on; the exit code is then 4.
-    """
-    if len(words) > 2 or not words[-1].isdecimal():
-        raise click.UsageError("write: scale [JOB] N, with N a whole number of nodes")
-    target = int(words[-1])
-    client = connect(ctx)
-    ref = which_job(client, words[0] if len(words) == 2 else None, job_named)
-    after = client.change("POST", job_path(ref) + "/scale", request_id, target=target)
-    name, uid = after["name"], after["uid"]
-    before = after["previous_target"]
-    told = f"job/{name} " + (f"target {before} -> {target}" if after["changed"] else f"target is {target} already")
-    if no_wait or after["desired"] == "pause":
-        click.echo(told + (" (paused: it counts when it runs again)" if after["desired"] == "pause" else ""))
-        return
-
-    def done(job: Json) -> bool:
-        _not_ended(job, f"had {target} nodes")
-        if job["target"] != target:
-            raise CtlError(f"job {name} was scaled to {job['target']} by somebody else", Exit.REFUSED)
-        return _running(job) and bool(job["world_nodes"] == target)
-
-    try:
-        _wait(client, uid, done, timeout, f"scaling {name} to {target}")
-    except TimedOutError as late:
-        if before is None or before >= target:
-            raise TimedOutError(f"{late.message}; the target stays {target}", f"nodeagentctl describe {name}") from late
-        client.change("POST", job_path(uid) + "/scale", target=before, expect_target=target)
-        raise TimedOutError(
-            f"{late.message}; rolled back: the target is {before} again",
-            f"see what is missing: nodeagentctl nodes, nodeagentctl describe {name}",
-        ) from late
-    click.echo(f"job/{name} scaled: trains on {count(target, 'node')}")
-
-
 @click.command(short_help="Stop a job's workers, keep the job.")
 @job_argument
 @wait_options
@@ -105,7 +53,7 @@ def pause(ctx: click.Context, /, **asked: Any) -> None:
     """Stop the workers of JOB gracefully and keep the job: it gives its devices back and waits for `resume`."""
 
     def done(job: Json) -> bool:
-        _not_ended(job, "paused")
+        not_ended(job, "paused")
         return bool(job["phase"] == "paused")
 
     _simple(ctx, "pause", "paused", done, asked)
@@ -121,8 +69,8 @@ def resume(ctx: click.Context, /, **asked: Any) -> None:
     """Run the paused JOB again, and wait until it trains."""
 
     def done(job: Json) -> bool:
-        _not_ended(job, "ran again")
-        return _running(job)
+        not_ended(job, "ran again")
+        return running(job)
 
     _simple(ctx, "resume", "resumed", done, asked)
 
@@ -137,8 +85,8 @@ def restart(ctx: click.Context, /, **asked: Any) -> None:
     """Stop the workers of JOB gracefully and start them anew; wait until it trains. Spends no restart budget."""
 
     def done(job: Json) -> bool:
-        _not_ended(job, "ran again")
-        return _running(job) and job["restart"]["done"] >= job["restart"]["asked"]
+        not_ended(job, "ran again")
+        return running(job) and job["restart"]["done"] >= job["restart"]["asked"]
 
     _simple(ctx, "restart", "restarted", done, asked)
 

@@ -10,7 +10,7 @@ from nodeagent.ctl.client import Client, job_path, node_path
 from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.jobtext import job_lines
 from nodeagent.ctl.nodetext import node_lines
-from nodeagent.ctl.options import agent_option, connect, job_option, which_job
+from nodeagent.ctl.options import agent_option, connect, job_option, output_option, which_job
 from nodeagent.ctl.output import coloured, dump
 
 Json = dict[str, Any]
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 @click.command(short_help="Say what a job or node does, and why.")
 @click.argument("name", required=False, metavar="[JOB|NODE]")
 @job_option
-@click.option("-o", "--output", "fmt", type=click.Choice(("table", "json", "yaml")), default="table", show_default=True)
+@output_option
 @agent_option
 @click.pass_context
 def describe(ctx: click.Context, name: str | None, job_named: str | None, fmt: str) -> None:
@@ -28,8 +28,11 @@ def describe(ctx: click.Context, name: str | None, job_named: str | None, fmt: s
     """
     client = connect(ctx)
     kind, found = _find(client, name, job_named)
-    if fmt != "table":
+    if fmt in ("json", "yaml"):
         dump(found, fmt)
+        return
+    if fmt == "name":
+        click.echo(f"{kind}/{found['name']}")
         return
     lines = job_lines(found, coloured()) if kind == "job" else node_lines(found, coloured())
     click.echo("\n".join(lines))

@@ -8,20 +8,21 @@ from typing import Any
 import click
 
 from nodeagent.ctl.errors import UnreachableError
-from nodeagent.ctl.options import agent_option, connect, job_option
+from nodeagent.ctl.options import agent_option, connect, job_option, output_option
 from nodeagent.ctl.output import dump
 from nodeagent.ctl.waiting import PATIENCE
 
 Json = dict[str, Any]
 
 
-def event_line(event: Json) -> str:
-    """Time, kind, what it is about, and the sentence."""
+def event_line(event: Json, wide: bool = False) -> str:
+    """Time, kind, what it is about, and the sentence; ``wide``: its id first, as ``--after`` wants it."""
     seconds = int(event["id"].partition("-")[0]) / 1000
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
     about = [event["job"] and f"job/{event['job']}", event["node"] and f"node/{event['node']}"]
     about.append(f"generation {event['generation']}" if event["generation"] else "")
-    return "  ".join(part for part in (when, event["kind"], " ".join(a for a in about if a), event["text"]) if part)
+    parts = (event["id"] if wide else "", when, event["kind"], " ".join(a for a in about if a), event["text"])
+    return "  ".join(part for part in parts if part)
 
 
 @click.command(short_help="Print what happened in the cluster.")
@@ -29,7 +30,7 @@ def event_line(event: Json) -> str:
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The newest N only (default 100).")
 @click.option("--after", metavar="ID", help="Only what came after this event.")
 @job_option
-@click.option("-o", "--output", "fmt", type=click.Choice(("table", "json")), default="table", show_default=True)
+@output_option
 @agent_option
 @click.pass_context
 def events(
@@ -44,21 +45,28 @@ def events(
         try:
             for event in client.stream("/v1/events", follow=follow, limit=limit, after=after, job=job_named):
                 after, limit = event["id"], None
-                if fmt == "table":
-                    click.echo(event_line(event))
-                elif follow:
-                    click.echo(_compact(event))
-                else:
+                if fmt in ("json", "yaml") and not follow:
                     seen.append(event)
+                else:
+                    click.echo(_text(event, fmt))
             break
         except UnreachableError:
             if not follow or after is None:
                 raise
-    if fmt == "json" and not follow:
+    if fmt in ("json", "yaml") and not follow:
         dump({"apiVersion": "nodeagent/v1", "items": seen}, fmt)
 
 
-def _compact(event: Json) -> str:
-    import json
+def _text(event: Json, fmt: str) -> str:
+    """One event, while it is followed: a line, or a YAML document."""
+    if fmt == "name":
+        return f"event/{event['id']}"
+    if fmt == "json":
+        import json
 
-    return json.dumps(event, ensure_ascii=False)
+        return json.dumps(event, ensure_ascii=False)
+    if fmt == "yaml":
+        import yaml
+
+        return "---\n" + str(yaml.safe_dump(event, sort_keys=False, allow_unicode=True)).rstrip()
+    return event_line(event, fmt == "wide")

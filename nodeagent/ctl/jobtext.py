@@ -74,11 +74,22 @@ def _head(job: Json, colour: bool) -> list[str]:
             f"{budget['left']} left",
         ),
     ]
+    if job["scale"]:
+        lines.append(_field("Scale", _scale(job["scale"])))
     if job["outcome"]:
         lines.append(_field("Outcome", f"{exit_words(job['outcome']['code'])}: {job['outcome']['text']}"))
     if job["store_away_since"] is not None:
         lines.append(_field("Note", "the store does not answer: this is what was last known"))
     return lines
+
+
+def _scale(scale: Json) -> str:
+    names = f"; {', '.join(scale['leaving'])} left, and is used again last" if scale["leaving"] else ""
+    if scale["state"] != "pending":
+        return f"to {scale['want']}: {scale['reason']}{names}"
+    if scale["left"] is None:
+        return f"to {count(scale['want'], 'node')}, under way"
+    return f"from {scale['before']} to {count(scale['want'], 'node')}, rolled back in {span(scale['left'])} if not met"
 
 
 def _restarts(job: Json) -> str:

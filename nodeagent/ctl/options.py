@@ -49,7 +49,8 @@ def _complete_jobs(ctx: click.Context, _param: click.Parameter, incomplete: str)
     return sorted({j["name"] for j in jobs if j["name"].startswith(incomplete)})
 
 
-def _complete_nodes(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+def complete_nodes(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Node names for the shell."""
     try:
         nodes = agent_client.find(ctx.obj).get("/v1/nodes")["items"]
     except CtlError:
@@ -89,7 +90,7 @@ def job_argument(command: F) -> F:
 def node_argument(required: bool = True) -> Callable[[F], F]:
     """NODE."""
     metavar = "NODE" if required else "[NODE]"
-    return click.argument("node", required=required, metavar=metavar, shell_complete=_complete_nodes)
+    return click.argument("node", required=required, metavar=metavar, shell_complete=complete_nodes)
 
 
 def output_option(command: F) -> F:
@@ -99,12 +100,17 @@ def output_option(command: F) -> F:
     )(command)
 
 
+def no_wait_option(command: F) -> F:
+    """``--no-wait``."""
+    return click.option("--no-wait", is_flag=True, help="Return as soon as it is asked for.")(command)
+
+
 def wait_options(command: F) -> F:
     """``--timeout`` and ``--no-wait``."""
     timeout = click.option(
         "--timeout", type=Duration(), default="10m", show_default=True, metavar="DURATION", help="Longest wait."
     )
-    return timeout(click.option("--no-wait", is_flag=True, help="Return as soon as it is asked for.")(command))
+    return timeout(no_wait_option(command))
 
 
 def request_id_option(command: F) -> F:

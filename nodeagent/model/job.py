@@ -15,9 +15,34 @@ TERMINAL: frozenset[Phase] = frozenset({"succeeded", "failed", "stopped"})
 Desired = Literal["run", "pause", "stop"]
 
 
+ScaleState = Literal["pending", "met", "rolled_back", "set"]
+"""``set``: the job was paused, so nothing was waited for: the target counts when it runs again."""
+
+
+class Scale(Record):
+    """The newest change of the target, kept when it is over: for people, and for whoever waits for its end."""
+
+    request: str
+    """The request id that asked for it."""
+    want: int = Field(ge=1)
+    before: int = Field(ge=1)
+    """The target to go back to: a number, never a list of members."""
+    timeout: float = Field(default=0.0, ge=0)
+    """Scale-out: the seconds it was given, for people."""
+    deadline: int = 0
+    """Scale-out: served time (ms) at which it is rolled back unless met. 0: it has none."""
+    grace: float | None = Field(default=None, ge=0)
+    """Scale-in: seconds from SIGTERM to SIGKILL; None is the job's grace."""
+    leaving: tuple[str, ...] = ()
+    """Scale-in by name: these leave the gang, and are the last to be chosen until the next scale."""
+    state: ScaleState = "pending"
+    reason: str = ""
+    """How it ended, for the person."""
+
+
 class Control(Record):
-    """What operators want of a job. Every write raises ``rev``; agents act on it, never write it (but for a
-    rollback)."""
+    """What operators want of a job. Every write raises ``rev``; agents act on it, and write it only to settle a
+    scale."""
 
     rev: int = Field(ge=1)
     desired: Desired = "run"
@@ -28,6 +53,17 @@ class Control(Record):
     """The record is removed as soon as the job has ended and no node may still run its workers."""
     by: str = ""
     """Who wrote last."""
+    scale: Scale | None = None
+
+    @property
+    def growing(self) -> Scale | None:
+        """The scale-out that is neither met nor rolled back yet."""
+        return self.scale if self.scale is not None and self.scale.state == "pending" and self.scale.deadline else None
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """Nodes that were scaled in by name, until the next scale."""
+        return frozenset(self.scale.leaving) if self.scale is not None else frozenset()
 
 
 class Spend(Record):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from nodeagent.model.base import Record
+from nodeagent.model.usage import PodUsage
 
 PodPhase = Literal["preparing", "ready", "unfit", "starting", "running", "stopping", "stuck", "exited", "gone"]
 """``ready``: standby warm, nothing started. ``exited``: every worker of its newest generation has ended. ``gone``:
@@ -35,3 +36,5 @@ class PodState(Record):
     shim_pid: int | None = None
     standby_pid: int | None = None
     workers: tuple[WorkerState, ...] = ()
+    usage: PodUsage | None = None
+    """As last measured; a change of it alone is not told at once, but with the next refresh."""

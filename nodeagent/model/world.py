@@ -117,6 +117,8 @@ class Head(Record):
     cause: Cause
     planned: bool = False
     """Older workers may take their grace (SIGTERM first); otherwise SIGKILL at once."""
+    grace: float | None = None
+    """If planned: that grace in seconds, where a scale-in set its own; None is the job's."""
     address: str = ""
     """Rendezvous host:port, set when it becomes active."""
     store_hosted: bool = False

@@ -14,6 +14,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.keepers import silence
 from nodeagent.plan.membership import gone_nodes, holding_nodes, natural, strays
 from nodeagent.plan.running import after_fault, decide_running
+from nodeagent.plan.scale import settle_scale
 from nodeagent.plan.steps import Activate, Decision, End, Remove, propose_or_hold
 from nodeagent.plan.waiting import decide_waiting
 
@@ -24,6 +25,9 @@ def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         return _ended(cluster, job)
     if job.control.desired == "stop":
         return _stop(cluster, job)
+    settled = settle_scale(cluster, job)
+    if settled is not None:
+        return settled
     if job.control.desired == "pause":
         return _pause(cluster, job)
     head = job.head
@@ -116,4 +120,4 @@ def _form_again(
     members_gone = [n for n in gone if n in head.members]
     news = "; ".join(drop.values()) or (f"then node {', '.join(members_gone)} lost" if members_gone else "")
     cause = head.cause.model_copy(update={"text": f"{head.cause.text}; {news}"}) if news else head.cause
-    return propose_or_hold(cluster, job, cause, gone, None, head.planned, without=drop)
+    return propose_or_hold(cluster, job, cause, gone, None, head.planned, without=drop, grace=head.grace)

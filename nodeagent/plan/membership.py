@@ -162,6 +162,14 @@ def survivors(cluster: Cluster, job: JobRecord) -> tuple[Member, ...]:
     return tuple(m for m in job.head.ordered() if cluster.live(m.node, m.life))
 
 
+def ranked(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> list[str]:
+    """The order in which nodes are chosen: members by rank, then the others as given; last those scaled in by
+    name."""
+    members = [m.node for m in survivors(cluster, job)]
+    rest = [n for n in nodes if n not in members]
+    return sorted(members + rest, key=lambda n: n in job.control.leaving)  # stable
+
+
 def gone_nodes(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
     """Members and holders of the newest generation that can run nothing any more, in natural order."""
     if job.head is None:
@@ -190,6 +198,7 @@ def should_prepare(cluster: Cluster, job: JobRecord, node: str) -> bool:
     if any(c.node == node and c.standing == "unfit" for c in everyone):
         return True
     waiting = [c.node for c in everyone if c.standing in ("fit", "pending") and c.node not in members]
+    waiting.sort(key=lambda n: n in job.control.leaving)
     missing = max(0, job.control.target - len(members))
     return node in waiting[: missing + 1]
 

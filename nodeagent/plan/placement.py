@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nodeagent.model.job import JobRecord
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.membership import Candidate, candidates, survivors
+from nodeagent.plan.membership import Candidate, candidates, ranked, survivors
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,20 @@ class Placement:
     def missing(self) -> str:
         """One sentence: how many are needed, how many fit, what is wrong with the rest."""
         text = f"needs {self.minimum} node{'s' if self.minimum > 1 else ''}, {len(self.chosen)} fit"
+        if not self.others and not self.chosen:
+            return text + ": no node has joined"
+        return text + self._reasons()
+
+    @property
+    def short(self) -> str:
+        """One phrase: how far it is from the target, and what is wrong with the nodes that are left out."""
+        text = f"{len(self.chosen)} of {self.target} nodes fit"
+        return text + (self._reasons() or ", and there are no others")
+
+    def _reasons(self) -> str:
         reasons = [c.why for c in self.others if c.why]
-        if reasons:
-            text += ": " + "; ".join(reasons[:8]) + (f"; and {len(reasons) - 8} more" if len(reasons) > 8 else "")
-        elif not self.others and not self.chosen:
-            text += ": no node has joined"
-        return text
+        more = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
+        return ": " + "; ".join(reasons[:8]) + more if reasons else ""
 
     def outside(self) -> dict[str, str]:
         """Nodes left out for a reason, for the workers to know."""
@@ -46,28 +54,31 @@ class Placement:
 def place(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Placement:
     """Choose nodes for the next generation, never more than the target. ``without`` are nodes not to use this time.
 
+    A scale-out is all or nothing: until all that it wants fit, the target from before it counts.
+    """
+    full = choose(cluster, job, job.control.target, without)
+    growing = job.control.growing
+    if growing is None or len(full.chosen) >= growing.want:
+        return full
+    return choose(cluster, job, growing.before, without)
+
+
+def choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[str] = ()) -> Placement:
+    """Choose up to ``target`` nodes, those scaled in by name last.
+
     A member that is live keeps its place even while its standby is being rebuilt: its pod is checked when it
     acknowledges.
     """
-    size = job.spec.role.nodes
-    members = [m.node for m in survivors(cluster, job)]
+    members = {m.node for m in survivors(cluster, job)}
+    everyone = {c.node: c for c in candidates(cluster, job)}
     chosen: list[Candidate] = []
     others: list[Candidate] = []
-    everyone = {c.node: c for c in candidates(cluster, job)}
-    for node in members:
-        one = everyone.pop(node)
-        if one.standing == "pending":
+    for node in ranked(cluster, job, everyone):
+        one = everyone[node]
+        if node in members and one.standing == "pending":
             one = Candidate(one.node, one.life, "fit", "", one.devices, 0, one.joined)
-        if one.standing != "fit" or node in without:
-            others.append(one)
-        elif len(chosen) < job.control.target:
+        if one.standing == "fit" and node not in without and len(chosen) < target:
             chosen.append(one)
-        else:
-            others.append(Candidate(one.node, one.life, "fit", "", one.devices, 0, one.joined))
-    rest = [c for c in everyone.values() if c.node not in without]
-    for one in rest:
-        if one.standing == "fit" and len(chosen) < job.control.target:
-            chosen.append(one)
-        else:
+        elif node in members or node not in without:
             others.append(one)
-    return Placement(tuple(chosen), tuple(others), size.min, job.control.target)
+    return Placement(tuple(chosen), tuple(others), job.spec.role.nodes.min, target)

@@ -149,7 +149,7 @@ def _plan_pod(
         return _active(job, head, node, status)
     if status is not None and not status.quiet and not (holds and status.phase == "stuck"):
         planned = holds and head is not None and head.planned
-        return _stop(job, status, planned, "this node is not in the newest generation" if not holds else "stopping")
+        return _stop(job, head, planned, "this node is not in the newest generation" if not holds else "stopping")
     if holds and head is not None:
         return _ack(job, head, node, life, status, "", lends)
     if should_prepare(cluster, job, node):
@@ -175,7 +175,7 @@ def _forming(
         # SIGKILL is pending, so it runs no more of its own code: the others may go on, but not with this node.
         return None if in_head else _ack(job, head, node, head.holders[node].life, status, "", lends)
     if status is not None and not status.quiet:
-        return _stop(job, status, head.planned, f"generation {head.number} is forming: {head.cause.text}")
+        return _stop(job, head, head.planned, f"generation {head.number} is forming: {head.cause.text}")
     life = head.members[node].life if in_head else head.holders[node].life
     if not in_head:
         return _ack(job, head, node, life, status, "", lends)
@@ -206,8 +206,8 @@ def _active(job: JobRecord, head: Head, node: str, status: PodStatus | None) -> 
         return _report(job, head, sent, PodReport(state="lost", reason=reason))
     if status.generation == head.token:
         return _report(job, head, sent, read_report(status))
-    if status.generation is not None and not status.quiet:
-        return _stop(job, status, False, f"generation {head.number} is active")
+    if not status.quiet:
+        return _stop(job, head, False, f"generation {head.number} is active")
     if status.highest != head.token:
         reason = "this node has no record of having promised this generation"
         return _report(job, head, sent, PodReport(state="refused", reason=reason))
@@ -239,8 +239,9 @@ def read_report(status: PodStatus) -> PodReport | None:
     return None
 
 
-def _stop(job: JobRecord, status: PodStatus, planned: bool, why: str) -> Stop | None:
-    return Stop(job.uid, job.spec.grace if planned else None, why)
+def _stop(job: JobRecord, head: Head | None, planned: bool, why: str) -> Stop:
+    grace = job.spec.grace if head is None or head.grace is None else head.grace
+    return Stop(job.uid, grace if planned else None, why)
 
 
 def _keep(cluster: Cluster, job: JobRecord, node: str, life: str, lends: bool) -> PodAction | None:

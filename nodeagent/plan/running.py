@@ -3,13 +3,15 @@ for a mere wish."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from nodeagent.model.job import JobRecord, Outcome, Spend
 from nodeagent.model.timing import millis
-from nodeagent.model.world import Cause, CauseKind, Head
+from nodeagent.model.world import Cause, Head
 from nodeagent.plan import faults, restarts
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.membership import gone_nodes
-from nodeagent.plan.placement import place
+from nodeagent.plan.membership import gone_nodes, natural
+from nodeagent.plan.placement import choose, place
 from nodeagent.plan.policies import match
 from nodeagent.plan.steps import Decision, End, propose, propose_or_hold
 
@@ -62,47 +64,72 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decisi
     if job.control.restart > job.restart_done:
         text = f"restarted by {job.control.by or 'an operator'}"
         return _propose_or_stay(cluster, job, Cause(kind="restart", text=text), wall)
-    size, target = len(head.members), job.control.target
+    size, target, scale = len(head.members), job.control.target, job.control.scale
+    pending = scale if scale is not None and scale.state == "pending" else None
+    goes = [m.node for m in head.ordered() if pending is not None and m.node in pending.leaving]
+    who = job.control.by or "an operator"
+    grace = pending.grace if pending is not None else None
+    if goes:
+        cause = Cause(kind="scale", text=f"{', '.join(goes)} scaled in by {who}", node=goes[0])
+        return _propose_or_stay(cluster, job, cause, wall, goes, grace)
     if target < size:
-        cause = Cause(kind="scale", text=f"scaled from {size} to {target} nodes by {job.control.by or 'an operator'}")
-        return _propose_or_stay(cluster, job, cause, wall)
+        cause = Cause(kind="scale", text=f"scaled from {size} to {target} nodes by {who}")
+        return _propose_or_stay(cluster, job, cause, wall, grace=grace)
     if target > size:
-        return _grow(cluster, job, head, wall)
+        return _scale_out(cluster, job, head, wall) or _grow(cluster, job, head, wall)
     return Decision(None)
 
 
-def _grow(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
-    """Below the target: at once when an operator has just asked for it, else after the cool-down. Never before all
-    newcomers are ready."""
+def _scale_out(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision | None:
+    """The scale-out that was asked for: at once, when all its newcomers are ready; None while they are not, and the
+    gang can only become again what it was before."""
+    growing = job.control.growing
+    if growing is None:
+        return None
     placement = place(cluster, job)
+    size = len(head.members)
+    if len(placement.chosen) >= growing.want:
+        text = f"scaled from {size} to {len(placement.chosen)} nodes by {job.control.by or 'an operator'}"
+        return _propose_or_stay(cluster, job, Cause(kind="scale", text=text), wall)
+    if growing.before > size:
+        return None
+    short = choose(cluster, job, growing.want).short
+    return Decision(None, (f"runs on {size} of {growing.want} nodes: {short}",), growing.deadline)
+
+
+def _grow(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
+    """Below the target: after the cool-down. Never with a node that was scaled in by name: that needs another
+    scale."""
+    left = job.control.leaving - set(head.members)
+    placement = place(cluster, job, left)
     newcomers = [c for c in placement.chosen if c.node not in head.members]
-    size, target = len(head.members), job.control.target
-    asked = job.control.rev > head.control_rev
-    short = f"runs on {size} of {target} nodes"
-    if not newcomers:
-        return Decision(None, (f"{short}: {placement.missing}",))
-    if len(placement.chosen) < target and placement.pending and asked:
-        return Decision(None, (f"{short}: waits for {', '.join(c.node for c in placement.pending)} to get ready",))
-    if len(placement.chosen) <= size:
-        return Decision(None, (f"{short}: {placement.missing}",))
+    size = len(head.members)
+    short = f"runs on {size} of {job.control.target} nodes"
+    if not newcomers or len(placement.chosen) <= size:
+        asleep = f"; {', '.join(sorted(left, key=natural))} scaled in by name: scale again to use it" if left else ""
+        return Decision(None, (f"{short}: {placement.missing}{asleep}",))
     names = ", ".join(c.node for c in newcomers)
     cool = millis(cluster.timing.cooldown)
     at = max([head.since + cool] + [c.joined + cool for c in newcomers])
-    if not asked and cluster.served < at:
+    if cluster.served < at:
         return Decision(None, (f"{short}; {names} joins after the cool-down of {cluster.timing.cooldown:g} s",), at)
-    kind: CauseKind = "scale" if asked else "join"
-    text = (
-        f"{names} joined" if not asked else f"scaled from {size} to {len(placement.chosen)} nodes by {job.control.by}"
-    )
-    return _propose_or_stay(cluster, job, Cause(kind=kind, text=text), wall)
+    cause = Cause(kind="join", text=f"{names} joined")
+    return _propose_or_stay(cluster, job, cause, wall, left)
 
 
-def _propose_or_stay(cluster: Cluster, job: JobRecord, cause: Cause, wall: float) -> Decision:
+def _propose_or_stay(
+    cluster: Cluster,
+    job: JobRecord,
+    cause: Cause,
+    wall: float,
+    without: Collection[str] = (),
+    grace: float | None = None,
+) -> Decision:
     """A wish, not a need: healthy training goes on where it cannot be met (a member is cordoned or its GPU sick)."""
-    placement = place(cluster, job)
+    placement = place(cluster, job, without)
     if not placement.fits:
         return Decision(None, (f"not yet {cause.text}: {placement.missing}",))
-    return propose(cluster, job, cause, (), _note(cluster, cause, wall), placement, planned=True)
+    return propose(cluster, job, cause, (), _note(cluster, cause, wall), placement, planned=True, grace=grace)
 
 
 def _note(cluster: Cluster, cause: Cause, wall: float) -> Spend:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from nodeagent.model.job import JobRecord, Outcome, Phase, Spend
+from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, Member, Token
 from nodeagent.plan.cluster import Cluster
@@ -27,6 +27,8 @@ class Propose:
     form_ms: int
     outside: dict[str, str]
     keepers: dict[str, str]
+    grace: float | None = None
+    """If planned: seconds from SIGTERM to SIGKILL, other than the job's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,15 @@ class Activate:
 
 
 @dataclass(frozen=True, slots=True)
+class Settle:
+    """End a pending scale: the new control, and the event that tells of it."""
+
+    control: Control
+    event: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Remove:
     """The job has ended, nothing runs, and its deletion was asked for."""
 
@@ -58,7 +69,7 @@ class Remove:
 class Decision:
     """A step to take (None: wait) and the sentences that say why."""
 
-    step: Propose | End | Activate | Remove | None
+    step: Propose | End | Activate | Settle | Remove | None
     why: tuple[str, ...] = ()
     at: int = 0
     """For a wait with a known end: the served time (ms) at which it is worth deciding again; 0 if unknown."""
@@ -72,10 +83,11 @@ def propose_or_hold(
     spend: Spend | None,
     planned: bool,
     without: Collection[str] = (),
+    grace: float | None = None,
 ) -> Decision:
     placement = place(cluster, job, without)
     if placement.fits:
-        return propose(cluster, job, cause, gone, spend, placement, planned)
+        return propose(cluster, job, cause, gone, spend, placement, planned, grace)
     text = f"{cause.text}; holds: {placement.missing}"
     return Decision(End("holding", text, gone, spend=spend, planned=planned), (text,))
 
@@ -88,10 +100,13 @@ def propose(
     spend: Spend | None,
     placement: Placement,
     planned: bool,
+    grace: float | None = None,
 ) -> Decision:
+    """``grace``: of a planned stop, None for the job's."""
     facts = {c.node: cluster.nodes[c.node].facts for c in placement.chosen}
     members = make_world(job.head, placement.chosen, job.spec.role, facts)
-    form = cluster.timing.form_margin + (job.spec.grace if planned else 0.0)
+    stop = job.spec.grace if grace is None else grace
+    form = cluster.timing.form_margin + (stop if planned else 0.0)
     keepers = choose(cluster, members.values())
-    step = Propose(members, cause, gone, spend, planned, millis(form), placement.outside(), keepers)
+    step = Propose(members, cause, gone, spend, planned, millis(form), placement.outside(), keepers, grace)
     return Decision(step, (cause.text,))

@@ -10,13 +10,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationInfo,
     WithJsonSchema,
@@ -26,24 +23,14 @@ from pydantic import (
 from nodeagent.model.timing import Timing
 from nodeagent.spec import units
 from nodeagent.spec.errors import CheckError, raise_all
+from nodeagent.spec.section import Folder, Section
+from nodeagent.spec.storeconfig import RedisConfig
 
 MIN_RENDEZVOUS_PORTS = 64
 """Fewest rendezvous ports: one per forming generation on this machine, and none is used twice in a row."""
 
 _DURATION_SCHEMA = {"type": ["string", "number"], "examples": ["500ms", "30s"]}
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
-
-
-def _folder(value: object) -> object:
-    if not isinstance(value, str | Path):
-        raise CheckError(f"{units.show(value)} is not a folder", "write an absolute path")
-    if not Path(value).is_absolute():
-        raise CheckError(f"{units.show(str(value))} is not an absolute path", "write it from / on")
-    return Path(value)
 
 
 def _gpus(value: object) -> object:
@@ -69,38 +56,7 @@ def _cluster(value: object) -> object:
     return value
 
 
-def _redis_url(value: object) -> object:
-    """No message repeats the URL: it may hold a password."""
-    example = "write for instance redis://host:6379/0, rediss://host:6379/0 or unix:///run/redis.sock"
-    if not isinstance(value, str):
-        raise CheckError(f"{units.show(value)} is not a Redis URL", example)
-    scheme = value.partition("://")[0]
-    if scheme in ("redis+sentinel", "rediss+sentinel"):
-        raise CheckError(f"{scheme}:// is not supported yet", "give the URL of one server: redis://host:6379/0")
-    try:
-        url = urlsplit(value)
-        port = url.port
-    except ValueError:
-        raise CheckError("the Redis URL has a port that is not a number from 1 to 65535", example) from None
-    if url.scheme not in ("redis", "rediss", "unix") or "://" not in value:
-        raise CheckError("the Redis URL does not start with redis://, rediss:// or unix://", example)
-    if url.scheme == "unix" and not url.path.startswith("/"):
-        raise CheckError("the unix:// URL has no path", "write for instance unix:///run/redis.sock")
-    if url.scheme != "unix" and not url.hostname:
-        raise CheckError("the Redis URL names no host", example)
-    if port == 0:
-        raise CheckError("the Redis URL has port 0", example)
-    if url.scheme != "unix" and not re.fullmatch(r"/?\d{0,5}", url.path):
-        raise CheckError("the Redis URL ends with something that is not a database number", "end it with /0")
-    extra = [k for k, v in parse_qsl(url.query, keep_blank_values=True) if k != "db" or not v.isdecimal()]
-    if extra:
-        raise CheckError(
-            f"the Redis URL has the option {extra[0]!r}", "only ?db=NUMBER may follow; the rest is nodeagent's"
-        )
-    return value
-
-
-class NodeConfig(_Section):
+class NodeConfig(Section):
     """Who this node is and what it offers."""
 
     id: Annotated[str | None, BeforeValidator(_node_id)] = None
@@ -117,14 +73,7 @@ class NodeConfig(_Section):
     """`auto`: all that NVML finds; `none`; or the UUIDs of those that may be used."""
 
 
-class RedisConfig(_Section):
-    """The store."""
-
-    url: Annotated[str, BeforeValidator(_redis_url), Field(repr=False)] = "redis://127.0.0.1:6379/0"
-    """redis://[user:password@]host:port/db, rediss:// for TLS, unix:///path?db=0."""
-
-
-class PortsConfig(_Section):
+class PortsConfig(Section):
     """Ports this node listens on."""
 
     api: int = Field(default=9470, ge=0, le=65535)
@@ -171,17 +120,14 @@ def _default_dir(which: str) -> Path:
     return Path(default_dirs(os.getuid(), os.environ)[which])
 
 
-_Folder = Annotated[Path, BeforeValidator(_folder)]
-
-
-class DirsConfig(_Section):
+class DirsConfig(Section):
     """Folders. By default /run, /var/lib and /var/log for root, the XDG folders for anybody else."""
 
-    run: _Folder = Field(default_factory=lambda: _default_dir("run"))
+    run: Folder = Field(default_factory=lambda: _default_dir("run"))
     """Sockets and what ends with the boot."""
-    state: _Folder = Field(default_factory=lambda: _default_dir("state"))
+    state: Folder = Field(default_factory=lambda: _default_dir("state"))
     """What must survive a reboot: this node's promises, exit records."""
-    logs: _Folder = Field(default_factory=lambda: _default_dir("logs"))
+    logs: Folder = Field(default_factory=lambda: _default_dir("logs"))
     """The workers' output."""
 
     @field_validator("run")
@@ -217,7 +163,7 @@ def _consistent(timing: Timing) -> Timing:
     return timing
 
 
-class LogsConfig(_Section):
+class LogsConfig(Section):
     """How much of the workers' output is kept."""
 
     max_bytes: Annotated[
@@ -231,7 +177,7 @@ class LogsConfig(_Section):
     """Files kept per worker, the current one included."""
 
 
-class JobsConfig(_Section):
+class JobsConfig(Section):
     """What jobs may do here."""
 
     allow_root: bool = False
@@ -243,7 +189,7 @@ class JobsConfig(_Section):
     """Most warm standby pods kept for jobs that this node does not run."""
 
 
-class LogConfig(_Section):
+class LogConfig(Section):
     """The agent's own log, on its standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -252,7 +198,7 @@ class LogConfig(_Section):
     """`auto`: console on a terminal, JSON elsewhere."""
 
 
-class AgentConfig(_Section):
+class AgentConfig(Section):
     """One agent's whole configuration, every default filled in."""
 
     cluster: Annotated[str, BeforeValidator(_cluster)] = "default"

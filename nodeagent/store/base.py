@@ -96,6 +96,9 @@ class BeatReply(Record):
     """More changes wait (at most 256 records come in one reply): beat again at once."""
     event: str = "0-0"
     """Id of the newest event: wait for what comes after it."""
+    run: str = ""
+    """Identity of the server process. Another one may have lost what was read before (a restart, a fail-over): forget
+    all records and read them again from ``rev`` 0."""
 
 
 class Beat(Record):
@@ -146,6 +149,8 @@ class Proposal(Record):
     cause: Cause
     spend: Spend | None = None
     planned: bool = False
+    grace: float | None = None
+    """If planned: seconds from SIGTERM to SIGKILL, other than the job's."""
     form_ms: int
     """The deadline is this many served milliseconds from now."""
     keepers: dict[str, str] = {}
@@ -181,6 +186,34 @@ class Ending(Record):
     wall: float
     """Unix time, for people."""
     by: str
+
+
+class Settlement(Record):
+    """The end of a pending scale, met or rolled back: the one write of agents to a job's control.
+
+    Checks: as Proposal's ``expect``, ``expect_state`` and ``control_rev`` (so that neither a newer wish nor a gang that
+    has formed in between is overruled); the phase is not terminal. Effect: control replaced, its rev ``control_rev`` +
+    1; the event. A settlement that was done before returns the job.
+    """
+
+    uid: str
+    expect: Token | None
+    expect_state: str = ""
+    control_rev: int
+    control: Control
+    event: str
+    text: str
+    by: str
+    """The settling node."""
+
+
+class Answer(Record):
+    """What a request id was used for."""
+
+    subject: str
+    """The job's uid, or the node."""
+    did: str = ""
+    """The change, as its writer described it to itself."""
 
 
 class Store(Protocol):
@@ -249,11 +282,20 @@ class Store(Protocol):
         ...
 
     async def control(
-        self, uid: str, expect_rev: int, control: Control, request: str, event: str, text: str
+        self, uid: str, expect_rev: int, control: Control | None, request: str, event: str, text: str, did: str = ""
     ) -> JobRecord:
         """Replace the control (its rev is set to expect_rev + 1). Refused: ended job (``ended``) unless only
         ``delete`` is being set, rev changed (``stale``). The same ``request`` again returns the job and changes
-        nothing. ``event`` is the event's kind, ``text`` its sentence."""
+        nothing. ``event`` is the event's kind, ``text`` its sentence, ``did`` what ``request()`` tells of it. None:
+        it is so already, and only the request is remembered."""
+        ...
+
+    async def request(self, request: str) -> Answer | None:
+        """What a request id was used for, among the newest 1024; None if for nothing."""
+        ...
+
+    async def settle(self, settlement: Settlement) -> JobRecord:
+        """See Settlement."""
         ...
 
     async def keep(

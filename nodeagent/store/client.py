@@ -7,13 +7,14 @@ call may or may not have happened.
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.event import Event
@@ -23,36 +24,51 @@ from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
 from nodeagent.model.world import Ack, PodReport, Token
+from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store import codec, keys
 from nodeagent.store.base import (
+    Answer,
     Beat,
     BeatReply,
     Ending,
     JoinReply,
     Proposal,
+    Settlement,
     StoreRefusedError,
     StoreUnavailableError,
 )
-from nodeagent.store.link import Links
+from nodeagent.store.link import Link, Links
 from nodeagent.store.scripts import load
+from nodeagent.store.trouble import NotReplicatedError, trouble
 from nodeagent.store.words import timing_differs
 
 COMMAND_LINKS = 4
 WAIT_LINKS = 32
+REPLICAS_SHARE = 0.5
+"""Of a call's bound: how long it waits for the replicas to have the step."""
+REPLICATED = frozenset(
+    {"join", "propose", "ack", "activate", "end", "submit", "control", "cordon", "keep", "forget", "settle"}
+)
+"""Steps that somebody acts on: with ``replicas`` their reply counts as lost until that many replicas have them.
+Reports, goodbyes and removals need no wait of their own: whatever is built on them waits, and writes keep their
+order."""
 
 
 class RedisStore:
     """A cluster's store on a Redis or Valkey server. Connects at the first call; see ``Store`` for the methods.
 
-    ``timeout`` (seconds) bounds each call, connecting and queueing included. Raises ValueError for a url or cluster
-    name that cannot be.
+    ``at`` is a url, or the config's whole ``redis`` section. ``timeout`` (seconds) bounds each call: queueing, asking
+    sentinels, connecting and waiting for replicas included. Raises ValueError for a url or cluster name that cannot be,
+    AccessError for a password file or certificate that cannot be used.
     """
 
-    def __init__(self, url: str, cluster: str, timeout: float) -> None:
+    def __init__(self, at: str | RedisConfig, cluster: str, timeout: float) -> None:
+        config = RedisConfig(url=at) if isinstance(at, str) else at
         self._prefix = keys.prefix(cluster)
         self._timeout = timeout
-        self._commands = Links(url, COMMAND_LINKS)
-        self._waits = Links(url, WAIT_LINKS)
+        self._replicas = config.replicas_wanted
+        self._commands = Links(config, COMMAND_LINKS, timeout)
+        self._waits = Links(config, WAIT_LINKS, timeout)
 
     async def join(self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
         arguments = _who(node, incarnation) | _facts(facts)
@@ -83,7 +99,7 @@ class RedisStore:
         if beat.readiness is not None:
             arguments["readiness"] = codec.encode_readiness(beat.readiness)
         arguments["pods"] = [{"uid": pod.uid, "body": pod.to_json()} for pod in beat.pods or ()]
-        cluster_uid, served, lapsed, next_lapse, rev, more, event, records = await self._step("beat", arguments)
+        cluster_uid, served, lapsed, next_lapse, rev, more, event, records, run = await self._step("beat", arguments)
         nodes, jobs, gone = [], [], []
         with _strict():
             for key, flat, cordon in records:
@@ -104,17 +120,19 @@ class RedisStore:
                 rev=int(rev),
                 more=bool(more),
                 event=event,
+                run=run,
             )
 
     async def leave(self, node: str, incarnation: Incarnation) -> None:
         await self._step("leave", _who(node, incarnation))
 
     async def propose(self, proposal: Proposal) -> JobRecord:
-        arguments = _expectation(proposal) | {
+        arguments = _ended_by(proposal) | {
             "id": proposal.id,
             "members": {node: member.to_json() for node, member in proposal.members.items()},
             "cause": proposal.cause.to_json(),
             "reason": proposal.cause.text,
+            "grace": json.dumps(proposal.grace),
             "form_ms": proposal.form_ms,
             "outside": codec.encode(proposal.outside),
             "keepers": codec.encode_texts(proposal.keepers),
@@ -137,7 +155,7 @@ class RedisStore:
         return await self._job("report", arguments | codec.encode_report(report))
 
     async def end(self, ending: Ending) -> JobRecord:
-        arguments = _expectation(ending) | {
+        arguments = _ended_by(ending) | {
             "phase": ending.phase,
             "reason": ending.reason,
             "outcome": codec.encode_optional(ending.outcome),
@@ -163,18 +181,19 @@ class RedisStore:
         return await self._job("submit", arguments)
 
     async def control(
-        self, uid: str, expect_rev: int, control: Control, request: str, event: str, text: str
+        self, uid: str, expect_rev: int, control: Control | None, request: str, event: str, text: str, did: str = ""
     ) -> JobRecord:
-        new = control.model_copy(update={"rev": expect_rev + 1})
         arguments: dict[str, object] = {
             "uid": uid,
             "expect_rev": expect_rev,
-            "control": new.to_json(),
-            "by": control.by,
             "request": request,
             "event": event,
             "text": text,
+            "did": did,
         }
+        if control is not None:
+            new = control.model_copy(update={"rev": expect_rev + 1})
+            arguments |= {"control": new.to_json(), "by": control.by}
         return await self._job("control", arguments)
 
     async def keep(
@@ -194,6 +213,23 @@ class RedisStore:
         flat, cordon = await self._step("forget", {"node": node, "by": by})
         with _strict():
             return codec.decode_node(flat, cordon)
+
+    async def request(self, request: str) -> Answer | None:
+        async with self._bounded(self._commands, self._timeout) as link:
+            found = await link.ask("HGET", keys.requests(self._prefix), request)
+        if found is None:
+            return None
+        subject, _, did = str(found).partition(" ")
+        return Answer(subject=subject, did=did)
+
+    async def settle(self, settlement: Settlement) -> JobRecord:
+        new = settlement.control.model_copy(update={"rev": settlement.control_rev + 1})
+        arguments = _expectation(settlement) | {
+            "control": new.to_json(),
+            "event": settlement.event,
+            "text": settlement.text,
+        }
+        return await self._job("settle", arguments)
 
     async def remove(self, uid: str) -> None:
         await self._step("remove", {"uid": uid})
@@ -247,9 +283,17 @@ class RedisStore:
         text = codec.encode(arguments)
         async with self._bounded(self._commands, self._timeout) as link:
             done, *rest = await link.evaluate(load(name), self._prefix, link.run_id, str(RECORD_VERSION), text)
+            if done and self._replicas and (name in REPLICATED or (name == "beat" and _brings_jobs(rest))):
+                await self._replicated(link)
         if not done:
             raise StoreRefusedError(*rest)
         return rest
+
+    async def _replicated(self, link: Link) -> None:
+        """Everything this link has written or read so far is on enough replicas; raises NotReplicatedError."""
+        there = await link.ask("WAIT", self._replicas, max(1, millis(REPLICAS_SHARE * self._timeout)))
+        if there < self._replicas:
+            raise NotReplicatedError(f"{there} of the {self._replicas} replicas that must have it do")
 
     @asynccontextmanager
     async def _bounded(self, links: Links, timeout: float) -> AsyncIterator[Any]:
@@ -258,8 +302,9 @@ class RedisStore:
             async with asyncio.timeout(timeout), links.one() as link:
                 yield link
         except (RedisError, OSError) as error:
-            await links.forget()
-            raise StoreUnavailableError(_trouble(links.address, timeout, error)) from error
+            await self._commands.forget()
+            await self._waits.forget()
+            raise StoreUnavailableError(trouble(links.address, timeout, error)) from error
 
 
 @contextmanager
@@ -275,16 +320,10 @@ def _strict() -> Iterator[None]:
         ) from error
 
 
-def _trouble(address: str, timeout: float, error: Exception) -> str:
-    """What happened, where, and what to do next."""
-    where = f"the store at {address}"
-    if isinstance(error, TimeoutError):
-        return f"{where} did not answer within {timeout:g} s: check that Redis runs there and is not overloaded"
-    if any(isinstance(e, AuthenticationError | NoPermissionError) for e in (error, error.__cause__)):
-        return f"{where} refused this agent ({error}): check the store's user and password in the agent's config"
-    if isinstance(error, ResponseError):
-        return f"{where} cannot serve now ({error}): see the server's log and its INFO"
-    return f"{where} cannot be reached ({error}): check that Redis runs there and that this node may connect"
+def _brings_jobs(beat_reply: list[Any]) -> bool:
+    """Whether an agent may start or stop workers because of this reply."""
+    *_, records, _run = beat_reply
+    return any(key.startswith("job:") for key, *_ in records)
 
 
 def _who(node: str, incarnation: Incarnation) -> dict[str, object]:
@@ -295,14 +334,19 @@ def _facts(facts: NodeFacts) -> dict[str, object]:
     return {"facts": codec.encode_facts(facts), "address": facts.address, "pid": facts.agent_pid}
 
 
-def _expectation(step: Proposal | Ending) -> dict[str, object]:
+def _expectation(step: Proposal | Ending | Settlement) -> dict[str, object]:
     return {
         "uid": step.uid,
         "expect": step.expect.model_dump() if step.expect is not None else None,
         "expect_state": step.expect_state,
         "control_rev": step.control_rev,
+        "by": step.by,
+    }
+
+
+def _ended_by(step: Proposal | Ending) -> dict[str, object]:
+    return _expectation(step) | {
         "spend": codec.encode_optional(step.spend),
         "lost": sorted(set(step.lost)),
         "planned": step.planned,
-        "by": step.by,
     }

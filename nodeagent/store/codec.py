@@ -21,7 +21,7 @@ JOB_RAW = (
 )  # fmt: skip
 """Fields of a job that are JSON already: numbers and opaque records."""
 JOB_TEXT = ("uid", "name", "phase", "reason")
-HEAD_RAW = ("number", "cause", "since", "deadline", "control_rev", "outside")
+HEAD_RAW = ("number", "cause", "grace", "since", "deadline", "control_rev", "outside")
 HEAD_TEXT = ("id", "state", "address")
 HEAD_FLAG = ("planned", "store_hosted")
 HEAD_MAPS = {"member": "members", "holder": "holders", "ack": "acks", "report": "reports", "head_keeper": "keepers"}

@@ -21,6 +21,11 @@ def prefix(cluster: str) -> str:
     return f"na:{{{cluster}}}:"
 
 
+def requests(cluster_prefix: str) -> str:
+    """The hash of request ids."""
+    return cluster_prefix + "requests"
+
+
 def events(cluster_prefix: str) -> str:
     """The stream of events."""
     return cluster_prefix + "events"

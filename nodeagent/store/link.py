@@ -1,7 +1,9 @@
 """Connections to the Redis server: one link at a time does one request, and none outlives a doubt.
 
 A link is given back only after its reply was read whole; after any error or cancellation it is dropped, so no later
-request can ever read an earlier one's reply. Must never retry or know what a request means. Bounds are the caller's.
+request can ever read an earlier one's reply. Every new link asks the sentinels anew (where there are any) and the
+server for its role: a replica is never talked to. Must never retry or know what a request means. Bounds are the
+caller's, but for the sentinels'.
 """
 
 from __future__ import annotations
@@ -11,31 +13,55 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from redis.asyncio.connection import AbstractConnection, Connection, parse_url
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError
 
+from nodeagent.model.timing import Timing
+from nodeagent.spec.storeconfig import RedisConfig
+from nodeagent.store.door import Door
 from nodeagent.store.scripts import Script
+from nodeagent.store.sentinel import find_primary
 
-SCHEMES = ("redis://", "rediss://", "unix://")
+SENTINEL_SHARE = 0.5
+"""Of the caller's bound: how long a new link waits until more than half of the sentinels agree."""
+
+
+class NotPrimaryError(ConnectionError):
+    """The server is a replica."""
 
 
 class Link:
-    """One connection, and the run id of the server process behind it."""
+    """One connection, and what the server behind it says of itself."""
 
-    def __init__(self, connection: AbstractConnection) -> None:
-        self._connection = connection
+    def __init__(self, door: Door, patience: float) -> None:
+        self._door = door
+        self._patience = patience
+        self._connection: AbstractConnection | None = None
         self.run_id = ""
+        """Identity of the server process; empty until opened."""
+        self.info: dict[str, str] = {}
 
     async def open(self) -> None:
+        """Find the server, connect, and hear who it is."""
+        host = await find_primary(self._door, self._patience) if self._door.place.service else None
+        self._connection = self._door.server(host)
         await self._connection.connect()  # type: ignore[no-untyped-call]
-        info = await self.ask("INFO", "server")
-        found = [line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("run_id:")]
-        self.run_id = found[0] if found else ""
+        for section in ("server", "replication"):  # one round trip for both; before 7.0 INFO takes one section
+            await self._connection.send_command("INFO", section)
+        for _ in range(2):
+            self.info |= parse_info(await self._connection.read_response())
+        self.run_id = self.info.get("run_id", "")
+
+    def require_primary(self) -> None:
+        """Raises NotPrimaryError for a replica: it refuses writes, and what it tells is old."""
+        if self.info.get("role") != "master":
+            place = f"{self.info.get('master_host', '?')}:{self.info.get('master_port', '?')}"
+            raise NotPrimaryError(f"it is a replica of {place}")
 
     async def ask(self, *command: str | int) -> Any:
         """Send one command and read its reply."""
+        if self._connection is None:
+            raise ConnectionError("this link is not open")
         await self._connection.send_command(*command)
         return await self._connection.read_response()
 
@@ -48,43 +74,44 @@ class Link:
 
     async def drop(self) -> None:
         """Close without waiting."""
-        await self._connection.disconnect(nowait=True)
+        if self._connection is not None:
+            await self._connection.disconnect(nowait=True)
+
+
+def parse_info(text: str) -> dict[str, str]:
+    """INFO's ``name:value`` lines."""
+    lines = (line.partition(":") for line in text.splitlines() if ":" in line)
+    return {name: value.strip() for name, _, value in lines}
 
 
 class Links:
-    """A bounded set of links to one server."""
+    """A bounded set of links to one store, whose calls are bounded by ``timeout`` seconds each."""
 
-    def __init__(self, url: str, limit: int) -> None:
-        if not url.startswith(SCHEMES):
-            scheme = url.partition("://")[0]
-            raise ValueError(f"store url of scheme {scheme!r} is not supported: use one of {', '.join(SCHEMES)}")
-        options: dict[str, Any] = dict(parse_url(url))
-        self._kind: type[AbstractConnection] = options.pop("connection_class", Connection)
-        self._options = options | {
-            "protocol": 2,
-            "decode_responses": True,
-            "retry": Retry(NoBackoff(), 0),
-            "socket_timeout": None,
-            "socket_connect_timeout": None,
-            "health_check_interval": 0,
-        }
-        self.address: str = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+    def __init__(self, at: str | RedisConfig, limit: int, timeout: float = Timing().store_timeout) -> None:
+        self._door = Door(RedisConfig(url=at) if isinstance(at, str) else at)
+        self._patience = SENTINEL_SHARE * timeout
+        self.address = str(self._door.place)
         self._idle: list[Link] = []
         self._used: set[Link] = set()
         self._room = asyncio.Semaphore(limit)
+        self._run_id = ""
         self._closed = False
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[Link]:
-        """A link for one request; waits while all are in use."""
+        """A link to the primary for one request; waits while all are in use."""
         async with self._room:
             if self._closed:
                 raise ConnectionError("this store was closed")
-            link = self._idle.pop() if self._idle else Link(self._kind(**self._options))
+            link = self._idle.pop() if self._idle else Link(self._door, self._patience)
             self._used.add(link)
             try:
                 if not link.run_id:
                     await link.open()
+                    link.require_primary()
+                    if link.run_id != self._run_id:  # those that wait may still lead to the primary of before
+                        self._run_id = link.run_id
+                        await self.forget()
                 yield link
             except BaseException:
                 await link.drop()

@@ -16,7 +16,7 @@ from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, PodReport, Token
-from nodeagent.store.base import Beat, BeatReply, Ending, JoinReply, Proposal
+from nodeagent.store.base import Answer, Beat, BeatReply, Ending, JoinReply, Proposal, Settlement
 from nodeagent.store.twin import generation, lease, operator
 from nodeagent.store.twin.state import State, event_order
 
@@ -106,9 +106,15 @@ class MemoryStore:
         return self._done(operator.submit(self._server.step(), uid, spec, owner, wall, by, request))
 
     async def control(
-        self, uid: str, expect_rev: int, control: Control, request: str, event: str, text: str
+        self, uid: str, expect_rev: int, control: Control | None, request: str, event: str, text: str, did: str = ""
     ) -> JobRecord:
-        return self._done(operator.control(self._server.step(), uid, expect_rev, control, request, event, text))
+        return self._done(operator.control(self._server.step(), uid, expect_rev, control, request, event, text, did))
+
+    async def request(self, request: str) -> Answer | None:
+        return self._server.state.requests.get(request)
+
+    async def settle(self, settlement: Settlement) -> JobRecord:
+        return self._done(generation.settle(self._server.step(), settlement))
 
     async def keep(
         self,

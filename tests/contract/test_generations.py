@@ -154,11 +154,13 @@ async def test_success_needs_every_members_report(bench: Bench) -> None:
 @pytest.mark.parametrize("phase", ["holding", "pausing", "paused", "failed", "stopped"])
 async def test_ending_makes_members_holders(bench: Bench, phase: Phase) -> None:
     await bench.up("n1", "n2")
-    job = await bench.active(await bench.submit(), "n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2", grace=4.5)
+    assert head(job).grace == 4.5
     ending = bench.ending(job, phase, spend=spend(), planned=True, delay_ms=700)
     job = await bench.store.end(ending)
     made = head(job)
     assert (job.phase, made.state, made.planned, set(made.holders)) == (phase, "ended", True, {"n1", "n2"})
+    assert made.grace is None, "it was that one stop's"
     assert (job.budget, job.not_before) == ({"1": spend()}, made.since + 700)
     assert (job.ended == 99.5) == (phase in ("failed", "stopped"))
     assert (await bench.kinds())[-1] == f"Job{phase.capitalize()}"

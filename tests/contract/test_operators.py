@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from nodeagent.model.job import Control
+from nodeagent.model.job import Control, JobRecord, Scale
 from nodeagent.model.node import Cordon
+from nodeagent.store.base import Answer, Settlement
 from tests.contract.bench import BOUND, Bench, head, refused, spec
 
 
@@ -97,6 +98,72 @@ async def test_control_is_replaced_under_its_revision(bench: Bench) -> None:
     assert (last.kind, last.by, last.text, last.job) == ("JobChanged", "ann", "changed", "train")
     missing = paused.model_copy(update={"uid": "nobody"})
     await refused("not_found", bench.set_control(missing, "r3"))
+
+
+async def test_what_a_request_did_is_remembered(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.submit(request="r0")
+    assert await bench.store.request("r0") == Answer(subject="u1")
+    assert await bench.store.request("r1") is None
+    did = '{"verb": "scale", "to": 3}'
+    new = job.control.model_copy(update={"target": 3})
+    scaled = await bench.store.control("u1", 1, new, "r1", "JobScaled", "3", did)
+    assert await bench.store.request("r1") == Answer(subject="u1", did=did)
+    await bench.store.control("u1", 2, new, "r1", "JobScaled", "3", "another")
+    assert await bench.store.request("r1") == Answer(subject="u1", did=did), "what the first one did"
+    kinds = await bench.kinds()
+    assert await bench.store.control("u1", 2, None, "r2", "", "", did) == scaled, "it is so already"
+    assert await bench.store.request("r2") == Answer(subject="u1", did=did)
+    assert await bench.kinds() == kinds
+    await refused("stale", bench.store.control("u1", 1, None, "r3", "", "", did))
+    assert await bench.store.request("r3") is None
+    assert await bench.submit("u2", name="other", request="r1") == scaled, "the request was this job's"
+    await bench.end(scaled, "stopped")
+    await refused("ended", bench.store.control("u1", 2, None, "r4", "", "", did))
+
+
+def _settlement(job: JobRecord, **more: object) -> Settlement:
+    """A rollback to one node of what the job's control wants."""
+    scale = Scale(request="r", want=3, before=1, deadline=9000, leaving=(), state="rolled_back", reason="n3 is slow")
+    control = job.control.model_copy(update={"target": 1, "scale": scale})
+    plain = {
+        "uid": job.uid, "expect": job.head.token if job.head else None,
+        "expect_state": job.head.state if job.head else "", "control_rev": job.control.rev, "control": control,
+        "event": "JobScaleRolledBack", "text": "back to 1", "by": "n1",
+    }  # fmt: skip
+    return Settlement.model_validate(plain | more)
+
+
+async def test_a_scale_is_settled_once_under_the_control_it_was_judged_by(bench: Bench) -> None:
+    await bench.up("n1")
+    scale = Scale(request="r", want=3, before=1, deadline=9000, grace=2.5, leaving=("n2",))
+    job = await bench.set_control(await bench.submit(), "r", target=3, scale=scale)
+    assert job.control.scale == scale
+    settled = await bench.store.settle(_settlement(job))
+    assert (settled.control.rev, settled.control.target, settled.rev) == (3, 1, job.rev + 1)
+    assert settled.control.scale is not None
+    assert settled.control.scale.reason == "n3 is slow"
+    last = (await bench.store.events("0-0", -1))[0]
+    assert (last.kind, last.by, last.text, last.job) == ("JobScaleRolledBack", "n1", "back to 1", "train")
+    assert await bench.store.settle(_settlement(job)) == settled, "its reply was lost"
+    again = await bench.set_control(settled, "r2", target=2)
+    await refused("stale", bench.store.settle(_settlement(job)))
+    assert (await bench.set_control(again, "r2", target=1)).control == again.control
+    await refused("not_found", bench.store.settle(_settlement(job, uid="nobody")))
+
+
+async def test_a_scale_is_not_settled_over_a_gang_that_formed_meanwhile(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1")
+    late = _settlement(job)
+    formed = await bench.propose(job, "n1", "n2")
+    await refused("stale", bench.store.settle(late))
+    await refused("stale", bench.store.settle(_settlement(formed, expect_state="active")))
+    settled = await bench.store.settle(_settlement(formed))
+    assert settled.head == formed.head
+    await bench.store.settle(_settlement(formed))
+    ended = await bench.end(settled, "stopped")
+    await refused("ended", bench.store.settle(_settlement(ended)))
 
 
 async def test_of_an_ended_job_only_deletion_can_be_wanted(bench: Bench) -> None:

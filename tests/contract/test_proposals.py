@@ -10,11 +10,13 @@ from tests.contract.bench import Bench, cause, head, refused, spend
 async def test_a_first_generation_is_formed(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.submit()
-    job = await bench.propose(job, "n1", "n2", planned=True, outside={"n9": "cordoned"}, cause=cause("first start"))
+    job = await bench.propose(
+        job, "n1", "n2", planned=True, grace=2.5, outside={"n9": "cordoned"}, cause=cause("first start")
+    )
     made = head(job)
     assert (job.phase, job.reason, job.restarts) == ("forming", "first start", 0)
     assert (made.number, made.state, made.holders, made.acks, made.reports) == (1, "forming", {}, {}, {})
-    assert (made.planned, made.outside, made.control_rev) == (True, {"n9": "cordoned"}, 1)
+    assert (made.planned, made.grace, made.outside, made.control_rev) == (True, 2.5, {"n9": "cordoned"}, 1)
     assert made.members == bench.members("n1", "n2")
     assert made.deadline == made.since + 1000
     last = (await bench.store.events("0-0", -1))[0]

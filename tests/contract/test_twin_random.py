@@ -12,12 +12,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from nodeagent.model.base import Record
-from nodeagent.model.job import Control, JobRecord, Outcome
+from nodeagent.model.job import Control, JobRecord, Outcome, Scale
 from nodeagent.model.node import Cordon, Incarnation, Readiness
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Member, PodReport, Token, WorkerExit
-from nodeagent.store.base import Beat, BeatReply, Ending, Proposal, Store, StoreRefusedError
+from nodeagent.store.base import Beat, BeatReply, Ending, JoinReply, Proposal, Settlement, Store, StoreRefusedError
 from nodeagent.store.client import RedisStore
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
@@ -68,8 +67,9 @@ class Twins:
 
     def choose(self) -> tuple[str, Step]:
         options = [
-            (5, self.join), (8, self.beat), (1, self.leave), (2, self.submit), (2, self.control), (1, self.remove),
-            (1, self.cordon), (8, self.propose), (14, self.ack), (3, self.activate), (6, self.report), (5, self.end),
+            (5, self.join), (8, self.beat), (1, self.leave), (1, self.forget), (2, self.submit), (2, self.control),
+            (1, self.remove), (1, self.cordon), (8, self.propose), (16, self.ack), (3, self.keep), (3, self.activate),
+            (6, self.report), (5, self.end), (2, self.settle), (2, self.request),
         ]  # fmt: skip
         chosen = self.random.choices([o for _, o in options], [w for w, _ in options])[0]
         return chosen.__name__, chosen()
@@ -151,8 +151,31 @@ class Twins:
             control = job.control.model_copy(update={"delete": True})
         uid = job.uid if job else "nobody"
         rev = job.control.rev if job and self.random.random() < 0.9 else 7
-        request = self.random.choice((self.fresh("c"), "again"))
-        return lambda store: store.control(uid, rev, control, request, "JobChanged", "changed")
+        request, did = self.random.choice((self.fresh("c"), "again")), self.random.choice(("", '{"to": 3}'))
+        new = control if self.random.random() < 0.9 else None
+        return lambda store: store.control(uid, rev, new, request, "JobChanged", "changed", did)
+
+    def request(self) -> Step:
+        request = self.random.choice(("again", "c1", "c2", "u1", "never"))
+        return lambda store: store.request(request)
+
+    def settle(self) -> Step:
+        job = self.job()
+        if job is None:
+            return self.submit()
+        scale = Scale(
+            request="again",
+            want=self.random.randint(1, 3),
+            before=self.random.randint(1, 3),
+            deadline=self.random.choice((0, 9000)),
+            grace=self.random.choice((None, 0.5)),
+            leaving=self.random.choice(((), ("n1", "n2"))),
+            state=self.random.choice(("met", "rolled_back")),
+        )
+        shared = {k: v for k, v in self.expectation(job).items() if k not in ("spend", "lost", "planned")}
+        control = job.control.model_copy(update={"scale": scale, "target": self.random.randint(1, 3)})
+        settlement = Settlement.model_validate(shared | {"control": control, "event": "JobScaleMet", "text": "so"})
+        return lambda store: store.settle(settlement)
 
     def remove(self) -> Step:
         job = self.job()
@@ -210,21 +233,45 @@ class Twins:
                 "id": job.head.id if again and job.head else self.fresh("g"),
                 "members": self.members(job),
                 "cause": cause("né: “quoted” \\ /"),
+                "grace": self.random.choice((None, 2.5)),
                 "form_ms": 1000,
                 "outside": {"n9": "its fan broke"} if self.random.random() < 0.5 else {},
+                "keepers": self.keepers(),
             }
         )
         return lambda store: store.propose(proposal)
 
     def ack(self) -> Step:
         job = self.job("forming")
-        named = sorted(set(job.head.members) | set(job.head.holders)) if job and job.head else []
+        named = sorted({*job.head.members, *job.head.holders, *job.keepers}) if job and job.head else []
         node = self.random.choice(named) if named and self.random.random() < 0.95 else self.node()
         incarnation, token = self.incarnation(node), self.token(job)
-        value = Ack(life=incarnation.life, address=f"{node}:1", store_hosted=True)
+        lends = self.random.random() < 0.3
+        value = Ack(life=incarnation.life, address=f"{node}:1", store_hosted=True, lends=lends)
         last = self.pod_report() if self.random.random() < 0.5 else None
         uid = job.uid if job else "nobody"
         return lambda store: store.ack(uid, token, node, incarnation, value, last)
+
+    def keepers(self) -> dict[str, str]:
+        chosen = self.random.sample(NODES, self.random.choice((0, 0, 1, 2, 3)))
+        return {node: self.incarnation(node).life for node in chosen}
+
+    def keep(self) -> Step:
+        job = self.job("active")
+        expect = job.keepers if job and self.random.random() < 0.9 else {"n1": "x"}
+        named = sorted(expect) or (sorted(job.head.members) if job and job.head else [])
+        node = self.random.choice(named) if named and self.random.random() < 0.9 else self.node()
+        uid, token, incarnation, keepers = (
+            job.uid if job else "u",
+            self.token(job),
+            self.incarnation(node),
+            self.keepers(),
+        )
+        return lambda store: store.keep(uid, token, node, incarnation, expect, keepers)
+
+    def forget(self) -> Step:
+        node = self.node()
+        return lambda store: store.forget(node, "ann")
 
     def activate(self) -> Step:
         job = self.job()
@@ -267,7 +314,7 @@ class Twins:
 
 
 async def outcome(call: Awaitable[object]) -> object:
-    """A reply without what cannot be equal: event ids, the cluster's uid, when training first started."""
+    """A reply without what cannot be equal: event ids, the cluster's uid, the process, when training first started."""
     try:
         reply = await call
     except StoreRefusedError as refusal:
@@ -278,11 +325,11 @@ async def outcome(call: Awaitable[object]) -> object:
 def plain(reply: object) -> object:
     if isinstance(reply, BeatReply):
         jobs = tuple(plain(job) for job in reply.jobs)
-        return reply.model_copy(update={"cluster_uid": "", "event": "", "jobs": jobs})
+        return reply.model_copy(update={"cluster_uid": "", "event": "", "run": "", "jobs": jobs})
     if isinstance(reply, JobRecord):
         return reply.model_copy(update={"started": reply.started is not None})
-    if isinstance(reply, Record) and "cluster_uid" in type(reply).model_fields:
-        return reply.model_copy(update={"cluster_uid": ""})
+    if isinstance(reply, JoinReply):
+        return reply.model_copy(update={"cluster_uid": "", "secret": ""})
     return reply
 
 

@@ -7,10 +7,10 @@ import json
 import os
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.e2e.stubborn import STUBBORN, outlived
 from tests.e2e.support import DIGITS, Cluster, check_complete, check_steps, digits_job, is_alive, read_steps
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
@@ -118,27 +118,6 @@ def test_a_script_that_fails_again_and_again_spends_its_budget(calm: Cluster) ->
     assert calm.workers("later") == {}
 
 
-STUBBORN = """
-import os, signal, time
-file = os.path.join({folder!r}, "rank" + os.environ["RANK"] + "." + os.environ["NODEAGENT_GENERATION"])
-def say(what):
-    with open(file, "a") as out:
-        out.write(f"{{what}} {{os.getpid()}} {{time.monotonic()}}\\n")
-signal.signal(signal.SIGTERM, lambda *_: say("term"))
-while True:
-    say("beat")
-    time.sleep(0.05)
-"""
-
-
-def outlived(file: Path) -> float:
-    """Seconds between a worker's SIGTERM and its last sign of life."""
-    rows = [line.split() for line in file.read_text().splitlines()]
-    told = [float(at) for what, _, at in rows if what == "term"]
-    assert told, "it was asked to end first"
-    return float(rows[-1][2]) - told[0]
-
-
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(calm: Cluster) -> None:
     folder, script = calm.work / "stubborn", calm.work / "stubborn.py"
     folder.mkdir()
@@ -150,7 +129,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(calm: Cluster) 
     calm.until_running("stubborn", 2)
     calm.until(lambda: len(list(folder.iterdir())) == 2, 20, "both beat")
     first = calm.workers("stubborn")
-    calm.ctl("scale", "stubborn", "1", "--timeout", "60s")
+    calm.ctl("scale", "stubborn", "1")
     assert not any(is_alive(pid) for pid in first.values())
     for rank in (0, 1):
         assert outlived(folder / f"rank{rank}.1") > 1.8, "the grace is its own"

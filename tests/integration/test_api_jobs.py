@@ -120,6 +120,12 @@ def test_life_of_a_job(agent: LiveAgent, client: Client) -> None:
     assert (after["changed"], after["previous_target"], after["target"]) == (True, 2, 3)
     agent.until(lambda: len(client.get("/v1/jobs/digits")["pods"]) == 3)
     assert client.change("POST", "/v1/jobs/digits/scale", target=3)["changed"] is False
+    after = client.change("POST", "/v1/jobs/digits/scalein", count=2, timeout=1.5)
+    assert (after["target"], after["scale"]["grace"], after["scale"]["left"]) == (1, 1.5, None)
+    agent.until(lambda: len(client.get("/v1/jobs/digits")["pods"]) == 1)
+    after = client.change("POST", "/v1/jobs/digits/scaleout", count=1)
+    assert (after["target"], after["scale"]["before"], 590 < after["scale"]["left"] <= 600) == (2, 1, True)
+    agent.until(lambda: len(client.get("/v1/jobs/digits")["pods"]) == 2)
     assert client.change("POST", "/v1/jobs/digits/pause")["changed"] is True
     agent.until(lambda: phase() == "paused")
     client.change("POST", "/v1/jobs/digits/resume")
@@ -146,7 +152,17 @@ REFUSED: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("POST", "/v1/jobs/digits/scale", {"target": 9}, 6, "allows 1 to 3"),
     ("POST", "/v1/jobs/digits/scale", {"target": 0}, 6, "allows 1 to 3"),
     ("POST", "/v1/jobs/digits/scale", {"target": "3"}, 2, "whole number"),
-    ("POST", "/v1/jobs/digits/scale", {"target": 3, "expect_target": 1}, 6, "not 1"),
+    ("POST", "/v1/jobs/digits/scale", {"target": 3, "timeout": -1}, 2, "timeout must be"),
+    ("POST", "/v1/jobs/digits/scale", {"target": 3, "timeout": "1m"}, 2, "timeout must be"),
+    ("POST", "/v1/jobs/digits/scaleout", {"count": 2}, 6, "cannot have 4 nodes"),
+    ("POST", "/v1/jobs/digits/scaleout", {"count": 0}, 2, "1 or more"),
+    ("POST", "/v1/jobs/digits/scaleout", {}, 2, "count must be"),
+    ("POST", "/v1/jobs/digits/scalein", {"count": 2}, 6, "cannot have 0 nodes"),
+    ("POST", "/v1/jobs/digits/scalein", {"nodes": []}, 2, "either count or"),
+    ("POST", "/v1/jobs/digits/scalein", {"nodes": ["n1"], "count": 1}, 2, "either count or"),
+    ("POST", "/v1/jobs/digits/scalein", {"nodes": ["n1", "n9"]}, 6, "does not run on n9: its nodes are n1, n2"),
+    ("POST", "/v1/jobs/ended/scaleout", {"count": 1}, 6, "has ended"),
+    ("POST", "/v1/jobs/nope/scalein", {"count": 1}, 3, "no job 'nope'"),
     ("POST", "/v1/jobs/nope/scale", {"target": 2}, 3, "no job 'nope'"),
     ("POST", "/v1/jobs/nope/stop", {}, 3, "no job 'nope'"),
     ("DELETE", "/v1/jobs/nope", {}, 3, "no job 'nope'"),

@@ -147,13 +147,92 @@ def test_a_repeated_request_does_nothing_new(agent: LiveAgent) -> None:
     assert agent.view.job("digits").control.target == 1
 
 
-def test_scale_out_that_is_not_met_is_rolled_back(still: LiveAgent) -> None:
-    still.submit(spec())
-    result = ctl(still, "scale", "digits", "3", "--timeout", "300ms")
+@pytest.mark.parametrize("words", [("scale", "digits", "5"), ("scaleout", "--count", "3"), ("scale", "5")])
+def test_scale_out_that_is_not_met_is_rolled_back(agent: LiveAgent, words: tuple[str, ...]) -> None:
+    agent.submit(spec(high=6))
+    agent.until(lambda: agent.view.job("digits").phase == "running")
+    agent.view.reasons = ("runs on 2 of 5 nodes: n4 is getting ready",)
+    before = agent.view.job("digits").head
+    result = ctl(agent, *words, "--timeout", "300ms")
     assert result.exit_code == 4
-    assert "rolled back: the target is 2 again" in result.stderr
-    still.do(still.view.refresh)
-    assert still.view.job("digits").control.target == 2
+    assert "scale to 5 timed out after 0.3s" in result.stderr
+    assert "went back to 2" in result.stderr
+    assert "digits: running: runs on 2 of 5 nodes: n4 is getting ready" in result.stderr.splitlines()
+    job = agent.view.job("digits")
+    assert (job.control.target, job.head) == (2, before), "training goes on undisturbed"
+    told = ctl(agent, "describe", "digits").stdout
+    assert "Scale:       to 5: scale to 5 timed out after 0.3s" in told
+    again = ctl(agent, *words, "--timeout", "300ms", "--no-wait")
+    assert (again.exit_code, again.stdout) == (0, "job/digits target 2 -> 5\n"), "a new request is a new change"
+
+
+def test_scale_out_and_in(agent: LiveAgent) -> None:
+    started(agent)
+    out = ctl(agent, "scaleout", "digits", "--count", "1")
+    assert (out.exit_code, out.stdout) == (0, "job/digits scaled: trains on 3 nodes\n")
+    by_name = ctl(agent, "scalein", "--job", "digits", "--node", "node/n2", "--timeout", "5s")
+    assert (by_name.exit_code, by_name.stdout) == (0, "job/digits scaled: trains on 2 nodes\n")
+    job = agent.view.job("digits")
+    assert job.head is not None
+    assert job.control.scale is not None
+    assert sorted(job.head.members) == ["n1", "n3"]
+    assert job.control.scale.grace == 5.0
+    assert agent.view.cluster().nodes["n2"].cordon is None
+    assert "n2 left, and is used again last" in ctl(agent, "describe", "digits").stdout
+    fewer = ctl(agent, "scalein", "--count", "1")
+    assert (fewer.exit_code, fewer.stdout) == (0, "job/digits scaled: trains on 1 node\n")
+
+
+def test_a_repeated_count_counts_once(agent: LiveAgent) -> None:
+    started(agent)
+    once = ("scaleout", "digits", "--count", "1", "--request-id", "r1")
+    for _ in range(2):
+        assert ctl(agent, *once).stdout == "job/digits scaled: trains on 3 nodes\n"
+    assert agent.view.job("digits").control.target == 3
+    told = ctl(agent, *once, "--no-wait")
+    assert told.stdout == ("job/digits target 2 -> 3 was asked for with this request id before: nothing new was done\n")
+    other = ctl(agent, "scaleout", "digits", "--count", "2", "--request-id", "r1")
+    assert (other.exit_code, "was used for another change" in other.stderr) == (6, True)
+    assert ctl(agent, "scale", "digits", "1").exit_code == 0
+    since = ctl(agent, *once)
+    assert (since.exit_code, "since then its target became 1" in since.stderr) == (6, True)
+    assert agent.view.job("digits").control.target == 1
+
+
+def test_a_repeated_request_tells_of_a_rollback_again(agent: LiveAgent) -> None:
+    agent.submit(spec(high=6))
+    words = ("scaleout", "digits", "--count", "3", "--timeout", "300ms", "--request-id", "r1")
+    first, second = ctl(agent, *words), ctl(agent, *words)
+    assert (first.exit_code, second.exit_code) == (4, 4)
+    assert "went back to 2" in second.stderr
+
+
+def test_what_is_so_already_is_remembered_too(agent: LiveAgent) -> None:
+    started(agent)
+    assert ctl(agent, "scale", "digits", "2", "--request-id", "r1").exit_code == 0
+    assert ctl(agent, "scale", "digits", "3").exit_code == 0
+    late = ctl(agent, "scale", "digits", "2", "--request-id", "r1", "--no-wait")
+    assert late.exit_code == 0
+    assert agent.view.job("digits").control.target == 3
+
+
+def test_a_paused_job_is_scaled_without_a_deadline(agent: LiveAgent) -> None:
+    started(agent)
+    assert ctl(agent, "pause", "digits").exit_code == 0
+    told = ctl(agent, "scaleout", "digits", "--count", "1", "--timeout", "1ms").stdout
+    assert told == "job/digits target 2 -> 3 (paused: it counts when it runs again)\n"
+    assert ctl(agent, "resume", "digits").exit_code == 0
+    agent.until(lambda: len(agent.view.job("digits").head.members) == 3)  # type: ignore[union-attr]
+
+
+def test_while_it_is_scaled_out_it_is_not_scaled_in(still: LiveAgent) -> None:
+    still.submit(spec())
+    assert ctl(still, "scaleout", "digits", "--count", "1", "--no-wait").exit_code == 0
+    refused = ctl(still, "scalein", "digits", "--count", "1")
+    assert refused.exit_code == 6
+    assert "is being scaled out to 3 nodes" in refused.stderr
+    assert "nodeagentctl scale digits 2" in refused.stderr
+    assert ctl(still, "scale", "digits", "2", "--no-wait").stdout == "job/digits target 3 -> 2\n"
 
 
 def test_pause_that_takes_too_long_goes_on(still: LiveAgent) -> None:
@@ -191,6 +270,15 @@ REFUSALS = [
     (("scale", "digits", "9"), 6, "allows 1 to 3"),
     (("scale", "nope", "2"), 3, "no job 'nope'"),
     (("scale", "digits", "x"), 2, "whole number"),
+    (("scaleout", "digits"), 2, "--count"),
+    (("scaleout", "digits", "--count", "0"), 2, "--count"),
+    (("scaleout", "digits", "--count", "2"), 6, "allows 1 to 3"),
+    (("scaleout", "nope", "--count", "1"), 3, "no job 'nope'"),
+    (("scalein", "digits"), 2, "--count N"),
+    (("scalein", "digits", "--count", "1", "--node", "n1"), 2, "--node NODE"),
+    (("scalein", "digits", "--count", "2"), 6, "allows 1 to 3"),
+    (("scalein", "digits", "--node", "n9"), 6, "does not run on n9"),
+    (("scalein", "digits", "--node", "n1", "--node", "n2"), 6, "cannot have 0 nodes"),
     (("stop", "digitz"), 3, "did you mean 'digits'"),
     (("cordon", "n9", "--reason", "x"), 3, "there are: n1, n2, n3"),
     (("describe", "nothing"), 3, "no job and no node 'nothing'"),

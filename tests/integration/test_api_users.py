@@ -57,6 +57,8 @@ def test_a_stranger_may_read(agent: LiveAgent) -> None:
 
 CHANGES = [
     ("POST", "/v1/jobs/digits/scale", {"target": 3}),
+    ("POST", "/v1/jobs/digits/scaleout", {"count": 1}),
+    ("POST", "/v1/jobs/digits/scalein", {"nodes": ["n1"]}),
     ("POST", "/v1/jobs/digits/stop", {}),
     ("POST", "/v1/jobs/digits/pause", {}),
     ("POST", "/v1/jobs/digits/restart", {}),

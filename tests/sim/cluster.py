@@ -10,7 +10,10 @@ from pathlib import Path
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.loop import Agent
 from nodeagent.agent.metrics import Metrics
-from nodeagent.model.job import JobRecord
+from nodeagent.api.errors import ApiError
+from nodeagent.api.scaling import Verb, read
+from nodeagent.api.scaling import wish as choose_size
+from nodeagent.model.job import Control, JobRecord
 from nodeagent.model.jobspec import JobSpec, Nodes, RestartLimits, Role, Submitter
 from nodeagent.model.node import Cordon, NodeFacts
 from nodeagent.model.timing import Timing
@@ -138,6 +141,19 @@ class SimCluster:
         control = job.control.model_copy(update={**changes, "by": "test"})
         request = f"r{self.rng.getrandbits(48):x}"
         await MemoryStore(self.server).control(job.uid, job.control.rev, control, request, "JobChanged", str(changes))
+
+    async def scale(self, name: str, verb: Verb, **body: object) -> bool:
+        """What the API does with such a request; false if the job cannot have it."""
+        job, request = self.job(name), f"s{self.rng.getrandbits(48):x}"
+        asked = read(verb, body, request)
+        try:
+            wish = choose_size(asked, job, self.server.state.served)
+        except ApiError:
+            return False
+        new = None if wish is None else Control(**(job.control.model_dump() | wish.change | {"by": "test"}))
+        did = asked.did(job, job.control.target if new is None else new.target)
+        await MemoryStore(self.server).control(job.uid, job.control.rev, new, request, "JobScaled", str(body), did)
+        return True
 
     async def cordon(self, name: str, cordon: Cordon | None) -> None:
         if name in self.server.state.nodes:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from nodeagent.api.scaling import Verb
 from nodeagent.model.job import TERMINAL
 from nodeagent.model.node import Cordon
 from nodeagent.store.base import StoreRefusedError
@@ -117,7 +118,21 @@ async def late_guard(cluster: SimCluster) -> None:
 
 
 async def scale(cluster: SimCluster) -> None:
-    await _operate(cluster, target=0)
+    """By number, by count and by name, with deadlines that may be too short and graces of any length."""
+    jobs = [j for j in cluster.server.state.jobs.values() if j.phase not in TERMINAL]
+    if not jobs:
+        return
+    job = cluster.rng.choice(jobs)
+    size, timeout = job.spec.role.nodes, cluster.rng.choice([None, 0.5, 5.0, 20.0])
+    gang = sorted(job.head.members) if job.head is not None else ["n1"]
+    asked: list[tuple[Verb, dict[str, object]]] = [
+        ("scale", {"target": cluster.rng.randint(size.min, size.max)}),
+        ("scaleout", {"count": cluster.rng.randint(1, 3)}),
+        ("scalein", {"count": cluster.rng.randint(1, 2)}),
+        ("scalein", {"nodes": cluster.rng.sample(gang, 1)}),
+    ]
+    verb, body = cluster.rng.choice(asked)
+    await cluster.scale(job.name, verb, timeout=timeout, **body)
 
 
 async def pause_and_resume(cluster: SimCluster) -> None:
@@ -142,9 +157,6 @@ async def _operate(cluster: SimCluster, **changes: object) -> None:
     if not jobs:
         return
     job = cluster.rng.choice(jobs)
-    if changes.get("target") == 0:
-        size = job.spec.role.nodes
-        changes["target"] = cluster.rng.randint(size.min, size.max)
     try:
         await cluster.operate(job.name, **changes)
     except StoreRefusedError:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nodeagent.model.job import JobRecord, Phase
-from nodeagent.model.world import Token
+from nodeagent.model.world import Head, Token
 from nodeagent.plan.phases import allowed
 from nodeagent.store.memory import MemoryServer
 from tests.sim.machine import SimMachine
@@ -102,9 +102,19 @@ class Checker:
             stayed = [n for n in last[1] if n in names]
             if [n for n in names if n in stayed] != stayed:
                 raise Broken(f"invariant 3: survivors changed their order: {last[1]} to {names}")
+        if last is None or last[0] != head.token:
+            self._all_or_nothing(job, head)
         self._orders[job.uid] = (head.token, names)
         if head.state == "active" and (set(head.acks) < set(names) or head.holders):
             raise Broken(f"invariant 4: active without every acknowledgement: {head}")
+
+    def _all_or_nothing(self, job: JobRecord, head: Head) -> None:
+        """A scale-out that is pending takes all its newcomers or none."""
+        growing = job.control.growing
+        if growing is None or head.control_rev != job.control.rev or head.state != "forming":
+            return
+        if growing.before < len(head.members) < growing.want:
+            raise Broken(f"{job.name} forms on {len(head.members)} nodes on its way from {growing.before}: {growing}")
 
     def _phase(self, job: JobRecord) -> None:
         before = self._phases.get(job.uid, "queued")

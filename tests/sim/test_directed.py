@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable
 
 from nodeagent.model.node import Cordon
-from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.cluster import TIMING, Node, SimCluster
 from tests.sim.virtual import run_virtual
 
 
@@ -145,11 +146,65 @@ def test_scale_up_and_down() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 1, 4, 2)
         await running(c, 2)
-        await c.operate("j", target=4)
+        await c.scale("j", "scale", target=4)
         await running(c, 4)
-        await c.operate("j", target=1)
+        await c.scale("j", "scale", target=1)
         await running(c, 1)
         assert [e.counts for e in c.job("j").budget.values()] in ([], [False, False])
+
+    simulate(4, scenario)
+
+
+def test_a_scale_out_is_all_or_nothing() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 1, 6, 2)
+        await running(c, 2)
+        head = c.job("j").head
+        assert await c.scale("j", "scaleout", count=3, timeout=20.0)
+        c.nodes["n1"].freeze_agent()  # it may be the one that would have rolled back: any other does
+        await c.nodes["n2"].kill_agent()
+        c.nodes["n1"].thaw()
+        c.nodes["n2"].start_agent()
+        took = await c.until(lambda: c.job("j").control.target == 2, 30, "rolled back")
+        assert 18 < took < 23
+        job = c.job("j")
+        assert job.control.scale is not None
+        assert job.control.scale.reason.startswith("scale to 5 timed out after 20s: 4 of 5 nodes fit")
+        await asyncio.sleep(60)
+        assert c.job("j").head == head, "not one worker was disturbed"
+        assert await c.scale("j", "scaleout", count=3, timeout=20.0)
+        await asyncio.sleep(5)
+        assert c.job("j").head == head
+        c.add("n5").start_agent()
+        await running(c, 5)
+        await c.until(lambda: c.job("j").control.growing is None, 5, "settled")
+        assert c.job("j").control.scale.state == "met"  # type: ignore[union-attr]
+        assert c.job("j").restarts == 1, "all of them joined at once"
+
+    simulate(4, scenario)
+
+
+def test_a_named_node_leaves_and_comes_back_last() -> None:
+    async def scenario(c: SimCluster) -> None:
+        def gang() -> set[str]:
+            head = c.job("j").head
+            return set() if head is None else set(head.members)
+
+        await c.submit("j", 1, 4, 3)
+        await running(c, 3)
+        leaves, stays, dies = sorted(gang())
+        (spare,) = set(c.nodes) - gang()
+        assert await c.scale("j", "scalein", nodes=[leaves])
+        await running(c, 2)
+        assert gang() == {stays, dies}
+        await asyncio.sleep(60)
+        assert c.job("j").restarts == 1
+        await c.nodes[dies].power_cut()
+        await c.until(lambda: gang() == {stays, spare}, 10, "the spare takes the place")
+        await running(c, 2)
+        assert await c.scale("j", "scaleout", count=1)
+        await running(c, 3)
+        assert gang() == {leaves, stays, spare}
 
     simulate(4, scenario)
 
@@ -301,3 +356,29 @@ def test_a_member_whose_checkpoint_folder_went_with_its_shim_is_left_out() -> No
         assert "n2 cannot run it: checkpoint_dir /ckpt there" in head.cause.text
 
     simulate(3, scenario)
+
+
+def test_a_fail_over_that_lost_what_agents_have_read() -> None:
+    """The new primary gives the revisions that it lost to other changes: agents must read all of it again."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 2, 2)
+        await running(c, 2)
+        head = c.job("j").head
+        older = copy.deepcopy(c.server.state)
+        await c.submit("lost", 3, 3, 3)
+        await c.until(lambda: all(_knows(n, "uid-lost") for n in c.nodes.values()), 5, "the job is read")
+        c.server.state = older
+        c.server.restart()
+        await c.operate("j", target=2)
+        await c.submit("new", 3, 3, 3)
+        await c.until(lambda: all(_knows(n, "uid-new") for n in c.nodes.values()), 5, "the new job is read")
+        assert not any(_knows(n, "uid-lost") for n in c.nodes.values())
+        assert c.job("j").head == head
+        assert c.whole("j")
+
+    simulate(2, scenario)
+
+
+def _knows(node: Node, uid: str) -> bool:
+    return node.agent is not None and uid in node.agent.cluster().jobs

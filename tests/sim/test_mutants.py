@@ -66,9 +66,9 @@ async def _provoke(seed: int) -> None:
             await cluster.submit("a", 1, 4, 3)
             await cluster.until(lambda: cluster.whole("a"), 90, "whole")
             await asyncio.sleep(3)
-            await cluster.operate("a", target=1)
+            await cluster.scale("a", "scale", target=1)
             await asyncio.sleep(10)
-            await cluster.operate("a", target=3)
+            await cluster.scale("a", "scale", target=3)
             await cluster.until(lambda: cluster.whole("a"), 90, "whole again")
             await asyncio.sleep(3)
             head = cluster.job("a").head
@@ -83,7 +83,7 @@ async def _provoke(seed: int) -> None:
             leader, last = head.ordered()[0].node, head.ordered()[-1].node
             cluster.nodes[last].freeze_agent()
             cluster.nodes[leader].machine.worker_ends("uid-a", 0, signal=9)
-            await cluster.operate("a", target=1)
+            await cluster.scale("a", "scale", target=1)
             await asyncio.sleep(8)
             cluster.nodes[last].thaw()
             await asyncio.sleep(20)

@@ -48,13 +48,19 @@ async def _heal(cluster: SimCluster) -> None:
 
 
 def _lively(cluster: SimCluster) -> bool:
-    """Every job has ended, or is whole on as many nodes as its target and the machines allow."""
+    """Every job has ended, or is whole on as many nodes as its target and the machines allow, and no scale is left
+    open. Who was scaled in by name does not come back by itself."""
     for job in cluster.server.state.jobs.values():
         if job.phase in TERMINAL:
             continue
         if not cluster.whole(job.name) or job.head is None:
             return False
-        if len(job.head.members) != min(job.control.target, len(cluster.nodes)):
+        scale = job.control.scale
+        if scale is not None and scale.state == "pending":
+            return False
+        away = job.control.leaving - set(job.head.members)
+        free = len(cluster.nodes) - len(away)
+        if not min(job.control.target, free) <= len(job.head.members) <= job.control.target:
             return False
     return True
 

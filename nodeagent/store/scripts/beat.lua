@@ -61,4 +61,4 @@ if not next_end then
 end
 local newest = redis.call('XREVRANGE', EVENTS, '+', '-', 'COUNT', 1)[1]
 return { 1, meta.cluster_uid, int(served), gone_now, next_end and int(next_end - served) or '', rev, more,
-  newest and newest[1] or '0-0', records }
+  newest and newest[1] or '0-0', records, RUN }

@@ -48,6 +48,7 @@ end
 if ends then
   put_entries(job, 'report', {})
   job.head_state, job.head_planned = 'ended', A.planned and '1' or '0'
+  job.head_grace = 'null'
   job.head_since, job.head_deadline = int(served), '0'
 end
 job.outcome, job.not_before = A.outcome, int(served + A.delay_ms)

@@ -1,5 +1,5 @@
 -- propose: uid, expect?, expect_state, control_rev, id, members (node to JSON), lost (sorted), cause, reason, spend?,
--- planned, form_ms, outside, keepers (node to JSON life), by
+-- planned, grace (JSON), form_ms, outside, keepers (node to JSON life), by
 local job = job_read(A.uid)
 if not job then
   return no_job(A.uid)
@@ -49,7 +49,7 @@ put_entries(job, 'report', {})
 put_entries(job, 'head_keeper', A.keepers)
 job.head_number, job.head_id = int(redis.call('HINCRBY', HIGHEST, job.name, 1)), A.id
 job.head_state, job.head_cause, job.head_planned = 'forming', A.cause, A.planned and '1' or '0'
-job.head_address, job.head_store_hosted = '', '0'
+job.head_grace, job.head_address, job.head_store_hosted = A.grace, '', '0'
 job.head_since, job.head_deadline, job.head_outside = int(served), int(served + A.form_ms), A.outside
 job.head_control_rev = int(A.control_rev)
 job.restart_done, job.not_before = int(cjson.decode(job.control).restart), '0'

@@ -1,8 +1,9 @@
 -- submit: uid, name, owner, spec, min, max, control, submitted, by, request
 local seen = request_seen(A.request)
 if seen then
-  local job = job_read(seen)
-  return job and job_reply(job) or no_job(seen)
+  local uid = string.match(seen, '^%S+')
+  local job = job_read(uid)
+  return job and job_reply(job) or no_job(uid)
 end
 local known = job_read(A.uid)
 if known then

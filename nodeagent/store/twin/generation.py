@@ -1,4 +1,4 @@
-"""The steps of a generation in the twin: propose, ack, activate, report, end.
+"""The steps of a generation in the twin: propose, ack, activate, report, end, settle.
 
 The twin of ``scripts/_generation.lua`` and of the scripts of these names. Must never judge liveness itself.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from nodeagent.model.job import JobRecord, Phase, Spend
 from nodeagent.model.node import Incarnation
 from nodeagent.model.world import Ack, Head, Member, PodReport, Token
-from nodeagent.store.base import Ending, Proposal, StoreRefusedError
+from nodeagent.store.base import Ending, Proposal, Settlement, StoreRefusedError
 from nodeagent.store.twin.holders import declare_lost, enter_phase, lives_of, next_holders, rebook, settled
 from nodeagent.store.twin.state import State, terminal
 
@@ -43,6 +43,7 @@ def propose(s: State, p: Proposal) -> JobRecord:
         holders=next_holders(s, job, p.lost),
         cause=p.cause,
         planned=p.planned,
+        grace=p.grace,
         since=s.served,
         deadline=s.served + p.form_ms,
         control_rev=p.control_rev,
@@ -161,7 +162,14 @@ def end(s: State, e: Ending) -> JobRecord:
     if head is not None:
         changed: dict[str, object] = {"holders": holders}
         if head.state != "ended":
-            changed |= {"state": "ended", "planned": e.planned, "reports": {}, "since": s.served, "deadline": 0}
+            changed |= {
+                "state": "ended",
+                "planned": e.planned,
+                "grace": None,
+                "reports": {},
+                "since": s.served,
+                "deadline": 0,
+            }
         update["head"] = head.model_copy(update=changed)
     update |= {"outcome": e.outcome, "not_before": s.served + e.delay_ms}
     phase: Phase = "paused" if e.phase == "pausing" and not holders else e.phase
@@ -173,6 +181,18 @@ def end(s: State, e: Ending) -> JobRecord:
     if (before.phase, before.reason) != (job.phase, job.reason) or (head is not None and head.state != "ended"):
         number = head.number if head is not None else 0
         s.event(f"Job{job.phase.capitalize()}", job=job, generation=number, by=e.by, text=e.reason)
+    return job
+
+
+def settle(s: State, e: Settlement) -> JobRecord:
+    job = s.job(e.uid)
+    control = e.control.model_copy(update={"rev": e.control_rev + 1})
+    if job.control == control:
+        return job
+    _check_open(job)
+    _check_expected(job, e.expect, e.expect_state, e.control_rev)
+    job = s.save_job(job.model_copy(update={"control": control}))
+    s.event(e.event, job=job, generation=job.head.number if job.head else 0, by=e.by, text=e.text)
     return job
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.timing import Timing
-from nodeagent.store.base import Beat, BeatReply, JoinReply, StoreRefusedError
+from nodeagent.store.base import Answer, Beat, BeatReply, JoinReply, StoreRefusedError
 from nodeagent.store.twin.holders import release_keepers, retire
 from nodeagent.store.twin.state import FORGET_MS, PAGE, State
 from nodeagent.store.words import timing_differs
@@ -122,6 +122,7 @@ def _news(s: State, b: Beat) -> BeatReply:
         rev=rev,
         more=more,
         event=s.newest_event,
+        run=s.run,
     )
 
 
@@ -157,7 +158,7 @@ def cordon(s: State, node: str, value: Cordon | None, request: str) -> NodeRecor
         raise StoreRefusedError("not_found", f"there is no node {node}: list the nodes and try again")
     if request and request in s.requests:
         return record
-    s.remember(request, node)
+    s.remember(request, Answer(subject=node))
     if record.cordon == value:
         return record
     if value is None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from nodeagent.model.job import Control, JobRecord
 from nodeagent.model.jobspec import JobSpec
-from nodeagent.store.base import StoreRefusedError
+from nodeagent.store.base import Answer, StoreRefusedError
 from nodeagent.store.twin.holders import still_held
 from nodeagent.store.twin.state import State, terminal
 
 
 def submit(s: State, uid: str, spec: JobSpec, owner: int, wall: float, by: str, request: str) -> JobRecord:
     if request and request in s.requests:
-        return s.job(s.requests[request])
+        return s.job(s.requests[request].subject)
     if uid in s.jobs:
         return s.jobs[uid]
     old = s.jobs.get(s.names.get(spec.name, ""))
@@ -48,17 +48,20 @@ def submit(s: State, uid: str, spec: JobSpec, owner: int, wall: float, by: str, 
         )
     )
     s.names[spec.name] = uid
-    s.remember(request, uid)
+    s.remember(request, Answer(subject=uid))
     s.event("JobSubmitted", job=job, by=by, text=f"job {spec.name} submitted")
     return job
 
 
-def control(s: State, uid: str, expect_rev: int, value: Control, request: str, event: str, text: str) -> JobRecord:
+def control(
+    s: State, uid: str, expect_rev: int, value: Control | None, request: str, event: str, text: str, did: str
+) -> JobRecord:
     job = s.job(uid)
     if request and request in s.requests:
         return job
     old = job.control
-    only_delete = value.delete and (value.desired, value.target, value.restart) == (
+    only_delete = value is not None and (value.delete, value.desired, value.target, value.restart) == (
+        True,
         old.desired,
         old.target,
         old.restart,
@@ -69,8 +72,10 @@ def control(s: State, uid: str, expect_rev: int, value: Control, request: str, e
         raise StoreRefusedError(
             "stale", f"the control of job {job.name} has revision {old.rev} by now, not {expect_rev}"
         )
+    s.remember(request, Answer(subject=uid, did=did))
+    if value is None:
+        return job
     job = s.save_job(job.model_copy(update={"control": value.model_copy(update={"rev": expect_rev + 1})}))
-    s.remember(request, uid)
     s.event(event, job=job, by=value.by, text=text)
     return job
 

@@ -16,7 +16,7 @@ from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Cordon, Incarnation, NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
-from nodeagent.store.base import StoreRefusedError
+from nodeagent.store.base import Answer, StoreRefusedError
 
 PAGE = 256
 """Most records, and most lapsed nodes, in one beat's reply."""
@@ -59,7 +59,7 @@ class State:
         self.alloc: dict[str, dict[str, str]] = {}
         self.changes: dict[str, int] = {}
         """Record to revision, in order of revision."""
-        self.requests: dict[str, str] = {}
+        self.requests: dict[str, Answer] = {}
         self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self.pods: dict[tuple[str, str], tuple[PodState, int]] = {}
 
@@ -176,7 +176,7 @@ class State:
 
     # --- requests and events
 
-    def remember(self, request: str, answer: str) -> None:
+    def remember(self, request: str, answer: Answer) -> None:
         if request:
             self.requests[request] = answer
             while len(self.requests) > REQUESTS_KEPT:

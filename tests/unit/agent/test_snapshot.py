@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.timing import Timing
 from nodeagent.store.base import BeatReply
@@ -43,10 +45,16 @@ def test_an_older_record_never_replaces_a_newer_one() -> None:
     assert snapshot.absorb_job(new), "the same again is no step back"
 
 
-def test_another_store_replaces_everything() -> None:
+@pytest.mark.parametrize("change", [{"cluster_uid": "c2"}, {"run": "r2"}])
+def test_another_store_or_process_of_it_replaces_everything(change: dict[str, str]) -> None:
     snapshot = Snapshot(Timing())
-    snapshot.absorb(reply(nodes=(make_node("n1"),), jobs=(make_job(),)), 0.0)
-    snapshot.absorb(reply(cluster_uid="c2", nodes=(make_node("n9"),), more=True), 0.0)
+    first = reply(run="r1", nodes=(make_node("n1"),), jobs=(make_job(),))
+    assert not snapshot.is_other(first)
+    snapshot.absorb(first, 0.0)
+    assert not snapshot.is_other(first)
+    other = reply(**{"run": "r1", "nodes": (make_node("n9"),), "more": True} | change)
+    assert snapshot.is_other(other)
+    snapshot.absorb(other, 0.0)
     assert not snapshot.complete
     cluster = snapshot.cluster(0.0)
     assert (set(cluster.nodes), set(cluster.jobs)) == ({"n9"}, set())

@@ -20,8 +20,10 @@ from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Cause, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.scale import settle_scale
+from nodeagent.plan.steps import Settle
 from nodeagent.spec.agentconfig import AgentConfig
-from nodeagent.store.base import Beat, Ending, Proposal, StoreRefusedError, StoreUnavailableError
+from nodeagent.store.base import Beat, Ending, Proposal, Settlement, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.memory import MemoryServer, MemoryStore
 from nodeagent.workers.base import PodStatus
 
@@ -42,7 +44,7 @@ class FlakyStore(MemoryStore):
     away = False
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("submit", "control", "cordon", "events", "pods", "beat") and self.away:
+        if name in ("submit", "control", "cordon", "events", "pods", "beat", "request") and self.away:
 
             async def gone(*_args: Any, **_more: Any) -> Any:
                 raise StoreUnavailableError("no answer")
@@ -74,12 +76,14 @@ class FakeView:
         self.gangs: dict[str, dict[str, PodState]] = {}
         self.joined = True
         self.away_since: float | None = None
+        self.unlike: dict[str, dict[str, Any]] = {}
+        """Facts of a node that a test wants otherwise, from its next join on."""
         self._seq = 0
         self._cluster = Cluster(served=0)
 
     def facts(self, name: str) -> NodeFacts:
         near = name in self.near
-        return NodeFacts(
+        facts = NodeFacts(
             address="10.0.0." + name[1:],
             hostname=name,
             boot_id=BOOT if near else f"boot-{name}",
@@ -89,6 +93,7 @@ class FakeView:
             cpu_slots=4,
             api_socket=self.near.get(name, ""),
         )
+        return facts.model_copy(update=self.unlike.get(name, {}))
 
     async def join(self) -> None:
         for name in self.names:
@@ -135,10 +140,13 @@ class FakeView:
     def job(self, name: str) -> JobRecord:
         return next(j for j in self._cluster.jobs.values() if j.name == name)
 
+    def _free(self, job: JobRecord) -> list[str]:
+        able = [n for n in self.names if self._cluster.live(n) and self._cluster.nodes[n].cordon is None]
+        return sorted(able, key=lambda n: n in job.control.leaving)
+
     async def form(self, job: JobRecord, count: int, cause: Cause | None = None, spend: Spend | None = None) -> None:
         """A new generation on the first ``count`` nodes, active at once."""
-        live = [n for n in self.names if self._cluster.live(n) and self._cluster.nodes[n].cordon is None]
-        chosen = live[:count]
+        chosen = self._free(job)[:count]
         slots = ("cpu0", "cpu1") if job.order % 2 else ("cpu2", "cpu3")
         members = {
             n: Member(node=n, life=self.lives[n].life, group_rank=i, first_rank=2 * i, workers=2, devices=slots)
@@ -204,7 +212,23 @@ class FakeView:
                     raise
         await self.refresh()
 
+    async def settle(self, job: JobRecord) -> bool:
+        """End a pending scale, if its time has come."""
+        decision = settle_scale(self._cluster, job)
+        if decision is None or not isinstance(decision.step, Settle):
+            return False
+        head, step = job.head, decision.step
+        await self.store.settle(
+            Settlement(
+                uid=job.uid, expect=head.token if head else None, expect_state=head.state if head else "",
+                control_rev=job.control.rev, control=step.control, event=step.event, text=step.text, by="n1",
+            )
+        )  # fmt: skip
+        return True
+
     async def _obey(self, job: JobRecord) -> None:
+        if job.phase not in TERMINAL and await self.settle(job):
+            return
         wish, head = job.control, job.head
         if job.phase in TERMINAL:
             if wish.delete:
@@ -215,8 +239,10 @@ class FakeView:
             if job.phase not in ("pausing", "paused"):
                 await self.end(job, "pausing", f"paused by {wish.by}")
         else:
-            free = [n for n in self.names if self._cluster.live(n) and self._cluster.nodes[n].cordon is None]
-            count = min(wish.target, len(free))
+            free = self._free(job)
+            growing = wish.growing
+            wanted = wish.target if growing is None or growing.want <= len(free) else growing.before
+            count = min(wanted, len(free))
             now = set(head.members) if head and head.state == "active" else set()
             if count >= job.spec.role.nodes.min and (
                 now != set(free[:count]) or wish.restart > job.restart_done or not now

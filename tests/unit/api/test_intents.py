@@ -24,7 +24,6 @@ SIMPLE = {
     "resume": intents.resume,
     "restart": intents.restart,
     "stop": intents.stop,
-    "scale": intents.scale(3, None),
 }
 
 GRANTED = [
@@ -36,9 +35,6 @@ GRANTED = [
     ("stop", job(), {"desired": "stop"}),
     ("stop", job("paused", desired="pause"), {"desired": "stop"}),
     ("stop", job(desired="stop"), None),
-    ("scale", job(), {"target": 3}),
-    ("scale", job(target=3), None),
-    ("scale", job("queued", ran=False), {"target": 3}),
 ]
 
 
@@ -68,21 +64,6 @@ def test_restart_needs_something_that_runs() -> None:
         intents.restart(job("paused", desired="pause"))
     with pytest.raises(ApiError, match="has not started yet"):
         intents.restart(job("queued", ran=False))
-
-
-@pytest.mark.parametrize("target", [0, -1, 4, 100])
-def test_scale_stays_within_the_file(target: int) -> None:
-    with pytest.raises(ApiError, match="allows 1 to 3") as raised:
-        intents.scale(target, None)(job())
-    assert raised.value.status == 409
-
-
-def test_a_rollback_only_undoes_its_own_change() -> None:
-    wish = intents.scale(1, 2)(job())
-    assert wish is not None
-    assert wish.change == {"target": 1}
-    with pytest.raises(ApiError, match="not 3"):
-        intents.scale(1, 3)(job())
 
 
 def test_delete() -> None:

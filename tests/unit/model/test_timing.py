@@ -20,6 +20,9 @@ def test_the_defaults_hold() -> None:
         ({"store_timeout": 0.85}, "heartbeat + 2 x store_timeout = 2.200 s is not below fence = 2.2 s"),
         ({"heartbeat": 0.6}, "heartbeat <= credit < gap does not hold"),
         ({"gap": 0.5}, "heartbeat <= credit < gap does not hold"),
+        ({"promise": 2.4}, "fence x 1.02 + kill = 2.444 s is longer than promise = 2.4 s"),
+        ({"failsafe": 0.4}, "failsafe = 0.4 s is not within heartbeat = 0.5 s and fence - 2 x heartbeat = 1.200 s"),
+        ({"failsafe": 1.3}, "there would be no time to ask the keepers"),
         ({"turn": 0.0}, "must be above zero"),
         ({"kill": 0.0}, "must be above zero"),
         ({"form_margin": -1.0}, "must be above zero"),
@@ -32,7 +35,7 @@ def test_a_broken_inequality_is_named(values: dict[str, float], named: str) -> N
 
 
 def test_every_problem_is_named_at_once() -> None:
-    assert len(Timing(fence=5.0, store_timeout=3.0, gap=0.1, turn=0.0).problems()) == 4
+    assert len(Timing(fence=5.0, store_timeout=3.0, gap=0.1, turn=0.0).problems()) == 5
 
 
 def test_unknown_values_are_refused() -> None:

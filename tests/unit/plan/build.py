@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from hypothesis import settings
 
-from nodeagent.model.job import Control, Desired, JobRecord, Phase, Spend
+from nodeagent.model.job import Control, Desired, JobRecord, Phase, Scale, Spend
 from nodeagent.model.jobspec import JobSpec, Nodes, Policy, RestartLimits, Role, Submitter
 from nodeagent.model.node import Cordon, Gpu, Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.timing import Timing
@@ -130,6 +130,7 @@ def make_head(
     holders: Iterable[str] = (),
     reports: Mapping[str, PodReport] | None = None,
     planned: bool = False,
+    grace: float | None = None,
     since: int = 0,
     deadline: int = NOW + 15_000,
     control_rev: int = 1,
@@ -149,6 +150,7 @@ def make_head(
         reports=dict(reports or {}),
         cause=Cause(kind=cause, text=f"because of {cause}"),
         planned=planned,
+        grace=grace,
         since=since,
         deadline=deadline,
         control_rev=control_rev,
@@ -163,6 +165,7 @@ def make_job(
     uid: str = UID,
     desired: Desired = "run",
     target: int | None = None,
+    scale: Scale | None = None,
     rev: int = 1,
     restart: int = 0,
     delete: bool = False,
@@ -186,7 +189,13 @@ def make_job(
         owner=1,
         spec=spec,
         control=Control(
-            rev=rev, desired=desired, target=target or spec.role.nodes.target, restart=restart, delete=delete, by="ann"
+            rev=rev,
+            desired=desired,
+            target=target or spec.role.nodes.target,
+            restart=restart,
+            delete=delete,
+            by="ann",
+            scale=scale,
         ),
         phase=phase,
         reason=reason,

@@ -227,16 +227,6 @@ def test_a_wish_that_cannot_be_met_does_not_stop_healthy_training(wish: dict[str
     assert ended(take(drained, job)).phase == "holding", "a drain is a need, and does not wait behind the wish"
 
 
-def test_scaling_up_that_was_asked_for_is_done_at_once_when_all_newcomers_are_ready() -> None:
-    job = running(2, target=4, rev=2, formed=NOW)
-    step = proposed(take(["n1", "n2", "n3", "n4"], job))
-    assert [step.members[n].group_rank for n in ("n1", "n2", "n3", "n4")] == [0, 1, 2, 3]
-    assert step.cause.text == "scaled from 2 to 4 nodes by ann"
-    slow: Nodes = ["n1", "n2", "n3", make_node("n4", ready={UID: PREPARING})]
-    assert waits(take(slow, job)) == "runs on 2 of 4 nodes: waits for n4 to get ready"
-    assert len(proposed(take(["n1", "n2", "n3"], job)).members) == 3, "as many as there are"
-
-
 @pytest.mark.parametrize(("formed", "joined"), [(NOW - COOL + 1, 0), (0, NOW - COOL + 1)])
 def test_below_target_it_grows_only_when_gang_and_newcomer_have_been_steady(formed: int, joined: int) -> None:
     job = running(2, target=3, formed=formed)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.model.job import TERMINAL, Desired, JobRecord, Phase, Spend
+from nodeagent.model.job import TERMINAL, Control, Desired, JobRecord, Phase, Scale, Spend
 from nodeagent.model.jobspec import Policy, RestartLimits
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.world import CauseKind, Head, Member, PodReport
@@ -15,7 +15,7 @@ from nodeagent.plan.gang import decide
 from nodeagent.plan.membership import gone_nodes
 from nodeagent.plan.phases import allowed
 from nodeagent.plan.pod import SendAck, Start, plan_pods
-from nodeagent.plan.steps import Activate, End, Propose, Remove
+from nodeagent.plan.steps import Activate, End, Propose, Remove, Settle
 from nodeagent.workers.base import PodStatus
 from tests.unit.plan.build import (
     NOW,
@@ -118,6 +118,16 @@ def jobs_on(draw: st.DrawFn, uid: str, free: dict[str, list[str]], order: int) -
     if active is not None and phase != "running" and draw(st.booleans()):
         budget[str(active)] = spend(draw(st.sampled_from(KINDS)), counts=draw(st.booleans()))
     reports = {n: draw(st.sampled_from(REPORTS)) for n in draw(SOME)} if active is not None else {}
+    target = draw(st.integers(*size))
+    scale = Scale(
+        request="r",
+        want=target,
+        before=draw(st.integers(*size)),
+        deadline=draw(st.sampled_from([0, NOW - 1, NOW + 1])),
+        grace=draw(st.sampled_from([None, 2.0])),
+        leaving=tuple(draw(st.sets(st.sampled_from(NAMES), max_size=2))),
+        state=draw(st.sampled_from(["pending", "pending", "met", "rolled_back", "set"])),
+    )
     spec = make_spec(
         size=size,
         name=f"j{order}",
@@ -131,7 +141,8 @@ def jobs_on(draw: st.DrawFn, uid: str, free: dict[str, list[str]], order: int) -
         head,
         uid=uid,
         spec=spec,
-        target=draw(st.integers(*size)),
+        target=target,
+        scale=draw(st.sampled_from([None, scale])),
         desired=draw(st.sampled_from(DESIRED)),
         rev=2,
         restart=draw(st.integers(0, 1)),
@@ -171,14 +182,37 @@ def test_every_decision_is_safe_and_says_why(cluster: Cluster) -> None:
                 assert not job.head.holders
                 assert set(job.head.acks) == set(job.head.members)
                 assert all(cluster.live(n, m.life) for n, m in job.head.members.items())
+            case Settle(control):
+                check_settled(cluster, job, control)
             case Remove():
                 assert job.phase in TERMINAL
                 assert job.control.delete
 
 
+def check_settled(cluster: Cluster, job: JobRecord, control: Control) -> None:
+    """It ends once, keeps the target within the sizes, and never takes a node from a gang that has formed."""
+    before, after = job.control.scale, control.scale
+    assert before is not None
+    assert after is not None
+    assert (before.state, after.state in ("met", "rolled_back")) == ("pending", True)
+    assert after.reason
+    assert control == job.control.model_copy(update={"target": control.target, "scale": after})
+    size = job.spec.role.nodes
+    assert size.min <= control.target <= size.max
+    if after.state == "met":
+        assert control.target == job.control.target
+    else:
+        assert 0 < before.deadline <= cluster.served
+        assert control.target >= before.before
+        if job.head is not None and job.head.state != "ended":
+            assert len(job.head.members) <= control.target
+
+
 def check_proposal(cluster: Cluster, job: JobRecord, step: Propose) -> None:
     size = job.spec.role.nodes
     assert size.min <= len(step.members) <= min(size.max, job.control.target)
+    growing = job.control.growing
+    assert growing is None or len(step.members) >= growing.want or len(step.members) <= growing.before
     assert set(step.lost) == set(gone_nodes(cluster, job))
     for node, member in step.members.items():
         record = cluster.nodes[node]

@@ -62,6 +62,12 @@ def test_first_it_stops_what_is_older_with_grace_only_if_planned() -> None:
     planned = act(forming(planned=True), old)
     assert isinstance(planned, Stop)
     assert planned.grace == 30.0
+    for of_head, grace in ((7.0, 7.0), (0.0, 0.0), (None, 30.0)):
+        head = make_head(["n1"], state="forming", number=2, holders=["n1", "n2"], planned=True, grace=of_head)
+        for node in ("n1", "n2"):  # one stays, one leaves: a scale-in's own time is for both
+            told = act(make_job("forming", head, active=1), old, node=node)
+            assert isinstance(told, Stop)
+            assert told.grace == grace
     stopping = act(forming(), status("stopping", generation=OLD, highest=OLD))
     assert isinstance(stopping, Stop), "asked again until it is seen: a shorter grace overrides a longer one"
 
@@ -153,6 +159,8 @@ def test_what_runs_of_an_older_generation_is_killed_first() -> None:
     assert act(active(), status("running", generation=OLD, highest=NEW, workers=RUNNING)) == Stop(
         UID, None, "generation 2 is active"
     )
+    unknown = status("stuck", highest=NEW)
+    assert isinstance(act(active(), unknown), Stop), "nothing is started beside what lives, whatever it is"
 
 
 def test_an_agent_that_comes_back_leaves_running_workers_alone() -> None:

@@ -11,6 +11,7 @@ from nodeagent.spec import configfile
 from nodeagent.spec.agentconfig import AgentConfig, default_dirs, ephemeral_clash, node_id
 from nodeagent.spec.configfile import default_config_path, load_config, parse_config
 from nodeagent.spec.errors import CheckError
+from nodeagent.spec.storeconfig import RedisConfig
 from tests.unit.spec.helpers import check_marked, problems
 
 SAMPLE = Path(__file__).parents[3] / "config" / "nodeagent.yaml"
@@ -42,7 +43,11 @@ def test_everything_given() -> None:
     config = parse("""
 cluster: lab-1
 node: {id: n7, address: 10.0.0.7, data_interface: ib0, labels: {rack: r1}, cpu_slots: 0, gpus: [GPU-1, GPU-2]}
-redis: {url: "rediss://user:secret@redis1:6380/2"}
+redis:
+  url: "rediss+sentinel://user:secret@s1:26380,s2/gpus/2"
+  replicas: 2
+  tls: {ca_file: /ca.pem, cert_file: /node.pem, key_file: /node.key, check_hostname: false}
+  sentinel: {user: watch, password_file: /sentinel.pw}
 ports: {api: 0, rendezvous: 20000-20063}
 dirs: {run: /x/run, logs: /x/logs}
 timing: {heartbeat: 250ms, lease: 5, cooldown: 1m}
@@ -73,8 +78,7 @@ log: {level: debug, format: json}
         ("node: {cpu_slots: >>-1}", "at least 0"),
         ("node: {gpus: >>yes}", "write auto, none, or a list of GPU UUIDs"),
         ("node: {gpus: >>[0, 1]}", "list of GPU UUIDs"),
-        ("redis: {url: >>redis+sentinel://a/b}", "redis+sentinel:// is not supported yet"),
-        ("redis: {url: >>http://a}", "does not start with redis://, rediss:// or unix://"),
+        ("redis: {url: >>http://a}", "does not start with redis://, rediss://, unix://, redis+sentinel://"),
         ("redis: {url: >>localhost}", "does not start with"),
         ("redis: {url: >>'redis://'}", "names no host"),
         ("redis: {url: >>redis://h:port/0}", "a port that is not a number"),
@@ -83,6 +87,20 @@ log: {level: debug, format: json}
         ("redis: {url: >>'unix://'}", "no path"),
         ("redis: {url: >>'redis://h/0?socket_timeout=5'}", "the option 'socket_timeout'"),
         ("redis: {url: >>5}", "5 is not a Redis URL"),
+        ("redis: {url: >>'redis://a,b/0'}", "list several only with redis+sentinel://"),
+        ("redis: {url: >>'redis+sentinel://a,b'}", "names no service, end it with /mymaster/0"),
+        ("redis: {url: >>'redis+sentinel://a,b:26379,a:26379/m'}", "names a host twice"),
+        ("redis: {url: >>'redis+sentinel://a,/m'}", "names no host"),
+        ("redis: {url: >>'redis+sentinel://a/m/one'}", "a database number"),
+        ("redis: {url: 'redis://:s@h', password_file: >>/p}", "the password is in the url too, keep one"),
+        ("redis: {password_file: >>p}", "'p' is not an absolute path"),
+        ("redis: {password_file: >>5}", "5 is not a file"),
+        ("redis: {tls: >>{ca_file: /ca}}", "redis.tls: the url does not ask for TLS, begin it with rediss://"),
+        ("redis: {url: 'rediss://h', tls: {key_file: >>/k}}", "a key without a certificate"),
+        ("redis: {url: 'rediss://h', tls: {check_hostname: >>no}}", "write false"),
+        ("redis: {sentinel: >>{user: u, password_file: /p}}", "the url names no sentinels"),
+        ("redis: {url: 'redis+sentinel://h/m', sentinel: {user: >>u}}", "a user without a password"),
+        ("redis: {replicas: >>-1}", "at least 0"),
         ("ports: {api: >>70000}", "at most 65535"),
         ("ports: {rendezvous: >>29400}", "write for instance 29400-29899"),
         ("ports: {rendezvous: >>29400-29420}", "has only 21 ports"),
@@ -117,9 +135,19 @@ def test_every_broken_inequality_is_told() -> None:
     assert all((p.line, p.col) == (1, 9) for p in found)
 
 
-def test_no_message_repeats_a_password() -> None:
-    for url in ("redis://u:secret@h:x/0", "http://u:secret@h", "redis+sentinel://u:secret@h", "redis://u:secret@h/x"):
-        assert "secret" not in str(problems(lambda url=url: parse(f"redis: {{url: '{url}'}}")))  # type: ignore[misc]
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://u:secret@h:x/0", "http://u:secret@h", "redis+sentinel://u:secret@h", "redis://u:secret@h/x",
+        "redis://u:a?secret@h", "redis://u:a?x=secret@h", "redis://u:a/secret@h", "unix://:secret@",
+        "redis+sentinel://u:secret@h:x,h/m", "redis://u:secret@h,i",
+    ],
+)  # fmt: skip
+def test_no_message_repeats_a_password(url: str) -> None:
+    assert "secret" not in str(problems(lambda: parse(f"redis: {{url: '{url}'}}")))
+    with pytest.raises(ValueError, match="url") as caught:
+        RedisConfig(url=url)
+    assert "secret" not in str(caught.value)
 
 
 def test_the_default_ports_are_checked_against_the_kernels() -> None:
@@ -255,5 +283,10 @@ def test_the_sample_is_the_defaults_and_valid_with_every_line_in_use() -> None:
     used = in_use(text)
     config = parse(used)
     assert config.node.id == "n7"
-    plain = {"node": parse("").node, "jobs": config.jobs.model_copy(update={"operators": None})}
+    assert config.redis.place.service == "mymaster"
+    plain = {
+        "node": parse("").node,
+        "redis": parse("").redis,
+        "jobs": config.jobs.model_copy(update={"operators": None}),
+    }
     assert config.model_copy(update=plain) == parse("")

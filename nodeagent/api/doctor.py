@@ -1,0 +1,98 @@
+"""``doctor`` over HTTP: what this agent finds wrong here, between nodes, in the cluster. Every look has its bound; what
+it needs is imported when somebody asks. Must never change anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from nodeagent.api import body
+from nodeagent.api.shapes import node_state
+from nodeagent.api.view import AgentView
+
+if TYPE_CHECKING:
+    from nodeagent.doctor.machine import Looker
+    from nodeagent.model.hostfacts import HostFacts
+    from nodeagent.plan.clusterhealth import PeerAnswer, Placed, Standing
+
+PATH = "/v1/doctor"
+
+
+class DoctorRoutes:
+    """The handler, over one agent's view."""
+
+    def __init__(self, view: AgentView) -> None:
+        self.view = view
+        self._looker: Looker | None = None
+
+    def table(self) -> list[web.RouteDef]:
+        """The one route."""
+        return [web.get(PATH, self.doctor)]
+
+    async def doctor(self, request: web.Request) -> web.Response:
+        """GET /v1/doctor?peers: findings as items, errors first. Answers before the agent has joined, too."""
+        from nodeagent.doctor.report import report
+        from nodeagent.doctor.store import store_findings
+        from nodeagent.plan.clusterhealth import judge_agent, judge_peers
+        from nodeagent.plan.hosthealth import judge_host
+
+        view, here = self.view, f"node/{self.view.node}"
+        wanted = body.flag(request, "peers")
+        host, store, peers = await asyncio.gather(
+            self._host(), store_findings(view.config), self._peers() if wanted else _none()
+        )
+        found: list[Placed] = [(here, f) for f in (*judge_agent(self._standing()), *judge_host(host))]
+        found += [("store", f) for f in store]
+        found += self._cluster()
+        found += judge_peers(view.node, peers)
+        more = {"peers": [p.model_dump() for p in peers] if wanted else None}
+        return web.json_response(report(found) | {"node": view.node} | more)
+
+    def _standing(self) -> Standing:
+        from nodeagent.plan.clusterhealth import Standing
+
+        health = self.view.health()
+        away = health.store_away_since
+        return Standing(
+            node=self.view.node,
+            joined=health.joined,
+            reason=health.reason,
+            lease_left=health.lease_left,
+            store_away=None if away is None else max(0.0, time.time() - away),
+            loop_lag=health.loop_lag,
+        )
+
+    async def _host(self) -> HostFacts:
+        from nodeagent.agent.machine import find_address
+        from nodeagent.doctor.machine import Looker
+
+        if self._looker is None:
+            self._looker = Looker()
+        me, config = self.view.me(), self.view.config
+        address = find_address(config, os.environ) if me is None else me.facts.address
+        return await self._looker.look(config, self.view.node, address, None if me is None else len(me.facts.gpus))
+
+    def _cluster(self) -> list[Placed]:
+        from nodeagent.plan.clusterhealth import judge_cluster
+
+        cluster = self.view.cluster()
+        if self.view.me() is None:
+            return []
+        states = {name: node_state(node, cluster) for name, node in cluster.nodes.items()}
+        return list(judge_cluster(cluster, states, {uid: self.view.why(uid) for uid in cluster.jobs}))
+
+    async def _peers(self) -> tuple[PeerAnswer, ...]:
+        from nodeagent.doctor.peers import ask_peers
+
+        nodes = self.view.cluster().nodes.items()
+        asked = {name: node.facts.address for name, node in nodes if name != self.view.node and not node.left}
+        return await ask_peers(asked, self.view.config.ports.rendezvous[0])
+
+
+async def _none() -> tuple[PeerAnswer, ...]:
+    return ()

@@ -1,0 +1,159 @@
+"""Scale, scale out, scale in: what is asked, as a pure step from a job's record to its next control, and what the same
+request gets when it is sent again. Owns the reading of these bodies; how a scale ends is ``plan/scale.py``'s.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nodeagent.api.errors import ApiError
+from nodeagent.api.intents import Wish, not_stopping
+from nodeagent.model.job import JobRecord, Scale
+from nodeagent.model.timing import millis
+from nodeagent.plan.membership import natural
+from nodeagent.store.base import Answer
+
+Verb = Literal["scale", "scaleout", "scalein"]
+
+OUT_TIMEOUT = 600.0
+"""Seconds that a scale-out may take, unless the request says otherwise."""
+MOST_TIMEOUT = 86_400.0
+"""Longest timeout of any scale, and so the longest grace of a scale-in: a day."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request: ``target`` for scale, ``count`` or ``nodes`` for the others."""
+
+    verb: Verb
+    request: str
+    target: int = 0
+    count: int = 0
+    nodes: tuple[str, ...] = ()
+    timeout: float | None = None
+
+    def figures(self) -> dict[str, object]:
+        """What makes it this change and no other."""
+        return {"verb": self.verb, "target": self.target, "count": self.count, "nodes": list(self.nodes)}
+
+    def did(self, job: JobRecord, target: int) -> str:
+        """What the store remembers of it."""
+        return json.dumps(self.figures() | {"from": job.control.target, "to": target})
+
+
+def read(verb: Verb, body: dict[str, Any], request: str) -> Asked:
+    """The request in a body. Raises ``ApiError`` (``usage``)."""
+    timeout = body.get("timeout")
+    if timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= MOST_TIMEOUT
+    ):
+        raise ApiError("usage", f"timeout must be 0 to {MOST_TIMEOUT:g} seconds", "leave it out for the default")
+    seconds = None if timeout is None else float(timeout)
+    if verb == "scale":
+        return Asked(verb, request, target=_whole(body, "target"), timeout=seconds)
+    nodes = body.get("nodes")
+    if verb == "scaleout" or nodes is None:
+        count = _whole(body, "count")
+        if count < 1:
+            raise ApiError("usage", f"count is {count}: it must be 1 or more", "send {count: N}")
+        return Asked(verb, request, count=count, timeout=seconds)
+    if not isinstance(nodes, list) or not nodes or not all(isinstance(n, str) for n in nodes) or "count" in body:
+        raise ApiError("usage", "a scale-in takes either count or the names of nodes", "send {nodes: [NODE, ...]}")
+    return Asked(verb, request, nodes=tuple(sorted(set(nodes), key=natural)), timeout=seconds)
+
+
+def _whole(body: dict[str, Any], key: str) -> int:
+    value = body.get(key)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ApiError("usage", f"{key} must be a whole number of nodes", f"send {{{key}: N}}")
+    return value
+
+
+def goal(asked: Asked, job: JobRecord) -> int:
+    """The target it comes to, relative to the target as it is. Raises ``ApiError`` (``state``) where the job cannot
+    have it."""
+    not_stopping(job, asked.verb)
+    now, size = job.control.target, job.spec.role.nodes
+    if asked.verb == "scalein":
+        _may_scale_in(asked, job)
+    target = {"scale": asked.target, "scaleout": now + asked.count, "scalein": now - (asked.count or len(asked.nodes))}
+    wanted = target[asked.verb]
+    if not size.min <= wanted <= size.max:
+        span = f"{size.min} to {size.max}" if size.min < size.max else f"exactly {size.min} (a fixed size)"
+        raise ApiError(
+            "state",
+            f"job {job.name!r} cannot have {wanted} nodes: its file allows {span}, and its target is {now}",
+            "choose a size within, or submit it with another `nodes:`; nothing was changed",
+        )
+    return wanted
+
+
+def _growing(job: JobRecord) -> Scale | None:
+    """The scale-out that is not met; that the agents have yet to say so does not matter."""
+    growing, head = job.control.growing, job.head
+    met = growing is not None and head is not None and head.state == "active" and len(head.members) >= growing.want
+    return None if met else growing
+
+
+def _may_scale_in(asked: Asked, job: JobRecord) -> None:
+    growing = _growing(job)
+    if growing is not None:
+        raise ApiError(
+            "state",
+            f"job {job.name!r} is being scaled out to {growing.want} nodes (by {job.control.by}); nothing was changed",
+            f"wait for its end, or take it back: nodeagentctl scale {job.name} {growing.before}",
+        )
+    if not asked.nodes:
+        return
+    head = job.head
+    gang = [] if head is None or head.state == "ended" else sorted(head.members, key=natural)
+    strangers = [n for n in asked.nodes if n not in gang]
+    if strangers:
+        there = f"its nodes are {', '.join(gang)}" if gang else f"it has none now ({job.phase}: {job.reason})"
+        raise ApiError(
+            "state",
+            f"job {job.name!r} does not run on {', '.join(strangers)}: {there}; nothing was changed",
+            f"see nodeagentctl get {job.name}, or say how many are to go: --count N",
+        )
+
+
+def wish(asked: Asked, job: JobRecord, served: int) -> Wish | None:
+    """The change of the control; None if the target is that already."""
+    target, control = goal(asked, job), job.control
+    if target == control.target:
+        return None
+    growing = _growing(job)
+    before = growing.before if growing is not None else control.target
+    scale = Scale(request=asked.request, want=target, before=before, leaving=asked.nodes)
+    said = f"target {control.target} -> {target}"
+    if control.desired == "pause":
+        scale = scale.model_copy(update={"state": "set", "reason": "the job was paused: it counts when it runs again"})
+    elif target > before:
+        timeout = OUT_TIMEOUT if asked.timeout is None else asked.timeout
+        scale = scale.model_copy(update={"timeout": timeout, "deadline": served + max(1, millis(timeout))})
+        said += f" within {timeout:g}s"
+    else:
+        scale = scale.model_copy(update={"grace": asked.timeout})
+        said += f", {', '.join(asked.nodes)} to leave" if asked.nodes else ""
+    return Wish({"target": target, "scale": scale}, "JobScaled", said)
+
+
+def outcome(did: str, changed: bool) -> dict[str, object]:
+    """What the reply says of a request, from what the store remembers of it."""
+    told = json.loads(did)
+    return {"changed": changed, "previous_target": told["from"], "asked_target": told["to"]}
+
+
+def repeated(asked: Asked, job: JobRecord, earlier: Answer) -> dict[str, object]:
+    """The reply to a request that was carried out before. Raises ``ApiError`` (``state``) if its id was another
+    change's."""
+    told = json.loads(earlier.did) if earlier.did.startswith("{") else {}
+    if earlier.subject != job.uid or {k: told.get(k) for k in asked.figures()} != asked.figures():
+        raise ApiError(
+            "state",
+            f"the request id {asked.request!r} was used for another change before; nothing was changed",
+            "take a new request id for a new change",
+        )
+    return outcome(earlier.did, changed=False) | {"repeated": True}

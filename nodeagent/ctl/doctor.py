@@ -1,0 +1,90 @@
+"""``doctor``: what is wrong here, between nodes and in the cluster, and the command that mends it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from nodeagent.ctl.errors import Exit, UnreachableError
+from nodeagent.ctl.options import agent_option, connect, output_option
+from nodeagent.ctl.output import Column, coloured, dump, show
+
+Json = dict[str, Any]
+
+COLOURS = {"error": "red", "warning": "yellow", "info": "bright_black"}
+COLUMNS = (
+    Column("SEVERITY", lambda f: f["severity"]),
+    Column("WHERE", lambda f: f["where"]),
+    Column("WHAT", lambda f: f["what"]),
+    Column("FIX", lambda f: f["fix"]),
+)
+
+
+@click.command(short_help="Say what is wrong, and what to do about it.")
+@click.option("--peers", is_flag=True, help="Also whether the agent's machine reaches every other node's address.")
+@output_option
+@agent_option
+@click.pass_context
+def doctor(ctx: click.Context, peers: bool, fmt: str) -> None:
+    """Say what is wrong on this node, between nodes and in the cluster, and what mends it. The exit code is 1 if
+    anything is an error.
+
+    Works without an agent too: then it checks this machine, its config and the store.
+    """
+    try:
+        client = connect(ctx)
+        found = client.get("/v1/doctor", peers=peers)
+    except UnreachableError as nobody:
+        found = _alone(nobody.message, peers)
+    if fmt in ("json", "yaml"):
+        dump(found, fmt)
+    elif fmt == "wide":
+        show(found, fmt, "", COLUMNS)
+    elif fmt == "name":
+        for where in dict.fromkeys(f["where"] for f in found["items"]):
+            click.echo(where)
+    else:
+        for line in lines(found["items"], coloured()):
+            click.echo(line)
+    if fmt in ("table", "wide"):
+        click.echo(summary(found), err=True)
+    ctx.exit(Exit.DONE if found["ok"] else Exit.FAILED)
+
+
+def _alone(why: str, peers: bool) -> Json:
+    import asyncio
+
+    from nodeagent.doctor.alone import config_file, without_agent
+    from nodeagent.doctor.report import report
+
+    found = asyncio.run(without_agent(why, config_file(os.environ), os.environ, peers))
+    return report(found) | {"node": None, "peers": None}
+
+
+def lines(findings: list[Json], colour: bool) -> list[str]:
+    """Each finding, and under it what to do."""
+    wide = max((len(f["where"]) for f in findings), default=0)
+    out = []
+    for f in findings:
+        severity = f["severity"].ljust(7)
+        if colour:
+            severity = click.style(severity, fg=COLOURS.get(f["severity"]))
+        out.append(f"{severity}  {f['where'].ljust(wide)}  {f['what']}")
+        if f["fix"]:
+            out.append(f"{'':7}  {'':{wide}}  fix: {f['fix']}")
+    return out
+
+
+def summary(found: Json) -> str:
+    """How much was found, by whom, and how many peers answered."""
+    kinds = [f["severity"] for f in found["items"]]
+    parts = [f"{kinds.count(k)} {k}{'s' if kinds.count(k) > 1 else ''}" for k in ("error", "warning") if k in kinds]
+    text = ", ".join(parts) or "nothing is wrong"
+    if found["node"]:
+        text += f"; node {found['node']} was asked"
+    if found["peers"] is not None:
+        reached = sum(p["outcome"] in ("accepted", "refused") for p in found["peers"])
+        text += f"; {reached} of its {len(found['peers'])} peers can be reached"
+    return text

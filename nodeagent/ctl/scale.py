@@ -1,0 +1,155 @@
+"""``scale``, ``scaleout``, ``scalein``: ask for another size, then wait until the agents have settled it.
+
+The agents judge the deadline and roll back, not this tool: it may be interrupted, and nothing is left half done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from nodeagent.ctl.client import Client, job_path, new_request_id
+from nodeagent.ctl.control import not_ended, running
+from nodeagent.ctl.errors import CtlError, Exit, TimedOutError
+from nodeagent.ctl.jobtext import count
+from nodeagent.ctl.options import (
+    DEFAULT_TIMEOUT,
+    Duration,
+    F,
+    agent_option,
+    complete_nodes,
+    connect,
+    job_argument,
+    job_option,
+    no_wait_option,
+    request_id_option,
+    which_job,
+)
+from nodeagent.ctl.waiting import PATIENCE, job_line, wait
+
+Json = dict[str, Any]
+
+SETTLING = 60.0
+"""Seconds beyond a scale's own time and the job's grace: a gang that began to form in time may still become whole."""
+
+
+def _timeout_option(help_text: str) -> Callable[[F], F]:
+    return click.option("--timeout", type=Duration(), metavar="DURATION", help=help_text)
+
+
+@click.command(short_help="Change how many nodes a job wants.")
+@click.argument("words", nargs=-1, required=True, metavar="[JOB] N")
+@job_option
+@_timeout_option(
+    "More nodes: rolled back after this long, unless met (default 10m). Fewer: from SIGTERM to SIGKILL (default: the "
+    "job's grace)."
+)
+@no_wait_option
+@request_id_option
+@agent_option
+@click.pass_context
+def scale(ctx: click.Context, /, words: tuple[str, ...], job_named: str | None, **asked: Any) -> None:
+    """Want N nodes for JOB (absolute), and wait until it trains on N.
+
+    A scale-out that is not met in time is rolled back while training goes on; the exit code is then 4.
+    """
+    if len(words) > 2 or not words[-1].isdecimal():
+        raise click.UsageError("write: scale [JOB] N, with N a whole number of nodes")
+    client = connect(ctx)
+    ref = which_job(client, words[0] if len(words) == 2 else None, job_named)
+    _change(client, "scale", ref, asked, target=int(words[-1]))
+
+
+@click.command(short_help="Give a job more nodes, or leave it as it was.")
+@job_argument
+@click.option("--count", type=click.IntRange(min=1), required=True, metavar="N", help="Nodes more than the target.")
+@_timeout_option("Rolled back after this long, unless met (default 10m).")
+@no_wait_option
+@request_id_option
+@agent_option
+@click.pass_context
+def scaleout(ctx: click.Context, /, job: str | None, job_named: str | None, **asked: Any) -> None:
+    """Want N nodes more than the target of JOB, and wait until it trains on all of them.
+
+    All or nothing: the newcomers join together when all are ready. If they are not in time, the target goes back to
+    what it was, training goes on undisturbed, and the exit code is 4.
+    """
+    client = connect(ctx)
+    _change(client, "scaleout", which_job(client, job, job_named), asked, count=asked.pop("count"))
+
+
+@click.command(short_help="Take nodes from a job.")
+@job_argument
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Nodes fewer than the target.")
+@click.option(
+    "--node", "nodes", multiple=True, metavar="NODE", shell_complete=complete_nodes, help="Which; may be repeated."
+)
+@_timeout_option("From SIGTERM to SIGKILL, for this once (default: the job's grace).")
+@no_wait_option
+@request_id_option
+@agent_option
+@click.pass_context
+def scalein(ctx: click.Context, /, job: str | None, job_named: str | None, **asked: Any) -> None:
+    """Want N nodes fewer than the target of JOB, or let the named ones go; wait until it trains without them.
+
+    Without names those of the highest ranks go. Named ones are not cordoned: other jobs may have them, and this job
+    chooses them last until the next scale.
+    """
+    number, nodes = asked.pop("count"), asked.pop("nodes")
+    if (number is None) == (not nodes):
+        raise click.UsageError("say either how many are to go (--count N) or which (--node NODE, may be repeated)")
+    client = connect(ctx)
+    ref = which_job(client, job, job_named)
+    body = {"count": number} if nodes == () else {"nodes": [n.removeprefix("node/") for n in nodes]}
+    _change(client, "scalein", ref, asked, **body)
+
+
+def _change(client: Client, verb: str, ref: str, asked: dict[str, Any], **body: Any) -> None:
+    request = asked["request_id"] or new_request_id()
+    after = client.change("POST", f"{job_path(ref)}/{verb}", request, timeout=asked["timeout"], **body)
+    name, before, want = after["name"], after["previous_target"], after["asked_target"]
+    told = f"job/{name} " + (f"target is {want} already" if before == want else f"target {before} -> {want}")
+    if after.get("repeated") and asked["request_id"]:
+        told += " was asked for with this request id before: nothing new was done"
+    if asked["no_wait"] or after["desired"] == "pause":
+        click.echo(told + (" (paused: it counts when it runs again)" if after["desired"] == "pause" else ""))
+        return
+    last = _wait(client, after, request, want, asked["timeout"])
+    click.echo(f"job/{name} scaled: trains on {count(last['world_nodes'], 'node')}")
+
+
+def _wait(client: Client, after: Json, request: str, want: int, timeout: float | None) -> Json:
+    name, path = after["name"], job_path(after["uid"])
+
+    def done(job: Json) -> bool:
+        mine = job["scale"] if job["scale"] and job["scale"]["request"] == request else None
+        if mine and mine["state"] == "rolled_back":
+            raise TimedOutError(
+                f"job {name}: {mine['reason']}",
+                f"see what is missing: nodeagentctl nodes, nodeagentctl describe {name}",
+            )
+        not_ended(job, f"had {want} nodes")
+        if job["target"] != want:
+            raise CtlError(
+                f"job {name} was asked to have {want} nodes; since then its target became {job['target']}",
+                Exit.REFUSED,
+                f"see why: nodeagentctl events --job {name}",
+            )
+        if mine and mine["state"] == "pending":
+            return False
+        return running(job) and (mine is not None or bool(job["world_nodes"] == want))
+
+    client.endure(PATIENCE)
+    bound = DEFAULT_TIMEOUT if timeout is None else timeout
+    bound += client.get(path)["spec"]["grace"] + SETTLING
+    try:
+        return wait(lambda: client.get(path), done, _line, bound, f"scaling {name} to {want}")
+    except TimedOutError as late:
+        raise TimedOutError(f"{late.message}; the target is {want} still", f"nodeagentctl describe {name}") from late
+
+
+def _line(job: Json) -> str:
+    """What it waits for says more than the state of the generation that goes on."""
+    return f"{job['name']}: {job['phase']}: {'; '.join(job['why'])}" if job["why"] else job_line(job)

@@ -1,0 +1,199 @@
+"""Looks at this machine for ``doctor``: folders, disks, shared memory, limits, address, ports. Changes nothing, judges
+nothing (``plan/hosthealth.py`` does).
+
+A disk of a dead file server can hang a look for ever: it runs in a daemon thread, which keeps no process from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import resource
+import socket
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from nodeagent.agent.machine import DRIVER_SIGNS
+from nodeagent.model.hostfacts import FolderFacts, HostFacts
+from nodeagent.spec.agentconfig import AgentConfig, ephemeral_clash
+from nodeagent.spec.configfile import ephemeral_ports
+
+LOOK_BOUND = 5.0
+"""Seconds for one look at the machine."""
+NEEDED = ("redis", "pydantic", "yaml", "aiohttp", "structlog", "prometheus_client", "pynvml")
+"""What the agent imports."""
+Look = Callable[[AgentConfig, str, str, int | None], HostFacts]
+PINNING = (Path("/dev/infiniband"), Path("/dev/nvidiactl"))
+
+
+class Looker:
+    """One look at a time: one that hangs is told, and no other is begun meanwhile."""
+
+    def __init__(self, look: Look | None = None, bound: float = LOOK_BOUND) -> None:
+        self._look, self._bound = look or look_at, bound
+        self._under_way: asyncio.Future[HostFacts] | None = None
+
+    async def look(self, config: AgentConfig, node: str, address: str, gpus: int | None) -> HostFacts:
+        """``address`` and ``gpus`` (how many are offered) are the running agent's; without one "" and None."""
+        if self._under_way is None or self._under_way.done():
+            self._under_way = _in_thread(lambda: self._look(config, node, address, gpus))
+        try:
+            async with asyncio.timeout(self._bound):
+                return await asyncio.shield(self._under_way)
+        except TimeoutError:
+            dirs = ", ".join(str(path) for path in (config.dirs.run, config.dirs.state, config.dirs.logs))
+            what = f"this machine could not be looked at within {self._bound:g} s: does a disk hang ({dirs})?"
+            return HostFacts(node=node, root=os.geteuid() == 0, unknown=(what,))
+
+
+def _in_thread(look: Callable[[], HostFacts]) -> asyncio.Future[HostFacts]:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[HostFacts] = loop.create_future()
+
+    def tell(facts: HostFacts | None, error: Exception | None) -> None:
+        if future.cancelled():
+            return
+        if facts is not None:
+            future.set_result(facts)
+        elif error is not None:
+            future.set_exception(error)
+
+    def work() -> None:
+        result: tuple[HostFacts | None, Exception | None]
+        try:
+            result = look(), None
+        except Exception as error:  # noqa: BLE001  # handed to whoever waits
+            result = None, error
+        with suppress(RuntimeError):  # the loop has ended: nobody waits
+            loop.call_soon_threadsafe(tell, *result)
+
+    threading.Thread(target=work, daemon=True, name="doctor").start()
+    return future
+
+
+def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> HostFacts:
+    """One look; may hang where a disk does."""
+    running, root, dirs = gpus is not None, os.geteuid() == 0, config.dirs
+    shm = _disk(Path("/dev/shm"))
+    clash = ephemeral_clash(config.ports.rendezvous, found) if (found := ephemeral_ports()) else None
+    return HostFacts(
+        node=node,
+        root=root,
+        folders=tuple(
+            look_at_folder(f"dirs.{key}", path)
+            for key, path in (("run", dirs.run), ("state", dirs.state), ("logs", dirs.logs))
+        ),
+        shm_free=shm[0] if shm else None,
+        shm_total=shm[1] if shm else None,
+        # A shell's limit says nothing of a unit's.
+        memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if running else None,
+        pins_memory=any(path.exists() for path in PINNING),
+        gpus_missed=gpus == 0 and config.node.gpus == "auto" and any(path.exists() for path in DRIVER_SIGNS),
+        address=address,
+        address_problem=_address_problem(address) if address else "",
+        interface=config.node.data_interface or "",
+        interface_state=_interface(config.node.data_interface),
+        ports=config.ports.rendezvous,
+        ports_problem=clash.what if clash else "",
+        ports_right=clash.right if clash else "",
+        ports_taken=_taken(config.ports.rendezvous),
+        python=sys.executable,
+        python_closed=(closed(Path(sys.executable).resolve()) or closed(Path(__file__))) if root else "",
+        missing=() if running else tuple(name for name in NEEDED if importlib.util.find_spec(name) is None),
+    )
+
+
+def look_at_folder(key: str, path: Path) -> FolderFacts:
+    """A folder that the agent uses, or would make."""
+    there, problem, mode = path, "", 0
+    try:
+        found = path.stat()
+        mode = found.st_mode
+        if not stat.S_ISDIR(mode):
+            problem = "is no folder"
+        elif found.st_uid not in (0, os.geteuid()):
+            problem = f"belongs to somebody else (uid {found.st_uid})"
+        elif not os.access(path, os.W_OK | os.X_OK):
+            problem = "may not be written to"
+    except FileNotFoundError:
+        there = next(p for p in path.parents if p.exists())
+        if not os.access(there, os.W_OK | os.X_OK):
+            problem = f"does not exist and cannot be made, since {there} may not be written to"
+    except OSError as error:
+        problem = f"cannot be looked at: {error.strerror}"
+    disk = None if problem else _disk(there)
+    return FolderFacts(
+        key=key,
+        path=str(path),
+        problem=problem,
+        others_write=bool(mode & stat.S_IWOTH and not mode & stat.S_ISVTX),
+        closed="" if problem else closed(there / "."),
+        free=disk[0] if disk else None,
+        total=disk[1] if disk else None,
+        free_files=disk[2] if disk else None,
+    )
+
+
+def closed(path: Path) -> str:
+    """The first folder on the way to the path that other users cannot pass through; empty without any."""
+    for folder in reversed((path / "x").parents):
+        with suppress(OSError):
+            mode = folder.stat().st_mode
+            if stat.S_ISDIR(mode) and not mode & stat.S_IXOTH:
+                return str(folder)
+    return ""
+
+
+def _disk(path: Path) -> tuple[int, int, int | None] | None:
+    """(bytes free for us, bytes, files that there is room for)."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    files = found.f_favail if found.f_files else None
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, files
+
+
+def _address_problem(address: str) -> str:
+    try:
+        family, _, _, _, target = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(target)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _interface(name: str | None) -> str | None:
+    if name is None:
+        return None
+    folder = Path("/sys/class/net", name)
+    try:
+        return (folder / "operstate").read_text().strip()
+    except OSError:
+        return "missing" if not folder.exists() else None
+
+
+def _taken(ports: tuple[int, int]) -> int | None:
+    """How many of the ports somebody listens on."""
+    try:
+        return len({port for port in _listening() if ports[0] <= port <= ports[1]})
+    except OSError:
+        return None
+
+
+def _listening() -> Iterator[int]:
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        if not table.exists():
+            continue
+        with table.open() as lines:
+            next(lines)
+            for line in lines:
+                fields = line.split()
+                if fields[3] == "0A":
+                    yield int(fields[1].rpartition(":")[2], 16)

@@ -1,0 +1,198 @@
+"""What is wrong with the cluster and between its nodes, judged from the snapshot and from what peers answered.
+
+Pure. Each finding comes with its place: ``node/NAME``, ``job/NAME`` or ``cluster``.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
+
+from nodeagent.model.base import Record
+from nodeagent.model.finding import Finding, Severity
+from nodeagent.model.job import TERMINAL
+from nodeagent.model.node import NodeRecord
+from nodeagent.plan.cluster import Cluster
+
+Placed = tuple[str, Finding]
+"""(where, what)"""
+SHOWN = 8
+"""Most names in one sentence."""
+
+
+class Standing(Record):
+    """How the agent that is asked stands with the cluster. Times are seconds."""
+
+    node: str
+    joined: bool
+    reason: str = ""
+    lease_left: float = 0.0
+    store_away: float | None = None
+    """For how long the store has not answered; None while it does."""
+    loop_lag: float = 0.0
+
+
+class PeerAnswer(Record):
+    """What came back from a node's address."""
+
+    node: str
+    address: str
+    outcome: Literal["accepted", "refused", "timeout", "unreachable", "unresolved", "unknown"]
+    """``refused`` means that the machine answered: nothing listens on that port just now, as it should be."""
+    detail: str = ""
+
+    @property
+    def reached(self) -> bool:
+        """The machine answered."""
+        return self.outcome in ("accepted", "refused")
+
+
+LATE = 1.0
+"""Seconds that an agent's loop may be late."""
+
+
+def judge_agent(agent: Standing) -> tuple[Finding, ...]:
+    """Of the agent that is asked."""
+    log = "journalctl -u nodeagent -n 50"
+    found = []
+    if not agent.joined:
+        found.append(_error(f"has not joined its cluster: {agent.reason or 'it has only just started'}", log))
+    elif agent.store_away is None and agent.lease_left <= 0:
+        found.append(_error("its lease has run out: its workers were stopped", log))
+    if agent.store_away is not None:
+        found.append(
+            _error(
+                f"its agent has had no answer from the store for {agent.store_away:.0f} s",
+                "see that Redis runs and that this node reaches it (redis.url in the agent's config)",
+            )
+        )
+    if agent.loop_lag > LATE:
+        found.append(
+            _warning(f"its agent's loop is {agent.loop_lag:.1f} s late: the machine is overloaded or was frozen", "top")
+        )
+    return tuple(found)
+
+
+def judge_cluster(
+    cluster: Cluster, states: Mapping[str, tuple[str, str]], why: Mapping[str, tuple[str, ...]]
+) -> tuple[Placed, ...]:
+    """``states``: node to (state, reason); ``why``: job uid to what it waits for."""
+    parts = (_nodes(cluster, states), _gpus(cluster), _jobs(cluster, why), _versions(cluster), _addresses(cluster))
+    return tuple(found for part in parts for found in part)
+
+
+def _nodes(cluster: Cluster, states: Mapping[str, tuple[str, str]]) -> Iterator[Placed]:
+    for name in sorted(states):
+        (state, reason), host = states[name], cluster.nodes[name].facts.hostname
+        fix = f"on {host}: systemctl status nodeagent; journalctl -u nodeagent -n 50"
+        if state in ("silent", "lost"):
+            yield f"node/{name}", _error(f"{state}: {reason}", fix)
+        elif state in ("cordoned", "draining"):
+            yield f"node/{name}", _warning(f"{state}: {reason}", f"nodeagentctl uncordon {name}")
+        elif state == "left":
+            yield f"node/{name}", Finding(severity="info", what=reason, fix=f"on {host}: systemctl start nodeagent")
+
+
+def _gpus(cluster: Cluster) -> Iterator[Placed]:
+    for name, node in sorted(_live(cluster).items()):
+        for gpu in node.facts.gpus:
+            if not gpu.healthy:
+                what = f"GPU {gpu.index} ({gpu.uuid}) is left out: {gpu.why or 'it is not healthy'}"
+                yield f"node/{name}", _warning(what, f"on {node.facts.hostname}: nvidia-smi -q -i {gpu.uuid}")
+
+
+def _jobs(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> Iterator[Placed]:
+    for job in sorted(cluster.jobs.values(), key=lambda j: j.order):
+        if job.phase in TERMINAL:
+            continue
+        fix = f"nodeagentctl describe {job.name}"
+        waits = "; ".join(why.get(job.uid, ())) or job.reason
+        if job.phase == "holding":
+            yield f"job/{job.name}", _error(f"holds, nothing of it trains: {waits}", fix)
+        elif job.phase == "queued":
+            yield f"job/{job.name}", _warning(f"waits to start: {waits}", fix)
+        for name, node in sorted(_live(cluster).items()):
+            ready = node.readiness.get(job.uid)
+            if ready is not None and ready.state == "unfit":
+                yield f"node/{name}", _warning(f"cannot run job {job.name}: {ready.reason}", fix)
+
+
+def _versions(cluster: Cluster) -> Iterator[Placed]:
+    by_version: dict[str, list[str]] = defaultdict(list)
+    for name, node in sorted(_live(cluster).items()):
+        by_version[node.facts.agent_version].append(name)
+    if len(by_version) > 1:
+        said = "; ".join(f"{version} on {names(nodes)}" for version, nodes in sorted(by_version.items()))
+        yield (
+            "cluster",
+            _warning(f"agents differ in version: {said}", "install the same version on all of them"),
+        )
+
+
+def _addresses(cluster: Cluster) -> Iterator[Placed]:
+    """Nodes of one machine may share an address; those of different machines never."""
+    live = _live(cluster)
+    boots = {node.facts.boot_id for node in live.values()}
+    by_address: dict[str, list[str]] = defaultdict(list)
+    fix = "set node.address in its agent's config to an address that the other nodes reach"
+    for name, node in sorted(live.items()):
+        if len(boots) > 1 and _loopback(node.facts.address):
+            what = f"its address is {node.facts.address}: no other machine can reach its workers"
+            yield f"node/{name}", _error(what, fix)
+        else:
+            by_address[node.facts.address].append(name)
+    for address, nodes in by_address.items():
+        if len({live[n].facts.boot_id for n in nodes}) > 1:
+            yield "cluster", _error(f"{names(nodes)} are different machines with the same address {address}", fix)
+
+
+def judge_peers(asked_by: str, answers: Iterable[PeerAnswer]) -> tuple[Placed, ...]:
+    """What could not be reached from ``asked_by``."""
+    return tuple((f"node/{a.node}", _peer(asked_by, a)) for a in answers if not a.reached)
+
+
+def _peer(by: str, peer: PeerAnswer) -> Finding:
+    at = f"{peer.address} of {peer.node}"
+    match peer.outcome:
+        case "unresolved":
+            fix = f"make the name known on {by} (/etc/hosts or DNS), or set node.address of {peer.node} to a number"
+            return _error(f"{by} cannot resolve {at}: {peer.detail}", fix)
+        case "timeout":
+            fix = f"is {peer.node} up (ping {peer.address})? Then open its ports.rendezvous to {by} in the firewalls"
+            return _error(f"{at} does not answer {by} within {peer.detail}", fix)
+        case "unreachable":
+            return _error(f"{by} cannot reach {at}: {peer.detail}", f"on {by}: ip route get {peer.address}")
+    return _warning(f"unknown: whether {by} reaches {at}: {peer.detail}", "")
+
+
+def ranked(found: Iterable[Placed]) -> list[Placed]:
+    """Errors first, otherwise in the order found."""
+    order: tuple[Severity, ...] = ("error", "warning", "info")
+    return sorted(found, key=lambda placed: order.index(placed[1].severity))
+
+
+def names(nodes: list[str]) -> str:
+    """``n1, n2``, not too many."""
+    more = len(nodes) - SHOWN
+    return ", ".join(nodes[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _live(cluster: Cluster) -> dict[str, NodeRecord]:
+    return {name: node for name, node in cluster.nodes.items() if cluster.live(name)}
+
+
+def _loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _error(what: str, fix: str) -> Finding:
+    return Finding(severity="error", what=what, fix=fix)
+
+
+def _warning(what: str, fix: str) -> Finding:
+    return Finding(severity="warning", what=what, fix=fix)

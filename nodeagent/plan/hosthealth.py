@@ -1,0 +1,148 @@
+"""What is wrong with one machine, judged from what was seen of it.
+
+Pure. ``nodeagent/doctor/machine.py`` does the looking. What could not be looked at is reported as unknown.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+
+from nodeagent.model.finding import Finding
+from nodeagent.model.hostfacts import FolderFacts, HostFacts
+
+MIB = 2**20
+FULL = 256 * MIB
+"""Free bytes below which a disk is as good as full."""
+LOW = 2048 * MIB
+LOW_SHARE = 0.05
+"""A disk with less than both of these free is low."""
+FEW_FILES = 1000
+SHM_FULL = 16 * MIB
+SHM_LOW = 256 * MIB
+"""Free bytes of /dev/shm below which data loaders and NCCL may find no room."""
+MEMLOCK = 64 * MIB
+"""A locked-memory limit below this breaks RDMA."""
+FEW_PORTS = 32
+"""A gang takes one port for each generation, and none twice in a row."""
+
+
+def judge_host(facts: HostFacts) -> tuple[Finding, ...]:
+    """Everything worth saying, errors first; empty when all is well and known."""
+    parts: tuple[Callable[[HostFacts], Iterator[Finding]], ...] = (
+        _python, _folders, _shm, _address, _interface, _ports, _memlock, _gpus, _unknown,
+    )  # fmt: skip
+    found = [finding for part in parts for finding in part(facts)]
+    order = ("error", "warning", "info")
+    return tuple(sorted(found, key=lambda finding: order.index(finding.severity)))
+
+
+def _python(facts: HostFacts) -> Iterator[Finding]:
+    if facts.missing:
+        names = " ".join(facts.missing)
+        yield _error(f"the agent's Python, {facts.python}, lacks {names}", f"{facts.python} -m pip install nodeagent")
+    if facts.python_closed:
+        yield _warning(
+            f"other users may not pass through {facts.python_closed} to the agent's Python: only root's jobs can run",
+            "put it where all can read: python3 -m venv /opt/nodeagent; /opt/nodeagent/bin/pip install nodeagent",
+        )
+
+
+def _folders(facts: HostFacts) -> Iterator[Finding]:
+    for folder in facts.folders:
+        name, path = f"{folder.key} ({folder.path})", shlex.quote(folder.path)
+        if folder.problem:
+            yield _error(f"{name} {folder.problem}", f"make it usable, or set another {folder.key} in the config")
+            continue
+        if folder.others_write:
+            yield _error(f"{name} may be written to by anybody: its sockets could be replaced", f"chmod go-w {path}")
+        yield from _disk(folder, name, path)
+    closed = {folder.closed: folder.key for folder in facts.folders if folder.closed and facts.root}
+    for path, key in closed.items():
+        what = f"other users may not pass through {path} to {key}: only root's jobs can run here"
+        yield _warning(what, f"chmod o+x {shlex.quote(path)}")
+
+
+def _disk(folder: FolderFacts, name: str, path: str) -> Iterator[Finding]:
+    fix = f"see what fills it: du -xh --max-depth=2 {path} | sort -h | tail"
+    if folder.free_files is not None and folder.free_files < FEW_FILES:
+        yield _error(f"{name}: its file system has room for {folder.free_files} more files", fix)
+    if folder.free is None or folder.total is None:
+        return
+    said = f"{name}: {folder.free / MIB:.0f} of {folder.total / MIB:.0f} MiB are free"
+    if folder.free < min(FULL, folder.total // 4):
+        yield _error(f"{said}: nothing can be started soon", fix)
+    elif folder.free < LOW and folder.free < LOW_SHARE * folder.total:
+        yield _warning(said, fix)
+
+
+def _shm(facts: HostFacts) -> Iterator[Finding]:
+    free, total = facts.shm_free, facts.shm_total
+    if free is None or total is None:
+        return
+    said = f"/dev/shm: {free / MIB:.0f} of {total / MIB:.0f} MiB are free"
+    if total < SHM_LOW:
+        fix = f"mount -o remount,size=50% /dev/shm (in a container: give it more shared memory than {total // MIB} MiB)"
+    else:
+        fix = "see whose files are left: ls -lS /dev/shm | head; remove those of jobs that ended"
+    if free < SHM_FULL:
+        yield _error(f"{said}: data loaders die with a bus error", fix)
+    elif free < SHM_LOW:
+        yield _warning(f"{said}: data loaders and NCCL may find no room", fix)
+
+
+def _address(facts: HostFacts) -> Iterator[Finding]:
+    if facts.address_problem:
+        yield _error(
+            f"workers cannot listen on this node's address, {facts.address}: {facts.address_problem}",
+            "set node.address in the agent's config to an address of this machine that its peers reach (ip -br addr)",
+        )
+
+
+def _interface(facts: HostFacts) -> Iterator[Finding]:
+    if not facts.interface:
+        return
+    if facts.interface_state == "missing":
+        yield _error(f"node.data_interface {facts.interface} does not exist", "set it to one that does: ip -br link")
+    elif facts.interface_state in ("down", "lowerlayerdown"):
+        yield _error(f"node.data_interface {facts.interface} is down", f"ip link set {facts.interface} up")
+
+
+def _ports(facts: HostFacts) -> Iterator[Finding]:
+    low, high = facts.ports
+    if facts.ports_problem:
+        yield _error(f"ports.rendezvous: {facts.ports_problem}", facts.ports_right)
+    elif facts.ports_taken is not None and high - low + 1 - facts.ports_taken < FEW_PORTS:
+        yield _error(
+            f"ports.rendezvous: {facts.ports_taken} of the ports {low}-{high} are taken by others",
+            f"see by whom (ss -ltnp 'sport >= {low} and sport <= {high}'), or set another range",
+        )
+
+
+def _memlock(facts: HostFacts) -> Iterator[Finding]:
+    if facts.pins_memory and facts.memlock is not None and 0 <= facts.memlock < MEMLOCK:
+        yield _warning(
+            f"workers may lock {facts.memlock // 1024} KiB of memory: NCCL over InfiniBand fails or is slow",
+            "LimitMEMLOCK=infinity in nodeagent.service (limits: {memlock: unlimited} of a container), then restart it",
+        )
+
+
+def _gpus(facts: HostFacts) -> Iterator[Finding]:
+    if facts.gpus_missed:
+        yield _warning(
+            "there is an NVIDIA driver, but the agent found no GPU when it started, so none is offered",
+            "see nvidia-smi; when it answers: systemctl restart nodeagent",
+        )
+
+
+def _unknown(facts: HostFacts) -> Iterator[Finding]:
+    for what in facts.unknown:
+        yield _warning(f"unknown: {what}", "")
+
+
+def _error(what: str, fix: str) -> Finding:
+    return Finding(severity="error", what=what, fix=fix)
+
+
+def _warning(what: str, fix: str) -> Finding:
+    return Finding(severity="warning", what=what, fix=fix)

@@ -1,0 +1,143 @@
+"""Looks at the store's server and its sentinels, for ``nodeagentctl doctor`` and for start-up. Asks only; changes
+nothing and judges nothing (``nodeagent/plan/storehealth.py`` does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from redis.exceptions import RedisError, ResponseError
+
+from nodeagent.model.storefacts import SentinelFacts, StoreFacts
+from nodeagent.spec.storeconfig import RedisConfig
+from nodeagent.spec.storeurl import shown
+from nodeagent.store.door import AccessError, Door
+from nodeagent.store.link import SENTINEL_SHARE, Link, parse_info
+from nodeagent.store.sentinel import Host, ask_sentinel
+from nodeagent.store.trouble import trouble
+
+PINGS = 100
+PING_SECONDS = 2.0
+"""All PINGs together; over a slow network there are fewer of them."""
+
+
+async def inspect(config: RedisConfig, timeout: float) -> StoreFacts:
+    """One look, with the agent's own user and password; each question is bounded by ``timeout`` seconds. What is wrong
+    is in the facts, never raised."""
+    facts = StoreFacts(
+        address=str(config.place), tls=config.place.tls, replicas_wanted=config.replicas_wanted
+    )  # fmt: skip
+    try:
+        door = Door(config)
+    except AccessError as error:
+        return facts.model_copy(update={"problem": str(error)})
+    sentinel = await _sentinels(door, timeout) if config.place.service else None
+    link = Link(door, SENTINEL_SHARE * timeout)
+    try:
+        async with asyncio.timeout(timeout):
+            await link.open()
+        found = await _server(link, timeout)
+    except (RedisError, OSError) as error:
+        found = {"problem": trouble(facts.address, timeout, error)}
+    finally:
+        await link.drop()
+    return facts.model_copy(update=found | {"sentinel": sentinel})
+
+
+async def _server(link: Link, timeout: float) -> dict[str, object]:
+    started, wall, first = await _time(link, timeout)
+    pings = await _pings(link, timeout)
+    ended, _, last = await _time(link, timeout)
+    info = dict(link.info)
+    for section in ("memory", "persistence"):
+        info |= parse_info(str(await _asked(link, timeout, "INFO", section) or ""))
+    valkey = info.get("server_name") == "valkey" or "valkey_version" in info
+    append = info.get("aof_enabled")
+    states = [info[key] for key in ("aof_last_write_status", "aof_last_bgrewrite_status") if key in info]
+    return {
+        "server": "valkey" if valkey else "redis",
+        "version": info.get("valkey_version" if valkey else "redis_version", ""),
+        "role": info.get("role", ""),
+        "replicas": _number(info.get("connected_slaves")),
+        "policy": info.get("maxmemory_policy"),
+        "memory_limit": _number(info.get("maxmemory")),
+        "memory_used": _number(info.get("used_memory")),
+        "appendonly": None if append is None else append == "1",
+        "append_failed": any(state != "ok" for state in states) if states else None,
+        "appendfsync": await _setting(link, timeout, "appendfsync"),
+        "min_replicas": _number(await _setting(link, timeout, "min-replicas-to-write")),
+        "max_lag": _number(await _setting(link, timeout, "min-replicas-max-lag")),
+        "pings": pings,
+        "clock_step": (last - first) - (ended - started),
+        "clock_offset": first - wall,
+    }
+
+
+async def _ask(link: Link, timeout: float, *command: str) -> Any:
+    async with asyncio.timeout(timeout):
+        return await link.ask(*command)
+
+
+async def _asked(link: Link, timeout: float, *command: str) -> Any:
+    """None where this user may not ask, or the server (a managed one) does not know the command."""
+    try:
+        return await _ask(link, timeout, *command)
+    except ResponseError:
+        return None
+
+
+async def _setting(link: Link, timeout: float, name: str) -> str | None:
+    """One value of the server's config; None where this user may not ask."""
+    pairs = await _asked(link, timeout, "CONFIG", "GET", name)
+    return str(pairs[1]) if pairs else None
+
+
+async def _time(link: Link, timeout: float) -> tuple[float, float, float]:
+    """Our monotonic and wall clock, taken in the middle of the question, and the server's."""
+    asked = time.monotonic()
+    seconds, micros = await _ask(link, timeout, "TIME")
+    half = (time.monotonic() - asked) / 2
+    return asked + half, time.time() - half, int(seconds) + int(micros) / 1e6
+
+
+async def _pings(link: Link, timeout: float) -> tuple[float, ...]:
+    took: list[float] = []
+    until = time.monotonic() + PING_SECONDS
+    while len(took) < PINGS and (asked := time.monotonic()) < until:
+        await _ask(link, timeout, "PING")
+        took.append(time.monotonic() - asked)
+    return tuple(took)
+
+
+async def _sentinels(door: Door, timeout: float) -> SentinelFacts:
+    hosts, service = door.place.hosts, door.place.service
+    answers = await asyncio.gather(*(_one_sentinel(door, host, timeout) for host in hosts))
+    told = [answer for answer in answers if answer is not None]
+    after = [int(answer["down-after-milliseconds"]) / 1000 for answer in told if "down-after-milliseconds" in answer]
+    others = [int(answer["num-other-sentinels"]) for answer in told if "num-other-sentinels" in answer]
+    quorums = [int(answer["quorum"]) for answer in told if "quorum" in answer]
+    return SentinelFacts(
+        service=service,
+        listed=len(hosts),
+        answered=len(told),
+        known=max(others) + 1 if others else None,
+        quorum=max(quorums) if quorums else None,
+        down_after=min(after) if after else None,
+        primaries=tuple(sorted({shown(answer["ip"], int(answer["port"])) for answer in told if "ip" in answer})),
+    )
+
+
+async def _one_sentinel(door: Door, host: Host, timeout: float) -> dict[str, str] | None:
+    """What it knows of the service; None if it does not answer or knows no such service."""
+    try:
+        async with asyncio.timeout(timeout):
+            flat = await ask_sentinel(door, host, "MASTER", door.place.service)
+    except (RedisError, OSError):
+        return None
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None

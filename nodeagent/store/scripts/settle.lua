@@ -1,0 +1,16 @@
+-- settle: uid, expect?, expect_state, control_rev, control (JSON), event, text, by
+local job = job_read(A.uid)
+if not job then
+  return no_job(A.uid)
+end
+if job.control == A.control then
+  return job_reply(job)
+end
+local no = check_open(job) or check_expected(job, A.expect, A.expect_state, A.control_rev)
+if no then
+  return no
+end
+job.control = A.control
+job_save(job)
+event({ kind = A.event, job = job, generation = job.head_number, by = A.by, text = A.text })
+return job_reply(job)

@@ -1,0 +1,51 @@
+"""What to tell a person when the store cannot be used: what happened, where, what to do next. Must never hold a
+password."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+
+from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyError, ResponseError
+
+from nodeagent.store.door import AccessError
+from nodeagent.store.link import NotPrimaryError
+from nodeagent.store.sentinel import NoPrimaryError
+
+
+class NotReplicatedError(ConnectionError):
+    """A step was done, but too few replicas have it."""
+
+
+def trouble(address: str, timeout: float, error: Exception) -> str:
+    """One sentence for an error of the connection or the server at ``address``."""
+    where, chain = f"the store at {address}", tuple(_chain(error))
+    if isinstance(error, AccessError):
+        return str(error)
+    if isinstance(error, TimeoutError):
+        return f"{where} did not answer within {timeout:g} s: check that Redis runs there and is not overloaded"
+    if isinstance(error, NotReplicatedError):
+        return f"{where} did the step, but {error}: it counts as not done and is sent again; check the replicas"
+    if isinstance(error, NotPrimaryError | ReadOnlyError):
+        return (
+            f"{where} cannot serve now ({error}): with redis+sentinel:// this mends itself after a fail-over, "
+            f"otherwise set redis.url to the primary"
+        )
+    if isinstance(error, NoPrimaryError):
+        return f"{where} cannot be found ({error}): check that the sentinels run and watch that service"
+    if any(isinstance(e, AuthenticationError | NoPermissionError) for e in chain):
+        return f"{where} refused this agent ({error}): check the store's user and password in the agent's config"
+    if any(isinstance(e, ssl.SSLError) for e in chain):
+        return (
+            f"{where} and this agent do not agree on TLS ({error}): check redis.tls in the agent's config, and that "
+            f"the server's certificate is for that host"
+        )
+    if isinstance(error, ResponseError):
+        return f"{where} cannot serve now ({error}): see the server's log and its INFO"
+    return f"{where} cannot be reached ({error}): check that Redis runs there and that this node may connect"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

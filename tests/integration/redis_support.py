@@ -1,0 +1,233 @@
+"""Real servers for tests: on ports of loopback, with TLS, with replicas, with sentinels. All end with the test."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from redis.exceptions import RedisError
+
+from nodeagent.local.tether import tethered
+from nodeagent.spec.storeconfig import RedisConfig
+from nodeagent.store.door import Door
+from nodeagent.store.link import Link
+from nodeagent.store.server import find_server
+
+BOUND = 30.0
+"""Seconds a test waits for anything."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """One server (or sentinel) in a folder of its own; ``lines`` are its config file."""
+
+    def __init__(self, folder: Path, lines: list[str], *, port: int = 0, sentinel: bool = False) -> None:
+        self.port = port or free_port()
+        self.folder = folder
+        self.folder.mkdir()
+        self.socket = folder / "s"
+        self._config = folder / "server.conf"
+        self._sentinel = sentinel
+        common = [f"dir {folder}", "bind 127.0.0.1", "protected-mode no", "daemonize no"]
+        if not sentinel:
+            common += ['save ""', f"unixsocket {self.socket}", "unixsocketperm 700", "repl-diskless-sync-delay 0"]
+        if not any(line.startswith("port ") for line in lines):
+            common.append(f"port {self.port}")
+        self._config.write_text("\n".join([*common, *lines, ""]))
+        self._config.chmod(0o600)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def start(self) -> None:
+        self.stop()
+        command = [str(find_server()), str(self._config), *(["--sentinel"] if self._sentinel else [])]
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(tethered(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        os.kill(self.process.pid, number)
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(BOUND)
+            self.process = None
+
+    async def ready(self) -> None:
+        """Until it takes connections; a program without this feature skips the test."""
+        async with asyncio.timeout(BOUND):
+            while True:
+                assert self.process is not None
+                if self.process.poll() is not None:
+                    if "Bad directive" in self.log and "tls-" in self.log:
+                        pytest.skip("this Redis server was built without TLS")
+                    raise AssertionError(self.log)
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                except OSError:
+                    await asyncio.sleep(0.01)
+                    continue
+                writer.close()
+                await writer.wait_closed()
+                return
+
+
+class Yard:
+    """Starts servers in one folder and ends all of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.servers: list[Server] = []
+
+    async def server(self, *lines: str, port: int = 0, sentinel: bool = False) -> Server:
+        server = Server(self.folder / f"r{len(self.servers)}", list(lines), port=port, sentinel=sentinel)
+        self.servers.append(server)
+        server.start()
+        await server.ready()
+        return server
+
+    async def replica(self, of: Server, *lines: str) -> Server:
+        """A replica that has caught up."""
+        replica = await self.server(f"replicaof 127.0.0.1 {of.port}", *lines)
+        await until(lambda: _linked(of, replica, lines))
+        return replica
+
+    async def sentinels(self, count: int, primary: Server, replicas: int, *lines: str) -> list[Server]:
+        """Sentinels that know each other and the primary's replicas; the service is called ``gpus``."""
+        watch = f"sentinel monitor gpus 127.0.0.1 {primary.port} {count // 2 + 1}"
+        more = ["sentinel down-after-milliseconds gpus 1000", "sentinel failover-timeout gpus 4000"]
+        more.append("sentinel parallel-syncs gpus 2")
+        found = [await self.server(watch, *more, *lines, sentinel=True) for _ in range(count)]
+        for sentinel in found:
+            await until(partial(_knows, sentinel, _password(lines), count, replicas))
+        return found
+
+
+async def _linked(primary: Server, replica: Server, lines: tuple[str, ...]) -> bool:
+    """It, and all the others, acknowledge what is written. Online is not enough: a replica's first acknowledgement
+    may take a second."""
+    url = f"redis://:{_password(lines)}@127.0.0.1:{primary.port}/0"
+    link = Link(Door(RedisConfig(url=url)), 1.0)
+    try:
+        await link.open()
+        await link.ask("PUBLISH", "nobody", "listens")  # goes to the replicas, and leaves no key
+        acknowledged = await link.ask("WAIT", 9, 100)
+    finally:
+        await link.drop()
+    there = any(f"port={replica.port},state=online" in value for value in link.info.values())
+    return there and str(acknowledged) == link.info["connected_slaves"]
+
+
+async def _knows(sentinel: Server, password: str, sentinels: int, replicas: int) -> bool:
+    flat = await ask(sentinel, "SENTINEL", "MASTER", "gpus", password=password)
+    assert isinstance(flat, list)
+    told = dict(zip(flat[::2], flat[1::2], strict=True))
+    return (told["num-other-sentinels"], told["num-slaves"]) == (str(sentinels - 1), str(replicas))
+
+
+def _password(lines: tuple[str, ...]) -> str:
+    return next((line.split()[-1] for line in lines if line.startswith("requirepass ")), "")
+
+
+async def ask(server: Server, *command: str, password: str = "", user: str = "") -> object:
+    """One command on a connection of its own, whatever the server's role is."""
+    login = f"{user}:{password}@" if password else ""
+    connection = Door(RedisConfig(url=f"redis://{login}127.0.0.1:{server.port}/0")).server()
+    try:
+        await connection.connect()  # type: ignore[no-untyped-call]
+        await connection.send_command(*command)
+        reply: object = await connection.read_response()
+    finally:
+        await connection.disconnect(nowait=True)
+    return reply
+
+
+async def until(condition: Callable[[], Awaitable[bool]], bound: float = BOUND) -> None:
+    """Wait for a condition; a server that does not answer yet is one that does not meet it."""
+    async with asyncio.timeout(bound):
+        while True:
+            try:
+                if await condition():
+                    return
+            except (RedisError, OSError):
+                pass
+            await asyncio.sleep(0.02)
+
+
+@contextmanager
+def frozen(server: Server) -> Iterator[None]:
+    server.signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        server.signal(signal.SIGCONT)
+
+
+@contextmanager
+def yard() -> Iterator[Yard]:
+    with tempfile.TemporaryDirectory(prefix="na-test-", dir="/tmp") as folder:
+        here = Yard(Path(folder))
+        try:
+            yield here
+        finally:
+            for server in here.servers:
+                server.stop()
+
+
+class Authority:
+    """A throw-away CA, made with the openssl program."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ca = folder / "ca.pem"
+        self._openssl(
+            *("req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=throw-away CA", *NEW_KEY),
+            *("-keyout", str(folder / "ca.key"), "-out", str(self.ca)),
+            *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
+        )
+
+    def issue(self, name: str, names: str) -> tuple[Path, Path]:
+        """A certificate and its key, for subjectAltName ``names``."""
+        cert, key, request = (self.folder / f"{name}.{end}" for end in ("pem", "key", "csr"))
+        extensions = self.folder / f"{name}.ext"
+        extensions.write_text(
+            f"subjectAltName={names}\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
+            "keyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth,clientAuth\n"
+        )
+        self._openssl(
+            *("req", "-new", "-nodes", "-subj", f"/CN={name}", *NEW_KEY, "-keyout", str(key), "-out", str(request))
+        )
+        self._openssl(
+            *("x509", "-req", "-days", "2", "-in", str(request), "-CA", str(self.ca), "-out", str(cert)),
+            *("-CAkey", str(self.folder / "ca.key"), "-CAcreateserial", "-extfile", str(extensions)),
+        )
+        return cert, key
+
+    def _openssl(self, *arguments: str) -> None:
+        done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, check=False, timeout=BOUND)
+        assert done.returncode == 0, done.stderr
+
+
+NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")

@@ -1,0 +1,111 @@
+"""``doctor`` against a live API, with a real Redis to look at."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from nodeagent.ctl.client import Client
+from nodeagent.ctl.main import cli
+from nodeagent.spec.storeconfig import RedisConfig
+from nodeagent.store.server import PrivateRedis
+from tests.unit.api.fakes import BOOT, LiveAgent, live_agent, spec
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[LiveAgent]:
+    """One of three nodes on this machine."""
+    with PrivateRedis(tmp_path / "redis", persist=True) as server, live_agent(tmp_path, obeys=False) as started:
+        started.view.config = started.view.config.model_copy(update={"redis": RedisConfig(url=server.url)})
+        unlike(started, "127.0.0.1", "127.0.0.1", "127.0.0.1")
+        yield started
+
+
+def unlike(agent: LiveAgent, *addresses: str) -> None:
+    """Have the nodes these addresses, all on one machine."""
+    facts = [{"address": address, "boot_id": BOOT} for address in addresses]
+    agent.view.unlike = dict(zip(agent.view.names, facts, strict=True))
+    agent.do(agent.view.join)
+
+
+def ctl(agent: LiveAgent, *words: str) -> Result:
+    return CliRunner().invoke(cli, ["--agent", agent.socket, *words], prog_name="nodeagentctl")
+
+
+def errors(agent: LiveAgent) -> dict[str, str]:
+    """Where to what."""
+    items: list[dict[str, Any]] = Client([agent.socket]).get("/v1/doctor")["items"]
+    return {f["where"]: f["what"] for f in items if f["severity"] == "error"}
+
+
+def test_what_is_wrong_with_nodes_and_jobs(agent: LiveAgent) -> None:
+    assert errors(agent) == {}
+    job = agent.submit(spec())
+    agent.do(lambda: agent.view.form(job, 2))
+    agent.view.reasons = ("needs 2 nodes, 1 fits",)
+    agent.do(agent.view.refresh)
+    agent.do(lambda: agent.view.end(agent.view.job("digits"), "holding", "too few"))
+    agent.view.silent.add("n3")
+    agent.until(lambda: "n3" in agent.view.cluster().lapsed)
+    found = errors(agent)
+    assert found["job/digits"] == "holds, nothing of it trains: needs 2 nodes, 1 fits"
+    assert found["node/n3"].startswith("silent: ")
+    result = ctl(agent, "doctor")
+    assert result.exit_code == 1
+    assert "error    job/digits" in result.stdout
+    assert "fix: nodeagentctl describe digits" in result.stdout
+    assert "node n1 was asked" in result.stderr
+
+
+def test_the_exit_code_and_the_formats(agent: LiveAgent) -> None:
+    right = ctl(agent, "doctor", "-o", "json")
+    assert (right.exit_code, json.loads(right.stdout)["ok"]) == (0, True), right.stdout
+    unlike(agent, "192.0.2.7", "127.0.0.1", "127.0.0.1")
+    wrong = ctl(agent, "doctor", "-o", "json")
+    found = json.loads(wrong.stdout)
+    assert (wrong.exit_code, found["ok"]) == (1, False)
+    assert "192.0.2.7: Cannot assign requested address" in found["items"][0]["what"]
+    assert set(found["items"][0]) == {"severity", "where", "what", "fix"}
+    assert ctl(agent, "doctor", "-o", "name").stdout.splitlines()[0] == "node/n1"
+    assert ctl(agent, "doctor", "-o", "wide").stdout.splitlines()[0].split() == ["SEVERITY", "WHERE", "WHAT", "FIX"]
+
+
+def test_peers(agent: LiveAgent) -> None:
+    unlike(agent, "127.0.0.1", "127.0.0.1", "no-such-host.invalid")
+    result = ctl(agent, "doctor", "--peers")
+    assert result.exit_code == 1
+    assert "n1 cannot resolve no-such-host.invalid of n3" in result.stdout
+    assert "1 of its 2 peers can be reached" in result.stderr
+    peers = json.loads(ctl(agent, "doctor", "--peers", "-o", "json").stdout)["peers"]
+    assert [(p["node"], p["outcome"]) for p in peers] == [("n2", "refused"), ("n3", "unresolved")]
+
+
+def test_a_store_that_is_away(agent: LiveAgent) -> None:
+    agent.view.config = agent.view.config.model_copy(update={"redis": RedisConfig(url="unix:///nowhere/redis.sock")})
+    agent.view.away_since = time.time() - 5
+    found = errors(agent)
+    assert "cannot be reached" in found["store"]
+    assert found["node/n1"].startswith("its agent has had no answer from the store for ")
+
+
+def test_an_agent_that_has_not_joined_answers_too(agent: LiveAgent) -> None:
+    agent.view.joined = False
+    agent.view.me = lambda: None  # type: ignore[method-assign]
+    assert errors(agent)["node/n1"] == "has not joined its cluster: the id n1 is taken by 10.0.0.9"
+
+
+def test_without_an_agent(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["--agent", str(tmp_path / "none.sock"), "doctor", "--peers", "-o", "json"])
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["node"], found["ok"]) == (1, None, False)
+    assert found["items"][0]["where"] == "agent"
+    assert "no agent listens on" in found["items"][0]["what"]
+    assert "nodeagent" in found["items"][0]["fix"]

@@ -1,0 +1,177 @@
+"""What a request for another size comes to: sizes, deadlines, who leaves; and what the same request gets again."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.api import scaling
+from nodeagent.api.errors import ApiError
+from nodeagent.api.scaling import Asked
+from nodeagent.model.job import TERMINAL, Control, JobRecord, Phase, Scale
+from nodeagent.model.world import Cause, Head, Member
+from nodeagent.store.base import Answer
+from tests.unit.api.fakes import spec
+
+SERVED = 50_000
+
+
+def job(phase: Phase = "running", *, gang: tuple[str, ...] = ("n1", "n2", "n3"), **control: object) -> JobRecord:
+    """A job of 1 to 6 nodes that wants 3."""
+    wish = Control.model_validate({"rev": 3, "target": 3, "by": "alice"} | control)
+    members = {
+        n: Member(node=n, life="x", group_rank=i, first_rank=i, workers=1, devices=("cpu0",))
+        for i, n in enumerate(gang)
+    }
+    head = Head(number=1, id="g", state="active", members=members, cause=Cause(kind="start", text="first"), since=0)
+    return JobRecord(
+        uid="u1", name="digits", owner=1000, spec=spec(high=6), control=wish, phase=phase, reason="because",
+        submitted=1.0, head=head if gang else None,
+    )  # fmt: skip
+
+
+def ask(verb: scaling.Verb, **body: object) -> Asked:
+    return scaling.read(verb, body, "r")
+
+
+def changed(asked: Asked, record: JobRecord) -> tuple[int, Scale]:
+    wish = scaling.wish(asked, record, SERVED)
+    assert wish is not None
+    return wish.change["target"], wish.change["scale"]
+
+
+OUTS = [
+    (ask("scale", target=5), 5, 600.0),
+    (ask("scale", target=5, timeout=20), 5, 20.0),
+    (ask("scaleout", count=2, timeout=1.5), 5, 1.5),
+    (ask("scaleout", count=3), 6, 600.0),
+]
+
+
+@pytest.mark.parametrize(("asked", "want", "timeout"), OUTS)
+def test_more_nodes_have_a_deadline(asked: Asked, want: int, timeout: float) -> None:
+    target, scale = changed(asked, job())
+    assert target == want
+    deadline = SERVED + int(timeout * 1000)
+    assert scale == Scale(request="r", want=want, before=3, timeout=timeout, deadline=deadline)
+
+
+INS = [
+    (ask("scale", target=1), 1, None, ()),
+    (ask("scale", target=1, timeout=20), 1, 20.0, ()),
+    (ask("scalein", count=1), 2, None, ()),
+    (ask("scalein", count=2, timeout=0), 1, 0.0, ()),
+    (ask("scalein", nodes=["n10", "n2"], timeout=5), 1, 5.0, ("n2", "n10")),
+    (ask("scalein", nodes=["n2", "n2"]), 2, None, ("n2",)),
+]
+
+
+@pytest.mark.parametrize(("asked", "want", "grace", "leaving"), INS)
+def test_fewer_nodes_have_a_grace(asked: Asked, want: int, grace: float | None, leaving: tuple[str, ...]) -> None:
+    target, scale = changed(asked, job(gang=("n1", "n2", "n10")))
+    assert target == want
+    assert scale == Scale(request="r", want=want, before=3, grace=grace, leaving=leaving)
+
+
+PENDING = Scale(request="first", want=5, before=3, timeout=60.0, deadline=90_000)
+
+
+def test_a_newer_wish_goes_back_to_what_was_before_the_first() -> None:
+    record = job(target=5, scale=PENDING)
+    assert changed(ask("scaleout", count=1), record)[1].before == 3
+    target, scale = changed(ask("scale", target=4, timeout=9), record)
+    assert (target, scale.before, scale.deadline) == (4, 3, SERVED + 9000), "more than it was: still a scale-out"
+    target, scale = changed(ask("scale", target=3), record)
+    assert (target, scale.deadline, scale.state) == (3, 0, "pending"), "taken back"
+    over = job(target=5, scale=PENDING.model_copy(update={"state": "met"}))
+    assert changed(ask("scaleout", count=1), over)[1].before == 5
+    for asked in (ask("scalein", count=1), ask("scalein", nodes=["n1"])):
+        with pytest.raises(ApiError, match="is being scaled out to 5") as raised:
+            scaling.wish(asked, record, SERVED)
+        assert raised.value.next_step.endswith("nodeagentctl scale digits 3")
+
+
+def test_a_scale_out_is_over_when_the_gang_is_whole() -> None:
+    """Even while no agent has settled it yet."""
+    record = job(target=5, scale=PENDING, gang=("n1", "n2", "n3", "n4", "n5"))
+    assert changed(ask("scalein", nodes=["n1"]), record)[0] == 4
+    assert changed(ask("scaleout", count=1), record)[1].before == 5
+
+
+def test_the_target_that_is_so_already_changes_nothing() -> None:
+    assert scaling.wish(ask("scale", target=3), job(), SERVED) is None
+    assert scaling.wish(ask("scale", target=5), job(target=5, scale=PENDING), SERVED) is None
+
+
+def test_of_a_paused_job_only_the_target_is_set() -> None:
+    scale = changed(ask("scaleout", count=1), job("paused", desired="pause"))[1]
+    assert (scale.state, scale.deadline) == ("set", 0)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [ask("scale", target=0), ask("scale", target=7), ask("scaleout", count=4), ask("scalein", count=3),
+     ask("scalein", nodes=["n1", "n2", "n3"])],
+)  # fmt: skip
+def test_the_file_says_how_many(asked: Asked) -> None:
+    with pytest.raises(ApiError, match="allows 1 to 6, and its target is 3") as raised:
+        scaling.wish(asked, job(), SERVED)
+    assert raised.value.status == 409
+
+
+def test_only_nodes_of_the_gang_can_leave_it() -> None:
+    with pytest.raises(ApiError, match=r"does not run on n8, n9: its nodes are n1, n2, n3"):
+        scaling.wish(ask("scalein", nodes=["n9", "n1", "n8"]), job(), SERVED)
+    with pytest.raises(ApiError, match=r"does not run on n1: it has none now \(queued: because\)"):
+        scaling.wish(ask("scalein", nodes=["n1"]), job("queued", gang=()), SERVED)
+
+
+@pytest.mark.parametrize("asked", [ask("scale", target=2), ask("scaleout", count=1), ask("scalein", count=1)])
+@pytest.mark.parametrize("phase", sorted(TERMINAL))
+def test_an_ended_job_is_not_scaled(asked: Asked, phase: Phase) -> None:
+    with pytest.raises(ApiError, match=f"has ended .*nothing to {asked.verb}"):
+        scaling.wish(asked, job(phase), SERVED)
+    with pytest.raises(ApiError, match="is being stopped"):
+        scaling.wish(asked, job(desired="stop"), SERVED)
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "says"),
+    [
+        ("scale", {}, "target must be a whole number"),
+        ("scale", {"target": True}, "target must be a whole number"),
+        ("scaleout", {"count": -1}, "1 or more"),
+        ("scaleout", {"nodes": ["n1"]}, "count must be"),
+        ("scalein", {}, "count must be"),
+        ("scalein", {"nodes": "n1"}, "either count or the names"),
+        ("scalein", {"nodes": ["n1"], "count": 1}, "either count or the names"),
+        ("scalein", {"count": 1, "timeout": 86_401}, "timeout must be 0 to 86400"),
+        ("scalein", {"count": 1, "timeout": True}, "timeout must be"),
+    ],
+)
+def test_mistakes_name_the_field(verb: scaling.Verb, body: dict[str, object], says: str) -> None:
+    with pytest.raises(ApiError, match=says) as raised:
+        scaling.read(verb, body, "r")
+    assert raised.value.status == 400
+
+
+def test_the_same_request_gets_what_the_first_one_did() -> None:
+    asked = ask("scaleout", count=2)
+    did = asked.did(job(), 5)
+    reply = scaling.repeated(ask("scaleout", count=2, timeout=9), job(target=1), Answer(subject="u1", did=did))
+    assert reply == {"changed": False, "previous_target": 3, "asked_target": 5, "repeated": True}
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        Answer(subject="u1", did=ask("scaleout", count=1).did(job(), 4)),
+        Answer(subject="u1", did=ask("scalein", count=2).did(job(), 1)),
+        Answer(subject="u9", did=ask("scaleout", count=2).did(job(), 5)),
+        Answer(subject="u1"),
+        Answer(subject="n1"),
+    ],
+)
+def test_a_request_id_is_for_one_change(earlier: Answer) -> None:
+    with pytest.raises(ApiError, match="was used for another change before; nothing was changed") as raised:
+        scaling.repeated(ask("scaleout", count=2), job(), earlier)
+    assert raised.value.status == 409

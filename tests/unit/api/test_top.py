@@ -1,0 +1,64 @@
+"""What ``top`` answers: from the snapshot and from what agents publish."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodeagent.api.top import live_jobs, top_json
+from nodeagent.model.pod import PodState
+from nodeagent.model.usage import MachineUsage, PodUsage
+from nodeagent.model.world import Holder
+from tests.unit.ctl import samples
+
+HERE = MachineUsage(load=0.5, cpus=2, memory_used=10, memory_total=100)
+THERE = MachineUsage(load=9.0, cpus=64, memory_used=20, memory_total=200)
+
+
+def pod(node: str, cpu: float | None = 1.5, **more: Any) -> PodState:
+    usage = PodUsage(cpu=cpu, memory=1000, processes=3, machine=THERE)
+    values: dict[str, Any] = {
+        "uid": samples.job().uid, "job": "digits", "role": "worker", "node": node, "phase": "running", "usage": usage,
+    }  # fmt: skip
+    return PodState(**(values | more))
+
+
+def answer(*pods: PodState, here: str = "elsewhere", **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    job = samples.job(**more)
+    found = top_json(samples.cluster(job), {job.uid: pods}, here, HERE)
+    return {n["name"]: n for n in found["items"]}, found["jobs"][0]
+
+
+def test_a_job_is_the_sum_of_its_gang() -> None:
+    nodes, job = answer(pod("n1"), pod("n2", cpu=0.25), pod("n3"))
+    assert (job["cpu"], job["memory"], job["processes"]) == (1.75, 2000, 6), "a spare on n3 is not the gang's"
+    assert (job["nodes"], job["world_size"], job["gpus"]) == (2, 4, 4)
+    assert [p["node"] for p in job["pods"]] == ["n1", "n2"]
+    assert (nodes["n3"]["cpu"], nodes["n3"]["jobs"]) == (1.5, [])
+    assert (nodes["n1"]["gpus_used"], nodes["n1"]["gpus"], nodes["n1"]["jobs"]) == (2, 2, ["digits"])
+
+
+def test_what_was_not_measured_is_not_zero() -> None:
+    nodes, job = answer(pod("n1", cpu=None), pod("n2", usage=None))
+    assert (job["cpu"], job["memory"]) == (None, 1000)
+    assert (nodes["n2"]["cpu"], nodes["n2"]["memory"], nodes["n2"]["load"]) == (None, None, None)
+
+
+def test_the_machine_is_as_measured_here_or_as_told() -> None:
+    nodes, _ = answer(pod("n1"))
+    assert (nodes["n1"]["load"], nodes["n1"]["cpus"]) == (9.0, 64)
+    here, _ = answer(pod("n1"), here="b")
+    assert (here["n3"]["load"], here["n3"]["memory_total"]) == (0.5, 100)
+
+
+def test_a_dead_node_uses_nothing() -> None:
+    nodes, job = answer(pod("n4"), here="b", head=samples.head(holders={"n4": Holder(life="x", devices=("cpu0",))}))
+    assert (nodes["n4"]["load"], nodes["n4"]["cpu"]) == (None, None)
+    assert job["pods"] == []
+
+
+def test_ended_jobs_are_left_out_once_nothing_of_them_runs() -> None:
+    assert live_jobs(samples.cluster(samples.FAILED)) == []
+    stopping = samples.job(
+        "stopped", head=samples.head(state="ended", holders={"n1": Holder(life="x", devices=("c",))})
+    )
+    assert live_jobs(samples.cluster(stopping)) == [stopping]

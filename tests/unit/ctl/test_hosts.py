@@ -1,0 +1,33 @@
+"""Which hosts a job's world has: from the JSON of jobs and nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodeagent.ctl.hosts import members
+
+JOB = {"uid": "u", "generation": 3, "world_nodes": 2}
+
+
+def node(name: str, ranks: list[int], generation: int = 3, address: str = "", **more: Any) -> dict[str, Any]:
+    pod = {"uid": "u", "generation": generation, "ranks": ranks}
+    return {"hostname": f"host-{name}", "address": address or f"10.0.0.{name[1:]}", "pods": [pod]} | more
+
+
+def test_by_rank_and_only_members() -> None:
+    nodes = [node("n1", [2, 3]), node("n2", [0, 1]), node("n3", []), node("n4", [0], pods=[])]
+    assert list((members(nodes, JOB) or {}).items()) == [("10.0.0.2", 2), ("10.0.0.1", 2)]
+
+
+def test_another_generation_is_not_mixed_in() -> None:
+    assert members([node("n1", [0, 1]), node("n2", [2, 3], generation=4)], JOB) is None
+
+
+def test_nodes_of_one_address_are_one_host() -> None:
+    nodes = [node("n1", [0, 1], address="127.0.0.1"), node("n2", [2, 3, 4], address="127.0.0.1")]
+    assert members(nodes, JOB) == {"127.0.0.1": 5}
+
+
+def test_an_address_with_colons_is_told_by_its_hostname() -> None:
+    nodes = [node("n1", [0], address="fd00::1"), node("n2", [1])]
+    assert members(nodes, JOB) == {"host-n1": 1, "10.0.0.2": 1}

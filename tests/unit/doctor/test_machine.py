@@ -1,0 +1,134 @@
+"""Looking at this machine: real folders, sockets and files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.doctor.machine import Looker, closed, look_at, look_at_folder
+from nodeagent.model.hostfacts import HostFacts
+from nodeagent.spec.agentconfig import AgentConfig
+
+ROOT = os.geteuid() == 0
+
+
+def config(folder: Path, **more: Any) -> AgentConfig:
+    dirs = {"run": folder / "run", "state": folder / "state", "logs": folder / "logs"}
+    return AgentConfig.model_validate({"dirs": dirs} | more)
+
+
+def test_a_look_at_this_machine(tmp_path: Path) -> None:
+    facts = look_at(config(tmp_path), "n1", "127.0.0.1", 0)
+    assert [f.key for f in facts.folders] == ["dirs.run", "dirs.state", "dirs.logs"]
+    assert [f.problem for f in facts.folders] == ["", "", ""], "they can be made"
+    assert facts.folders[0].free and facts.folders[0].total
+    assert facts.shm_free is not None and facts.shm_total is not None and facts.shm_free <= facts.shm_total
+    assert facts.memlock == resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    assert (facts.address_problem, facts.interface, facts.interface_state) == ("", "", None)
+    assert facts.root == ROOT
+    assert not (tmp_path / "run").exists(), "it changes nothing"
+
+
+def test_without_an_agent_its_limits_are_not_known_but_its_modules_are(tmp_path: Path) -> None:
+    facts = look_at(config(tmp_path), "n1", "", None)
+    assert (facts.memlock, facts.missing) == (None, ())
+
+
+def test_an_address_that_is_not_this_machines(tmp_path: Path) -> None:
+    assert look_at(config(tmp_path), "n1", "192.0.2.7", 0).address_problem == "Cannot assign requested address"
+
+
+def test_interfaces(tmp_path: Path) -> None:
+    there = look_at(config(tmp_path, node={"data_interface": "lo"}), "n1", "", 0)
+    assert (there.interface, there.interface_state) == ("lo", "unknown")
+    assert look_at(config(tmp_path, node={"data_interface": "ib9"}), "n1", "", 0).interface_state == "missing"
+
+
+def test_ports_that_somebody_listens_on_are_counted(tmp_path: Path) -> None:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+        low = min(port, 65535 - 63)
+        around = config(tmp_path, ports={"api": 0, "rendezvous": f"{low}-{low + 63}"})
+        before = look_at(around, "n1", "", 0).ports_taken
+        one.listen()
+        after = look_at(around, "n1", "", 0).ports_taken
+    assert before is not None and after == before + 1
+
+
+def test_ports_that_the_kernel_gives_away(tmp_path: Path) -> None:
+    facts = look_at(config(tmp_path, ports={"api": 0, "rendezvous": "1024-65535"}), "n1", "", 0)
+    assert "overlaps the kernel's ephemeral ports" in facts.ports_problem
+    assert facts.ports_right
+
+
+@pytest.mark.parametrize(
+    ("mode", "others"), [(0o755, False), (0o777, True), (0o1777, False)], ids=["usual", "open", "sticky"]
+)
+def test_folders_that_others_can_write_to(tmp_path: Path, mode: int, others: bool) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    folder.chmod(mode)
+    assert look_at_folder("dirs.run", folder).others_write == others
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "f").touch()
+    assert look_at_folder("dirs.run", tmp_path / "f").problem == "is no folder"
+    assert "Not a directory" in look_at_folder("dirs.run", tmp_path / "f" / "below").problem
+
+
+@pytest.mark.skipif(ROOT, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir(mode=0o500)
+    assert look_at_folder("dirs.run", tmp_path / "a").problem == "may not be written to"
+    assert "cannot be made" in look_at_folder("dirs.run", tmp_path / "a" / "b").problem
+
+
+@pytest.mark.skipif(not ROOT, reason="only root can give folders away")
+def test_a_folder_of_somebody_else(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    os.chown(tmp_path / "a", 12345, 12345)
+    assert look_at_folder("dirs.run", tmp_path / "a").problem == "belongs to somebody else (uid 12345)"
+
+
+def test_the_first_closed_folder_on_the_way(tmp_path: Path) -> None:
+    start = closed(tmp_path)  # pytest's own folders may be closed
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a").chmod(0o700)
+    assert closed(tmp_path / "a/b") == (start or str(tmp_path / "a"))
+    assert closed(Path("/usr/bin")) == ""
+
+
+async def test_a_look_that_hangs_is_told_and_not_begun_again(tmp_path: Path) -> None:
+    go, begun = threading.Event(), []
+
+    def hang(*_args: object) -> HostFacts:
+        begun.append(1)
+        go.wait(20)
+        return HostFacts(node="n1", root=False)
+
+    looker = Looker(hang, bound=0.05)
+    for _ in range(2):
+        (said,) = (await looker.look(config(tmp_path), "n1", "", 0)).unknown
+        assert "does a disk hang" in said and str(tmp_path) in said
+    go.set()
+    async with asyncio.timeout(10):
+        while (await looker.look(config(tmp_path), "n1", "", 0)).unknown:
+            pass
+    assert len(begun) == 1
+
+
+async def test_a_fault_of_the_look_itself_is_raised(tmp_path: Path) -> None:
+    def broken(*_args: object) -> HostFacts:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        await Looker(broken).look(config(tmp_path), "n1", "", 0)

@@ -1,0 +1,56 @@
+"""Which answers of an address mean that the machine behind it was reached."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from nodeagent.doctor.peers import ask_peer, ask_peers
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+async def test_refused_and_accepted_are_both_reached() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answer = await ask_peer("n2", "127.0.0.1", server.getsockname()[1], 5.0)
+    assert (answer.outcome, answer.reached) == ("accepted", True)
+    answer = await ask_peer("n2", "127.0.0.1", free_port(), 5.0)
+    assert (answer.outcome, answer.reached) == ("refused", True)
+
+
+async def test_silence_is_not_waited_for_longer_than_the_bound() -> None:
+    """A server whose queue is full drops what comes, as a firewall does."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        port = server.getsockname()[1]
+        full = [socket.socket() for _ in range(4)]
+        for one in full:
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", port))
+        start = time.monotonic()
+        answers = await ask_peers({f"n{i}": "127.0.0.1" for i in range(20)}, port, bound=0.3)
+        took = time.monotonic() - start
+        for one in full:
+            one.close()
+    assert {a.outcome for a in answers} == {"timeout"}
+    assert answers[0].detail == "0.3 s"
+    assert took < 4, "all at once, not one after the other"
+
+
+async def test_a_name_that_nobody_knows() -> None:
+    answer = await ask_peer("n2", "no-such-host.invalid", 29400, 20.0)
+    assert (answer.outcome, answer.reached) == ("unresolved", False)
+    assert answer.detail
+
+
+async def test_no_route() -> None:
+    answer = await ask_peer("n2", "255.255.255.255", 29400, 5.0)
+    assert answer.outcome == "unreachable"
+    assert answer.detail
+
+
+async def test_nobody_to_ask() -> None:
+    assert await ask_peers({}, 29400) == ()

@@ -1,0 +1,145 @@
+"""Judgement of the cluster and of what is between its nodes."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from nodeagent.model.node import Gpu, NodeRecord, Readiness
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.clusterhealth import (
+    PeerAnswer,
+    Standing,
+    judge_agent,
+    judge_cluster,
+    judge_peers,
+    names,
+    ranked,
+)
+from tests.unit.plan.build import UID, make_cluster, make_job
+
+READY = ("ready", "")
+OUTCOMES = get_args(PeerAnswer.model_fields["outcome"].annotation)
+
+
+def told(
+    cluster: Cluster, states: dict[str, tuple[str, str]] | None = None, why: dict[str, tuple[str, ...]] | None = None
+) -> list[str]:
+    """``severity where: what | fix`` of each finding."""
+    found = judge_cluster(cluster, states or dict.fromkeys(cluster.nodes, READY), why or {})
+    return [f"{f.severity} {where}: {f.what} | {f.fix}" for where, f in found]
+
+
+def changed(cluster: Cluster, node: str, **facts: Any) -> Cluster:
+    """The cluster with other facts of one node."""
+    old = cluster.nodes[node]
+    new = old.model_copy(update={"facts": old.facts.model_copy(update=facts)})
+    return with_node(cluster, new)
+
+
+def with_node(cluster: Cluster, node: NodeRecord) -> Cluster:
+    return Cluster(
+        served=cluster.served, nodes={**cluster.nodes, node.id: node}, jobs=cluster.jobs, lapsed=cluster.lapsed
+    )
+
+
+def test_a_sound_cluster_has_no_findings() -> None:
+    assert told(make_cluster(["n1", "n2"], make_job(phase="running"))) == []
+
+
+def test_nodes_that_are_not_ready() -> None:
+    states = {
+        "n1": ("silent", "its lease has lapsed"), "n2": ("cordoned", "disk (by olga)"),
+        "n3": ("left", "its agent was stopped"), "n4": READY,
+    }  # fmt: skip
+    lines = told(make_cluster(["n1", "n2", "n3", "n4"]), states)
+    assert [line.partition(" |")[0] for line in lines] == [
+        "error node/n1: silent: its lease has lapsed",
+        "warning node/n2: cordoned: disk (by olga)",
+        "info node/n3: its agent was stopped",
+    ]
+    assert "systemctl status nodeagent" in lines[0]
+    assert lines[1].endswith("nodeagentctl uncordon n2")
+
+
+def test_jobs_that_wait_say_for_what() -> None:
+    holding = make_cluster(["n1"], make_job(phase="holding", reason="old"))
+    assert told(holding, why={UID: ("needs 2 nodes, 1 fits",)}) == [
+        "error job/a: holds, nothing of it trains: needs 2 nodes, 1 fits | nodeagentctl describe a"
+    ]
+    queued = make_cluster(["n1"], make_job(phase="queued", reason="has only just come"))
+    assert told(queued) == ["warning job/a: waits to start: has only just come | nodeagentctl describe a"]
+    assert told(make_cluster(["n1"], make_job(phase="failed"))) == []
+    assert told(make_cluster(["n1"], make_job(phase="paused"))) == []
+
+
+def test_a_node_that_cannot_run_a_job_says_why() -> None:
+    cluster = make_cluster(["n1", "n2"], make_job(phase="paused"))
+    unfit = Readiness(state="unfit", reason="/shared is missing")
+    cluster = with_node(cluster, cluster.nodes["n2"].model_copy(update={"readiness": {UID: unfit}}))
+    assert told(cluster) == ["warning node/n2: cannot run job a: /shared is missing | nodeagentctl describe a"]
+
+
+def test_gpus_that_are_left_out() -> None:
+    gpu = Gpu(uuid="GPU-1", index=1, healthy=False, why="Xid 79")
+    (line,) = told(changed(make_cluster(["n1"]), "n1", gpus=(gpu,), hostname="host1"))
+    assert line == "warning node/n1: GPU 1 (GPU-1) is left out: Xid 79 | on host1: nvidia-smi -q -i GPU-1"
+
+
+def test_agents_that_differ_in_version() -> None:
+    (line,) = told(changed(make_cluster(["n1", "n2", "n3"]), "n2", agent_version="9.9"))
+    assert line.startswith("warning cluster: agents differ in version: ")
+    assert "9.9 on n2" in line
+    assert " on n1, n3" in line
+
+
+def test_addresses_that_other_machines_cannot_use() -> None:
+    one = make_cluster(["n1", "n2"])
+    here = changed(changed(one, "n1", address="127.0.0.1", boot_id="b"), "n2", address="127.0.0.1", boot_id="b")
+    assert told(here) == [], "one machine may use its loopback"
+    there = changed(here, "n2", address="10.0.0.2", boot_id="other")
+    (line,) = told(there)
+    assert line.startswith("error node/n1: its address is 127.0.0.1: no other machine can reach")
+    same = changed(changed(one, "n1", address="10.0.0.9", boot_id="b"), "n2", address="10.0.0.9", boot_id="other")
+    (line,) = told(same)
+    assert line.startswith("error cluster: n1, n2 are different machines with the same address 10.0.0.9")
+
+
+def test_the_agent_that_is_asked() -> None:
+    sound = Standing(node="n1", joined=True, lease_left=2.0)
+    assert judge_agent(sound) == ()
+    cases: list[tuple[dict[str, Any], str, str]] = [
+        ({"joined": False, "reason": "the id is taken"}, "error", "the id is taken"),
+        ({"lease_left": 0.0}, "error", "lease has run out"),
+        ({"store_away": 7.2, "lease_left": 0.0}, "error", "no answer from the store for 7 s"),
+        ({"loop_lag": 3.0}, "warning", "3.0 s late"),
+    ]
+    for change, severity, what in cases:
+        (found,) = judge_agent(sound.model_copy(update=change))
+        assert (found.severity, what in found.what) == (severity, True)
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_each_answer_of_a_peer(outcome: str) -> None:
+    peer = PeerAnswer.model_validate({"node": "n2", "address": "10.0.0.2", "outcome": outcome, "detail": "so"})
+    found = judge_peers("n1", [peer])
+    if outcome in ("accepted", "refused"):
+        assert found == ()
+        return
+    ((where, finding),) = found
+    assert where == "node/n2"
+    assert finding.severity == ("warning" if outcome == "unknown" else "error")
+    assert "10.0.0.2" in finding.what and "n1" in finding.what and "so" in finding.what
+    assert finding.fix or outcome == "unknown"
+
+
+def test_errors_first_otherwise_in_order() -> None:
+    nodes = {"n1": ("left", "gone"), "n2": ("cordoned", "x"), "n3": ("lost", "y"), "n4": ("cordoned", "z")}
+    found = ranked(judge_cluster(make_cluster(["n1", "n2", "n3", "n4"]), nodes, {}))
+    assert [where for where, _ in found] == ["node/n3", "node/n2", "node/n4", "node/n1"]
+
+
+def test_not_too_many_names() -> None:
+    assert names(["a", "b"]) == "a, b"
+    assert names([f"n{i}" for i in range(10)]).endswith("n7 and 2 more")
