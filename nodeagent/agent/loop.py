@@ -211,7 +211,7 @@ class Agent:
                     return due
             self._log.error("still changing after many rounds", rounds=ROUNDS)
         except StoreUnavailableError as error:
-            self._log.warning("store does not answer", why=str(error))
+            self._log.debug("no round", why=str(error))  # the lease tells when it went away
         except StoreRefusedError as refusal:
             self._log.warning("store refuses", code=refusal.code, why=str(refusal))
         return self._clock.now() + self._timing.heartbeat

@@ -13,7 +13,7 @@ import json
 import secrets
 import socket
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 import structlog
 
@@ -89,8 +89,7 @@ class UdpPeers(asyncio.DatagramProtocol):
     # --- asyncio.DatagramProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.DatagramTransport)
-        self._transport = transport
+        self._transport = cast("asyncio.DatagramTransport", transport)  # the real one does not derive from it
 
     def error_received(self, exc: Exception) -> None:
         self._log.debug("peer cannot be reached", why=str(exc))
