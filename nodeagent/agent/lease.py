@@ -81,8 +81,9 @@ class Lease:
         self._log = structlog.get_logger("lease").bind(node=node)
 
     async def join(self) -> None:
-        """Take the node's id. Raises StoreUnavailableError (try again), StoreRefusedError (code ``lease_held``: try
-        again; ``timing``, ``version``: hopeless), IdTakenError (somebody else is alive under this id)."""
+        """Take the node's id. Raises StoreUnavailableError (try again), StoreRefusedError (code ``lease_held``,
+        ``sheltered``: try again; ``timing``, ``version``: hopeless), IdTakenError (somebody else is alive under this
+        id)."""
         facts = self.facts
         try:
             reply = await self._store.join(self.node, self.incarnation, facts, self._timing)
@@ -90,6 +91,8 @@ class Lease:
             self.reason = str(refusal)
             if refusal.code in ("lost", "not_current"):
                 self.lost = True
+            elif refusal.code == "sheltered":
+                self._refused_since = None  # nobody renews it
             elif refusal.code == "lease_held":
                 self._give_up_when_hopeless(refusal)
             raise

@@ -154,7 +154,7 @@ class Agent:
         except StoreRefusedError as refusal:
             if refusal.code in ("timing", "version"):
                 raise
-            if refusal.code not in ("lease_held", "stale"):
+            if refusal.code not in ("lease_held", "sheltered", "stale"):
                 self._log.warning("lease is gone", why=str(refusal))
         self._wake.set()
 

@@ -34,7 +34,7 @@ def join(s: State, node: str, incarnation: Incarnation, facts: NodeFacts, timing
     if old is not None and not same and not s.lapsed(node):
         left = max(s.lease[node], s.amnesty) - s.served
         raise StoreRefusedError(
-            "lease_held",
+            "lease_held" if s.lease[node] > s.served else "sheltered",
             f"node id {node} is held by an agent at {old.facts.address} (pid {old.facts.agent_pid}) for another "
             f"{left / 1000:.1f} s at least; this agent is at {facts.address}: give it another node id, or stop the "
             "other agent",
