@@ -317,6 +317,8 @@ class Agent:
             beat_age=max(0.0, now - self._lease.beat_sent),
             store_away_since=self._lease.away_since,
             loop_lag=self._lag,
+            lent={uid: end - now for uid, end in self._failsafe.lent.items() if end > now},
+            not_lent=dict(self._failsafe.refusals),
         )
 
     async def refresh(self) -> None:
