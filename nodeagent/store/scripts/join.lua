@@ -32,9 +32,11 @@ if old and not same and not lapsed(id) then
     .. ': give it another node id, or stop the other agent')
 end
 
-for _, silent in ipairs(redis.call('ZRANGEBYSCORE', LEASE, '-inf', int(served - DAY_MS), 'LIMIT', 0, FORGET_AT_ONCE)) do
+local since = int(served - math.max(DAY_MS, tonumber(meta.limit or A.limit)))
+for _, silent in ipairs(redis.call('ZRANGEBYSCORE', LEASE, '-inf', since, 'LIMIT', 0, FORGET_AT_ONCE)) do
   if lapsed(silent) then
     retire(silent)
+    release_keepers(silent)
     redis.call('DEL', P .. 'node:' .. silent)
     redis.call('ZREM', LEASE, silent)
     nodes_read[silent] = nil
