@@ -39,6 +39,8 @@ class Applier:
 
     async def pod(self, action: pod.PodAction) -> bool:
         """Carry out one pod action; true if the snapshot changed by it. Raises StoreUnavailableError."""
+        if self._snapshot.recovering:  # since this was decided: the view may be older than what others have seen
+            return False
         job = self._snapshot.job(action.uid)
         log = self._log.bind(job=job.name if job is not None else action.uid)
         match action:

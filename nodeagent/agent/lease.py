@@ -13,6 +13,7 @@ import structlog
 from nodeagent.agent.clock import Clock
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.recovery import offer
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
@@ -26,6 +27,9 @@ PODS_REFRESH = 5.0
 REFUSED_LIMIT = 3.0
 """An id that another life holds is given up after this many leases: then the other one is alive, not a dead one's
 rest."""
+
+OFFERS = 4
+"""Most offers to a store that may have lost writes, within one beat."""
 
 
 class IdTakenError(Exception):
@@ -91,7 +95,6 @@ class Lease:
         self.joined, self.reason = True, ""
         self._facts_sent = facts
         self._readiness_sent = self._pods_sent = None
-        self._snapshot.forget_revision()
         self._log.info("joined", life=self.incarnation.life, start=self.incarnation.start, served=reply.served)
 
     def _give_up_when_hopeless(self, refusal: StoreRefusedError) -> None:
@@ -108,20 +111,42 @@ class Lease:
         """Renew once and read what changed. Raises StoreUnavailableError, or StoreRefusedError when the lease is no
         longer ours."""
         async with self._lock:
-            more = True
+            more, offers = True, 0
             while more:
-                more = (await self._beat()).more
+                try:
+                    more = (await self._beat()).more
+                except StoreRefusedError as refusal:
+                    offers += 1
+                    if refusal.code != "behind" or offers > OFFERS:
+                        raise
+                    await self._restore()
+
+    async def _restore(self) -> None:
+        """The store may have lost writes: offer it what is known here, and go on in the same life. Workers are not
+        touched: what was granted is good until its fence."""
+        try:
+            era = await offer(self._store, self._snapshot, self._timing, self.node, self._clock.now())
+        except StoreRefusedError as refusal:
+            if refusal.code == "foreign":
+                self.joined, self.lost, self.reason = False, True, str(refusal)
+                self._snapshot.forget()
+            raise
+        self._snapshot.read_again(era)
+        self.joined = False
+        await self.join()
 
     async def _beat(self) -> BeatReply:
         sent = self._clock.now()
         self._seq = max(self._seq + 1, millis(sent))  # grows over restarts of the agent too
         pods_due = self._pods != self._pods_sent or (self._pods and sent - self._pods_at > PODS_REFRESH)
+        era, rev = self._snapshot.asked
         beat = Beat(
             node=self.node,
             incarnation=self.incarnation,
             seq=self._seq,
             length=millis(self._timing.lease),
-            rev=self._snapshot.rev,
+            rev=rev,
+            era=era,
             facts=self.facts if self.facts != self._facts_sent else None,
             readiness=self._readiness if self._readiness != self._readiness_sent else None,
             pods=self._pods if pods_due else None,
@@ -135,18 +160,13 @@ class Lease:
                 self._log.warning("store does not answer", fence_in=round(self.fence_at - sent, 2))
             raise
         except StoreRefusedError as refusal:
-            if refusal.code != "stale" and beat.incarnation == self.incarnation:
+            if refusal.code not in ("stale", "behind") and beat.incarnation == self.incarnation:
                 self.joined, self.lost, self.reason = False, True, str(refusal)
             raise
         now = self._clock.now()
         self._renewed(beat, sent)
         self._metrics.store_roundtrip.observe(now - sent)
-        if self._snapshot.cluster_uid and reply.cluster_uid != self._snapshot.cluster_uid:
-            self._snapshot.absorb(reply, now)
-            self._snapshot.complete = False
-            self._snapshot.forget_revision()
-        else:
-            self._snapshot.absorb(reply, now)
+        self._snapshot.absorb(reply, now)
         self.next_lapse = None if reply.next_lapse is None else now + reply.next_lapse / 1000
         self.newest_event = reply.event
         return reply

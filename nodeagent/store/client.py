@@ -28,7 +28,9 @@ from nodeagent.store.base import (
     BeatReply,
     Ending,
     JoinReply,
+    Offer,
     Proposal,
+    Restored,
     StoreRefusedError,
     StoreUnavailableError,
 )
@@ -54,33 +56,47 @@ class RedisStore:
         self._waits = Links(url, WAIT_LINKS)
 
     async def join(self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
-        arguments = _who(node, incarnation) | _facts(facts)
-        arguments |= {
-            "timing": timing.to_json(),
-            "lease": millis(timing.lease),
-            "credit": millis(timing.credit),
-            "gap": millis(timing.gap),
-            "uid": uuid.uuid4().hex,
+        arguments = _who(node, incarnation) | _facts(facts) | _timing(timing) | {"uid": uuid.uuid4().hex}
+        cluster_uid, served = await self._timed("join", arguments, timing)
+        return JoinReply(cluster_uid=cluster_uid, served=served)
+
+    async def restore(self, offer: Offer) -> Restored:
+        arguments = _timing(offer.timing) | {
+            "uid": offer.cluster_uid,
+            "era": offer.era,
+            "rev": offer.rev,
+            "served": offer.served,
+            "by": offer.by,
+            "nodes": [codec.encode_node(node) for node in offer.nodes],
+            "cordons": {node.id: codec.encode_optional(node.cordon) or "" for node in offer.nodes},
+            "jobs": [codec.encode_job(job) for job in offer.jobs],
+            "uids": offer.uids,
         }
+        era, known, recovering = await self._timed("restore", arguments, offer.timing)
+        return Restored(era=era, known=int(known), recovering=bool(recovering))
+
+    async def _timed(self, name: str, arguments: dict[str, object], timing: Timing) -> Any:
+        """A step that compares the timing; its refusal says what differs."""
         try:
-            cluster_uid, served = await self._step("join", arguments)
+            return await self._step(name, arguments)
         except StoreRefusedError as refusal:
             if refusal.code == "timing":
                 with _strict():
                     stored = Timing.from_json(str(refusal))
                 raise StoreRefusedError("timing", timing_differs(stored, timing)) from None
             raise
-        return JoinReply(cluster_uid=cluster_uid, served=served)
 
     async def beat(self, beat: Beat) -> BeatReply:
         arguments: dict[str, object] = _who(beat.node, beat.incarnation)
-        arguments |= {"seq": beat.seq, "length": beat.length, "rev": beat.rev}
+        arguments |= {"seq": beat.seq, "length": beat.length, "rev": beat.rev, "era": beat.era}
         if beat.facts is not None:
             arguments |= _facts(beat.facts)
         if beat.readiness is not None:
             arguments["readiness"] = codec.encode_readiness(beat.readiness)
         arguments["pods"] = [{"uid": pod.uid, "body": pod.to_json()} for pod in beat.pods or ()]
-        cluster_uid, served, lapsed, next_lapse, rev, more, event, records = await self._step("beat", arguments)
+        cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering = await self._step(
+            "beat", arguments
+        )
         nodes, jobs, gone = [], [], []
         with _strict():
             for key, flat, cordon in records:
@@ -101,6 +117,8 @@ class RedisStore:
                 rev=int(rev),
                 more=bool(more),
                 event=event,
+                era=era,
+                recovering=bool(recovering),
             )
 
     async def leave(self, node: str, incarnation: Incarnation) -> None:
@@ -271,6 +289,15 @@ def _who(node: str, incarnation: Incarnation) -> dict[str, object]:
 
 def _facts(facts: NodeFacts) -> dict[str, object]:
     return {"facts": codec.encode_facts(facts), "address": facts.address, "pid": facts.agent_pid}
+
+
+def _timing(timing: Timing) -> dict[str, object]:
+    return {
+        "timing": timing.to_json(),
+        "lease": millis(timing.lease),
+        "credit": millis(timing.credit),
+        "gap": millis(timing.gap),
+    }
 
 
 def _expectation(step: Proposal | Ending) -> dict[str, object]:

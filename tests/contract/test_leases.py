@@ -90,7 +90,7 @@ async def test_timing_that_differs_is_refused_with_the_difference(bench: Bench) 
 
 
 async def test_beats_are_refused_when_old_or_not_current(bench: Bench) -> None:
-    await refused("not_current", bench.beat("n1", incarnation=Incarnation(life="a", start=1)))
+    await refused("behind", bench.beat("n1", incarnation=Incarnation(life="a", start=1)))
     await bench.up("n1")
     await bench.beat("n1", seq=50)
     await refused("stale", bench.beat("n1", seq=50))
@@ -177,6 +177,8 @@ async def test_lost_and_left_nodes_stay_lapsed_in_an_amnesty(bench: Bench) -> No
     await bench.store.leave("n3", bench.lives["n3"])
     await bench.restart()
     assert set((await bench.beat("n1")).lapsed) == {"n2", "n3"}
+    await refused("recovering", bench.join("n2", life="n2-b"))
+    await bench.recovered("n1")
     await bench.join("n2", life="n2-b")
 
 

@@ -3,7 +3,7 @@ local DAY_MS, FORGET_AT_ONCE, DEAD_KEPT = 86400000, 64, 16
 local id = A.node
 if not meta.timing then
   redis.call('HSET', META, 'timing', A.timing, 'lease', int(A.lease), 'credit', int(A.credit), 'gap', int(A.gap),
-    'cluster_uid', A.uid, 'version', VERSION)
+    'cluster_uid', A.uid, 'version', VERSION, 'era', RUN .. '@' .. int(now) .. '/0')
   meta.cluster_uid, lease_ms = A.uid, A.lease
 elseif meta.timing ~= A.timing then
   return refuse('timing', meta.timing)
@@ -29,6 +29,10 @@ if old and not same and not lapsed(id) then
   return refuse('lease_held', 'node id ' .. id .. ' is held by an agent at ' .. old.address .. ' (pid ' .. old.pid
     .. ') for another ' .. string.format('%.1f', left / 1000) .. ' s at least; this agent is at ' .. A.address
     .. ': give it another node id, or stop the other agent')
+end
+if old and not same and served < recover then
+  return refuse('recovering', 'node id ' .. id .. ' was held by another life, and the store is recovering for another '
+    .. recovering_for() .. ' s: it may join then')
 end
 
 for _, silent in ipairs(redis.call('ZRANGEBYSCORE', LEASE, '-inf', int(served - DAY_MS), 'LIMIT', 0, FORGET_AT_ONCE)) do
