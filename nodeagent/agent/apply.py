@@ -59,6 +59,10 @@ class Applier:
                     log.debug("start", generation=token.number, why=why)
                     self._start(job)
             case pod.Retire(uid, why):
+                status = self._host.status().get(uid)
+                if job is None and status is not None and not status.quiet and not self._lease.seasoned:
+                    log.debug("not retired: the store may just have lost its job", why=why)
+                    return False
                 log.debug("retire", why=why)
                 self._host.retire(uid)
             case pod.SendAck(uid, token, ack, last, why):

@@ -67,6 +67,7 @@ class Lease:
         self.next_lapse: float | None = None
         """When (our clock) the next lease of another node runs out, as far as known."""
         self.newest_event = "0-0"
+        self._first_join: float | None = None
         self._seq = 0
         self._lock = asyncio.Lock()
         self._readiness: dict[str, Readiness] = {}
@@ -93,6 +94,8 @@ class Lease:
             raise
         self._refused_since = None
         self.joined, self.reason = True, ""
+        if self._first_join is None:
+            self._first_join = self._clock.now()
         self._facts_sent = facts
         self._readiness_sent = self._pods_sent = None
         self._log.info("joined", life=self.incarnation.life, start=self.incarnation.start, served=reply.served)
@@ -106,6 +109,13 @@ class Lease:
                 f"{refusal}; it has kept renewing for {now - self._refused_since:.0f} s: stop that agent, or give this "
                 f"one another node.id"
             ) from refusal
+
+    @property
+    def seasoned(self) -> bool:
+        """This agent has been in the cluster for so long that all others, had the store been emptied just before it
+        came, would have restored it by now."""
+        wait = self._timing.lease + self._timing.credit
+        return self._first_join is not None and self._clock.now() >= self._first_join + wait
 
     async def beat(self) -> None:
         """Renew once and read what changed. Raises StoreUnavailableError, or StoreRefusedError when the lease is no
