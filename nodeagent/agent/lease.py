@@ -91,6 +91,8 @@ class Lease:
                 self.lost = True
             elif refusal.code == "lease_held":
                 self._give_up_when_hopeless(refusal)
+            elif refusal.code == "recovering":
+                self._refused_since = None  # nobody renews it: the store only waits whether somebody will
             raise
         self._refused_since = None
         self.joined, self.reason = True, ""

@@ -65,9 +65,10 @@ class Checker:
                 self._active[job.uid] = max(self._active.get(job.uid, 0), job.active.number)
         self._one_generation()
         self._devices()
-        if self.server.state.recovering:
+        if self.server.state.recovering or self.server.state.run != self.server.run_id:
             return  # its records are not the truth yet
         for job in self.server.state.jobs.values():
+            self._newest(job)
             self._head(job)
             self._phase(job)
             self._budget(job)
@@ -103,6 +104,13 @@ class Checker:
                     if device in used:
                         raise Broken(f"{machine.name}: {device} is used by {used[device]} and {uid}")
                     used[device] = uid
+
+    def _newest(self, job: JobRecord) -> None:
+        """Nothing runs that is newer than what the store knows: a generation that it lost came back."""
+        for machine in self.machines.values():
+            token = machine.running(job.uid)
+            if token is not None and (job.head is None or token.number > job.head.number):
+                raise Broken(f"{machine.name} runs generation {token.number} of {job.name}, the store has {job.head}")
 
     def _head(self, job: JobRecord) -> None:
         """Invariant 3, and numbers only grow."""

@@ -24,15 +24,16 @@ if same and A.start < tonumber(old.start) then
   return refuse('not_current', 'a newer agent of node ' .. id .. ' has started (start ' .. old.start .. ', at '
     .. old.address .. '): this one must stop')
 end
-if old and not same and not lapsed(id) then
+if old and not same and not lapsed(id) and lease_end(id) > served then
   local left = math.max(lease_end(id), amnesty) - served
   return refuse('lease_held', 'node id ' .. id .. ' is held by an agent at ' .. old.address .. ' (pid ' .. old.pid
     .. ') for another ' .. string.format('%.1f', left / 1000) .. ' s at least; this agent is at ' .. A.address
     .. ': give it another node id, or stop the other agent')
 end
-if old and not same and served < recover then
-  return refuse('recovering', 'node id ' .. id .. ' was held by another life, and the store is recovering for another '
-    .. recovering_for() .. ' s: it may join then')
+if old and not same and (not lapsed(id) or served < recover) then
+  return refuse('recovering', 'node id ' .. id .. ' was held by an agent at ' .. old.address
+    .. ', and the store has been disturbed: this one may join in '
+    .. string.format('%.1f', (math.max(amnesty, recover) - served) / 1000) .. ' s, if the other does not come back')
 end
 
 for _, silent in ipairs(redis.call('ZRANGEBYSCORE', LEASE, '-inf', int(served - DAY_MS), 'LIMIT', 0, FORGET_AT_ONCE)) do

@@ -32,7 +32,7 @@ def join(s: State, node: str, incarnation: Incarnation, facts: NodeFacts, timing
             f"a newer agent of node {node} has started (start {old.incarnation.start}, "
             f"at {old.facts.address}): this one must stop",
         )
-    if old is not None and not same and not s.lapsed(node):
+    if old is not None and not same and not s.lapsed(node) and s.lease[node] > s.served:
         left = max(s.lease[node], s.amnesty) - s.served
         raise StoreRefusedError(
             "lease_held",
@@ -40,11 +40,12 @@ def join(s: State, node: str, incarnation: Incarnation, facts: NodeFacts, timing
             f"{left / 1000:.1f} s at least; this agent is at {facts.address}: give it another node id, or stop the "
             "other agent",
         )
-    if old is not None and not same and s.recovering:
+    if old is not None and not same and (not s.lapsed(node) or s.recovering):
+        wait = max(s.amnesty, s.recover) - s.served
         raise StoreRefusedError(
             "recovering",
-            f"node id {node} was held by another life, and the store is recovering for another {s.recovering_for} s: "
-            "it may join then",
+            f"node id {node} was held by an agent at {old.facts.address}, and the store has been disturbed: this one "
+            f"may join in {wait / 1000:.1f} s, if the other does not come back",
         )
     _forget(s)
     s.lease[node] = s.served + s.lease_ms
