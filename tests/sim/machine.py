@@ -241,11 +241,12 @@ class SimMachine:
         if pod.highest is None or order.token.number < pod.highest.number or pod.alive:
             return
         pod.generation, pod.exits, pod.fenced, pod.refused = order.token, [], False, ""
-        pod.ranks, pod.env = order.ranks, order.environments
+        pod.ranks, pod.pids, pod.env = (), (), order.environments
         if self.clock.now() >= min(order.not_after, self._until):
             pod.refused, pod.phase = "the grant ran out before the start", "exited"
             self.touch()
             return
+        pod.ranks = order.ranks
         self._pid += len(order.ranks)
         pod.pids = tuple(range(self._pid, self._pid + len(order.ranks)))
         pod.alive = set(range(len(order.ranks)))
