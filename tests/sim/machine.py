@@ -183,7 +183,7 @@ class SimMachine:
     def _kill(self, pods: list[SimPod]) -> None:
         """SIGKILL to all workers of these pods in one go."""
         for pod in pods:
-            pod.killing = True
+            pod.killing = bool(pod.alive)
             for local in sorted(pod.alive):
                 self._record(pod, local, None, 9)
         self.touch()
