@@ -75,17 +75,6 @@ class RedisStore:
         era, known, recovering = await self._timed("restore", arguments, offer.timing)
         return Restored(era=era, known=int(known), recovering=bool(recovering))
 
-    async def _timed(self, name: str, arguments: dict[str, object], timing: Timing) -> Any:
-        """A step that compares the timing; its refusal says what differs."""
-        try:
-            return await self._step(name, arguments)
-        except StoreRefusedError as refusal:
-            if refusal.code == "timing":
-                with _strict():
-                    stored = Timing.from_json(str(refusal))
-                raise StoreRefusedError("timing", timing_differs(stored, timing)) from None
-            raise
-
     async def beat(self, beat: Beat) -> BeatReply:
         arguments: dict[str, object] = _who(beat.node, beat.incarnation)
         arguments |= {"seq": beat.seq, "length": beat.length, "rev": beat.rev, "era": beat.era}
@@ -238,6 +227,17 @@ class RedisStore:
         (flat,) = await self._step(name, arguments)
         with _strict():
             return codec.decode_job(flat)
+
+    async def _timed(self, name: str, arguments: dict[str, object], timing: Timing) -> Any:
+        """A step that compares the timing; its refusal says what differs."""
+        try:
+            return await self._step(name, arguments)
+        except StoreRefusedError as refusal:
+            if refusal.code == "timing":
+                with _strict():
+                    stored = Timing.from_json(str(refusal))
+                raise StoreRefusedError("timing", timing_differs(stored, timing)) from None
+            raise
 
     async def _step(self, name: str, arguments: dict[str, object]) -> Any:
         text = codec.encode(arguments)
