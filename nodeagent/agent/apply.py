@@ -39,6 +39,8 @@ class Applier:
 
     async def pod(self, action: pod.PodAction) -> bool:
         """Carry out one pod action; true if the snapshot changed by it. Raises StoreUnavailableError."""
+        if self._snapshot.recovering:  # since this was decided: the view may be older than what others have seen
+            return False
         job = self._snapshot.job(action.uid)
         log = self._log.bind(job=job.name if job is not None else action.uid)
         match action:
@@ -57,6 +59,10 @@ class Applier:
                     log.debug("start", generation=token.number, why=why)
                     self._start(job)
             case pod.Retire(uid, why):
+                status = self._host.status().get(uid)
+                if job is None and status is not None and not status.quiet and not self._lease.seasoned:
+                    log.debug("not retired: the store may just have lost its job", why=why)
+                    return False
                 log.debug("retire", why=why)
                 self._host.retire(uid)
             case pod.SendAck(uid, token, ack, last, why):

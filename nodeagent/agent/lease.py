@@ -14,6 +14,7 @@ import structlog
 from nodeagent.agent.clock import Clock
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.recovery import offer
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
@@ -28,6 +29,9 @@ PODS_REFRESH = 5.0
 REFUSED_LIMIT = 3.0
 """An id that another life holds is given up after this many leases: then the other one is alive, not a dead one's
 rest."""
+
+OFFERS = 4
+"""Most offers to a store that may have lost writes, within one beat."""
 
 
 class IdTakenError(Exception):
@@ -69,6 +73,7 @@ class Lease:
         """The cluster's, once joined."""
         self.usage: Mapping[str, PodUsage] = {}
         """What the pods use, by job uid: goes along whenever their states are told, and is no reason to tell them."""
+        self._first_join: float | None = None
         self._seq = 0
         self._lock = asyncio.Lock()
         self._readiness: dict[str, Readiness] = {}
@@ -94,16 +99,17 @@ class Lease:
             self.reason = str(refusal)
             if refusal.code in ("lost", "not_current"):
                 self.lost = True
-            elif refusal.code == "sheltered":
-                self._refused_since = None  # nobody renews it
             elif refusal.code == "lease_held":
                 self._give_up_when_hopeless(refusal)
+            elif refusal.code == "recovering":
+                self._refused_since = None  # nobody renews it: the store only waits whether somebody will
             raise
         self._refused_since = None
         self.joined, self.reason, self.secret = True, "", reply.secret
+        if self._first_join is None:
+            self._first_join = self._clock.now()
         self._facts_sent = facts
         self._readiness_sent = self._pods_sent = None
-        self._snapshot.forget_revision()
         self._log.info("joined", life=self.incarnation.life, start=self.incarnation.start, served=reply.served)
 
     def _give_up_when_hopeless(self, refusal: StoreRefusedError) -> None:
@@ -116,25 +122,54 @@ class Lease:
                 f"one another node.id"
             ) from refusal
 
+    @property
+    def seasoned(self) -> bool:
+        """This agent has been in the cluster for so long that all others, had the store been emptied just before it
+        came, would have restored it by now."""
+        wait = self._timing.lease + self._timing.credit
+        return self._first_join is not None and self._clock.now() >= self._first_join + wait
+
     async def beat(self) -> None:
         """Renew once and read what changed. Raises StoreUnavailableError, or StoreRefusedError when the lease is no
         longer ours."""
         async with self._lock:
-            more = True
+            more, offers = True, 0
             while more:
-                more = (await self._beat()).more
+                try:
+                    more = (await self._beat()).more
+                except StoreRefusedError as refusal:
+                    offers += 1
+                    if refusal.code != "behind" or offers > OFFERS:
+                        raise
+                    await self._restore()
+
+    async def _restore(self) -> None:
+        """The store may have lost writes: offer it what is known here, and go on in the same life. Workers are not
+        touched: what was granted is good until its fence."""
+        try:
+            era = await offer(self._store, self._snapshot, self._timing, self.node, self.secret, self._clock.now())
+        except StoreRefusedError as refusal:
+            if refusal.code == "foreign":
+                self.joined, self.lost, self.reason = False, True, str(refusal)
+                self._snapshot.forget()
+            raise
+        self._snapshot.read_again(era)
+        self.joined = False
+        await self.join()
 
     async def _beat(self) -> BeatReply:
         sent = self._clock.now()
         self._seq = max(self._seq + 1, millis(sent))  # grows over restarts of the agent too
         pods = self._pods
         pods_due = pods != self._pods_sent or (pods and sent - self._pods_at > PODS_REFRESH)
+        era, rev = self._snapshot.asked
         beat = Beat(
             node=self.node,
             incarnation=self.incarnation,
             seq=self._seq,
             length=millis(self._timing.lease),
-            rev=self._snapshot.rev,
+            rev=rev,
+            era=era,
             facts=self.facts if self.facts != self._facts_sent else None,
             readiness=self._readiness if self._readiness != self._readiness_sent else None,
             pods=tuple(p.model_copy(update={"usage": self.usage.get(p.uid)}) for p in pods) if pods_due else None,
@@ -145,16 +180,13 @@ class Lease:
             self._unanswered()
             raise
         except StoreRefusedError as refusal:
-            if refusal.code != "stale" and beat.incarnation == self.incarnation:
+            if refusal.code not in ("stale", "behind") and beat.incarnation == self.incarnation:
                 self.joined, self.lost, self.reason = False, True, str(refusal)
             raise
         now = self._clock.now()
         self._renewed(beat, sent, pods)
         self._metrics.store_roundtrip.observe(now - sent)
-        other = self._snapshot.is_other(reply)
         self._snapshot.absorb(reply, now)
-        if other and beat.rev:
-            reply = self._read_all_again(reply)
         self.next_lapse = None if reply.next_lapse is None else now + reply.next_lapse / 1000
         self.newest_event = reply.event
         return reply
@@ -165,14 +197,6 @@ class Lease:
             self.away_since = self._clock.wall()
             left = max(0.0, self.fence_at - self._clock.now())
             self._log.warning("store does not answer", fence_in=round(left, 2))
-
-    def _read_all_again(self, reply: BeatReply) -> BeatReply:
-        """Another store (process) than before: what we read and what we told may be lost there."""
-        self._log.warning("another store process answers: reading everything again", run=reply.run)
-        self._snapshot.complete = False
-        self._snapshot.forget_revision()
-        self._facts_sent = self._readiness_sent = self._pods_sent = None
-        return reply.model_copy(update={"more": True})
 
     def _renewed(self, beat: Beat, sent: float, pods: tuple[PodState, ...]) -> None:
         if self.away_since is not None:

@@ -119,7 +119,10 @@ class Agent:
             self._log.error("some workers could not be stopped: the lease is left to lapse")
             return
         await self._failsafe.let_promises_end()
-        await self._lease.leave()
+        try:
+            await self._lease.leave()
+        except StoreRefusedError as refusal:  # it is recovering, or has forgotten this node
+            self._log.warning("the lease is left to lapse", why=str(refusal))
 
     async def _beats(self) -> None:
         while True:
@@ -154,7 +157,7 @@ class Agent:
         except StoreRefusedError as refusal:
             if refusal.code in ("timing", "version"):
                 raise
-            if refusal.code not in ("lease_held", "sheltered", "stale"):
+            if refusal.code not in ("lease_held", "stale", "recovering"):
                 self._log.warning("lease is gone", why=str(refusal))
         self._wake.set()
 
@@ -204,7 +207,7 @@ class Agent:
         """Rounds until nothing changes any more; returns when (our clock) to look again."""
         try:
             for _ in range(ROUNDS):
-                if not self._snapshot.complete or not self._lease.joined:
+                if not self._snapshot.complete or self._snapshot.recovering or not self._lease.joined:
                     return None
                 changed, due = await self._round()
                 if not changed:

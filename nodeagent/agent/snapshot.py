@@ -11,7 +11,11 @@ from nodeagent.store.base import BeatReply
 
 
 class Snapshot:
-    """Absorbs replies; newer revisions replace older ones, never the other way round."""
+    """Absorbs replies; newer revisions replace older ones, never the other way round.
+
+    While the store recovers from lost writes the view stays as it is, since it may know more than the store. After
+    ``read_again`` everything is read anew beside it, and replaces it once it is complete.
+    """
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
@@ -20,17 +24,37 @@ class Snapshot:
         self._lapsed: frozenset[str] = frozenset()
         self._served = 0
         self._at = 0.0
+        self._anew: Snapshot | None = None
         self.rev = 0
+        self.era = ""
+        """The era of the store that ``rev`` belongs to."""
         self.cluster_uid = ""
-        self._run = ""
         self.complete = False
         """Everything has been read at least once."""
+        self.recovering = False
+        """The store may still lack what others know: nothing is to be decided or started on this view."""
+
+    @property
+    def asked(self) -> tuple[str, int]:
+        """Era and revision after which the next beat is to bring changes."""
+        source = self._anew or self
+        return source.era, source.rev
 
     def absorb(self, reply: BeatReply, now: float) -> None:
-        """Take in a beat's reply received at ``now``. Another store's replaces everything."""
-        if self.is_other(reply):
+        """Take in a beat's reply received at ``now``. A store with another identity replaces everything."""
+        self._lapsed = frozenset(reply.lapsed)
+        self._served, self._at = reply.served, now
+        self.recovering = reply.recovering
+        if reply.recovering:
+            return
+        if self._anew is not None:
+            self._anew.absorb(reply, now)
+            if self._anew.complete:
+                self._replace(self._anew)
+            return
+        if reply.cluster_uid != self.cluster_uid:
             self._nodes, self._jobs, self.complete = {}, {}, False
-        self.cluster_uid, self._run = reply.cluster_uid, reply.run
+        self.cluster_uid = reply.cluster_uid
         for node in reply.nodes:
             self._nodes[node.id] = node
         for job in reply.jobs:
@@ -38,19 +62,19 @@ class Snapshot:
         for key in reply.gone:
             kind, _, name = key.partition(":")
             (self._nodes if kind == "node" else self._jobs).pop(name, None)
-        self._lapsed = frozenset(reply.lapsed)
-        self._served, self._at = reply.served, now
-        self.rev = reply.rev
+        self.rev, self.era = reply.rev, reply.era
         if not reply.more:
             self.complete = True
 
-    def is_other(self, reply: BeatReply) -> bool:
-        """Whether another store answers than before, or another process of it: it may have lost what was read, and
-        its revisions may mean other changes."""
-        return bool(self.cluster_uid) and (reply.cluster_uid, reply.run) != (self.cluster_uid, self._run)
+    def _replace(self, other: Snapshot) -> None:
+        self._nodes, self._jobs = other._nodes, other._jobs
+        self.rev, self.era, self.cluster_uid = other.rev, other.era, other.cluster_uid
+        self.complete, self._anew = True, None
 
     def absorb_job(self, job: JobRecord) -> bool:
         """Take in one job's record; false if it is older than what is known."""
+        if self._anew is not None:
+            self._anew.absorb_job(job)
         known = self._jobs.get(job.uid)
         if known is not None and known.rev > job.rev:
             return False
@@ -59,11 +83,19 @@ class Snapshot:
 
     def forget_job(self, uid: str) -> None:
         """The job was removed."""
+        if self._anew is not None:
+            self._anew.forget_job(uid)
         self._jobs.pop(uid, None)
 
-    def forget_revision(self) -> None:
-        """Read everything again with the next beat."""
-        self.rev = 0
+    def read_again(self, era: str) -> None:
+        """Read everything again, of this era (empty: whichever the store is in); until then the view stays."""
+        self._anew = Snapshot(self._timing)
+        self._anew.era = era
+
+    def forget(self) -> None:
+        """Know nothing any more: it was another cluster's."""
+        self._nodes, self._jobs, self.complete = {}, {}, False
+        self.rev, self.era, self.cluster_uid, self._anew = 0, "", "", None
 
     def cluster(self, now: float) -> Cluster:
         """The view at ``now``: served time goes on by our own clock, but never by more than one credit."""

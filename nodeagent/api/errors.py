@@ -25,6 +25,7 @@ STATUS = {
     "state": 409,
     "store_away": 503,
     "not_joined": 503,
+    "recovering": 503,
 }
 """Code of an error to HTTP status; the tool maps the status on to its exit code."""
 
@@ -88,6 +89,7 @@ _REFUSED = {
     "name_taken": ("state", "choose another name, or stop or delete that job first"),
     "ended": ("state", "submit it again: nodeagentctl submit FILE"),
     "not_live": ("state", "see nodeagentctl nodes, then ask again"),
+    "recovering": ("recovering", "running jobs go on undisturbed; ask again in a few seconds"),
     "stale": ("state", "somebody else changed it at the same moment; look, then ask again: nodeagentctl get"),
 }
 

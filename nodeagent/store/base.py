@@ -12,6 +12,12 @@ Every step first advances the **served clock**, the only clock that leases are j
         served += clamp(d, 0, credit); last = TIME
     lapsed(n) = left(n) or lost(n) or (lease_end(n) <= served and served >= amnesty)
 
+A run id that differs (a restart, a fail-over, other data) also opens a **recovery**: its server may have lost writes.
+Until it ends, together with that amnesty, agents may offer what they know (``restore``), and every step that decides
+something of a job (all but join, beat, restore and the reads) is refused (``recovering``). Each recovery begins a new
+**era**, a text that names it; an agent's view of the store is known by its era and its revision. Revisions only grow
+from era to era, so that of two versions of a record the one with the higher revision is always the newer.
+
 All served times are integer milliseconds since the cluster's record began; the clock stands at 0 until the first join
 has written the timing.
 
@@ -56,10 +62,12 @@ class StoreRefusedError(StoreError):
     """A check failed; nothing was changed. ``str()`` is a sentence for the person.
 
     ``code`` is one of: ``lost`` (this life was declared lost), ``not_current`` (another incarnation holds the node's
-    id), ``lease_held`` (another life's lease has not lapsed), ``sheltered`` (it has, but for an amnesty), ``timing``
-    (values differ from the store's), ``stale`` (head, state, control or spec revision changed: read again),
-    ``not_live``, ``busy`` (a device is another job's), ``unsupported`` (exits do not support the outcome, or a size out
-    of min..max), ``name_taken``, ``not_found``, ``ended``, ``version``.
+    id), ``lease_held`` (another life's lease has not lapsed), ``timing`` (values differ from the store's), ``stale``
+    (head, state, control or spec revision changed: read again), ``not_live``, ``busy`` (a device is another job's),
+    ``unsupported`` (exits do not support the outcome, or a size out of min..max), ``name_taken``, ``not_found``,
+    ``ended``, ``version``, ``recovering`` (nothing is decided until every agent had time to say what it knows),
+    ``behind`` (the store may lack what this agent knows: restore, then join again), ``foreign`` (it is another
+    cluster's).
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -96,9 +104,9 @@ class BeatReply(Record):
     """More changes wait (at most 256 records come in one reply): beat again at once."""
     event: str = "0-0"
     """Id of the newest event: wait for what comes after it."""
-    run: str = ""
-    """Identity of the server process. Another one may have lost what was read before (a restart, a fail-over): forget
-    all records and read them again from ``rev`` 0."""
+    era: str = ""
+    recovering: bool = False
+    """The store is recovering: the reply brings no records, and ``rev`` is the one that was sent."""
 
 
 class Beat(Record):
@@ -112,6 +120,8 @@ class Beat(Record):
     """Lease length asked for, in ms."""
     rev: int
     """Records changed after this are returned; 0 for all."""
+    era: str = ""
+    """The era of the view that ``rev`` belongs to; empty if nothing has been read yet."""
     facts: NodeFacts | None = None
     """Only when they changed."""
     readiness: dict[str, Readiness] | None = None
@@ -119,6 +129,50 @@ class Beat(Record):
     pods: tuple[PodState, ...] | None = None
     """Only when something changed, or to refresh their TTL (all pods of this node); pod keys not named are left to
     expire."""
+
+
+class Offer(Record):
+    """What an agent knows of the store, or a page of it, for a store that may have lost it.
+
+    Its view is everything up to ``rev`` of ``era``, and single records that are newer (replies of its own steps).
+    Refused: ``timing``; ``foreign`` when the store has another ``cluster_uid`` and jobs. A store that is empty, or has
+    another uid (not from an offer) but never had a job, or has a lower revision than the offer's, takes the uid and
+    opens a recovery. While
+    it is recovering, the newest complete view wins: if ``rev`` is above ``Restored.known``, each record of the store
+    that is not newer than ``rev`` becomes the offer's version (also one that it lacks); any other record is taken if
+    its revision is above ``known`` and above the stored one. A taken record keeps its revision. ``uids``, on the last
+    page: jobs not among them and not newer than ``rev`` were removed; then ``known`` = rev. Names, highest numbers
+    (which never go down), order, devices and cordons follow the records. A life that either side knows as lost is
+    lost; of the same life the higher start stays; a life that is replaced is dead; a node without a lease gets one that
+    has ended, which the amnesty shelters. The first offer that brings something begins a new era (event
+    StoreRestored), ``served`` = max(its own, the offer's).
+
+    After the recovery an offer adds only jobs that are not there and newer than ``known``: their generation has ended,
+    for its nodes have been silent too long, and the job holds.
+    """
+
+    cluster_uid: str
+    secret: str
+    timing: Timing
+    era: str
+    rev: int
+    served: int
+    """The agent's estimate."""
+    by: str
+    """The offering node."""
+    nodes: tuple[NodeRecord, ...] = ()
+    jobs: tuple[JobRecord, ...] = ()
+    uids: tuple[str, ...] | None = None
+    """Every job of the complete view: on its last page only."""
+
+
+class Restored(Record):
+    """The store after an offer."""
+
+    era: str
+    known: int
+    """The revision up to which the store has everything: records that are not above it need not be offered."""
+    recovering: bool
 
 
 class Proposal(Record):
@@ -224,17 +278,24 @@ class Store(Protocol):
     """
 
     async def join(self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
-        """Take the node's id. Allowed: no record, the same life with start not lower, or another life whose lease has
-        lapsed (or that left). Refused: a lost life (``lost``), another life still leased (``lease_held``,
-        ``sheltered``; the text names both addresses), the same life with a lower start (``not_current``), timing that
-        differs (``timing``; the first agent ever writes it). Effect: record (cordon is kept, readiness cleared for a
-        new life), lease = served + lease; event NodeJoined for a new life; ``joined`` only changes with the life. Nodes
+        """Take the node's id. Allowed: no record, the same life with start not lower, or another life whose lease
+        has lapsed (or that left). Refused: a lost life (``lost``), another life still leased (``lease_held``; the
+        text names both addresses), sheltered by an amnesty or in a recovery (``recovering``), the same life with a
+        lower start (``not_current``), timing that differs (``timing``; the first agent ever writes it). Effect: record
+        (cordon is kept, readiness cleared for a new
+        life), lease = served + lease; event NodeJoined for a new life; ``joined`` only changes with the life. Nodes
         whose lease ended a day of served time ago are forgotten, but for their cordon."""
         ...
 
     async def beat(self, beat: Beat) -> BeatReply:
-        """Renew. Refused unless the whole incarnation is current (``not_current``), not lost or left (``lost``), seq
-        newer (``stale``). A lapsed but not lost life is renewed. Unchanged facts or readiness raise no revision."""
+        """Renew. Refused when the view sent is not one of this store's (``behind``: of another era and not the one that
+        this era continues with ``rev`` within it, or beyond the store's revision) or the node has no record
+        (``behind``). Refused unless the whole incarnation is current (``not_current``), not lost or left (``lost``),
+        seq newer (``stale``). A lapsed but not lost life is renewed. Unchanged facts or readiness raise no revision."""
+        ...
+
+    async def restore(self, offer: Offer) -> Restored:
+        """See Offer. Without records it only asks."""
         ...
 
     async def leave(self, node: str, incarnation: Incarnation) -> None:

@@ -32,7 +32,9 @@ from nodeagent.store.base import (
     BeatReply,
     Ending,
     JoinReply,
+    Offer,
     Proposal,
+    Restored,
     Settlement,
     StoreRefusedError,
     StoreUnavailableError,
@@ -71,35 +73,38 @@ class RedisStore:
         self._waits = Links(config, WAIT_LINKS, timeout)
 
     async def join(self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
-        arguments = _who(node, incarnation) | _facts(facts)
-        arguments |= {
-            "timing": timing.to_json(),
-            "lease": millis(timing.lease),
-            "credit": millis(timing.credit),
-            "gap": millis(timing.gap),
-            "limit": millis(timing.failsafe_limit),
-            "uid": uuid.uuid4().hex,
-            "secret": secrets.token_hex(32),
-        }
-        try:
-            cluster_uid, served, secret = await self._step("join", arguments)
-        except StoreRefusedError as refusal:
-            if refusal.code == "timing":
-                with _strict():
-                    stored = Timing.from_json(str(refusal))
-                raise StoreRefusedError("timing", timing_differs(stored, timing)) from None
-            raise
+        arguments = _who(node, incarnation) | _facts(facts) | _timing(timing)
+        arguments |= {"uid": uuid.uuid4().hex, "secret": secrets.token_hex(32)}
+        cluster_uid, served, secret = await self._timed("join", arguments, timing)
         return JoinReply(cluster_uid=cluster_uid, served=served, secret=secret)
+
+    async def restore(self, offer: Offer) -> Restored:
+        arguments = _timing(offer.timing) | {
+            "uid": offer.cluster_uid,
+            "secret": offer.secret,
+            "era": offer.era,
+            "rev": offer.rev,
+            "served": offer.served,
+            "by": offer.by,
+            "nodes": [codec.encode_node(node) for node in offer.nodes],
+            "cordons": {node.id: codec.encode_optional(node.cordon) or "" for node in offer.nodes},
+            "jobs": [codec.encode_job(job) for job in offer.jobs],
+            "uids": offer.uids,
+        }
+        era, known, recovering = await self._timed("restore", arguments, offer.timing)
+        return Restored(era=era, known=int(known), recovering=bool(recovering))
 
     async def beat(self, beat: Beat) -> BeatReply:
         arguments: dict[str, object] = _who(beat.node, beat.incarnation)
-        arguments |= {"seq": beat.seq, "length": beat.length, "rev": beat.rev}
+        arguments |= {"seq": beat.seq, "length": beat.length, "rev": beat.rev, "era": beat.era}
         if beat.facts is not None:
             arguments |= _facts(beat.facts)
         if beat.readiness is not None:
             arguments["readiness"] = codec.encode_readiness(beat.readiness)
         arguments["pods"] = [{"uid": pod.uid, "body": pod.to_json()} for pod in beat.pods or ()]
-        cluster_uid, served, lapsed, next_lapse, rev, more, event, records, run = await self._step("beat", arguments)
+        cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering = await self._step(
+            "beat", arguments
+        )
         nodes, jobs, gone = [], [], []
         with _strict():
             for key, flat, cordon in records:
@@ -120,7 +125,8 @@ class RedisStore:
                 rev=int(rev),
                 more=bool(more),
                 event=event,
-                run=run,
+                era=era,
+                recovering=bool(recovering),
             )
 
     async def leave(self, node: str, incarnation: Incarnation) -> None:
@@ -279,6 +285,17 @@ class RedisStore:
         with _strict():
             return codec.decode_job(flat)
 
+    async def _timed(self, name: str, arguments: dict[str, object], timing: Timing) -> Any:
+        """A step that compares the timing; its refusal says what differs."""
+        try:
+            return await self._step(name, arguments)
+        except StoreRefusedError as refusal:
+            if refusal.code == "timing":
+                with _strict():
+                    stored = Timing.from_json(str(refusal))
+                raise StoreRefusedError("timing", timing_differs(stored, timing)) from None
+            raise
+
     async def _step(self, name: str, arguments: dict[str, object]) -> Any:
         text = codec.encode(arguments)
         async with self._bounded(self._commands, self._timeout) as link:
@@ -332,6 +349,16 @@ def _who(node: str, incarnation: Incarnation) -> dict[str, object]:
 
 def _facts(facts: NodeFacts) -> dict[str, object]:
     return {"facts": codec.encode_facts(facts), "address": facts.address, "pid": facts.agent_pid}
+
+
+def _timing(timing: Timing) -> dict[str, object]:
+    return {
+        "timing": timing.to_json(),
+        "lease": millis(timing.lease),
+        "credit": millis(timing.credit),
+        "gap": millis(timing.gap),
+        "limit": millis(timing.failsafe_limit),
+    }
 
 
 def _expectation(step: Proposal | Ending | Settlement) -> dict[str, object]:

@@ -67,6 +67,58 @@ def encode_optional(record: Record | None) -> str | None:
     return record.to_json() if record is not None else None
 
 
+def encode_job(job: JobRecord) -> dict[str, str]:
+    """The flat hash of a job, as ``decode_job`` reads it."""
+    size = job.spec.role.nodes
+    flat = {"min": str(size.min), "max": str(size.max)}
+    flat |= _flatten(job, JOB_TEXT, (), JOB_MAPS, {"head", "active"})
+    if job.head is not None:
+        flat |= _flatten(job.head, HEAD_TEXT, HEAD_FLAG, HEAD_MAPS, set(), "head_")
+    if job.active is not None:
+        flat |= {"active_number": str(job.active.number), "active_id": job.active.id}
+    return flat
+
+
+def _flatten(
+    record: Record, texts: Sequence[str], flags: Sequence[str], maps: Mapping[str, str], others: set[str],
+    prefix: str = "",
+) -> dict[str, str]:  # fmt: skip
+    """Every field of a record but ``others``: what is named nowhere is JSON. A job's field without a value is absent, a
+    head's is null."""
+    kinds = {name: kind for kind, name in maps.items()}
+    flat: dict[str, str] = {}
+    for name, value in record.model_dump(mode="json").items():
+        if name in others or (value is None and not prefix):
+            continue
+        if name in kinds:
+            entries = getattr(record, name)
+            flat |= {f"{kinds[name]}:{key}": _entry(entry) for key, entry in entries.items()}
+        elif name in texts:
+            flat[prefix + name] = value
+        else:
+            flat[prefix + name] = str(int(value)) if name in flags else json.dumps(value, ensure_ascii=False)
+    return flat
+
+
+def _entry(record: Record | str) -> str:
+    if isinstance(record, str):
+        return json.dumps(record)
+    if not isinstance(record, PodReport):
+        return record.to_json()
+    report = encode_report(record)
+    return f"{record.seq} {report['state']} {report['body']}"
+
+
+def encode_node(node: NodeRecord) -> dict[str, str]:
+    """The flat hash of a node, but for what only the store knows of it (``seq``, ``dead``)."""
+    return {
+        "id": node.id, "life": node.incarnation.life, "start": str(node.incarnation.start),
+        "lost": str(int(node.lost)), "left": str(int(node.left)), "joined": str(node.joined), "rev": str(node.rev),
+        "facts": encode_facts(node.facts), "address": node.facts.address, "pid": str(node.facts.agent_pid),
+        "readiness": encode_readiness(node.readiness),
+    }  # fmt: skip
+
+
 def decode_job(flat: Sequence[str]) -> JobRecord:
     """Raises ValueError (pydantic's is one)."""
     fields = pairs(flat)

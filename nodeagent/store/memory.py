@@ -16,8 +16,18 @@ from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, PodReport, Token
-from nodeagent.store.base import Answer, Beat, BeatReply, Ending, JoinReply, Proposal, Settlement
-from nodeagent.store.twin import generation, lease, operator
+from nodeagent.store.base import (
+    Answer,
+    Beat,
+    BeatReply,
+    Ending,
+    JoinReply,
+    Offer,
+    Proposal,
+    Restored,
+    Settlement,
+)  # fmt: skip
+from nodeagent.store.twin import generation, lease, operator, restore
 from nodeagent.store.twin.state import State, event_order
 
 
@@ -46,6 +56,12 @@ class MemoryServer:
             self.state = State(f"memory-{self._starts}")
             self._rung = "0-0"
 
+    def put_back(self, state: State) -> None:
+        """A new server process with older data."""
+        self.restart()
+        self.state = state
+        self._rung = state.newest_event
+
     def now(self) -> int:
         """The server's clock in whole milliseconds."""
         return int(self._clock() * 1000)
@@ -54,6 +70,12 @@ class MemoryServer:
         """Enter a step: the state, its served clock advanced."""
         self.state.enter(self.run_id, self.now())
         return self.state
+
+    def settled(self) -> State:
+        """Enter a step that decides something: refused while the store is recovering."""
+        state = self.step()
+        state.check_settled()
+        return state
 
     def ring(self) -> None:
         """Wake waiters if events were written since."""
@@ -81,40 +103,45 @@ class MemoryStore:
     async def beat(self, beat: Beat) -> BeatReply:
         return lease.beat(self._server.step(), beat)
 
+    async def restore(self, offer: Offer) -> Restored:
+        reply = restore.restore(self._server.step(), offer)
+        self._server.ring()
+        return reply
+
     async def leave(self, node: str, incarnation: Incarnation) -> None:
-        lease.leave(self._server.step(), node, incarnation)
+        lease.leave(self._server.settled(), node, incarnation)
         self._server.ring()
 
     async def propose(self, proposal: Proposal) -> JobRecord:
-        return self._done(generation.propose(self._server.step(), proposal))
+        return self._done(generation.propose(self._server.settled(), proposal))
 
     async def ack(
         self, uid: str, token: Token, node: str, incarnation: Incarnation, ack: Ack, last: PodReport | None
     ) -> JobRecord:
-        return self._done(generation.ack(self._server.step(), uid, token, node, incarnation, ack, last))
+        return self._done(generation.ack(self._server.settled(), uid, token, node, incarnation, ack, last))
 
     async def activate(self, uid: str, token: Token) -> JobRecord:
-        return self._done(generation.activate(self._server.step(), uid, token))
+        return self._done(generation.activate(self._server.settled(), uid, token))
 
     async def report(self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport) -> JobRecord:
-        return self._done(generation.report(self._server.step(), uid, token, node, incarnation, report))
+        return self._done(generation.report(self._server.settled(), uid, token, node, incarnation, report))
 
     async def end(self, ending: Ending) -> JobRecord:
-        return self._done(generation.end(self._server.step(), ending))
+        return self._done(generation.end(self._server.settled(), ending))
 
     async def submit(self, uid: str, spec: JobSpec, owner: int, wall: float, by: str, request: str) -> JobRecord:
-        return self._done(operator.submit(self._server.step(), uid, spec, owner, wall, by, request))
+        return self._done(operator.submit(self._server.settled(), uid, spec, owner, wall, by, request))
 
     async def control(
         self, uid: str, expect_rev: int, control: Control | None, request: str, event: str, text: str, did: str = ""
     ) -> JobRecord:
-        return self._done(operator.control(self._server.step(), uid, expect_rev, control, request, event, text, did))
+        return self._done(operator.control(self._server.settled(), uid, expect_rev, control, request, event, text, did))
 
     async def request(self, request: str) -> Answer | None:
         return self._server.state.requests.get(request)
 
     async def settle(self, settlement: Settlement) -> JobRecord:
-        return self._done(generation.settle(self._server.step(), settlement))
+        return self._done(generation.settle(self._server.settled(), settlement))
 
     async def keep(
         self,
@@ -125,20 +152,20 @@ class MemoryStore:
         expect: Mapping[str, str],
         keepers: Mapping[str, str],
     ) -> JobRecord:
-        step = generation.keep(self._server.step(), uid, token, node, incarnation, expect, keepers)
+        step = generation.keep(self._server.settled(), uid, token, node, incarnation, expect, keepers)
         return self._done(step)
 
     async def forget(self, node: str, by: str) -> NodeRecord:
-        record = lease.forget(self._server.step(), node, by)
+        record = lease.forget(self._server.settled(), node, by)
         self._server.ring()
         return record
 
     async def remove(self, uid: str) -> None:
-        operator.remove(self._server.step(), uid)
+        operator.remove(self._server.settled(), uid)
         self._server.ring()
 
     async def cordon(self, node: str, cordon: Cordon | None, request: str) -> NodeRecord:
-        record = lease.cordon(self._server.step(), node, cordon, request)
+        record = lease.cordon(self._server.settled(), node, cordon, request)
         self._server.ring()
         return record
 

@@ -8,6 +8,8 @@ from functools import cache
 from importlib.resources import files
 
 PRELUDES = ("_clock", "_records", "_holders", "_generation")
+WHILE_RECOVERING = frozenset({"join", "beat", "restore"})
+"""Steps that decide nothing of a job; all others wait for the end of a recovery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,6 @@ class Script:
 def load(name: str, *, bare: bool = False) -> Script:
     """The step of this name. ``bare``: without the preludes, so without advancing the served clock."""
     folder = files("nodeagent.store") / "scripts"
-    parts = (name,) if bare else (*PRELUDES, name)
+    parts = (name,) if bare else (*PRELUDES, *(() if name in WHILE_RECOVERING else ("_settled",)), name)
     source = "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in parts)
     return Script(name=name, source=source, sha=hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())

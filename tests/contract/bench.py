@@ -7,6 +7,8 @@ they run against. Node leases are long unless a test asks for a short one.
 from __future__ import annotations
 
 import asyncio
+import copy
+import uuid
 from collections.abc import Mapping
 
 from nodeagent.model.job import Control, Desired, JobRecord, Phase, Spend
@@ -16,8 +18,9 @@ from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Cause, Head, Member, PodReport, Token
 from nodeagent.store.base import Beat, BeatReply, Ending, Proposal, Store, StoreRefusedError
-from nodeagent.store.link import Links
+from nodeagent.store.link import Link, Links
 from nodeagent.store.memory import MemoryServer
+from nodeagent.store.twin.state import State
 
 FAST = Timing(heartbeat=0.05, credit=0.1, gap=1.5, lease=0.3)
 LONG = 3_600_000
@@ -70,6 +73,14 @@ class Bench:
         """Make the server a new process with the old data, as far as the store can tell."""
         raise NotImplementedError
 
+    async def keep(self) -> object:
+        """A copy of all that the store has, but for its events."""
+        raise NotImplementedError
+
+    async def put_back(self, kept: object) -> None:
+        """Make the server another process with the data of a copy; None for none at all."""
+        raise NotImplementedError
+
     async def age(self, served_ms: int) -> None:
         """Move the served clock on at once."""
         raise NotImplementedError
@@ -97,6 +108,7 @@ class Bench:
         *,
         length: int = LONG,
         rev: int = 0,
+        era: str = "",
         incarnation: Incarnation | None = None,
         seq: int | None = None,
         new_facts: NodeFacts | None = None,
@@ -111,6 +123,7 @@ class Bench:
                 seq=self._seq[node] if seq is None else seq,
                 length=length,
                 rev=rev,
+                era=era,
                 facts=new_facts,
                 readiness=readiness,
                 pods=pods,
@@ -132,6 +145,12 @@ class Bench:
         start = (await self.beat(watcher)).served
         async with asyncio.timeout(BOUND):
             while (await self.beat(watcher)).served < start + ms:
+                await self.sleep(0.05)
+
+    async def recovered(self, watcher: str) -> None:
+        """Until the store's recovery is over."""
+        async with asyncio.timeout(BOUND):
+            while (await self.beat(watcher)).recovering:
                 await self.sleep(0.05)
 
     # --- jobs
@@ -234,6 +253,17 @@ class MemoryBench(Bench):
     async def restart(self) -> None:
         self.server.restart()
 
+    async def keep(self) -> object:
+        kept = copy.deepcopy(self.server.state)
+        kept.events.clear()
+        return kept
+
+    async def put_back(self, kept: object) -> None:
+        if isinstance(kept, State):
+            self.server.put_back(copy.deepcopy(kept))
+        else:
+            self.server.restart(keep_data=False)
+
     async def age(self, served_ms: int) -> None:
         self.server.state.served += served_ms
 
@@ -256,6 +286,20 @@ class RedisBench(Bench):
         async with self._links.one() as link:
             await link.ask("HSET", f"{self._prefix}meta", "run", "an earlier process")
 
+    async def keep(self) -> object:
+        async with self._links.one() as link:
+            found = {key: await dumped(link, key) for key in await link.ask("KEYS", f"{escaped(self._prefix)}*")}
+        return {key: value for key, value in found.items() if value}
+
+    async def put_back(self, kept: object) -> None:
+        async with self._links.one() as link:
+            for key in await link.ask("KEYS", f"{escaped(self._prefix)}*"):
+                await link.ask("DEL", key)
+            if isinstance(kept, dict):
+                for key, words in kept.items():
+                    await link.ask(words[0], key, *words[1:])
+                await link.ask("HSET", f"{self._prefix}meta", "run", uuid.uuid4().hex)
+
     async def age(self, served_ms: int) -> None:
         async with self._links.one() as link:
             await link.ask("HINCRBY", f"{self._prefix}meta", "served", served_ms)
@@ -263,6 +307,21 @@ class RedisBench(Bench):
     async def pod_ttl(self, uid: str, node: str) -> int:
         async with self._links.one() as link:
             return int(await link.ask("PTTL", f"{self._prefix}pod:{uid}:{node}"))
+
+
+def escaped(prefix: str) -> str:
+    return prefix.replace("{", "[{]").replace("}", "[}]")
+
+
+async def dumped(link: Link, key: str) -> list[str]:
+    """The command that writes a key again; nothing for a stream: events are no records."""
+    kind = await link.ask("TYPE", key)
+    if kind == "hash":
+        return ["HSET", *await link.ask("HGETALL", key)]
+    if kind == "zset":
+        flat = await link.ask("ZRANGE", key, 0, -1, "WITHSCORES")
+        return ["ZADD", *(word for pair in zip(flat[1::2], flat[::2], strict=True) for word in pair)]
+    return []
 
 
 def head(job: JobRecord) -> Head:

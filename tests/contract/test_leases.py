@@ -90,7 +90,7 @@ async def test_timing_that_differs_is_refused_with_the_difference(bench: Bench) 
 
 
 async def test_beats_are_refused_when_old_or_not_current(bench: Bench) -> None:
-    await refused("not_current", bench.beat("n1", incarnation=Incarnation(life="a", start=1)))
+    await refused("behind", bench.beat("n1", incarnation=Incarnation(life="a", start=1)))
     await bench.up("n1")
     await bench.beat("n1", seq=50)
     await refused("stale", bench.beat("n1", seq=50))
@@ -152,7 +152,9 @@ async def test_a_restarted_server_gives_everybody_an_amnesty(bench: Bench) -> No
     assert reply.lapsed == ()
     assert reply.next_lapse is not None
     assert 0 < reply.next_lapse <= 400  # credit + lease
-    await refused("sheltered", bench.join("n2", life="n2-b"))
+    await refused("recovering", bench.join("n2", life="n2-b"))
+    await bench.beat("n2", incarnation=Incarnation(life="n2-a", start=1), length=100)
+    await refused("lease_held", bench.join("n2", life="n2-b"))
     bench.lives["n2"] = Incarnation(life="n2-a", start=1)
     await bench.until_lapsed("n2", "n1")
     assert (await bench.beat("n1")).served >= reply.served + 300
@@ -177,6 +179,8 @@ async def test_lost_and_left_nodes_stay_lapsed_in_an_amnesty(bench: Bench) -> No
     await bench.store.leave("n3", bench.lives["n3"])
     await bench.restart()
     assert set((await bench.beat("n1")).lapsed) == {"n2", "n3"}
+    await refused("recovering", bench.join("n2", life="n2-b"))
+    await bench.recovered("n1")
     await bench.join("n2", life="n2-b")
 
 

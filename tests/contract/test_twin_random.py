@@ -9,28 +9,53 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 
 import pytest
 
 from nodeagent.model.job import Control, JobRecord, Outcome, Scale
-from nodeagent.model.node import Cordon, Incarnation, Readiness
+from nodeagent.model.node import Cordon, Incarnation, NodeRecord, Readiness
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Member, PodReport, Token, WorkerExit
-from nodeagent.store.base import Beat, BeatReply, Ending, JoinReply, Proposal, Settlement, Store, StoreRefusedError
+from nodeagent.store.base import (
+    Beat,
+    BeatReply,
+    Ending,
+    JoinReply,
+    Offer,
+    Proposal,
+    Restored,
+    Settlement,
+    Store,
+    StoreRefusedError,
+)  # fmt: skip
 from nodeagent.store.client import RedisStore
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
 from nodeagent.store.memory import MemoryServer, MemoryStore
 from nodeagent.store.server import PrivateRedis
-from tests.contract.bench import cause, facts, spec, spend
+from tests.contract.bench import MemoryBench, RedisBench, cause, facts, spec, spend
 
 STILL = Timing(credit=0.0, gap=1e6, lease=3.0)
 NODES = ("n1", "n2", "n3", "n4")
 NAMES = ("alpha", "beta")
 STEPS = 250
-SEEDS = range(24)
+SEEDS = range(36)
 
 Step = Callable[[Store], Awaitable[object]]
+
+
+@dataclass
+class View:
+    """What an agent could have read at some moment; era and cluster are each store's own."""
+
+    rev: int
+    served: int
+    nodes: tuple[NodeRecord, ...]
+    jobs: tuple[JobRecord, ...]
+    era: dict[Store, str]
+    cluster: dict[Store, str]
+    kept: tuple[object, ...]
 
 
 class Twins:
@@ -41,6 +66,8 @@ class Twins:
         self.server = memory
         self.stores: tuple[Store, Store] = (MemoryStore(memory), redis)
         self._links = links
+        self._benches = (MemoryBench(self.stores[0], memory, []), RedisBench(redis, links, prefix(cluster)))
+        self._views: list[View] = []
         self._meta = f"{prefix(cluster)}meta"
         self._seq = 0
         self._count = 0
@@ -63,6 +90,31 @@ class Twins:
         async with self._links.one() as link:
             await link.ask("HSET", self._meta, "run", "another")
 
+    async def look(self) -> None:
+        """Remember what there is."""
+        state = self.server.state
+        if state.timing is None:
+            return  # no cluster: each store would name it as it likes
+        async with self._links.one() as link:
+            era, uid = await link.ask("HMGET", self._meta, "era", "cluster_uid")
+        self._views.append(
+            View(
+                rev=state.rev,
+                served=state.served,
+                nodes=tuple(state.nodes.values()),
+                jobs=tuple(state.jobs.values()),
+                era=dict(zip(self.stores, (state.era, era or ""), strict=True)),
+                cluster=dict(zip(self.stores, (state.cluster_uid, uid or ""), strict=True)),
+                kept=tuple([await bench.keep() for bench in self._benches]),
+            )
+        )
+
+    async def go_back(self) -> None:
+        """Both lose their newest writes, or all they have."""
+        kept = self.random.choice([v.kept for v in self._views[-3:]] + [(None, None)])
+        for bench, data in zip(self._benches, kept, strict=True):
+            await bench.put_back(data)
+
     # --- what they do
 
     def choose(self) -> tuple[str, Step]:
@@ -70,6 +122,7 @@ class Twins:
             (5, self.join), (8, self.beat), (1, self.leave), (1, self.forget), (2, self.submit), (2, self.control),
             (1, self.remove), (1, self.cordon), (8, self.propose), (16, self.ack), (3, self.keep), (3, self.activate),
             (6, self.report), (5, self.end), (2, self.settle), (2, self.request),
+            (12 if self.server.state.recovering or not self.server.state.jobs else 2, self.restore),
         ]  # fmt: skip
         chosen = self.random.choices([o for _, o in options], [w for w, _ in options])[0]
         return chosen.__name__, chosen()
@@ -125,7 +178,28 @@ class Twins:
             if self.random.random() < 0.3
             else None,
         )
-        return lambda store: store.beat(beat)
+        view = self.random.choice(self._views)
+        if self.random.random() < 0.8:
+            return lambda store: store.beat(beat)
+        return lambda store: store.beat(beat.model_copy(update={"era": view.era[store], "rev": view.rev}))
+
+    def restore(self) -> Step:
+        view = self.random.choice(self._views[-4:])
+        whole = self.random.random() < 0.7
+        nodes = view.nodes if whole else tuple(n for n in view.nodes if self.random.random() < 0.5)
+        jobs = view.jobs if whole else tuple(j for j in view.jobs if self.random.random() < 0.5)
+        uids = tuple(j.uid for j in view.jobs) if whole else None
+        rev = view.rev if self.random.random() < 0.8 else view.rev - 1
+
+        def offer(store: Store) -> Awaitable[object]:
+            return store.restore(
+                Offer(
+                    cluster_uid=view.cluster[store], secret="s", timing=STILL, era=view.era[store], rev=rev,
+                    served=view.served, by="n1", nodes=nodes, jobs=jobs, uids=uids,
+                )
+            )  # fmt: skip
+
+        return offer
 
     def leave(self) -> Step:
         node = self.node()
@@ -325,7 +399,9 @@ async def outcome(call: Awaitable[object]) -> object:
 def plain(reply: object) -> object:
     if isinstance(reply, BeatReply):
         jobs = tuple(plain(job) for job in reply.jobs)
-        return reply.model_copy(update={"cluster_uid": "", "event": "", "run": "", "jobs": jobs})
+        return reply.model_copy(update={"cluster_uid": "", "event": "", "era": "", "jobs": jobs})
+    if isinstance(reply, Restored):
+        return reply.model_copy(update={"era": ""})
     if isinstance(reply, JobRecord):
         return reply.model_copy(update={"started": reply.started is not None})
     if isinstance(reply, JoinReply):
@@ -348,9 +424,14 @@ async def test_both_stores_agree(twins: Twins) -> None:
     for store in twins.stores:
         for node in NODES:
             await store.join(node, Incarnation(life=f"{node}-1", start=1), facts(node), STILL)
+    await twins.look()
     for step in range(STEPS):
-        if twins.random.random() < 0.04:
+        if twins.random.random() < (0.2 if twins.server.state.recovering else 0.04):
             await twins.advance()
+        if twins.random.random() < 0.05:
+            await twins.look()
+        if twins.random.random() < 0.01:
+            await twins.go_back()
         if twins.random.random() < 0.005:
             await twins.restart()
         try:

@@ -87,7 +87,7 @@ async def test_a_killed_server_is_named_and_found_again(server: PrivateRedis, st
     await unavailable(bench.beat("n1"))
     server.stop()
     server.start()  # another process at the same address, and empty
-    await refused("not_current", bench.beat("n1"))
+    await refused("behind", bench.beat("n1"))
     await bench.up("n1")
     await bench.beat("n1")
 

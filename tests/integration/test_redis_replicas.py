@@ -178,7 +178,7 @@ async def test_a_fail_over_is_followed_and_nothing_acknowledged_is_lost(
 
     await until(answered)  # promoted, found, and followed by the other replica
     after = await bench.beat("n1")
-    assert after.run != before.run
+    assert after.era != before.era
     assert (after.cluster_uid, [job.uid for job in after.jobs]) == (before.cluster_uid, [alpha.uid])
     assert after.lapsed == ()
     roles = {await role(replica): replica for replica in replicas}
@@ -253,13 +253,13 @@ async def test_another_process_may_have_forgotten(servers: Yard, stores: list[Re
     store = opened(stores, RedisConfig(url=server.url))
     bench = Bench(store)
     await bench.up("n1")
-    runs = {(await bench.beat("n1")).run for _ in range(2)}
+    runs = {(await bench.beat("n1")).era for _ in range(2)}
     server.stop()
     server.start()
     await server.ready()
     await unavailable(store.remove("u1"))  # the old connection
     await refused("not_current", bench.beat("n1"))
     await bench.up("n1")
-    runs.add((await bench.beat("n1")).run)
+    runs.add((await bench.beat("n1")).era)
     assert len(runs) == 2
     assert "" not in runs

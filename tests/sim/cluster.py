@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from nodeagent.agent.identity import Identity
@@ -19,6 +21,7 @@ from nodeagent.model.node import Cordon, NodeFacts
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Token
 from nodeagent.spec.agentconfig import AgentConfig
+from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.memory import MemoryServer, MemoryStore
 from tests.sim.invariants import Checker
 from tests.sim.machine import SimHost, SimMachine
@@ -124,6 +127,24 @@ class SimCluster:
     def observe(self) -> None:
         self.checker.check()
 
+    async def empty_store(self) -> None:
+        """The store loses everything, and with it every job that no agent knows of until it is given back."""
+        lost = set(self.server.state.jobs)
+        witnesses = {n.agent: n for n in self.nodes.values() if n.agent and lost <= set(n.agent.cluster().jobs)}
+        self.checker.store_loses()
+        self.server.restart(keep_data=False)
+        while missing := lost - set(self.server.state.jobs) - self.checker.forgotten:
+            if not any(node.agent is agent for agent, node in witnesses.items()):
+                self.checker.forgotten |= missing
+            await asyncio.sleep(0.01)
+
+    async def roll_back_store(self, seconds: float) -> None:
+        """The store as it is now is put back so many seconds later."""
+        kept = copy.deepcopy(self.server.state)
+        await asyncio.sleep(seconds)
+        self.checker.store_loses()
+        self.server.put_back(kept)
+
     def peers_lost(self, uid: str, token: Token, name: str) -> None:
         for node in self.nodes.values():
             if node.name != name:
@@ -131,38 +152,78 @@ class SimCluster:
 
     async def submit(self, name: str, minimum: int, maximum: int, target: int, **spec: object) -> JobRecord:
         job = sim_spec(name, minimum, maximum, target, **spec)
-        return await MemoryStore(self.server).submit(f"uid-{name}", job, 0, 0.0, "test", f"submit-{name}")
+        done = await MemoryStore(self.server).submit(f"uid-{name}", job, 0, 0.0, "test", f"submit-{name}")
+        self.checker.submitted.add(done.uid)
+        return done
+
+    def find(self, name: str) -> JobRecord | None:
+        return next((j for j in self.server.state.jobs.values() if j.name == name), None)
 
     def job(self, name: str) -> JobRecord:
-        return next(j for j in self.server.state.jobs.values() if j.name == name)
+        job = self.find(name)
+        assert job is not None, f"{name} is not in the store\n{self.describe()}"
+        return job
+
+    async def patiently(self, step: Callable[[], Awaitable[object]]) -> None:
+        """A person's write: told to try again while the store recovers, one does."""
+        for _ in range(10):
+            try:
+                await step()
+            except StoreRefusedError as refusal:
+                if refusal.code != "recovering":
+                    raise
+                await self.until(lambda: not self.server.state.recovering, 60, "the store has recovered")
+            else:
+                return
+        raise AssertionError("the store recovered again and again")
 
     async def operate(self, name: str, **changes: object) -> None:
-        job = self.job(name)
-        control = job.control.model_copy(update={**changes, "by": "test"})
         request = f"r{self.rng.getrandbits(48):x}"
-        await MemoryStore(self.server).control(job.uid, job.control.rev, control, request, "JobChanged", str(changes))
+
+        async def step() -> None:
+            job = self.find(name)
+            if job is None:
+                return  # the store was emptied a moment ago
+            control = job.control.model_copy(update={**changes, "by": "test"})
+            await MemoryStore(self.server).control(job.uid, job.control.rev, control, request, "JobChanged", "changed")
+
+        await self.patiently(step)
 
     async def scale(self, name: str, verb: Verb, **body: object) -> bool:
         """What the API does with such a request; false if the job cannot have it."""
-        job, request = self.job(name), f"s{self.rng.getrandbits(48):x}"
+        request, taken = f"s{self.rng.getrandbits(48):x}", True
         asked = read(verb, body, request)
-        try:
-            wish = choose_size(asked, job, self.server.state.served)
-        except ApiError:
-            return False
-        new = None if wish is None else Control(**(job.control.model_dump() | wish.change | {"by": "test"}))
-        did = asked.did(job, job.control.target if new is None else new.target)
-        await MemoryStore(self.server).control(job.uid, job.control.rev, new, request, "JobScaled", str(body), did)
-        return True
+
+        async def step() -> None:
+            nonlocal taken
+            job = self.find(name)
+            if job is None:
+                return  # the store was emptied a moment ago
+            try:
+                wish = choose_size(asked, job, self.server.state.served)
+            except ApiError:
+                taken = False
+                return
+            new = None if wish is None else Control(**(job.control.model_dump() | wish.change | {"by": "test"}))
+            did = asked.did(job, job.control.target if new is None else new.target)
+            await MemoryStore(self.server).control(job.uid, job.control.rev, new, request, "JobScaled", str(body), did)
+
+        await self.patiently(step)
+        return taken
 
     async def cordon(self, name: str, cordon: Cordon | None) -> None:
-        if name in self.server.state.nodes:
-            await MemoryStore(self.server).cordon(name, cordon, f"c{self.rng.getrandbits(48):x}")
+        request = f"c{self.rng.getrandbits(48):x}"
+
+        async def step() -> None:
+            if name in self.server.state.nodes:
+                await MemoryStore(self.server).cordon(name, cordon, request)
+
+        await self.patiently(step)
 
     def whole(self, name: str) -> bool:
         """The job is active and all its members' workers, and only they, execute it."""
-        job = self.job(name)
-        if job.phase != "running" or job.head is None:
+        job = self.find(name)
+        if job is None or job.phase != "running" or job.head is None:
             return False
         running = {n.name: t for n in self.nodes.values() if (t := n.machine.running(job.uid)) is not None}
         if running != dict.fromkeys(job.head.members, job.head.token):

@@ -108,6 +108,14 @@ async def restart_store(cluster: SimCluster) -> None:
     cluster.server.restart()
 
 
+async def empty_store(cluster: SimCluster) -> None:
+    await cluster.empty_store()
+
+
+async def roll_back_store(cluster: SimCluster) -> None:
+    await cluster.roll_back_store(cluster.rng.choice([0.01, 0.3, 1.0, 5.0]))
+
+
 async def step_store_clock(cluster: SimCluster) -> None:
     cluster.clock_step += cluster.rng.choice([-3600.0, -1.0, -0.2, 0.4, 1.2, 3.0, 3600.0])
 
@@ -166,5 +174,5 @@ async def _operate(cluster: SimCluster, **changes: object) -> None:
 FAULTS: tuple[Fault, ...] = (
     kill_worker, kill_worker, kill_shim, restart_agent, restart_agent, cut_power, freeze_agent, freeze_machine,
     cut_link, cut_link, cut_store, cut_store, cut_store, cut_peers, cut_peers, bad_link, restart_store,
-    step_store_clock, late_guard, scale, pause_and_resume, restart_job, cordon,
+    empty_store, roll_back_store, step_store_clock, late_guard, scale, pause_and_resume, restart_job, cordon,
 )  # fmt: skip

@@ -25,6 +25,12 @@ class Checker:
         self._phases: dict[str, Phase] = {}
         self._started: dict[tuple[str, str], int] = {}
         self._orders: dict[str, tuple[Token, tuple[str, ...]]] = {}
+        self._active: dict[str, int] = {}
+        """Highest generation of a job that was ever seen active."""
+        self.submitted: set[str] = set()
+        """Uids of the jobs whose submission was acknowledged."""
+        self.forgotten: set[str] = set()
+        """Those that nobody was left to know of when the store had lost them."""
         self.checks = 0
         self.first: Broken | None = None
         """The first one broken: kept, since some checks run where an exception would go nowhere."""
@@ -38,10 +44,31 @@ class Checker:
             self.first = self.first or broken
             raise
 
+    def store_loses(self) -> None:
+        """The store is about to go back in time, or to lose everything: what it says afterwards is no step from what it
+        says now. What runs is watched on."""
+        self.check()
+        self._highest.clear()
+        self._phases.clear()
+        self._orders.clear()
+
+    def check_kept(self) -> None:
+        """Invariants 6 and 7: no acknowledged job is lost. To be asked once things are quiet."""
+        missing = self.submitted - self.forgotten - set(self.server.state.jobs)
+        if missing:
+            self.first = self.first or Broken(f"invariant 6: lost jobs: {sorted(missing)}")
+            raise self.first
+
     def _check(self) -> None:
+        for job in self.server.state.jobs.values():
+            if job.active is not None:
+                self._active[job.uid] = max(self._active.get(job.uid, 0), job.active.number)
         self._one_generation()
         self._devices()
+        if self.server.state.recovering or self.server.state.run != self.server.run_id:
+            return  # its records are not the truth yet
         for job in self.server.state.jobs.values():
+            self._newest(job)
             self._head(job)
             self._phase(job)
             self._budget(job)
@@ -54,14 +81,13 @@ class Checker:
             running = {m.name: t for m in self.machines.values() if (t := m.running(uid)) is not None}
             if len(set(running.values())) > 1:
                 raise Broken(f"invariant 2: two generations of {uid} run at once: {running}")
-            job = self.server.state.jobs.get(uid)
             for name, token in running.items():
                 seen = self._started.get((uid, name), 0)
                 if token.number < seen:
                     raise Broken(f"invariant 2: {name} went back from generation {seen} to {token.number} of {uid}")
                 if token.number > seen:
                     self._started[uid, name] = token.number
-                    if job is None or job.active is None or job.active.number < token.number:
+                    if self._active.get(uid, 0) < token.number:
                         raise Broken(f"invariant 4: {name} started {token}, which was never active")
 
     def _devices(self) -> None:
@@ -78,6 +104,13 @@ class Checker:
                     if device in used:
                         raise Broken(f"{machine.name}: {device} is used by {used[device]} and {uid}")
                     used[device] = uid
+
+    def _newest(self, job: JobRecord) -> None:
+        """Nothing runs that is newer than what the store knows: a generation that it lost came back."""
+        for machine in self.machines.values():
+            token = machine.running(job.uid)
+            if token is not None and (job.head is None or token.number > job.head.number):
+                raise Broken(f"{machine.name} runs generation {token.number} of {job.name}, the store has {job.head}")
 
     def _head(self, job: JobRecord) -> None:
         """Invariant 3, and numbers only grow."""
@@ -117,8 +150,8 @@ class Checker:
             raise Broken(f"{job.name} forms on {len(head.members)} nodes on its way from {growing.before}: {growing}")
 
     def _phase(self, job: JobRecord) -> None:
-        before = self._phases.get(job.uid, "queued")
-        if not allowed(before, job.phase):
+        before = self._phases.get(job.uid)
+        if before is not None and not allowed(before, job.phase):
             raise Broken(f"{job.name} went from {before} to {job.phase}")
         self._phases[job.uid] = job.phase
 

@@ -217,7 +217,7 @@ class SimMachine:
     def _kill(self, pods: list[SimPod]) -> None:
         """SIGKILL to all workers of these pods in one go."""
         for pod in pods:
-            pod.killing = True
+            pod.killing = bool(pod.alive)
             for local in sorted(pod.alive):
                 self._record(pod, local, None, 9)
         self.touch()
@@ -275,12 +275,12 @@ class SimMachine:
         if pod.highest is None or order.token.number < pod.highest.number or pod.alive:
             return
         pod.generation, pod.exits, pod.fenced, pod.refused = order.token, [], False, ""
-        pod.ranks, pod.env = order.ranks, order.environments
+        pod.ranks, pod.pids, pod.env = (), (), order.environments
         if self.clock.now() >= min(order.not_after, self.granted(uid)):
             pod.refused, pod.phase = "the grant ran out before the start", "exited"
-            pod.ranks = pod.pids = ()
             self.touch()
             return
+        pod.ranks = order.ranks
         self._pid += len(order.ranks)
         pod.pids = tuple(range(self._pid, self._pid + len(order.ranks)))
         pod.alive = set(range(len(order.ranks)))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Awaitable, Callable
 
 from nodeagent.model.node import Cordon
-from tests.sim.cluster import TIMING, Node, SimCluster
+from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.virtual import run_virtual
 
 
@@ -356,29 +355,3 @@ def test_a_member_whose_checkpoint_folder_went_with_its_shim_is_left_out() -> No
         assert "n2 cannot run it: checkpoint_dir /ckpt there" in head.cause.text
 
     simulate(3, scenario)
-
-
-def test_a_fail_over_that_lost_what_agents_have_read() -> None:
-    """The new primary gives the revisions that it lost to other changes: agents must read all of it again."""
-
-    async def scenario(c: SimCluster) -> None:
-        await c.submit("j", 2, 2, 2)
-        await running(c, 2)
-        head = c.job("j").head
-        older = copy.deepcopy(c.server.state)
-        await c.submit("lost", 3, 3, 3)
-        await c.until(lambda: all(_knows(n, "uid-lost") for n in c.nodes.values()), 5, "the job is read")
-        c.server.state = older
-        c.server.restart()
-        await c.operate("j", target=2)
-        await c.submit("new", 3, 3, 3)
-        await c.until(lambda: all(_knows(n, "uid-new") for n in c.nodes.values()), 5, "the new job is read")
-        assert not any(_knows(n, "uid-lost") for n in c.nodes.values())
-        assert c.job("j").head == head
-        assert c.whole("j")
-
-    simulate(2, scenario)
-
-
-def _knows(node: Node, uid: str) -> bool:
-    return node.agent is not None and uid in node.agent.cluster().jobs

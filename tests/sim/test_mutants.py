@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from nodeagent.model.timing import Timing
-from nodeagent.store.twin import generation
+from nodeagent.store.twin import generation, restore
+from nodeagent.store.twin.state import State
 from nodeagent.workers.base import PodStatus
 from tests.sim import cluster as cluster_module
 from tests.sim.cluster import SimCluster
@@ -91,15 +92,70 @@ async def _provoke(seed: int) -> None:
             await cluster.close()
 
 
+def merged_by_arrival(patch: pytest.MonkeyPatch) -> None:
+    """A store that lost writes keeps of each record what it has or was given first, whichever is newer."""
+    patch.setattr(restore._Merge, "takes", lambda merge, stored, offered: stored is None)
+
+
+def deciding_while_recovering(patch: pytest.MonkeyPatch) -> None:
+    """A store that lost writes decides at once on what it still has."""
+    patch.setattr(State, "recovering", property(lambda state: False))
+
+
+async def _lose_writes(seed: int) -> None:
+    """The gang moves to other nodes in seconds that the store then loses; the old gang comes first, later an agent that
+    had seen less than the others comes first to an emptied store."""
+    async with asyncio.TaskGroup() as tasks:
+        cluster = SimCluster(seed, 4, tasks)
+        try:
+            for node in cluster.nodes.values():
+                node.start_agent()
+            await cluster.submit("a", 2, 2, 2)
+            await cluster.until(lambda: cluster.whole("a"), 90, "whole")
+            first = cluster.job("a").head
+            assert first is not None
+            old = [cluster.nodes[name] for name in first.members]
+            rolling = asyncio.ensure_future(cluster.roll_back_store(8))
+            await asyncio.sleep(0.1)
+            for node in old:
+                node.link.cut = True
+            await cluster.until(lambda: cluster.job("a").head != first and cluster.whole("a"), 7, "moved")
+            await rolling
+            for node in cluster.nodes.values():
+                node.link.cut = node not in old
+            await asyncio.sleep(2.5)
+            for node in cluster.nodes.values():
+                node.link.cut = False
+            await asyncio.sleep(10)
+            second = cluster.job("a").head
+            assert second is not None
+            ahead = next(n for n in cluster.nodes.values() if n.name not in second.members)
+            ahead.link.cut = True
+            cluster.nodes[min(second.members)].machine.worker_ends("uid-a", 0, signal=9)
+            await asyncio.sleep(2)
+            for node in cluster.nodes.values():
+                node.link.cut = node is not ahead
+            emptying = asyncio.ensure_future(cluster.empty_store())
+            await asyncio.sleep(1)
+            for node in cluster.nodes.values():
+                node.link.cut = False
+            await emptying
+            await asyncio.sleep(20)
+            cluster.checker.check_kept()
+        finally:
+            await cluster.close()
+
+
 def _broken(seeds: range) -> bool:
     caught = False
     for seed in seeds:
-        try:
-            run_virtual(_provoke(seed))
-        except* AssertionError:
-            caught = True
-        if caught:
-            return True
+        for provoke in (_provoke, _lose_writes):
+            try:
+                run_virtual(provoke(seed))
+            except* AssertionError:
+                caught = True
+            if caught:
+                return True
     return False
 
 
@@ -113,6 +169,8 @@ MUTANTS: tuple[Mutate, ...] = (
     lease_shorter_than_the_fence,
     guard_asleep,
     half_a_gang,
+    merged_by_arrival,
+    deciding_while_recovering,
 )
 
 

@@ -79,6 +79,7 @@ async def _run(seed: int) -> int:
             await _heal(cluster)
             limit = TIMING.cooldown * 3 + TIMING.form_margin * 2 + 60
             await cluster.until(lambda: _lively(cluster), limit, "both jobs whole after the storm")
+            cluster.checker.check_kept()
             return cluster.checker.checks
         finally:
             await cluster.close()

@@ -35,10 +35,28 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local served, amnesty = tonumber(meta.served or '0'), tonumber(meta.amnesty or '0')
 local lease_ms, credit_ms, gap_ms = tonumber(meta.lease or '0'), tonumber(meta.credit or '0'), tonumber(meta.gap or '0')
+local revision, known, recover = tonumber(meta.rev or '0'), tonumber(meta.known or '0'), tonumber(meta.recover or '0')
+local ERA_REVISIONS = 4294967296
+
+-- Its revisions are above all earlier ones (`top`), so that a later version of a record never has the lower one.
+local function begin_era(parent, top)
+  revision = (math.floor(math.max(revision, top) / ERA_REVISIONS) + 1) * ERA_REVISIONS
+  meta.era, meta.parent = RUN .. '@' .. int(now) .. '/' .. int(revision), parent
+  redis.call('HSET', META, 'era', meta.era, 'parent', parent, 'known', int(known), 'rev', int(revision),
+    'recover', int(recover))
+end
+
 do
   local step = now - tonumber(meta.last or now)
   if RUN ~= meta.run or step < 0 or step > gap_ms then
     amnesty = served + credit_ms + lease_ms
+  end
+  if RUN ~= meta.run and meta.timing then
+    if served >= recover then
+      meta.parent, known = meta.era, revision
+    end
+    recover = amnesty
+    begin_era(meta.parent or '', 0)
   end
   served = served + math.min(math.max(step, 0), credit_ms)
   redis.call('HSET', META, 'run', RUN, 'last', int(now), 'served', int(served), 'amnesty', int(amnesty))
@@ -46,6 +64,10 @@ end
 if meta.version and meta.version ~= VERSION then
   return refuse('version', "the store's records have version " .. meta.version .. ', this agent reads ' .. VERSION
     .. ': install the version of nodeagent that the other nodes run')
+end
+
+local function recovering_for()
+  return string.format('%.1f', (recover - served) / 1000)
 end
 
 local nodes_read = {}

@@ -1,6 +1,10 @@
--- beat: node, life, start, seq, length, rev, facts?, address?, pid?, readiness?, pods (list of {uid, body}), pod_ttl
+-- beat: node, life, start, seq, length, rev, era, facts?, address?, pid?, readiness?, pods (list of {uid, body}), pod_ttl
 local PAGE = 256
 local id = A.node
+local continued = A.era == meta.parent and A.rev <= known -- all that it has read is in this era too
+if not node_read(id) or A.rev > revision or (A.era ~= '' and A.era ~= meta.era and not continued) then
+  return refuse('behind', 'the store may have lost what node ' .. id .. ' knows: it must offer that, and join again')
+end
 local no = not_current(id, A.life, A.start)
 if no then
   return no
@@ -22,9 +26,13 @@ for _, pod in ipairs(A.pods) do
   redis.call('SET', P .. 'pod:' .. pod.uid .. ':' .. id, pod.body, 'PX', int(math.max(10 * lease_ms, 30000)))
 end
 
-local records = {}
+local records, changed = {}, {}
 local rev, more = redis.call('HGET', META, 'rev'), 0
-local changed = redis.call('ZRANGEBYSCORE', CHANGES, '(' .. int(A.rev), '+inf', 'WITHSCORES', 'LIMIT', 0, PAGE + 1)
+if served < recover then
+  rev = int(A.rev)
+else
+  changed = redis.call('ZRANGEBYSCORE', CHANGES, '(' .. int(A.rev), '+inf', 'WITHSCORES', 'LIMIT', 0, PAGE + 1)
+end
 if #changed > 2 * PAGE then
   rev, more = changed[2 * PAGE], 1
 end
@@ -61,4 +69,4 @@ if not next_end then
 end
 local newest = redis.call('XREVRANGE', EVENTS, '+', '-', 'COUNT', 1)[1]
 return { 1, meta.cluster_uid, int(served), gone_now, next_end and int(next_end - served) or '', rev, more,
-  newest and newest[1] or '0-0', records, RUN }
+  newest and newest[1] or '0-0', records, meta.era or '', served < recover and 1 or 0 }

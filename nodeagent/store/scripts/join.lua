@@ -4,8 +4,9 @@ local DAY_MS, FORGET_AT_ONCE, DEAD_KEPT = 86400000, 64, 16
 local id = A.node
 if not meta.timing then
   redis.call('HSET', META, 'timing', A.timing, 'lease', int(A.lease), 'credit', int(A.credit), 'gap', int(A.gap),
-    'limit', int(A.limit), 'cluster_uid', A.uid, 'secret', A.secret, 'version', VERSION)
-  meta.cluster_uid, meta.secret, lease_ms = A.uid, A.secret, A.lease
+    'limit', int(A.limit), 'cluster_uid', A.uid, 'secret', A.secret, 'version', VERSION,
+    'era', RUN .. '@' .. int(now) .. '/0')
+  meta.cluster_uid, meta.secret, meta.limit, lease_ms = A.uid, A.secret, A.limit, A.lease
 elseif meta.timing ~= A.timing then
   return refuse('timing', meta.timing)
 end
@@ -25,14 +26,19 @@ if same and A.start < tonumber(old.start) then
   return refuse('not_current', 'a newer agent of node ' .. id .. ' has started (start ' .. old.start .. ', at '
     .. old.address .. '): this one must stop')
 end
-if old and not same and not lapsed(id) then
+if old and not same and not lapsed(id) and lease_end(id) > served then
   local left = math.max(lease_end(id), amnesty) - served
-  return refuse(lease_end(id) > served and 'lease_held' or 'sheltered', 'node id ' .. id .. ' is held by an agent at ' .. old.address .. ' (pid ' .. old.pid
+  return refuse('lease_held', 'node id ' .. id .. ' is held by an agent at ' .. old.address .. ' (pid ' .. old.pid
     .. ') for another ' .. string.format('%.1f', left / 1000) .. ' s at least; this agent is at ' .. A.address
     .. ': give it another node id, or stop the other agent')
 end
+if old and not same and (not lapsed(id) or served < recover) then
+  return refuse('recovering', 'node id ' .. id .. ' was held by an agent at ' .. old.address
+    .. ', and the store has been disturbed: this one may join in '
+    .. string.format('%.1f', (math.max(amnesty, recover) - served) / 1000) .. ' s, if the other does not come back')
+end
 
-local since = int(served - math.max(DAY_MS, tonumber(meta.limit or A.limit)))
+local since = int(served - math.max(DAY_MS, tonumber(meta.limit)))
 for _, silent in ipairs(redis.call('ZRANGEBYSCORE', LEASE, '-inf', since, 'LIMIT', 0, FORGET_AT_ONCE)) do
   if lapsed(silent) then
     retire(silent)

@@ -19,6 +19,7 @@ FORGET_AT_ONCE = 64
 def join(s: State, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
     if s.timing is None:
         s.timing = timing
+        s.era = f"{s.run}@{s.now}/0"
     elif s.timing != timing:
         raise StoreRefusedError("timing", timing_differs(s.timing, timing))
     old = s.nodes.get(node)
@@ -31,13 +32,20 @@ def join(s: State, node: str, incarnation: Incarnation, facts: NodeFacts, timing
             f"a newer agent of node {node} has started (start {old.incarnation.start}, "
             f"at {old.facts.address}): this one must stop",
         )
-    if old is not None and not same and not s.lapsed(node):
+    if old is not None and not same and not s.lapsed(node) and s.lease[node] > s.served:
         left = max(s.lease[node], s.amnesty) - s.served
         raise StoreRefusedError(
-            "lease_held" if s.lease[node] > s.served else "sheltered",
+            "lease_held",
             f"node id {node} is held by an agent at {old.facts.address} (pid {old.facts.agent_pid}) for another "
             f"{left / 1000:.1f} s at least; this agent is at {facts.address}: give it another node id, or stop the "
             "other agent",
+        )
+    if old is not None and not same and (not s.lapsed(node) or s.recovering):
+        wait = max(s.amnesty, s.recover) - s.served
+        raise StoreRefusedError(
+            "recovering",
+            f"node id {node} was held by an agent at {old.facts.address}, and the store has been disturbed: this one "
+            f"may join in {wait / 1000:.1f} s, if the other does not come back",
         )
     _forget(s)
     s.lease[node] = s.served + s.lease_ms
@@ -76,6 +84,11 @@ def _forget(s: State) -> None:
 
 
 def beat(s: State, b: Beat) -> BeatReply:
+    continued = b.era == s.parent and b.rev <= s.known  # all that it has read is in this era too
+    if b.node not in s.nodes or b.rev > s.rev or (b.era not in ("", s.era) and not continued):
+        raise StoreRefusedError(
+            "behind", f"the store may have lost what node {b.node} knows: it must offer that, and join again"
+        )
     record = s.current(b.node, b.incarnation)
     if b.seq <= s.seq[b.node]:
         raise StoreRefusedError("stale", f"beat {b.seq} of node {b.node} came after beat {s.seq[b.node]}")
@@ -95,7 +108,7 @@ def beat(s: State, b: Beat) -> BeatReply:
 def _news(s: State, b: Beat) -> BeatReply:
     nodes, jobs, gone = [], [], []
     rev, more = s.rev, False
-    for count, (record, value) in enumerate(s.changed_since(b.rev)):
+    for count, (record, value) in enumerate(() if s.recovering else s.changed_since(b.rev)):
         if count == PAGE:
             more = True
             break
@@ -109,7 +122,7 @@ def _news(s: State, b: Beat) -> BeatReply:
         if count == PAGE - 1:
             rev = value
     if not more:
-        rev = s.rev
+        rev = b.rev if s.recovering else s.rev
     by_end = sorted(((end, node) for node, end in s.lease.items()), reverse=True)
     lapsed = tuple(node for end, node in by_end if end <= s.served and s.lapsed(node))[:PAGE]
     ends = [max(end, s.amnesty) for end, node in by_end if node != b.node and not s.lapsed(node)]
@@ -124,7 +137,8 @@ def _news(s: State, b: Beat) -> BeatReply:
         rev=rev,
         more=more,
         event=s.newest_event,
-        run=s.run,
+        era=s.era,
+        recovering=s.recovering,
     )
 
 

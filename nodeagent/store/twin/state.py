@@ -26,6 +26,10 @@ FORGET_MS = 86_400_000
 """A node whose lease ended this much served time ago is forgotten (its cordon is not)."""
 
 
+ERA_REVISIONS = 1 << 32
+"""Revisions of one era."""
+
+
 def event_order(event_id: str) -> tuple[int, int]:
     """Sort key of a stream id."""
     ms, _, seq = event_id.partition("-")
@@ -45,6 +49,14 @@ class State:
         self.last: int | None = None
         self.served = 0
         self.amnesty = 0
+        self.era = ""
+        self.parent = ""
+        """The era whose view up to ``known`` is this era's too."""
+        self.known = 0
+        self.recover = 0
+        """Served time until which the store is recovering."""
+        self.taken = False
+        """An offer has said which cluster's this is: no other one's can."""
         self.rev = 0
         self.order = 0
         self.nodes: dict[str, NodeRecord] = {}
@@ -69,16 +81,45 @@ class State:
         """Advance the served clock: first thing in every step."""
         lease, credit, gap = self.lease_ms, self.credit_ms, self.gap_ms
         step = now - (now if self.last is None else self.last)
-        if run != self.run or step < 0 or step > gap:
+        other, self.now = run != self.run, now
+        if other or step < 0 or step > gap:
             self.run = run
             self.amnesty = self.served + credit + lease
+        if other and self.timing is not None:
+            if not self.recovering:
+                self.parent, self.known = self.era, self.rev
+            self.recover = self.amnesty
+            self.begin_era(self.parent, 0)
         self.served += min(max(step, 0), credit)
-        self.now = self.last = now
+        self.last = now
         if self.version != RECORD_VERSION:
             raise StoreRefusedError(
                 "version",
                 f"the store's records have version {self.version}, this agent reads {RECORD_VERSION}: "
                 "install the version of nodeagent that the other nodes run",
+            )
+
+    def begin_era(self, parent: str, top: int) -> None:
+        """Its revisions are above all earlier ones (``top``), so that a later version of a record never has the lower
+        one."""
+        self.rev = (max(self.rev, top) // ERA_REVISIONS + 1) * ERA_REVISIONS
+        self.era, self.parent = f"{self.run}@{self.now}/{self.rev}", parent
+
+    @property
+    def recovering(self) -> bool:
+        return self.served < self.recover
+
+    @property
+    def recovering_for(self) -> str:
+        return f"{(self.recover - self.served) / 1000:.1f}"
+
+    def check_settled(self) -> None:
+        """First in every step that decides something of a job: none does while the store is recovering."""
+        if self.recovering:
+            raise StoreRefusedError(
+                "recovering",
+                "the store was started anew and may lack what was written last: nothing is decided for another "
+                f"{self.recovering_for} s, so that every agent can say what it knows; then try again",
             )
 
     @property

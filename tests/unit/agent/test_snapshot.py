@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.timing import Timing
 from nodeagent.store.base import BeatReply
@@ -45,16 +43,10 @@ def test_an_older_record_never_replaces_a_newer_one() -> None:
     assert snapshot.absorb_job(new), "the same again is no step back"
 
 
-@pytest.mark.parametrize("change", [{"cluster_uid": "c2"}, {"run": "r2"}])
-def test_another_store_or_process_of_it_replaces_everything(change: dict[str, str]) -> None:
+def test_another_store_replaces_everything() -> None:
     snapshot = Snapshot(Timing())
-    first = reply(run="r1", nodes=(make_node("n1"),), jobs=(make_job(),))
-    assert not snapshot.is_other(first)
-    snapshot.absorb(first, 0.0)
-    assert not snapshot.is_other(first)
-    other = reply(**{"run": "r1", "nodes": (make_node("n9"),), "more": True} | change)
-    assert snapshot.is_other(other)
-    snapshot.absorb(other, 0.0)
+    snapshot.absorb(reply(nodes=(make_node("n1"),), jobs=(make_job(),)), 0.0)
+    snapshot.absorb(reply(nodes=(make_node("n9"),), more=True, cluster_uid="c2"), 0.0)
     assert not snapshot.complete
     cluster = snapshot.cluster(0.0)
     assert (set(cluster.nodes), set(cluster.jobs)) == ({"n9"}, set())
@@ -75,8 +67,25 @@ def test_a_view_does_not_change_when_the_snapshot_does() -> None:
     assert (set(view.nodes), set(view.jobs)) == ({"n1"}, {UID})
 
 
-def test_everything_can_be_read_again() -> None:
+def test_everything_can_be_read_again_and_replaces_the_view_when_it_is_whole() -> None:
     snapshot = Snapshot(Timing())
-    snapshot.absorb(reply(rev=9), 0.0)
-    snapshot.forget_revision()
-    assert snapshot.rev == 0
+    snapshot.absorb(reply(rev=9, era="e1", nodes=(make_node("n1"),), jobs=(make_job(),)), 0.0)
+    snapshot.read_again("e2")
+    assert (snapshot.asked, snapshot.era, snapshot.rev) == (("e2", 0), "e1", 9)
+    snapshot.absorb(reply(rev=3, era="e2", nodes=(make_node("n2"),), more=True), 0.0)
+    assert (snapshot.asked, set(snapshot.cluster(0.0).nodes)) == (("e2", 3), {"n1"})
+    newer = make_job("forming").model_copy(update={"rev": 12})
+    snapshot.absorb_job(newer)
+    snapshot.absorb(reply(rev=11, era="e2"), 0.0)
+    assert (snapshot.asked, snapshot.era, set(snapshot.cluster(0.0).nodes)) == (("e2", 11), "e2", {"n2"})
+    assert snapshot.job(UID) == newer
+
+
+def test_the_view_stays_while_the_store_recovers() -> None:
+    snapshot = Snapshot(Timing())
+    snapshot.absorb(reply(rev=9, era="e1", jobs=(make_job(),)), 0.0)
+    snapshot.absorb(reply(rev=9, era="e2", recovering=True, served=5000, lapsed=("n1",)), 0.0)
+    assert (snapshot.recovering, snapshot.asked, snapshot.job(UID)) == (True, ("e1", 9), make_job())
+    assert (snapshot.cluster(0.0).served, snapshot.cluster(0.0).lapsed) == (5000, frozenset({"n1"}))
+    snapshot.absorb(reply(rev=10, era="e2"), 0.0)
+    assert (snapshot.recovering, snapshot.asked) == (False, ("e2", 10))

@@ -6,12 +6,14 @@ import json
 
 import pytest
 
+from nodeagent.model.job import Spend
 from nodeagent.model.node import Readiness
-from nodeagent.model.world import PodReport
+from nodeagent.model.world import Ack, Holder, PodReport, Token
 from nodeagent.store import codec
 from nodeagent.store.keys import prefix
 from nodeagent.store.scripts import load
 from tests.contract.bench import facts
+from tests.unit.plan.build import make_head, make_job
 
 NODE = {
     "id": "n1", "life": "a", "start": "2", "lost": "0", "left": "1", "joined": "7",
@@ -44,6 +46,32 @@ def test_a_node_comes_back() -> None:
 def test_a_node_that_does_not_fit_is_an_error(change: dict[str, str]) -> None:
     with pytest.raises((ValueError, KeyError)):
         codec.decode_node(flat(NODE | change), "")
+
+
+def test_a_node_is_written_as_it_was_read() -> None:
+    fields = codec.encode_node(codec.decode_node(flat(NODE), ""))
+    assert codec.decode_node(flat(fields), "") == codec.decode_node(flat(NODE), "")
+    assert set(NODE) - set(fields) == {"seq", "dead"}
+
+
+def test_a_job_is_written_as_it_was_read() -> None:
+    head = make_head(["n1", "n2"], number=3).model_copy(
+        update={
+            "reports": {"n1": PodReport(state="failed", reason="né", seq=1)},
+            "acks": {"n2": Ack(life="b", address="n2:1", store_hosted=True)},
+            "holders": {"n9": Holder(life="c", devices=("cpu0",))},
+            "outside": {"n7": "its fan broke"},
+            "planned": True,
+        }
+    )
+    more: dict[str, object] = {
+        "active": Token(number=2, id="g2"),
+        "budget": {"2": Spend(at=1, wall=2.5, kind="reform", counts=False, rank=None)},
+        "last_reports": {"n2": PodReport(state="succeeded")},
+        "started": 1.25,
+    }
+    for job in (make_job(), make_job("running", head).model_copy(update=more)):
+        assert codec.decode_job(flat(codec.encode_job(job))) == job
 
 
 def test_a_job_that_does_not_fit_is_an_error() -> None:

@@ -71,7 +71,7 @@ async def test_a_restart_changes_the_run_and_may_lose_the_data() -> None:
     server.restart(keep_data=False)
     with pytest.raises(StoreRefusedError) as caught:
         await bench.beat("n1")
-    assert caught.value.code == "not_current"
+    assert caught.value.code == "behind"
     reply = await bench.store.join("n1", bench.lives["n1"], facts("n1"), FAST)
     assert reply.cluster_uid != uid
 

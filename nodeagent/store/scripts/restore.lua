@@ -1,0 +1,168 @@
+-- restore: uid, secret, timing, lease, credit, gap, limit, era, rev, served, by, nodes (list of hashes), cordons (node
+-- to JSON or ''), jobs (list of hashes), uids? (list). Twin: twin/restore.py.
+if meta.timing and meta.timing ~= A.timing then
+  return refuse('timing', meta.timing)
+end
+local mine = meta.cluster_uid == A.uid
+if meta.timing and not mine and (meta.taken or tonumber(meta.order or '0') > 0) then
+  return refuse('foreign', 'the store is of another cluster, with jobs of its own: this node comes too late to restore '
+    .. 'what it knew')
+end
+
+local has_all = mine and A.rev <= revision and (A.era == meta.era or (A.era == meta.parent and A.rev <= known))
+local opens = not mine or A.rev > revision
+if opens then
+  if not meta.timing then
+    lease_ms, credit_ms = A.lease, A.credit
+    redis.call('HSET', META, 'timing', A.timing, 'lease', int(A.lease), 'credit', int(A.credit), 'gap', int(A.gap),
+      'limit', int(A.limit), 'version', VERSION)
+  end
+  redis.call('HSET', META, 'cluster_uid', A.uid, 'secret', A.secret)
+  if not mine then
+    redis.call('HSET', META, 'taken', '1')
+  end
+  known = mine and revision or 0
+  recover = served + credit_ms + lease_ms
+end
+local late = served >= recover
+local full = not late and not has_all and A.rev > known -- a complete view, newer than the store's
+local brings = not late and not has_all and (#A.jobs > 0 or #A.nodes > 0)
+if opens or ((full or brings) and meta.parent ~= '') then
+  local top = A.rev
+  for _, record in ipairs(A.jobs) do
+    top = math.max(top, tonumber(record.rev))
+  end
+  for _, record in ipairs(A.nodes) do
+    top = math.max(top, tonumber(record.rev))
+  end
+  begin_era('', top)
+  event({ kind = 'StoreRestored', by = A.by, text = 'the store lacked what node ' .. A.by
+    .. ' knows: it is restored by the agents; nothing is decided meanwhile' })
+end
+if not late then
+  local more = math.max(0, A.served - served)
+  served, recover = served + more, recover + more
+  amnesty = math.max(amnesty + more, recover)
+  redis.call('HSET', META, 'served', int(served), 'recover', int(recover), 'amnesty', int(amnesty))
+end
+
+-- Whether the offered version replaces the stored one (revision or nil).
+local function taken(stored, offered)
+  if not full then
+    return offered > known and (not stored or offered > stored)
+  end
+  return not stored or offered > stored or (stored <= A.rev and offered ~= stored)
+end
+
+local function put(key, record, rev)
+  redis.call('DEL', P .. key)
+  for field, value in pairs(record) do
+    redis.call('HSET', P .. key, field, value)
+  end
+  redis.call('ZADD', CHANGES, rev, key)
+end
+
+local function restore_node(new)
+  local id, old = new.id, node_read(new.id)
+  local same = old and old.life == new.life
+  if same and new.lost == '1' and old.lost ~= '1' then
+    local marked = copied(old)
+    marked.lost = '1'
+    node_save(marked)
+    redis.call('ZADD', LEASE, 'LT', int(served), id)
+    old = node_read(id)
+  end
+  if not taken(old and tonumber(old.rev), tonumber(new.rev)) then
+    return
+  end
+  if same and tonumber(old.start) > tonumber(new.start) then
+    return -- it has come since
+  end
+  new.lost = (same and old.lost == '1') and '1' or new.lost
+  new.seq = same and old.start == new.start and old.seq or '0'
+  new.dead = old and old.dead or ''
+  if old and not same then
+    new.dead = new.dead == '' and old.life or new.dead .. ' ' .. old.life
+  end
+  put('node:' .. id, new, new.rev)
+  nodes_read[id] = nil
+  redis.call('ZADD', LEASE, new.lost == '1' and 'LT' or 'NX', int(served), id)
+  if A.cordons[id] ~= '' then
+    redis.call('HSET', CORDONS, id, A.cordons[id])
+  else
+    redis.call('HDEL', CORDONS, id)
+  end
+end
+
+local function raise_highest(job)
+  local number = tonumber(job.head_number or '0')
+  if number > tonumber(redis.call('HGET', HIGHEST, job.name) or '0') then
+    redis.call('HSET', HIGHEST, job.name, int(number))
+  end
+end
+
+-- Its nodes have been silent for longer than their workers can live.
+local function close_late(job)
+  if job.head_id then
+    put_entries(job, 'holder', {})
+    if job.head_state == 'active' then
+      close_head(job)
+    end
+    job.head_state, job.head_deadline = 'ended', '0'
+    put_entries(job, 'report', {})
+  end
+  if job.phase == 'forming' or job.phase == 'running' or job.phase == 'pausing' then
+    enter_phase(job, job.phase == 'pausing' and 'paused' or 'holding',
+      'the store had lost it; node ' .. A.by .. ' brought it back')
+  end
+end
+
+local function restore_job(new)
+  local old = job_read(new.uid)
+  raise_highest(new)
+  if (late and old) or not taken(old and tonumber(old.rev), tonumber(new.rev)) then
+    return
+  end
+  local namesake = redis.call('HGET', NAMES, new.name)
+  if namesake and namesake ~= new.uid then
+    local other = job_read(namesake)
+    if late or tonumber(other.rev) > tonumber(new.rev) then
+      return
+    end
+    delete_job(other)
+  end
+  if late then
+    close_late(new)
+    new.rev = touch('job:' .. new.uid)
+  end
+  put('job:' .. new.uid, new, new.rev)
+  redis.call('HSET', NAMES, new.name, new.uid)
+  redis.call('HSET', META, 'order', int(math.max(tonumber(redis.call('HGET', META, 'order') or '0'), tonumber(new.order))))
+  rebook(new, old and named(old) or {})
+end
+
+if not has_all then
+  for _, node in ipairs(late and {} or A.nodes) do
+    restore_node(node)
+  end
+  for _, job in ipairs(A.jobs) do
+    restore_job(job)
+  end
+end
+if A.uids and full then
+  local there = {}
+  for _, uid in ipairs(A.uids) do
+    there[uid] = true
+  end
+  local stored = redis.call('HVALS', NAMES)
+  table.sort(stored)
+  for _, uid in ipairs(stored) do
+    local job = not there[uid] and job_read(uid)
+    if job and tonumber(job.rev) <= A.rev then
+      delete_job(job)
+    end
+  end
+  known = A.rev
+  redis.call('HSET', META, 'known', int(known))
+end
+return { 1, meta.era or '', has_all and redis.call('HGET', META, 'rev') or int(known), late and 0 or 1 }

@@ -1,0 +1,97 @@
+"""Redis loses its data under training: the agents give it back, and no worker notices."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.e2e.support import Cluster, check_steps, check_undisturbed, digits_job, is_alive, read_steps
+
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
+
+NODES = 3
+
+
+def data(calm: Cluster) -> Path:
+    """The folder that Redis writes to."""
+    url: str = calm.json("local", "status")["redis"]["url"]
+    return Path(url.removeprefix("unix://")).parent / "appendonlydir"
+
+
+def killed_without_its_data(calm: Cluster, instead: Path | None = None) -> None:
+    """Frozen first, so that it cannot write the files again that are taken away. ``instead``: the data it finds."""
+    pid, folder = calm.json("local", "status")["redis"]["pid"], data(calm)
+    os.kill(pid, signal.SIGSTOP)
+    shutil.rmtree(folder)
+    if instead is not None:
+        shutil.copytree(instead, folder)
+    os.kill(pid, signal.SIGKILL)
+    calm.until(lambda: not is_alive(pid), 10, "Redis is dead")
+
+
+def flushed(calm: Cluster) -> None:
+    with redis.Redis.from_url(calm.json("local", "status")["redis"]["url"]) as client:
+        client.flushall()
+
+
+def until_restored(calm: Cluster) -> None:
+    """The agents have given everything back (the question itself is refused while Redis starts)."""
+    calm.until(lambda: "StoreRestored" in calm.ctl("events", check=None).stdout, 20, "the store is restored")
+
+
+@pytest.mark.parametrize("empty", [killed_without_its_data, flushed])
+def test_an_emptied_redis_disturbs_nothing(
+    calm: Cluster, reference: dict[int, float], empty: Callable[[Cluster], None]
+) -> None:
+    name = empty.__name__.partition("_")[0]
+    calm.submit(digits_job(calm.work, name, nodes="{min: 1, max: 3, target: 2}", steps=600, delay=0.05, workers=1))
+    calm.until_running(name, 2)
+    calm.until_steps(name, 10)
+    before, workers = calm.job(name), calm.workers(name)
+    shims = {p["node"]: p["shim_pid"] for p in before["pods"]}
+    lives = {node: calm.node(node)["incarnation"] for node in calm.nodes()}
+    empty(calm)
+    until_restored(calm)
+    calm.until_steps(name, 60)
+    calm.until(lambda: calm.workers(name) == workers, 20, "every pod is published again")
+    job = calm.job(name)
+    assert (job["uid"], job["generation"], job["restarts"]) == (before["uid"], before["generation"], 0)
+    assert {p["node"]: p["shim_pid"] for p in job["pods"] if p["node"] in shims} == shims
+    assert {node: calm.node(node)["incarnation"] for node in calm.nodes()} == lives
+    assert name in calm.ctl("get").stdout
+    calm.until(lambda: calm.ctl("scale", "3", "--job", name, check=None).returncode == 0, 20, "it takes a scale-out")
+    calm.until_running(name, 3, above=before["generation"])
+    calm.until_steps(name, 10)
+    calm.ctl("stop", name, "--timeout", "60s")
+    rows = read_steps(calm.work, name)
+    check_undisturbed([row for row in rows if row["generation"] == before["generation"]])
+    check_steps(rows, reference)
+
+
+def test_a_redis_that_went_back_in_time_undoes_nothing(
+    calm: Cluster, reference: dict[int, float], tmp_path: Path
+) -> None:
+    """It comes back with the data of some seconds ago, and in them the job re-formed."""
+    calm.submit(digits_job(calm.work, "back", nodes="2", steps=600, delay=0.05, workers=1))
+    first = calm.until_running("back", 2)
+    calm.until_steps("back", 10)
+    shutil.copytree(data(calm), tmp_path / "kept")
+    os.kill(calm.workers("back")[0], signal.SIGKILL)
+    second = calm.until_running("back", 2, above=first["generation"])
+    calm.until_steps("back", 10)
+    workers = calm.workers("back")
+    killed_without_its_data(calm, instead=tmp_path / "kept")
+    until_restored(calm)
+    calm.until_steps("back", 60)
+    calm.until(lambda: calm.workers("back") == workers, 20, "every pod is published again")
+    job = calm.job("back")
+    assert (job["generation"], job["restarts"]) == (second["generation"], 1)
+    assert job["budget"]["used"] == 1
+    calm.ctl("stop", "back", "--timeout", "60s")
+    check_steps(read_steps(calm.work, "back"), reference)

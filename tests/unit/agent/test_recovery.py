@@ -1,0 +1,117 @@
+"""An offer: what is sent to a store that lost writes, in which pages, and what is not sent."""
+
+from __future__ import annotations
+
+from nodeagent.agent.recovery import PAGE, offer
+from nodeagent.agent.snapshot import Snapshot
+from nodeagent.store.base import Offer, Restored
+from nodeagent.store.memory import MemoryServer, MemoryStore
+from tests.contract.bench import FAST, MemoryBench, refused
+
+JOBS = PAGE + 30
+
+
+class Counting(MemoryStore):
+    """Keeps what was offered."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        super().__init__(server)
+        self.offers: list[Offer] = []
+
+    async def restore(self, offer: Offer) -> Restored:
+        self.offers.append(offer)
+        return await super().restore(offer)
+
+
+class Scene:
+    """One store and one agent's copy of it."""
+
+    def __init__(self) -> None:
+        clock = [100.0]
+        self.server = MemoryServer(lambda: clock[0])
+        self.store = Counting(self.server)
+        self.bench = MemoryBench(self.store, self.server, clock)
+
+    async def read(self) -> Snapshot:
+        snapshot = Snapshot(FAST)
+        while not snapshot.complete:
+            era, rev = snapshot.asked
+            snapshot.absorb(await self.bench.beat("n1", era=era, rev=rev), 0.0)
+        return snapshot
+
+    async def offer(self, snapshot: Snapshot) -> str:
+        self.store.offers.clear()
+        return await offer(self.store, snapshot, FAST, "n1", "s", 0.0)
+
+
+async def test_a_view_goes_in_bounded_pages_and_only_once() -> None:
+    scene = Scene()
+    await scene.bench.up("n1")
+    for n in range(JOBS):
+        await scene.bench.submit(f"u{n}", f"job{n}")
+    first, second = await scene.read(), await scene.read()
+    jobs = dict(scene.server.state.jobs)
+    scene.server.restart(keep_data=False)
+    era = await scene.offer(first)
+    assert [len(o.jobs) + len(o.nodes) for o in scene.store.offers] == [0, PAGE, JOBS + 1 - PAGE]
+    assert [o.uids is not None for o in scene.store.offers] == [False, False, True]
+    assert scene.server.state.jobs == jobs
+    assert await scene.offer(second) == era
+    assert [len(o.jobs) for o in scene.store.offers] == [0], "the store has everything by now: nothing is sent"
+
+
+async def test_only_the_newest_steps_of_an_older_view_are_sent() -> None:
+    scene = Scene()
+    await scene.bench.up("n1")
+    await scene.bench.submit("u1", "one")
+    newest, older = await scene.read(), await scene.read()
+    own = await scene.bench.submit("u2", "two")
+    assert older.absorb_job(own)
+    scene.server.restart(keep_data=False)
+    await scene.offer(newest)
+    await scene.offer(older)
+    assert [[j.uid for j in o.jobs] for o in scene.store.offers] == [[], ["u2"]]
+    assert set(scene.server.state.jobs) == {"u1", "u2"}
+
+
+async def test_who_knows_nothing_offers_nothing() -> None:
+    scene = Scene()
+    assert await scene.offer(Snapshot(FAST)) == ""
+    assert scene.store.offers == []
+
+
+async def test_a_store_of_another_cluster_is_refused_only_if_something_would_be_lost() -> None:
+    scene = Scene()
+    await scene.bench.up("n1")
+    empty = await scene.read()
+    await scene.bench.submit("u1", "one")
+    full = await scene.read()
+    scene.server.restart(keep_data=False)
+    await scene.bench.up("n2")
+    await scene.bench.submit("u9", "theirs")
+    assert await scene.offer(empty) == ""
+    assert "another cluster" in await refused("foreign", scene.offer(full))
+
+
+async def test_an_agent_that_is_too_late_offers_lost_jobs_only() -> None:
+    scene = Scene()
+    await scene.bench.up("n1")
+    kept = await scene.bench.keep()
+    await scene.bench.submit("u1", "one")
+    late = await scene.read()
+    await scene.bench.put_back(kept)
+    await scene.bench.recovered("n1")
+    await scene.offer(late)
+    assert [(len(o.nodes), [j.uid for j in o.jobs], o.uids) for o in scene.store.offers] == [
+        (0, [], None),
+        (0, ["u1"], None),
+    ]
+    assert set(scene.server.state.jobs) == {"u1"}
+
+
+async def test_other_refusals_are_the_callers() -> None:
+    scene = Scene()
+    await scene.bench.up("n1")
+    snapshot = await scene.read()
+    other = FAST.model_copy(update={"lease": 7.0})
+    await refused("timing", offer(scene.store, snapshot, other, "n1", "s", 0.0))
