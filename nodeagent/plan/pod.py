@@ -115,8 +115,8 @@ def plan_pods(
     for uid in sorted({*cluster.jobs, *statuses}, key=lambda uid: _queue_place(cluster, uid)):
         job, status = cluster.jobs.get(uid), statuses.get(uid)
         action = _plan_pod(cluster, node, incarnation.life, job, status, uid, uid in lent)
-        if action is None and job is not None:
-            action = _keep(cluster, job, node, incarnation.life, uid in lent)
+        if job is not None and _may_wait(action, status):
+            action = _keep(cluster, job, node, incarnation.life, uid in lent) or action
         spare = job is not None and job.phase == "running" and job.head is not None and node not in job.head.members
         if spare and (isinstance(action, Prepare) or (action is None and status is not None)):
             spares += 1
@@ -242,6 +242,13 @@ def read_report(status: PodStatus) -> PodReport | None:
 def _stop(job: JobRecord, head: Head | None, planned: bool, why: str) -> Stop:
     grace = job.spec.grace if head is None or head.grace is None else head.grace
     return Stop(job.uid, grace if planned else None, why)
+
+
+def _may_wait(action: PodAction | None, status: PodStatus | None) -> bool:
+    """Whether others, who may wait for this node as a keeper, come first: an unfit pod is prepared again and again, and
+    a stuck one stopped again and again."""
+    stuck = status is not None and status.phase == "stuck"
+    return action is None or isinstance(action, Prepare) or (stuck and isinstance(action, Stop))
 
 
 def _keep(cluster: Cluster, job: JobRecord, node: str, life: str, lends: bool) -> PodAction | None:
