@@ -124,8 +124,10 @@ class Failsafe:
             self.lent, self.refusals = {}, {}
 
     async def _ask_for_all(self) -> None:
-        if self._clock.now() - self._lease.beat_sent > self._timing.failsafe_limit:
-            return  # the fence ends it
+        if self._clock.now() - self._lease.beat_sent > self._timing.failsafe_limit:  # the fence ends it
+            why = f"the store has been away for longer than failsafe_limit ({self._timing.failsafe_limit:g} s)"
+            self.refusals |= {question.uid: why for question in self._questions()}
+            return
         async with asyncio.TaskGroup() as tasks:
             for question in self._questions():
                 tasks.create_task(self._ask_all(question))

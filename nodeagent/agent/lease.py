@@ -81,15 +81,21 @@ class Lease:
         self._log = structlog.get_logger("lease").bind(node=node)
 
     async def join(self) -> None:
-        """Take the node's id. Raises StoreUnavailableError (try again), StoreRefusedError (code ``lease_held``: try
-        again; ``timing``, ``version``: hopeless), IdTakenError (somebody else is alive under this id)."""
+        """Take the node's id. Raises StoreUnavailableError (try again), StoreRefusedError (code ``lease_held``,
+        ``sheltered``: try again; ``timing``, ``version``: hopeless), IdTakenError (somebody else is alive under this
+        id)."""
         facts = self.facts
         try:
             reply = await self._store.join(self.node, self.incarnation, facts, self._timing)
+        except StoreUnavailableError:
+            self._unanswered()
+            raise
         except StoreRefusedError as refusal:
             self.reason = str(refusal)
             if refusal.code in ("lost", "not_current"):
                 self.lost = True
+            elif refusal.code == "sheltered":
+                self._refused_since = None  # nobody renews it
             elif refusal.code == "lease_held":
                 self._give_up_when_hopeless(refusal)
             raise
@@ -136,10 +142,7 @@ class Lease:
         try:
             reply = await self._store.beat(beat)
         except StoreUnavailableError:
-            self._metrics.store_errors.inc()
-            if self.away_since is None:
-                self.away_since = self._clock.wall()
-                self._log.warning("store does not answer", fence_in=round(self.fence_at - sent, 2))
+            self._unanswered()
             raise
         except StoreRefusedError as refusal:
             if refusal.code != "stale" and beat.incarnation == self.incarnation:
@@ -155,6 +158,13 @@ class Lease:
         self.next_lapse = None if reply.next_lapse is None else now + reply.next_lapse / 1000
         self.newest_event = reply.event
         return reply
+
+    def _unanswered(self) -> None:
+        self._metrics.store_errors.inc()
+        if self.away_since is None:
+            self.away_since = self._clock.wall()
+            left = max(0.0, self.fence_at - self._clock.now())
+            self._log.warning("store does not answer", fence_in=round(left, 2))
 
     def _read_all_again(self, reply: BeatReply) -> BeatReply:
         """Another store (process) than before: what we read and what we told may be lost there."""

@@ -154,7 +154,7 @@ class Agent:
         except StoreRefusedError as refusal:
             if refusal.code in ("timing", "version"):
                 raise
-            if refusal.code not in ("lease_held", "stale"):
+            if refusal.code not in ("lease_held", "sheltered", "stale"):
                 self._log.warning("lease is gone", why=str(refusal))
         self._wake.set()
 
@@ -211,7 +211,7 @@ class Agent:
                     return due
             self._log.error("still changing after many rounds", rounds=ROUNDS)
         except StoreUnavailableError as error:
-            self._log.warning("store does not answer", why=str(error))
+            self._log.debug("no round", why=str(error))  # the lease tells when it went away
         except StoreRefusedError as refusal:
             self._log.warning("store refuses", code=refusal.code, why=str(refusal))
         return self._clock.now() + self._timing.heartbeat
@@ -320,6 +320,8 @@ class Agent:
             beat_age=max(0.0, now - self._lease.beat_sent),
             store_away_since=self._lease.away_since,
             loop_lag=self._lag,
+            lent={uid: end - now for uid, end in self._failsafe.lent.items() if end > now},
+            not_lent=dict(self._failsafe.refusals),
         )
 
     async def refresh(self) -> None:

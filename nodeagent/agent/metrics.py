@@ -6,6 +6,7 @@ Counters are raised where things happen; gauges are read from the view when some
 
 from __future__ import annotations
 
+import time
 from collections import Counter as Tally
 from typing import get_args
 
@@ -48,7 +49,17 @@ class Metrics:
         )
         self._margin = Gauge(
             "nodeagent_lease_margin_seconds",
-            "Time left until this node would stop its own workers.",
+            "Time left of this node's own lease; workers that nobody lends time to are stopped at its end.",
+            registry=self.registry,
+        )
+        self._away = Gauge(
+            "nodeagent_store_away_seconds",
+            "How long the store has not answered; 0 while it does.",
+            registry=self.registry,
+        )
+        self._lent = Gauge(
+            "nodeagent_lent_jobs",
+            "Jobs whose workers on this node run on time that their keepers lend.",
             registry=self.registry,
         )
         build = Gauge("nodeagent_build_info", "Always 1.", ["version"], registry=self.registry)
@@ -70,7 +81,11 @@ class Metrics:
         for job in sorted(live, key=lambda j: j.order)[:MAX_JOBS]:
             self._generation.labels(job=job.name).set(job.head.number if job.head else 0)
         self._forget({job.name for job in cluster.jobs.values()})
-        self._margin.set(view.health().lease_left)
+        health = view.health()
+        since = health.store_away_since
+        self._margin.set(health.lease_left)
+        self._away.set(0.0 if since is None else max(0.0, time.time() - since))
+        self._lent.set(len(health.lent))
         return generate_latest(self.registry)
 
     def _forget(self, jobs: set[str]) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import json
 import secrets
 import socket
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 import structlog
 
@@ -50,13 +51,14 @@ class UdpPeers(asyncio.DatagramProtocol):
         self._log = structlog.get_logger("peers")
 
     async def listen(self, address: str, ports: tuple[int, int]) -> str:
-        """Take the first free port of the range on this address; returns ``host:port``. Raises OSError if none is."""
+        """Take the first free port of the range on this address (a name: on all, since it may mean another one here);
+        returns ``host:port`` as others are to use it. Raises OSError if none is free."""
         loop = asyncio.get_running_loop()
-        family, _, _, _, found = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
+        local = address if _numeric(address) else None
         last: OSError | None = None
         for port in range(ports[0], ports[1] + 1):
             try:
-                await loop.create_datagram_endpoint(lambda: self, local_addr=(str(found[0]), port), family=family)
+                await loop.create_datagram_endpoint(lambda: self, local_addr=(local or "0.0.0.0", port))
             except OSError as error:
                 last = error
                 continue
@@ -70,18 +72,17 @@ class UdpPeers(asyncio.DatagramProtocol):
     async def ask(self, address: str, question: Ask, timeout: float) -> Answer | None:
         nonce = secrets.token_hex(16)
         packet = self._sealed({"nonce": nonce, "ask": question.model_dump(mode="json")})
-        host, _, port = address.rpartition(":")
-        there = (host.strip("[]"), int(port))
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[nonce] = future
         try:
             async with asyncio.timeout(timeout):
+                there = await _resolved(address)
                 while True:
                     self._send(packet, there)
                     done, _ = await asyncio.wait([future], timeout=RESEND)
                     if done:
                         return future.result()
-        except TimeoutError:
+        except (TimeoutError, socket.gaierror):
             return None
         finally:
             del self._waiting[nonce]
@@ -89,8 +90,7 @@ class UdpPeers(asyncio.DatagramProtocol):
     # --- asyncio.DatagramProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.DatagramTransport)
-        self._transport = transport
+        self._transport = cast("asyncio.DatagramTransport", transport)  # the real one does not derive from it
 
     def error_received(self, exc: Exception) -> None:
         self._log.debug("peer cannot be reached", why=str(exc))
@@ -133,3 +133,21 @@ class UdpPeers(asyncio.DatagramProtocol):
 
     def _mac(self, body: bytes) -> bytes:
         return hmac.digest(self.secret.encode(), body, hashlib.sha256)
+
+
+def _numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+async def _resolved(address: str) -> tuple[str, int]:
+    """Host and port as a socket takes them; a name is looked up beside the loop."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    if not _numeric(host):
+        found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)
+        host = str(found[0][4][0])
+    return host, int(port)

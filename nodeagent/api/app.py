@@ -8,7 +8,7 @@ from nodeagent import __version__
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.body import MAX_BODY
 from nodeagent.api.doctor import DoctorRoutes
-from nodeagent.api.errors import error_middleware, joined_middleware
+from nodeagent.api.errors import answering_middleware, error_middleware, joined_middleware
 from nodeagent.api.events import EventRoutes
 from nodeagent.api.health import HealthRoutes
 from nodeagent.api.jobs import JobRoutes
@@ -21,7 +21,8 @@ from nodeagent.api.view import AgentView
 
 def create_app(view: AgentView, metrics: Metrics, *, local_socket: bool) -> web.Application:
     """``local_socket``: the full API, for a unix socket only (callers are known by SO_PEERCRED)."""
-    middlewares = [error_middleware(view), *([joined_middleware(view)] if local_socket else [])]
+    full = [joined_middleware(view), answering_middleware(view)] if local_socket else []
+    middlewares = [error_middleware(view), *full]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     app.router.add_routes(HealthRoutes(view, metrics).table())
     if not local_socket:

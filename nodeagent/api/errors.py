@@ -5,9 +5,11 @@ Every refusal says what happened, where, and what to do next. Must never let an 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import time
 from collections.abc import Iterable
+from typing import Literal
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -28,7 +30,7 @@ STATUS = {
 
 
 class ApiError(Exception):
-    """A refusal: nothing was changed, unless ``code`` is ``store_away`` (then it says that it is not known)."""
+    """A refusal: nothing was changed, unless ``code`` is ``store_away`` (then it says if that is not known)."""
 
     def __init__(self, code: str, message: str, next_step: str = "", *, problems: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -62,16 +64,21 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ApiError:
     return ApiError("not_found", f"no {kind} {name!r}", step)
 
 
-def store_away(view: AgentView, wrote: bool) -> ApiError:
-    """The store does not answer: since when, and whether something may have been written."""
+def store_away(view: AgentView, change: Literal["none", "refused", "unknown"]) -> ApiError:
+    """The store does not answer: since when, and what became of the change that was asked for."""
     since = view.health().store_away_since
     when = "" if since is None else f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since))}"
     ago = "" if since is None else f" ({max(0, round(time.time() - since))} s)"
-    done = "it is not known whether the change was written" if wrote else "running jobs go on undisturbed"
+    goes_on = "running jobs go on while their keepers lend them time"
+    done = {
+        "none": goes_on,
+        "refused": f"nothing was changed, and nothing can be until it answers; {goes_on}",
+        "unknown": "it is not known whether the change was written",
+    }[change]
     step = (
         "ask again with the same request id: it happens once at most"
-        if wrote
-        else f"see that Redis runs and that node {view.node} reaches it; then ask again"
+        if change == "unknown"
+        else f"see that Redis runs and that node {view.node} reaches it (nodeagentctl doctor); then ask again"
     )
     return ApiError("store_away", f"the store has not answered node {view.node}{when}{ago}; {done}", step)
 
@@ -80,16 +87,20 @@ _REFUSED = {
     "not_found": ("not_found", "list what there is: nodeagentctl get"),
     "name_taken": ("state", "choose another name, or stop or delete that job first"),
     "ended": ("state", "submit it again: nodeagentctl submit FILE"),
+    "not_live": ("state", "see nodeagentctl nodes, then ask again"),
     "stale": ("state", "somebody else changed it at the same moment; look, then ask again: nodeagentctl get"),
 }
 
 
 def not_joined(view: AgentView) -> ApiError:
     """The agent knows nothing of the cluster (any more, or yet): it must not answer as if there were nothing."""
-    why = view.health().reason or "it has only just started"
-    return ApiError(
-        "not_joined", f"node {view.node} has not joined its cluster: {why}", "ask again in a moment, or see its log"
-    )
+    health = view.health()
+    if health.store_away_since is not None:
+        why = "the store does not answer, and it has started since it last did"
+        step = f"see that Redis runs and that node {view.node} reaches it (nodeagentctl doctor); then ask again"
+    else:
+        why, step = health.reason or "it has only just started", "ask again in a moment, or see its log"
+    return ApiError("not_joined", f"node {view.node} has not joined its cluster: {why}", step)
 
 
 def from_refused(refused: StoreRefusedError) -> ApiError:
@@ -114,6 +125,23 @@ def joined_middleware(view: AgentView) -> Middleware:
     return middleware
 
 
+def answering_middleware(view: AgentView) -> Middleware:
+    """Refuses changes while the store is away. They are not even sent: a store that only stood still would carry them
+    out when nobody expects it any more. Costs two timeouts of the store at most, and nothing while it answers."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method != "GET" and view.health().store_away_since is not None:
+            try:
+                with contextlib.suppress(StoreRefusedError):  # it answers: the handler finds out what is wrong
+                    await view.refresh()
+            except StoreUnavailableError:
+                raise store_away(view, "refused") from None
+        return await handler(request)
+
+    return middleware
+
+
 def error_middleware(view: AgentView) -> Middleware:
     """Turns refusals of the API and of the store into JSON."""
 
@@ -126,7 +154,7 @@ def error_middleware(view: AgentView) -> Middleware:
         except StoreRefusedError as refused:
             refusal = from_refused(refused)
         except StoreUnavailableError:
-            refusal = store_away(view, wrote=request.method != "GET")
+            refusal = store_away(view, "none" if request.method == "GET" else "unknown")
         except web.HTTPNotFound:
             refusal = ApiError("not_found", f"no such path: {request.path}", "see docs/cli.md for what the API serves")
         except web.HTTPMethodNotAllowed:

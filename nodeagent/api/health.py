@@ -29,7 +29,8 @@ class HealthRoutes:
         ]
 
     async def healthz(self, _request: web.Request) -> web.Response:
-        """200 while the agent's loop turns in time."""
+        """200 while the agent's loop turns in time: that the store is away must not get an agent restarted, since a new
+        one would not know who lends its workers time."""
         health = self.view.health()
         reasons = []
         if health.loop_lag > MAX_LAG:
@@ -37,13 +38,18 @@ class HealthRoutes:
         return self._answer(reasons)
 
     async def readyz(self, _request: web.Request) -> web.Response:
-        """200 while this node has joined and the store answers."""
+        """200 while this node has joined and the store answers: it can take work, and changes. What runs goes on
+        without that, while it is lent time."""
         health = self.view.health()
         reasons = []
         if not health.joined:
             reasons.append(f"node {self.view.node} has not joined: {health.reason or 'not tried yet'}")
         if health.store_away_since is not None:
-            reasons.append(f"the store has not answered for {time.time() - health.store_away_since:.1f} s")
+            away = max(0.0, time.time() - health.store_away_since)
+            on = f"; {len(health.lent)} of the jobs here run on lent time" if health.lent else ""
+            reasons.append(
+                f"the store has not answered for {away:.1f} s: nothing can be changed, started or recovered{on}"
+            )
         elif health.joined and health.lease_left <= 0:
             reasons.append("the lease has run out: this node's workers were stopped")
         return self._answer(reasons)
@@ -61,6 +67,8 @@ class HealthRoutes:
                 "beat_age": round(health.beat_age, 3),
                 "loop_lag": round(health.loop_lag, 4),
                 "store_away_since": health.store_away_since,
+                "lent": {uid: round(left, 3) for uid, left in health.lent.items()},
+                "not_lent": dict(health.not_lent),
             },
             status=200 if ok else 503,
         )

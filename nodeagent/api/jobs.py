@@ -19,12 +19,15 @@ from pydantic import ValidationError
 from nodeagent.api import auth, body, intents, scaling
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.lookup import find_job
-from nodeagent.api.shapes import Json, budget_json, items, job_json
+from nodeagent.api.shapes import Json, budget_json, items, job_json, lent_json
 from nodeagent.api.story import generations
 from nodeagent.api.view import AgentView
+from nodeagent.model.event import Event
 from nodeagent.model.job import TERMINAL, Control, JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodState
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.keepers import silence
 from nodeagent.spec.jobcheck import check_spec
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 
@@ -85,39 +88,42 @@ class JobRoutes:
         )
         return {pod.node: pod}
 
-    async def _json(self, job: JobRecord) -> Json:
-        pods, _ = await self._published(job)
-        return job_json(job, self.view.cluster(), pods, time.time()) | self._waits(job)
+    async def _json(self, job: JobRecord, asking: bool = True) -> Json:
+        pods, asking = await self._published(job, asking)
+        return self._row(job, self.view.cluster(), pods, asking)
 
-    def _waits(self, job: JobRecord) -> Json:
+    def _row(self, job: JobRecord, cluster: Cluster, pods: dict[str, PodState], answered: bool) -> Json:
+        lent = lent_json(job, self.view.node, self.view.health(), self.view.pods().get(job.uid))
+        row = job_json(job, cluster, pods, time.time(), away=not answered)
+        return row | {"lent": lent} | self._waits(job, cluster)
+
+    def _waits(self, job: JobRecord, cluster: Cluster) -> Json:
         """What a waiting job waits for now is a better reason than why it began to wait."""
-        why = self.view.why(job.uid) if job.phase in ("queued", "holding") else ()
+        waits = job.phase in ("queued", "holding") or (job.phase not in TERMINAL and silence(cluster, job))
+        why = self.view.why(job.uid) if waits else ()
         return {"reason": "; ".join(why)} if why else {}
 
     async def index(self, _request: web.Request) -> web.Response:
         """GET /v1/jobs: in the order of submission."""
-        cluster, now = self.view.cluster(), time.time()
+        cluster = self.view.cluster()
         rows, asking = [], True
         for job in sorted(cluster.jobs.values(), key=lambda j: (j.order, j.submitted)):
             pods, asking = await self._published(job, asking)
-            rows.append(job_json(job, cluster, pods, now) | self._waits(job))
+            rows.append(self._row(job, cluster, pods, asking))
         return web.json_response(items(rows, store_away_since=self.view.health().store_away_since))
 
     async def show(self, request: web.Request) -> web.Response:
         """GET /v1/jobs/{job}: with the reasons, the generations, the budget and the spec."""
         cluster = self.view.cluster()
         job = find_job(cluster, request.match_info["job"])
-        try:
-            events = await self.view.store.events("0-0", -STORY_EVENTS)
-        except StoreUnavailableError:
-            events = ()
+        events = await self._story()
         reports = job.last_reports
         if job.head is not None and any(r.state != "running" for r in job.head.reports.values()):
             reports = job.head.reports
-        detail = await self._json(job) | {
+        detail = await self._json(job, asking=events is not None) | {
             "why": list(self.view.why(job.uid)),
             "budget": budget_json(job, cluster),
-            "generations": generations(job, events),
+            "generations": generations(job, events or ()),
             "reports": {node: r.model_dump() for node, r in reports.items()},
             "outside": {} if job.head is None else dict(job.head.outside),
             "hold_timeout": job.spec.hold_timeout,
@@ -125,6 +131,13 @@ class JobRoutes:
             "spec": job.spec.model_dump(),
         }
         return web.json_response(detail)
+
+    async def _story(self) -> tuple[Event, ...] | None:
+        """The newest of the audit log; None if the store does not answer (nobody waits for it twice)."""
+        if self.view.health().store_away_since is None:
+            with contextlib.suppress(StoreUnavailableError):
+                return await self.view.store.events("0-0", -STORY_EVENTS)
+        return None
 
     async def submit(self, request: web.Request) -> web.Response:
         """POST /v1/jobs {spec, request_id, dry_run}."""

@@ -1,4 +1,4 @@
-"""Nodes over HTTP: list, show, cordon, uncordon, drain."""
+"""Nodes over HTTP: list, show, cordon, uncordon, drain, forget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nodeagent.api.errors import ApiError
 from nodeagent.api.lookup import find_node
 from nodeagent.api.shapes import items, node_json
 from nodeagent.api.view import AgentView
-from nodeagent.model.node import Cordon
+from nodeagent.model.node import Cordon, NodeRecord
 from nodeagent.store.base import StoreUnavailableError
 
 
@@ -31,6 +31,7 @@ class NodeRoutes:
             web.post("/v1/nodes/{node}/cordon", self.cordon),
             web.post("/v1/nodes/{node}/uncordon", self.uncordon),
             web.post("/v1/nodes/{node}/drain", self.drain),
+            web.post("/v1/nodes/{node}/forget", self.forget),
         ]
 
     async def index(self, _request: web.Request) -> web.Response:
@@ -42,7 +43,8 @@ class NodeRoutes:
     async def show(self, request: web.Request) -> web.Response:
         """GET /v1/nodes/{node}."""
         cluster = self.view.cluster()
-        return web.json_response(node_json(find_node(cluster, request.match_info["node"]), cluster, time.time()))
+        shown = node_json(find_node(cluster, request.match_info["node"]), cluster, time.time())
+        return web.json_response(shown | {"store_away_since": self.view.health().store_away_since})
 
     async def cordon(self, request: web.Request) -> web.Response:
         """POST .../cordon {reason, request_id}: no new work. A draining node stays cordoned only."""
@@ -56,6 +58,11 @@ class NodeRoutes:
         """POST .../uncordon {request_id}: takes work again."""
         return await self._write(request, await body.read(request), None)
 
+    async def forget(self, request: web.Request) -> web.Response:
+        """POST .../forget: its caller vouches that the node, whose lease has lapsed, is off for good."""
+        node, who = await self._may(request)
+        return await self._written(await self.view.store.forget(node.id, who.name))
+
     async def _set(self, request: web.Request, drain: bool) -> web.Response:
         asked = await body.read(request)
         reason = body.text(asked, "reason").strip()
@@ -64,12 +71,19 @@ class NodeRoutes:
         return await self._write(request, asked, (reason, drain))
 
     async def _write(self, request: web.Request, asked: dict[str, Any], want: tuple[str, bool] | None) -> web.Response:
+        node, who = await self._may(request)
+        name = body.request_id(asked)
+        cordon = None if want is None else Cordon(reason=want[0], by=who.name, at=time.time(), drain=want[1])
+        return await self._written(await self.view.store.cordon(node.id, cordon, name))
+
+    async def _may(self, request: web.Request) -> tuple[NodeRecord, auth.Caller]:
+        """The node that is meant, and who may change it."""
         node = find_node(self.view.cluster(), request.match_info["node"])
         who = await auth.caller(request, self.view.config.jobs)
         auth.may_change_nodes(who, node.id)
-        name = body.request_id(asked)
-        cordon = None if want is None else Cordon(reason=want[0], by=who.name, at=time.time(), drain=want[1])
-        record = await self.view.store.cordon(node.id, cordon, name)
+        return node, who
+
+    async def _written(self, record: NodeRecord) -> web.Response:
         with contextlib.suppress(StoreUnavailableError):  # it is written; the snapshot follows with the next beat
             await self.view.refresh()
         return web.json_response(node_json(record, self.view.cluster(), time.time()))

@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodeagent.api.auth import user_name
+from nodeagent.api.view import AgentHealth
 from nodeagent.model.job import TERMINAL, JobRecord, Spend
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.world import Head, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.membership import natural
 from nodeagent.plan.restarts import spent
+from nodeagent.workers.base import PodStatus
 
 API_VERSION = "nodeagent/v1"
 
@@ -96,8 +99,11 @@ def _pod(
     }
 
 
-def pods_json(job: JobRecord, cluster: Cluster, published: Mapping[str, PodState]) -> tuple[list[Json], list[Json]]:
-    """(pods of the gang, by rank, then those still stopping; spares that stand ready)."""
+def pods_json(
+    job: JobRecord, cluster: Cluster, published: Mapping[str, PodState], away: bool = False
+) -> tuple[list[Json], list[Json]]:
+    """(pods of the gang, by rank, then those still stopping; spares that stand ready). ``away``: the store could not
+    be asked what is published."""
     role, head = job.spec.role.name, job.head
     members = head.ordered() if head is not None else ()
     ended = job.phase in TERMINAL
@@ -108,6 +114,9 @@ def pods_json(job: JobRecord, cluster: Cluster, published: Mapping[str, PodState
         _pod(role, m.node, published.get(m.node), m, head, told.get(m.node), cluster.live(m.node, m.life) or ended)
         for m in members
     ]
+    for pod in gang:
+        if away and pod["node"] not in published and pod["phase"] == "preparing":
+            pod |= {"phase": "unknown", "reason": "the store does not answer"}
     named = {m.node for m in members}
     spares: list[Json] = []
     holders = set(head.holders) if head is not None else set()
@@ -121,10 +130,12 @@ def pods_json(job: JobRecord, cluster: Cluster, published: Mapping[str, PodState
     return gang, spares
 
 
-def job_json(job: JobRecord, cluster: Cluster, published: Mapping[str, PodState], now: float) -> Json:
-    """One job, as in lists. ``now`` is Unix time; age and duration are seconds."""
+def job_json(
+    job: JobRecord, cluster: Cluster, published: Mapping[str, PodState], now: float, away: bool = False
+) -> Json:
+    """One job, as in lists. ``now`` is Unix time; age and duration are seconds; ``away`` as in ``pods_json``."""
     size, head = job.spec.role.nodes, job.head
-    gang, spares = pods_json(job, cluster, published)
+    gang, spares = pods_json(job, cluster, published, away)
     chief = head.ordered()[0].node if head is not None and head.members else None
     until = job.ended if job.ended is not None else now
     return {
@@ -158,7 +169,35 @@ def job_json(job: JobRecord, cluster: Cluster, published: Mapping[str, PodState]
         "ended": job.ended,
         "pods": gang,
         "spares": spares,
+        "keepers": _keepers(job, cluster),
     }
+
+
+def _keepers(job: JobRecord, cluster: Cluster) -> list[Json]:
+    """The nodes that may lend the job's workers time while the store is away."""
+    if job.phase in TERMINAL:
+        return []
+    return [{"node": node, "live": cluster.live(node)} for node in sorted(job.keepers, key=natural)]
+
+
+def lent_json(job: JobRecord, node: str, health: AgentHealth, pod: PodStatus | None) -> Json | None:
+    """On whose time the job's workers on this ``node`` run while the store is away: ``lent``, their node's own
+    ``lease``, neither for much longer (``refused``), they are ``stopped``, or are ``elsewhere``. None while the store
+    answers, and of a job that does not train."""
+    head = job.head
+    if health.store_away_since is None or job.phase in TERMINAL or head is None or head.state != "active":
+        return None
+    lent, why = health.lent.get(job.uid, 0.0), health.not_lent.get(job.uid, "")
+    left = max(lent, health.lease_left)
+    if node not in head.members:
+        state, left = "elsewhere", 0.0
+    elif pod is None or pod.quiet:
+        state, left = "stopped", 0.0
+    elif why:
+        state = "refused"
+    else:
+        state = "lent" if lent else "lease"
+    return {"state": state, "node": node, "left": round(left, 1), "why": why}
 
 
 def _scale(job: JobRecord, cluster: Cluster) -> Json | None:
@@ -203,7 +242,7 @@ def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
     if node.left:
         return "left", "its agent was stopped in good order"
     if node.lost:
-        return "lost", "its lease lapsed and its workers were given to others; it comes back with a new life"
+        return "lost", "its lease lapsed and its place was given to others, or it was forgotten; it may come back anew"
     if node.id in cluster.lapsed:
         return "silent", "its lease has lapsed; nobody has needed to declare it lost"
     if node.cordon is not None:

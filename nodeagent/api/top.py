@@ -37,7 +37,7 @@ class TopRoutes:
         cluster, me = self.view.cluster(), self.view.me()
         pods: dict[str, Sequence[PodState]] = {}
         try:
-            for job in live_jobs(cluster):
+            for job in live_jobs(cluster) if self.view.health().store_away_since is None else ():
                 pods[job.uid] = await self.view.store.pods(job.uid)
         except StoreUnavailableError:
             pods = {}  # what is used is then not known; who is where still is

@@ -29,6 +29,10 @@ class AgentHealth:
     """Unix time of the first failure since the last good answer; None while the store answers."""
     loop_lag: float
     """How late the main loop's last timer was."""
+    lent: Mapping[str, float]
+    """Jobs whose workers here run on time that their keepers lend, by uid: what is left of it."""
+    not_lent: Mapping[str, str]
+    """Jobs with workers here that nobody lends time to, by uid: why."""
 
 
 class AgentView(Protocol):

@@ -11,7 +11,7 @@ from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.jobtext import job_lines
 from nodeagent.ctl.nodetext import node_lines
 from nodeagent.ctl.options import agent_option, connect, job_option, output_option, which_job
-from nodeagent.ctl.output import coloured, dump
+from nodeagent.ctl.output import coloured, dump, notice
 
 Json = dict[str, Any]
 
@@ -28,6 +28,7 @@ def describe(ctx: click.Context, name: str | None, job_named: str | None, fmt: s
     """
     client = connect(ctx)
     kind, found = _find(client, name, job_named)
+    notice(found, fmt)
     if fmt in ("json", "yaml"):
         dump(found, fmt)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
+import time
 from typing import Any
 
 from nodeagent.ctl.output import Column, paint, span, table_lines
@@ -67,6 +68,7 @@ def _head(job: Json, colour: bool) -> list[str]:
     lines += [
         _field("Nodes", f"{size}; workers per node: {per_node}"),
         _field("World", _world(job)),
+        *_time(job),
         _field("Age", f"{span(job['age'])}; trained for {span(job['duration'])}; {_restarts(job)}"),
         _field(
             "Budget",
@@ -78,8 +80,6 @@ def _head(job: Json, colour: bool) -> list[str]:
         lines.append(_field("Scale", _scale(job["scale"])))
     if job["outcome"]:
         lines.append(_field("Outcome", f"{exit_words(job['outcome']['code'])}: {job['outcome']['text']}"))
-    if job["store_away_since"] is not None:
-        lines.append(_field("Note", "the store does not answer: this is what was last known"))
     return lines
 
 
@@ -103,6 +103,41 @@ def _world(job: Json) -> str:
     if job["gpus"]:
         text += f", {count(job['gpus'], 'GPU')}"
     return text + (f", chief {job['chief']}" if job["chief"] else "")
+
+
+def _time(job: Json) -> list[str]:
+    """Whose time the workers run on while the store is away; while it answers, whose that would be."""
+    if job["lent"] is not None:
+        return [_field("Runs on", f"{runs_on(job)} (the store is away since {_clock(job['store_away_since'])})")]
+    if job["phase"] != "running" or job["generation_state"] != "active":
+        return []
+    names = ", ".join(k["node"] + ("" if k["live"] else " (silent)") for k in job["keepers"])
+    return [_field("Keepers", f"{names} may lend it time while the store is away" if names else f"none: {ALONE}")]
+
+
+ALONE = "its workers stop when the store is away for longer than a lease"
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def runs_on(job: Json) -> str:
+    """Whose time the workers on the node that was asked run on, while the store is away."""
+    lent = job["lent"]
+    node, why = lent["node"], lent["why"]
+    keepers = ", ".join(k["node"] for k in job["keepers"])
+    match lent["state"]:
+        case "lent":
+            return f"time lent by {keepers}"
+        case "lease":
+            return f"the lease of {node}, then " + (f"on time lent by {keepers}" if keepers else "on nobody's")
+        case "refused":
+            return f"what is left of its time on {node}: nobody lends it any: {why}"
+        case "stopped":
+            return f"nothing on {node} any more" + (f": nobody lent it time: {why}" if why else "")
+    others = ", ".join(p["node"] for p in job["pods"])
+    return f"it is not known on {node}, where none of its workers are: ask an agent of {others}"
 
 
 def _waits(job: Json) -> list[str]:
@@ -209,8 +244,13 @@ def _next(job: Json) -> list[str]:
         step = f"submit it again to go on, or remove it: nodeagentctl delete {name}"
     elif phase == "succeeded":
         step = f"nothing; remove its record when you like: nodeagentctl delete {name}"
+    elif job["store_away_since"] is not None:
+        step = "get the store to answer again (nodeagentctl doctor); until then it can neither be changed nor recovered"
     elif phase in ("paused", "pausing"):
         step = f"run it again: nodeagentctl resume {name}"
+    elif job["keepers"] and not any(k["live"] for k in job["keepers"]):
+        names = ", ".join(k["node"] for k in job["keepers"])
+        step = f"bring one of {names} back, or, if it is off for good: nodeagentctl forget NODE"
     elif phase in ("queued", "holding"):
         step = "give it the nodes it waits for (nodeagentctl nodes, nodeagentctl uncordon NODE)"
         if job["min"] < job["target"]:

@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cordon": ("nodes", "Give a node no new work."),
     "uncordon": ("nodes", "Let a node take work again."),
     "drain": ("nodes", "Move a node's work away, and give it no more."),
+    "forget": ("nodes", "Vouch that a silent node is off for good."),
     "hosts": ("hosts", "Print the hosts of a job's world, for Horovod."),
     "doctor": ("doctor", "Say what is wrong, and what to do about it."),
     "local": ("local", "A development cluster of real agents on this machine."),

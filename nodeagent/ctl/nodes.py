@@ -1,4 +1,4 @@
-"""``nodes``, ``cordon``, ``uncordon``, ``drain``."""
+"""``nodes``, ``cordon``, ``uncordon``, ``drain``, ``forget``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ import click
 
 from nodeagent.ctl.client import Client, node_path
 from nodeagent.ctl.errors import TimedOutError
-from nodeagent.ctl.options import agent_option, connect, node_argument, output_option, request_id_option, wait_options
+from nodeagent.ctl.options import (
+    FORMATS,
+    agent_option,
+    connect,
+    node_argument,
+    output_option,
+    request_id_option,
+    wait_options,
+)
 from nodeagent.ctl.output import Column, show, span
 from nodeagent.ctl.waiting import PATIENCE, wait
 
@@ -107,6 +115,26 @@ def drain(ctx: click.Context, node: str, reason: str, timeout: float, no_wait: b
     except TimedOutError as late:
         _give_up(client, node, reason, late)
     click.echo(f"node/{after['name']} drained")
+
+
+@click.command(short_help="Vouch that a silent node is off for good.")
+@node_argument()
+@click.option("-o", "--output", "fmt", type=click.Choice(FORMATS), help="Show the node, in this format.")
+@agent_option
+@click.pass_context
+def forget(ctx: click.Context, node: str, fmt: str | None) -> None:
+    """Vouch that NODE, which is silent, is off for good: its machine is switched off, or was started anew. Jobs that
+    wait for it, since it may keep them running without the store, then go on without it.
+
+    Never for a node that may only be cut off: workers may still train with its help, beside those that would take
+    their place. See that it is off before you say so. A node that holds its lease is refused (exit code 6). If it
+    comes back it joins with a new life.
+    """
+    after = connect(ctx).change("POST", node_path(node) + "/forget")
+    if fmt is None:
+        click.echo(f"node/{after['name']} forgotten")
+    else:
+        show(after, fmt, "node", COLUMNS, single=True)
 
 
 def _line(node: Json) -> str:

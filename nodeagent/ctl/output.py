@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,11 +99,24 @@ def dump(value: object, fmt: str) -> None:
         click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def notice(answer: Json, fmt: str) -> None:
+    """Say on stderr that the agent speaks of what it last knew, where that is so; JSON and YAML have it within."""
+    since = answer.get("store_away_since")
+    if since is not None and fmt not in ("json", "yaml"):
+        ago = span(max(0.0, time.time() - since))
+        click.echo(
+            f"nodeagentctl: the store has not answered for {ago}: what is shown is from then; running jobs go on while "
+            "their keepers lend them time, nothing can be changed or recovered until it is back",
+            err=True,
+        )
+
+
 def show(
     answer: Json, fmt: str, kind: str, columns: Sequence[Column], *, single: bool = False, empty: str = ""
 ) -> None:
     """Print a list (or, ``single``, one item) in the format asked for. ``empty`` is said on stderr when a table has no
     rows."""
+    notice(answer, fmt)
     rows = [answer] if single else answer["items"]
     if fmt in ("json", "yaml"):
         dump(answer, fmt)

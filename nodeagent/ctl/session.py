@@ -21,7 +21,7 @@ import click
 from nodeagent.ctl.client import Client, job_path
 from nodeagent.ctl.errors import RUN_CODES, CtlError, Exit
 from nodeagent.ctl.follow import Printer, print_logs
-from nodeagent.ctl.jobtext import blame_lines, count
+from nodeagent.ctl.jobtext import blame_lines, count, runs_on
 from nodeagent.ctl.options import ENDED
 from nodeagent.ctl.waiting import PATIENCE
 
@@ -164,6 +164,8 @@ class Session:
 
 def status_line(job: Json) -> str:
     """A job's state in one short line; the same line while nothing changes."""
+    if job["lent"] is not None and job["lent"]["state"] != "lease":  # a store that is back soon is not worth a line
+        return f"the store does not answer; {job['name']} runs on {runs_on(job)}"
     if job["phase"] == "running":
         size = f"{count(job['world_nodes'], 'node')}, {count(job['world_size'], 'worker')}"
         cause = job["cause"]["text"] if job["cause"] else ""

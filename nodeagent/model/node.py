@@ -51,7 +51,7 @@ class NodeFacts(Record):
     """The agent's unix socket: reachable only from the same machine (same boot_id)."""
     http: str = ""
     """``http://127.0.0.1:PORT`` of health and metrics."""
-    peer: str = ""
+    peer: str = Field(default="", pattern=r"^$|^.+:\d{1,5}$")
     """``host:port`` (UDP) at which other agents ask this one to lend time; empty: it cannot be asked."""
 
     def devices(self) -> tuple[str, ...]:

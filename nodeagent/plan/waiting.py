@@ -36,13 +36,12 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     placement = place(cluster, job)
     if not placement.fits:
         return _no_fit(cluster, job, placement, gone)
-    first = _earlier_that_fits(cluster, job)
+    first = _earlier(cluster, job)
     if first is not None:
         return Decision(None, (f"job {first.name} is before it in the queue (priority {first.spec.priority})",))
-    patience = millis(ASSEMBLE if job.active is None else SETTLE)
-    if len(placement.chosen) < job.control.target and placement.pending and cluster.served < job.since + patience:
+    if len(placement.chosen) < job.control.target and placement.pending and cluster.served < _patience(job):
         names = ", ".join(c.node for c in placement.pending)
-        return Decision(None, (f"waits for {names} to get ready",), job.since + patience)
+        return Decision(None, (f"waits for {names} to get ready",), _patience(job))
     return propose(cluster, job, _why_again(job), gone, None, placement, planned=False)
 
 
@@ -62,16 +61,28 @@ def _no_fit(cluster: Cluster, job: JobRecord, placement: Placement, gone: tuple[
     return Decision(None, (placement.missing,))
 
 
-def _earlier_that_fits(cluster: Cluster, job: JobRecord) -> JobRecord | None:
-    """A job before this one in the queue that could start now; those that cannot start hold nobody up."""
+def _patience(job: JobRecord) -> int:
+    """Served time (ms) until which nodes that are getting ready for the job are waited for."""
+    return job.since + millis(ASSEMBLE if job.active is None else SETTLE)
+
+
+def _earlier(cluster: Cluster, job: JobRecord) -> JobRecord | None:
+    """A job before this one in the queue that could start now, or as soon as nodes are ready for it that are still
+    waited for; those that cannot start hold nobody up."""
     mine = (-job.spec.priority, job.order)
     for other in sorted(cluster.jobs.values(), key=lambda j: (-j.spec.priority, j.order)):
         if (-other.spec.priority, other.order) >= mine:
             return None
         waiting = other.phase in ("queued", "holding") and other.control.desired == "run"
-        if waiting and cluster.served >= other.not_before and place(cluster, other).fits:
+        if waiting and cluster.served >= other.not_before and _could_start(cluster, other):
             return other
     return None
+
+
+def _could_start(cluster: Cluster, job: JobRecord) -> bool:
+    placement = place(cluster, job)
+    soon = len(placement.pending) if cluster.served < _patience(job) else 0
+    return placement.fits or len(placement.chosen) + soon >= placement.minimum
 
 
 def _why_again(job: JobRecord) -> Cause:

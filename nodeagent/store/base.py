@@ -56,10 +56,10 @@ class StoreRefusedError(StoreError):
     """A check failed; nothing was changed. ``str()`` is a sentence for the person.
 
     ``code`` is one of: ``lost`` (this life was declared lost), ``not_current`` (another incarnation holds the node's
-    id), ``lease_held`` (another life's lease has not lapsed), ``timing`` (values differ from the store's), ``stale``
-    (head, state, control or spec revision changed: read again), ``not_live``, ``busy`` (a device is another job's),
-    ``unsupported`` (exits do not support the outcome, or a size out of min..max), ``name_taken``, ``not_found``,
-    ``ended``, ``version``.
+    id), ``lease_held`` (another life's lease has not lapsed), ``sheltered`` (it has, but for an amnesty), ``timing``
+    (values differ from the store's), ``stale`` (head, state, control or spec revision changed: read again),
+    ``not_live``, ``busy`` (a device is another job's), ``unsupported`` (exits do not support the outcome, or a size out
+    of min..max), ``name_taken``, ``not_found``, ``ended``, ``version``.
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -224,11 +224,11 @@ class Store(Protocol):
     """
 
     async def join(self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
-        """Take the node's id. Allowed: no record, the same life with start not lower, or another life whose lease
-        has lapsed (or that left). Refused: a lost life (``lost``), another life still leased (``lease_held``; the
-        text names both addresses), the same life with a lower start (``not_current``), timing that differs
-        (``timing``; the first agent ever writes it). Effect: record (cordon is kept, readiness cleared for a new
-        life), lease = served + lease; event NodeJoined for a new life; ``joined`` only changes with the life. Nodes
+        """Take the node's id. Allowed: no record, the same life with start not lower, or another life whose lease has
+        lapsed (or that left). Refused: a lost life (``lost``), another life still leased (``lease_held``,
+        ``sheltered``; the text names both addresses), the same life with a lower start (``not_current``), timing that
+        differs (``timing``; the first agent ever writes it). Effect: record (cordon is kept, readiness cleared for a
+        new life), lease = served + lease; event NodeJoined for a new life; ``joined`` only changes with the life. Nodes
         whose lease ended a day of served time ago are forgotten, but for their cordon."""
         ...
 

@@ -152,7 +152,7 @@ async def test_a_restarted_server_gives_everybody_an_amnesty(bench: Bench) -> No
     assert reply.lapsed == ()
     assert reply.next_lapse is not None
     assert 0 < reply.next_lapse <= 400  # credit + lease
-    await refused("lease_held", bench.join("n2", life="n2-b"))
+    await refused("sheltered", bench.join("n2", life="n2-b"))
     bench.lives["n2"] = Incarnation(life="n2-a", start=1)
     await bench.until_lapsed("n2", "n1")
     assert (await bench.beat("n1")).served >= reply.served + 300

@@ -66,6 +66,7 @@ CHANGES = [
     ("POST", "/v1/nodes/n1/cordon", {"reason": "because"}),
     ("POST", "/v1/nodes/n1/drain", {"reason": "because"}),
     ("POST", "/v1/nodes/n1/uncordon", {}),
+    ("POST", "/v1/nodes/n1/forget", {}),
     ("POST", "/v1/jobs", {"spec": spec("theirs", user="root").model_dump(mode="json")}),
 ]
 

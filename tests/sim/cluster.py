@@ -53,7 +53,7 @@ class Node:
         self._identity = Identity(self.run_dir, f"boot-{self.boots}")
         facts = NodeFacts(
             address=self.name, hostname=self.name, boot_id=f"boot-{self.boots}", agent_pid=1, agent_version="sim",
-            started=0.0, cpu_slots=4, peer=self.name,
+            started=0.0, cpu_slots=4, peer=f"{self.name}:1",
         )  # fmt: skip
         self._host = SimHost(self.machine, self.gate)
         self._peers = SimPeers(self.name, self.cluster.net, self.gate)

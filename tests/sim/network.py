@@ -72,14 +72,15 @@ class SimPeers:
             return None
 
     async def _there_and_back(self, address: str, question: Ask) -> Answer:
+        other = address.partition(":")[0]
         while True:
             await asyncio.sleep(self._net.rng.uniform(0.0001, 0.002))
-            end = self._net.ends.get(address)
-            if end is not None and not end.dead and self._net.passes(self.name, address):
+            end = self._net.ends.get(other)
+            if end is not None and not end.dead and self._net.passes(self.name, other):
                 await end._gate.passed()
                 answer = end.handler(question)
                 await asyncio.sleep(self._net.rng.uniform(0.0001, 0.002))
-                if self._net.passes(address, self.name):
+                if self._net.passes(other, self.name):
                     return answer
             await asyncio.sleep(RESEND)
 

@@ -27,14 +27,16 @@ if same and A.start < tonumber(old.start) then
 end
 if old and not same and not lapsed(id) then
   local left = math.max(lease_end(id), amnesty) - served
-  return refuse('lease_held', 'node id ' .. id .. ' is held by an agent at ' .. old.address .. ' (pid ' .. old.pid
+  return refuse(lease_end(id) > served and 'lease_held' or 'sheltered', 'node id ' .. id .. ' is held by an agent at ' .. old.address .. ' (pid ' .. old.pid
     .. ') for another ' .. string.format('%.1f', left / 1000) .. ' s at least; this agent is at ' .. A.address
     .. ': give it another node id, or stop the other agent')
 end
 
-for _, silent in ipairs(redis.call('ZRANGEBYSCORE', LEASE, '-inf', int(served - DAY_MS), 'LIMIT', 0, FORGET_AT_ONCE)) do
+local since = int(served - math.max(DAY_MS, tonumber(meta.limit or A.limit)))
+for _, silent in ipairs(redis.call('ZRANGEBYSCORE', LEASE, '-inf', since, 'LIMIT', 0, FORGET_AT_ONCE)) do
   if lapsed(silent) then
     retire(silent)
+    release_keepers(silent)
     redis.call('DEL', P .. 'node:' .. silent)
     redis.call('ZREM', LEASE, silent)
     nodes_read[silent] = nil

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nodeagent.model.job import JobRecord, Phase
-from nodeagent.model.timing import millis
 from nodeagent.model.world import Head, Holder, Member
 from nodeagent.store.twin.state import State
 
@@ -33,8 +32,7 @@ def retire(s: State, node: str, *, lives_on: str = "", but: str = "") -> None:
 def still_held(s: State, job: JobRecord) -> list[str]:
     """Nodes that may still run workers of an ended job, then those that may lend them time."""
     holders = job.head.holders if job.head else {}
-    limit = millis(s.timing.failsafe_limit) if s.timing else 0
-    keepers = sorted(node for node in job.keepers if s.lease.get(node, 0) > s.served - limit)
+    keepers = sorted(node for node in job.keepers if s.lease.get(node, 0) > s.served - s.limit_ms)
     return sorted(node for node, holder in holders.items() if not s.gone(node, holder.life)) + keepers
 
 

@@ -34,7 +34,7 @@ def join(s: State, node: str, incarnation: Incarnation, facts: NodeFacts, timing
     if old is not None and not same and not s.lapsed(node):
         left = max(s.lease[node], s.amnesty) - s.served
         raise StoreRefusedError(
-            "lease_held",
+            "lease_held" if s.lease[node] > s.served else "sheltered",
             f"node id {node} is held by an agent at {old.facts.address} (pid {old.facts.agent_pid}) for another "
             f"{left / 1000:.1f} s at least; this agent is at {facts.address}: give it another node id, or stop the "
             "other agent",
@@ -63,10 +63,12 @@ def join(s: State, node: str, incarnation: Incarnation, facts: NodeFacts, timing
 
 
 def _forget(s: State) -> None:
-    """Drop nodes that have been silent for a day."""
-    old = sorted((end, node) for node, end in s.lease.items() if end <= s.served - FORGET_MS and s.lapsed(node))
+    """Drop nodes that have been silent for a day, and for longer than anything may run on lent time."""
+    since = s.served - max(FORGET_MS, s.limit_ms)
+    old = sorted((end, node) for node, end in s.lease.items() if end <= since and s.lapsed(node))
     for _, node in old[:FORGET_AT_ONCE]:
         retire(s, node)
+        release_keepers(s, node)
         del s.nodes[node], s.lease[node]
         s.seq.pop(node, None)
         s.dead.pop(node, None)

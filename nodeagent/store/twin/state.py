@@ -93,6 +93,10 @@ class State:
     def gap_ms(self) -> int:
         return millis(self.timing.gap) if self.timing else 0
 
+    @property
+    def limit_ms(self) -> int:
+        return millis(self.timing.failsafe_limit) if self.timing else 0
+
     def lapsed(self, node: str) -> bool:
         """Left, lost, or silent for its whole lease while the store served; unknown nodes too."""
         record = self.nodes.get(node)

@@ -44,7 +44,7 @@ class FlakyStore(MemoryStore):
     away = False
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("submit", "control", "cordon", "events", "pods", "beat", "request") and self.away:
+        if name in ("submit", "control", "cordon", "events", "pods", "beat", "request", "forget") and self.away:
 
             async def gone(*_args: Any, **_more: Any) -> Any:
                 raise StoreUnavailableError("no answer")
@@ -74,8 +74,12 @@ class FakeView:
         self.reasons: tuple[str, ...] = ()
         self.own_pods: dict[str, PodStatus] = {}
         self.gangs: dict[str, dict[str, PodState]] = {}
+        self.keepers: tuple[str, ...] = ()
+        """Of the generations that are formed from now on."""
         self.joined = True
         self.away_since: float | None = None
+        self.lent: dict[str, float] = {}
+        self.not_lent: dict[str, str] = {}
         self.unlike: dict[str, dict[str, Any]] = {}
         """Facts of a node that a test wants otherwise, from its next join on."""
         self._seq = 0
@@ -133,6 +137,7 @@ class FakeView:
         return AgentHealth(
             joined=self.joined, reason="" if self.joined else "the id n1 is taken by 10.0.0.9",
             lease_left=2.0, beat_age=0.1, store_away_since=self.away_since, loop_lag=0.001,
+            lent=self.lent, not_lent=self.not_lent,
         )  # fmt: skip
 
     # --- what agents would do ---
@@ -158,6 +163,7 @@ class FakeView:
                 uid=job.uid, expect=head.token if head else None, expect_state=head.state if head else "",
                 control_rev=job.control.rev, id=f"g{time.monotonic_ns()}", members=members,
                 cause=cause or Cause(kind="start", text="first start"), spend=spend, form_ms=5000, by="n1",
+                keepers={n: self.lives[n].life for n in self.keepers},
             )
         )  # fmt: skip
         assert after.head is not None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from nodeagent.agent.metrics import Metrics
 from tests.unit.api.fakes import FakeView, spec
+
+ROOT = Path(__file__).parents[3]
 
 
 def values(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -38,6 +41,13 @@ async def test_the_page(tmp_path: Path) -> None:
     assert page["nodeagent_restarts_total", restarts] == 3
     assert ("nodeagent_build_info", (("version", "0.1.0"),)) in page
     assert ("nodeagent_store_roundtrip_seconds_count", ()) in page
+
+
+def test_every_metric_is_in_the_reference() -> None:
+    told = re.findall(r"^\| `(nodeagent_[a-z_]+)[{`]", (ROOT / "docs/cli.md").read_text(), re.MULTILINE)
+    counters = {"counter": "_total"}
+    known = [family.name + counters.get(family.type, "") for family in Metrics().registry.collect()]
+    assert sorted(told) == sorted(known)
 
 
 async def test_series_of_removed_jobs_go(tmp_path: Path) -> None:

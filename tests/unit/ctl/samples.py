@@ -44,7 +44,7 @@ def job(phase: Phase = "running", **more: Any) -> JobRecord:
         "uid": "0f3a9c71d2e84b56", "name": "digits", "owner": 54321, "spec": spec(), "phase": phase,
         "control": Control(rev=1, target=2), "reason": "generation 2 is active", "submitted": NOW - 3_700,
         "started": NOW - 3_660, "head": head(), "active": Token(number=2, id="g2"), "budget": {"1": SPEND},
-        "restarts": 1,
+        "restarts": 1, "keepers": {n: f"life-{n}" for n in ("n1", "n2", "n3")},
     }  # fmt: skip
     return JobRecord(**(values | more))
 
@@ -57,6 +57,7 @@ FAILED = job(
 HOLDING = job(
     "holding", reason="needs 2 nodes, 1 fits", head=head(state="ended", outside={"n3": "/shared/resnet is missing"}),
 )  # fmt: skip
+SILENT = job(keepers={"n4": "life-n4"})
 ENDED_PODS = {
     "n2": PodReport(
         state="failed", seq=1, exits=(WorkerExit(rank=3, local_rank=1, pid=613, code=1, error=ERROR),
@@ -129,6 +130,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = ()) -> dict[str, Any]:
         "generations": generations(record, [e for e in EVENTS if record.head and e.generation <= record.head.number]),
         "outside": dict(record.head.outside) if record.head else {},
         "store_away_since": None,
+        "lent": None,
         "spec": record.spec.model_dump(),
     }
 

@@ -12,6 +12,7 @@ from nodeagent.ctl import get, nodes
 from nodeagent.ctl.jobtext import job_lines
 from nodeagent.ctl.nodetext import node_lines
 from nodeagent.ctl.output import table_lines
+from nodeagent.plan.keepers import silence
 from tests.unit.ctl import samples
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -19,7 +20,7 @@ FAILED = samples.FAILED.model_copy(
     update={"head": samples.head(1, state="ended", cause=samples.START, reports=samples.ENDED_PODS)},
 )
 QUEUED = samples.job(
-    "queued", head=None, active=None, budget={}, restarts=0, started=None, reason="needs 2 nodes, 1 fits"
+    "queued", head=None, active=None, budget={}, keepers={}, restarts=0, started=None, reason="needs 2 nodes, 1 fits"
 )  # fmt: skip
 CASES: dict[str, Callable[[], list[str]]] = {
     "get": lambda: table_lines(
@@ -33,6 +34,9 @@ CASES: dict[str, Callable[[], list[str]]] = {
     "describe-failed": lambda: job_lines(samples.detail(FAILED)),
     "describe-holding": lambda: job_lines(
         samples.detail(samples.HOLDING, ("needs 2 nodes, 1 fits: n3 is cordoned (bad disk)",))
+    ),
+    "describe-silent-keepers": lambda: job_lines(
+        samples.detail(samples.SILENT, (silence(samples.cluster(samples.SILENT), samples.SILENT),))
     ),
     "describe-queued": lambda: job_lines(samples.detail(QUEUED, ("needs 2 nodes, 1 fits",))),
     "describe-node": lambda: node_lines(samples.shown_node("n2")),

@@ -28,7 +28,9 @@ for _ in range(3):
             os.setsid()
             time.sleep(600)
         os._exit(0)
-print(os.getpid(), flush=True)
+for _ in range(3):
+    os.wait()  # those in between have ended: from now on the count stands still
+print("whole", flush=True)
 time.sleep(600)
 '''
 subprocess.Popen([sys.executable, "-c", shim], start_new_session=True)
@@ -70,6 +72,9 @@ def test_a_cut_ends_all_of_one_node_and_nothing_else(cluster: str) -> None:
         start({power.MARK: power.mark("another", "n1")}, "import time; time.sleep(600)") as stranger,
     ):
         try:
+            for tree in (first, other):
+                assert tree.stdout is not None
+                assert tree.stdout.readline() == "whole\n"
             ours = wait_count(cluster, "n1", 6)  # parent, shim, three forked workers, the one without a mark
             theirs = wait_count(cluster, "n10", 6)
             assert power.cut(cluster, "n1") == 6
@@ -84,6 +89,7 @@ def test_a_cut_ends_all_of_one_node_and_nothing_else(cluster: str) -> None:
             assert power.cut(cluster) == 0
         finally:
             stranger.kill()
+            power.cut(cluster)
 
 
 def test_a_cut_reaches_frozen_processes_and_those_that_ignore_sigterm(cluster: str) -> None:

@@ -15,6 +15,7 @@ from nodeagent.plan.steps import Activate, Decision, End, Propose, Remove
 from tests.unit.plan.build import (
     NOW,
     PREPARING,
+    READY,
     SUCCEEDED,
     UID,
     UNFIT,
@@ -100,6 +101,19 @@ def test_the_queue_is_by_priority_then_by_order_and_blocked_jobs_hold_nobody_up(
     assert waits(take([node], mine, earlier)) == "job b is before it in the queue (priority 0)"
     assert waits(take([node], earlier, mine, urgent)) == "job c is before it in the queue (priority 5)"
     proposed(take([node], urgent, mine, earlier, too_big))
+
+
+def test_a_job_whose_nodes_are_just_getting_ready_is_not_overtaken_but_not_for_ever() -> None:
+    mine = make_job(order=2)
+    node = make_node("n1", ready={UID: READY, "u-c": PREPARING})
+    for since, overtaken in ((NOW - 59_000, False), (NOW - 60_000, True)):
+        urgent = make_job(uid="u-c", spec=make_spec(name="c", priority=5), order=9, since=since)
+        if overtaken:
+            proposed(take([node], mine, urgent))
+        else:
+            assert waits(take([node], mine, urgent)) == "job c is before it in the queue (priority 5)"
+    elsewhere = make_node("n1", ready={UID: READY, "u-c": UNFIT})
+    proposed(take([elsewhere], mine, make_job(uid="u-c", spec=make_spec(name="c", priority=5), since=NOW)))
 
 
 # --- forming

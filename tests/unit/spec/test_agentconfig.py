@@ -131,7 +131,7 @@ def test_mistakes(marked: str, words: str) -> None:
 
 def test_every_broken_inequality_is_told() -> None:
     found = problems(lambda: parse("timing: {heartbeat: 5s, lease: 1s}"))
-    assert len(found) == 3
+    assert len(found) == 4
     assert all((p.line, p.col) == (1, 9) for p in found)
 
 

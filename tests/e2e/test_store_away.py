@@ -1,0 +1,82 @@
+"""The store goes away under healthy training, and comes back: the same pids, the same generation, not one step lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.e2e.support import Cluster, check_complete, check_steps, check_undisturbed, digits_job, read_steps
+
+pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(300)]
+
+NODES = 3
+AWAY = 10.0
+"""Seconds: several leases."""
+
+
+def redis_pid(calm: Cluster) -> int:
+    return int(calm.json("local", "status")["redis"]["pid"])
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def undisturbed(calm: Cluster, name: str, before: dict[int, int], reference: dict[int, float], steps: int) -> None:
+    """It went on as if nothing had happened, to its end."""
+    assert calm.workers(name) == before
+    job = calm.until_phase(name, "succeeded", 90)
+    assert (job["generation"], job["restarts"], job["budget"]["used"]) == (1, 0, 0)
+    rows = read_steps(calm.work, name)
+    check_undisturbed(rows)
+    check_steps(rows, reference)
+    check_complete(rows, steps)
+
+
+def test_redis_frozen_and_thawed(calm: Cluster, reference: dict[int, float]) -> None:
+    calm.submit(digits_job(calm.work, "froze", nodes="2", steps=300, delay=0.1))
+    calm.until_running("froze", 2)
+    calm.until_steps("froze", 10)
+    before = calm.workers("froze")
+    with frozen(redis_pid(calm)):
+        time.sleep(AWAY)
+    calm.until_steps("froze", 10)
+    undisturbed(calm, "froze", before, reference, 300)
+
+
+def test_redis_killed_and_back_with_its_data(calm: Cluster, reference: dict[int, float]) -> None:
+    calm.submit(digits_job(calm.work, "died", nodes="2", steps=200, delay=0.1))
+    calm.until_running("died", 2)
+    calm.until_steps("died", 10)
+    before, pid = calm.workers("died"), redis_pid(calm)
+    os.kill(pid, signal.SIGKILL)
+    calm.until(lambda: calm.json("local", "status")["redis"]["pid"] not in (None, pid), 20, "redis is started again")
+    calm.until_steps("died", 10)
+    undisturbed(calm, "died", before, reference, 200)
+
+
+def test_a_worker_dies_while_redis_is_frozen(calm: Cluster, reference: dict[int, float]) -> None:
+    calm.submit(digits_job(calm.work, "both", nodes="2", steps=200, delay=0.1))
+    calm.until_running("both", 2)
+    calm.until_steps("both", 10)
+    victim = calm.workers("both")[1]
+    with frozen(redis_pid(calm)):
+        time.sleep(AWAY / 2)
+        os.kill(victim, signal.SIGKILL)
+        time.sleep(AWAY / 2)
+    calm.until_running("both", 2, above=1)
+    job = calm.until_phase("both", "succeeded", 90)
+    assert (job["generation"], job["restarts"]) == (2, 1)
+    rows = read_steps(calm.work, "both")
+    check_steps(rows, reference)
+    check_complete(rows, 200)

@@ -1,0 +1,172 @@
+"""While the store is away: what a job's JSON says of its time, what health and metrics say, what is refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+import pytest
+
+from nodeagent.agent.metrics import Metrics
+from nodeagent.api.server import ApiServer
+from nodeagent.api.shapes import lent_json, pods_json
+from nodeagent.api.view import AgentHealth
+from nodeagent.store.base import StoreRefusedError
+from nodeagent.workers.base import PodStatus
+from tests.unit.api.fakes import FakeView, spec
+from tests.unit.api.test_metrics import values
+from tests.unit.ctl import samples
+
+UID = samples.job().uid
+
+
+def health(since: float | None = 100.0, lease_left: float = 0.0, **more: Any) -> AgentHealth:
+    known: dict[str, Any] = {"lent": {}, "not_lent": {}} | more
+    return AgentHealth(
+        joined=True, reason="", lease_left=lease_left, beat_age=9.0, store_away_since=since, loop_lag=0.0, **known
+    )  # fmt: skip
+
+
+def pod(phase: Literal["running", "exited"] = "running") -> PodStatus:
+    return PodStatus(uid=UID, phase=phase)
+
+
+CASES: list[tuple[str, AgentHealth, PodStatus | None, str, tuple[str, float, str]]] = [
+    ("own lease still", health(lease_left=1.24), pod(), "n1", ("lease", 1.2, "")),
+    ("lent", health(lent={UID: 2.1}), pod(), "n1", ("lent", 2.1, "")),
+    (
+        "refused",
+        health(lease_left=0.7, not_lent={UID: "n2 is leaving"}),
+        pod(),
+        "n1",
+        ("refused", 0.7, "n2 is leaving"),
+    ),
+    ("refused since", health(lent={UID: 1.5}, not_lent={UID: "no"}), pod(), "n1", ("refused", 1.5, "no")),
+    ("stopped", health(not_lent={UID: "no"}), pod("exited"), "n1", ("stopped", 0.0, "no")),
+    ("no pod", health(), None, "n1", ("stopped", 0.0, "")),
+    ("not a member", health(lease_left=1.0), None, "n3", ("elsewhere", 0.0, "")),
+]
+
+
+@pytest.mark.parametrize(("_case", "now", "here", "node", "told"), CASES, ids=[c[0] for c in CASES])
+def test_on_whose_time(
+    _case: str, now: AgentHealth, here: PodStatus | None, node: str, told: tuple[str, float, str]
+) -> None:
+    state, left, why = told
+    assert lent_json(samples.job(), node, now, here) == {"state": state, "node": node, "left": left, "why": why}
+
+
+def test_nothing_is_said_of_time_while_the_store_answers_or_nothing_trains() -> None:
+    assert lent_json(samples.job(), "n1", health(since=None), pod()) is None
+    assert lent_json(samples.FAILED, "n1", health(), None) is None
+    assert lent_json(samples.HOLDING, "n1", health(), None) is None
+
+
+def test_pods_that_could_not_be_asked_for_are_unknown() -> None:
+    job = samples.job()
+    own = {"n1": samples.published(job)["n1"]}
+    gang, _ = pods_json(job, samples.cluster(job), own, away=True)
+    assert [(p["node"], p["phase"]) for p in gang] == [("n1", "running"), ("n2", "unknown")]
+    assert gang[1]["reason"] == "the store does not answer"
+    gang, _ = pods_json(job, samples.cluster(job), own)
+    assert gang[1]["phase"] == "preparing"
+
+
+def test_keepers_of_a_live_job_are_told_with_their_state() -> None:
+    told = samples.listed(samples.job(keepers={"n10": "x", "n4": "life-n4", "n2": "life-n2"}))["keepers"]
+    assert [(k["node"], k["live"]) for k in told] == [("n2", True), ("n4", False), ("n10", False)]
+    assert samples.listed(samples.FAILED)["keepers"] == []
+
+
+async def test_the_metrics(tmp_path: Path) -> None:
+    view, metrics = FakeView(tmp_path), Metrics()
+    page = values(metrics.page(view))
+    assert (page["nodeagent_store_away_seconds", ()], page["nodeagent_lent_jobs", ()]) == (0, 0)
+    view.away_since, view.lent = time.time() - 40, {"u1": 2.0, "u2": 1.0}
+    page = values(metrics.page(view))
+    assert 40 <= page["nodeagent_store_away_seconds", ()] < 100
+    assert page["nodeagent_lent_jobs", ()] == 2
+
+
+class Trying(FakeView):
+    """Notices with a beat that the store is back, or (``refused``) that its lease is not its own any more."""
+
+    refused = False
+
+    async def refresh(self) -> None:
+        if self.refused:
+            raise StoreRefusedError("lost", "this life was declared lost")
+        await super().refresh()
+        self.away_since = None
+
+
+@asynccontextmanager
+async def served(view: FakeView) -> AsyncIterator[aiohttp.ClientSession]:
+    async with (
+        ApiServer(view, Metrics()) as server,
+        aiohttp.ClientSession("http://agent", connector=aiohttp.UnixConnector(path=str(server.socket_path))) as session,
+    ):
+        yield session
+
+
+async def told(session: aiohttp.ClientSession, path: str) -> tuple[int, dict[str, Any]]:
+    async with session.get(path) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_alive_but_not_ready(tmp_path: Path) -> None:
+    """An agent that is restarted because the store is away would forget who lends its workers time."""
+    view = FakeView(tmp_path)
+    view.away_since, view.lent, view.not_lent = time.time() - 12, {"u1": 2.0}, {"u2": "n3 does not answer"}
+    async with served(view) as session:
+        alive, health_told = await told(session, "/healthz")
+        ready, ready_told = await told(session, "/readyz")
+    assert (alive, health_told["ok"], health_told["reasons"]) == (200, True, [])
+    assert (ready, ready_told["ok"]) == (503, False)
+    (reason,) = ready_told["reasons"]
+    assert "nothing can be changed, started or recovered; 1 of the jobs here run on lent time" in reason
+    for body in (health_told, ready_told):
+        assert (body["lent"], body["not_lent"]) == ({"u1": 2.0}, {"u2": "n3 does not answer"})
+        assert body["store_away_since"] == view.away_since
+
+
+async def test_a_change_is_refused_and_never_sent(tmp_path: Path) -> None:
+    view = Trying(tmp_path)
+    await view.join()
+    await view.store.submit("u1", spec(), 1000, 1.0, "alice", "r1")
+    await view.refresh()
+    view.away_since, view.store.away = time.time() - 12, True
+    async with served(view) as session:
+        async with session.post("/v1/jobs/digits/stop", json={"request_id": "r2"}) as answer:
+            error = (await answer.json())["error"]
+        assert (answer.status, error["code"]) == (503, "store_away")
+        assert "nothing was changed, and nothing can be until it answers" in error["message"]
+        assert "nodeagentctl doctor" in error["next"]
+        view.store.away = False  # it is back, though nobody has noticed yet
+        assert await view.store.request("r2") is None
+        async with session.post("/v1/jobs/digits/stop", json={"request_id": "r2"}) as answer:
+            assert answer.status == 200
+    assert await view.store.request("r2") is not None
+
+
+async def test_a_store_that_refuses_our_lease_answers(tmp_path: Path) -> None:
+    view = Trying(tmp_path)
+    await view.join()
+    view.away_since, view.refused = time.time() - 12, True
+    async with served(view) as session, session.post("/v1/nodes/n2/forget", json={}) as answer:
+        error = (await answer.json())["error"]
+    assert (answer.status, error["code"]) == (409, "state")
+    assert "n2 holds its lease" in error["message"], "it was asked"
+
+
+async def test_an_agent_that_started_while_the_store_is_away_says_so(tmp_path: Path) -> None:
+    view = FakeView(tmp_path)
+    view.joined, view.away_since = False, time.time() - 3
+    async with served(view) as session:
+        status, body = await told(session, "/v1/jobs")
+    assert (status, body["error"]["code"]) == (503, "not_joined")
+    assert "the store does not answer" in body["error"]["message"]

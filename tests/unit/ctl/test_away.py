@@ -1,0 +1,76 @@
+"""What people read while the store is away, and while a job waits for silent keepers."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from nodeagent.ctl import get
+from nodeagent.ctl.jobtext import job_lines
+from nodeagent.ctl.output import show
+from nodeagent.ctl.session import status_line
+from tests.unit.ctl import samples
+
+SINCE = 1_700_000_000.0
+
+
+def away(state: str, why: str = "", **more: Any) -> dict[str, Any]:
+    lent = {"state": state, "node": "n1", "left": 1.5, "why": why}
+    return samples.detail(samples.job(**more)) | {"lent": lent, "store_away_since": SINCE}
+
+
+SAYS = [
+    (away("lent"), "time lent by n1, n2, n3"),
+    (away("lease"), "the lease of n1, then on time lent by n1, n2, n3"),
+    (away("lease", keepers={}), "the lease of n1, then on nobody's"),
+    (away("refused", "n2 is leaving"), "what is left of its time on n1: nobody lends it any: n2 is leaving"),
+    (away("stopped", "n2 is leaving"), "nothing on n1 any more: nobody lent it time: n2 is leaving"),
+    (away("stopped"), "nothing on n1 any more"),
+    (away("elsewhere"), "it is not known on n1, where none of its workers are: ask an agent of n1, n2"),
+]
+
+
+@pytest.mark.parametrize(("job", "text"), SAYS)
+def test_describe_says_on_whose_time_it_runs(job: dict[str, Any], text: str) -> None:
+    lines = job_lines(job)
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(SINCE))
+    assert f"Runs on:     {text} (the store is away since {when})" in lines
+    assert not [line for line in lines if line.startswith("Keepers:")]
+    assert "get the store to answer again" in lines[-1]
+
+
+def test_describe_names_the_keepers_while_the_store_answers() -> None:
+    assert "Keepers:     n1, n2, n3 may lend it time while the store is away" in job_lines(
+        samples.detail(samples.job())
+    )
+    nobody = job_lines(samples.detail(samples.job(keepers={})))
+    assert "Keepers:     none: its workers stop when the store is away for longer than a lease" in nobody
+    assert not [line for line in job_lines(samples.detail(samples.HOLDING)) if line.startswith(("Keepers", "Runs on"))]
+
+
+def test_status_lines_of_run_do_not_change_while_nothing_does() -> None:
+    assert status_line(away("lent")) == "the store does not answer; digits runs on time lent by n1, n2, n3"
+    assert status_line(away("lease")).startswith("generation 2 active"), "it may be back in a moment"
+    assert status_line(away("lent")) == status_line(away("lent") | {"age": 99.0})
+
+
+@pytest.mark.parametrize("fmt", ["table", "wide", "name"])
+def test_the_notice_is_on_stderr(fmt: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [samples.listed(samples.job())]
+    answer = {"items": rows, "store_away_since": time.time() - 12.3}
+    show(answer, fmt, "job", get.COLUMNS)
+    told = capsys.readouterr()
+    assert told.err.startswith("nodeagentctl: the store has not answered for 12s: what is shown is from then; ")
+    assert told.err.count("\n") == 1
+    show(answer | {"store_away_since": None}, fmt, "job", get.COLUMNS)
+    without = capsys.readouterr()
+    assert (without.out, without.err) == (told.out, "")
+
+
+def test_json_has_it_within(capsys: pytest.CaptureFixture[str]) -> None:
+    show({"items": [], "store_away_since": 5.0}, "json", "job", get.COLUMNS)
+    told = capsys.readouterr()
+    assert '"store_away_since": 5.0' in told.out
+    assert told.err == ""
