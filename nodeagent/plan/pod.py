@@ -258,7 +258,8 @@ def _keep(cluster: Cluster, job: JobRecord, node: str, life: str, lends: bool) -
         return None
     forming_member = head.state == "forming" and node in head.members  # its own acknowledgement says it
     if must_let_go(cluster, job, node) and not forming_member:
-        return SendAck(job.uid, head.token, Ack(life=life), None, f"{node} lends nothing to an older generation")
+        let_go = Ack(life=life, ended=head.state == "ended")
+        return SendAck(job.uid, head.token, let_go, None, f"{node} lends nothing to an older generation")
     found = better(cluster, job)
     if found is None or chooser(cluster, job) != node:
         return None
@@ -273,5 +274,8 @@ def _ack(
     if status is not None and status.generation is not None and status.generation.number == job.last_number:
         last = read_report(status)
     stuck = status is not None and status.phase == "stuck"
-    ack = Ack(life=life, address=address, store_hosted=hosted, stuck=stuck, lends=lends and node in job.keepers)
+    ack = Ack(
+        life=life, ended=head.state == "ended", address=address, store_hosted=hosted, stuck=stuck,
+        lends=lends and node in job.keepers,
+    )  # fmt: skip
     return SendAck(job.uid, head.token, ack, last, f"nothing older than generation {head.number} runs on {node}")

@@ -29,7 +29,8 @@ async def keep(
 
 async def let_go(bench: Bench, job: JobRecord, node: str, *, lends: bool = False) -> JobRecord:
     life = bench.lives[node]
-    return await bench.store.ack(job.uid, head(job).token, node, life, Ack(life=life.life, lends=lends), None)
+    ack = Ack(life=life.life, ended=head(job).state == "ended", lends=lends)
+    return await bench.store.ack(job.uid, head(job).token, node, life, ack, None)
 
 
 # --- who they are

@@ -126,7 +126,10 @@ def ended(*holders: str) -> JobRecord:
 
 
 def test_an_ended_job_is_let_go_of_by_one() -> None:
-    assert not says_it_lends(act(ended(), None, "n1"))
+    action = act(ended(), None, "n1")
+    assert not says_it_lends(action)
+    assert isinstance(action, SendAck)
+    assert action.ack.ended
     assert act(ended(), None, "n1", lends=True) is None
     assert act(ended(), None, "n2") is None
     assert act(ended(), None, "n3") is None
