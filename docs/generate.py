@@ -37,6 +37,11 @@ def timing() -> str:
         ("heartbeat + 2 x store_timeout < fence", f"{slow:g} < {t.fence:g}", "one reply that never comes stops nobody"),
         ("heartbeat <= credit < gap", f"{t.heartbeat:g} <= {t.credit:g} < {t.gap:g}", "a silent node does lapse; a "
          "pause of the store counts as the store's, not as the nodes'"),
+        ("fence x 1.02 + kill <= promise", f"{t.fence * 1.02 + t.kill:.3f} <= {t.promise:g}", "workers on lent time "
+         "are gone before a keeper that lent it lets go"),
+        ("heartbeat <= failsafe <= fence - 2 x heartbeat", f"{t.heartbeat:g} <= {t.failsafe:g} <= "
+         f"{t.fence - 2 * t.heartbeat:g}", "one missed renewal asks nobody; the keepers are asked at least twice "
+         "before the fence acts"),
         ("an agent's restart takes less than fence - heartbeat", f"{t.fence - t.heartbeat:g}", "from its death to the "
          "first grant of the next: else the shims stop their workers. Not checked at start: it is how long a start may "
          "take"),

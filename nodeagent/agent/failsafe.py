@@ -7,7 +7,7 @@ are ``plan/keepers.py``'s. Must never extend anything unless every keeper said y
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
@@ -15,9 +15,18 @@ from nodeagent.agent.clock import Clock
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.peers import Peers
 from nodeagent.model.timing import Timing
+from nodeagent.model.world import Token
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.lending import Answer, Ask, Promises, answer
+from nodeagent.plan.pod import Keep
 from nodeagent.workers.base import PodHost
+
+_Kept = tuple[Token, frozenset[tuple[str, str]]]
+
+
+def _kept(token: Token, keepers: Mapping[str, str]) -> _Kept:
+    """A generation under certain keepers."""
+    return token, frozenset(keepers.items())
 
 
 class Failsafe:
@@ -36,6 +45,7 @@ class Failsafe:
         self._timing, self._lease, self._host = timing, lease, host
         self._clock, self._peers, self._cluster = clock, peers, cluster
         self._promises = Promises(timing, clock.now())
+        self._given_up: set[_Kept] = set()
         self.leaving = False
         """Goes soon: promises nothing any more."""
         self.lent: dict[str, float] = {}
@@ -51,11 +61,28 @@ class Failsafe:
         """For others, and for this node's own workers. A yes is kept."""
         if self.leaving:
             return Answer(yes=False, why=f"{self._lease.node} is leaving")
+        if _kept(ask.token, ask.keepers) in self._given_up:
+            return Answer(yes=False, why=f"{self._lease.node} is having the keepers replaced")
         now = self._clock.now()
         said = answer(self._cluster(), self._lease.node, now - self._lease.beat_sent, ask)
         if said.yes:
             self._promises.give(ask.uid, now)
         return said
+
+    async def replace_keepers(self, action: Keep, send: Callable[[Keep], Awaitable[bool]]) -> bool:
+        """Have the store replace the keepers. From before it is asked this node lends nothing under the old ones: never
+        again where no answer comes, since the step may have happened, or may yet."""
+        if action.uid in self.lending():
+            return False  # lent since this was planned
+        heads = {job.head.token for job in self._cluster().jobs.values() if job.head is not None}
+        self._given_up = {kept for kept in self._given_up if kept[0] in heads}
+        old = _kept(action.token, action.expect)
+        doubtful = old in self._given_up  # an earlier request of ours may still be under way
+        self._given_up.add(old)
+        changed = await send(action)
+        if not doubtful:
+            self._given_up.discard(old)
+        return changed
 
     def lending(self) -> frozenset[str]:
         """Jobs that this node may not let go of yet."""

@@ -237,7 +237,10 @@ class Agent:
         actions = plan_pods(self.cluster(), self._node, self._lease.incarnation, statuses, standbys, lent)
         # What this node does by itself comes first: it must not wait for a store that may not answer.
         for action in sorted(actions, key=lambda a: isinstance(a, SendAck | Report | Keep)):
-            changed |= await self._applier.pod(action)
+            if isinstance(action, Keep):
+                changed |= await self._failsafe.replace_keepers(action, self._applier.pod)
+            else:
+                changed |= await self._applier.pod(action)
         cluster = self.cluster()
         statuses = self._host.status()
         if self._lease.publish(readiness(statuses), pod_states(cluster, self._node, statuses)):

@@ -96,11 +96,14 @@ class UdpPeers(asyncio.DatagramProtocol):
         self._log.debug("peer cannot be reached", why=str(exc))
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        message = self._opened(data)
-        if message is None:
+        body = self._opened(data)
+        if body is None:
             self._log.warning("a datagram without the cluster's signature was dropped", sender=addr[0])
             return
         try:
+            message = json.loads(body)
+            if not isinstance(message, dict):
+                raise ValueError("no JSON object")
             nonce = str(message["nonce"])
             if "ask" in message:
                 answer = self.handler(Ask.model_validate(message["ask"]))
@@ -122,14 +125,13 @@ class UdpPeers(asyncio.DatagramProtocol):
         body = json.dumps(message).encode()
         return self._mac(body) + body
 
-    def _opened(self, data: bytes) -> dict[str, object] | None:
-        """The message, if the cluster's secret signed it."""
+    def _opened(self, data: bytes) -> bytes | None:
+        """What the cluster's secret signed, if it did."""
         if not self.secret or not _MAC < len(data) <= MOST_BYTES:
             return None
         if not hmac.compare_digest(data[:_MAC], self._mac(data[_MAC:])):
             return None
-        message = json.loads(data[_MAC:])
-        return message if isinstance(message, dict) else None
+        return data[_MAC:]
 
     def _mac(self, body: bytes) -> bytes:
         return hmac.digest(self.secret.encode(), body, hashlib.sha256)

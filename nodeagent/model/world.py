@@ -53,6 +53,8 @@ class Ack(Record):
     """A member or holder has no worker of an older generation left, and will start none."""
 
     life: str
+    ended: bool = False
+    """It answers the generation's end, not its forming: one that comes late must not speak for what ran in between."""
     address: str = ""
     """From the node of group rank 0: host:port of the rendezvous it holds for this generation."""
     store_hosted: bool = False

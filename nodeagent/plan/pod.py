@@ -115,8 +115,8 @@ def plan_pods(
     for uid in sorted({*cluster.jobs, *statuses}, key=lambda uid: _queue_place(cluster, uid)):
         job, status = cluster.jobs.get(uid), statuses.get(uid)
         action = _plan_pod(cluster, node, incarnation.life, job, status, uid, uid in lent)
-        if action is None and job is not None:
-            action = _keep(cluster, job, node, incarnation.life, uid in lent)
+        if job is not None and _may_wait(action, status):
+            action = _keep(cluster, job, node, incarnation.life, uid in lent) or action
         spare = job is not None and job.phase == "running" and job.head is not None and node not in job.head.members
         if spare and (isinstance(action, Prepare) or (action is None and status is not None)):
             spares += 1
@@ -244,6 +244,13 @@ def _stop(job: JobRecord, head: Head | None, planned: bool, why: str) -> Stop:
     return Stop(job.uid, grace if planned else None, why)
 
 
+def _may_wait(action: PodAction | None, status: PodStatus | None) -> bool:
+    """Whether others, who may wait for this node as a keeper, come first: an unfit pod is prepared again and again, and
+    a stuck one stopped again and again."""
+    stuck = status is not None and status.phase == "stuck"
+    return action is None or isinstance(action, Prepare) or (stuck and isinstance(action, Stop))
+
+
 def _keep(cluster: Cluster, job: JobRecord, node: str, life: str, lends: bool) -> PodAction | None:
     """What this node does as a keeper: let go of what has been superseded, see to it that there are enough keepers."""
     head = job.head
@@ -251,7 +258,8 @@ def _keep(cluster: Cluster, job: JobRecord, node: str, life: str, lends: bool) -
         return None
     forming_member = head.state == "forming" and node in head.members  # its own acknowledgement says it
     if must_let_go(cluster, job, node) and not forming_member:
-        return SendAck(job.uid, head.token, Ack(life=life), None, f"{node} lends nothing to an older generation")
+        let_go = Ack(life=life, ended=head.state == "ended")
+        return SendAck(job.uid, head.token, let_go, None, f"{node} lends nothing to an older generation")
     found = better(cluster, job)
     if found is None or chooser(cluster, job) != node:
         return None
@@ -266,5 +274,8 @@ def _ack(
     if status is not None and status.generation is not None and status.generation.number == job.last_number:
         last = read_report(status)
     stuck = status is not None and status.phase == "stuck"
-    ack = Ack(life=life, address=address, store_hosted=hosted, stuck=stuck, lends=lends and node in job.keepers)
+    ack = Ack(
+        life=life, ended=head.state == "ended", address=address, store_hosted=hosted, stuck=stuck,
+        lends=lends and node in job.keepers,
+    )  # fmt: skip
     return SendAck(job.uid, head.token, ack, last, f"nothing older than generation {head.number} runs on {node}")

@@ -311,11 +311,12 @@ class Store(Protocol):
         self, uid: str, token: Token, node: str, incarnation: Incarnation, ack: Ack, last: PodReport | None
     ) -> JobRecord:
         """A member or holder has stopped everything older. Head must have this token (``stale``), the incarnation must
-        be current. A node that is neither, nor a keeper, changes nothing. Effect: removed from holders; devices trimmed
-        to the member's (none for a non-member); a forming head records a member's or keeper's ack; an ended head
-        forgets all keepers at the first ack of one that does not lend; ``last`` (the final report of generation
-        ``last_number``) replaces that node's entry in ``last_reports``; then, if forming, ``activate``'s checks are
-        tried at once; a head in ``pausing`` whose holders are empty makes the job ``paused``."""
+        be current. A node that is neither, nor a keeper, changes nothing; nor does an ack that answers the forming of a
+        head which has ended since. Effect: removed from holders; devices trimmed to the member's (none for a
+        non-member); a forming head records a member's or keeper's ack; an ended head forgets all keepers at the first
+        ack of one that does not lend; ``last`` (the final report of generation ``last_number``) replaces that node's
+        entry in ``last_reports``; then, if forming, ``activate``'s checks are tried at once; a head in ``pausing``
+        whose holders are empty makes the job ``paused``."""
         ...
 
     async def activate(self, uid: str, token: Token) -> JobRecord:

@@ -197,7 +197,8 @@ class Bench:
         self, job: JobRecord, node: str, last: PodReport | None = None, token: Token | None = None
     ) -> JobRecord:
         life = self.lives[node]
-        ack = Ack(life=life.life, address=f"{node}:29500", store_hosted=True)
+        ended = head(job).state == "ended"
+        ack = Ack(life=life.life, ended=ended, address=f"{node}:29500", store_hosted=True)
         return await self.store.ack(job.uid, token or head(job).token, node, life, ack, last)
 
     async def report(

@@ -321,7 +321,9 @@ class Twins:
         node = self.random.choice(named) if named and self.random.random() < 0.95 else self.node()
         incarnation, token = self.incarnation(node), self.token(job)
         lends = self.random.random() < 0.3
-        value = Ack(life=incarnation.life, address=f"{node}:1", store_hosted=True, lends=lends)
+        ended = job is not None and job.head is not None and job.head.state == "ended"
+        ended = ended if self.random.random() < 0.9 else not ended
+        value = Ack(life=incarnation.life, ended=ended, address=f"{node}:1", store_hosted=True, lends=lends)
         last = self.pod_report() if self.random.random() < 0.5 else None
         uid = job.uid if job else "nobody"
         return lambda store: store.ack(uid, token, node, incarnation, value, last)

@@ -177,3 +177,22 @@ def test_the_name_of_a_job_that_may_run_on_elsewhere_is_not_free() -> None:
         await c.until(lambda: not alive(c) and not c.job("j").keepers, 15, "it is stopped, and nobody keeps it")
 
     simulate(5, scenario)
+
+
+def test_a_keeper_whose_change_of_keepers_is_under_way_lends_nothing_under_the_old_ones() -> None:
+    """n1, the only keeper, asks the store to have n2 as one too, and is cut off before it hears that it was done."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 1, 1)
+        first = c.nodes["n1"]
+        c.add("n2").start_agent()
+        for _ in range(500_000):  # finer than the request's way to the store
+            await asyncio.sleep(0.00002)
+            if first.agent is not None and "n2" in first.agent.cluster().nodes:
+                break
+        first.link.cut_replies = True
+        await c.until(lambda: set(c.job("j").keepers) == {"n1", "n2"}, 1, "the store has done it")
+        cut(c, ["n1"])
+        await c.until(lambda: c.whole("j") and members(c) == ["n2"], TIMING.lease + 15, "n2 has taken over")
+
+    simulate(1, scenario)

@@ -19,13 +19,17 @@ local keeper = job['keeper:' .. A.node] and job.head_state ~= 'active'
 if not member and not keeper and not job['holder:' .. A.node] then
   return job_reply(job)
 end
+local ack = cjson.decode(A.ack)
+if ack.ended ~= (job.head_state == 'ended') then
+  return job_reply(job)
+end
 if A.last and job.last_number ~= '0' then
   put_report(job, 'last', A.node, A.last.state, A.last.body)
 end
 job['holder:' .. A.node] = nil
 if (member or keeper) and job.head_state == 'forming' then
   job['ack:' .. A.node] = A.ack
-elseif keeper and not cjson.decode(A.ack).lends then
+elseif keeper and not ack.lends then
   put_entries(job, 'keeper', {})
 end
 local devices = {}

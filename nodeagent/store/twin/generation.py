@@ -72,6 +72,8 @@ def ack(
     keeper = node in job.keepers and head.state != "active"
     if member is None and not keeper and node not in head.holders:
         return job
+    if value.ended != (head.state == "ended"):
+        return job
     if last is not None and job.last_number:
         reports = job.last_reports | {node: _sequenced(job.last_reports, node, last)}
         job = job.model_copy(update={"last_reports": reports})

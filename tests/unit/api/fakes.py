@@ -192,7 +192,7 @@ class FakeView:
         self.gangs.pop(job.uid, None)
         if after.head is not None:
             for name in list(after.head.holders):
-                ack = Ack(life=self.lives[name].life)
+                ack = Ack(life=self.lives[name].life, ended=True)
                 await self.store.ack(job.uid, after.head.token, name, self.lives[name], ack, None)
 
     async def succeed(self, job: JobRecord) -> None:

@@ -42,8 +42,9 @@ def make_node(
     left: bool = False,
     joined: int = 0,
     of_life: str | None = None,
+    peer: bool = False,
 ) -> NodeRecord:
-    """A node, ready for job ``UID`` unless said otherwise."""
+    """A node, ready for job ``UID`` unless said otherwise. ``peer``: other agents can ask it."""
     bad = set(sick)
     installed = tuple(
         Gpu(uuid=f"GPU-{name}-{i}", index=i, healthy=i not in bad, why="Xid 79" if i in bad else "")
@@ -64,6 +65,7 @@ def make_node(
             started=0.0,
             cpu_slots=slots,
             gpus=installed,
+            peer=f"{name}:29400" if peer else "",
         ),
         cordon=Cordon(reason="disk", by="op", at=0.0, drain=drain) if cordon or drain else None,
         readiness=dict({UID: READY} if ready is None else ready),
@@ -134,8 +136,10 @@ def make_head(
     since: int = 0,
     deadline: int = NOW + 15_000,
     control_rev: int = 1,
+    lends: tuple[str, ...] = (),
 ) -> Head:
-    """A generation of the named nodes in this order of rank, with cpu slots 0.. on each."""
+    """A generation of the named nodes in this order of rank, with cpu slots 0.. on each. ``lends``: those whose
+    acknowledgement says that they may lend still."""
     slots = tuple(f"cpu{i}" for i in range(workers))
     return Head(
         number=number,
@@ -146,7 +150,7 @@ def make_head(
             for i, n in enumerate(nodes)
         },
         holders={n: Holder(life=life(n), devices=slots) for n in holders},
-        acks={n: Ack(life=life(n)) for n in acks},
+        acks={n: Ack(life=life(n), lends=n in lends) for n in (*acks, *lends)},
         reports=dict(reports or {}),
         cause=Cause(kind=cause, text=f"because of {cause}"),
         planned=planned,
@@ -177,6 +181,7 @@ def make_job(
     order: int = 0,
     not_before: int = 0,
     reason: str = "as built",
+    keepers: Iterable[str] = (),
 ) -> JobRecord:
     """A job; ``active`` is the number of its newest generation that was ever active (by default, if running: this
     one)."""
@@ -210,6 +215,7 @@ def make_job(
         last_number=active or 0,
         restarts=restarts,
         not_before=not_before,
+        keepers={n: life(n) for n in keepers},
     )
 
 

@@ -87,6 +87,7 @@ def test_then_it_acknowledges_rank_0_with_its_address() -> None:
     ack = act(forming(), status("ready", highest=NEW, rendezvous=held))
     assert isinstance(ack, SendAck)
     assert (ack.token, ack.ack.life, ack.ack.address, ack.ack.store_hosted) == (NEW, "life-n1", "h:2", True)
+    assert not ack.ack.ended
     other = act(forming(), promised, node="n2")
     assert isinstance(other, SendAck)
     assert (other.ack.address, other.ack.stuck, other.last) == ("", False, None)
@@ -215,7 +216,9 @@ def test_an_ended_job_stops_acknowledges_and_retires() -> None:
     assert isinstance(stop, Stop)
     assert stop.grace == 30.0
     quiet = status("exited", generation=OLD)
-    assert isinstance(act(make_job(phase, ended_head("n1"), active=1), quiet), SendAck)
+    ack = act(make_job(phase, ended_head("n1"), active=1), quiet)
+    assert isinstance(ack, SendAck)
+    assert ack.ack.ended
     assert act(make_job(phase, ended_head(), active=1), quiet) == Retire(UID, "the job has ended")
     assert act(make_job(phase, ended_head(), active=1), None) is None
     late = act(make_job(phase, ended_head(), active=1), running)

@@ -1,0 +1,322 @@
+"""Keepers: nothing newer is active, and no name free, before one of them has let go, left, or is off for good."""
+
+from __future__ import annotations
+
+from nodeagent.model.job import JobRecord
+from nodeagent.model.node import Incarnation
+from nodeagent.model.timing import millis
+from nodeagent.model.world import Ack, Token
+from tests.contract.bench import FAST, Bench, head, refused
+
+LIMIT = millis(FAST.failsafe_limit)
+
+
+def lives(bench: Bench, *nodes: str) -> dict[str, str]:
+    return {node: bench.lives[node].life for node in nodes}
+
+
+async def kept(bench: Bench, members: tuple[str, ...], keepers: tuple[str, ...]) -> JobRecord:
+    """An active generation of these members under these keepers."""
+    return await bench.active(await bench.submit(), *members, keepers=lives(bench, *keepers))
+
+
+async def keep(
+    bench: Bench, job: JobRecord, node: str, *keepers: str, expect: dict[str, str] | None = None
+) -> JobRecord:
+    expect = job.keepers if expect is None else expect
+    return await bench.store.keep(job.uid, head(job).token, node, bench.lives[node], expect, lives(bench, *keepers))
+
+
+async def let_go(bench: Bench, job: JobRecord, node: str, *, lends: bool = False) -> JobRecord:
+    life = bench.lives[node]
+    ack = Ack(life=life.life, ended=head(job).state == "ended", lends=lends)
+    return await bench.store.ack(job.uid, head(job).token, node, life, ack, None)
+
+
+# --- who they are
+
+
+async def test_a_generation_has_its_keepers_once_it_is_active(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    first = lives(bench, "n1", "n2")
+    job = await bench.propose(await bench.submit(), "n1", "n2", keepers=first)
+    assert (job.keepers, head(job).keepers) == ({}, first)
+    for node in ("n1", "n2"):
+        job = await bench.ack(job, node)
+    assert (head(job).state, job.keepers) == ("active", first)
+    job = await bench.propose(job, "n1", "n3", keepers=lives(bench, "n3"))
+    assert job.keepers == first, "those of what may still run"
+    for node in ("n1", "n2", "n3"):
+        job = await bench.ack(job, node)
+    assert (head(job).state, job.keepers) == ("active", lives(bench, "n3"))
+    assert (await bench.job()).keepers == lives(bench, "n3"), "as everybody reads it"
+
+
+async def test_a_keeper_may_have_the_keepers_replaced(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await kept(bench, ("n1", "n2"), ("n1", "n3"))
+    by_member = await keep(bench, job, "n1", "n1", "n2")
+    assert by_member.keepers == lives(bench, "n1", "n2")
+    assert by_member.rev > job.rev
+    assert await bench.job() == by_member
+    by_outsider = await keep(bench, await keep(bench, by_member, "n2", "n3"), "n3", "n1", "n3")
+    assert by_outsider.keepers == lives(bench, "n1", "n3")
+    assert head(by_outsider) == head(job), "nothing else changed"
+
+
+async def test_nobody_else_may(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await kept(bench, ("n1", "n2"), ("n1", "n3"))
+    assert "n2 may not choose" in await refused("stale", keep(bench, job, "n2", "n2"))
+    other = Incarnation(life="n1-a", start=2)
+    token = head(job).token
+    await refused("not_current", bench.store.keep(job.uid, token, "n1", other, job.keepers, {}))
+    await refused("not_found", bench.store.keep("nobody", token, "n1", bench.lives["n1"], job.keepers, {}))
+    assert (await bench.job()).keepers == job.keepers
+
+
+async def test_where_there_are_none_a_member_chooses(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await kept(bench, ("n1", "n2"), ())
+    assert "n3 may not choose" in await refused("stale", keep(bench, job, "n3", "n3"))
+    job = await keep(bench, job, "n2", "n2", "n3")
+    assert job.keepers == lives(bench, "n2", "n3")
+    assert (await keep(bench, job, "n3")).keepers == {}
+
+
+async def test_they_are_replaced_only_as_they_were_seen(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await kept(bench, ("n1", "n2"), ("n1",))
+    now = await keep(bench, job, "n1", "n1", "n2")
+    for seen in (job.keepers, {}, {"n1": "another life", "n2": "n2-a"}, {**now.keepers, "n3": "x"}):
+        assert "have changed" in await refused("stale", keep(bench, job, "n1", "n1", expect=seen))
+    assert (await bench.job()).keepers == now.keepers
+
+
+async def test_only_an_active_generation_gets_other_keepers(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await kept(bench, ("n1",), ("n1",))
+    old = head(job).token
+    forming = await bench.propose(job, "n1", "n2")
+    assert "is forming, not active" in await refused("stale", keep(bench, forming, "n1", "n1", "n2"))
+    await refused("stale", bench.store.keep(job.uid, old, "n1", bench.lives["n1"], job.keepers, {}))
+    await refused("stale", bench.store.keep(job.uid, Token(number=2, id="x"), "n1", bench.lives["n1"], {}, {}))
+    ended = await bench.end(forming, "holding")
+    assert "is ended, not active" in await refused("stale", keep(bench, ended, "n1", "n1", "n2"))
+
+
+# --- what forms
+
+
+async def test_activation_waits_for_one_keeper_that_does_not_lend(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await kept(bench, ("n1", "n2"), ("n1", "n2", "n3"))
+    job = await bench.propose(job, "n1", "n2")
+    for node in ("n1", "n2"):
+        job = await let_go(bench, job, node, lends=True)
+    assert (head(job).state, head(job).holders) == ("forming", {})
+    assert [a.lends for a in head(job).acks.values()] == [True, True]
+    text = await refused("not_live", bench.store.activate(job.uid, head(job).token))
+    assert "no keeper of generation 1 (n1, n2, n3) has let go" in text
+    again = await let_go(bench, job, "n1", lends=True)
+    assert head(again).state == "forming"
+    job = await let_go(bench, job, "n1")
+    assert (head(job).state, job.keepers) == ("active", {})
+
+
+async def test_a_keeper_outside_lets_go_by_its_ack(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await kept(bench, ("n1",), ("n2",))
+    job = await bench.propose(job, "n1", "n3")
+    for node in ("n1", "n3"):
+        job = await bench.ack(job, node)
+    assert head(job).state == "forming"
+    lending = await let_go(bench, job, "n2", lends=True)
+    assert (head(lending).state, head(lending).acks["n2"].lends) == ("forming", True)
+    job = await let_go(bench, job, "n2")
+    assert head(job).state == "active"
+    assert set(head(job).members) == {"n1", "n3"}
+
+
+async def test_who_lets_go_first_is_waited_for_no_more(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await kept(bench, ("n1",), ("n2",))
+    job = await bench.propose(job, "n1", "n3")
+    job = await let_go(bench, job, "n2")
+    assert (head(job).state, set(head(job).acks)) == ("forming", {"n2"})
+    assert "n1 may still run" in await refused("not_live", bench.store.activate(job.uid, head(job).token))
+    for node in ("n1", "n3"):
+        job = await bench.ack(job, node)
+    assert head(job).state == "active"
+
+
+async def test_each_new_attempt_is_let_go_of_anew(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await kept(bench, ("n1",), ("n2",))
+    job = await let_go(bench, await bench.propose(job, "n1", "n3"), "n2")
+    job = await bench.propose(job, "n1")
+    job = await bench.ack(job, "n1")
+    assert (head(job).state, job.keepers) == ("forming", lives(bench, "n2"))
+    assert head(await let_go(bench, job, "n2")).state == "active"
+
+
+async def test_a_keeper_of_an_active_generation_has_nothing_to_say(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await kept(bench, ("n1",), ("n1", "n2"))
+    assert await let_go(bench, job, "n2") == job
+    assert (await let_go(bench, job, "n1")).keepers == job.keepers
+
+
+# --- what has ended
+
+
+async def test_an_ended_job_is_kept_until_one_lets_go(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await kept(bench, ("n1",), ("n1", "n2"))
+    job = await bench.end(job, "stopped")
+    assert await let_go(bench, job, "n3") == job, "neither holder nor keeper"
+    job = await let_go(bench, job, "n1", lends=True)
+    assert (head(job).holders, set(job.keepers)) == ({}, {"n1", "n2"})
+    assert "n1" in await refused("name_taken", bench.submit("u2"))
+    await refused("stale", bench.store.remove(job.uid))
+    job = await let_go(bench, job, "n2", lends=True)
+    assert set(job.keepers) == {"n1", "n2"}
+    job = await let_go(bench, job, "n2")
+    assert job.keepers == {}
+    assert (await bench.job()).keepers == {}
+    assert (await bench.submit("u2")).phase == "queued"
+
+
+async def test_an_ended_job_that_nobody_keeps_can_be_removed(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.end(await kept(bench, ("n1",), ("n2",)), "failed")
+    await bench.ack(job, "n1")
+    assert "n2" in await refused("stale", bench.store.remove(job.uid))
+    await let_go(bench, job, "n2")
+    await bench.store.remove(job.uid)
+    assert (await bench.kinds())[-1] == "JobDeleted"
+
+
+async def test_a_paused_job_is_kept_as_well(bench: Bench) -> None:
+    """The next generation waits for a keeper of the one before the pause."""
+    await bench.up("n1", "n2")
+    job = await bench.end(await kept(bench, ("n1",), ("n2",)), "pausing")
+    job = await bench.ack(job, "n1")
+    assert job.phase == "paused"
+    job = await bench.ack(await bench.propose(job, "n1"), "n1")
+    assert head(job).state == "forming"
+    assert head(await let_go(bench, job, "n2")).state == "active"
+
+
+async def test_silence_of_all_keepers_for_the_limit_frees_the_name(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await bench.end(await kept(bench, ("n1", "n2"), ("n1", "n2")), "stopped")
+    for node in ("n1", "n2"):
+        await bench.lapse(node, "n3")
+    await refused("name_taken", bench.submit("u2"))
+    await bench.age(LIMIT - 60_000)
+    await refused("name_taken", bench.submit("u2"))
+    await refused("stale", bench.store.remove(job.uid))
+    await bench.age(60_000)
+    assert (await bench.submit("u2")).phase == "queued"
+
+
+async def test_one_keeper_that_is_heard_keeps_it(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.end(await kept(bench, ("n1",), ("n1", "n2")), "stopped")
+    await let_go(bench, job, "n1", lends=True)
+    await bench.lapse("n1", "n2")
+    await bench.age(LIMIT)
+    await bench.beat("n2")
+    assert "n2" in await refused("name_taken", bench.submit("u2"))
+
+
+# --- those who go
+
+
+async def test_one_that_leaves_lends_nothing_any_more(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await kept(bench, ("n1",), ("n2", "n3"))
+    other = await bench.active(await bench.submit("u2", name="other"), "n1", first=2, keepers=lives(bench, "n3"))
+    rev = (await bench.beat("n1")).rev
+    await bench.store.leave("n2", bench.lives["n2"])
+    changed = {j.uid: j.keepers for j in (await bench.beat("n1", rev=rev)).jobs}
+    assert changed == {job.uid: {}}, "nobody can lend under keepers that one has left"
+    assert (await bench.job(other.uid)).keepers == lives(bench, "n3")
+    job = await bench.ack(await bench.propose(await bench.job(), "n1"), "n1")
+    assert head(job).state == "active"
+
+
+async def test_one_that_leaves_frees_what_has_ended(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.end(await kept(bench, ("n1",), ("n2",)), "stopped")
+    await bench.ack(job, "n1")
+    await refused("name_taken", bench.submit("u2"))
+    await bench.store.leave("n2", bench.lives["n2"])
+    assert (await bench.submit("u2")).phase == "queued"
+
+
+async def test_a_lapsed_node_can_be_forgotten(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await kept(bench, ("n2", "n3"), ("n2", "n3"))
+    assert "no node n9" in await refused("not_found", bench.store.forget("n9", "ann"))
+    assert "holds its lease" in await refused("not_live", bench.store.forget("n2", "ann"))
+    assert (await bench.job()).keepers == job.keepers
+    for node in ("n2", "n3"):
+        await bench.lapse(node, "n1")
+    record = await bench.store.forget("n2", "ann")
+    assert (record.id, record.lost, record.left) == ("n2", True, False)
+    job = await bench.job(watcher="n1")
+    assert job.keepers == {}
+    event = (await bench.store.events("0-0", -1))[0]
+    assert (event.kind, event.node, event.by) == ("NodeForgotten", "n2", "ann")
+    assert "off for good" in event.text
+    await refused("lost", bench.beat("n2"))
+    assert "n3" in (await bench.beat("n1")).lapsed
+    job = await bench.ack(await bench.propose(job, "n1", lost=("n2", "n3")), "n1")
+    assert head(job).state == "active"
+
+
+async def test_a_forgotten_node_holds_nothing(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await kept(bench, ("n1", "n2"), ("n2",))
+    job = await bench.propose(job, "n1", "n3")
+    assert set(head(job).holders) == {"n1", "n2"}
+    await bench.lapse("n2", "n1")
+    await bench.store.forget("n2", "ann")
+    assert set(head(await bench.job()).holders) == {"n1"}
+    for node in ("n1", "n3"):
+        job = await bench.ack(job, node)
+    assert head(job).state == "active"
+
+
+async def test_forgetting_again_or_what_has_left_says_nothing_new(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    await bench.lapse("n2", "n1")
+    first = await bench.store.forget("n2", "ann")
+    assert await bench.store.forget("n2", "bob") == first
+    await bench.store.leave("n3", bench.lives["n3"])
+    assert (await bench.store.forget("n3", "ann")).lost is False, "it left: that is as good"
+    assert (await bench.kinds()).count("NodeForgotten") == 1
+
+
+async def test_a_forgotten_node_comes_back_with_a_new_life(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    await bench.lapse("n2", "n1")
+    await bench.store.forget("n2", "ann")
+    await refused("lost", bench.join("n2", start=2))
+    await bench.join("n2", life="n2-b")
+    await bench.beat("n2")
+    assert "n2" not in (await bench.beat("n1")).lapsed
+
+
+async def test_a_keeper_that_came_back_with_a_new_life_may_let_go(bench: Bench) -> None:
+    """It is the same machine, which has booted: its agent knows when an earlier one's promises are over."""
+    await bench.up("n1", "n2")
+    job = await kept(bench, ("n1",), ("n2",))
+    await bench.lapse("n2", "n1")
+    await bench.join("n2", life="n2-b")
+    assert set((await bench.job()).keepers) == {"n2"}, "a boot is no vow of an operator"
+    job = await bench.ack(await bench.propose(job, "n1"), "n1")
+    assert head(job).state == "forming"
+    assert head(await let_go(bench, job, "n2")).state == "active"
