@@ -14,7 +14,8 @@ from nodeagent.agent.lease import Lease
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import JobRecord
 from nodeagent.plan import pod, steps
-from nodeagent.store.base import Ending, Proposal, Settlement, Store, StoreRefusedError
+from nodeagent.store.base import Store, StoreRefusedError
+from nodeagent.store.messages import Ending, Proposal, Settlement
 from nodeagent.workers.base import PodHost, StartOrder
 from nodeagent.workers.environment import worker_environments
 

@@ -20,7 +20,8 @@ from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
 from nodeagent.model.usage import PodUsage
-from nodeagent.store.base import Beat, BeatReply, Store, StoreRefusedError, StoreUnavailableError
+from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
+from nodeagent.store.messages import Beat, BeatReply
 from nodeagent.workers.base import PodHost
 
 PODS_REFRESH = 5.0

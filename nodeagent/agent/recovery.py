@@ -15,7 +15,8 @@ from nodeagent.model.base import Record
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing
-from nodeagent.store.base import Offer, Store, StoreRefusedError
+from nodeagent.store.base import Store, StoreRefusedError
+from nodeagent.store.messages import Offer
 
 PAGE = 64
 """Records in one call: some hundred kB, well within the store timeout."""

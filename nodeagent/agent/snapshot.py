@@ -7,7 +7,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing, millis
 from nodeagent.plan.cluster import Cluster
-from nodeagent.store.base import BeatReply
+from nodeagent.store.messages import BeatReply
 
 
 class Snapshot:

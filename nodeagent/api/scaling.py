@@ -13,7 +13,7 @@ from nodeagent.api.intents import Wish, not_stopping
 from nodeagent.model.job import JobRecord, Scale
 from nodeagent.model.timing import millis
 from nodeagent.plan.membership import natural
-from nodeagent.store.base import Answer
+from nodeagent.store.messages import Answer
 
 Verb = Literal["scale", "scaleout", "scalein"]
 

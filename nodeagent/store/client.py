@@ -26,20 +26,9 @@ from nodeagent.model.timing import Timing, millis
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store import codec, keys
-from nodeagent.store.base import (
-    Answer,
-    Beat,
-    BeatReply,
-    Ending,
-    JoinReply,
-    Offer,
-    Proposal,
-    Restored,
-    Settlement,
-    StoreRefusedError,
-    StoreUnavailableError,
-)
+from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.link import Link, Links
+from nodeagent.store.messages import Answer, Beat, BeatReply, Ending, JoinReply, Offer, Proposal, Restored, Settlement
 from nodeagent.store.scripts import load
 from nodeagent.store.trouble import NotReplicatedError, trouble
 from nodeagent.store.words import timing_differs

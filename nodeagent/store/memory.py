@@ -16,17 +16,7 @@ from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, PodReport, Token
-from nodeagent.store.base import (
-    Answer,
-    Beat,
-    BeatReply,
-    Ending,
-    JoinReply,
-    Offer,
-    Proposal,
-    Restored,
-    Settlement,
-)  # fmt: skip
+from nodeagent.store.messages import Answer, Beat, BeatReply, Ending, JoinReply, Offer, Proposal, Restored, Settlement
 from nodeagent.store.twin import generation, lease, operator, restore
 from nodeagent.store.twin.state import State, event_order
 

@@ -17,9 +17,10 @@ from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Cause, Head, Member, PodReport, Token
-from nodeagent.store.base import Beat, BeatReply, Ending, Proposal, Store, StoreRefusedError
+from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.link import Link, Links
 from nodeagent.store.memory import MemoryServer
+from nodeagent.store.messages import Beat, BeatReply, Ending, Proposal
 from nodeagent.store.twin.state import State
 
 FAST = Timing(heartbeat=0.05, credit=0.1, gap=1.5, lease=0.3)

@@ -6,7 +6,7 @@ import asyncio
 
 from nodeagent.model.job import Control, JobRecord, Scale
 from nodeagent.model.node import Cordon
-from nodeagent.store.base import Answer, Settlement
+from nodeagent.store.messages import Answer, Settlement
 from tests.contract.bench import BOUND, Bench, head, refused, spec
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Cordon, Incarnation, NodeRecord, Readiness
 from nodeagent.model.timing import Timing
-from nodeagent.store.base import BeatReply, Offer, Restored
+from nodeagent.store.messages import BeatReply, Offer, Restored
 from tests.contract.bench import FAST, LONG, Bench, head, refused
 
 

@@ -17,22 +17,12 @@ from nodeagent.model.job import Control, JobRecord, Outcome, Scale
 from nodeagent.model.node import Cordon, Incarnation, NodeRecord, Readiness
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Member, PodReport, Token, WorkerExit
-from nodeagent.store.base import (
-    Beat,
-    BeatReply,
-    Ending,
-    JoinReply,
-    Offer,
-    Proposal,
-    Restored,
-    Settlement,
-    Store,
-    StoreRefusedError,
-)  # fmt: skip
+from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.client import RedisStore
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
 from nodeagent.store.memory import MemoryServer, MemoryStore
+from nodeagent.store.messages import Beat, BeatReply, Ending, JoinReply, Offer, Proposal, Restored, Settlement
 from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import MemoryBench, RedisBench, cause, facts, spec, spend
 

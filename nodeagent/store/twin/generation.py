@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from nodeagent.model.job import JobRecord, Phase, Spend
 from nodeagent.model.node import Incarnation
 from nodeagent.model.world import Ack, Head, Member, PodReport, Token
-from nodeagent.store.base import Ending, Proposal, Settlement, StoreRefusedError
+from nodeagent.store.base import StoreRefusedError
+from nodeagent.store.messages import Ending, Proposal, Settlement
 from nodeagent.store.twin.holders import declare_lost, enter_phase, lives_of, next_holders, rebook, settled
 from nodeagent.store.twin.state import State, terminal
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.timing import Timing
-from nodeagent.store.base import Answer, Beat, BeatReply, JoinReply, StoreRefusedError
+from nodeagent.store.base import StoreRefusedError
+from nodeagent.store.messages import Answer, Beat, BeatReply, JoinReply
 from nodeagent.store.twin.holders import release_keepers, retire
 from nodeagent.store.twin.state import FORGET_MS, PAGE, State
 from nodeagent.store.words import timing_differs

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from nodeagent.model.job import Control, JobRecord
 from nodeagent.model.jobspec import JobSpec
-from nodeagent.store.base import Answer, StoreRefusedError
+from nodeagent.store.base import StoreRefusedError
+from nodeagent.store.messages import Answer
 from nodeagent.store.twin.holders import still_held
 from nodeagent.store.twin.state import State, terminal
 

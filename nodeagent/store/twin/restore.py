@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from nodeagent.model.job import JobRecord, Phase
 from nodeagent.model.node import NodeRecord
-from nodeagent.store.base import Offer, Restored, StoreRefusedError
+from nodeagent.store.base import StoreRefusedError
+from nodeagent.store.messages import Offer, Restored
 from nodeagent.store.twin.holders import enter_phase, rebook
 from nodeagent.store.twin.state import State
 from nodeagent.store.words import timing_differs

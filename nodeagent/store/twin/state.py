@@ -16,7 +16,8 @@ from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Cordon, Incarnation, NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
-from nodeagent.store.base import Answer, StoreRefusedError
+from nodeagent.store.base import StoreRefusedError
+from nodeagent.store.messages import Answer
 
 PAGE = 256
 """Most records, and most lapsed nodes, in one beat's reply."""

@@ -13,8 +13,8 @@ from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
 from nodeagent.model.usage import MachineUsage, PodUsage
-from nodeagent.store.base import Beat, BeatReply
 from nodeagent.store.memory import MemoryServer, MemoryStore
+from nodeagent.store.messages import Beat, BeatReply
 from nodeagent.workers.base import PodHost
 from tests.unit.ctl.samples import node
 

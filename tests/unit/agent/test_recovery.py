@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from nodeagent.agent.recovery import PAGE, offer
 from nodeagent.agent.snapshot import Snapshot
-from nodeagent.store.base import Offer, Restored
 from nodeagent.store.memory import MemoryServer, MemoryStore
+from nodeagent.store.messages import Offer, Restored
 from tests.contract.bench import FAST, MemoryBench, refused
 
 JOBS = PAGE + 30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.timing import Timing
-from nodeagent.store.base import BeatReply
+from nodeagent.store.messages import BeatReply
 from tests.unit.plan.build import UID, make_job, make_node
 
 

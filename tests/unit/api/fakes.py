@@ -23,8 +23,9 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.scale import settle_scale
 from nodeagent.plan.steps import Settle
 from nodeagent.spec.agentconfig import AgentConfig
-from nodeagent.store.base import Beat, Ending, Proposal, Settlement, StoreRefusedError, StoreUnavailableError
+from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.memory import MemoryServer, MemoryStore
+from nodeagent.store.messages import Beat, Ending, Proposal, Settlement
 from nodeagent.workers.base import PodStatus
 
 T = TypeVar("T")

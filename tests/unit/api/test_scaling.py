@@ -9,7 +9,7 @@ from nodeagent.api.errors import ApiError
 from nodeagent.api.scaling import Asked
 from nodeagent.model.job import TERMINAL, Control, JobRecord, Phase, Scale
 from nodeagent.model.world import Cause, Head, Member
-from nodeagent.store.base import Answer
+from nodeagent.store.messages import Answer
 from tests.unit.api.fakes import spec
 
 SERVED = 50_000

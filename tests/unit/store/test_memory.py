@@ -9,8 +9,9 @@ from collections.abc import Coroutine
 import pytest
 
 from nodeagent.model.node import Incarnation
-from nodeagent.store.base import Beat, StoreRefusedError
+from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.memory import MemoryServer, MemoryStore
+from nodeagent.store.messages import Beat
 from tests.contract.bench import FAST, MemoryBench, facts
 
 

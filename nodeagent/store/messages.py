@@ -1,0 +1,208 @@
+"""What travels with the store's steps, there and back, and what each of the big ones checks and does.
+
+The steps themselves are ``base.py``'s. Must never hold behaviour.
+"""
+
+from __future__ import annotations
+
+from nodeagent.model.base import Record
+from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
+from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord, Readiness
+from nodeagent.model.pod import PodState
+from nodeagent.model.timing import Timing
+from nodeagent.model.world import Cause, Member, Token
+
+
+class JoinReply(Record):
+    """The cluster's identity and clock, as of now."""
+
+    cluster_uid: str
+    served: int
+    secret: str
+    """What only those who may use the store know: agents sign with it what they say to each other."""
+
+
+class BeatReply(Record):
+    """What a beat brings back. Records changed since the ``rev`` that was sent, oldest change first."""
+
+    cluster_uid: str
+    served: int
+    lapsed: tuple[str, ...]
+    """Nodes that have lapsed, among those that still have a record: the latest to lapse first, at most 256."""
+    next_lapse: int | None
+    """Served milliseconds until the earliest lease not lapsed yet (other than the caller's) ends; None without
+    any."""
+    nodes: tuple[NodeRecord, ...] = ()
+    jobs: tuple[JobRecord, ...] = ()
+    gone: tuple[str, ...] = ()
+    """Removed records: ``job:<uid>`` or ``node:<id>``."""
+    rev: int
+    """Send this next time."""
+    more: bool = False
+    """More changes wait (at most 256 records come in one reply): beat again at once."""
+    event: str = "0-0"
+    """Id of the newest event: wait for what comes after it."""
+    era: str = ""
+    recovering: bool = False
+    """The store is recovering: the reply brings no records, and ``rev`` is the one that was sent."""
+
+
+class Beat(Record):
+    """One heartbeat: renews the lease and brings changes both ways."""
+
+    node: str
+    incarnation: Incarnation
+    seq: int
+    """Grows with each beat of this start; an older one is refused (``stale``)."""
+    length: int
+    """Lease length asked for, in ms."""
+    rev: int
+    """Records changed after this are returned; 0 for all."""
+    era: str = ""
+    """The era of the view that ``rev`` belongs to; empty if nothing has been read yet."""
+    facts: NodeFacts | None = None
+    """Only when they changed."""
+    readiness: dict[str, Readiness] | None = None
+    """Only when it changed (whole map)."""
+    pods: tuple[PodState, ...] | None = None
+    """Only when something changed, or to refresh their TTL (all pods of this node); pod keys not named are left to
+    expire."""
+
+
+class Offer(Record):
+    """What an agent knows of the store, or a page of it, for a store that may have lost it.
+
+    Its view is everything up to ``rev`` of ``era``, and single records that are newer (replies of its own steps).
+    Refused: ``timing``; ``foreign`` when the store has another ``cluster_uid`` and jobs. A store that is empty, or has
+    another uid (not from an offer) but never had a job, or has a lower revision than the offer's, takes the uid and
+    opens a recovery. While
+    it is recovering, the newest complete view wins: if ``rev`` is above ``Restored.known``, each record of the store
+    that is not newer than ``rev`` becomes the offer's version (also one that it lacks); any other record is taken if
+    its revision is above ``known`` and above the stored one. A taken record keeps its revision. ``uids``, on the last
+    page: jobs not among them and not newer than ``rev`` were removed; then ``known`` = rev. Names, highest numbers
+    (which never go down), order, devices and cordons follow the records. A life that either side knows as lost is
+    lost; of the same life the higher start stays; a life that is replaced is dead; a node without a lease gets one that
+    has ended, which the amnesty shelters. The first offer that brings something begins a new era (event
+    StoreRestored), ``served`` = max(its own, the offer's).
+
+    After the recovery an offer adds only jobs that are not there and newer than ``known``: their generation has ended,
+    for its nodes have been silent too long, and the job holds.
+    """
+
+    cluster_uid: str
+    secret: str
+    timing: Timing
+    era: str
+    rev: int
+    served: int
+    """The agent's estimate."""
+    by: str
+    """The offering node."""
+    nodes: tuple[NodeRecord, ...] = ()
+    jobs: tuple[JobRecord, ...] = ()
+    uids: tuple[str, ...] | None = None
+    """Every job of the complete view: on its last page only."""
+
+
+class Restored(Record):
+    """The store after an offer."""
+
+    era: str
+    known: int
+    """The revision up to which the store has everything: records that are not above it need not be offered."""
+    recovering: bool
+
+
+class Proposal(Record):
+    """The next generation of a job.
+
+    Checks: ``expect`` is the head's token (None: no head yet) and it has state ``expect_state``; ``control_rev`` is the
+    control's; the phase is not terminal; min <= members <= max; each member's node is live (not lapsed), of that life,
+    not lost or left, not cordoned; its devices are free or this job's own (being freed by one of its own holders counts
+    as its own); each node in ``lost`` (a member or holder of the head) has lapsed or has another life by now (``stale``
+    otherwise). Effect: the lives in ``lost`` that are still their node's life, and did not leave, are marked lost for
+    ever (event NodeLost); number = highest of the name + 1; head = forming with holders = old holders + members of a
+    head that was active, each with its life and devices, less ``lost`` ones and lives that have ended (a head that was
+    only forming adds none: it never ran); acks, reports empty; the reports of a head that was active become
+    ``last_reports``; devices are booked for members plus holders; ``spend`` (if given) becomes the ``budget`` entry of
+    the generation that last was active (``active.number``), replacing what is there; None leaves the budget alone;
+    ``restart_done`` = control.restart; ``not_before`` = 0; phase forming with the cause's text as reason;
+    ``control_rev`` is kept in the head; event GenerationForming.
+    """
+
+    uid: str
+    expect: Token | None
+    expect_state: str = ""
+    control_rev: int
+    id: str
+    """Random id of the new generation. Proposing the same id again returns the head."""
+    members: dict[str, Member]
+    lost: tuple[str, ...] = ()
+    cause: Cause
+    spend: Spend | None = None
+    planned: bool = False
+    grace: float | None = None
+    """If planned: seconds from SIGTERM to SIGKILL, other than the job's."""
+    form_ms: int
+    """The deadline is this many served milliseconds from now."""
+    keepers: dict[str, str] = {}
+    """Node to life: the keepers of this generation once it is active."""
+    outside: dict[str, str] = {}
+    by: str
+    """The proposing node."""
+
+
+class Ending(Record):
+    """The end of a generation, and the phase the job goes to: holding, pausing, paused, succeeded, failed or stopped.
+
+    Checks: as Proposal's ``expect``, ``expect_state`` and ``control_rev`` (head may be None or already ended: then only
+    the phase changes); the phase is not terminal; ``succeeded`` needs an active head whose every member reported
+    succeeded; ``lost`` as in Proposal. Effect: head.state = ended with ``planned`` and holders as in Proposal; the
+    reports of a head that was active become ``last_reports`` (none stay in the head); spend as in Proposal; phase,
+    reason, outcome, ``not_before`` = served + delay_ms; ``pausing`` with no holders becomes ``paused``; terminal phases
+    set ``ended``; devices of nodes that hold nothing any more are free; event ``Job`` + the phase (JobHolding,
+    JobFailed, ...), unless nothing changed. An Ending that was done before returns the job.
+    """
+
+    uid: str
+    expect: Token | None
+    expect_state: str = ""
+    control_rev: int
+    phase: Phase
+    reason: str
+    outcome: Outcome | None = None
+    spend: Spend | None = None
+    lost: tuple[str, ...] = ()
+    planned: bool = False
+    delay_ms: int = 0
+    wall: float
+    """Unix time, for people."""
+    by: str
+
+
+class Settlement(Record):
+    """The end of a pending scale, met or rolled back: the one write of agents to a job's control.
+
+    Checks: as Proposal's ``expect``, ``expect_state`` and ``control_rev`` (so that neither a newer wish nor a gang that
+    has formed in between is overruled); the phase is not terminal. Effect: control replaced, its rev ``control_rev`` +
+    1; the event. A settlement that was done before returns the job.
+    """
+
+    uid: str
+    expect: Token | None
+    expect_state: str = ""
+    control_rev: int
+    control: Control
+    event: str
+    text: str
+    by: str
+    """The settling node."""
+
+
+class Answer(Record):
+    """What a request id was used for."""
+
+    subject: str
+    """The job's uid, or the node."""
+    did: str = ""
+    """The change, as its writer described it to itself."""
