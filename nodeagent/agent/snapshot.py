@@ -18,6 +18,7 @@ class Snapshot:
         self._nodes: dict[str, NodeRecord] = {}
         self._jobs: dict[str, JobRecord] = {}
         self._lapsed: frozenset[str] = frozenset()
+        self._next_lapse: int | None = None
         self._served = 0
         self._at = 0.0
         self.rev = 0
@@ -38,7 +39,7 @@ class Snapshot:
         for key in reply.gone:
             kind, _, name = key.partition(":")
             (self._nodes if kind == "node" else self._jobs).pop(name, None)
-        self._lapsed = frozenset(reply.lapsed)
+        self._lapsed, self._next_lapse = frozenset(reply.lapsed), reply.next_lapse
         self._served, self._at = reply.served, now
         self.rev = reply.rev
         if not reply.more:
@@ -74,6 +75,7 @@ class Snapshot:
             jobs=dict(self._jobs),
             lapsed=self._lapsed,
             timing=self._timing,
+            next_lapse=self._next_lapse,
         )
 
     def node(self, name: str) -> NodeRecord | None:
