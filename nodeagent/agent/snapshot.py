@@ -22,6 +22,7 @@ class Snapshot:
         self._nodes: dict[str, NodeRecord] = {}
         self._jobs: dict[str, JobRecord] = {}
         self._lapsed: frozenset[str] = frozenset()
+        self._next_lapse: int | None = None
         self._served = 0
         self._at = 0.0
         self._anew: Snapshot | None = None
@@ -42,7 +43,7 @@ class Snapshot:
 
     def absorb(self, reply: BeatReply, now: float) -> None:
         """Take in a beat's reply received at ``now``. A store with another identity replaces everything."""
-        self._lapsed = frozenset(reply.lapsed)
+        self._lapsed, self._next_lapse = frozenset(reply.lapsed), reply.next_lapse
         self._served, self._at = reply.served, now
         self.recovering = reply.recovering
         if reply.recovering:
@@ -106,6 +107,7 @@ class Snapshot:
             jobs=dict(self._jobs),
             lapsed=self._lapsed,
             timing=self._timing,
+            next_lapse=self._next_lapse,
         )
 
     def node(self, name: str) -> NodeRecord | None:

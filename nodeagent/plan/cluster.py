@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
-from nodeagent.model.timing import Timing
+from nodeagent.model.timing import Timing, millis
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,8 @@ class Cluster:
     jobs: Mapping[str, JobRecord] = field(default_factory=dict)
     lapsed: frozenset[str] = frozenset()
     timing: Timing = field(default_factory=Timing)
+    next_lapse: int | None = None
+    """What was left (ms), when this was read, of the next lease to run out."""
 
     def live(self, node: str, life: str | None = None) -> bool:
         """The node holds its lease (in this life, if given)."""
@@ -36,3 +38,11 @@ class Cluster:
         if record is None or record.incarnation.life != life:
             return True
         return record.lost or record.left or node in self.lapsed
+
+    @property
+    def more_to_lapse(self) -> bool:
+        """Some node missed its last beats, so its lease may be about to run out like those that just did. A node
+        whose beats arrive always has more left than this, by the inequalities of ``Timing``."""
+        return self.next_lapse is not None and self.next_lapse <= millis(
+            self.timing.heartbeat + self.timing.store_timeout
+        )

@@ -22,6 +22,9 @@ def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) ->
         text = f"every worker of generation {head.number} exited 0"
         return Decision(End("succeeded", text, gone, Outcome(code=0, text=text)), (text,))
     fault = faults.find_fault(cluster, job, wall)
+    if fault is not None and fault.cause.kind == "node_lost" and cluster.more_to_lapse:
+        # Who is cut off together lapses one by one; the last of them may be the last keeper (see keepers.silence).
+        return Decision(None, (f"{fault.cause.text}; waits a moment: the lease of another node is about to run out",))
     if fault is not None:
         return after_fault(cluster, job, fault, gone)
     if any(faults.final_report(r) for r in head.reports.values()):

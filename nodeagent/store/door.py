@@ -38,10 +38,17 @@ class Door:
 
     def server(self, host: tuple[str, int] | None = None) -> AbstractConnection:
         """A connection, not opened yet, to the server at ``host``, by default the one in the url."""
-        options = self._login() | {"db": self.place.db} | PLAIN
+        options = {"redis_connect_func": _silent} | PLAIN
         if self.place.path:
             return UnixDomainSocketConnection(path=self.place.path, **options)
         return self._network(host or self.place.hosts[0], options)
+
+    def greeting(self) -> tuple[tuple[str, ...], ...]:
+        """The commands that a connection to the server begins with. The library would send them one after the other,
+        each waiting for its reply: where replies come late, that alone could outlast a call's bound."""
+        user, password = self._login().values()
+        login = (("AUTH", *([user] if user else []), password),) if password is not None else ()
+        return (*login, ("SELECT", str(self.place.db))) if self.place.db else login
 
     def sentinel(self, host: tuple[str, int]) -> AbstractConnection:
         """A connection, not opened yet, to a sentinel."""
@@ -81,6 +88,11 @@ class Door:
                 f"{at}: no certificate or key can be read from it ({error}): check the files in redis.tls"
             ) from error
         return context
+
+
+async def _silent(connection: AbstractConnection) -> None:
+    """What the library does with a new connection, without its own greeting."""
+    connection._parser.on_connect(connection)
 
 
 PLAIN: dict[str, Any] = {

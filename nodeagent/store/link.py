@@ -46,9 +46,13 @@ class Link:
         host = await find_primary(self._door, self._patience) if self._door.place.service else None
         self._connection = self._door.server(host)
         await self._connection.connect()  # type: ignore[no-untyped-call]
-        for section in ("server", "replication"):  # one round trip for both; before 7.0 INFO takes one section
-            await self._connection.send_command("INFO", section)
-        for _ in range(2):
+        greeting = self._door.greeting()
+        asked = (("INFO", "server"), ("INFO", "replication"))  # before 7.0 INFO takes one section
+        for command in (*greeting, *asked):  # all in one round trip
+            await self._connection.send_command(*command)
+        for _ in greeting:
+            await self._connection.read_response()
+        for _ in asked:
             self.info |= parse_info(await self._connection.read_response())
         self.run_id = self.info.get("run_id", "")
 

@@ -40,7 +40,7 @@ class Cluster:
     """A folder of the test's own: checkpoints, step logs."""
     environ: dict[str, str] = field(default_factory=dict)
     frozen: set[str] = field(default_factory=set)
-    """Nodes whose agents are stopped (SIGSTOP): they take a question and never answer."""
+    """Nodes that are not asked: their agents are stopped and never answer, or are cut off and know nothing new."""
 
     def ctl(
         self, *arguments: str, check: int | None = 0, limit: float = CALL_LIMIT
@@ -102,6 +102,11 @@ class Cluster:
         events = self.json("events", "--limit", "500")["items"]
         mine = [e for e in events if e["kind"] == kind and about in (e["job"], e["node"])]
         return [int(e["id"].partition("-")[0]) / 1000 for e in mine]
+
+    def said(self, event: str) -> int:
+        """How often agents logged this event."""
+        needle = json.dumps({"event": event})[1:-1]
+        return sum(log.read_text().count(needle) for log in self.home.glob("local/data/*/*/agent.log"))
 
     def restarts_counted(self, job: str) -> int:
         """``nodeagent_restarts_total`` of the job, over the metrics pages of all living agents."""

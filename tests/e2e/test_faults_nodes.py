@@ -1,18 +1,27 @@
-"""Faults of whole nodes: power cuts of one, of rank 0's, of two at once. They cost none of the job's budget."""
+"""Faults of whole nodes: power cuts of one, of rank 0's, of two at once; one that freezes and thaws. They cost none
+of the job's budget."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
+from nodeagent.local import power
 from tests.e2e.support import Cluster, check_complete, check_steps, digits_job, is_alive, read_steps
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
 
 NODES = 4
+FROZEN = 10.0
+"""Seconds: three leases."""
+ACTS = 1.0
+"""Seconds within which a shim acts on a deadline that is over: several times ``timing.kill``, on a busy machine."""
 
 
 @pytest.mark.parametrize("position", [0, 1], ids=["rank-0", "rank-2"])
@@ -74,3 +83,67 @@ def test_two_nodes_killed_at_once_and_back_again(calm: Cluster, reference: dict[
     assert calm.until_steps("two", 10) > step
     calm.ctl("stop", "two", "--timeout", "60s")
     check_steps(read_steps(calm.work, "two"), reference)
+
+
+def stop_all(calm: Cluster, node: str) -> set[int]:
+    """SIGSTOP every process of a node, until no new one turns up."""
+    uid = json.loads(next(calm.home.glob("local/run/*/cluster.json")).read_text())["uid"]
+    calm.frozen.add(node)
+    stopped: set[int] = set()
+    while new := power.processes(uid, node) - stopped:
+        for pid in new:
+            os.kill(pid, signal.SIGSTOP)
+        stopped |= new
+    return stopped
+
+
+def go_on(pids: Iterable[int]) -> None:
+    for pid in pids:
+        if is_alive(pid):
+            os.kill(pid, signal.SIGCONT)
+
+
+def is_guard(pid: int) -> bool:
+    """A shim or its watchdog, which is a fork of it."""
+    return b"nodeagent.workers.shim" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_a_whole_node_frozen_and_thawed(calm: Cluster, reference: dict[int, float]) -> None:
+    # The second job's one worker waits for no peer: thawed, it would make its next step at once.
+    calm.submit(digits_job(calm.work, "froze", nodes="3", steps=600, delay=0.1, workers=1))
+    froze = calm.until_running("froze", 3)
+    calm.submit(digits_job(calm.work, "alone", nodes="1", steps=600, delay=0.1, workers=1))
+    node = calm.until_running("alone", 1)["pods"][0]["node"]
+    assert node in [p["node"] for p in froze["pods"]]
+    for name in ("froze", "alone"):
+        calm.until(lambda n=name: any(p["phase"] == "ready" for p in calm.job(n)["spares"]), 60, "a spare is ready")  # type: ignore[misc]
+        calm.until_steps(name, 5)
+    life = calm.node(node)["incarnation"]["life"]
+    old = {*calm.workers("froze", node).values(), *calm.workers("alone", node).values()}
+    pids, start = stop_all(calm, node), time.monotonic()
+    guards = {pid for pid in pids if is_guard(pid)}
+    try:
+        assert old < pids - guards
+        assert len(guards) == 4, "a shim and a watchdog for each job"
+        for name, nodes in (("froze", 3), ("alone", 1)):
+            calm.until_running(name, nodes, above=1)
+            calm.until_steps(name, 5)
+        time.sleep(max(0.0, start + FROZEN - time.monotonic()))
+        assert all(calm.job(n)["budget"]["used"] == 0 for n in ("froze", "alone"))
+        # A machine thaws all at one time, and its timers fire at once. Signals thaw one process after the other, so
+        # those with the timers come first, and all others once these had the time to act: nobody else may be needed.
+        go_on(guards)
+        calm.until(lambda: not any(is_alive(pid) for pid in old), ACTS, "shims or watchdogs killed their workers")
+    finally:
+        go_on(pids)
+        calm.frozen.discard(node)
+    calm.until(lambda: calm.node(node)["incarnation"]["life"] != life, 30, "it comes back with a new life")
+    for name in ("froze", "alone"):
+        calm.until(lambda n=name: node in [p["node"] for p in calm.job(n)["spares"]], 30, "it is a spare")  # type: ignore[misc]
+        calm.until_steps(name, 5)
+        job = calm.job(name)
+        assert (job["cause"]["kind"], job["restarts"], job["budget"]["used"]) == ("node_lost", 1, 0)
+        calm.ctl("stop", name)
+        rows = read_steps(calm.work, name)
+        check_steps(rows, reference)
+        assert all(row["mono"] < start for row in rows if row["pid"] in old), "a step of the frozen node's old workers"

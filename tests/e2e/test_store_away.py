@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+import redis
 
-from tests.e2e.support import Cluster, check_complete, check_steps, check_undisturbed, digits_job, read_steps
+from tests.e2e.support import Cluster, check_complete, check_steps, check_undisturbed, digits_job, is_alive, read_steps
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(300)]
 
 NODES = 3
 AWAY = 10.0
 """Seconds: several leases."""
+REFUSING = 5.0
+"""Seconds: more than a lease and a promise's rest."""
 
 
 def redis_pid(calm: Cluster) -> int:
@@ -80,3 +83,63 @@ def test_a_worker_dies_while_redis_is_frozen(calm: Cluster, reference: dict[int,
     rows = read_steps(calm.work, "both")
     check_steps(rows, reference)
     check_complete(rows, 200)
+
+
+def change_password(admin: redis.Redis) -> None:
+    """New logins need a password that no agent has; those who are logged in are thrown out."""
+    admin.config_set("requirepass", "changed")
+    admin.client_kill_filter(_type="normal", skipme=True)
+
+
+FAULTS: dict[str, tuple[Callable[[redis.Redis], object], Callable[[redis.Redis], object], type[redis.RedisError]]] = {
+    "full": (
+        lambda r: r.config_set("maxmemory", 1),
+        lambda r: r.config_set("maxmemory", 0),
+        redis.exceptions.OutOfMemoryError,
+    ),
+    "read-only": (
+        lambda r: r.config_set("min-replicas-to-write", 1),
+        lambda r: r.config_set("min-replicas-to-write", 0),
+        redis.exceptions.ResponseError,
+    ),
+    "replica": (
+        lambda r: r.replicaof("127.0.0.1", 9),
+        lambda r: r.replicaof("NO", "ONE"),
+        redis.exceptions.ReadOnlyError,
+    ),
+    "password": (
+        change_password,
+        lambda r: r.config_set("requirepass", ""),
+        redis.exceptions.AuthenticationError,
+    ),
+}
+"""What is done to Redis, what mends it, and what it says meanwhile to who writes."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_redis_answers_but_serves_nobody(calm: Cluster, reference: dict[int, float], fault: str) -> None:
+    harm, mend, refusal = FAULTS[fault]
+    calm.submit(digits_job(calm.work, fault, nodes="{min: 1, max: 3, target: 2}", steps=600, delay=0.1, workers=1))
+    calm.until_running(fault, 2)
+    calm.until_steps(fault, 5)
+    before, lent = calm.workers(fault), calm.said("runs on without the store")
+    place = calm.json("local", "status")["redis"]["url"]
+    with redis.Redis.from_url(place) as admin:
+        harm(admin)
+        try:
+            with redis.Redis.from_url(place) as other, pytest.raises(refusal):
+                other.set("anything", "at all")
+            time.sleep(REFUSING)
+            assert all(is_alive(pid) for pid in before.values())
+        finally:
+            mend(admin)
+    assert calm.said("runs on without the store") == lent + 2, "both members asked their keepers"
+    calm.until_steps(fault, 5)
+    job = calm.job(fault)
+    assert (job["generation"], job["restarts"], calm.workers(fault)) == (1, 0, before)
+    check_undisturbed(read_steps(calm.work, fault))
+    calm.ctl("scale", "3", "--job", fault, "--timeout", "30s")
+    calm.until_running(fault, 3, above=1)
+    calm.until_steps(fault, 5)
+    calm.ctl("stop", fault)
+    check_steps(read_steps(calm.work, fault), reference)

@@ -16,12 +16,16 @@ def reply(**more: object) -> BeatReply:
 def test_it_is_complete_when_nothing_more_waits() -> None:
     snapshot = Snapshot(Timing())
     complete = []
-    for one in (reply(nodes=(make_node("n1"),), more=True), reply(nodes=(make_node("n2"),), rev=7, lapsed=("n2",))):
+    for one in (
+        reply(nodes=(make_node("n1"),), more=True),
+        reply(nodes=(make_node("n2"),), rev=7, lapsed=("n2",), next_lapse=40),
+    ):
         snapshot.absorb(one, 0.0)
         complete.append(snapshot.complete)
     assert complete == [False, True]
     cluster = snapshot.cluster(0.0)
     assert (set(cluster.nodes), cluster.lapsed, snapshot.rev) == ({"n1", "n2"}, frozenset({"n2"}), 7)
+    assert cluster.next_lapse == 40
 
 
 def test_removed_records_go() -> None:

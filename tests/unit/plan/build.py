@@ -73,7 +73,11 @@ def make_node(
 
 
 def make_cluster(
-    nodes: Iterable[NodeRecord | str], *jobs: JobRecord, lapsed: Iterable[str] = (), served: int = NOW
+    nodes: Iterable[NodeRecord | str],
+    *jobs: JobRecord,
+    lapsed: Iterable[str] = (),
+    served: int = NOW,
+    next_lapse: int | None = None,
 ) -> Cluster:
     """Nodes (a name is a ready node with 4 slots) and jobs."""
     records = [make_node(n) if isinstance(n, str) else n for n in nodes]
@@ -83,6 +87,7 @@ def make_cluster(
         jobs={j.uid: j for j in jobs},
         lapsed=frozenset(lapsed),
         timing=Timing(),
+        next_lapse=next_lapse,
     )
 
 

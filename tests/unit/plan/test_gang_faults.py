@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Policy, RestartLimits
 from nodeagent.model.world import PodReport
@@ -58,6 +60,20 @@ def test_a_lost_node_costs_nothing() -> None:
     assert (list(step.members), step.lost, step.cause.kind) == (["n1"], ("n2",), "node_lost")
     assert step.spend is not None
     assert not step.spend.counts
+
+
+@pytest.mark.parametrize(("left", "waits"), [(None, False), (1, True), (1000, True), (1001, False)])
+def test_a_lost_node_is_not_missed_before_those_that_go_with_it_are_known(left: int | None, waits: bool) -> None:
+    """A node whose beats arrive has more than a heartbeat and a call's bound left of its lease."""
+    job = running({})
+    decision = decide(make_cluster(["n1", "n2"], job, lapsed=["n2"], next_lapse=left), job, WALL)
+    assert (decision.step is None) == waits
+    assert decision.why[0].startswith("node n2 lost")
+
+
+def test_a_crash_is_mended_whoever_goes_silent_meanwhile() -> None:
+    job = running(CRASH)
+    assert isinstance(decide(make_cluster(["n1", "n2"], job, next_lapse=1), job, WALL).step, Propose)
 
 
 def test_a_lost_node_costs_nothing_even_with_an_empty_budget() -> None:
