@@ -328,7 +328,7 @@ def _strict() -> Iterator[None]:
 
 def _brings_jobs(beat_reply: list[Any]) -> bool:
     """Whether an agent may start or stop workers because of this reply."""
-    *_, records, _run = beat_reply
+    *_, records, _era, _recovering = beat_reply
     return any(key.startswith("job:") for key, *_ in records)
 
 

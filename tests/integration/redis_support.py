@@ -154,11 +154,13 @@ def _password(lines: tuple[str, ...]) -> str:
 async def ask(server: Server, *command: str, password: str = "", user: str = "") -> object:
     """One command on a connection of its own, whatever the server's role is."""
     login = f"{user}:{password}@" if password else ""
-    connection = Door(RedisConfig(url=f"redis://{login}127.0.0.1:{server.port}/0")).server()
+    door = Door(RedisConfig(url=f"redis://{login}127.0.0.1:{server.port}/0"))
+    connection = door.server()
     try:
         await connection.connect()  # type: ignore[no-untyped-call]
-        await connection.send_command(*command)
-        reply: object = await connection.read_response()
+        for words in (*door.greeting(), command):
+            await connection.send_command(*words)
+            reply: object = await connection.read_response()
     finally:
         await connection.disconnect(nowait=True)
     return reply

@@ -177,6 +177,7 @@ async def test_a_fail_over_is_followed_and_nothing_acknowledged_is_lost(
         return True
 
     await until(answered)  # promoted, found, and followed by the other replica
+    await bench.recovered("n1")
     after = await bench.beat("n1")
     assert after.era != before.era
     assert (after.cluster_uid, [job.uid for job in after.jobs]) == (before.cluster_uid, [alpha.uid])
@@ -258,7 +259,7 @@ async def test_another_process_may_have_forgotten(servers: Yard, stores: list[Re
     server.start()
     await server.ready()
     await unavailable(store.remove("u1"))  # the old connection
-    await refused("not_current", bench.beat("n1"))
+    await refused("behind", bench.beat("n1"))
     await bench.up("n1")
     runs.add((await bench.beat("n1")).era)
     assert len(runs) == 2
