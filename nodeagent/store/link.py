@@ -47,13 +47,11 @@ class Link:
         self._connection = self._door.server(host)
         await self._connection.connect()  # type: ignore[no-untyped-call]
         greeting = self._door.greeting()
-        asked = (("INFO", "server"), ("INFO", "replication"))  # before 7.0 INFO takes one section
-        for command in (*greeting, *asked):  # all in one round trip
+        for command in (*greeting, ("INFO",)):  # all in one round trip; before 7.0 INFO takes one section or all
             await self._connection.send_command(*command)
         for _ in greeting:
             await self._connection.read_response()
-        for _ in asked:
-            self.info |= parse_info(await self._connection.read_response())
+        self.info = parse_info(await self._connection.read_response())
         self.run_id = self.info.get("run_id", "")
 
     def require_primary(self) -> None:

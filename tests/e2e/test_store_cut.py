@@ -74,23 +74,6 @@ def test_replies_that_come_late_disturb_nothing(calm: Cluster, wire: Wire, refer
     check_steps(read_steps(calm.work, "late"), reference)
 
 
-def test_a_connection_breaks_while_replies_come_late(calm: Cluster, wire: Wire, reference: dict[int, float]) -> None:
-    calm.submit(digits_job(calm.work, "broke", nodes="2", steps=600, delay=0.1, workers=1))
-    node = calm.until_running("broke", 2)["pods"][1]["node"]
-    calm.until_steps("broke", 5)
-    before = calm.workers("broke")
-    with wire.late(0.2):
-        wire.hang_up(node)
-        time.sleep(CUT)
-        assert all(is_alive(pid) for pid in before.values())
-    calm.until_steps("broke", 5)
-    assert calm.workers("broke") == before
-    calm.ctl("stop", "broke")
-    rows = read_steps(calm.work, "broke")
-    check_undisturbed(rows)
-    check_steps(rows, reference)
-
-
 def test_all_members_cut_off_and_a_spare_is_not(calm: Cluster, wire: Wire, reference: dict[int, float]) -> None:
     calm.submit(digits_job(calm.work, "all", nodes="3", steps=600, delay=0.1, workers=1))
     job = calm.until_running("all", 3)

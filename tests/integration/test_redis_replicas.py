@@ -177,7 +177,11 @@ async def test_a_fail_over_is_followed_and_nothing_acknowledged_is_lost(
         return True
 
     await until(answered)  # promoted, found, and followed by the other replica
-    await bench.recovered("n1")
+
+    async def recovered() -> bool:
+        return not (await bench.beat("n1")).recovering
+
+    await until(recovered)
     after = await bench.beat("n1")
     assert after.era != before.era
     assert (after.cluster_uid, [job.uid for job in after.jobs]) == (before.cluster_uid, [alpha.uid])
