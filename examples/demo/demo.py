@@ -161,6 +161,11 @@ class Training:
         found: Json = json.loads(tool("get", "digits-demo", "-o", "json"))
         return found
 
+    def shown(self) -> Json | None:
+        """The job once all its workers are shown: what a node tells of its pods follows by a heartbeat."""
+        job = self.job()
+        return job if job["pods"] and all(pod["workers"] for pod in job["pods"]) else None
+
     def disturb(self, what: str, act: Callable[[], object]) -> None:
         """Do something that makes the gang form anew, and tell from the step log how long training stood still."""
         before = self.generation()
@@ -206,7 +211,7 @@ def check(training: Training, expected: dict[int, float]) -> None:
 def play(training: Training, expected: dict[int, float]) -> None:
     """The story."""
     until(training.generation, "the first step")
-    job = training.job()
+    job = until(training.shown, "its workers to be shown")
     gang = [pod["node"] for pod in job["pods"]]
     say(f"training on {' and '.join(gang)}, 2 workers each; {', '.join({'n1', 'n2', 'n3'} - set(gang))} stands by")
     training.settle()
