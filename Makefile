@@ -24,7 +24,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
 
-.PHONY: help setup demo test check bench sim clean
+.PHONY: help setup demo test check bench sim mutants clean
 help:
 	@sed -n '3,6s/^#     //p' Makefile
 
@@ -57,8 +57,14 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit tests/contract tests/sim
 
+# A failing schedule prints its seed. A second or two each: SCHEDULES=100 for a short look.
+SCHEDULES ?= 10000
 sim: $(READY)
-	$(BIN)/python -m pytest tests/sim $(PYTEST_ARGS)
+	NODEAGENT_SIM_COUNT=$(SCHEDULES) $(BIN)/python -m pytest tests/sim $(PYTEST_ARGS)
+
+# Each rule of the protocol, broken on purpose, and what caught it.
+mutants: $(READY)
+	@$(BIN)/python -m tests.sim.mutants
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -1,0 +1,198 @@
+"""Each rule of the protocol, broken on purpose, with what makes it show: ``python -m tests.sim.mutants`` prints the
+table. A mutant that survives is a hole in the simulation."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+import structlog
+
+from nodeagent.agent.failsafe import Failsafe
+from nodeagent.model.timing import Timing
+from nodeagent.plan import gang, lending
+from nodeagent.plan.lending import Answer, Ask, Promises
+from nodeagent.store.twin import generation, restore
+from nodeagent.store.twin.state import State
+from nodeagent.workers.base import PodStatus
+from tests.sim import cluster as cluster_module
+from tests.sim import provocations
+from tests.sim.cluster import SimCluster
+from tests.sim.machine import SimMachine
+from tests.sim.virtual import run_virtual
+
+Provocation = Callable[[SimCluster], Awaitable[None]]
+Mutate = Callable[[pytest.MonkeyPatch], None]
+SEEDS = range(1, 9)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One broken rule: its docstring says which."""
+
+    mutate: Mutate
+    provocation: Provocation
+
+    @property
+    def name(self) -> str:
+        return self.mutate.__name__
+
+    @property
+    def rule(self) -> str:
+        return " ".join((self.mutate.__doc__ or "").split())
+
+
+def caught(provocation: Provocation, seeds: range) -> int | None:
+    """The first seed with which an invariant did not hold, or the provocation did not come to its end."""
+
+    async def main(seed: int) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            cluster = SimCluster(seed, 4, tasks)
+            for node in cluster.nodes.values():
+                node.start_agent()
+            try:
+                await provocation(cluster)
+            finally:
+                await cluster.close()
+
+    found: int | None = None
+    for seed in seeds:
+        try:
+            run_virtual(main(seed))
+        except* AssertionError:
+            found = seed
+        if found is not None:
+            break
+    return found
+
+
+def holders_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A new generation does not wait for those who may still run the old one, once they are no members."""
+    patch.setattr(generation, "next_holders", lambda s, job, lost: {})
+
+
+def ack_before_stopping(patch: pytest.MonkeyPatch) -> None:
+    """Nodes acknowledge while their old workers still run."""
+    patch.setattr(PodStatus, "quiet", property(lambda status: True))
+
+
+def lease_shorter_than_the_fence(patch: pytest.MonkeyPatch) -> None:
+    """The inequality of the timing is broken: silence counts as death before the shims have stopped the workers."""
+    patch.setattr(Timing, "problems", lambda timing: [])
+    patch.setattr(cluster_module, "TIMING", cluster_module.TIMING.model_copy(update={"fence": 6.0}))
+
+
+def guard_asleep(patch: pytest.MonkeyPatch) -> None:
+    """Assumption A2 broken: shims act five seconds after their deadline."""
+
+    def grant(
+        self: SimMachine,
+        until: float,
+        seq: int,
+        uid: str | None = None,
+        real: Callable[..., None] = SimMachine.grant,
+    ) -> None:
+        self.guard_late = 5.0
+        real(self, until, seq, uid)
+
+    patch.setattr(SimMachine, "grant", grant)
+
+
+def half_a_gang(patch: pytest.MonkeyPatch) -> None:
+    """A generation becomes active before all its members acknowledged."""
+    patch.setattr(generation, "_not_ready", lambda s, job, head: None)
+
+
+def merged_by_arrival(patch: pytest.MonkeyPatch) -> None:
+    """A store that lost writes keeps of each record what it has or was given first, whichever is newer."""
+    patch.setattr(restore._Merge, "takes", lambda merge, stored, offered: stored is None)
+
+
+def deciding_while_recovering(patch: pytest.MonkeyPatch) -> None:
+    """A store that lost writes decides at once on what it still has."""
+    patch.setattr(State, "recovering", property(lambda state: False))
+
+
+def one_yes_is_enough(patch: pytest.MonkeyPatch) -> None:
+    """A member asks itself only."""
+    real = Failsafe._ask
+
+    async def ask(self: Failsafe, node: str, question: Ask) -> Answer | None:
+        return await real(self, self._lease.node, question)
+
+    patch.setattr(Failsafe, "_ask", ask)
+
+
+def keepers_need_not_let_go(patch: pytest.MonkeyPatch) -> None:
+    """A new generation becomes active though no keeper of the old one let go, and is proposed without hearing one."""
+    real = generation._not_ready
+    patch.setattr(generation, "_not_ready", lambda s, job, head: real(s, job.model_copy(update={"keepers": {}}), head))
+    patch.setattr(gang, "silence", lambda cluster, job: "")
+
+
+def promises_not_kept(patch: pytest.MonkeyPatch) -> None:
+    """A keeper lets go right after it lent."""
+    patch.setattr(Promises, "give", lambda self, uid, now: None)
+
+
+def no_wait_after_a_start(patch: pytest.MonkeyPatch) -> None:
+    """An agent lets go at once after its start, whatever the one before it promised."""
+    real = Promises.__init__
+    patch.setattr(Promises, "__init__", lambda self, timing, started: real(self, timing, -1e9))
+
+
+def lends_while_served(patch: pytest.MonkeyPatch) -> None:
+    """A keeper says yes though the store answers it: its promise then holds up the gang for nothing."""
+    real = lending.answer
+    patch.setattr("nodeagent.agent.failsafe.answer", lambda cluster, node, renewed, ask: real(cluster, node, 1e9, ask))
+
+
+def counted_from_the_answer(patch: pytest.MonkeyPatch) -> None:
+    """Lent time is counted from the last answer and in units of the promise, not from before the question."""
+    real = Failsafe._ask_all
+
+    async def late(self: Failsafe, question: Ask) -> None:
+        lend = self._lease.lend
+        patch.setattr(self._lease, "lend", lambda uid, until: lend(uid, until + self._timing.promise))
+        await real(self, question)
+
+    patch.setattr(Failsafe, "_ask_all", late)
+
+
+MUTANTS = (
+    Mutant(holders_forgotten, provocations.falls_silent_and_scales),
+    Mutant(ack_before_stopping, provocations.falls_silent_and_scales),
+    Mutant(lease_shorter_than_the_fence, provocations.falls_silent_and_scales),
+    Mutant(guard_asleep, provocations.falls_silent_and_scales),
+    Mutant(half_a_gang, provocations.falls_silent_and_scales),
+    Mutant(merged_by_arrival, provocations.store_loses_writes),
+    Mutant(deciding_while_recovering, provocations.store_loses_writes),
+    Mutant(one_yes_is_enough, provocations.part_of_the_members),
+    Mutant(keepers_need_not_let_go, provocations.all_keepers),
+    Mutant(promises_not_kept, provocations.back_one_by_one),
+    Mutant(no_wait_after_a_start, provocations.forgetful),
+    Mutant(lends_while_served, provocations.one_alone),
+    Mutant(counted_from_the_answer, provocations.back_one_by_one),
+)
+
+
+def main() -> int:
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # the agents' logs are not the point here,
+    logging.getLogger("asyncio").disabled = True  # nor is where a broken invariant was met
+    survivors = 0
+    print("| broken rule | caught by | with seed |\n|---|---|---|")
+    for mutant in MUTANTS:
+        with pytest.MonkeyPatch.context() as patch:
+            mutant.mutate(patch)
+            seed = caught(mutant.provocation, SEEDS)
+        survivors += seed is None
+        print(f"| {mutant.rule} | {mutant.provocation.__name__} | {'SURVIVES' if seed is None else seed} |", flush=True)
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

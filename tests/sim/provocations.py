@@ -1,0 +1,116 @@
+"""Moments at which the rules of the protocol matter: what a broken one needs to show itself. All on four nodes whose
+agents have just started."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.test_failsafe import cut, members, started
+
+
+async def falls_silent_and_scales(cluster: SimCluster) -> None:
+    """A node that falls silent, a scale-in, a drain: the moments at which the rules above matter."""
+    await cluster.submit("a", 1, 4, 3)
+    await cluster.until(lambda: cluster.whole("a"), 90, "whole")
+    await asyncio.sleep(3)
+    await cluster.scale("a", "scale", target=1)
+    await asyncio.sleep(10)
+    await cluster.scale("a", "scale", target=3)
+    await cluster.until(lambda: cluster.whole("a"), 90, "whole again")
+    await asyncio.sleep(3)
+    head = cluster.job("a").head
+    assert head is not None
+    leader, last = head.ordered()[0].node, head.ordered()[-1].node
+    cluster.nodes[last].link.cut = True
+    await asyncio.sleep(8)
+    cluster.nodes[last].link.cut = False
+    await cluster.until(lambda: cluster.whole("a"), 90, "whole after the cut")
+    head = cluster.job("a").head
+    assert head is not None
+    leader, last = head.ordered()[0].node, head.ordered()[-1].node
+    cluster.nodes[last].freeze_agent()
+    cluster.nodes[leader].machine.worker_ends("uid-a", 0, signal=9)
+    await cluster.scale("a", "scale", target=1)
+    await asyncio.sleep(8)
+    cluster.nodes[last].thaw()
+    await asyncio.sleep(20)
+
+
+async def store_loses_writes(cluster: SimCluster) -> None:
+    """The gang moves to other nodes in seconds that the store then loses; the old gang comes first, later an agent that
+    had seen less than the others comes first to an emptied store."""
+    await cluster.submit("a", 2, 2, 2)
+    await cluster.until(lambda: cluster.whole("a"), 90, "whole")
+    first = cluster.job("a").head
+    assert first is not None
+    old = [cluster.nodes[name] for name in first.members]
+    rolling = asyncio.ensure_future(cluster.roll_back_store(8))
+    await asyncio.sleep(0.1)
+    for node in old:
+        node.link.cut = True
+    await cluster.until(lambda: cluster.job("a").head != first and cluster.whole("a"), 7, "moved")
+    await rolling
+    for node in cluster.nodes.values():
+        node.link.cut = node not in old
+    await asyncio.sleep(2.5)
+    for node in cluster.nodes.values():
+        node.link.cut = False
+    await asyncio.sleep(10)
+    second = cluster.job("a").head
+    assert second is not None
+    ahead = next(n for n in cluster.nodes.values() if n.name not in second.members)
+    ahead.link.cut = True
+    cluster.nodes[min(second.members)].machine.worker_ends("uid-a", 0, signal=9)
+    await asyncio.sleep(2)
+    for node in cluster.nodes.values():
+        node.link.cut = node is not ahead
+    emptying = asyncio.ensure_future(cluster.empty_store())
+    await asyncio.sleep(1)
+    for node in cluster.nodes.values():
+        node.link.cut = False
+    await emptying
+    await asyncio.sleep(20)
+    cluster.checker.check_kept()
+
+
+async def part_of_the_members(c: SimCluster) -> None:
+    """Two members of three are cut off from the store, their third keeper is not."""
+    await started(c, 1, 3)
+    cut(c, members(c)[:2])
+    await asyncio.sleep(20)
+
+
+async def all_keepers(c: SimCluster) -> None:
+    """All members are cut off, a spare, which would be enough, is not."""
+    await started(c, 1, 3)
+    cut(c, members(c))
+    await asyncio.sleep(20)
+
+
+async def back_one_by_one(c: SimCluster) -> None:
+    """A keeper that is no member comes back to the store at once after it lent."""
+    await started(c, 2, 2)
+    cut(c, ["n1", "n2", "n3"])
+    await asyncio.sleep(8)
+    cut(c, ["n3"], False)
+    await asyncio.sleep(10)
+
+
+async def forgetful(c: SimCluster) -> None:
+    """The agent of that keeper is started anew in the same moment, and so knows nothing of its promise."""
+    await started(c, 2, 2)
+    cut(c, ["n1", "n2", "n3"])
+    await asyncio.sleep(8)
+    await c.nodes["n3"].kill_agent()
+    cut(c, ["n3"], False)
+    c.nodes["n3"].start_agent()
+    await asyncio.sleep(10)
+
+
+async def one_alone(c: SimCluster) -> None:
+    """One member alone is cut off: replaced as soon as its lease has lapsed."""
+    await started(c, 2, 3)
+    victim = members(c)[1]
+    cut(c, [victim])
+    await c.until(lambda: c.whole("j") and victim not in members(c), TIMING.lease + 1.5, "replaced")
