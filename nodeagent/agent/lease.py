@@ -88,12 +88,13 @@ class Lease:
 
     async def join(self) -> None:
         """Take the node's id. Raises StoreUnavailableError (try again), StoreRefusedError (code ``lease_held``,
-        ``sheltered``: try again; ``timing``, ``version``: hopeless), IdTakenError (somebody else is alive under this
+        ``recovering``: try again; ``timing``, ``version``: hopeless), IdTakenError (somebody else is alive under this
         id)."""
         facts = self.facts
         try:
             reply = await self._store.join(self.node, self.incarnation, facts, self._timing)
         except StoreUnavailableError:
+            self._refused_since = None  # no lease runs out while the store serves nobody
             self._unanswered()
             raise
         except StoreRefusedError as refusal:

@@ -1,20 +1,24 @@
-"""What a beat carries: usage goes along with pods, and is never a reason to send them."""
+"""The lease: what a beat carries (usage goes along with pods, and is never a reason to send them), and when an id that
+another life holds is given up."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from nodeagent.agent.identity import Identity
-from nodeagent.agent.lease import PODS_REFRESH, Lease
+from nodeagent.agent.lease import PODS_REFRESH, REFUSED_LIMIT, IdTakenError, Lease
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
-from nodeagent.model.node import Incarnation
+from nodeagent.model.node import Incarnation, NodeFacts
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
 from nodeagent.model.usage import MachineUsage, PodUsage
+from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.memory import MemoryServer, MemoryStore
-from nodeagent.store.messages import Beat, BeatReply
+from nodeagent.store.messages import Beat, BeatReply, JoinReply
 from nodeagent.workers.base import PodHost
 from tests.unit.ctl.samples import node
 
@@ -55,15 +59,51 @@ def usage(memory: int) -> PodUsage:
     return PodUsage(memory=memory, processes=1, machine=machine)
 
 
+def make_lease(folder: Path, clock: Clock, store: Store, life: str) -> Lease:
+    parts: dict[str, Any] = {"host": cast(PodHost, Host()), "clock": clock, "identity": Identity(folder, "b")}
+    return Lease(
+        "n1", node("n1").facts, TIMING, store=store, incarnation=Incarnation(life=life, start=1),
+        snapshot=Snapshot(TIMING), metrics=Metrics(), **parts,
+    )  # fmt: skip
+
+
+class Away(MemoryStore):
+    """Answers joins unless it is away."""
+
+    away = False
+
+    async def join(self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
+        if self.away:
+            raise StoreUnavailableError("away")
+        return await super().join(node, incarnation, facts, timing)
+
+
+@pytest.mark.parametrize("away", [False, True])
+async def test_an_id_is_given_up_when_its_holder_renews_not_when_the_store_was_away(tmp_path: Path, away: bool) -> None:
+    clock = Clock()
+    server = MemoryServer(clock.now)
+    other, store = make_lease(tmp_path / "a", clock, MemoryStore(server), "a"), Away(server)
+    lease = make_lease(tmp_path / "b", clock, store, "b")
+    await other.join()
+    for _ in range(int(TIMING.lease * REFUSED_LIMIT / TIMING.heartbeat) + 1):
+        with pytest.raises(StoreRefusedError, match="is held by an agent"):
+            await lease.join()
+        clock.at += TIMING.heartbeat
+        await other.beat()
+    if away:
+        store.away = True
+        with pytest.raises(StoreUnavailableError):
+            await lease.join()
+        store.away = False
+    with pytest.raises(StoreRefusedError if away else IdTakenError):
+        await lease.join()
+
+
 async def test_usage_goes_along_when_pods_are_told(tmp_path: Path) -> None:
     clock = Clock()
     store = Recorder(MemoryServer(clock.now))
     store.sent = []
-    parts: dict[str, Any] = {"host": cast(PodHost, Host()), "clock": clock, "identity": Identity(tmp_path, "b")}
-    lease = Lease(
-        "n1", node("n1").facts, TIMING, store=store, incarnation=Incarnation(life="x", start=1),
-        snapshot=Snapshot(TIMING), metrics=Metrics(), **parts,
-    )  # fmt: skip
+    lease = make_lease(tmp_path, clock, store, "x")
     await lease.join()
     pod = PodState(uid="u", job="a", role="worker", node="n1", phase="running")
     lease.usage = {"u": usage(5)}
