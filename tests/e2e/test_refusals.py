@@ -29,8 +29,14 @@ def world(shared: Cluster) -> Cluster:
     for name in ("over", "first", "second"):
         shared.submit(SLEEPER.format(name=name, python=sys.executable))
     shared.ctl("stop", "over")
-    for name in ("first", "second"):
-        shared.until_running(name, 1)
+    uids = {shared.until_running(name, 1)["uid"] for name in ("first", "second")}
+
+    def settled() -> bool:
+        """Each node is ready for both, as member or spare, and has forgotten the one that is over."""
+        shown = [n["readiness"] for n in shared.json("nodes")["items"]]
+        return all(set(r) == uids and {s["state"] for s in r.values()} == {"ready"} for r in shown)
+
+    shared.until(settled, 60, "the nodes are as ready as they get")
     return shared
 
 
