@@ -7,6 +7,7 @@ carries the nonce of its question, so an old one is never taken for a new one. M
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import hmac
 import ipaddress
@@ -51,19 +52,26 @@ class UdpPeers(asyncio.DatagramProtocol):
         self._log = structlog.get_logger("peers")
 
     async def listen(self, address: str, ports: tuple[int, int]) -> str:
-        """Take the first free port of the range on this address (a name: on all, since it may mean another one here);
-        returns ``host:port`` as others are to use it. Raises OSError if none is free."""
+        """Take the first free port of the range on this address; on all of this machine where it is a name, which may
+        mean another one here, or an address that only others know (NAT). Returns ``host:port`` as others are to use
+        it; nothing, and says so, if no port is free: then this agent cannot be asked."""
         loop = asyncio.get_running_loop()
-        local = address if _numeric(address) else None
         last: OSError | None = None
-        for port in range(ports[0], ports[1] + 1):
-            try:
-                await loop.create_datagram_endpoint(lambda: self, local_addr=(local or "0.0.0.0", port))
-            except OSError as error:
-                last = error
-                continue
-            return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        raise OSError(f"no UDP port of {ports[0]}-{ports[1]} is free on {address}: {last}")
+        for local in (address, "0.0.0.0") if _numeric(address) else ("0.0.0.0",):
+            for port in range(ports[0], ports[1] + 1):
+                try:
+                    await loop.create_datagram_endpoint(lambda: self, local_addr=(local, port))
+                except OSError as error:
+                    last = error
+                    if error.errno == errno.EADDRNOTAVAIL:
+                        break
+                    continue
+                return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        self._log.warning(
+            "no UDP port is free: nobody can ask this agent to lend time while the store is away",
+            ports=f"{ports[0]}-{ports[1]}", address=address, why=str(last),
+        )  # fmt: skip
+        return ""
 
     def close(self) -> None:
         if self._transport is not None:
