@@ -83,13 +83,13 @@ class Store(Protocol):
     """
 
     async def join(self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
-        """Take the node's id. Allowed: no record, the same life with start not lower, or another life whose lease
-        has lapsed (or that left). Refused: a lost life (``lost``), another life still leased (``lease_held``; the
-        text names both addresses), sheltered by an amnesty or in a recovery (``recovering``), the same life with a
-        lower start (``not_current``), timing that differs (``timing``; the first agent ever writes it). Effect: record
-        (cordon is kept, readiness cleared for a new
-        life), lease = served + lease; event NodeJoined for a new life; ``joined`` only changes with the life. Nodes
-        whose lease ended a day of served time ago are forgotten, but for their cordon."""
+        """Take the node's id. Allowed: no record, the same life with start not lower, or another life whose lease has
+        lapsed (or that left). Refused: a lost life (``lost``), another life still leased (``lease_held``; the text
+        names both addresses), sheltered by an amnesty or in a recovery (``recovering``), the same life with a lower
+        start (``not_current``), timing that differs (``timing``; the first agent ever writes it). Effect: record
+        (cordon is kept, readiness cleared for a new life), lease = served + lease; event NodeJoined for a new life;
+        ``joined`` only changes with the life. Nodes whose lease ended a day of served time ago are forgotten, but for
+        their cordon."""
         ...
 
     async def beat(self, beat: Beat) -> BeatReply:

@@ -35,6 +35,20 @@ local function check_head(job, token)
   end
 end
 
+-- What a node says of a generation: the job, if the node's incarnation is current and the head has the token; or nil
+-- and the refusal.
+local function job_of_caller()
+  local no = not_current(A.node, A.life, A.start)
+  if no then
+    return nil, no
+  end
+  local job = job_read(A.uid)
+  if not job then
+    return nil, no_job(A.uid)
+  end
+  return job, check_head(job, A.token)
+end
+
 local function lives_of(job, node)
   local lives = {}
   for _, kind in ipairs({ 'member:', 'holder:' }) do

@@ -1,13 +1,5 @@
 -- report: uid, token, node, life, start, state, body, reason
-local no = not_current(A.node, A.life, A.start)
-if no then
-  return no
-end
-local job = job_read(A.uid)
-if not job then
-  return no_job(A.uid)
-end
-no = check_head(job, A.token)
+local job, no = job_of_caller()
 if no then
   return no
 end
