@@ -162,9 +162,10 @@ class Training:
         return found
 
     def shown(self) -> Json | None:
-        """The job once all its workers are shown: what a node tells of its pods follows by a heartbeat."""
+        """The job once all its workers are shown to run: what a node tells of its pods follows by a heartbeat."""
         job = self.job()
-        return job if job["pods"] and all(pod["workers"] for pod in job["pods"]) else None
+        whole = all(pod["workers"] and all(w["state"] == "running" for w in pod["workers"]) for pod in job["pods"])
+        return job if job["pods"] and whole else None
 
     def disturb(self, what: str, act: Callable[[], object]) -> None:
         """Do something that makes the gang form anew, and tell from the step log how long training stood still."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from nodeagent.model.base import Record
 from nodeagent.model.usage import PodUsage
@@ -17,7 +19,8 @@ class WorkerState(Record):
 
     rank: int
     local_rank: int
-    pid: int
+    pid: Annotated[int, Field(gt=0)] | None
+    """None until it has one: 0 would be the reader's own process group to whoever signals it."""
     state: Literal["starting", "running", "exited"]
     exit: int | None = None
     """Exit code, 128+n for signal n; None while it runs."""

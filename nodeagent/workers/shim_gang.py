@@ -105,7 +105,8 @@ class Gang:
             if w.record is not None:
                 code = w.record["code"] if w.record["code"] is not None else 128 + w.record["signal"]
             state = "exited" if w.record is not None else "running" if w.pid else "starting"
-            states.append({"rank": w.rank, "local_rank": w.local_rank, "pid": w.pid, "state": state, "exit": code})
+            told = {"rank": w.rank, "local_rank": w.local_rank, "pid": w.pid or None}
+            states.append(told | {"state": state, "exit": code})
         return states
 
     def exits(self) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nodeagent.workers.linux import is_running
 from nodeagent.workers.shim_checks import MARKER, folder_id
-from tests.integration.workers_support import UID, make_spec, open_bench, wait_for
+from tests.integration.workers_support import UID, make_spec, open_bench, pid_of, wait_for
 
 
 def shim_with(folder: Path, change: str) -> str:
@@ -34,7 +34,7 @@ async def test_the_fence_holds_while_the_loop_is_blocked(tmp_path: Path) -> None
         first = await bench.ready(make_spec(("sh", "-c", "sleep 0.2; echo blocked; sleep 600"), tmp_path))
         status = await bench.running()
         bench.grant(0.5)
-        await wait_for(lambda: not is_running(status.workers[0].pid))
+        await wait_for(lambda: not is_running(pid_of(status.workers[0])))
         assert first.shim_pid is not None
         os.kill(first.shim_pid, signal.SIGKILL)
         await bench.until(lambda s: s.phase == "gone")
@@ -44,7 +44,7 @@ async def test_what_cannot_be_killed_is_told(tmp_path: Path) -> None:
     change = "shim_gang.STUCK_AFTER = 0.2\nshim_guard.Guard.signal = lambda *_: None"
     async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
         await bench.ready(make_spec(("sleep", "600"), tmp_path))
-        pid = (await bench.running()).workers[0].pid
+        pid = pid_of((await bench.running()).workers[0])
         bench.host.stop(UID, None)
         status = await bench.until(lambda s: s.phase == "stuck")
         assert status.reason == f"processes {pid} do not end, even with SIGKILL"

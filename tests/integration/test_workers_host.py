@@ -20,7 +20,7 @@ import pytest
 from nodeagent.workers.host import ShimHost, UserError, find_login
 from nodeagent.workers.host_pod import connect
 from nodeagent.workers.linux import is_running
-from tests.integration.workers_support import ME, UID, make_spec, open_bench, token, wait_for
+from tests.integration.workers_support import ME, UID, make_spec, open_bench, pid_of, token, wait_for
 
 PYTHON = sys.executable
 SLEEP = ("sh", "-c", "echo up; sleep 600")
@@ -50,8 +50,8 @@ async def test_a_second_host_takes_over_the_same_processes(tmp_path: Path) -> No
         bench.seq = 0  # a new agent counts anew
         bench.grant()
         bench.host.prepare(UID, make_spec(SLEEP, tmp_path))  # it is there already
-        assert [is_running(w.pid) for w in second.workers] == [True, True]
-        os.kill(first.workers[0].pid, signal.SIGKILL)
+        assert [is_running(pid_of(w)) for w in second.workers] == [True, True]
+        os.kill(pid_of(first.workers[0]), signal.SIGKILL)
         status = await bench.until(lambda s: s.exits)
         assert status.exits[0].signal == 9
 
@@ -80,7 +80,7 @@ async def test_a_shim_that_died_while_no_agent_was_there(tmp_path: Path) -> None
         await bench.host.close()
         assert status.shim_pid is not None
         os.kill(status.shim_pid, signal.SIGKILL)
-        await wait_for(lambda: not is_running(status.workers[0].pid))
+        await wait_for(lambda: not is_running(pid_of(status.workers[0])))
         bench.host = bench.new_host()
         await bench.host.adopt()
         await bench.until(lambda s: s.phase == "gone")

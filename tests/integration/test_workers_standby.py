@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nodeagent.workers.linux import is_running
-from tests.integration.workers_support import UID, Bench, make_spec, open_bench, wait_for
+from tests.integration.workers_support import UID, Bench, make_spec, open_bench, pid_of, wait_for
 
 PYTHON = sys.executable
 
@@ -209,6 +209,22 @@ async def test_stopped_while_the_standby_hangs(tmp_path: Path) -> None:
         bench.host.stop(UID, None)
         status = await bench.until(lambda s: s.phase == "exited")
         assert [(end.signal, end.stopped) for end in status.exits] == [(9, True)]
+
+
+async def test_a_worker_has_no_pid_until_it_is_forked(tmp_path: Path) -> None:
+    """Not 0, which to whoever kills it is the killer's own process group."""
+    (tmp_path / "t.py").write_text("import time\ntime.sleep(600)\n")
+    async with open_bench(tmp_path) as bench:
+        first = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path))
+        assert first.standby_pid is not None
+        os.kill(first.standby_pid, signal.SIGSTOP)
+        bench.host.start(UID, bench.order(1))
+        starting = await bench.until(lambda s: s.workers)
+        assert [(w.state, w.pid) for w in starting.workers] == [("starting", None)]
+        os.kill(first.standby_pid, signal.SIGCONT)
+        running = await bench.until(lambda s: s.phase == "running")
+        assert [w.state for w in running.workers] == ["running"]
+        assert is_running(pid_of(running.workers[0]))
 
 
 async def test_output_of_a_flood_does_not_hold_up_the_worker(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.model.jobspec import Hooks
 from nodeagent.workers.linux import boottime, is_running, pids
-from tests.integration.workers_support import UID, make_spec, open_bench, token, wait_for
+from tests.integration.workers_support import UID, make_spec, open_bench, pid_of, token, wait_for
 
 PYTHON = sys.executable
 # In these scripts a handler may run at any point: inside a print, or just before one long sleep.
@@ -91,8 +91,8 @@ async def test_a_worker_that_died_before_the_stop_was_not_stopped(tmp_path: Path
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec(script(tmp_path, SLEEP), tmp_path))
         status = await bench.running(1, ({}, {}))
-        os.kill(status.workers[1].pid, signal.SIGKILL)
-        await wait_for(lambda: not is_running(status.workers[1].pid))
+        os.kill(pid_of(status.workers[1]), signal.SIGKILL)
+        await wait_for(lambda: not is_running(pid_of(status.workers[1])))
         bench.host.stop(UID, None)
         status = await bench.until(lambda s: s.phase == "exited")
         assert [(e.rank, e.stopped) for e in status.exits] == [(1, False), (0, True)]
@@ -118,7 +118,7 @@ async def test_the_fence_when_the_agent_is_gone(tmp_path: Path) -> None:
         status = await bench.running()
         bench.grant(0.3)
         await bench.host.close()
-        await wait_for(lambda: not is_running(status.workers[0].pid))
+        await wait_for(lambda: not is_running(pid_of(status.workers[0])))
         bench.host = bench.new_host()
         await bench.host.adopt()
         after = await bench.until(lambda s: s.phase == "exited")
@@ -172,7 +172,7 @@ async def test_what_workers_leave_behind_is_swept(tmp_path: Path, standby: bool,
             status = await bench.until(lambda s: s.phase == "running")
             await bench.output_line("up")
             if end == "kill":
-                os.kill(status.workers[0].pid, signal.SIGKILL)
+                os.kill(pid_of(status.workers[0]), signal.SIGKILL)
             else:
                 bench.host.stop(UID, None)
         status = await bench.until(lambda s: s.phase == "exited")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.workers_support import UID, Bench, make_spec, open_bench, token
+from tests.integration.workers_support import UID, Bench, make_spec, open_bench, pid_of, token
 
 pytest.importorskip("torch", reason="needs PyTorch")
 pytestmark = pytest.mark.torch
@@ -93,7 +93,7 @@ async def test_a_killed_member_and_the_next_generation(tmp_path: Path) -> None:
             addresses.add(status.rendezvous.address)
             await bench.output_line("up", number, 0)
             await bench.output_line("up", number, 1)
-            os.kill(status.workers[0].pid, signal.SIGKILL)
+            os.kill(pid_of(status.workers[0]), signal.SIGKILL)
             await bench.until(lambda s: s.exits)
             bench.host.stop(UID, None)
             status = await bench.until(lambda s: s.phase == "exited")

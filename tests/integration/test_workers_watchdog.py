@@ -13,7 +13,7 @@ import pytest
 from nodeagent.model.jobspec import Hooks
 from nodeagent.workers.linux import is_running
 from nodeagent.workers.shim_watchdog import SLACK
-from tests.integration.workers_support import UID, Bench, make_spec, open_bench, wait_for
+from tests.integration.workers_support import UID, Bench, make_spec, open_bench, pid_of, wait_for
 
 PYTHON = sys.executable
 SLEEPER = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
@@ -37,7 +37,7 @@ async def test_a_stopped_shim_leaves_nothing_running_past_the_granted_time(tmp_p
         await asyncio.sleep(0.3)  # the grant is on its way
         os.kill(first.shim_pid, signal.SIGSTOP)
         try:
-            await wait_for(lambda: not any(is_running(w.pid) for w in status.workers))
+            await wait_for(lambda: not any(is_running(pid_of(w)) for w in status.workers))
             bench.grant()  # waits in the socket: at the thaw there is granted time again
         finally:
             os.kill(first.shim_pid, signal.SIGCONT)
@@ -80,7 +80,7 @@ async def test_one_that_is_killed_is_started_anew_and_knows_all(tmp_path: Path) 
         await asyncio.sleep(0.3)  # the grant is on its way
         os.kill(first.shim_pid, signal.SIGSTOP)
         try:
-            await wait_for(lambda: not any(is_running(w.pid) for w in status.workers))
+            await wait_for(lambda: not any(is_running(pid_of(w)) for w in status.workers))
         finally:
             os.kill(first.shim_pid, signal.SIGCONT)
         assert (await bench.until(lambda s: s.phase == "exited")).fenced
@@ -98,7 +98,7 @@ async def test_it_does_not_act_within_the_granted_time_or_while_nothing_runs(tmp
         os.kill(first.shim_pid, signal.SIGSTOP)
         try:
             await asyncio.sleep(3 * SLACK)
-            assert all(is_running(w.pid) for w in status.workers)
+            assert all(is_running(pid_of(w)) for w in status.workers)
         finally:
             os.kill(first.shim_pid, signal.SIGCONT)
         assert bench.state().phase == "running"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.model.jobspec import Hooks, JobSpec, Nodes, Role, Submitter
+from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Token
 from nodeagent.workers.base import PodStatus, StartOrder
 from nodeagent.workers.host import ShimHost
@@ -56,6 +57,12 @@ def make_spec(
             "submitter": Submitter(user=user, uid=os.getuid(), gid=os.getgid(), host="h", cwd="/", environ=recorded),
         }
     )
+
+
+def pid_of(worker: WorkerState) -> int:
+    """Its pid, of a worker that must have one."""
+    assert worker.pid is not None
+    return worker.pid
 
 
 def token(number: int) -> Token:
