@@ -32,6 +32,7 @@ from nodeagent.plan.steps import Decision
 from nodeagent.plan.turn import turn
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
+from nodeagent.trust.key import ClusterKey
 from nodeagent.workers.base import PodHost, PodStatus
 
 ROUNDS = 32
@@ -50,6 +51,7 @@ class Agent:
         node: str,
         facts: NodeFacts,
         *,
+        key: ClusterKey,
         store: Store,
         host: PodHost,
         clock: Clock,
@@ -62,13 +64,13 @@ class Agent:
         meter: Callable[[Mapping[str, PodStatus], float], Mapping[str, PodUsage]] = lambda _statuses, _now: {},
     ) -> None:
         self._config, self._node, self._timing = config, node, config.timing
+        self._key = key
         self._store, self._host, self._clock, self._metrics = store, host, clock, metrics
         self._snapshot = Snapshot(config.timing)
         self._lease = Lease(
             node, facts, config.timing, store=store, host=host, clock=clock, identity=identity,
             incarnation=incarnation, snapshot=self._snapshot, metrics=metrics,
         )  # fmt: skip
-        self._peers = peers
         self._failsafe = Failsafe(
             config.timing, lease=self._lease, host=host, clock=clock, peers=peers, cluster=self.cluster
         )
@@ -169,7 +171,6 @@ class Agent:
                 raise StoreRefusedError("lease_held", "workers of the life that was declared lost still run here")
             self._lease.renew_life()
         await self._lease.join()
-        self._peers.secret = self._lease.secret
         self.joined.set()
 
     async def _watch(self) -> None:
@@ -296,6 +297,10 @@ class Agent:
     @property
     def node(self) -> str:
         return self._node
+
+    @property
+    def key(self) -> ClusterKey:
+        return self._key
 
     @property
     def store(self) -> Store:

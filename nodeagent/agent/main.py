@@ -43,6 +43,20 @@ def check_config(file: Path) -> None:
     click.echo(f"{file}: ok")
 
 
+@main.command("keygen")
+@click.argument("file", type=click.Path(path_type=Path))
+def keygen(file: Path) -> None:
+    """Write a new cluster key to FILE, which must not exist. Every node of a cluster needs the same one."""
+    from nodeagent.trust.key import KeyFileError, make
+
+    try:
+        make(file)
+    except KeyFileError as error:
+        click.echo(f"nodeagent: {error}", err=True)
+        sys.exit(1)
+    click.echo(f"{file}: a new key. Copy it to every node of the cluster (mode 0600, the agent's user)")
+
+
 @main.command("run")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="The config [/etc/nodeagent/nodeagent.yaml].")
 def run(file: Path | None) -> None:
@@ -80,8 +94,9 @@ def _hopeless() -> tuple[type[Exception], ...]:
     from nodeagent.spec.errors import CheckError
     from nodeagent.store.base import StoreRefusedError
     from nodeagent.store.door import AccessError
+    from nodeagent.trust.key import KeyFileError
 
-    return (AccessError, IdentityError, IdTakenError, ListenError, StoreRefusedError, CheckError)
+    return (AccessError, IdentityError, IdTakenError, KeyFileError, ListenError, StoreRefusedError, CheckError)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
@@ -106,9 +121,11 @@ async def _serve(config: AgentConfig) -> int:
     from nodeagent.agent.peers import UdpPeers
     from nodeagent.agent.usage import Meter
     from nodeagent.store.client import RedisStore
+    from nodeagent.trust.key import ClusterKey
     from nodeagent.workers.host import ShimHost
 
     setup_logging(config.log)
+    key = ClusterKey.load(config.cluster_key)
     node = node_id(config, socket.gethostname())
     log = structlog.get_logger("agent").bind(node=node)
     clock = SystemClock()
@@ -118,7 +135,7 @@ async def _serve(config: AgentConfig) -> int:
     if problem:
         log.warning("GPUs", why=problem)
     address = find_address(config, os.environ)
-    peers = UdpPeers()
+    peers = UdpPeers(key.derive("peers"))
     facts = node_facts(config, address, gpus, clock.wall(), await peers.listen(address, config.ports.rendezvous))
     logs = config.jobs.logs
     host = ShimHost(
@@ -129,7 +146,7 @@ async def _serve(config: AgentConfig) -> int:
     notifier = Notifier(os.environ)
     metrics = Metrics()
     agent = Agent(
-        config, node, facts, store=store, host=host, clock=clock, identity=identity, incarnation=incarnation,
+        config, node, facts, key=key, store=store, host=host, clock=clock, identity=identity, incarnation=incarnation,
         metrics=metrics, peers=peers, progress=notifier.alive, meter=Meter().measure,
     )  # fmt: skip
     stop, leave = asyncio.Event(), asyncio.Event()

@@ -30,6 +30,7 @@ def write_config(cluster: Cluster, node: str, *, gpus: Sequence[str], slots: int
     layout = cluster.layout.node(node)
     config = {
         "cluster": cluster.name,
+        "cluster_key": str(cluster.layout.key),
         "node": {"id": node, "address": ADDRESS, "cpu_slots": slots, "gpus": list(gpus) if gpus else "none"},
         "redis": {"url": f"unix://{cluster.layout.redis / 'redis.sock'}"},
         "ports": {"api": 0, "rendezvous": "{}-{}".format(*cluster.ports)},

@@ -29,6 +29,7 @@ from nodeagent.local.control import Reply
 from nodeagent.local.layout import LocalError, NotFoundError, folder_mode
 from nodeagent.local.registry import Cluster, load, remove
 from nodeagent.store.server import PrivateRedis, PrivateRedisError
+from nodeagent.trust.key import KeyFileError, make
 
 RESTART_DELAY = 0.1
 """Seconds; the unit's RestartSec."""
@@ -88,6 +89,7 @@ class Supervisor:
         if owner is not None:
             loop.add_reader(owner, self._watch_owner, owner)
         try:
+            make(self._cluster.layout.key)
             await self._start_redis()
             async with asyncio.TaskGroup() as group:
                 self._group = group
@@ -278,7 +280,7 @@ def main() -> None:
 
     try:
         asyncio.run(supervise())
-    except* (PrivateRedisError, LocalError) as group:
+    except* (KeyFileError, PrivateRedisError, LocalError) as group:
         for error in group.exceptions:
             say(str(error))
         sys.exit(1)

@@ -23,7 +23,7 @@ from pydantic import (
 from nodeagent.model.timing import Timing
 from nodeagent.spec import units
 from nodeagent.spec.errors import CheckError, raise_all
-from nodeagent.spec.section import Folder, Section
+from nodeagent.spec.section import File, Folder, Section
 from nodeagent.spec.storeconfig import RedisConfig
 
 MIN_RENDEZVOUS_PORTS = 64
@@ -116,6 +116,21 @@ def default_dirs(uid: int, environ: Mapping[str, str]) -> dict[str, str]:
     return {"run": run, "state": state, "logs": f"{state}/logs"}
 
 
+def default_config_dir(uid: int, environ: Mapping[str, str]) -> Path | None:
+    """The folder of the agent's config and of the cluster's key; None for a user without a home."""
+    if uid == 0:
+        return Path("/etc/nodeagent")
+    for name, rest in (("XDG_CONFIG_HOME", "nodeagent"), ("HOME", ".config/nodeagent")):
+        if environ.get(name, "").startswith("/"):
+            return Path(environ[name], rest)
+    return None
+
+
+def default_key(uid: int, environ: Mapping[str, str]) -> Path:
+    """Where the cluster's key lies when nobody says so."""
+    return (default_config_dir(uid, environ) or Path(default_dirs(uid, environ)["state"])) / "cluster.key"
+
+
 def _default_dir(which: str) -> Path:
     return Path(default_dirs(os.getuid(), os.environ)[which])
 
@@ -203,6 +218,8 @@ class AgentConfig(Section):
 
     cluster: Annotated[str, BeforeValidator(_cluster)] = "default"
     """Name of the cluster: agents that share a Redis and this name belong together."""
+    cluster_key: File = Field(default_factory=lambda: default_key(os.getuid(), os.environ))
+    """File with the cluster's key, the same on every node: agents run only what it has signed."""
     node: NodeConfig = NodeConfig()
     redis: RedisConfig = RedisConfig()
     ports: PortsConfig = PortsConfig()

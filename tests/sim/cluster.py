@@ -23,12 +23,14 @@ from nodeagent.model.world import Token
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.memory import MemoryServer, MemoryStore
+from nodeagent.trust.key import ClusterKey
 from tests.sim.invariants import Checker
 from tests.sim.machine import SimHost, SimMachine
 from tests.sim.network import Gate, Link, LinkedStore, PeerNet, SimPeers
 from tests.sim.virtual import SimClock
 
 TIMING = Timing(cooldown=8.0)
+KEY = ClusterKey(bytes(32))
 
 
 class Node:
@@ -62,7 +64,7 @@ class Node:
         self._peers = SimPeers(self.name, self.cluster.net, self.gate)
         store = LinkedStore(self.cluster.server, self.link, self.gate).as_store()
         self.agent = Agent(
-            AgentConfig(timing=TIMING), self.name, facts, store=store, host=self._host, clock=self.clock,
+            AgentConfig(timing=TIMING), self.name, facts, key=KEY, store=store, host=self._host, clock=self.clock,
             identity=self._identity, incarnation=self._identity.take(), metrics=Metrics(), peers=self._peers,
             random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
         )  # fmt: skip

@@ -26,6 +26,7 @@ from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.memory import MemoryServer, MemoryStore
 from nodeagent.store.messages import Beat, Ending, Proposal, Settlement
+from nodeagent.trust.key import ClusterKey
 from nodeagent.workers.base import PodStatus
 
 T = TypeVar("T")
@@ -66,6 +67,7 @@ class FakeView:
                 "jobs": jobs,
             }
         )
+        self.key = ClusterKey(bytes(32))
         self.node = "n1"
         self.names = names
         self.server = MemoryServer(time.time)
