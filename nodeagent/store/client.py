@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -63,14 +62,13 @@ class RedisStore:
 
     async def join(self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
         arguments = _who(node, incarnation) | _facts(facts) | _timing(timing)
-        arguments |= {"uid": uuid.uuid4().hex, "secret": secrets.token_hex(32)}
-        cluster_uid, served, secret = await self._timed("join", arguments, timing)
-        return JoinReply(cluster_uid=cluster_uid, served=served, secret=secret)
+        arguments["uid"] = uuid.uuid4().hex
+        cluster_uid, served = await self._timed("join", arguments, timing)
+        return JoinReply(cluster_uid=cluster_uid, served=served)
 
     async def restore(self, offer: Offer) -> Restored:
         arguments = _timing(offer.timing) | {
             "uid": offer.cluster_uid,
-            "secret": offer.secret,
             "era": offer.era,
             "rev": offer.rev,
             "served": offer.served,

@@ -29,7 +29,6 @@ class View:
         """The whole view in one page."""
         plain: dict[str, object] = {
             "cluster_uid": self.reply.cluster_uid,
-            "secret": "s",
             "timing": FAST,
             "era": self.reply.era,
             "rev": self.reply.rev,

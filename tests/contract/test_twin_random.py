@@ -184,7 +184,7 @@ class Twins:
         def offer(store: Store) -> Awaitable[object]:
             return store.restore(
                 Offer(
-                    cluster_uid=view.cluster[store], secret="s", timing=STILL, era=view.era[store], rev=rev,
+                    cluster_uid=view.cluster[store], timing=STILL, era=view.era[store], rev=rev,
                     served=view.served, by="n1", nodes=nodes, jobs=jobs, uids=uids,
                 )
             )  # fmt: skip
@@ -397,7 +397,7 @@ def plain(reply: object) -> object:
     if isinstance(reply, JobRecord):
         return reply.model_copy(update={"started": reply.started is not None})
     if isinstance(reply, JoinReply):
-        return reply.model_copy(update={"cluster_uid": "", "secret": ""})
+        return reply.model_copy(update={"cluster_uid": ""})
     return reply
 
 
