@@ -16,6 +16,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.plan import pod, steps
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.messages import Ending, Proposal, Settlement
+from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodHost, StartOrder
 from nodeagent.workers.environment import worker_environments
 
@@ -32,9 +33,14 @@ class Applier:
         clock: Clock,
         snapshot: Snapshot,
         random_id: Callable[[], str],
+        seal: Seal,
+        allowed: Callable[[JobRecord], bool],
     ) -> None:
         self._lease, self._store, self._host = lease, store, host
         self._clock, self._snapshot, self._random_id = clock, snapshot, random_id
+        self._seal = seal
+        self._allowed = allowed
+        """Asked of the very record that something is about to be started from: it may be newer than the decision."""
         self._said: dict[str, object] = {}
         self._log = structlog.get_logger("apply").bind(node=lease.node)
 
@@ -46,7 +52,7 @@ class Applier:
         log = self._log.bind(job=job.name if job is not None else action.uid)
         match action:
             case pod.Prepare(uid, why):
-                if job is not None:
+                if job is not None and self._allowed(job):
                     log.debug("prepare", why=why)
                     self._host.prepare(uid, job.spec)
             case pod.Stop(uid, grace, why):
@@ -56,7 +62,7 @@ class Applier:
                 log.debug("promise", generation=token.number, why=why)
                 self._host.promise(uid, token, rendezvous)
             case pod.Start(uid, token, why):
-                if job is not None:
+                if job is not None and self._allowed(job):
                     log.debug("start", generation=token.number, why=why)
                     self._start(job)
             case pod.Retire(uid, why):
@@ -158,12 +164,13 @@ class Applier:
                 return await self._write(self._store.activate(job.uid, active))
             case steps.Settle() as step:
                 log.info("settle", kind=step.event, why=why)
+                settled = step.control.model_copy(update={"rev": job.control.rev + 1})
                 settlement = Settlement(
                     uid=job.uid,
                     expect=token,
                     expect_state=state,
                     control_rev=job.control.rev,
-                    control=step.control,
+                    control=self._seal.control(job.uid, settled),
                     event=step.event,
                     text=step.text,
                     by=self._lease.node,

@@ -15,12 +15,14 @@ import structlog
 from nodeagent.agent.apply import Applier
 from nodeagent.agent.clock import Clock
 from nodeagent.agent.failsafe import Failsafe
+from nodeagent.agent.guard import Guard
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.lease import PODS_REFRESH, Lease
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.peers import Peers
 from nodeagent.agent.published import pod_states, readiness
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.agent.upkeep import Upkeep
 from nodeagent.api.view import AgentHealth
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
@@ -33,6 +35,8 @@ from nodeagent.plan.turn import turn
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.trust.key import ClusterKey
+from nodeagent.trust.ledger import Ledger
+from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodHost, PodStatus
 
 ROUNDS = 32
@@ -52,6 +56,7 @@ class Agent:
         facts: NodeFacts,
         *,
         key: ClusterKey,
+        ledger: Ledger,
         store: Store,
         host: PodHost,
         clock: Clock,
@@ -64,7 +69,8 @@ class Agent:
         meter: Callable[[Mapping[str, PodStatus], float], Mapping[str, PodUsage]] = lambda _statuses, _now: {},
     ) -> None:
         self._config, self._node, self._timing = config, node, config.timing
-        self._key = key
+        self._key, self._seal = key, Seal(key, config.cluster)
+        self._guard = Guard(node, self._seal, ledger, metrics)
         self._store, self._host, self._clock, self._metrics = store, host, clock, metrics
         self._snapshot = Snapshot(config.timing)
         self._lease = Lease(
@@ -75,8 +81,9 @@ class Agent:
             config.timing, lease=self._lease, host=host, clock=clock, peers=peers, cluster=self.cluster
         )
         self._applier = Applier(
-            self._lease, store=store, host=host, clock=clock, snapshot=self._snapshot, random_id=random_id
-        )
+            self._lease, store=store, host=host, clock=clock, snapshot=self._snapshot, random_id=random_id,
+            seal=self._seal, allowed=lambda job: self._guard.refusal(job, clock.wall()) is None,
+        )  # fmt: skip
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
         self._wake = asyncio.Event()
         self._beat_now = asyncio.Event()
@@ -98,11 +105,17 @@ class Agent:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``. Workers are left running: a restart of the agent does not disturb them."""
         await self._host.adopt()
+        upkeep = Upkeep(
+            self._guard, self._seal, lease=self._lease, store=self._store, clock=self._clock, snapshot=self._snapshot
+        )
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(t())
-                for t in (self._beats, self._watch, self._rounds, self._relay, self._failsafe.run)
-            ]
+                for t in (
+                    self._beats, self._watch, self._rounds, self._relay, self._failsafe.run,
+                    upkeep.remember, upkeep.renew,
+                )
+            ]  # fmt: skip
             await stop.wait()
             for task in running:
                 task.cancel()
@@ -303,11 +316,20 @@ class Agent:
         return self._key
 
     @property
+    def seal(self) -> Seal:
+        return self._seal
+
+    @property
     def store(self) -> Store:
         return self._store
 
     def cluster(self) -> Cluster:
-        return self._snapshot.cluster(self._clock.now())
+        snapshot = self._snapshot
+        refused = self._guard.look(
+            snapshot.jobs, snapshot.era, self._clock.wall(), whole=snapshot.complete and not snapshot.recovering,
+            seasoned=self._lease.seasoned,
+        )  # fmt: skip
+        return snapshot.cluster(self._clock.now(), refused)
 
     def me(self) -> NodeRecord | None:
         return self._snapshot.node(self._node)

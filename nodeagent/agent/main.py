@@ -122,6 +122,7 @@ async def _serve(config: AgentConfig) -> int:
     from nodeagent.agent.usage import Meter
     from nodeagent.store.client import RedisStore
     from nodeagent.trust.key import ClusterKey
+    from nodeagent.trust.ledger import FileLedger
     from nodeagent.workers.host import ShimHost
 
     setup_logging(config.log)
@@ -146,8 +147,9 @@ async def _serve(config: AgentConfig) -> int:
     notifier = Notifier(os.environ)
     metrics = Metrics()
     agent = Agent(
-        config, node, facts, key=key, store=store, host=host, clock=clock, identity=identity, incarnation=incarnation,
-        metrics=metrics, peers=peers, progress=notifier.alive, meter=Meter().measure,
+        config, node, facts, key=key, ledger=FileLedger(config.dirs.state / "trust.json"), store=store, host=host,
+        clock=clock, identity=identity, incarnation=incarnation, metrics=metrics, peers=peers,
+        progress=notifier.alive, meter=Meter().measure,
     )  # fmt: skip
     stop, leave = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -42,6 +42,12 @@ class Metrics:
             buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
             registry=self.registry,
         )
+        self.refused = Counter(
+            "nodeagent_refused_signatures",
+            "Jobs that this agent does not run since their record is not what was signed, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
         self._jobs = Gauge("nodeagent_jobs", "Jobs with a record, by phase.", ["phase"], registry=self.registry)
         self._nodes = Gauge("nodeagent_nodes", "Nodes with a record, by state.", ["state"], registry=self.registry)
         self._generation = Gauge(

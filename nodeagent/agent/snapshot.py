@@ -3,10 +3,12 @@ decides nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing, millis
-from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.store.messages import BeatReply
 
 
@@ -98,7 +100,12 @@ class Snapshot:
         self._nodes, self._jobs, self.complete = {}, {}, False
         self.rev, self.era, self.cluster_uid, self._anew = 0, "", "", None
 
-    def cluster(self, now: float) -> Cluster:
+    @property
+    def jobs(self) -> Mapping[str, JobRecord]:
+        """By uid; not a copy."""
+        return self._jobs
+
+    def cluster(self, now: float, refused: Mapping[str, Refusal] | None = None) -> Cluster:
         """The view at ``now``: served time goes on by our own clock, but never by more than one credit."""
         ahead = min(max(0.0, now - self._at), self._timing.credit)
         return Cluster(
@@ -107,6 +114,7 @@ class Snapshot:
             jobs=dict(self._jobs),
             lapsed=self._lapsed,
             timing=self._timing,
+            refused=refused or {},
             next_lapse=self._next_lapse,
         )
 

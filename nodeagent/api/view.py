@@ -11,6 +11,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import Store
 from nodeagent.trust.key import ClusterKey
+from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodStatus
 
 
@@ -50,6 +51,11 @@ class AgentView(Protocol):
     @property
     def key(self) -> ClusterKey:
         """The cluster's key."""
+        ...
+
+    @property
+    def seal(self) -> Seal:
+        """Signs what operators ask for."""
         ...
 
     @property

@@ -54,6 +54,8 @@ class Control(Record):
     by: str = ""
     """Who wrote last."""
     scale: Scale | None = None
+    signature: str = ""
+    """The cluster key's, of all this for this job: agents act on no other (``trust/seal.py``)."""
 
     @property
     def growing(self) -> Scale | None:
@@ -64,6 +66,11 @@ class Control(Record):
     def leaving(self) -> frozenset[str]:
         """Nodes that were scaled in by name, until the next scale."""
         return frozenset(self.scale.leaving) if self.scale is not None else frozenset()
+
+
+def first_control(spec: JobSpec, by: str, signed: Control | None) -> Control:
+    """What is wanted of a job as it is submitted."""
+    return signed or Control(rev=1, target=spec.role.nodes.target, by=by)
 
 
 class Spend(Record):
@@ -94,6 +101,19 @@ class Outcome(Record):
     error: str = ""
 
 
+class Admission(Record):
+    """The cluster key's word that this job was submitted through an agent, as its spec says (``trust/seal.py``).
+    Renewed while the job lives."""
+
+    by: str
+    """The node that signed it."""
+    issued: int
+    """Unix time."""
+    expires: int
+    """Unix time after which it convinces nobody any more who has not seen the job before."""
+    signature: str
+
+
 class JobRecord(Record):
     """Everything about one job."""
 
@@ -103,6 +123,8 @@ class JobRecord(Record):
     owner: int
     """uid of the submitter, as the agent saw it on its socket."""
     spec: JobSpec
+    admission: Admission | None = None
+    """None: nobody signed it, and no agent will run it."""
     control: Control
     phase: Phase
     reason: str

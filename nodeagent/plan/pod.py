@@ -115,6 +115,8 @@ def plan_pods(
     for uid in sorted({*cluster.jobs, *statuses}, key=lambda uid: _queue_place(cluster, uid)):
         job, status = cluster.jobs.get(uid), statuses.get(uid)
         action = _plan_pod(cluster, node, incarnation.life, job, status, uid, uid in lent)
+        if uid in cluster.refused and isinstance(action, Prepare | Promise | Start):
+            action = None
         if job is not None and _may_wait(action, status):
             action = _keep(cluster, job, node, incarnation.life, uid in lent) or action
         spare = job is not None and job.phase == "running" and job.head is not None and node not in job.head.members

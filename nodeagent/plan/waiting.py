@@ -74,6 +74,7 @@ def _earlier(cluster: Cluster, job: JobRecord) -> JobRecord | None:
         if (-other.spec.priority, other.order) >= mine:
             return None
         waiting = other.phase in ("queued", "holding") and other.control.desired == "run"
+        waiting = waiting and other.uid not in cluster.refused
         if waiting and cluster.served >= other.not_before and _could_start(cluster, other):
             return other
     return None

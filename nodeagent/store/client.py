@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.event import Event
-from nodeagent.model.job import Control, JobRecord
+from nodeagent.model.job import Admission, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
@@ -157,7 +157,18 @@ class RedisStore:
         }
         return await self._job("end", arguments)
 
-    async def submit(self, uid: str, spec: JobSpec, owner: int, wall: float, by: str, request: str) -> JobRecord:
+    async def submit(
+        self,
+        uid: str,
+        spec: JobSpec,
+        owner: int,
+        wall: float,
+        by: str,
+        request: str,
+        *,
+        control: Control | None = None,
+        admission: Admission | None = None,
+    ) -> JobRecord:
         size = spec.role.nodes
         arguments: dict[str, object] = {
             "uid": uid,
@@ -166,7 +177,8 @@ class RedisStore:
             "spec": spec.to_json(),
             "min": size.min,
             "max": size.max,
-            "control": Control(rev=1, target=size.target, by=by).to_json(),
+            "admission": codec.encode_optional(admission),
+            "control": first_control(spec, by, control).to_json(),
             "submitted": repr(wall),
             "by": by,
             "request": request,
@@ -185,9 +197,12 @@ class RedisStore:
             "did": did,
         }
         if control is not None:
-            new = control.model_copy(update={"rev": expect_rev + 1})
+            new = control.model_copy(update={"rev": max(expect_rev + 1, control.rev)})
             arguments |= {"control": new.to_json(), "by": control.by}
         return await self._job("control", arguments)
+
+    async def renew(self, uid: str, expect: str, admission: Admission) -> JobRecord:
+        return await self._job("renew", {"uid": uid, "expect": expect, "admission": admission.to_json()})
 
     async def keep(
         self,

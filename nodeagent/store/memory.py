@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from nodeagent.model.event import Event
-from nodeagent.model.job import Control, JobRecord
+from nodeagent.model.job import Admission, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
@@ -119,13 +119,28 @@ class MemoryStore:
     async def end(self, ending: Ending) -> JobRecord:
         return self._done(generation.end(self._server.settled(), ending))
 
-    async def submit(self, uid: str, spec: JobSpec, owner: int, wall: float, by: str, request: str) -> JobRecord:
-        return self._done(operator.submit(self._server.settled(), uid, spec, owner, wall, by, request))
+    async def submit(
+        self,
+        uid: str,
+        spec: JobSpec,
+        owner: int,
+        wall: float,
+        by: str,
+        request: str,
+        *,
+        control: Control | None = None,
+        admission: Admission | None = None,
+    ) -> JobRecord:
+        signed = first_control(spec, by, control), admission
+        return self._done(operator.submit(self._server.settled(), uid, spec, owner, wall, by, request, *signed))
 
     async def control(
         self, uid: str, expect_rev: int, control: Control | None, request: str, event: str, text: str, did: str = ""
     ) -> JobRecord:
         return self._done(operator.control(self._server.settled(), uid, expect_rev, control, request, event, text, did))
+
+    async def renew(self, uid: str, expect: str, admission: Admission) -> JobRecord:
+        return self._done(operator.renew(self._server.settled(), uid, expect, admission))
 
     async def request(self, request: str) -> Answer | None:
         return self._server.state.requests.get(request)

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import random
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from nodeagent.agent.identity import Identity
@@ -15,7 +15,7 @@ from nodeagent.agent.metrics import Metrics
 from nodeagent.api.errors import ApiError
 from nodeagent.api.scaling import Verb, read
 from nodeagent.api.scaling import wish as choose_size
-from nodeagent.model.job import Control, JobRecord
+from nodeagent.model.job import Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec, Nodes, RestartLimits, Role, Submitter
 from nodeagent.model.node import Cordon, NodeFacts
 from nodeagent.model.timing import Timing
@@ -24,6 +24,8 @@ from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.memory import MemoryServer, MemoryStore
 from nodeagent.trust.key import ClusterKey
+from nodeagent.trust.ledger import Entry
+from nodeagent.trust.seal import Seal
 from tests.sim.invariants import Checker
 from tests.sim.machine import SimHost, SimMachine
 from tests.sim.network import Gate, Link, LinkedStore, PeerNet, SimPeers
@@ -31,6 +33,22 @@ from tests.sim.virtual import SimClock
 
 TIMING = Timing(cooldown=8.0)
 KEY = ClusterKey(bytes(32))
+
+
+SEAL = Seal(KEY, "default")
+
+
+class SimLedger:
+    """What an agent remembers of signed jobs: outlives its process and its machine's boots."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Entry] = {}
+
+    def load(self) -> dict[str, Entry]:
+        return dict(self.kept)
+
+    async def save(self, entries: Mapping[str, Entry]) -> None:
+        self.kept = dict(entries)
 
 
 class Node:
@@ -47,6 +65,7 @@ class Node:
         self.boots = 0
         self.run_dir = cluster.folder / name
         self.agent: Agent | None = None
+        self.ledger = SimLedger()
         self._host: SimHost | None = None
         self._identity: Identity | None = None
         self._task: asyncio.Task[None] | None = None
@@ -64,9 +83,9 @@ class Node:
         self._peers = SimPeers(self.name, self.cluster.net, self.gate)
         store = LinkedStore(self.cluster.server, self.link, self.gate).as_store()
         self.agent = Agent(
-            AgentConfig(timing=TIMING), self.name, facts, key=KEY, store=store, host=self._host, clock=self.clock,
-            identity=self._identity, incarnation=self._identity.take(), metrics=Metrics(), peers=self._peers,
-            random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
+            AgentConfig(timing=TIMING), self.name, facts, key=KEY, ledger=self.ledger, store=store, host=self._host,
+            clock=self.clock, identity=self._identity, incarnation=self._identity.take(), metrics=Metrics(),
+            peers=self._peers, random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
         )  # fmt: skip
         self._task = self.cluster.tasks.create_task(self.agent.run(asyncio.Event()), name=f"agent {self.name}")
 
@@ -154,7 +173,11 @@ class SimCluster:
 
     async def submit(self, name: str, minimum: int, maximum: int, target: int, **spec: object) -> JobRecord:
         job = sim_spec(name, minimum, maximum, target, **spec)
-        done = await MemoryStore(self.server).submit(f"uid-{name}", job, 0, 0.0, "test", f"submit-{name}")
+        uid, now = f"uid-{name}", SimClock().wall()
+        done = await MemoryStore(self.server).submit(
+            uid, job, 0, 0.0, "test", f"submit-{name}", control=SEAL.control(uid, first_control(job, "test", None)),
+            admission=SEAL.admit(uid, 0, job, now, "n1"),
+        )  # fmt: skip
         self.checker.submitted.add(done.uid)
         return done
 
@@ -186,7 +209,8 @@ class SimCluster:
             job = self.find(name)
             if job is None:
                 return  # the store was emptied a moment ago
-            control = job.control.model_copy(update={**changes, "by": "test"})
+            more = {**changes, "by": "test", "rev": job.control.rev + 1}
+            control = SEAL.control(job.uid, job.control.model_copy(update=more))
             await MemoryStore(self.server).control(job.uid, job.control.rev, control, request, "JobChanged", "changed")
 
         await self.patiently(step)
@@ -206,7 +230,10 @@ class SimCluster:
             except ApiError:
                 taken = False
                 return
-            new = None if wish is None else Control(**(job.control.model_dump() | wish.change | {"by": "test"}))
+            more = {"by": "test", "rev": job.control.rev + 1}
+            new = None
+            if wish is not None:
+                new = SEAL.control(job.uid, Control(**(job.control.model_dump() | wish.change | more)))
             did = asked.did(job, job.control.target if new is None else new.target)
             await MemoryStore(self.server).control(job.uid, job.control.rev, new, request, "JobScaled", str(body), did)
 

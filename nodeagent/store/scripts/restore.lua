@@ -86,7 +86,7 @@ local function restore_node(new)
   end
   put('node:' .. id, new, new.rev)
   nodes_read[id] = nil
-  redis.call('ZADD', LEASE, new.lost == '1' and 'LT' or 'NX', int(served), id)
+  redis.call('ZADD', LEASE, (new.lost == '1' or new.left == '1') and 'LT' or 'NX', int(served), id)
   if A.cordons[id] ~= '' then
     redis.call('HSET', CORDONS, id, A.cordons[id])
   else

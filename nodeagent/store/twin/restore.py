@@ -98,7 +98,7 @@ def _node(s: State, merge: _Merge, new: NodeRecord) -> None:
     s.nodes[new.id] = new
     s.changes[f"node:{new.id}"] = new.rev
     s.lease.setdefault(new.id, s.served)
-    if new.lost:
+    if new.lost or new.left:
         s.lease[new.id] = min(s.lease[new.id], s.served)
     if new.cordon is not None:
         s.cordons[new.id] = new.cordon

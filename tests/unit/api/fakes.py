@@ -27,6 +27,7 @@ from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.memory import MemoryServer, MemoryStore
 from nodeagent.store.messages import Beat, Ending, Proposal, Settlement
 from nodeagent.trust.key import ClusterKey
+from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodStatus
 
 T = TypeVar("T")
@@ -68,6 +69,7 @@ class FakeView:
             }
         )
         self.key = ClusterKey(bytes(32))
+        self.seal = Seal(self.key, "default")
         self.node = "n1"
         self.names = names
         self.server = MemoryServer(time.time)
