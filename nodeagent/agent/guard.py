@@ -68,6 +68,7 @@ class Guard:
         for uid in self._judged.keys() - jobs.keys():
             del self._judged[uid]
             self._told.pop(uid, None)
+            self._revs.pop(uid, None)
         if whole:
             for uid in self._present - jobs.keys():
                 self._ends(uid, now)  # removed

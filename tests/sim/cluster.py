@@ -171,9 +171,12 @@ class SimCluster:
             if node.name != name:
                 node.machine.lose_peers(uid, token)
 
-    async def submit(self, name: str, minimum: int, maximum: int, target: int, **spec: object) -> JobRecord:
+    async def submit(
+        self, name: str, minimum: int, maximum: int, target: int, *, admitted: float = 0.0, **spec: object
+    ) -> JobRecord:
+        """Through an agent, ``admitted`` seconds ago."""
         job = sim_spec(name, minimum, maximum, target, **spec)
-        uid, now = f"uid-{name}", SimClock().wall()
+        uid, now = f"uid-{name}", SimClock().wall() - admitted
         done = await MemoryStore(self.server).submit(
             uid, job, 0, 0.0, "test", f"submit-{name}", control=SEAL.control(uid, first_control(job, "test", None)),
             admission=SEAL.admit(uid, 0, job, now, "n1"),

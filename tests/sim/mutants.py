@@ -7,17 +7,22 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import structlog
 
 from nodeagent.agent.failsafe import Failsafe
+from nodeagent.agent.guard import Guard, _Judged
+from nodeagent.model.job import Admission
 from nodeagent.model.timing import Timing
 from nodeagent.plan import gang, lending
+from nodeagent.plan.cluster import RefusalKind
 from nodeagent.plan.lending import Answer, Ask, Promises
 from nodeagent.store.twin import generation, restore
 from nodeagent.store.twin.state import State
+from nodeagent.trust.ledger import Entry
+from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodStatus
 from tests.sim import cluster as cluster_module
 from tests.sim import provocations
@@ -163,6 +168,25 @@ def counted_from_the_answer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Failsafe, "_ask_all", late)
 
 
+def signatures_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    """An agent runs what the store says, whoever signed it."""
+    patch.setattr(Seal, "admits", lambda seal, job: True)
+    patch.setattr(Seal, "controls", lambda seal, job: True)
+    real = Guard._verdict
+    signed = Admission(by="n1", issued=0, expires=1 << 40, signature="")
+
+    def verdict(self: Guard, known: _Judged, entry: Entry | None, now: float) -> tuple[RefusalKind | None, str]:
+        job = known.job.model_copy(update={"admission": known.job.admission or signed})
+        return real(self, replace(known, job=job), entry, now)
+
+    patch.setattr(Guard, "_verdict", verdict)
+
+
+def ends_not_remembered(patch: pytest.MonkeyPatch) -> None:
+    """An agent runs again what has ended, as long as its signature is good."""
+    patch.setattr(Guard, "_ends", lambda guard, uid, now: None)
+
+
 MUTANTS = (
     Mutant(holders_forgotten, provocations.falls_silent_and_scales),
     Mutant(ack_before_stopping, provocations.falls_silent_and_scales),
@@ -177,6 +201,8 @@ MUTANTS = (
     Mutant(no_wait_after_a_start, provocations.forgetful),
     Mutant(lends_while_served, provocations.one_alone),
     Mutant(counted_from_the_answer, provocations.back_one_by_one),
+    Mutant(signatures_not_looked_at, provocations.forged_and_stolen),
+    Mutant(ends_not_remembered, provocations.forged_and_stolen),
 )
 
 

@@ -7,6 +7,7 @@ import asyncio
 
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.test_failsafe import cut, members, started
+from tests.sim.test_signatures import forged, write
 
 
 async def falls_silent_and_scales(cluster: SimCluster) -> None:
@@ -114,3 +115,17 @@ async def one_alone(c: SimCluster) -> None:
     victim = members(c)[1]
     cut(c, [victim])
     await c.until(lambda: c.whole("j") and victim not in members(c), TIMING.lease + 1.5, "replaced")
+
+
+async def forged_and_stolen(c: SimCluster) -> None:
+    """A job that nobody signed, and the record of one that has ended, are written into the store."""
+    stolen = await c.submit("a", 1, 4, 2)
+    await c.until(lambda: c.whole("a"), 90, "whole")
+    await c.operate("a", desired="stop", delete=True)
+    await c.until(lambda: c.find("a") is None, 30, "deleted")
+    await asyncio.sleep(5)
+    write(c, stolen)
+    write(c, forged("f"))
+    await asyncio.sleep(20)
+    for node in c.nodes.values():
+        assert not node.machine.pods, f"{node.name} has prepared {sorted(node.machine.pods)}"
