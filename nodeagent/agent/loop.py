@@ -34,6 +34,7 @@ from nodeagent.plan.steps import Decision
 from nodeagent.plan.turn import turn
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
+from nodeagent.trust.endpoint import vouch
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import Ledger
 from nodeagent.trust.seal import Seal
@@ -92,6 +93,7 @@ class Agent:
         self._counting = False
         self._lag = 0.0
         self._leaving = False
+        self._https: tuple[str, str] | None = None
         self.joined = asyncio.Event()
         """Set with the first join."""
         self._log = structlog.get_logger("agent").bind(node=node)
@@ -101,6 +103,17 @@ class Agent:
     def advertise(self, http: str) -> None:
         """Where health and metrics are to be found; told to the others with the next beat."""
         self._lease.facts = self._lease.facts.model_copy(update={"http": http})
+
+    def serves(self, url: str, certificate: str) -> None:
+        """Where others are served over https, by this certificate; told to them with the next beat."""
+        self._https = (url, certificate)
+        self._vouch()
+
+    def _vouch(self) -> None:
+        if self._https is not None:
+            life = self._lease.incarnation.life
+            https = vouch(self._key, self._config.cluster, self._node, life, *self._https)
+            self._lease.facts = self._lease.facts.model_copy(update={"https": https})
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``. Workers are left running: a restart of the agent does not disturb them."""
@@ -183,6 +196,7 @@ class Agent:
             if not self._quiet():
                 raise StoreRefusedError("lease_held", "workers of the life that was declared lost still run here")
             self._lease.renew_life()
+            self._vouch()
         await self._lease.join()
         self.joined.set()
 

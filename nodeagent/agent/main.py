@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nodeagent.agent.loop import Agent
     from nodeagent.agent.metrics import Metrics
     from nodeagent.agent.notify import Notifier
+    from nodeagent.api.https import Https
     from nodeagent.api.server import ApiServer
 
 EXIT_CONFIG = 78
@@ -38,8 +39,14 @@ def main() -> None:
 @main.command("check-config")
 @click.argument("file", type=click.Path(path_type=Path))
 def check_config(file: Path) -> None:
-    """Check a config FILE: every mistake at once, each as file:line:col."""
-    _load(file)
+    """Check a config FILE, and the tokens and certificates it names: every mistake at once, each as file:line:col."""
+    from nodeagent.api.checkfiles import check_files
+
+    problems = check_files(_load(file).api)
+    for problem in problems:
+        click.echo(problem, err=True)
+    if problems:
+        sys.exit(EXIT_CONFIG)
     click.echo(f"{file}: ok")
 
 
@@ -161,7 +168,7 @@ async def _serve(config: AgentConfig) -> int:
             helpers = [
                 tasks.create_task(_say_ready(agent, notifier, node)),
                 tasks.create_task(_leave(agent, leave, stop)),
-                tasks.create_task(_serve_api(agent, metrics)),
+                tasks.create_task(_serve_api(agent, metrics, address)),
             ]
             log.info("started", pid=os.getpid(), address=address, version=__version__)
             await running
@@ -177,19 +184,21 @@ async def _serve(config: AgentConfig) -> int:
     return 0
 
 
-async def _serve_api(agent: Agent, metrics: Metrics) -> None:
+async def _serve_api(agent: Agent, metrics: Metrics, address: str) -> None:
     """The API, until cancelled. Imported in a thread, and only now: running workers wait for the lease, people can
     wait."""
 
-    def load() -> type[ApiServer]:
+    def load() -> tuple[type[ApiServer], type[Https]]:
+        from nodeagent.api.https import Https
         from nodeagent.api.server import ApiServer
 
-        return ApiServer
+        return ApiServer, Https
 
-    server_type = await asyncio.to_thread(load)
+    server_type, https_type = await asyncio.to_thread(load)
     async with server_type(agent, metrics) as server:
         agent.advertise(server.http_url)
         _settle_memory()
+        await https_type(agent, metrics, address, agent.serves).run()
         await asyncio.Event().wait()
 
 

@@ -147,6 +147,8 @@ class JobRoutes:
         who = await auth.caller(request, self.view.config.jobs)
         asked = await body.read(request)
         spec = _read_spec(asked.get("spec"))
+        if who.remote and spec.user == spec.submitter.user:  # who submits, by the name that he has elsewhere
+            spec = spec.model_copy(update={"user": who.name})
         auth.may_submit(who, spec.user, self.view.config.jobs)
         seen = {"user": who.name, "uid": who.uid, "gid": who.gid}
         if not who.trusted:

@@ -295,5 +295,7 @@ def node_json(node: NodeRecord, cluster: Cluster, now: float) -> Json:
         "agent_age": round(max(0.0, now - facts.started), 1),
         "api_socket": facts.api_socket,
         "http": facts.http,
+        "https": "" if facts.https is None else facts.https.url,
+        "fingerprint": "" if facts.https is None else facts.https.certificate,
         "readiness": {uid: r.model_dump() for uid, r in node.readiness.items()},
     }

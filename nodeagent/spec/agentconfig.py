@@ -22,6 +22,7 @@ from pydantic import (
 
 from nodeagent.model.timing import Timing
 from nodeagent.spec import units
+from nodeagent.spec.apiconfig import ApiConfig
 from nodeagent.spec.errors import CheckError, raise_all
 from nodeagent.spec.section import File, Folder, Section
 from nodeagent.spec.storeconfig import RedisConfig
@@ -77,7 +78,7 @@ class PortsConfig(Section):
     """Ports this node listens on."""
 
     api: int = Field(default=9470, ge=0, le=65535)
-    """Health and metrics over HTTP on loopback; 0 takes any free port."""
+    """Health and metrics over HTTP on loopback, and the API over https on `api.listen`; 0 takes any free ports."""
     rendezvous: Annotated[
         tuple[int, int],
         BeforeValidator(units.port_range),
@@ -222,6 +223,7 @@ class AgentConfig(Section):
     """File with the cluster's key, the same on every node: agents run only what it has signed."""
     node: NodeConfig = NodeConfig()
     redis: RedisConfig = RedisConfig()
+    api: ApiConfig = ApiConfig()
     ports: PortsConfig = PortsConfig()
     dirs: DirsConfig = Field(default_factory=DirsConfig)
     timing: Annotated[

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nodeagent.ctl.client import Client, job_path, node_path
 
@@ -57,13 +57,13 @@ class Cluster:
             )
         return done
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start the tool and do not wait for it."""
+    def start(self, *arguments: str, to: tuple[IO[str], IO[str]] | None = None) -> subprocess.Popen[str]:
+        """Start the tool and do not wait for it; ``to``: where stdout and stderr go, instead of pipes."""
         command = [sys.executable, "-c", TOOL, *arguments]
+        out, err = to or (subprocess.PIPE, subprocess.PIPE)
         return subprocess.Popen(
-            command, env=self.environ, cwd=self.work, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            command, env=self.environ, cwd=self.work, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True
+        )
 
     def up(self, nodes: int) -> None:
         self.ctl("local", "up", "--nodes", str(nodes))

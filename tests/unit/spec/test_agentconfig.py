@@ -297,6 +297,7 @@ def test_the_sample_is_the_defaults_and_valid_with_every_line_in_use() -> None:
     plain = {
         "node": parse("").node,
         "redis": parse("").redis,
+        "api": parse("").api,
         "jobs": config.jobs.model_copy(update={"operators": None}),
     }
     assert config.model_copy(update=plain) == parse("")
