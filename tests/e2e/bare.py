@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,14 +41,15 @@ class Bare(Cluster):
 
     def start_agent(
         self, node: str, address: str = "127.0.0.1", *, interface: str | None = None,
-        environ: Mapping[str, str] | None = None,
+        under: Callable[[Sequence[str]], list[str]] = list,
     ) -> None:  # fmt: skip
-        """Start a node's agent from this thread, and so in its network namespace."""
+        """Start a node's agent from this thread, and so in its network namespace. ``under``: makes its command
+        another one, that becomes it."""
         run, data = self.home / "local" / "run" / "b" / node, self.home / "local" / "data" / "b" / node
         for folder in (run, data / "state", data / "logs"):
             folder.mkdir(parents=True)
         config = {
-            "cluster": "bare",
+            "cluster": self.home.name.replace("_", "-"),  # several may share one store
             "node": {"id": node, "address": address, "data_interface": interface, "cpu_slots": 8, "gpus": "none"},
             "redis": dict(self.store),
             "ports": {"api": 0, "rendezvous": "{}-{}".format(*self.ports)},
@@ -57,10 +58,10 @@ class Bare(Cluster):
             "jobs": {"allow_root": os.geteuid() == 0},
         }
         (data / "agent.yaml").write_text(yaml.safe_dump(config))
-        marked = self.environ | {power.MARK: power.mark(self.home.name, node)} | dict(environ or {})
+        marked = self.environ | {power.MARK: power.mark(self.home.name, node)}
         with (data / "agent.log").open("ab") as log:
             self._agents[node] = subprocess.Popen(
-                tethered([*AGENT, str(data / "agent.yaml")]), env=marked, cwd="/", stdin=subprocess.DEVNULL,
+                tethered(under([*AGENT, str(data / "agent.yaml")])), env=marked, cwd="/", stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log,
             )  # fmt: skip
 

@@ -146,15 +146,9 @@ def test_agents_that_do_not_hear_each_other(calm: Bare, net: Net, server: Server
     ends_well(calm, "apart")
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_nodes_cut_off_from_the_store_and_all_others(
-    calm: Bare, net: Net, reference: dict[int, float], count: int
-) -> None:
-    """A training, whose workers wait for what those nodes do not send any more."""
-    name = f"away{count}"
-    members, pids = runs(calm, name, digits_job(calm.work, name, nodes="'1:4'", steps=600, delay=0.1, workers=1), 4)
-    lost, rest = members[:count], members[count:]
-    before = lives(calm)
+def parted(calm: Bare, net: Net, name: str, lost: Sequence[str], pids: dict[str, list[int]]) -> None:
+    """Cut these nodes off from the store and all others, and join them again: they are replaced, and come back."""
+    rest, before = [node for node in NODES if node not in lost], lives(calm)
     with net.cut(both(lost, [*rest, "store"])), unheard(calm, *lost):
         job = calm.until_running(name, len(rest), above=1)
         assert not alive(pids, *lost)
@@ -162,7 +156,20 @@ def test_nodes_cut_off_from_the_store_and_all_others(
         calm.until_steps(name, 5)
     calm.until(lambda: all(lives(calm)[node] != before[node] for node in lost), 30, "they are back with new lives")
     calm.until_running(name, 4, above=job["generation"])
-    ends_well(calm, name, reference)
+
+
+def test_a_node_cut_off_from_the_store_and_all_others(calm: Bare, net: Net) -> None:
+    members, pids = steps(calm, "away", "'1:4'", 4)
+    parted(calm, net, "away", members[:1], pids)
+    ends_well(calm, "away")
+
+
+def test_half_of_a_training_cut_off(calm: Bare, net: Net, reference: dict[int, float]) -> None:
+    """Its other workers wait for what those do not send any more."""
+    spec = digits_job(calm.work, "half", nodes="'1:4'", steps=600, delay=0.1, workers=1)
+    members, pids = runs(calm, "half", spec, 4)
+    parted(calm, net, "half", members[:2], pids)
+    ends_well(calm, "half", reference)
 
 
 def test_all_members_cut_off_and_a_spare_is_not(calm: Bare, net: Net) -> None:

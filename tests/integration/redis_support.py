@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -62,9 +62,10 @@ class Server:
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")
 
-    def start(self) -> None:
+    def start(self, program: Sequence[str] = ()) -> None:
+        """``program``: instead of the one that is found."""
         self.stop()
-        command = [str(find_server()), str(self._config), *(["--sentinel"] if self._sentinel else [])]
+        command = [*(program or [str(find_server())]), str(self._config), *(["--sentinel"] if self._sentinel else [])]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(tethered(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
