@@ -21,6 +21,7 @@ import os
 import sys
 import time
 import zlib
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,12 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--ckpt-every", type=int, default=20, metavar="STEPS")
     parser.add_argument("--step-delay", type=float, default=0.0, metavar="SECONDS", help="slow each step, to watch it")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        help="how long a process waits for the others in a step, before it gives up (default: torch's, 30 minutes)",
+    )
     parser.add_argument("--step-log", type=Path, help="every rank appends one JSON line per step to this file")
     return parser.parse_args()
 
@@ -192,7 +199,8 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo")  # RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+    patience = timedelta(seconds=args.timeout) if args.timeout else None
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=patience)  # RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
     reached = train_model(args, device)
     if dist.get_rank() == 0:
         print(f"test accuracy {reached:.4f} (target {args.target_accuracy})", flush=True)

@@ -40,6 +40,9 @@ class Cluster:
     """Jobs that this agent starts nothing of, by uid."""
     next_lapse: int | None = None
     """What was left (ms), when this was read, of the next lease to run out."""
+    more_to_return: bool = False
+    """A node has just come back from a silence, in the life that it had: others that went silent with it may follow
+    within a heartbeat and two calls."""
 
     def live(self, node: str, life: str | None = None) -> bool:
         """The node holds its lease (in this life, if given)."""
