@@ -1,7 +1,8 @@
 """Talking to a local cluster's supervisor: one JSON line to its socket, one back. Owns the form of request and reply
 and the client's side; what a request does is the supervisor's matter.
 
-Requests: ``{"do": "status"}``, ``add``, ``kill`` and ``start`` (with ``"node"``), ``down`` (with ``"keep_logs"``).
+Requests: ``{"do": "status"}``, ``add``, ``kill`` and ``start`` (with ``"node"``), ``restart`` (with ``"node"``
+and ``"away"``, seconds), ``down`` (with ``"keep_logs"``).
 Replies: ``{"ok": true, ...}`` or ``{"ok": false, "error": TEXT, "code": EXIT CODE}``.
 """
 
