@@ -81,6 +81,7 @@ class Identity:
         runs there."""
         if self._queue is None:
             self.queue()
+        self._read()  # a damaged file must not cost the workers their stand-in
         if self._lock is None:
             self._end_stand_in()
         assert self._lock is not None

@@ -20,6 +20,8 @@ from nodeagent.local.layout import LocalError, TimedOutError
 Reply = dict[str, Any]
 AGENT_TIMEOUT = 2.0
 """Seconds for an agent to answer."""
+AWAY = ("silent", "lost", "left")
+"""States of a node whose agent is not there."""
 
 
 class UnreachableError(LocalError):
@@ -76,12 +78,12 @@ def agent_ready(api_socket: Path) -> tuple[bool, str]:
     return status == 200, text
 
 
-def ready_nodes(api_socket: Path) -> set[str] | None:
-    """The nodes that the agent behind this socket sees ready; None if it does not answer."""
+def live_nodes(api_socket: Path) -> set[str] | None:
+    """The nodes that the agent behind this socket sees there, cordoned ones included; None if it does not answer."""
     status, text = _get(api_socket, "/v1/nodes")
     if status != 200:
         return None
-    return {node["name"] for node in json.loads(text)["items"] if node["state"] == "ready"}
+    return {node["name"] for node in json.loads(text)["items"] if node["state"] not in AWAY}
 
 
 def _get(api_socket: Path, path: str) -> tuple[int, str]:

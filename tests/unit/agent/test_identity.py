@@ -154,3 +154,12 @@ def test_an_agent_that_is_no_stand_in_is_left_alone(make: Make) -> None:
     make().take()
     with pytest.raises(IdentityError, match="another agent"):
         make().queue()
+
+
+def test_a_start_that_cannot_be_leaves_the_stand_in_alone(
+    make: Make, stand_in: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    (tmp_path / "run" / "life.json").write_text("{")
+    with pytest.raises(IdentityError, match=r"life\.json is damaged"):
+        make().take()
+    assert asked(stand_in) == "True"
