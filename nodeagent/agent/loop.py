@@ -29,6 +29,7 @@ from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.usage import PodUsage
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
+from nodeagent.plan.missed import missed
 from nodeagent.plan.pod import Keep, Report, SendAck, plan_pods
 from nodeagent.plan.steps import Decision
 from nodeagent.plan.turn import turn
@@ -94,6 +95,8 @@ class Agent:
         self._lag = 0.0
         self._leaving = False
         self._https: tuple[str, str] | None = None
+        self._acting = asyncio.Lock()
+        """Held by a round."""
         self.joined = asyncio.Event()
         """Set with the first join."""
         self._log = structlog.get_logger("agent").bind(node=node)
@@ -133,12 +136,28 @@ class Agent:
             for task in running:
                 task.cancel()
 
+    def missed(self) -> str:
+        """Who counts on this agent, so that it must not simply go; empty if nobody does."""
+        if self._lease.lost:
+            return ""
+        if not self._quiet():
+            return "workers run here"
+        return missed(self.cluster(), self._node, self._lease.incarnation.life)
+
+    def stands_in(self, pid: int) -> None:
+        """From now on this process (with a new pid) only stands in for the next start: tell the others."""
+        now = {"restarting": self._clock.wall(), "agent_pid": pid, "http": ""}
+        self._lease.facts = self._lease.facts.model_copy(update=now)
+        self._beat_now.set()
+
     async def leave(self) -> None:
         """Stop everything that runs here and give the lease back (an orderly goodbye). Bounded by stuck + kill."""
         self._leaving = True
         self._wake.set()
         try:
             async with asyncio.timeout(self._timing.stuck + self._timing.kill):
+                async with self._acting:
+                    pass  # the last round is over, which could have started something
                 while not self._quiet():
                     for uid in self._host.status():
                         self._host.stop(uid, None)
@@ -149,8 +168,8 @@ class Agent:
         await self._failsafe.let_promises_end()
         try:
             await self._lease.leave()
-        except StoreRefusedError as refusal:  # it is recovering, or has forgotten this node
-            self._log.warning("the lease is left to lapse", why=str(refusal))
+        except (StoreRefusedError, StoreUnavailableError) as error:  # away, recovering, or it has forgotten this node
+            self._log.warning("the lease is left to lapse", why=str(error))
 
     async def _beats(self) -> None:
         while True:
@@ -235,9 +254,12 @@ class Agent:
         """Rounds until nothing changes any more; returns when (our clock) to look again."""
         try:
             for _ in range(ROUNDS):
-                if not self._snapshot.complete or self._snapshot.recovering or not self._lease.joined:
-                    return None
-                changed, due = await self._round()
+                async with self._acting:
+                    if not (self._snapshot.complete and self._lease.joined) or self._snapshot.recovering:
+                        return None
+                    if self._leaving:  # what would be started now nobody would wait for
+                        return None
+                    changed, due = await self._round()
                 if not changed:
                     return due
             self._log.error("still changing after many rounds", rounds=ROUNDS)

@@ -20,11 +20,14 @@ from nodeagent.spec.agentconfig import AgentConfig, node_id
 from nodeagent.spec.errors import SpecError
 
 if TYPE_CHECKING:
+    from nodeagent.agent.identity import Identity
     from nodeagent.agent.loop import Agent
     from nodeagent.agent.metrics import Metrics
     from nodeagent.agent.notify import Notifier
+    from nodeagent.agent.standin import Split
     from nodeagent.api.https import Https
     from nodeagent.api.server import ApiServer
+    from nodeagent.store.base import Store
 
 EXIT_CONFIG = 78
 """sysexits' EX_CONFIG: systemd's RestartPreventExitStatus, since starting again would not help."""
@@ -69,13 +72,16 @@ def keygen(file: Path) -> None:
 def run(file: Path | None) -> None:
     """Run the daemon in the foreground.
 
-    SIGTERM: end, leaving workers to the next start (they stop by themselves if none comes). SIGINT: stop the workers
-    and leave the cluster first.
+    SIGTERM: be back soon. A stand-in looks after the workers until the next start (for `stand_in` at most; then it
+    stops them and leaves); without anything to look after, leave at once. SIGINT: stop the workers and leave.
     """
+    from nodeagent.agent.standin import Split
+
     config = _load(file)
     code = 0
     try:
-        code = asyncio.run(_serve(config))
+        split = Split()
+        code = split.run(_serve(config, split))
     except* _hopeless() as group:
         for error in _leaves(group):
             click.echo(f"nodeagent: {error}", err=True)
@@ -113,7 +119,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     return out
 
 
-async def _serve(config: AgentConfig) -> int:
+async def _serve(config: AgentConfig, split: Split) -> int:
     """Everything from the first lock to the last signal."""
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # else structlog loads it for tracebacks: 3 MB
     import structlog
@@ -126,6 +132,7 @@ async def _serve(config: AgentConfig) -> int:
     from nodeagent.agent.metrics import Metrics
     from nodeagent.agent.notify import Notifier
     from nodeagent.agent.peers import UdpPeers
+    from nodeagent.agent.standin import end_as_planned
     from nodeagent.agent.usage import Meter
     from nodeagent.store.client import RedisStore
     from nodeagent.trust.key import ClusterKey
@@ -138,7 +145,7 @@ async def _serve(config: AgentConfig) -> int:
     log = structlog.get_logger("agent").bind(node=node)
     clock = SystemClock()
     identity = Identity(config.dirs.run, boot_id())
-    incarnation = identity.take()
+    identity.queue()
     gpus, problem = await find_gpus(config)
     if problem:
         log.warning("GPUs", why=problem)
@@ -151,29 +158,49 @@ async def _serve(config: AgentConfig) -> int:
         logs.max_bytes, logs.keep, config.jobs.allow_root,
     )  # fmt: skip
     store = RedisStore(config.redis, config.cluster, config.timing.store_timeout)
+    await _until_store_answers(store, identity, config.timing.heartbeat)
     notifier = Notifier(os.environ)
     metrics = Metrics()
+    incarnation = identity.take()  # from here on a stand-in is dead, and what it wrote is there to be read
     agent = Agent(
         config, node, facts, key=key, ledger=FileLedger(config.dirs.state / "trust.json"), store=store, host=host,
         clock=clock, identity=identity, incarnation=incarnation, metrics=metrics, peers=peers,
         progress=notifier.alive, meter=Meter().measure,
     )  # fmt: skip
-    stop, leave = asyncio.Event(), asyncio.Event()
+    stop, end, leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGTERM, end.set)
     loop.add_signal_handler(signal.SIGINT, leave.set)
+
+    async def make_stand_in() -> int:
+        pid = await split(identity.hand_to)
+        for number in (signal.SIGTERM, signal.SIGINT):  # whoever tells a stand-in to end means it
+            loop.remove_signal_handler(number)
+            loop.add_signal_handler(number, leave.set)
+        return pid
+
+    async def end_in_order() -> None:
+        await end.wait()
+        notifier.stopping()
+        notifier.hush()
+        for task in helpers:
+            task.cancel()
+        await asyncio.wait(helpers)
+        await end_as_planned(agent, split=make_stand_in, awaited=lambda: identity.awaited, clock=clock)
+        stop.set()
+
     try:
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(agent.run(stop))
             helpers = [
                 tasks.create_task(_say_ready(agent, notifier, node)),
-                tasks.create_task(_leave(agent, leave, stop)),
                 tasks.create_task(_serve_api(agent, metrics, address)),
             ]
+            endings = [tasks.create_task(_leave(agent, leave, stop)), tasks.create_task(end_in_order())]
             log.info("started", pid=os.getpid(), address=address, version=__version__)
             await running
             notifier.stopping()
-            for task in helpers:
+            for task in helpers + endings:
                 task.cancel()
     finally:
         peers.close()
@@ -182,6 +209,25 @@ async def _serve(config: AgentConfig) -> int:
         identity.release()
     log.info("ended")
     return 0
+
+
+async def _until_store_answers(store: Store, identity: Identity, pause: float) -> None:
+    """While a stand-in is there: a start that cannot join would take the workers' time away from them."""
+    import structlog
+
+    from nodeagent.store.base import StoreUnavailableError
+
+    told = False
+    while identity.stood_in_for:
+        try:
+            await store.request("")
+        except StoreUnavailableError as error:
+            if not told:
+                structlog.get_logger("agent").warning("waits for the store, while a stand-in goes on", why=str(error))
+            told = True
+            await asyncio.sleep(pause)
+        else:
+            return
 
 
 async def _serve_api(agent: Agent, metrics: Metrics, address: str) -> None:

@@ -17,7 +17,7 @@ from nodeagent.api.view import AgentView
 from nodeagent.model.job import TERMINAL, Phase
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-NODE_STATES = ("ready", "cordoned", "draining", "silent", "lost", "left")
+NODE_STATES = ("ready", "restarting", "cordoned", "draining", "silent", "lost", "left")
 MAX_JOBS = 200
 """Most jobs that have series of their own; jobs beyond it are counted in ``nodeagent_jobs`` only."""
 

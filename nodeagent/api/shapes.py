@@ -247,6 +247,8 @@ def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
         return "silent", "its lease has lapsed; nobody has needed to declare it lost"
     if node.cordon is not None:
         return ("draining" if node.cordon.drain else "cordoned"), f"{node.cordon.reason} (by {node.cordon.by})"
+    if node.facts.restarting:
+        return "restarting", "its agent was told to end; a stand-in looks after its workers until the next start"
     return "ready", ""
 
 
@@ -282,6 +284,7 @@ def node_json(node: NodeRecord, cluster: Cluster, now: float) -> Json:
         "reason": reason,
         "address": facts.address,
         "agent_pid": facts.agent_pid,
+        "restarting_for": round(max(0.0, now - facts.restarting), 1) if facts.restarting else None,
         "gpus": [g.model_dump() | {"job": booked.get(g.uuid)} for g in facts.gpus],
         "pods": pods,
         "labels": dict(facts.labels),

@@ -241,6 +241,10 @@ class AgentConfig(Section):
         ),
     ] = Timing()
     """The cluster's clockwork; must be the same on every node. Durations, or numbers of seconds."""
+    stand_in: Annotated[
+        float, BeforeValidator(units.duration), WithJsonSchema(_DURATION_SCHEMA), Field(ge=1, le=3600)
+    ] = 30.0
+    """How long an agent that was told to end (SIGTERM) has a stand-in wait for its next start."""
     jobs: JobsConfig = JobsConfig()
     log: LogConfig = LogConfig()
 

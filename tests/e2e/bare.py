@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import yaml
 
-from nodeagent.ctl.client import ENV
+from nodeagent.ctl.where import ENV
 from nodeagent.local import power
 from nodeagent.local.config import choose_ports
 from nodeagent.local.tether import tethered
+from nodeagent.trust.key import make
 from tests.e2e.support import CALL_LIMIT, Cluster, home
 
 STEPPER = Path(__file__).parent / "stepper.py"
@@ -39,6 +41,11 @@ class Bare(Cluster):
     ports: tuple[int, int] = (0, 0)
     _agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
+    @property
+    def key(self) -> Path:
+        """The cluster's key, one file for all its agents."""
+        return self.home / "cluster.key"
+
     def start_agent(
         self, node: str, address: str = "127.0.0.1", *, interface: str | None = None,
         under: Callable[[Sequence[str]], list[str]] = list,
@@ -51,6 +58,7 @@ class Bare(Cluster):
         config = {
             "cluster": self.home.name.replace("_", "-"),  # several may share one store
             "node": {"id": node, "address": address, "data_interface": interface, "cpu_slots": 8, "gpus": "none"},
+            "cluster_key": str(self.key),
             "redis": dict(self.store),
             "ports": {"api": 0, "rendezvous": "{}-{}".format(*self.ports)},
             "dirs": {"run": str(run), "state": str(data / "state"), "logs": str(data / "logs")},
@@ -71,9 +79,9 @@ class Bare(Cluster):
         self._choose_agent()
         return super().ctl(*arguments, check=check, limit=limit)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, to: tuple[IO[str], IO[str]] | None = None) -> subprocess.Popen[str]:
         self._choose_agent()
-        return super().start(*arguments)
+        return super().start(*arguments, to=to)
 
     def _choose_agent(self) -> None:
         node = min(set(self._agents) - self.frozen)
@@ -105,6 +113,7 @@ def bare(store: Mapping[str, object]) -> Iterator[Bare]:
     """No agent yet; afterwards nothing of it is left, or the test fails."""
     with home() as (folder, environ):
         one = Bare(folder, folder / "work", environ, store=store, ports=choose_ports(()))
+        make(one.key)
         try:
             yield one
         finally:

@@ -12,6 +12,7 @@ from pathlib import Path
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.loop import Agent
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.standin import end_as_planned
 from nodeagent.api.errors import ApiError
 from nodeagent.api.scaling import Verb, read
 from nodeagent.api.scaling import wish as choose_size
@@ -69,8 +70,17 @@ class Node:
         self._host: SimHost | None = None
         self._identity: Identity | None = None
         self._task: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def standing_in(self) -> bool:
+        """Only a stand-in is there."""
+        return self._ending is not None
 
     def start_agent(self) -> None:
+        """A start kills a stand-in before it takes the node; beside an agent it does nothing."""
+        if self.standing_in:
+            self._drop_agent()
         if self._task is not None or not self.machine.powered:
             return
         self.gate = Gate()
@@ -89,15 +99,38 @@ class Node:
         )  # fmt: skip
         self._task = self.cluster.tasks.create_task(self.agent.run(asyncio.Event()), name=f"agent {self.name}")
 
+    def end_agent(self) -> None:
+        """SIGTERM. The stand-in is the very process that was the agent, under another pid."""
+        if self.agent is not None and not self.standing_in:
+            ending = self._end_as_planned(self.agent)
+            self._ending = self.cluster.tasks.create_task(ending, name=f"planned end {self.name}")
+
+    async def _end_as_planned(self, agent: Agent) -> None:
+        async def split() -> int:
+            return 2
+
+        await end_as_planned(agent, split=split, awaited=lambda: False, clock=self.clock)
+        self._ending = None
+        await self.kill_agent()
+
     async def kill_agent(self) -> None:
+        """SIGKILL, also to a stand-in."""
+        if (task := self._drop_agent()) is not None:
+            await asyncio.wait([task])
+
+    def _drop_agent(self) -> asyncio.Task[None] | None:
+        """From now on it does nothing any more."""
         task, self._task = self._task, None
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
         if task is None or self._identity is None or self._host is None:
-            return
+            return None
         self._host.dead = self._peers.dead = True
         task.cancel()
-        await asyncio.wait([task])
         self._identity.release()
         self.agent = None
+        return task
 
     async def power_cut(self) -> None:
         self.machine.cut_power()

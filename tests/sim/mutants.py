@@ -14,6 +14,7 @@ import structlog
 
 from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.guard import Guard, _Judged
+from nodeagent.agent.loop import Agent
 from nodeagent.model.job import Admission
 from nodeagent.model.timing import Timing
 from nodeagent.plan import gang, lending
@@ -26,7 +27,7 @@ from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodStatus
 from tests.sim import cluster as cluster_module
 from tests.sim import provocations
-from tests.sim.cluster import SimCluster
+from tests.sim.cluster import Node, SimCluster
 from tests.sim.machine import SimMachine
 from tests.sim.virtual import run_virtual
 
@@ -187,6 +188,27 @@ def ends_not_remembered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Guard, "_ends", lambda guard, uid, now: None)
 
 
+def goes_on_while_it_leaves(patch: pytest.MonkeyPatch) -> None:
+    """A stand-in that nobody replaced gives its lease back while it still starts workers."""
+    patch.setattr(Agent, "_leaving", property(lambda agent: False, lambda agent, value: None), raising=False)
+
+
+def leaves_before_its_workers_are_gone(patch: pytest.MonkeyPatch) -> None:
+    """A stand-in gives its lease back without having stopped its workers."""
+    patch.setattr(Agent, "_quiet", lambda agent: True)
+
+
+def two_agents_at_once(patch: pytest.MonkeyPatch) -> None:
+    """The next start does not end the stand-in before it joins."""
+
+    def drop(node: Node) -> None:
+        assert node._identity is not None
+        node._identity.release()
+        node._task = node._ending = None
+
+    patch.setattr(Node, "_drop_agent", drop)
+
+
 MUTANTS = (
     Mutant(holders_forgotten, provocations.falls_silent_and_scales),
     Mutant(ack_before_stopping, provocations.falls_silent_and_scales),
@@ -203,6 +225,9 @@ MUTANTS = (
     Mutant(counted_from_the_answer, provocations.back_one_by_one),
     Mutant(signatures_not_looked_at, provocations.forged_and_stolen),
     Mutant(ends_not_remembered, provocations.forged_and_stolen),
+    Mutant(goes_on_while_it_leaves, provocations.nobody_comes_back),
+    Mutant(leaves_before_its_workers_are_gone, provocations.nobody_comes_back),
+    Mutant(two_agents_at_once, provocations.taken_over),
 )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 
+from nodeagent.spec.agentconfig import AgentConfig
 from tests.sim.cluster import TIMING, SimCluster
-from tests.sim.test_failsafe import cut, members, started
+from tests.sim.test_failsafe import cut, members, pids, started
 from tests.sim.test_signatures import forged, write
 
 
@@ -129,3 +130,27 @@ async def forged_and_stolen(c: SimCluster) -> None:
     await asyncio.sleep(20)
     for node in c.nodes.values():
         assert not node.machine.pods, f"{node.name} has prepared {sorted(node.machine.pods)}"
+
+
+async def nobody_comes_back(c: SimCluster) -> None:
+    """A stand-in that has just lent time leaves in the middle of a fault: the gang forms anew around it."""
+    await started(c, 1, 3)
+    c.nodes["n1"].end_agent()
+    await asyncio.sleep(AgentConfig().stand_in - 3)
+    cut(c, c.nodes)
+    await asyncio.sleep(2.5)
+    cut(c, c.nodes, False)
+    await c.until(lambda: c.nodes["n1"].machine.running("uid-j") is None, 3, "its workers are stopped")
+    await asyncio.sleep(10)
+
+
+async def taken_over(c: SimCluster) -> None:
+    """The next start comes while a stand-in is there: nothing is disturbed, and nobody acts for the node twice."""
+    await started(c, 2, 3)
+    head, was = c.job("j").head, pids(c)
+    for _ in range(3):
+        c.nodes["n1"].end_agent()
+        await asyncio.sleep(4)
+        c.nodes["n1"].start_agent()
+        await asyncio.sleep(6)
+    assert (c.job("j").head, pids(c)) == (head, was)
