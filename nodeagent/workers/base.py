@@ -51,6 +51,8 @@ class PodStatus(Record):
     refused: str = ""
     """Why ``generation`` could not start here (hook failed, deadline passed, fork failed); empty if it did."""
     rendezvous: Rendezvous | None = None
+    snapshot_bytes: int = 0
+    """Memory that the shim keeps for its workers' snapshots."""
 
     @property
     def quiet(self) -> bool:

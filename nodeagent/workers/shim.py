@@ -35,6 +35,7 @@ from nodeagent.workers.shim_output import RotatingFile
 from nodeagent.workers.shim_peer import VERSION, Command, Peer
 from nodeagent.workers.shim_prepare import Preparation
 from nodeagent.workers.shim_rendezvous import Holder
+from nodeagent.workers.shim_snapshots import Snapshots, available_memory
 from nodeagent.workers.shim_spawn import RLIMITS, limit_value
 
 IDLE_EXIT = 60.0
@@ -64,6 +65,7 @@ class Shim:
         self.holder = Holder(self.loop, self.pod["address"], ports, self.changed)
         self.gang: Gang | None = None
         self.link = WorkerLink(lambda: self.gang)
+        self.snapshots = Snapshots(self.link, self.changed, available_memory)
         self.highest = self._read_token("highest.json")
         self.started = self._read_token("started.json")
         self.retiring = False
@@ -294,6 +296,7 @@ class Shim:
             "fenced": gang.fenced if gang else False,
             "refused": gang.refused if gang else "",
             "rendezvous": self.holder.held,
+            "snapshot_bytes": self.snapshots.bytes,
         }
 
     def _tell(self, text: str) -> None:
