@@ -27,6 +27,7 @@ from nodeagent.workers.linux import (
 )
 from nodeagent.workers.shim_checks import UnfitError, check_limits
 from nodeagent.workers.shim_children import Children
+from nodeagent.workers.shim_commit import Commits
 from nodeagent.workers.shim_gang import Gang, Parts, note
 from nodeagent.workers.shim_guard import Guard
 from nodeagent.workers.shim_link import OPS, WorkerLink
@@ -65,6 +66,7 @@ class Shim:
         self.holder = Holder(self.loop, self.pod["address"], ports, self.changed)
         self.gang: Gang | None = None
         self.link = WorkerLink(lambda: self.gang)
+        self.commits = Commits(self.link, self.changed)
         self.snapshots = Snapshots(self.link, self.changed, available_memory)
         self.highest = self._read_token("highest.json")
         self.started = self._read_token("started.json")
@@ -223,6 +225,9 @@ class Shim:
         if self.gang is not None:
             self.gang.stop(command["grace"])
 
+    def _do_committed(self, command: Command) -> None:
+        self.commits.answered(command["wish"], command["refused"])
+
     def _do_retire(self, command: Command) -> None:
         self.retiring = True
         if self.gang is not None:
@@ -296,6 +301,7 @@ class Shim:
             "fenced": gang.fenced if gang else False,
             "refused": gang.refused if gang else "",
             "rendezvous": self.holder.held,
+            "commit": self.commits.wish(),
             "snapshot_bytes": self.snapshots.bytes,
         }
 
