@@ -14,6 +14,7 @@ import structlog
 
 from nodeagent.agent.apply import Applier
 from nodeagent.agent.clock import Clock
+from nodeagent.agent.commits import Commits
 from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.guard import Guard
 from nodeagent.agent.identity import Identity
@@ -86,6 +87,7 @@ class Agent:
             self._lease, store=store, host=host, clock=clock, snapshot=self._snapshot, random_id=random_id,
             seal=self._seal, allowed=lambda job: self._guard.refusal(job, clock.wall()) is None,
         )  # fmt: skip
+        self._commits = Commits(self._lease, store=store, host=host, snapshot=self._snapshot)
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
         self._wake = asyncio.Event()
         self._beat_now = asyncio.Event()
@@ -291,6 +293,7 @@ class Agent:
                 changed |= await self._failsafe.replace_keepers(action, self._applier.pod)
             else:
                 changed |= await self._applier.pod(action)
+        await self._commits.carry()
         cluster = self.cluster()
         statuses = self._host.status()
         if self._lease.publish(readiness(statuses), pod_states(cluster, self._node, statuses)):

@@ -81,6 +81,7 @@ def _pod(
             "generation": state.generation,
             "shim_pid": state.shim_pid,
             "standby_pid": state.standby_pid,
+            "snapshot_bytes": state.snapshot_bytes,
             "workers": [_worker(w) for w in state.workers],
         }
     if over or (report is not None and report.state != "running"):
@@ -95,6 +96,7 @@ def _pod(
         "generation": 0 if head is None else head.number,
         "shim_pid": None,
         "standby_pid": None,
+        "snapshot_bytes": 0,
         "workers": [] if member is None else _told_workers(member, report, over),
     }
 

@@ -27,17 +27,22 @@ from nodeagent.workers.linux import (
 )
 from nodeagent.workers.shim_checks import UnfitError, check_limits
 from nodeagent.workers.shim_children import Children
+from nodeagent.workers.shim_commit import Commits
 from nodeagent.workers.shim_gang import Gang, Parts, note
 from nodeagent.workers.shim_guard import Guard
+from nodeagent.workers.shim_link import OPS, WorkerLink
 from nodeagent.workers.shim_loop import Delay, Loop
 from nodeagent.workers.shim_output import RotatingFile
 from nodeagent.workers.shim_peer import VERSION, Command, Peer
 from nodeagent.workers.shim_prepare import Preparation
 from nodeagent.workers.shim_rendezvous import Holder
+from nodeagent.workers.shim_snapshots import Snapshots, available_memory
 from nodeagent.workers.shim_spawn import RLIMITS, limit_value
 
 IDLE_EXIT = 60.0
 """Seconds without an agent and without work until the shim ends."""
+PEERS_MAX = 256
+"""Connections at a time: workers must not use up the shim's descriptors."""
 GENERATIONS_KEPT = 20
 """Folders of output, and records, of older generations are removed."""
 
@@ -60,6 +65,9 @@ class Shim:
         ports = (int(self.pod["ports"][0]), int(self.pod["ports"][1]))
         self.holder = Holder(self.loop, self.pod["address"], ports, self.changed)
         self.gang: Gang | None = None
+        self.link = WorkerLink(lambda: self.gang)
+        self.commits = Commits(self.link, self.changed)
+        self.snapshots = Snapshots(self.link, self.changed, available_memory)
         self.highest = self._read_token("highest.json")
         self.started = self._read_token("started.json")
         self.retiring = False
@@ -128,13 +136,16 @@ class Shim:
         return RotatingFile(path, self.pod["log_max_bytes"], self.pod["log_keep"])
 
     def _heard(self, peer: Peer, command: Command) -> None:
-        if command["op"] == "attach":
+        op = command.get("op")
+        if op == "attach":
             self._attach(peer)
+        elif isinstance(op, str) and op.startswith(OPS):
+            self.link.hear(peer, command)
         elif peer is not self._agent:
             peer.send(json.dumps({"v": VERSION, "error": "only the agent may give commands"}))
         else:
             try:
-                getattr(self, f"_do_{command['op']}", self._unknown)(command)
+                getattr(self, f"_do_{op}", self._unknown)(command)
             except OSError as error:  # a full disk, say: refused, and what runs goes on
                 self._tell(f"{command['op']} failed: {error}")
             self.changed()
@@ -214,6 +225,9 @@ class Shim:
         if self.gang is not None:
             self.gang.stop(command["grace"])
 
+    def _do_committed(self, command: Command) -> None:
+        self.commits.answered(command["wish"], command["refused"])
+
     def _do_retire(self, command: Command) -> None:
         self.retiring = True
         if self.gang is not None:
@@ -259,7 +273,7 @@ class Shim:
         line = json.dumps({"v": VERSION, "status": self.status()})
         if line != self._last:
             self._last = line
-            for peer in list(self._peers):
+            for peer in [p for p in self._peers if p.wants_status]:
                 peer.send(line)
 
     def status(self) -> dict[str, Any]:
@@ -287,6 +301,8 @@ class Shim:
             "fenced": gang.fenced if gang else False,
             "refused": gang.refused if gang else "",
             "rendezvous": self.holder.held,
+            "commit": self.commits.wish(),
+            "snapshot_bytes": self.snapshots.bytes,
         }
 
     def _tell(self, text: str) -> None:
@@ -316,7 +332,7 @@ class Shim:
 
     def _connect(self, link: socket.socket) -> None:
         peer = Peer(self.loop, link, self._heard, self._closed)
-        if peer.uid not in (0, os.getuid(), self.pod["agent_uid"]):
+        if peer.uid not in (0, os.getuid(), self.pod["agent_uid"]) or len(self._peers) >= PEERS_MAX:
             peer.close()
             return
         self._peers.add(peer)
