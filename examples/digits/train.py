@@ -1,6 +1,7 @@
 """Learn scikit-learn's handwritten digits with PyTorch DDP, through any number of restarts and changes of size.
 
-A plain torchrun script: it reads what torchrun sets and knows nothing of nodeagent.
+A torchrun script: it reads what torchrun sets. Of nodeagent it uses one module that needs nothing but numbers, to say
+which images come next.
 
     torchrun --nproc-per-node 2 examples/digits/train.py
     nodeagentctl run --local 2 --nproc-per-node 2 -- python examples/digits/train.py
@@ -30,6 +31,8 @@ import torch.distributed.nn  # before the group exists: see the end of main()
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+
+from nodeagent.train.batches import Plan
 
 GLOBAL_BATCH = 96
 """Images per step, over all processes together. Fixed, so that a step means the same at every world size."""
@@ -67,13 +70,6 @@ def load_digits() -> tuple[torch.Tensor, torch.Tensor]:
     table = torch.tensor(bytearray(map(int, rows.replace(b"\n", b",").strip(b",").split(b",")))).reshape(-1, 65)
     # float64: sums over 1, 2 or 8 processes round differently, and this keeps it invisible however long the run.
     return table[:, :64].to(torch.float64) / 16, table[:, 64].long()
-
-
-def batch_of(step: int, rank: int, world: int, *, images: int, seed: int) -> torch.Tensor:
-    """Which images this rank sees in this step: its share of a batch that the step and the seed alone decide."""
-    epoch, batch = divmod(step, images // GLOBAL_BATCH)
-    order = torch.randperm(images, generator=torch.Generator().manual_seed(seed + epoch))
-    return order[batch * GLOBAL_BATCH : (batch + 1) * GLOBAL_BATCH][rank::world]
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
@@ -158,6 +154,7 @@ def train_model(args: argparse.Namespace, device: torch.device) -> float:
 
     ddp = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     step_log = StepLog(args.step_log) if args.step_log else None
+    plan = Plan(len(train), GLOBAL_BATCH, args.seed)
 
     def accuracy() -> float:
         with torch.no_grad():
@@ -165,16 +162,16 @@ def train_model(args: argparse.Namespace, device: torch.device) -> float:
 
     while step < args.steps:
         time.sleep(args.step_delay)
-        mine = train[batch_of(step, rank, world, images=len(train), seed=args.seed).to(device)]
+        (share,) = plan.share(plan.batch(plan.consumed_at(step)), rank, world)
+        mine = train[torch.tensor(share.indices, device=device)]
         loss_sum = cross_entropy(ddp(images[mine]), labels[mine], reduction="sum")
         optimizer.zero_grad()
-        # DDP averages gradients over the ranks; times world, over the global batch, makes it the mean over all images.
-        (loss_sum * (world / GLOBAL_BATCH)).backward()
+        # DDP averages gradients over the ranks: with this factor that is the mean over all images of the step.
+        (loss_sum * share.of_sum).backward()
         optimizer.step()
         step += 1
 
-        dist.all_reduce(loss := loss_sum.detach())
-        loss /= GLOBAL_BATCH
+        dist.all_reduce(loss := loss_sum.detach() * share.of_sum / world)
         if step_log:
             step_log.append(step, float(loss))
         if rank == 0 and (step % args.ckpt_every == 0 or step == args.steps):
