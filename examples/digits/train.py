@@ -1,7 +1,7 @@
 """Learn scikit-learn's handwritten digits with PyTorch DDP, through any number of restarts and changes of size.
 
-A torchrun script: it reads what torchrun sets. Of nodeagent it uses one module that needs nothing but numbers, to say
-which images come next.
+A torchrun script: it reads what torchrun sets. Of nodeagent it uses two small helpers, which need no agent: ``Plan``
+says which images come next, and ``Leaving`` when to save a last checkpoint (under torchrun: never).
 
     torchrun --nproc-per-node 2 examples/digits/train.py
     nodeagentctl run --local 2 --nproc-per-node 2 -- python examples/digits/train.py
@@ -33,6 +33,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from nodeagent.train.batches import Plan
+from nodeagent.train.leaving import Leaving
 
 GLOBAL_BATCH = 96
 """Images per step, over all processes together. Fixed, so that a step means the same at every world size."""
@@ -155,12 +156,20 @@ def train_model(args: argparse.Namespace, device: torch.device) -> float:
     ddp = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     step_log = StepLog(args.step_log) if args.step_log else None
     plan = Plan(len(train), GLOBAL_BATCH, args.seed)
+    leaving = Leaving()
 
     def accuracy() -> float:
         with torch.no_grad():
             return float((model(images[test]).argmax(1) == labels[test]).double().mean())
 
+    def save() -> None:
+        if rank == 0:
+            state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            save_checkpoint(args.ckpt_dir, state)
+
     while step < args.steps:
+        if leaving.at(step):  # a planned stop: all ranks are here, after the same step
+            leaving.leave(step, save)
         time.sleep(args.step_delay)
         (share,) = plan.share(plan.batch(plan.consumed_at(step)), rank, world)
         mine = train[torch.tensor(share.indices, device=device)]
@@ -174,10 +183,8 @@ def train_model(args: argparse.Namespace, device: torch.device) -> float:
         dist.all_reduce(loss := loss_sum.detach() * share.of_sum / world)
         if step_log:
             step_log.append(step, float(loss))
-        if rank == 0 and (step % args.ckpt_every == 0 or step == args.steps):
-            save_checkpoint(
-                args.ckpt_dir, {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            )
+        if step % args.ckpt_every == 0 or step == args.steps:
+            save()
         if rank == 0 and (step % PRINT_EVERY == 0 or step == args.steps):
             print(f"step {step}/{args.steps} loss {loss:.4f} acc {accuracy():.4f} world {world}", flush=True)
     return accuracy()

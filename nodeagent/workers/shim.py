@@ -29,6 +29,7 @@ from nodeagent.workers.shim_checks import UnfitError, check_limits
 from nodeagent.workers.shim_children import Children
 from nodeagent.workers.shim_gang import Gang, Parts, note
 from nodeagent.workers.shim_guard import Guard
+from nodeagent.workers.shim_leaving import Leaving
 from nodeagent.workers.shim_link import OPS, WorkerLink
 from nodeagent.workers.shim_loop import Delay, Loop
 from nodeagent.workers.shim_output import RotatingFile
@@ -64,6 +65,7 @@ class Shim:
         self.holder = Holder(self.loop, self.pod["address"], ports, self.changed)
         self.gang: Gang | None = None
         self.link = WorkerLink(lambda: self.gang)
+        self.leaving = Leaving(self.link, lambda: self.gang)
         self.highest = self._read_token("highest.json")
         self.started = self._read_token("started.json")
         self.retiring = False
