@@ -101,15 +101,15 @@ class Applier:
         if job.head is None or me is None:
             return
         member = job.head.members[self._lease.node]
-        addresses = {}
+        nodes = {}
         for other in job.head.members:
             record = self._snapshot.node(other)
             if record is None:
                 return  # its record has not been read yet: the next round tries again
-            addresses[other] = record.facts.address
+            nodes[other] = record
         order = StartOrder(
             token=job.head.token,
-            environments=worker_environments(job, job.head, me, addresses),
+            environments=worker_environments(job, job.head, me, nodes),
             ranks=tuple(range(member.first_rank, member.first_rank + member.workers)),
             not_after=self._lease.fence_at,
         )

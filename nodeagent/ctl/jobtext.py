@@ -43,7 +43,15 @@ def _indent(text: str, by: str) -> list[str]:
 def job_lines(job: Json, colour: bool = False) -> list[str]:
     """Everything of use about one job."""
     lines = _head(job, colour)
-    for block in (_waits(job), _workers(job), _left_out(job), _generations(job), _blame(job), _next(job)):
+    for block in (
+        _waits(job),
+        _workers(job),
+        _left_out(job),
+        _generations(job),
+        _farewell(job),
+        _blame(job),
+        _next(job),
+    ):
         if block:
             lines += ["", *block]
     return lines
@@ -200,6 +208,12 @@ GENERATIONS = (
 def _generations(job: Json) -> list[str]:
     rows = job["generations"]
     return ["Generations:", *("  " + line for line in table_lines(GENERATIONS, rows))] if rows else []
+
+
+def _farewell(job: Json) -> list[str]:
+    """What became of the last steps before a planned stop."""
+    told = {node: r["reason"] for node, r in job["reports"].items() if r["state"] == "left"}
+    return ["Last stopped as planned:", *(f"  {node}: {text}" for node, text in sorted(told.items()))] if told else []
 
 
 def blamed(job: Json) -> Json | None:

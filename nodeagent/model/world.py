@@ -82,14 +82,20 @@ class WorkerExit(Record):
     """Unix time on its node, for people only; never compared between nodes."""
     error: str = ""
     """Last lines of its standard error or its TORCHELASTIC_ERROR_FILE, at most 4000 characters."""
+    left_at: int | None = None
+    """The step after which it left by itself when it was asked to, having saved its state."""
+    saved_in: float | None = None
+    """Seconds that this took."""
+    overdue: float | None = None
+    """The grace, in seconds, that ran out before it had ended: then it was killed."""
 
 
 class PodReport(Record):
     """What a member says of its pod in one generation. A later report of the same pod replaces the earlier one."""
 
-    state: Literal["running", "succeeded", "failed", "lost", "fenced", "refused"]
+    state: Literal["running", "succeeded", "failed", "lost", "fenced", "refused", "left"]
     """``lost``: the shim died. ``fenced``: the shim stopped the workers since nobody granted it time. ``refused``:
-    could not start."""
+    could not start. ``left``: stopped as planned; ``reason`` says what became of its last steps."""
     exits: tuple[WorkerExit, ...] = ()
     reason: str = ""
     seq: int = 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.world import Ack, Head, PodReport, Token
-from nodeagent.plan.blame import describe, is_failure
+from nodeagent.plan.blame import describe, farewell, is_failure
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.faults import final_report
 from nodeagent.plan.keepers import better, chooser, must_let_go
@@ -245,6 +245,12 @@ def read_report(status: PodStatus) -> PodReport | None:
     return None
 
 
+def _farewell(status: PodStatus) -> PodReport | None:
+    """What its workers' planned stop has to say."""
+    text = farewell(status.exits)
+    return PodReport(state="left", exits=status.exits, reason=text) if text else None
+
+
 def _stop(job: JobRecord, head: Head | None, planned: bool, why: str) -> Stop:
     grace = job.spec.grace if head is None or head.grace is None else head.grace
     return Stop(job.uid, grace if planned else None, why)
@@ -278,7 +284,7 @@ def _ack(
     hosted = status is not None and status.rendezvous is not None and bool(address) and status.rendezvous.store_hosted
     last = None
     if status is not None and status.generation is not None and status.generation.number == job.last_number:
-        last = read_report(status)
+        last = read_report(status) or _farewell(status)
     stuck = status is not None and status.phase == "stuck"
     ack = Ack(
         life=life, ended=head.state == "ended", address=address, store_hosted=hosted, stuck=stuck,

@@ -30,6 +30,7 @@ from nodeagent.workers.shim_children import Children
 from nodeagent.workers.shim_commit import Commits
 from nodeagent.workers.shim_gang import Gang, Parts, note
 from nodeagent.workers.shim_guard import Guard
+from nodeagent.workers.shim_leaving import Leaving
 from nodeagent.workers.shim_link import OPS, WorkerLink
 from nodeagent.workers.shim_loop import Delay, Loop
 from nodeagent.workers.shim_output import RotatingFile
@@ -68,6 +69,7 @@ class Shim:
         self.link = WorkerLink(lambda: self.gang)
         self.commits = Commits(self.link, self.changed)
         self.snapshots = Snapshots(self.link, self.changed, available_memory)
+        self.leaving = Leaving(self.link, lambda: self.gang)
         self.highest = self._read_token("highest.json")
         self.started = self._read_token("started.json")
         self.retiring = False

@@ -21,7 +21,7 @@ from nodeagent.workers.shim_guard import Guard
 from nodeagent.workers.shim_hook import Hook
 from nodeagent.workers.shim_loop import Delay, Loop
 from nodeagent.workers.shim_output import Capture, RotatingFile
-from nodeagent.workers.shim_record import exit_record, record_text
+from nodeagent.workers.shim_record import Farewell, exit_record, record_text
 from nodeagent.workers.shim_spawn import start_program
 from nodeagent.workers.shim_standby import Standby
 
@@ -60,6 +60,9 @@ class Worker:
     stopped: bool = False
     fenced: bool = False
     order: int = 0
+    leave: Callable[[float], None] | None = None
+    """Asks it to leave by itself within so many seconds, which it wants to be instead of a SIGTERM."""
+    farewell: Farewell = field(default_factory=Farewell)
     record: dict[str, Any] | None = None
 
 
@@ -82,6 +85,7 @@ class Gang:
     _forking: int = 0
     _deaths: int = 0
     _kill_at: float | None = None
+    _grace: float = 0.0
     _kill: Delay | None = None
     _stuck_check: Delay | None = None
 
@@ -135,15 +139,23 @@ class Gang:
         else:
             if self._kill_at is None:
                 for w in self._living():
-                    self.parts.guard.signal(w.pid, signal.SIGTERM)
+                    if w.leave is not None:
+                        w.leave(grace)
+                    else:
+                        self.parts.guard.signal(w.pid, signal.SIGTERM)
             at = time.monotonic() + grace
             if self._kill_at is None or at < self._kill_at:
-                self._kill_at = at
+                self._kill_at, self._grace = at, grace
                 if self._kill is not None:
                     self._kill.cancel()
-                self._kill = self.parts.loop.after(grace, self._kill_all)
+                self._kill = self.parts.loop.after(grace, self._grace_over)
         self.parts.changed()
         self.settle()
+
+    @property
+    def grace_left(self) -> float | None:
+        """Seconds until SIGKILL, once a planned stop has begun."""
+        return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
 
     def on_fence(self) -> None:
         """The guard has killed: the workers' ends follow."""
@@ -268,7 +280,7 @@ class Gang:
         for capture in w.captures:
             capture.drain()
         w.record = exit_record(
-            w.rank, w.local_rank, w.pid, status, w.stopped, w.order, w.error_file, w.captures[1].tail()
+            w.rank, w.local_rank, w.pid, status, w.stopped, w.order, w.error_file, w.captures[1].tail(), w.farewell
         )
         self.parts.changed()
         name = f"g{self.token['number']}-r{w.rank}.json"
@@ -280,6 +292,11 @@ class Gang:
 
     def _living(self) -> list[Worker]:
         return [w for w in self.workers if w.pid and not w.ended]
+
+    def _grace_over(self) -> None:
+        for w in self._living():
+            w.farewell.overdue = self._grace
+        self._kill_all()
 
     def _kill_all(self) -> None:
         self._kill_at = time.monotonic()

@@ -238,6 +238,20 @@ async def test_an_ended_head_carries_its_holders_into_the_next(bench: Bench) -> 
     assert (job.last_number, job.last_reports["n1"].reason) == (1, "exit 1")
 
 
+async def test_how_workers_left_is_kept_and_told_once(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    job = await bench.end(job, "pausing")
+    left = PodReport(state="left", reason="checkpoint at step 7 in 0.1 s")
+    for _ in range(2):
+        job = await bench.ack(job, "n1", last=left)
+    assert job.last_reports["n1"] == left, "no fault: it takes no place in their order"
+    told = [e for e in await bench.store.events("0-0", 500) if e.kind == "WorkersLeft"]
+    assert [(e.node, e.generation, e.uid, e.text) for e in told] == [
+        ("n1", 1, job.uid, "n1: checkpoint at step 7 in 0.1 s")
+    ]
+
+
 async def test_the_phases_age_counts_from_entering_it(bench: Bench) -> None:
     await bench.up("n1")
     job = await bench.submit()

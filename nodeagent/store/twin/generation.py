@@ -76,6 +76,9 @@ def ack(
     if value.ended != (head.state == "ended"):
         return job
     if last is not None and job.last_number:
+        if last.state == "left" and node not in job.last_reports:
+            text = f"{node}: {last.reason}"
+            s.event("WorkersLeft", job=job, node=node, generation=job.last_number, by=node, text=text)
         reports = job.last_reports | {node: _sequenced(job.last_reports, node, last)}
         job = job.model_copy(update={"last_reports": reports})
     holders = {n: h for n, h in head.holders.items() if n != node}
