@@ -8,5 +8,6 @@ from __future__ import annotations
 
 from nodeagent.train.context import Context, context
 from nodeagent.train.link import Link, LinkError
+from nodeagent.train.progress import progress
 
-__all__ = ["Context", "Link", "LinkError", "context"]
+__all__ = ["Context", "Link", "LinkError", "context", "progress"]
