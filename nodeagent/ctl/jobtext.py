@@ -258,6 +258,8 @@ def _next(job: Json) -> list[str]:
             step += f", or want fewer: nodeagentctl scale {name} N"
     elif phase == "forming":
         step = "nothing: it starts when every member has acknowledged"
+    elif any(why.startswith("no progress seen") for why in job["why"]):
+        step = f"nothing yet: if it hangs, it is restarted by itself. Follow it: nodeagentctl logs {name} -f"
     elif job["why"]:
         step = f"nothing is wrong; it will grow when it can. Follow it: nodeagentctl logs {name} -f"
     else:

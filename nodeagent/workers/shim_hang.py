@@ -22,7 +22,7 @@ from nodeagent.workers.shim_loop import Delay, Loop
 from nodeagent.workers.shim_output import stamp
 from nodeagent.workers.shim_progress import Page
 from nodeagent.workers.shim_spawn import start_program
-from nodeagent.workers.shim_track import Track, look
+from nodeagent.workers.shim_track import FIRST_LIMIT, Track, look
 
 STACKS_BOUND = 20.0
 """Seconds for the stacks of all workers of the pod; what came by then is used."""
@@ -109,15 +109,17 @@ class HangWatch:
 
     def close(self) -> None:
         self._gang = None
-        self.stall = None
         if self._delay is not None:
             self._delay.cancel()
         for page in self._pages.values():
             page.close()
+        if self.stall is not None:
+            self.stall = None
+            self._changed()
 
     def _next(self) -> None:
-        shortest = self._limit or min((t.limit for t in self._tracks.values()), default=MOST_WAIT)
-        wait = min(max(shortest / LOOKS, LEAST_WAIT), MOST_WAIT if self._limit else 2.0)
+        shortest = self._limit or min((t.limit for t in self._tracks.values()), default=FIRST_LIMIT)
+        wait = min(max(shortest / LOOKS, LEAST_WAIT), MOST_WAIT)
         self._delay = self._loop.after(wait, self._tick)
 
     def _tick(self) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from nodeagent.workers.shim_stacks import Frame, kernel_text, main_thread, site, text, waits
+from nodeagent.workers.shim_stacks import Frame, dump, kernel_text, main_thread, site, text, waits
 
 
 def python(name: str, file: str, line: int = 3) -> Frame:
@@ -87,3 +88,28 @@ def test_stacks_for_people() -> None:
 def test_the_kernel_tells_of_each_thread() -> None:
     assert kernel_text(os.getpid()).startswith(f"Thread {os.getpid()} ")
     assert kernel_text(2**22 + 1) == "no such process: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("echo nonsense", "py-spy wrote no JSON: "),
+        ("echo 'Error: Permission Denied' >&2; echo ' Try sudo' >&2; exit 1", "Error: Permission Denied; Try sudo"),
+        ("exit 3", "py-spy ended with 3"),
+        ("exec sleep 60", "not within 0.5 s"),
+    ],
+    ids=["garbage", "refused", "says nothing", "hangs"],
+)
+def test_why_there_are_no_stacks(tmp_path: Path, program: str, why: str) -> None:
+    spy = tmp_path / "py-spy"
+    spy.write_text(f"#!/bin/sh\n{program}\n")
+    spy.chmod(0o755)
+    threads, problem = dump(str(spy), os.getpid(), "--nonblocking", 0.5)
+    assert threads == []
+    assert problem.startswith(why)
+
+
+def test_without_py_spy_there_are_no_stacks() -> None:
+    assert dump(None, os.getpid(), "--nonblocking", 0.5) == ([], "py-spy is not installed beside nodeagent")
+    threads, problem = dump("/nowhere/py-spy", os.getpid(), "--nonblocking", 0.5)
+    assert (threads, problem) == ([], "/nowhere/py-spy: No such file or directory")
