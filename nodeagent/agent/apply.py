@@ -65,6 +65,9 @@ class Applier:
                 if job is not None and self._allowed(job):
                     log.debug("start", generation=token.number, why=why)
                     self._start(job)
+            case pod.Look(uid, why):
+                log.debug("look", why=why)
+                self._host.look(uid)
             case pod.Retire(uid, why):
                 status = self._host.status().get(uid)
                 if job is None and status is not None and not status.quiet and not self._lease.seasoned:

@@ -20,8 +20,8 @@ def event_ms(event_id: str) -> int:
 
 
 def generations(job: JobRecord, events: Iterable[Event]) -> list[Json]:
-    """Oldest first. ``stood_still`` is from the first report of the fault that ended the generation before to this
-    one's start, in seconds; None where the audit log does not reach back."""
+    """Oldest first. ``stood_still`` is from the first report of the fault that ended the generation before (of a hang:
+    from the last progress) to this one's start, in seconds; None where the audit log does not reach back."""
     formed: dict[int, Event] = {}
     active: dict[int, int] = {}
     fault: dict[int, int] = {}
@@ -47,7 +47,8 @@ def generations(job: JobRecord, events: Iterable[Event]) -> list[Json]:
         still = None
         if number in active and before is not None:
             began = fault.get(before) or (event_ms(formed[number].id) if number in formed else None)
-            still = None if began is None else round(max(0, active[number] - began) / 1000, 3)
+            stalled = job.budget[str(before)].stalled if str(before) in job.budget else 0.0
+            still = None if began is None else round(max(0, active[number] - began) / 1000 + stalled, 3)
         out.append(
             {
                 "number": number,

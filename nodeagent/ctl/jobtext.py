@@ -233,7 +233,8 @@ def blame_lines(job: Json, logs_stay: bool = True) -> list[str]:
     who = f"rank {end['rank']} on {end['node']}" if end["rank"] is not None else end["node"] or "no single worker"
     lines.append(f"  {end['text'] or who + ': ' + exit_words(end['exit'])}")
     if end["error"]:
-        lines += ["  last lines:", *_indent(end["error"], "    ")]
+        title = "what its workers did" if end["kind"] == "hang" else "last lines"
+        lines += [f"  {title}:", *_indent(end["error"], "    ")]
     if logs_stay:
         rank = "" if end["rank"] is None else f" --rank {end['rank']}"
         lines.append(f"  all it wrote: nodeagentctl logs {job['name']} --generation {end['generation']}{rank}")
@@ -271,6 +272,8 @@ def _next(job: Json) -> list[str]:
             step += f", or want fewer: nodeagentctl scale {name} N"
     elif phase == "forming":
         step = "nothing: it starts when every member has acknowledged"
+    elif any(why.startswith("no progress seen") for why in job["why"]):
+        step = f"nothing yet: if it hangs, it is restarted by itself. Follow it: nodeagentctl logs {name} -f"
     elif job["why"]:
         step = f"nothing is wrong; it will grow when it can. Follow it: nodeagentctl logs {name} -f"
     else:

@@ -91,6 +91,12 @@ class Spend(Record):
     """The blamed worker's last lines."""
     exit: int | None = None
     """The blamed worker's exit code, 128+n for signal n."""
+    step: int | None = None
+    """Of a hang: the newest step that any worker told."""
+    progressed: bool = False
+    """Of a hang: the job had got further since the hang before, or had run for long."""
+    stalled: float = Field(default=0.0, ge=0)
+    """Of a hang: seconds without progress until it was seen."""
 
 
 class Outcome(Record):

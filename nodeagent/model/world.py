@@ -11,16 +11,17 @@ from typing import Literal
 from pydantic import Field
 
 from nodeagent.model.base import Record
+from nodeagent.model.stall import Stall
 
 HeadState = Literal["forming", "active", "ended"]
 
 CauseKind = Literal[
-    "start", "worker_failed", "pod_failed", "node_lost", "collective", "reform", "fenced",
+    "start", "worker_failed", "hang", "pod_failed", "node_lost", "collective", "reform", "fenced",
     "scale", "join", "drain", "resume", "restart",
 ]  # fmt: skip
 """Why a generation was formed. ``collective``: only victims of a broken collective seen so far, the culprit still
-unknown. ``reform``: a worker asked for it (exit 101). ``fenced``: a node stopped its own workers because it could
-not renew its lease."""
+unknown. ``hang``: the gang made no progress. ``reform``: a worker asked for it (exit 101). ``fenced``: a node stopped
+its own workers because it could not renew its lease."""
 
 
 class Token(Record):
@@ -98,6 +99,8 @@ class PodReport(Record):
     could not start. ``left``: stopped as planned; ``reason`` says what became of its last steps."""
     exits: tuple[WorkerExit, ...] = ()
     reason: str = ""
+    stall: Stall | None = None
+    """While ``running``: what its workers do, when the gang may hang."""
     seq: int = 0
     """Order of arrival at the store among this generation's reports (set by the store): the first fault has the
     lowest."""

@@ -78,6 +78,14 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """Others of the gang see no progress: have this node's shim tell what its workers do."""
+
+    uid: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Keep:
     """Give the active generation other keepers."""
 
@@ -96,7 +104,7 @@ class Retire:
     why: str
 
 
-PodAction = Prepare | Stop | Promise | SendAck | Start | Report | Keep | Retire
+PodAction = Prepare | Stop | Promise | SendAck | Start | Report | Look | Keep | Retire
 
 
 def plan_pods(
@@ -211,7 +219,8 @@ def _active(job: JobRecord, head: Head, node: str, status: PodStatus | None) -> 
         reason = (status.reason if status is not None else "") or "its shim is gone, and its workers with it"
         return _report(job, head, sent, PodReport(state="lost", reason=reason))
     if status.generation == head.token:
-        return _report(job, head, sent, read_report(status))
+        report = read_report(status) or _going_on(sent)
+        return _report(job, head, sent, report) or _look(job, head, node, status)
     if not status.quiet:
         return _stop(job, head, False, f"generation {head.number} is active")
     if status.highest != head.token:
@@ -224,15 +233,30 @@ def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodRepor
     if report is None or (sent is not None and _same(sent, report)):
         return None
     why = report.reason or (describe(report.exits[0]) if report.exits else report.state)
+    if report.stall is not None:
+        why = f"no progress for {report.stall.limit:g} s" if report.stall.suspects else "others see no progress"
     return Report(job.uid, head.token, report, why)
 
 
 def _same(sent: PodReport, report: PodReport) -> bool:
-    return (sent.state, len(sent.exits)) == (report.state, len(report.exits))
+    return (sent.state, len(sent.exits), sent.stall) == (report.state, len(report.exits), report.stall)
+
+
+def _going_on(sent: PodReport | None) -> PodReport | None:
+    """What takes back that the pod saw no progress."""
+    return PodReport(state="running") if sent is not None and sent.state == "running" else None
+
+
+def _look(job: JobRecord, head: Head, node: str, status: PodStatus) -> Look | None:
+    if status.phase != "running" or status.stall is not None:
+        return None
+    others = [n for n, r in head.reports.items() if n != node and r.stall is not None and r.stall.suspects]
+    names = ", ".join(sorted(others, key=natural))
+    return Look(job.uid, f"no progress is seen on {names}") if others else None
 
 
 def read_report(status: PodStatus) -> PodReport | None:
-    """What a started pod has to say; None while all its workers run."""
+    """What a started pod has to say; None while its workers run and get on."""
     if status.refused:
         return PodReport(state="refused", reason=status.refused)
     if status.fenced:
@@ -242,6 +266,8 @@ def read_report(status: PodStatus) -> PodReport | None:
     done = [e for e in status.exits if not e.stopped and e.code == 0]
     if done and len(done) == len(status.workers):
         return PodReport(state="succeeded", exits=status.exits)
+    if status.stall is not None and status.phase == "running":
+        return PodReport(state="running", stall=status.stall)
     return None
 
 

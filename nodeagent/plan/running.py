@@ -10,6 +10,7 @@ from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, Head
 from nodeagent.plan import faults, restarts
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.hang import watching
 from nodeagent.plan.membership import gone_nodes, natural
 from nodeagent.plan.placement import choose, place
 from nodeagent.plan.policies import match
@@ -33,7 +34,11 @@ def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) ->
         return after_fault(cluster, job, fault, gone)
     if any(faults.final_report(r) for r in head.reports.values()):
         return Decision(None, ("some pods have finished; waits for the others",))
-    return _change(cluster, job, head, wall)
+    change = _change(cluster, job, head, wall)
+    stalled = watching(head)
+    if stalled and change.step is None:
+        return Decision(None, (stalled, *change.why), change.at)
+    return change
 
 
 def after_fault(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tuple[str, ...]) -> Decision:

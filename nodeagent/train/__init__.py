@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from nodeagent.train.context import Context, context
 from nodeagent.train.link import Link, LinkError
+from nodeagent.train.progress import progress
 
 if TYPE_CHECKING:
     from nodeagent.train.snapshots import restore, snapshot
 
-__all__ = ["Context", "Link", "LinkError", "context", "restore", "snapshot"]
+__all__ = ["Context", "Link", "LinkError", "context", "progress", "restore", "snapshot"]
 
 _WITH_TORCH = {"restore": "snapshots", "snapshot": "snapshots"}
 

@@ -14,6 +14,7 @@ from typing import Protocol
 from nodeagent.model.base import Record
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodPhase, WorkerState
+from nodeagent.model.stall import Stall
 from nodeagent.model.world import Token, WorkerExit
 
 
@@ -63,6 +64,8 @@ class PodStatus(Record):
     snapshot_bytes: int = 0
     """Memory that the shim keeps for its workers' snapshots."""
     commit: CommitWish | None = None
+    stall: Stall | None = None
+    """What the workers of ``generation`` do, while they or others of their gang make no progress."""
 
     @property
     def quiet(self) -> bool:
@@ -113,6 +116,10 @@ class PodHost(Protocol):
     def stop(self, uid: str, grace: float | None) -> None:
         """Stop whatever runs: SIGTERM, then SIGKILL after ``grace`` seconds; None is SIGKILL now. A shorter grace
         overrides a longer one."""
+        ...
+
+    def look(self, uid: str) -> None:
+        """Have ``stall`` told for what runs: others of its gang see no progress. Nothing for a job without ``hang``."""
         ...
 
     def retire(self, uid: str) -> None:

@@ -151,6 +151,9 @@ class ShimHost:
     def stop(self, uid: str, grace: float | None) -> None:
         self._command(uid, "stop", grace=grace)
 
+    def look(self, uid: str) -> None:
+        self._command(uid, "look")
+
     def retire(self, uid: str) -> None:
         self._unfit.pop(uid, None)
         pod = self._pods.get(uid)

@@ -71,6 +71,7 @@ def pod_file(
         "standby": spec.standby,
         "checkpoint_dir": spec.checkpoint_dir,
         "hooks": spec.hooks.model_dump(),
+        "hang": spec.hang.model_dump() if spec.hang is not None else None,
         "state": str(state),
         "logs": str(logs),
         "log_max_bytes": log_max_bytes,

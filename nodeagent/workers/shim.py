@@ -30,6 +30,7 @@ from nodeagent.workers.shim_children import Children
 from nodeagent.workers.shim_commit import Commits
 from nodeagent.workers.shim_gang import Gang, Parts, note
 from nodeagent.workers.shim_guard import Guard
+from nodeagent.workers.shim_hang import HangWatch
 from nodeagent.workers.shim_leaving import Leaving
 from nodeagent.workers.shim_link import OPS, WorkerLink
 from nodeagent.workers.shim_loop import Delay, Loop
@@ -66,6 +67,7 @@ class Shim:
         ports = (int(self.pod["ports"][0]), int(self.pod["ports"][1]))
         self.holder = Holder(self.loop, self.pod["address"], ports, self.changed)
         self.gang: Gang | None = None
+        self.hang: HangWatch | None = None
         self.link = WorkerLink(lambda: self.gang)
         self.commits = Commits(self.link, self.changed)
         self.snapshots = Snapshots(self.link, self.changed, available_memory)
@@ -204,6 +206,15 @@ class Shim:
         self._prune(number)
         fit = self.preparation.fit
         environments = [self.preparation.environment(env) for env in command["environments"]] if fit else []
+        if self.hang is not None:
+            self.hang.close()
+        self.hang = None
+        if self.pod["hang"] is not None:
+            self.hang = HangWatch(
+                self.loop, self.children, self.pod["hang"], self.folder, self.logs, self.changed
+            )  # fmt: skip
+            pages = map(self.hang.environment, command["ranks"])
+            environments = [env | page for env, page in zip(environments, pages, strict=False)]
         parts = Parts(
             self.loop, self.guard, self.children, self.preparation.standby, self.pod, self.state, self.logs,
             self._gang_changed, self._file,
@@ -221,6 +232,8 @@ class Shim:
         if self.holder.held is None or not self.holder.held["store_hosted"]:
             self.holder.starting()
         self.preparation.used()
+        if self.hang is not None:
+            self.hang.watch(gang)
         gang.start()
 
     def _do_stop(self, command: Command) -> None:
@@ -229,6 +242,10 @@ class Shim:
 
     def _do_committed(self, command: Command) -> None:
         self.commits.answered(command["wish"], command["refused"])
+
+    def _do_look(self, _command: Command) -> None:
+        if self.hang is not None:
+            self.hang.ask()
 
     def _do_retire(self, command: Command) -> None:
         self.retiring = True
@@ -305,6 +322,7 @@ class Shim:
             "rendezvous": self.holder.held,
             "commit": self.commits.wish(),
             "snapshot_bytes": self.snapshots.bytes,
+            "stall": self.hang.stall if self.hang is not None else None,
         }
 
     def _tell(self, text: str) -> None:

@@ -39,7 +39,7 @@ def main() -> None:
         sys.path[0] = config["path0"]
     link = socket.socket(fileno=config["fd"])
     send(link, warm_up(config["preload"]))
-    work = serve(link)  # returns in a forked worker only
+    work = serve(link, config["shim"])  # returns in a forked worker only
     del link, config
     run(work)
 
@@ -104,7 +104,7 @@ def receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(data), list(fds)
 
 
-def serve(link: socket.socket) -> dict[str, Any]:
+def serve(link: socket.socket, shim: int) -> dict[str, Any]:
     """Obey the shim. In the standby it never returns; in a forked worker it returns what to run."""
     me = os.getpid()
     while True:
@@ -124,6 +124,7 @@ def serve(link: socket.socket) -> dict[str, Any]:
                 if pid == 0:
                     os.setsid()
                     die_with_parent(me)
+                    _libc.prctl(0x59616D61, shim, 0, 0, 0)  # PR_SET_PTRACER: where Yama is on, it may read our stacks
                     link.close()
                     if command["op"] == "store":
                         host_store(command, fds)

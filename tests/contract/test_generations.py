@@ -6,6 +6,7 @@ import pytest
 
 from nodeagent.model.job import Outcome, Phase
 from nodeagent.model.node import Incarnation
+from nodeagent.model.stall import RankFacts, Stall
 from nodeagent.model.world import Ack, PodReport, Token
 from tests.contract.bench import Bench, head, refused, spend
 
@@ -130,6 +131,24 @@ async def test_reports_carry_the_order_of_first_faults(bench: Bench) -> None:
     events = (await bench.store.events("0-0", 100))[-3:]
     assert [(e.kind, e.node) for e in events] == [("WorkerFailed", "n3"), ("PodFailed", "n2"), ("PodFailed", "n1")]
     assert events[0].text == "exit 3"
+
+
+async def test_a_stall_is_told_and_taken_back_and_is_no_fault(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    facts = RankFacts(rank=0, state="stopped", step=41, age=12.5, overdue="long", waits=None, site="f (a.py:3)")
+    stall = Stall(limit=10.0, suspects=True, ranks=(facts,))
+    before = await bench.kinds()
+    job = await bench.report(job, "n1", "running", stall=stall)
+    assert head(job).reports == {"n1": PodReport(state="running", stall=stall)}
+    job = await bench.report(job, "n1", "running")
+    assert head(job).reports == {"n1": PodReport(state="running")}
+    assert await bench.kinds() == before
+    job = await bench.report(job, "n1", "lost")
+    assert head(job).reports["n1"].seq == 1, "the first fault"
+    told = spend().model_copy(update={"kind": "hang", "step": 41, "progressed": True, "stalled": 12.5})
+    job = await bench.propose(job, "n2", spend=told)
+    assert job.budget["1"] == told
 
 
 async def test_reports_are_only_for_members_of_the_active_head(bench: Bench) -> None:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from nodeagent.model.jobspec import Hooks, JobSpec, Nodes, Role, Submitter
+from nodeagent.model.jobspec import Hang, Hooks, JobSpec, Nodes, Role, Submitter
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Token
 from nodeagent.workers.base import PodStatus, StartOrder
@@ -38,6 +38,7 @@ def make_spec(
     checkpoint_dir: str | None = None,
     env_file: str | None = None,
     environ: Mapping[str, str] | None = None,
+    hang: Hang | None = None,
 ) -> JobSpec:
     """A job of this machine's own user."""
     recorded = {"PATH": os.environ["PATH"]} if environ is None else dict(environ)
@@ -54,6 +55,7 @@ def make_spec(
             "limits": dict(limits or {}),
             "checkpoint_dir": checkpoint_dir,
             "env_file": env_file,
+            "hang": hang,
             "submitter": Submitter(user=user, uid=os.getuid(), gid=os.getgid(), host="h", cwd="/", environ=recorded),
         }
     )

@@ -364,6 +364,9 @@ class SimHost:
     def stop(self, uid: str, grace: float | None) -> None:
         self._do(lambda: self._machine.stop(uid, grace))
 
+    def look(self, uid: str) -> None:
+        """Its workers never hang."""
+
     def retire(self, uid: str) -> None:
         self._do(lambda: self._machine.retire(uid))
 
