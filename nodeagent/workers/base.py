@@ -39,6 +39,8 @@ class PodStatus(Record):
     shim_pid: int | None = None
     standby_pid: int | None = None
     standby_warm: bool = False
+    parked: dict[int, int] = {}
+    """Workers forked ahead, waiting for work: pid to bytes of memory that are its alone."""
     highest: Token | None = None
     """The newest generation this node promised to (fsynced); nothing lower ever starts."""
     generation: Token | None = None

@@ -68,6 +68,7 @@ class Shim:
         self._last = ""
         self._idle: Delay | None = None
         self._listener = self._listen()
+        os.set_inheritable(agent, False)  # no worker can speak for us
         self._connect(socket.socket(fileno=agent))
 
     # -- life
@@ -207,7 +208,7 @@ class Shim:
             return
         if self.holder.held is None or not self.holder.held["store_hosted"]:
             self.holder.starting()
-        self.preparation.used()
+        self.preparation.used(len(gang.ranks))
         gang.start()
 
     def _do_stop(self, command: Command) -> None:
@@ -280,6 +281,7 @@ class Shim:
             "shim_pid": os.getpid(),
             "standby_pid": standby.pid,
             "standby_warm": standby.warm,
+            "parked": {child.pid: child.private for child in standby.pool.waiting},
             "highest": self.highest,
             "generation": gang.token if gang else None,
             "workers": gang.states() if gang else [],
