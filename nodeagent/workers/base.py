@@ -92,7 +92,7 @@ class PodHost(Protocol):
 
     def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
         """Write ``highest`` = token durably and, if asked, hold an address for that generation. Only for a quiet
-        pod."""
+        pod, or one whose workers have all been sent SIGKILL."""
         ...
 
     def start(self, uid: str, order: StartOrder) -> None:

@@ -158,8 +158,8 @@ class Shim:
 
     def _do_promise(self, command: Command) -> None:
         token = command["token"]
-        if not self._quiet():
-            self._tell(f"not promised: workers of generation {self.gang and self.gang.token['number']} still live")
+        if self.gang is not None and not self.gang.doomed:
+            self._tell(f"not promised: workers of generation {self.gang.token['number']} still live")
         elif self.highest is not None and token != self.highest and token["number"] <= self.highest["number"]:
             self._tell(f"not promised: generation {self.highest['number']} was promised before")
         else:
