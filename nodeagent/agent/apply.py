@@ -55,9 +55,11 @@ class Applier:
                 if job is not None and self._allowed(job):
                     log.debug("prepare", why=why)
                     self._host.prepare(uid, job.spec)
-            case pod.Stop(uid, grace, why):
+            case pod.Stop(uid, grace, why, promise):
                 log.debug("stop", why=why, grace=grace)
                 self._host.stop(uid, grace)
+                if promise is not None:
+                    return await self.pod(promise)
             case pod.Promise(uid, token, rendezvous, why):
                 log.debug("promise", generation=token.number, why=why)
                 self._host.promise(uid, token, rendezvous)

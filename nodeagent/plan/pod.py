@@ -7,7 +7,7 @@ empty -> promised(g) -> started(g) -> stopped, and never back to a lower g.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Incarnation
@@ -29,15 +29,6 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """Stop what runs; ``grace`` None is SIGKILL now."""
-
-    uid: str
-    grace: float | None
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class Promise:
     """Durably promise never to start anything below this generation; group rank 0 also holds its rendezvous."""
 
@@ -45,6 +36,17 @@ class Promise:
     token: Token
     rendezvous: bool
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop what runs; ``grace`` None is SIGKILL now. ``promise``: what to promise while it dies, so that disk and
+    rendezvous cost no time of their own; only where nobody is left who could still need the old rendezvous."""
+
+    uid: str
+    grace: float | None
+    why: str
+    promise: Promise | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,11 @@ def _forming(
         # SIGKILL is pending, so it runs no more of its own code: the others may go on, but not with this node.
         return None if in_head else _ack(job, head, node, head.holders[node].life, status, "", lends)
     if status is not None and not status.quiet:
-        return _stop(job, head, head.planned, f"generation {head.number} is forming: {head.cause.text}")
+        stop = _stop(job, head, head.planned, f"generation {head.number} is forming: {head.cause.text}")
+        astray = node in strays(cluster, job, {node: status.folder})
+        if not in_head or head.planned or astray or status.highest == head.token:
+            return stop
+        return replace(stop, promise=_promise(job, head, node))
     life = head.members[node].life if in_head else head.holders[node].life
     if not in_head:
         return _ack(job, head, node, life, status, "", lends)
@@ -201,13 +207,18 @@ def _forming(
         return None
     if node in strays(cluster, job, {node: status.folder}):
         return None  # the others form without it as soon as its record says so
-    leads = head.members[node].group_rank == 0
     if status.highest != head.token:
-        return Promise(job.uid, head.token, leads, f"generation {head.number} is forming")
+        return _promise(job, head, node)
+    leads = head.members[node].group_rank == 0
     if leads and (status.rendezvous is None or status.rendezvous.token != head.token):
         return None
     address = status.rendezvous.address if leads and status.rendezvous else ""
     return _ack(job, head, node, life, status, address, lends)
+
+
+def _promise(job: JobRecord, head: Head, node: str) -> Promise:
+    leads = head.members[node].group_rank == 0
+    return Promise(job.uid, head.token, leads, f"generation {head.number} is forming")
 
 
 def _active(job: JobRecord, head: Head, node: str, status: PodStatus | None) -> PodAction | None:

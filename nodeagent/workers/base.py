@@ -49,6 +49,8 @@ class PodStatus(Record):
     shim_pid: int | None = None
     standby_pid: int | None = None
     standby_warm: bool = False
+    parked: dict[int, int] = {}
+    """Workers forked ahead, waiting for work: pid to bytes of memory that are its alone."""
     highest: Token | None = None
     """The newest generation this node promised to (fsynced); nothing lower ever starts."""
     generation: Token | None = None
@@ -105,7 +107,7 @@ class PodHost(Protocol):
 
     def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
         """Write ``highest`` = token durably and, if asked, hold an address for that generation. Only for a quiet
-        pod."""
+        pod, or one whose workers have all been sent SIGKILL."""
         ...
 
     def start(self, uid: str, order: StartOrder) -> None:

@@ -69,6 +69,7 @@ def pod_file(
         "limits": spec.limits,
         "preload": spec.preload,
         "standby": spec.standby,
+        "parked": workers if isinstance(workers := spec.role.workers_per_node, int) else 0,
         "checkpoint_dir": spec.checkpoint_dir,
         "hooks": spec.hooks.model_dump(),
         "hang": spec.hang.model_dump() if spec.hang is not None else None,

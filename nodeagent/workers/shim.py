@@ -80,6 +80,7 @@ class Shim:
         self._last = ""
         self._idle: Delay | None = None
         self._listener = self._listen()
+        os.set_inheritable(agent, False)  # no worker can speak for us
         self._connect(socket.socket(fileno=agent))
 
     # -- life
@@ -172,8 +173,8 @@ class Shim:
 
     def _do_promise(self, command: Command) -> None:
         token = command["token"]
-        if not self._quiet():
-            self._tell(f"not promised: workers of generation {self.gang and self.gang.token['number']} still live")
+        if self.gang is not None and not self.gang.doomed:
+            self._tell(f"not promised: workers of generation {self.gang.token['number']} still live")
         elif self.highest is not None and token != self.highest and token["number"] <= self.highest["number"]:
             self._tell(f"not promised: generation {self.highest['number']} was promised before")
         else:
@@ -231,7 +232,7 @@ class Shim:
             return
         if self.holder.held is None or not self.holder.held["store_hosted"]:
             self.holder.starting()
-        self.preparation.used()
+        self.preparation.used(len(gang.ranks))
         if self.hang is not None:
             self.hang.watch(gang)
         gang.start()
@@ -313,6 +314,7 @@ class Shim:
             "shim_pid": os.getpid(),
             "standby_pid": standby.pid,
             "standby_warm": standby.warm,
+            "parked": {child.pid: child.private for child in standby.pool.waiting},
             "highest": self.highest,
             "generation": gang.token if gang else None,
             "workers": gang.states() if gang else [],

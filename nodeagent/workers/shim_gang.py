@@ -101,6 +101,12 @@ class Gang:
             return "starting"
         return "running" if any(not w.ended for w in self.workers) else "stopping"
 
+    @property
+    def doomed(self) -> bool:
+        """Nothing of it runs, or all of it has been sent SIGKILL."""
+        killed = self.stopping and self._kill_at is not None and self._kill_at <= time.monotonic()
+        return self.settled or self.fenced or killed
+
     def states(self) -> list[dict[str, Any]]:
         """As model.pod.WorkerState."""
         states = []

@@ -179,15 +179,24 @@ class Bench:
         shim, own = status.shim_pid, {status.shim_pid, status.standby_pid}
         assert shim is not None
         line = Path(f"/proc/{shim}/cmdline").read_bytes()
-        for pid in pids():
-            fields = stat_fields(pid)
-            if fields and int(fields[1]) == shim and Path(f"/proc/{pid}/cmdline").read_bytes() == line:
+        for pid in children(shim):
+            if Path(f"/proc/{pid}/cmdline").read_bytes() == line:
                 own.add(pid)
         return {pid for pid in own if pid}
+
+    def parked(self) -> set[int]:
+        """Forks of the standby that were never given work, those that still warm up among them."""
+        status = self.state()
+        forks = children(status.standby_pid) if status.standby_pid else []
+        return set(forks) - {worker.pid for worker in status.workers}
 
     def left(self) -> list[int]:
         self.note_marks()
         return [pid for mark in self.marks for owner in self.owners for pid in marked(mark, owner)]
+
+
+def children(parent: int) -> list[int]:
+    return [pid for pid in pids() if (fields := stat_fields(pid)) and int(fields[1]) == parent]
 
 
 async def wait_for(condition: Callable[[], object], bound: float = 30.0) -> None:

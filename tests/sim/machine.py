@@ -37,6 +37,8 @@ class SimPod:
     rendezvous: Rendezvous | None = None
     killing: bool = False
     wish: CommitWish | None = None
+    doomed: bool = False
+    """SIGKILL is on its way: a promise need not wait for its end."""
     env: tuple[dict[str, str], ...] = ()
 
     def status(self) -> PodStatus:
@@ -135,7 +137,7 @@ class SimMachine:
                        stopped=pod.killing, order=len(pod.exits), error=error)
         )  # fmt: skip
         if not pod.alive:
-            pod.phase, pod.killing = "exited", False
+            pod.phase, pod.killing, pod.doomed = "exited", False, False
 
     def lose_peers(self, uid: str, token: Token) -> None:
         """A peer is gone: the workers here fail in their collective a moment later."""
@@ -264,7 +266,7 @@ class SimMachine:
 
     def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
         pod = self.pods.get(uid)
-        if pod is None or pod.phase == "gone" or pod.alive:
+        if pod is None or pod.phase == "gone" or (pod.alive and not pod.doomed):
             return
         known = self.promised.get(uid)
         if known is not None and known.number > token.number:
@@ -306,7 +308,7 @@ class SimMachine:
         pod = self.pods.get(uid)
         if pod is None or not pod.alive:
             return
-        pod.phase, pod.killing = "stopping", True
+        pod.phase, pod.killing, pod.doomed = "stopping", True, pod.doomed or grace is None
         delay = self.rng.uniform(0.001, 0.01) if grace is None else self.rng.uniform(0.0, min(grace, 5.0))
         token = pod.generation
 

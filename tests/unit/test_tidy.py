@@ -21,7 +21,7 @@ IMPURE = frozenset({
 """What a decision must not touch: clocks, randomness, files, processes, the network, logs."""
 OF_PLAN = frozenset({"nodeagent.model", "nodeagent.plan", "nodeagent.workers.base"})
 """What ``plan/`` may use of nodeagent: records, and the states of pods it decides on."""
-ON_ITS_OWN = sorted([*PACKAGE.glob("workers/shim*.py"), PACKAGE / "workers" / "standby.py"])
+ON_ITS_OWN = sorted([*PACKAGE.glob("workers/shim*.py"), *PACKAGE.glob("workers/standby*.py")])
 """Run by the job's own Python, or small enough to outlive everything: the standard library only."""
 LONGEST = 400
 TEXT = frozenset(

@@ -128,7 +128,7 @@ def test_every_variable_of_a_second_node() -> None:
 def test_the_checkpoint_that_was_committed_last() -> None:
     pointer = Checkpoint(name="step-100", step=100, number=6, order=1)
     job = a_job().model_copy(update={"checkpoint": pointer})
-    first, *_ = worker_environments(job, a_head(), a_node(), ADDRESSES)
+    first, *_ = worker_environments(job, a_head(), a_node(), nodes())
     assert first["NODEAGENT_CHECKPOINT"] == "step-100"
 
 
