@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
+from nodeagent.agent.advert import Advert
 from nodeagent.agent.apply import Applier
 from nodeagent.agent.clock import Clock
 from nodeagent.agent.commits import Commits
@@ -22,6 +23,7 @@ from nodeagent.agent.lease import PODS_REFRESH, Lease
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.peers import Peers
 from nodeagent.agent.published import pod_states, readiness
+from nodeagent.agent.restarts import RestartCounter
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.upkeep import Upkeep
 from nodeagent.api.view import AgentHealth
@@ -36,7 +38,6 @@ from nodeagent.plan.steps import Decision
 from nodeagent.plan.turn import turn
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
-from nodeagent.trust.endpoint import vouch
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import Ledger
 from nodeagent.trust.seal import Seal
@@ -87,16 +88,15 @@ class Agent:
             self._lease, store=store, host=host, clock=clock, snapshot=self._snapshot, random_id=random_id,
             seal=self._seal, allowed=lambda job: self._guard.refusal(job, clock.wall()) is None,
         )  # fmt: skip
+        self._restarts = RestartCounter(node, metrics)
+        self.advert = Advert(node, config.cluster, key, self._lease)
         self._commits = Commits(self._lease, store=store, host=host, snapshot=self._snapshot)
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
         self._wake = asyncio.Event()
         self._beat_now = asyncio.Event()
         self._first_seen: dict[tuple[object, ...], float] = {}
-        self._counted: dict[str, int] = {}
-        self._counting = False
         self._lag = 0.0
         self._leaving = False
-        self._https: tuple[str, str] | None = None
         self._acting = asyncio.Lock()
         """Held by a round."""
         self.joined = asyncio.Event()
@@ -104,21 +104,6 @@ class Agent:
         self._log = structlog.get_logger("agent").bind(node=node)
 
     # --- tasks ----------------------------------------------------------------------------------
-
-    def advertise(self, http: str) -> None:
-        """Where health and metrics are to be found; told to the others with the next beat."""
-        self._lease.facts = self._lease.facts.model_copy(update={"http": http})
-
-    def serves(self, url: str, certificate: str) -> None:
-        """Where others are served over https, by this certificate; told to them with the next beat."""
-        self._https = (url, certificate)
-        self._vouch()
-
-    def _vouch(self) -> None:
-        if self._https is not None:
-            life = self._lease.incarnation.life
-            https = vouch(self._key, self._config.cluster, self._node, life, *self._https)
-            self._lease.facts = self._lease.facts.model_copy(update={"https": https})
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``. Workers are left running: a restart of the agent does not disturb them."""
@@ -148,8 +133,7 @@ class Agent:
 
     def stands_in(self, pid: int) -> None:
         """From now on this process (with a new pid) only stands in for the next start: tell the others."""
-        now = {"restarting": self._clock.wall(), "agent_pid": pid, "http": ""}
-        self._lease.facts = self._lease.facts.model_copy(update=now)
+        self.advert.stands_in(pid, self._clock.wall())
         self._beat_now.set()
 
     async def leave(self) -> None:
@@ -217,7 +201,7 @@ class Agent:
             if not self._quiet():
                 raise StoreRefusedError("lease_held", "workers of the life that was declared lost still run here")
             self._lease.renew_life()
-            self._vouch()
+            self.advert.vouch()
         await self._lease.join()
         self.joined.set()
 
@@ -325,20 +309,8 @@ class Agent:
         return first + self._timing.turn * turn(cluster, job, self._node)
 
     def _count_restarts(self) -> None:
-        """Each re-formed gang is counted once in the cluster: by the agent of its group rank 0."""
-        if not self._snapshot.complete:
-            return
-        for job in self.cluster().jobs.values():
-            if job.active is None or self._counted.get(job.uid) == job.active.number:
-                continue
-            first_look = not self._counting or job.restarts == 0
-            self._counted[job.uid] = job.active.number
-            head = job.head
-            if first_look or head is None or head.token != job.active:
-                continue
-            if head.ordered()[0].node == self._node:
-                self._metrics.restarts.labels(job=job.name, node=head.cause.node, cause=head.cause.kind).inc()
-        self._counting = True
+        if self._snapshot.complete:
+            self._restarts.look(self.cluster())
 
     # --- the view, for the API ------------------------------------------------------------------------
 

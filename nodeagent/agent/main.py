@@ -242,9 +242,9 @@ async def _serve_api(agent: Agent, metrics: Metrics, address: str) -> None:
 
     server_type, https_type = await asyncio.to_thread(load)
     async with server_type(agent, metrics) as server:
-        agent.advertise(server.http_url)
+        agent.advert.http(server.http_url)
         _settle_memory()
-        await https_type(agent, metrics, address, agent.serves).run()
+        await https_type(agent, metrics, address, agent.advert.https).run()
         await asyncio.Event().wait()
 
 
