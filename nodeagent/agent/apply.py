@@ -80,9 +80,10 @@ class Applier:
             case pod.SendAck(uid, token, ack, last, why):
                 if self._news(uid, ("ack", token)):
                     log.info("acknowledge", generation=token.number, why=why)
-                return await self._write(
-                    self._store.ack(uid, token, self._lease.node, self._lease.incarnation, ack, last)
-                )
+                me = self._lease
+                own = ack.model_copy(update={"host": me.facts.address})
+                signed = self._seal.ack(uid, token, me.node, own)
+                return await self._write(self._store.ack(uid, token, me.node, me.incarnation, signed, last))
             case pod.Report(uid, token, report, why):
                 if self._news(uid, ("report", token, report.state)):
                     log.info("report", generation=token.number, state=report.state, why=why)
@@ -111,7 +112,9 @@ class Applier:
             record = self._snapshot.node(other)
             if record is None:
                 return  # its record has not been read yet: the next round tries again
-            nodes[other] = record
+            signed = record.facts.model_copy(update={"address": job.head.acks[other].host})
+            nodes[other] = record.model_copy(update={"facts": signed})
+        me = me.model_copy(update={"facts": self._lease.facts})  # what the store has of it, others may have written
         order = StartOrder(
             token=job.head.token,
             environments=worker_environments(job, job.head, me, nodes),

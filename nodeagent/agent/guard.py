@@ -29,11 +29,12 @@ SEEN_AGAIN = 3600
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """A record, and whether its two signatures are good."""
+    """A record, and whether its signatures are good."""
 
     job: JobRecord
     admits: bool
     controls: bool
+    gang: bool
 
 
 class Guard:
@@ -117,8 +118,8 @@ class Guard:
         last = self._judged.get(job.uid)
         if last is not None and last.job is job:
             return last
-        if last is None or _admitted(last.job) != _admitted(job) or last.job.control != job.control:
-            now = _Judged(job, self._seal.admits(job), self._seal.controls(job))
+        if last is None or _signed(last.job) != _signed(job):
+            now = _Judged(job, self._seal.admits(job), self._seal.controls(job), self._seal.gang(job))
         else:
             now = replace(last, job=job)
         self._judged[job.uid] = now
@@ -148,6 +149,11 @@ class Guard:
         if head is not None and head.state != "ended" and not size.min <= len(head.members) <= size.max:
             text = f"generation {head.number} has {len(head.members)} nodes"
             return "size", f"{text}, its file allows {size.min} to {size.max}"
+        if not known.gang:
+            return "gang", (
+                "its generation was changed in the store: not every member's agent agreed to it as it is; "
+                f"form it anew: nodeagentctl stop {job.name}, then submit it again"
+            )
         mend = f"say anew what is wanted: nodeagentctl resume {job.name}, or stop it"
         if not known.controls:
             return "control", f"what is wanted of it was changed in the store, not through an agent; {mend}"
@@ -172,5 +178,8 @@ def _expiry(job: JobRecord) -> int:
     return job.admission.expires if job.admission is not None else 0
 
 
-def _admitted(job: JobRecord) -> tuple[object, ...]:
-    return job.admission, job.name, job.owner, job.spec
+def _signed(job: JobRecord) -> tuple[object, ...]:
+    """Whatever a signature is of."""
+    head = None if job.head is None else (job.head.token, job.head.state, job.head.members, job.head.address)
+    acks = None if job.head is None else job.head.acks
+    return job.admission, job.control, job.name, job.owner, job.spec, head, acks

@@ -64,6 +64,11 @@ class Ack(Record):
     """SIGKILL was sent and something still has not gone (D state): its devices are not reused before a reboot."""
     lends: bool = False
     """A promise of this keeper may still lend time to workers of an older generation: it does not let go yet."""
+    host: str = ""
+    """The node's own address, as its agent knows it."""
+    signature: str = ""
+    """The cluster key's, of all this for this node and generation: workers are sent to no address that no agent named
+    (``trust/seal.py``)."""
 
 
 class WorkerExit(Record):

@@ -10,7 +10,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing, millis
 
-RefusalKind = Literal["unsigned", "changed", "ended", "early", "expired", "size", "control"]
+RefusalKind = Literal["unsigned", "changed", "ended", "early", "expired", "size", "gang", "control"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ PLAIN: dict[str, Any] = {
 
 def read_secret(path: Path) -> str:
     """The password in a file, without the line's end. Raises ``AccessError``, also for a file that anybody may read:
-    whoever can log in to the store can run commands on every node."""
+    whoever can log in to the store can stop and lose every job."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)

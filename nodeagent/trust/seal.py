@@ -1,6 +1,7 @@
-"""What the cluster's key signs of a job: its admission (who may run what, as submitted) and each control.
+"""What the cluster's key signs of a job: its admission (who may run what, as submitted), each control, and what each
+member of a generation says of itself.
 
-Owns which bytes are signed. Both are taken from the meaning of a record, not from its text: fields at their default do
+Owns which bytes are signed. They are taken from the meaning of a record, not from its text: fields at their default do
 not count, so that a version of nodeagent that knows more fields reads the same signature. Must never decide what
 follows from a bad one, or read a clock.
 """
@@ -12,12 +13,13 @@ import json
 from nodeagent.model.base import Record
 from nodeagent.model.job import Admission, Control, JobRecord
 from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.world import Ack, Token
 from nodeagent.trust.key import ClusterKey
 
 LIFETIME = 86_400
 """Seconds for which an admission convinces agents that have not seen its job before."""
 
-_JOB, _CONTROL = "job", "control"
+_JOB, _CONTROL, _ACK = "job", "control", "ack"
 
 
 class Seal:
@@ -50,6 +52,28 @@ class Seal:
     def controls(self, job: JobRecord) -> bool:
         """Whether the key signed this control for this job."""
         return self._key.verify(_CONTROL, self._wanted(job.uid, job.control), job.control.signature)
+
+    def ack(self, uid: str, token: Token, node: str, ack: Ack) -> Ack:
+        """An acknowledgement, signed for this node and generation."""
+        return ack.model_copy(update={"signature": self._key.sign(_ACK, self._said(uid, token, node, ack))})
+
+    def gang(self, job: JobRecord) -> bool:
+        """Whether an agent of each member of the active generation agreed to it, and group rank 0's named its address.
+        True where none is active."""
+        head = job.head
+        if head is None or head.state != "active":
+            return True
+        for member in head.members.values():
+            ack = head.acks.get(member.node)
+            if ack is None or ack.life != member.life:
+                return False
+            if not self._key.verify(_ACK, self._said(job.uid, head.token, member.node, ack), ack.signature):
+                return False
+        return head.acks[head.ordered()[0].node].address == head.address
+
+    def _said(self, uid: str, token: Token, node: str, ack: Ack) -> bytes:
+        said = _meaning(ack, "signature")
+        return _bytes(cluster=self._cluster, uid=uid, generation=_meaning(token), node=node, ack=said)
 
     def _admitted(self, uid: str, name: str, owner: int, spec: JobSpec, admission: Admission) -> bytes:
         said = _meaning(admission, "signature")

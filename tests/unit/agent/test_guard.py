@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from nodeagent.agent.guard import SKEW, Guard
 from nodeagent.agent.metrics import Metrics
 from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.world import Ack
 from nodeagent.plan.cluster import Refusal
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import Entry
@@ -100,11 +101,22 @@ def test_a_changed_spec_is_refused_and_the_right_one_runs_again() -> None:
     assert bench.why(changed(job, owner=0)) == "changed"
 
 
+def test_a_generation_that_its_members_did_not_agree_to_is_refused() -> None:
+    head = make_head(["n1"], state="forming")
+    ack = SEAL.ack(UID, head.token, "n1", Ack(life="life-n1", address="a:1"))
+    active = head.model_copy(update={"state": "active", "acks": {"n1": ack}, "address": "a:1"})
+    bench, job = Bench(), signed(make_job("running", active))
+    assert bench.why(job) == ""
+    assert bench.why(changed(job, head=active.model_copy(update={"address": "evil:1"}))) == "gang"
+    assert bench.why(changed(job, head=active.model_copy(update={"acks": {}}))) == "gang"
+    assert bench.why(job) == ""
+
+
 def test_a_generation_of_a_size_that_the_file_does_not_allow_is_refused() -> None:
-    job = signed(make_job("running", make_head(["n1"]), spec=make_spec(size=(2, 3))))
+    job = signed(make_job("forming", make_head(["n1"], state="forming"), spec=make_spec(size=(2, 3))))
     assert Bench().why(job) == "size"
-    assert Bench().why(changed(job, head=make_head(["n1", "n2"]))) == ""
-    assert Bench().why(changed(job, head=make_head(["n1", "n2", "n3", "n4"]))) == "size"
+    assert Bench().why(changed(job, head=make_head(["n1", "n2"], state="forming"))) == ""
+    assert Bench().why(changed(job, head=make_head(["n1", "n2", "n3", "n4"], state="forming"))) == "size"
     assert Bench().why(changed(job, head=make_head(["n1"], state="ended"))) == ""
 
 

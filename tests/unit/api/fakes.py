@@ -19,7 +19,7 @@ from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Cause, Member, PodReport, WorkerExit
-from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.scale import settle_scale
 from nodeagent.plan.steps import Settle
 from nodeagent.spec.agentconfig import AgentConfig
@@ -77,6 +77,8 @@ class FakeView:
         self.lives = {name: Incarnation(life=f"life-{name}", start=1) for name in names}
         self.silent: set[str] = set()
         self.reasons: tuple[str, ...] = ()
+        self.distrusted: dict[str, Refusal] = {}
+        """What the agent does not run, by uid."""
         self.own_pods: dict[str, PodStatus] = {}
         self.gangs: dict[str, dict[str, PodState]] = {}
         self.keepers: tuple[str, ...] = ()
@@ -124,7 +126,9 @@ class FakeView:
             )  # fmt: skip
         jobs = {j.uid: j for j in reply.jobs}
         nodes = {n.id: n for n in reply.nodes}
-        self._cluster = Cluster(served=reply.served, nodes=nodes, jobs=jobs, lapsed=frozenset(reply.lapsed))
+        self._cluster = Cluster(
+            served=reply.served, nodes=nodes, jobs=jobs, lapsed=frozenset(reply.lapsed), refused=self.distrusted,
+        )  # fmt: skip
 
     def cluster(self) -> Cluster:
         return self._cluster

@@ -8,9 +8,10 @@ import pytest
 
 from nodeagent.model.job import Control, JobRecord, Scale
 from nodeagent.model.jobspec import Hooks, JobSpec, Nodes, Policy, RestartLimits
+from nodeagent.model.world import Ack
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import LIFETIME, Seal
-from tests.unit.plan.build import make_job, make_spec
+from tests.unit.plan.build import UID, make_head, make_job, make_spec
 
 SEAL = Seal(ClusterKey(bytes(32)), "lab")
 NOW = 1_700_000_000.7
@@ -102,6 +103,42 @@ def test_a_renewed_admission_is_the_same_job_for_longer() -> None:
     assert SEAL.admits(renewed)
     assert renewed.admission is not None
     assert (renewed.admission.by, renewed.admission.expires) == ("n2", 1_700_001_000 + LIFETIME)
+
+
+def gang() -> JobRecord:
+    head = make_head(["n1", "n2"])
+    said = {"n1": Ack(life="life-n1", address="10.0.0.1:29400", host="10.0.0.1"), "n2": Ack(life="life-n2", host="b")}
+    acks = {node: SEAL.ack(UID, head.token, node, ack) for node, ack in said.items()}
+    return make_job("running", head.model_copy(update={"acks": acks, "address": "10.0.0.1:29400"}))
+
+
+def in_head(job: JobRecord, **fields: Any) -> JobRecord:
+    assert job.head is not None
+    return changed(job, head=job.head.model_copy(update=fields))
+
+
+def test_a_generation_is_what_the_agents_of_its_members_agreed_to() -> None:
+    job = gang()
+    assert SEAL.gang(job)
+    assert SEAL.gang(JobRecord.from_json(job.to_json()))
+    assert job.head is not None
+    acks, members = job.head.acks, job.head.members
+    evil = {
+        "another address": in_head(job, address="6.6.6.6:29400"),
+        "another generation": in_head(job, id="g9"),
+        "a member that did not agree": in_head(job, members=make_head(["n1", "n2", "n3"]).members),
+        "another life": in_head(job, members=members | {"n2": members["n2"].model_copy(update={"life": "x"})}),
+        "another rank 0": in_head(job, members=make_head(["n2", "n1"]).members),
+        "an agreement of another node": in_head(job, acks=acks | {"n2": acks["n1"]}),
+        "no agreement": in_head(job, acks={}),
+        "another job": changed(job, uid="u2"),
+    }
+    for field, value in (("address", "6.6.6.6:1"), ("host", "6.6.6.6"), ("store_hosted", True), ("signature", "")):
+        evil[field] = in_head(job, acks=acks | {"n1": acks["n1"].model_copy(update={field: value})})
+    for what, forged in evil.items():
+        assert not SEAL.gang(forged), what
+    assert SEAL.gang(in_head(job, state="forming", acks={})), "nothing is started yet"
+    assert SEAL.gang(make_job())
 
 
 CONTROLS = {
