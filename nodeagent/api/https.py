@@ -17,6 +17,7 @@ from aiohttp import web
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.app import create_app
 from nodeagent.api.remote import Doorkeeper
+from nodeagent.api.server import SHUTDOWN_TIMEOUT
 from nodeagent.api.tokens import TokenBook
 from nodeagent.api.view import AgentView
 from nodeagent.spec.apiconfig import serves
@@ -41,8 +42,6 @@ class Bounds:
 
 BOUNDS = Bounds()
 BACKLOG = 128
-SHUTDOWN_TIMEOUT = 0.1
-"""Seconds that requests under way get when the agent ends: the next one has to be there before the fence."""
 RETRY = 10.0
 """Seconds until the next try, where the address or the certificate could not be used."""
 
