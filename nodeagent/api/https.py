@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 import ssl
 from collections.abc import Callable
@@ -18,9 +17,10 @@ from aiohttp import web
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.app import create_app
 from nodeagent.api.remote import Doorkeeper
+from nodeagent.api.server import SHUTDOWN_TIMEOUT
 from nodeagent.api.tokens import TokenBook
 from nodeagent.api.view import AgentView
-from nodeagent.spec.apiconfig import OFF
+from nodeagent.spec.apiconfig import serves
 from nodeagent.trust.certificate import CertificateError, server_context
 from nodeagent.trust.ticket import Gate
 
@@ -42,7 +42,6 @@ class Bounds:
 
 BOUNDS = Bounds()
 BACKLOG = 128
-SHUTDOWN_TIMEOUT = 1.0
 RETRY = 10.0
 """Seconds until the next try, where the address or the certificate could not be used."""
 
@@ -61,16 +60,10 @@ class Https:
         self._address = view.config.api.listen or address
         self._log = structlog.get_logger("https").bind(node=view.node)
 
-    @property
-    def wanted(self) -> bool:
-        """Whether others are to be served at all."""
-        configured = self._view.config.api.listen
-        return configured != OFF and (configured is not None or not _loopback(self._address))
-
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Serve until cancelled; nothing, where nothing is to be served."""
         said = ""
-        while self.wanted:
+        while serves(self._view.config.api.listen, self._address):
             try:
                 await self._serve()
             except (OSError, CertificateError) as error:
@@ -100,13 +93,6 @@ class Https:
                 await door.serve(listening, runner.server)
             finally:
                 await runner.cleanup()
-
-
-def _loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
 
 
 async def _listen(address: str, port: int) -> socket.socket:

@@ -41,7 +41,7 @@ ALIVE_PEER, ALIVE_TOOL = 1.0, 10.0
 PATIENCE = 8.0
 """Seconds that a node may give nothing while following before it is named (an agent's restart, or the loss of a node
 that is noticed as such, takes less)."""
-QUEUE = 100
+QUEUE = 32
 """Lines (16 KiB at most) that wait for a slow reader; then the files and the other agents wait too."""
 
 
@@ -102,10 +102,11 @@ class LogRoutes:
         for node in cluster.nodes.values():
             if node.id == self.view.node:
                 continue
+            if node.facts.https is not None and node.id not in part and not asked.wide:
+                continue
             way = way_to(self.view, node)
             if isinstance(way, Way) and cluster.live(node.id):
-                if node.id in part or asked.wide or not way.remote:
-                    ask[node.id] = way
+                ask[node.id] = way
             elif node.id in part:
                 gone = f"node {node.id} does not answer (its agent is gone): its part of the output is missing here"
                 notices.append(notice(node.id, gone if isinstance(way, Way) else way))

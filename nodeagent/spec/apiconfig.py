@@ -30,6 +30,16 @@ def _listen(value: object) -> object:
     return value
 
 
+def serves(listen: str | None, address: str) -> bool:
+    """Whether something is served beyond this machine, by an agent with this ``api.listen`` at this address."""
+    if listen is not None:
+        return listen != OFF
+    try:
+        return not ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address != "localhost"
+
+
 class ApiTlsConfig(Section):
     """Certificates of the https API."""
 

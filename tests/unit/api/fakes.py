@@ -65,6 +65,7 @@ class FakeView:
             {
                 "dirs": {"run": folder / "run", "state": folder / "state", "logs": folder / "logs"},
                 "ports": {"api": 0},
+                "api": {"listen": "off"},
                 "jobs": jobs,
             }
         )
