@@ -21,6 +21,7 @@ from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.peers import Peers
 from nodeagent.agent.published import pod_states, readiness
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.agent.stopwatch import Stopwatch
 from nodeagent.api.view import AgentHealth
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
@@ -72,9 +73,11 @@ class Agent:
         self._failsafe = Failsafe(
             config.timing, lease=self._lease, host=host, clock=clock, peers=peers, cluster=self.cluster
         )
+        self._stopwatch = Stopwatch(node)
         self._applier = Applier(
-            self._lease, store=store, host=host, clock=clock, snapshot=self._snapshot, random_id=random_id
-        )
+            self._lease, store=store, host=host, clock=clock, snapshot=self._snapshot, random_id=random_id,
+            stopwatch=self._stopwatch,
+        )  # fmt: skip
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
         self._wake = asyncio.Event()
         self._beat_now = asyncio.Event()
@@ -232,6 +235,7 @@ class Agent:
     async def _round(self) -> tuple[bool, float | None]:
         changed = False
         statuses = self._host.status()
+        self._stopwatch.look(self.cluster().jobs, statuses, self._clock.now())
         standbys = self._config.jobs.standbys
         lent = self._failsafe.lending()
         actions = plan_pods(self.cluster(), self._node, self._lease.incarnation, statuses, standbys, lent)
@@ -259,6 +263,9 @@ class Agent:
                 due = at if due is None else min(due, at)
         self._first_seen = seen
         self._count_restarts()
+        for recovery in self._stopwatch.finished(cluster.jobs, self._clock.now()):
+            self._metrics.recovered(recovery.cause, recovery.phases)
+            changed |= await self._applier.tell(recovery)
         return changed, due
 
     def _turn_at(

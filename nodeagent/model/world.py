@@ -63,6 +63,10 @@ class Ack(Record):
     """SIGKILL was sent and something still has not gone (D state): its devices are not reused before a reboot."""
     lends: bool = False
     """A promise of this keeper may still lend time to workers of an older generation: it does not let go yet."""
+    stopped: float = 0.0
+    """Seconds from this node's learning of the generation until nothing older ran here. For people."""
+    ready: float = 0.0
+    """Seconds from then to this acknowledgement. For people."""
 
 
 class WorkerExit(Record):
@@ -92,6 +96,8 @@ class PodReport(Record):
     could not start."""
     exits: tuple[WorkerExit, ...] = ()
     reason: str = ""
+    detected: float = 0.0
+    """Failed: seconds from the first worker's end to this report. For people."""
     seq: int = 0
     """Order of arrival at the store among this generation's reports (set by the store): the first fault has the
     lowest."""

@@ -132,6 +132,18 @@ async def test_reports_carry_the_order_of_first_faults(bench: Bench) -> None:
     assert events[0].text == "exit 3"
 
 
+async def test_the_first_report_that_a_pod_runs_is_an_event(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    for node, state in (("n1", "running"), ("n1", "running"), ("n2", "failed"), ("n2", "running")):
+        job = await bench.report(job, node, state, f"{state} on {node}")
+    told = [(e.kind, e.node, e.generation, e.text) for e in await bench.store.events("0-0", 100)][-2:]
+    assert told == [
+        ("GenerationStarted", "n1", 1, "running on n1"),
+        ("WorkerFailed", "n2", 1, "failed on n2"),
+    ]
+
+
 async def test_reports_are_only_for_members_of_the_active_head(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.propose(await bench.submit(), "n1")
