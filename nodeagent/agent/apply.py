@@ -12,7 +12,9 @@ import structlog
 from nodeagent.agent.clock import Clock
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.agent.stopwatch import Recovery, Stopwatch
 from nodeagent.model.job import JobRecord
+from nodeagent.model.world import PodReport
 from nodeagent.plan import pod, steps
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.messages import Ending, Proposal, Settlement
@@ -35,10 +37,11 @@ class Applier:
         random_id: Callable[[], str],
         seal: Seal,
         allowed: Callable[[JobRecord], bool],
+        stopwatch: Stopwatch,
     ) -> None:
         self._lease, self._store, self._host = lease, store, host
         self._clock, self._snapshot, self._random_id = clock, snapshot, random_id
-        self._seal = seal
+        self._seal, self._stopwatch = seal, stopwatch
         self._allowed = allowed
         """Asked of the very record that something is about to be started from: it may be newer than the decision."""
         self._said: dict[str, object] = {}
@@ -81,12 +84,17 @@ class Applier:
                 if self._news(uid, ("ack", token)):
                     log.info("acknowledge", generation=token.number, why=why)
                 me = self._lease
-                own = ack.model_copy(update={"host": me.facts.address})
+                timed = self._stopwatch.stamp(uid, token, ack, self._clock.now())
+                own = timed.model_copy(update={"host": me.facts.address})
                 signed = self._seal.ack(uid, token, me.node, own)
                 return await self._write(self._store.ack(uid, token, me.node, me.incarnation, signed, last))
             case pod.Report(uid, token, report, why):
                 if self._news(uid, ("report", token, report.state)):
                     log.info("report", generation=token.number, state=report.state, why=why)
+                ends = [end.at for end in report.exits if not end.stopped and end.at]
+                if report.state == "failed" and ends:  # both of this machine's wall clock
+                    late = max(0.0, self._clock.wall() - min(ends))
+                    report = report.model_copy(update={"detected": round(late, 4)})
                 return await self._write(
                     self._store.report(uid, token, self._lease.node, self._lease.incarnation, report)
                 )
@@ -122,6 +130,17 @@ class Applier:
             not_after=self._lease.fence_at,
         )
         self._host.start(job.uid, order)
+
+    async def tell(self, recovery: Recovery) -> bool:
+        """Have a finished recovery in the audit log. One that another report came before is not told there."""
+        job, node = self._snapshot.job(recovery.uid), self._lease.node
+        if job is None or job.head is None or job.head.token != recovery.token or node in job.head.reports:
+            return False
+        self._log.info("recovered", job=job.name, generation=recovery.token.number, text=recovery.text)
+        report = PodReport(state="running", reason=recovery.text)
+        return await self._write(
+            self._store.report(recovery.uid, recovery.token, node, self._lease.incarnation, report)
+        )
 
     async def job(self, job: JobRecord, decision: steps.Decision) -> bool:
         """Take one step of a job in the store; true if it was taken (by us). Raises StoreUnavailableError."""

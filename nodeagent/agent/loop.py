@@ -25,6 +25,7 @@ from nodeagent.agent.peers import Peers
 from nodeagent.agent.published import pod_states, readiness
 from nodeagent.agent.restarts import RestartCounter
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.agent.stopwatch import Stopwatch
 from nodeagent.agent.upkeep import Upkeep
 from nodeagent.api.view import AgentHealth
 from nodeagent.model.job import JobRecord
@@ -84,9 +85,11 @@ class Agent:
         self._failsafe = Failsafe(
             config.timing, lease=self._lease, host=host, clock=clock, peers=peers, cluster=self.cluster
         )
+        self._stopwatch = Stopwatch(node)
         self._applier = Applier(
             self._lease, store=store, host=host, clock=clock, snapshot=self._snapshot, random_id=random_id,
             seal=self._seal, allowed=lambda job: self._guard.refusal(job, clock.wall()) is None,
+            stopwatch=self._stopwatch,
         )  # fmt: skip
         self._restarts = RestartCounter(node, metrics)
         self.advert = Advert(node, config.cluster, key, self._lease)
@@ -268,6 +271,7 @@ class Agent:
     async def _round(self) -> tuple[bool, float | None]:
         changed = False
         statuses = self._host.status()
+        self._stopwatch.look(self.cluster().jobs, statuses, self._clock.now())
         standbys = self._config.jobs.standbys
         lent = self._failsafe.lending()
         actions = plan_pods(self.cluster(), self._node, self._lease.incarnation, statuses, standbys, lent)
@@ -296,6 +300,9 @@ class Agent:
                 due = at if due is None else min(due, at)
         self._first_seen = seen
         self._count_restarts()
+        for recovery in self._stopwatch.finished(cluster.jobs, self._clock.now()):
+            self._metrics.recovered(recovery.cause, recovery.phases)
+            changed |= await self._applier.tell(recovery)
         return changed, due
 
     def _turn_at(

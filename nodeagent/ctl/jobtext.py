@@ -13,6 +13,8 @@ Json = dict[str, Any]
 
 LAST_LINES = 20
 """Lines of a worker's error that are shown."""
+TIMED = 3
+"""Newest recoveries whose phases are shown."""
 
 
 def exit_words(code: int | None) -> str:
@@ -207,7 +209,10 @@ GENERATIONS = (
 
 def _generations(job: Json) -> list[str]:
     rows = job["generations"]
-    return ["Generations:", *("  " + line for line in table_lines(GENERATIONS, rows))] if rows else []
+    if not rows:
+        return []
+    timed = [f"  {g['number']}: {g['recovery']}" for g in rows if g["recovery"]][-TIMED:]
+    return ["Generations:", *("  " + line for line in table_lines(GENERATIONS, rows)), *timed]
 
 
 def _farewell(job: Json) -> list[str]:

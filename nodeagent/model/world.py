@@ -69,6 +69,10 @@ class Ack(Record):
     signature: str = ""
     """The cluster key's, of all this for this node and generation: workers are sent to no address that no agent named
     (``trust/seal.py``)."""
+    stopped: float = 0.0
+    """Seconds from this node's learning of the generation until nothing older ran here. For people."""
+    ready: float = 0.0
+    """Seconds from then to this acknowledgement. For people."""
 
 
 class WorkerExit(Record):
@@ -106,6 +110,8 @@ class PodReport(Record):
     reason: str = ""
     stall: Stall | None = None
     """While ``running``: what its workers do, when the gang may hang."""
+    detected: float = 0.0
+    """Failed: seconds from the first worker's end to this report. For people."""
     seq: int = 0
     """Order of arrival at the store among this generation's reports (set by the store): the first fault has the
     lowest."""

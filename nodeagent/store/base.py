@@ -135,7 +135,8 @@ class Store(Protocol):
     async def report(self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport) -> JobRecord:
         """A member's report of the active generation (token must be the head's and active: ``stale``). seq is set on
         the first failure-like state of that node (failed, lost, fenced, refused) in order of arrival from 1, else 0.
-        Event WorkerFailed or PodFailed for those."""
+        Event WorkerFailed or PodFailed for those, and GenerationStarted for a first report that it runs (``reason``
+        says how long it took)."""
         ...
 
     async def commit(

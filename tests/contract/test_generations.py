@@ -138,6 +138,7 @@ async def test_a_stall_is_told_and_taken_back_and_is_no_fault(bench: Bench) -> N
     job = await bench.active(await bench.submit(), "n1", "n2")
     facts = RankFacts(rank=0, state="stopped", step=41, age=12.5, overdue="long", waits=None, site="f (a.py:3)")
     stall = Stall(limit=10.0, suspects=True, ranks=(facts,))
+    job = await bench.report(job, "n1", "running")
     before = await bench.kinds()
     job = await bench.report(job, "n1", "running", stall=stall)
     assert head(job).reports == {"n1": PodReport(state="running", stall=stall)}
@@ -149,6 +150,18 @@ async def test_a_stall_is_told_and_taken_back_and_is_no_fault(bench: Bench) -> N
     told = spend().model_copy(update={"kind": "hang", "step": 41, "progressed": True, "stalled": 12.5})
     job = await bench.propose(job, "n2", spend=told)
     assert job.budget["1"] == told
+
+
+async def test_the_first_report_that_a_pod_runs_is_an_event(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    for node, state in (("n1", "running"), ("n1", "running"), ("n2", "failed"), ("n2", "running")):
+        job = await bench.report(job, node, state, f"{state} on {node}")
+    told = [(e.kind, e.node, e.generation, e.text) for e in await bench.store.events("0-0", 100)][-2:]
+    assert told == [
+        ("GenerationStarted", "n1", 1, "running on n1"),
+        ("WorkerFailed", "n2", 1, "failed on n2"),
+    ]
 
 
 async def test_reports_are_only_for_members_of_the_active_head(bench: Bench) -> None:

@@ -148,6 +148,8 @@ def report(s: State, uid: str, token: Token, node: str, incarnation: Incarnation
         kind = "WorkerFailed" if value.state == "failed" else "PodFailed"
         text = value.reason or f"the pod of job {job.name} on node {node}: {value.state}"
         s.event(kind, job=job, node=node, generation=head.number, by=node, text=text)
+    elif value.state == "running" and node not in head.reports:
+        s.event("GenerationStarted", job=job, node=node, generation=head.number, by=node, text=value.reason)
     return job
 
 

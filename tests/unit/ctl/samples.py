@@ -70,6 +70,15 @@ EVENTS = [
     Event(id="9000000-0", kind="WorkerFailed", uid="0f3a9c71d2e84b56", generation=1),
     Event(id="9000020-0", kind="GenerationForming", uid="0f3a9c71d2e84b56", generation=2, text=SPEND.text),
     Event(id="9000210-0", kind="GenerationActive", uid="0f3a9c71d2e84b56", generation=2),
+    Event(
+        id="9001220-0",
+        kind="GenerationStarted",
+        uid="0f3a9c71d2e84b56",
+        generation=2,
+        node="n1",
+        text="workers run again after 0.224 s: detected 0.004, stopped 0.150, acknowledged 0.021, formed 0.206, "
+        "started 0.014",
+    ),
 ]
 
 
