@@ -172,7 +172,14 @@ def job_json(
         "pods": gang,
         "spares": spares,
         "keepers": _keepers(job, cluster),
+        "checkpoint": _checkpoint(job),
     }
+
+
+def _checkpoint(job: JobRecord) -> Json | None:
+    """The one that was committed last."""
+    found = job.checkpoint
+    return None if found is None else {"name": found.name, "step": found.step, "generation": found.number}
 
 
 def _keepers(job: JobRecord, cluster: Cluster) -> list[Json]:

@@ -13,11 +13,14 @@ from nodeagent.train.link import Link, LinkError
 from nodeagent.train.progress import progress
 
 if TYPE_CHECKING:
+    from nodeagent.train.checkpoints import Checkpoints, resume
     from nodeagent.train.snapshots import restore, snapshot
 
-__all__ = ["Context", "Link", "LinkError", "context", "progress", "restore", "snapshot"]
+__all__ = ["Checkpoints", "Context", "Link", "LinkError", "context", "progress", "restore", "resume", "snapshot"]
 
-_WITH_TORCH = {"restore": "snapshots", "snapshot": "snapshots"}
+_WITH_TORCH = {
+    "Checkpoints": "checkpoints", "restore": "snapshots", "resume": "checkpoints", "snapshot": "snapshots",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
