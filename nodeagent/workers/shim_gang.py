@@ -61,6 +61,9 @@ class Worker:
     fenced: bool = False
     order: int = 0
     record: dict[str, Any] | None = None
+    step: int | None = None
+    doing: str = ""
+    """What it told of its progress, as last shown."""
 
 
 @dataclass(slots=True)
@@ -106,7 +109,7 @@ class Gang:
                 code = w.record["code"] if w.record["code"] is not None else 128 + w.record["signal"]
             state = "exited" if w.record is not None else "running" if w.pid else "starting"
             told = {"rank": w.rank, "local_rank": w.local_rank, "pid": w.pid or None}
-            states.append(told | {"state": state, "exit": code})
+            states.append(told | {"state": state, "exit": code, "step": w.step, "doing": w.doing})
         return states
 
     def exits(self) -> list[dict[str, Any]]:

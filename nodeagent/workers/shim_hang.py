@@ -34,6 +34,8 @@ LOOKS = 12
 """Looks within one limit."""
 LEAST_WAIT, MOST_WAIT = 0.25, 10.0
 """Seconds between two looks."""
+SHOWN_EVERY = 5.0
+"""Seconds between two steps of a worker that are shown: as often as agents tell their pods' states anyway."""
 MOST_LINE = 1 << 20
 
 Facts = dict[str, Any]
@@ -76,6 +78,7 @@ class HangWatch:
         self._tracks: dict[int, Track] = {}
         self._gang: Gang | None = None
         self._delay: Delay | None = None
+        self._show_at = 0.0
         self._asked = False
         self._told: Kinds | None = None
         """The kinds that were told, or for which stacks are being taken."""
@@ -128,6 +131,7 @@ class HangWatch:
             self.close()
             return
         self._look(gang)
+        self._show(gang)
         self._judge()
         self._next()
 
@@ -144,6 +148,19 @@ class HangWatch:
             if w.rank not in self._tracks:
                 self._tracks[w.rank] = Track(w.rank, self._limit, self._phases, now)
             self._tracks[w.rank].see(seen)
+
+    def _show(self, gang: Gang) -> None:
+        now = boottime()
+        if now < self._show_at:
+            return
+        self._show_at = now + SHOWN_EVERY
+        news = False
+        for w in gang.workers:
+            told = self._tracks[w.rank].told if w.rank in self._tracks else None
+            if told is not None and (w.step, w.doing) != (told.step, told.phase):
+                w.step, w.doing, news = told.step, told.phase, True
+        if news:
+            self._changed()
 
     def _facts(self) -> list[Facts]:
         return [track.facts() for _, track in sorted(self._tracks.items())]
