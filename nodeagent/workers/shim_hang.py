@@ -17,7 +17,7 @@ from typing import Any
 
 from nodeagent.workers.linux import boottime
 from nodeagent.workers.shim_children import Children, reap
-from nodeagent.workers.shim_gang import Gang, Worker
+from nodeagent.workers.shim_gang import Gang
 from nodeagent.workers.shim_loop import Delay, Loop
 from nodeagent.workers.shim_output import stamp
 from nodeagent.workers.shim_progress import Page
@@ -34,6 +34,8 @@ LOOKS = 12
 """Looks within one limit."""
 LEAST_WAIT, MOST_WAIT = 0.25, 10.0
 """Seconds between two looks."""
+LEAST_FRESH = 5.0
+"""Seconds (or a tenth of the limit) for which stacks are not taken again."""
 SHOWN_EVERY = 5.0
 """Seconds between two steps of a worker that are shown: as often as agents tell their pods' states anyway."""
 MOST_LINE = 1 << 20
@@ -179,8 +181,8 @@ class HangWatch:
         if self._helper or now == self._told:
             return
         self._told = now
-        limit = max(t.limit for t in self._tracks.values())
-        if self._stacks_at is not None and boottime() - self._stacks_at < limit:
+        fresh = max(LEAST_FRESH, max(t.limit for t in self._tracks.values()) / 10)
+        if self._stacks_at is not None and boottime() - self._stacks_at < fresh:
             self._tell(ranks, suspects)
             return
         try:
@@ -203,10 +205,11 @@ class HangWatch:
     def _take_stacks(self, gang: Gang, ranks: list[Facts]) -> None:
         self._folder.mkdir(exist_ok=True)
         self._prune(gang.token["number"])
-        living: dict[int, Worker] = {w.rank: w for w in gang.workers if w.pid and not w.ended}
+        pids = {w.rank: w.pid for w in gang.workers if w.pid and not w.ended}
         targets = []
-        for facts in ranks[:MOST_STACKS]:
-            rank, pid = facts["rank"], living[facts["rank"]].pid
+        for facts in [f for f in ranks if f["rank"] in pids][:MOST_STACKS]:
+            rank = facts["rank"]
+            pid = pids[rank]
             title = f"rank {rank} of generation {gang.token['number']}, pid {pid}, {stamp(time.time())}: {facts}"
             targets.append({"rank": rank, "pid": pid, "file": str(self._file(gang, rank)), "title": title})
         argv = [sys.executable, "-sP", "-m", "nodeagent.workers.shim_stacks", json.dumps(targets)]
@@ -252,9 +255,9 @@ class HangWatch:
         for line in self._lines.splitlines():
             try:
                 told = json.loads(line)
-            except ValueError:  # cut short by the bound
+                self._stacks[told["rank"]] |= {"waits": told["waits"], "site": told["site"]}
+            except (ValueError, KeyError, TypeError):  # cut short by the bound
                 continue
-            self._stacks[told["rank"]] |= {"waits": told["waits"], "site": told["site"]}
         self._stacks_at = boottime()
         gang, ranks = self._gang, self._facts()
         suspects = suspicious(ranks)
