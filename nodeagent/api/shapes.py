@@ -40,6 +40,8 @@ def _worker(state: WorkerState) -> Json:
         "pid": state.pid,
         "state": state.state,
         "exit": state.exit,
+        "step": state.step,
+        "doing": state.doing,
     }
 
 
@@ -56,6 +58,8 @@ def _told_workers(member: Member, report: PodReport | None, over: bool) -> list[
                 "pid": None if gone is None else gone.pid,
                 "state": "exited" if over or gone is not None else "unknown",
                 "exit": None if gone is None else _exit_code(gone),
+                "step": None,
+                "doing": "",
             }
         )
     return out

@@ -162,13 +162,19 @@ WORKERS = (
     Column("STATE", lambda w: w["state"]),
     Column("EXIT", lambda w: exit_words(w["exit"])),
 )
+PROGRESS = (
+    Column("STEP", lambda w: w["step"]),
+    Column("DOING", lambda w: w["doing"]),
+)
+"""Where workers tell it."""
 
 
 def _workers(job: Json) -> list[str]:
     rows = [w | {"node": p["node"]} for p in job["pods"] for w in p["workers"]]
     lines = []
     if rows:
-        lines += ["Workers:", *("  " + line for line in table_lines(WORKERS, sorted(rows, key=lambda w: w["rank"])))]
+        columns = (*WORKERS, *PROGRESS) if any(w.get("doing") for w in rows) else WORKERS
+        lines += ["Workers:", *("  " + line for line in table_lines(columns, sorted(rows, key=lambda w: w["rank"])))]
     odd = [p for p in job["pods"] if p["reason"] or not p["workers"]]
     lines += [f"  {p['node']}: {p['phase']}{': ' + p['reason'] if p['reason'] else ''}" for p in odd]
     if job["spares"]:

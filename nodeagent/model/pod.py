@@ -24,6 +24,10 @@ class WorkerState(Record):
     state: Literal["starting", "running", "exited"]
     exit: int | None = None
     """Exit code, 128+n for signal n; None while it runs."""
+    step: int | None = None
+    """The newest step it told, as seen some seconds ago; None: it told none (or the job has no ``hang``)."""
+    doing: str = ""
+    """The phase it told (train, evaluate, ...)."""
 
 
 class PodState(Record):

@@ -64,6 +64,9 @@ class Worker:
     """Asks it to leave by itself within so many seconds, which it wants to be instead of a SIGTERM."""
     farewell: Farewell = field(default_factory=Farewell)
     record: dict[str, Any] | None = None
+    step: int | None = None
+    doing: str = ""
+    """What it told of its progress, as last shown."""
 
 
 @dataclass(slots=True)
@@ -116,7 +119,7 @@ class Gang:
                 code = w.record["code"] if w.record["code"] is not None else 128 + w.record["signal"]
             state = "exited" if w.record is not None else "running" if w.pid else "starting"
             told = {"rank": w.rank, "local_rank": w.local_rank, "pid": w.pid or None}
-            states.append(told | {"state": state, "exit": code})
+            states.append(told | {"state": state, "exit": code, "step": w.step, "doing": w.doing})
         return states
 
     def exits(self) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from nodeagent.workers.linux import boottime
 from nodeagent.workers.shim_children import Children, reap
-from nodeagent.workers.shim_gang import Gang, Worker
+from nodeagent.workers.shim_gang import Gang
 from nodeagent.workers.shim_loop import Delay, Loop
 from nodeagent.workers.shim_output import stamp
 from nodeagent.workers.shim_progress import Page
@@ -34,6 +34,10 @@ LOOKS = 12
 """Looks within one limit."""
 LEAST_WAIT, MOST_WAIT = 0.25, 10.0
 """Seconds between two looks."""
+LEAST_FRESH = 5.0
+"""Seconds (or a tenth of the limit) for which stacks are not taken again."""
+SHOWN_EVERY = 5.0
+"""Seconds between two steps of a worker that are shown: as often as agents tell their pods' states anyway."""
 MOST_LINE = 1 << 20
 
 Facts = dict[str, Any]
@@ -76,6 +80,7 @@ class HangWatch:
         self._tracks: dict[int, Track] = {}
         self._gang: Gang | None = None
         self._delay: Delay | None = None
+        self._show_at = 0.0
         self._asked = False
         self._told: Kinds | None = None
         """The kinds that were told, or for which stacks are being taken."""
@@ -128,6 +133,7 @@ class HangWatch:
             self.close()
             return
         self._look(gang)
+        self._show(gang)
         self._judge()
         self._next()
 
@@ -144,6 +150,19 @@ class HangWatch:
             if w.rank not in self._tracks:
                 self._tracks[w.rank] = Track(w.rank, self._limit, self._phases, now)
             self._tracks[w.rank].see(seen)
+
+    def _show(self, gang: Gang) -> None:
+        now = boottime()
+        if now < self._show_at:
+            return
+        self._show_at = now + SHOWN_EVERY
+        news = False
+        for w in gang.workers:
+            told = self._tracks[w.rank].told if w.rank in self._tracks else None
+            if told is not None and (w.step, w.doing) != (told.step, told.phase):
+                w.step, w.doing, news = told.step, told.phase, True
+        if news:
+            self._changed()
 
     def _facts(self) -> list[Facts]:
         return [track.facts() for _, track in sorted(self._tracks.items())]
@@ -162,8 +181,8 @@ class HangWatch:
         if self._helper or now == self._told:
             return
         self._told = now
-        limit = max(t.limit for t in self._tracks.values())
-        if self._stacks_at is not None and boottime() - self._stacks_at < limit:
+        fresh = max(LEAST_FRESH, max(t.limit for t in self._tracks.values()) / 10)
+        if self._stacks_at is not None and boottime() - self._stacks_at < fresh:
             self._tell(ranks, suspects)
             return
         try:
@@ -186,10 +205,11 @@ class HangWatch:
     def _take_stacks(self, gang: Gang, ranks: list[Facts]) -> None:
         self._folder.mkdir(exist_ok=True)
         self._prune(gang.token["number"])
-        living: dict[int, Worker] = {w.rank: w for w in gang.workers if w.pid and not w.ended}
+        pids = {w.rank: w.pid for w in gang.workers if w.pid and not w.ended}
         targets = []
-        for facts in ranks[:MOST_STACKS]:
-            rank, pid = facts["rank"], living[facts["rank"]].pid
+        for facts in [f for f in ranks if f["rank"] in pids][:MOST_STACKS]:
+            rank = facts["rank"]
+            pid = pids[rank]
             title = f"rank {rank} of generation {gang.token['number']}, pid {pid}, {stamp(time.time())}: {facts}"
             targets.append({"rank": rank, "pid": pid, "file": str(self._file(gang, rank)), "title": title})
         argv = [sys.executable, "-sP", "-m", "nodeagent.workers.shim_stacks", json.dumps(targets)]
@@ -235,9 +255,9 @@ class HangWatch:
         for line in self._lines.splitlines():
             try:
                 told = json.loads(line)
-            except ValueError:  # cut short by the bound
+                self._stacks[told["rank"]] |= {"waits": told["waits"], "site": told["site"]}
+            except (ValueError, KeyError, TypeError):  # cut short by the bound
                 continue
-            self._stacks[told["rank"]] |= {"waits": told["waits"], "site": told["site"]}
         self._stacks_at = boottime()
         gang, ranks = self._gang, self._facts()
         suspects = suspicious(ranks)

@@ -53,7 +53,7 @@ class Track:
         self.rank = rank
         self._limit, self._phases = limit, phases
         self._pace = Pace()
-        self._told: Told | None = None
+        self.told: Told | None = None
         self._written, self._written_at = 0, at
         self._looks: deque[tuple[float, int]] = deque()
         self._letter, self._letter_since, self._letter_looks = "", at, 0
@@ -67,7 +67,7 @@ class Track:
     def see(self, look: Look) -> None:
         self._now = look.at
         if look.told is not None:
-            self._told = look.told
+            self.told = look.told
             self._pace.see(look.told)
         if look.written != self._written:
             self._written, self._written_at = look.written, look.at
@@ -80,7 +80,7 @@ class Track:
 
     def facts(self) -> dict[str, Any]:
         """As model.stall.RankFacts, without what stacks tell."""
-        told = self._told
+        told = self.told
         since = told.at if told is not None else self._written_at
         return {
             "rank": self.rank,
@@ -109,15 +109,15 @@ class Track:
         return _cores(list(self._looks)) < QUIET
 
     def _overdue(self) -> str | None:
-        if self._told is None:
+        if self.told is None:
             return None
-        age = self._now - self._told.at
-        if self._told.phase != TRAIN:
-            return "long" if age >= (self._told.bound or self._phases) else "no"
-        limit = self._told.bound or self.limit
+        age = self._now - self.told.at
+        if self.told.phase != TRAIN:
+            return "long" if age >= (self.told.bound or self._phases) else "no"
+        limit = self.told.bound or self.limit
         if age < limit:
             return "no"
-        return "long" if self._limit or self._told.bound or age >= max(LONG, 10 * limit) else "yes"
+        return "long" if self._limit or self.told.bound or age >= max(LONG, 10 * limit) else "yes"
 
 
 def _cores(looks: list[tuple[float, int]]) -> float:

@@ -150,6 +150,8 @@ async def test_a_pod_that_is_asked_tells_what_it_sees(bench: Bench) -> None:
     seen = stall(await bench.until(lambda s: s.stall, 40))
     (facts,) = seen.ranks
     assert (seen.suspects, facts.overdue) == (False, "no")
+    shown = await bench.until(lambda s: s.workers[0].step)
+    assert shown.workers[0].doing == "train"
 
 
 async def test_the_watch_ends_with_the_generation(bench: Bench) -> None:

@@ -170,7 +170,7 @@ class Checker:
     def _budget(self, job: JobRecord) -> None:
         """Invariant 5: only faults of the job count, and never more than the budget but the last, which fails it."""
         for entry in job.budget.values():
-            if entry.counts and entry.kind not in ("worker_failed", "collective", "pod_failed"):
+            if entry.counts and entry.kind not in ("worker_failed", "hang", "collective", "pod_failed"):
                 raise Broken(f"invariant 5: {entry.kind} was counted: {entry.text}")
         counted = sum(1 for e in job.budget.values() if e.counts)
         if counted > job.spec.restarts.max + 1:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodPhase, WorkerState
+from nodeagent.model.stall import RankFacts, Stall
 from nodeagent.model.world import Token, WorkerExit
 from nodeagent.workers.base import CommitWish, PodStatus, Rendezvous, StartOrder
 from tests.sim.network import Gate
@@ -40,6 +41,7 @@ class SimPod:
     doomed: bool = False
     """SIGKILL is on its way: a promise need not wait for its end."""
     env: tuple[dict[str, str], ...] = ()
+    stall: Stall | None = None
 
     def status(self) -> PodStatus:
         by_rank = {e.local_rank: e for e in self.exits}
@@ -53,6 +55,7 @@ class SimPod:
             standby_warm=True, highest=self.highest, generation=self.generation, workers=workers,
             exits=tuple(self.exits), fenced=self.fenced, refused=self.refused, rendezvous=self.rendezvous,
             commit=self.wish if self.alive else None,
+            stall=self.stall,
         )  # fmt: skip
 
 
@@ -62,6 +65,8 @@ class SimMachine:
     def __init__(self, name: str, clock: SimClock, rng: random.Random, observe: Callable[[], None]) -> None:
         self.name, self.clock, self.rng, self.observe = name, clock, rng, observe
         self.pods: dict[str, SimPod] = {}
+        self.looks = 0
+        """How often an agent asked what its workers do."""
         self.promised: dict[str, Token] = {}
         """On disk: survives shims and power cuts."""
         self.folder = "shared"
@@ -291,7 +296,7 @@ class SimMachine:
             return
         if pod.highest is None or order.token.number < pod.highest.number or pod.alive:
             return
-        pod.generation, pod.exits, pod.fenced, pod.refused = order.token, [], False, ""
+        pod.generation, pod.exits, pod.fenced, pod.refused, pod.stall = order.token, [], False, "", None
         pod.ranks, pod.pids, pod.env = (), (), order.environments
         if self.clock.now() >= min(order.not_after, self.granted(uid)):
             pod.refused, pod.phase = "the grant ran out before the start", "exited"
@@ -317,6 +322,23 @@ class SimMachine:
                 self._kill([pod])
 
         self.later(delay, kill)
+
+    def hang(self, uid: str, suspects: bool, stopped: int | None = None) -> None:
+        """The pod's workers wait for others; the one of this local rank is stopped."""
+        pod = self.pods[uid]
+        facts = tuple(
+            RankFacts(rank=r, state="stopped" if i == stopped else "idle", silent=True, quiet=True, age=600.0)
+            for i, r in enumerate(pod.ranks)
+        )
+        pod.stall = Stall(limit=600.0, suspects=suspects, ranks=facts)
+        self.touch()
+
+    def look(self, uid: str) -> None:
+        pod = self.pods.get(uid)
+        if pod is not None and pod.phase == "running" and pod.stall is None:
+            self.looks += 1
+            token = pod.generation
+            self.later(1.0, lambda: self.hang(uid, False) if pod.generation == token and pod.alive else None)
 
     def retire(self, uid: str) -> None:
         pod = self.pods.get(uid)
@@ -367,7 +389,7 @@ class SimHost:
         self._do(lambda: self._machine.stop(uid, grace))
 
     def look(self, uid: str) -> None:
-        """Its workers never hang."""
+        self._do(lambda: self._machine.look(uid))
 
     def retire(self, uid: str) -> None:
         self._do(lambda: self._machine.retire(uid))
