@@ -45,6 +45,8 @@ class Guard:
         self._entries = ledger.load()
         self._judged: dict[str, _Judged] = {}
         self._told: dict[str, RefusalKind] = {}
+        self._caught_up = False
+        """It is settled which jobs went while this agent was away."""
         self._era = ""
         self._present: frozenset[str] = frozenset()
         """Jobs of the last whole view of this era."""
@@ -74,7 +76,8 @@ class Guard:
             for uid in self._present - jobs.keys():
                 self._ends(uid, now)  # removed
             self._present = frozenset(jobs)
-        if whole and seasoned:
+        if whole and seasoned and not self._caught_up:
+            self._caught_up = True
             for uid in [u for u, e in self._entries.items() if not e.ended and u not in jobs]:
                 del self._entries[uid]  # it ended while this agent was away: only a good admission brings it back
                 self.dirty.set()
@@ -114,36 +117,31 @@ class Guard:
         ]
 
     def _judge(self, job: JobRecord) -> _Judged:
-        """Signatures are looked at only when what they sign has changed."""
+        """Signatures are looked at once for each record that is read."""
         last = self._judged.get(job.uid)
-        if last is not None and last.job is job:
-            return last
-        if last is None or _signed(last.job) != _signed(job):
-            now = _Judged(job, self._seal.admits(job), self._seal.controls(job), self._seal.gang(job))
-        else:
-            now = replace(last, job=job)
-        self._judged[job.uid] = now
-        return now
+        if last is None or last.job is not job:
+            last = _Judged(job, self._seal.admits(job), self._seal.controls(job), self._seal.gang(job))
+            self._judged[job.uid] = last
+        return last
 
     def _verdict(self, known: _Judged, entry: Entry | None, now: float) -> tuple[RefusalKind | None, str]:
         job = known.job
-        anew = f"if it is yours, submit it again; this one can only be deleted: nodeagentctl delete {job.name}"
         if job.admission is None:
-            return "unsigned", f"not submitted through an agent: it has no signature of the cluster's key; {anew}"
+            return "unsigned", f"not submitted through an agent: it has no signature of the cluster's key; {_anew(job)}"
         if not known.admits:
             return "changed", (
                 f"changed in the store after it was submitted, or signed with another cluster's key: its signature is "
-                f"not of what it says now; {anew}"
+                f"not of what it says now; {_anew(job)}"
             )
         if entry is not None and entry.ended:
-            return "ended", f"this job has ended before: an old record was written back; {anew}"
+            return "ended", f"this job has ended before: an old record was written back; {_anew(job)}"
         if entry is None and job.admission.issued > now + SKEW:
             return "early", (
                 f"its signature is from the future as this node's clock has it: set the clocks of this node and of "
                 f"{job.admission.by} right"
             )
         if entry is None and now > job.admission.expires:
-            return "expired", f"its signature has expired, and no agent that knows it has renewed it; {anew}"
+            return "expired", f"its signature has expired, and no agent that knows it has renewed it; {_anew(job)}"
         self._remember(job, entry, now)
         size, head = job.spec.role.nodes, job.head
         if head is not None and head.state != "ended" and not size.min <= len(head.members) <= size.max:
@@ -154,11 +152,10 @@ class Guard:
                 "its generation was changed in the store: not every member's agent agreed to it as it is; "
                 f"form it anew: nodeagentctl stop {job.name}, then submit it again"
             )
-        mend = f"say anew what is wanted: nodeagentctl resume {job.name}, or stop it"
         if not known.controls:
-            return "control", f"what is wanted of it was changed in the store, not through an agent; {mend}"
+            return "control", f"what is wanted of it was changed in the store, not through an agent; {_mend(job)}"
         if job.control.rev < self._revs.get(job.uid, 0):
-            return "control", f"an older wish of its operators was written back into the store; {mend}"
+            return "control", f"an older wish of its operators was written back into the store; {_mend(job)}"
         return None, ""
 
     def _remember(self, job: JobRecord, entry: Entry | None, now: float) -> None:
@@ -178,8 +175,9 @@ def _expiry(job: JobRecord) -> int:
     return job.admission.expires if job.admission is not None else 0
 
 
-def _signed(job: JobRecord) -> tuple[object, ...]:
-    """Whatever a signature is of."""
-    head = None if job.head is None else (job.head.token, job.head.state, job.head.members, job.head.address)
-    acks = None if job.head is None else job.head.acks
-    return job.admission, job.control, job.name, job.owner, job.spec, head, acks
+def _anew(job: JobRecord) -> str:
+    return f"if it is yours, submit it again; this one can only be deleted: nodeagentctl delete {job.name}"
+
+
+def _mend(job: JobRecord) -> str:
+    return f"say anew what is wanted: nodeagentctl resume {job.name}, or stop it"

@@ -162,8 +162,9 @@ def test_a_view_that_is_not_whole_removes_nothing() -> None:
 def test_what_a_store_that_lost_writes_lacks_has_not_ended() -> None:
     bench, job = Bench(), signed()
     assert bench.why(job) == ""
-    assert bench.look(era="e2") == {}
-    assert bench.why(job, era="e2") == "", "another agent gave it back"
+    assert bench.look(job, seasoned=True) == {}
+    assert bench.look(era="e2", seasoned=True) == {}
+    assert bench.why(job, now=NOW + 25 * HOUR, era="e2") == "", "another agent gave it back"
 
 
 def test_an_old_admission_convinces_nobody_who_has_not_seen_the_job() -> None:
