@@ -27,7 +27,7 @@ from nodeagent.trust.ticket import Gate
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What those get who are not known yet. Times are seconds."""
+    """How much, and how long. Times are seconds."""
 
     connections: int = 128
     """At once, of all; more wait in the kernel's queue."""
@@ -38,12 +38,12 @@ class Bounds:
     """For a request's body to arrive."""
     keepalive: float = 15.0
     """Between two requests of one connection."""
+    retry: float = 10.0
+    """Until the next try, where the address or the certificate could not be used."""
 
 
 BOUNDS = Bounds()
 BACKLOG = 128
-RETRY = 10.0
-"""Seconds until the next try, where the address or the certificate could not be used."""
 
 Told = Callable[[str, str], None]
 """Is told the url and the certificate's SHA-256, once others can connect."""
@@ -70,11 +70,11 @@ class Https:
                 if str(error) != said:
                     said = str(error)
                     self._log.warning("others are not served over https", why=said, address=self._address)
-            await asyncio.sleep(RETRY)
+            await asyncio.sleep(self._bounds.retry)
 
     async def _serve(self) -> None:
         view, config = self._view, self._view.config
-        context, certificate = await server_context(config.api.tls, view.node, config.dirs.run)
+        context, certificate = await server_context(config.api.tls, view.node, config.dirs.state)
         tokens = TokenBook(config.api.tokens, lambda why: self._log.error("no token is let in", why=why))
         keeper = Doorkeeper(Gate(view.key, view.node), certificate, tokens, config.jobs, self._bounds.body)
         listening = await _listen(self._address, config.ports.api)

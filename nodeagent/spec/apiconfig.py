@@ -44,7 +44,7 @@ class ApiTlsConfig(Section):
     """Certificates of the https API."""
 
     cert: OptionalFile = None
-    """The agent's certificate with its chain (PEM). Default: it makes one for itself at each start."""
+    """The agent's certificate with its chain (PEM). Default: it makes one for itself, and keeps it."""
     key: OptionalFile = None
     """Its private key (PEM). Default: it is in cert."""
     client_ca: OptionalFile = None

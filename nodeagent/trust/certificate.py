@@ -1,5 +1,5 @@
 """Certificates as the agent uses them: one of its own where none is configured, made by the openssl program in a
-short-lived child, and the TLS side of a server. Must never leave a key that it made on the disk, or ask for a password.
+short-lived child, and the TLS side of a server. Must never let others read a key that it made, or ask for a password.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ import asyncio
 import os
 import secrets
 import ssl
+import stat
 from pathlib import Path
 
 from nodeagent.spec.apiconfig import ApiTlsConfig
 from nodeagent.trust.endpoint import fingerprint
 
+MADE = "api.pem"
+"""In the state folder: the certificate that the agent made, with its key."""
 OPENSSL = "openssl"
 TIMEOUT = 10.0
 """Seconds for openssl to make a certificate (it takes some 20 ms)."""
@@ -25,54 +28,76 @@ class CertificateError(Exception):
 
 
 async def server_context(tls: ApiTlsConfig, node: str, folder: Path) -> tuple[ssl.SSLContext, str]:
-    """(the server's side of TLS, SHA-256 of its certificate). ``folder`` holds a made key for a moment. Raises
-    ``CertificateError``."""
+    """(the server's side of TLS, SHA-256 of its certificate). ``folder`` keeps the one that is made where none is
+    configured: who knows its fingerprint knows this node again. Raises ``CertificateError``."""
     if tls.cert is not None:
         return await asyncio.to_thread(configured, tls)
-    made = await _make(node)
-    return await asyncio.to_thread(_loaded, made, tls, folder)
+    file = folder / MADE
+    if not await asyncio.to_thread(_usable, file):
+        await asyncio.to_thread(_keep, await _make(node), file)
+    try:
+        return await asyncio.to_thread(_loaded, tls, file, None)
+    except (OSError, ValueError) as error:
+        raise CertificateError(f"the certificate {file} cannot be used: {_words(error)}") from None
+
+
+def _usable(file: Path) -> bool:
+    """Whether an earlier run left one there, whose key nobody else can have read."""
+    try:
+        found = file.stat()
+        private = found.st_uid in (0, os.geteuid()) and not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+        return private and bool(_loaded(ApiTlsConfig(), file, None))
+    except (OSError, ValueError):
+        return False
+
+
+def _keep(pem: str, file: Path) -> None:
+    """Whole or not at all, and never readable by others."""
+    draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "w") as out:
+            out.write(pem)
+        draft.replace(file)
+    except OSError as error:
+        raise CertificateError(f"the certificate {file} cannot be written: {error.strerror}") from None
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def configured(tls: ApiTlsConfig) -> tuple[ssl.SSLContext, str]:
     """As ``server_context``, with the certificate of the config. Raises ``CertificateError``. Blocks."""
     assert tls.cert is not None
     try:
-        with tls.cert.open("rb") as file:
-            text = file.read(LARGEST).decode()
-        return _context(tls, tls.cert, tls.key), fingerprint(text)
+        return _loaded(tls, tls.cert, tls.key)
     except (OSError, ValueError) as error:
         raise CertificateError(
             f"the certificate {tls.cert} cannot be used: {_words(error)}; see api.tls in the agent's config"
         ) from None
 
 
-def _loaded(pem: str, tls: ApiTlsConfig, folder: Path) -> tuple[ssl.SSLContext, str]:
-    file = folder / f".api.{secrets.token_hex(4)}.pem"
-    try:
-        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(handle, "w") as out:
-                out.write(pem)
-            return _context(tls, file, None), fingerprint(pem)
-        finally:
-            file.unlink()
-    except (OSError, ValueError) as error:
-        raise CertificateError(f"the certificate that openssl made cannot be used: {_words(error)}") from None
-
-
-def _context(tls: ApiTlsConfig, cert: Path, key: Path | None) -> ssl.SSLContext:
+def _loaded(tls: ApiTlsConfig, cert: Path, key: Path | None) -> tuple[ssl.SSLContext, str]:
+    """Raises ``OSError`` or ValueError for the certificate, ``CertificateError`` for the CA of clients."""
+    with cert.open("rb") as file:
+        text = file.read(LARGEST).decode()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(cert, key, password=_no_password)
     if tls.client_ca is not None:
-        try:
-            context.load_verify_locations(tls.client_ca)
-        except OSError as error:
-            raise CertificateError(
-                f"the CA {tls.client_ca} cannot be used: {_words(error)}; see api.tls.client_ca in the agent's config"
-            ) from None
-        context.verify_mode = ssl.CERT_OPTIONAL
-    return context
+        trust(context, tls.client_ca)
+    return context, fingerprint(text)
+
+
+def trust(context: ssl.SSLContext, ca: Path) -> None:
+    """Take client certificates of this CA, from those who show one. Raises ``CertificateError``."""
+    try:
+        context.load_verify_locations(ca)
+    except OSError as error:
+        raise CertificateError(
+            f"the CA {ca} cannot be used: {_words(error)}; see api.tls.client_ca in the agent's config"
+        ) from None
+    context.verify_mode = ssl.CERT_OPTIONAL
 
 
 def _no_password() -> str:

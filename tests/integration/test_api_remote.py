@@ -6,6 +6,7 @@ import contextlib
 import pwd
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,6 +222,30 @@ def ended(connection: socket.socket) -> float:
     except (ConnectionError, ssl.SSLError):
         pass
     return time.monotonic() - start
+
+
+def test_what_keeps_it_from_listening_is_tried_again(agent: LiveAgent, tmp_path: Path) -> None:
+    """A port that another has, then a certificate that is not there: it listens when both are mended."""
+    cert, late, view = tmp_path / "n1.pem", threading.Event(), agent.view
+    with socket.socket() as other:
+        other.bind((ADDRESS, 0))
+        other.listen()
+        ports = view.config.ports.model_copy(update={"api": other.getsockname()[1]})
+        view.config = view.config.model_copy(update={"ports": ports})
+
+        def mend() -> None:
+            late.wait(0.3)
+            other.close()
+            late.wait(0.3)
+            pair = sign(tmp_path, make_ca(tmp_path, "ca"), "made")
+            cert.write_text(pair.key.read_text() + pair.cert.read_text())
+
+        mending = threading.Thread(target=mend)
+        mending.start()
+        with https(agent, view, Bounds(retry=0.05), tls={"cert": str(cert)}) as door:
+            mending.join()
+            assert door.port == ports.api
+            assert ask(door, "/healthz").startswith("HTTP/1.1 401 ")
 
 
 def test_who_stays_silent_is_shown_out(agent: LiveAgent, tmp_path: Path) -> None:

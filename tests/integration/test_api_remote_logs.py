@@ -85,7 +85,7 @@ def test_lines_of_another_machine(agent: LiveAgent, tmp_path: Path) -> None:
 
 
 def test_following_over_a_restart_of_the_other_agent(agent: LiveAgent, tmp_path: Path) -> None:
-    """It comes back with another certificate at another port, and tells so; no line is lost or told twice."""
+    """It comes back at another port, and tells so; no line is lost or told twice."""
     out = tmp_path / "out"
     with out.open("w+") as file:
         client = Client([agent.socket])

@@ -59,3 +59,5 @@ def test_check_config_looks_at_tokens_and_certificates(tmp_path: Path) -> None:
     tokens.chmod(0o600)
     file.write_text(f"api: {{tokens: {tokens}}}\n")
     assert nodeagent("check-config", str(file)).output == f"{file}: ok\n"
+    file.write_text(f"api: {{tls: {{client_ca: {cert}}}}}\n")
+    assert f"the CA {cert} cannot be used" in nodeagent("check-config", str(file)).output

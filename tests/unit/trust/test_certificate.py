@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import stat
 import subprocess
 from pathlib import Path
 
@@ -22,13 +23,23 @@ def make(folder: Path, *more: str) -> tuple[Path, Path]:
     return cert, key
 
 
-def test_each_start_makes_its_own_and_leaves_no_key(tmp_path: Path) -> None:
-    first = asyncio.run(server_context(ApiTlsConfig(), "n1", tmp_path))
-    second = asyncio.run(server_context(ApiTlsConfig(), "n1", tmp_path))
-    assert first[1] != second[1] and len(first[1]) == 64
-    assert list(tmp_path.iterdir()) == []
-    assert first[0].verify_mode == ssl.CERT_NONE
-    assert first[0].minimum_version == ssl.TLSVersion.TLSv1_2
+def test_its_own_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:
+    def start(folder: Path) -> tuple[ssl.SSLContext, str]:
+        return asyncio.run(server_context(ApiTlsConfig(), "n1", folder))
+
+    state = tmp_path / "state"
+    context, first = start(state)
+    assert context.verify_mode == ssl.CERT_NONE
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    assert [(p.name, stat.S_IMODE(p.stat().st_mode)) for p in state.iterdir()] == [("api.pem", 0o600)]
+    assert start(state)[1] == first
+    assert start(tmp_path / "other")[1] != first
+    (state / "api.pem").chmod(0o644)
+    second = start(state)[1]
+    assert second != first, "somebody may have read the key"
+    (state / "api.pem").write_text("half a cert")
+    assert start(state)[1] not in (first, second)
+    assert [p.name for p in state.iterdir()] == ["api.pem"]
 
 
 def test_a_configured_one(tmp_path: Path) -> None:
