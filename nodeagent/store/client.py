@@ -47,9 +47,10 @@ order."""
 class RedisStore:
     """A cluster's store on a Redis or Valkey server. Connects at the first call; see ``Store`` for the methods.
 
-    ``at`` is a url, or the config's whole ``redis`` section. ``timeout`` (seconds) bounds each call: queueing, asking
-    sentinels, connecting and waiting for replicas included. Raises ValueError for a url or cluster name that cannot be,
-    AccessError for a password file or certificate that cannot be used.
+    ``at`` is a url, or the config's whole ``redis`` section. ``timeout`` (seconds) bounds each call, queueing and
+    waiting for replicas included; a call that has to connect first (and ask sentinels) has as long once more for that.
+    Raises ValueError for a url or cluster name that cannot be, AccessError for a password file or certificate that
+    cannot be used.
     """
 
     def __init__(self, at: str | RedisConfig, cluster: str, timeout: float) -> None:
@@ -323,9 +324,13 @@ class RedisStore:
 
     @asynccontextmanager
     async def _bounded(self, links: Links, timeout: float) -> AsyncIterator[Any]:
-        """A link within a bound; whatever goes wrong with it becomes StoreUnavailableError."""
+        """A link within a bound; whatever goes wrong with it becomes StoreUnavailableError. Where it has to be opened
+        first, that has the bound once and the request once more: both are round trips, and where replies come late a
+        node whose link broke must get one again before its fence."""
         try:
-            async with asyncio.timeout(timeout), links.one() as link:
+            async with asyncio.timeout(timeout) as bound, links.one() as link:
+                if link.fresh:
+                    bound.reschedule(asyncio.get_running_loop().time() + timeout)
                 yield link
         except (RedisError, OSError) as error:
             await self._commands.forget()

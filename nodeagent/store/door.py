@@ -102,8 +102,10 @@ PLAIN: dict[str, Any] = {
     "socket_timeout": None,
     "socket_connect_timeout": None,
     "health_check_interval": 0,
+    "driver_info": None,
 }
-"""No retries and no bounds of the library's own: callers bound every call, and a lapse must not be hidden."""
+"""No retries and no bounds of the library's own: callers bound every call, and a lapse must not be hidden. The server
+is not told the library's name either: that would cost a round trip."""
 
 
 def read_secret(path: Path) -> str:

@@ -90,8 +90,8 @@ class Bare(Cluster):
     def until_ready(self) -> None:
         """Until every agent has joined and sees all the others."""
         sockets = [self.home / "local" / "run" / "b" / node / "api.sock" for node in self._agents]
-        self.until(lambda: all(path.exists() for path in sockets), 30, "every agent listens")
-        self.until(lambda: self.nodes() == dict.fromkeys(self._agents, "ready"), 30, "every node is ready")
+        self.until(lambda: all(path.exists() for path in sockets), 90, "every agent listens")
+        self.until(lambda: self.nodes() == dict.fromkeys(self._agents, "ready"), 60, "every node is ready")
 
     def at_rest(self) -> None:
         """Until every node is ready for work and no job lives: what one test leaves to the next."""

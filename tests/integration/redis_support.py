@@ -8,8 +8,8 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -200,6 +200,34 @@ def yard() -> Iterator[Yard]:
         finally:
             for server in here.servers:
                 server.stop()
+
+
+@asynccontextmanager
+async def slowed(place: Path, seconds: float) -> AsyncIterator[Path]:
+    """Another socket for the server at ``place``, by which each reply comes so much later."""
+    calls: set[asyncio.Task[None]] = set()
+
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, pause: float) -> None:
+        with suppress(ConnectionError), closing(sink):
+            while data := await source.read(65536):
+                await asyncio.sleep(pause)
+                sink.write(data)
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, to_server = await asyncio.open_unix_connection(place)
+        calls.update(
+            {asyncio.create_task(pump(reader, to_server, 0)), asyncio.create_task(pump(there, writer, seconds))}
+        )
+
+    slow = place.with_name("slow")
+    listener = await asyncio.start_unix_server(accept, slow)
+    try:
+        yield slow
+    finally:
+        listener.close()
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
 
 
 class Authority:
