@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import secrets
 import select
 import signal
@@ -18,8 +19,10 @@ from pathlib import Path
 
 from nodeagent.model.node import Incarnation
 
-STANDS_IN = "stands in"
-"""In the lock file, behind the pid: this agent is there only until the next start."""
+STANDS_IN = "stands in at least until"
+"""In the lock file, behind the pid: this agent is there only until the next start, which may end it from then on."""
+LINE = 78
+"""Length of what the lock file says."""
 
 LOOK_TIME = 0.1
 """Seconds; a stand-in that looks whether somebody waits holds that lock for far less."""
@@ -85,8 +88,7 @@ class Identity:
         if self._lock is None:
             self._end_stand_in()
         assert self._lock is not None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        self._say(f"{os.getpid()}")
         self._leave_queue()
         last = self._read()
         now = Incarnation(life=secrets.token_hex(8), start=1) if last is None else _next(last)
@@ -95,17 +97,29 @@ class Identity:
 
     def hand_to(self, pid: int) -> None:
         """A stand-in has our lock as well, and has it alone when this process is gone: say so."""
+        self._say(f"{pid} {STANDS_IN} 0")
+
+    def hold_off(self, until: float) -> None:
+        """For a stand-in: it is not to be ended before this time of CLOCK_BOOTTIME."""
+        self._say(f"{os.getpid()} {STANDS_IN} {until}")
+
+    @property
+    def held_off(self) -> float:
+        """After ``queue()``: the time before which the stand-in is not to be ended; one that hangs says no later
+        one."""
+        return _until(self._holder()) or 0.0
+
+    def _say(self, text: str) -> None:
         assert self._lock is not None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{pid} {STANDS_IN}\n".encode(), 0)
+        os.pwrite(self._lock, f"{text:<{LINE}}\n".encode(), 0)  # one write: nobody reads half of it
 
     def _holder(self) -> str:
         return self._lock_path.read_text(errors="replace").strip()
 
     def _stand_in(self) -> int | None:
         """The pid of the stand-in that holds the lock."""
-        pid, _, what = self._holder().partition(" ")
-        return int(pid) if what == STANDS_IN and pid.isdigit() else None
+        holder = self._holder()
+        return None if _until(holder) is None else int(holder.partition(" ")[0])
 
     def _end_stand_in(self) -> None:
         pid = self._stand_in()
@@ -183,6 +197,12 @@ def _opened(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except ProcessLookupError:
         return None
+
+
+def _until(holder: str) -> float | None:
+    """Of a stand-in's line in the lock file: when it may be ended; None if it is another agent's."""
+    found = re.fullmatch(rf"\d+ {STANDS_IN} (\d+(?:\.\d+)?)", holder)
+    return float(found[1]) if found else None
 
 
 def _next(last: Incarnation) -> Incarnation:

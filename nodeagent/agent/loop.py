@@ -139,6 +139,13 @@ class Agent:
         self.advert.stands_in(pid, self._clock.wall())
         self._beat_now.set()
 
+    @property
+    def settled(self) -> bool:
+        """The store answers and has all that this agent knows: another one can read it there."""
+        age = self._clock.now() - self._lease.beat_sent
+        fresh = age <= self._timing.heartbeat + self._timing.store_timeout
+        return fresh and self._lease.joined and not self._snapshot.recovering
+
     async def leave(self) -> None:
         """Stop everything that runs here and give the lease back (an orderly goodbye). Bounded by stuck + kill."""
         self._leaving = True

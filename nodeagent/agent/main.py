@@ -20,6 +20,7 @@ from nodeagent.spec.agentconfig import AgentConfig, node_id
 from nodeagent.spec.errors import SpecError
 
 if TYPE_CHECKING:
+    from nodeagent.agent.clock import Clock
     from nodeagent.agent.identity import Identity
     from nodeagent.agent.loop import Agent
     from nodeagent.agent.metrics import Metrics
@@ -158,7 +159,7 @@ async def _serve(config: AgentConfig, split: Split) -> int:
         logs.max_bytes, logs.keep, config.jobs.allow_root,
     )  # fmt: skip
     store = RedisStore(config.redis, config.cluster, config.timing.store_timeout)
-    await _until_store_answers(store, identity, config.timing.heartbeat)
+    await _until_it_is_our_turn(store, identity, clock, config.timing.heartbeat)
     notifier = Notifier(os.environ)
     metrics = Metrics()
     incarnation = identity.take()  # from here on a stand-in is dead, and what it wrote is there to be read
@@ -186,7 +187,9 @@ async def _serve(config: AgentConfig, split: Split) -> int:
         for task in helpers:
             task.cancel()
         await asyncio.wait(helpers)
-        await end_as_planned(agent, split=make_stand_in, awaited=lambda: identity.awaited, clock=clock)
+        await end_as_planned(
+            agent, split=make_stand_in, awaited=lambda: identity.awaited, hold_off=identity.hold_off, clock=clock
+        )
         stop.set()
 
     try:
@@ -211,8 +214,9 @@ async def _serve(config: AgentConfig, split: Split) -> int:
     return 0
 
 
-async def _until_store_answers(store: Store, identity: Identity, pause: float) -> None:
-    """While a stand-in is there: a start that cannot join would take the workers' time away from them."""
+async def _until_it_is_our_turn(store: Store, identity: Identity, clock: Clock, pause: float) -> None:
+    """While a stand-in is there: a start that cannot join would take the workers' time away from them, and one that
+    comes too early what the stand-in alone knows."""
     import structlog
 
     from nodeagent.store.base import StoreUnavailableError
@@ -225,9 +229,10 @@ async def _until_store_answers(store: Store, identity: Identity, pause: float) -
             if not told:
                 structlog.get_logger("agent").warning("waits for the store, while a stand-in goes on", why=str(error))
             told = True
-            await asyncio.sleep(pause)
         else:
-            return
+            if clock.now() >= identity.held_off:
+                return
+        await asyncio.sleep(pause / 2)
 
 
 async def _serve_api(agent: Agent, metrics: Metrics, address: str) -> None:

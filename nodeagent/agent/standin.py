@@ -20,16 +20,23 @@ from nodeagent.agent.clock import Clock
 from nodeagent.agent.loop import Agent
 from nodeagent.workers.linux import die_with_parent, power_mark
 
+HOLD = 2.0
+"""Seconds for which a stand-in holds the next start off at a time."""
 PARENT_TIMEOUT = 5.0
 """Seconds for the first process to end: it has nothing left to do."""
 
 
 async def end_as_planned(
-    agent: Agent, *, split: Callable[[], Awaitable[int]], awaited: Callable[[], bool], clock: Clock
+    agent: Agent,
+    *,
+    split: Callable[[], Awaitable[int]],
+    awaited: Callable[[], bool],
+    hold_off: Callable[[float], None],
+    clock: Clock,
 ) -> None:
     """Returns when nobody counts on this agent any more and its lease was given back; a stand-in that is replaced does
     not live to see it. ``split`` makes the stand-in and returns its pid, in it; ``awaited``: the next start is under
-    way."""
+    way; ``hold_off``: it is to wait until then (our clock) at least."""
     log = structlog.get_logger("standin").bind(node=agent.node)
     why, patience = agent.missed(), agent.config.stand_in
     if why:
@@ -42,6 +49,8 @@ async def end_as_planned(
         log.info("stands in for the next start", pid=pid, because=why, at_most=patience)
         since = clock.now()
         while agent.missed():
+            if not agent.settled:  # it may be the only one that knows what the store has lost
+                hold_off(clock.now() + HOLD)
             if awaited():
                 since = clock.now()
             if clock.now() - since > patience:

@@ -20,6 +20,7 @@ from tests.e2e.test_store_away import frozen, redis_pid, undisturbed
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(300)]
 
 NODES = 3
+WAITS = "waits for the store, while a stand-in goes on"
 
 
 def submitted(calm: Cluster, name: str, steps: int, nodes: str = "2") -> tuple[dict[str, Any], dict[int, int]]:
@@ -104,11 +105,31 @@ def test_the_next_start_waits_for_a_store_that_is_away(calm: Cluster, reference:
     before = calm.node(node)
     with frozen(redis_pid(calm)):
         calm.ctl("local", "restart", node)
-        calm.until(lambda: calm.said("waits for the store, while a stand-in goes on") > 0, 20, "it waits")
+        calm.until(lambda: calm.said(WAITS) > 0, 20, "it waits")
         time.sleep(5)  # more than a fence: it runs on lent time
     until_back(calm, node, before)
     calm.until_steps("planned-frozen", 10)
     undisturbed(calm, "planned-frozen", workers, reference, 300)
+
+
+def test_next_starts_wait_until_the_stand_ins_have_given_redis_its_data_back(
+    calm: Cluster, reference: dict[int, float]
+) -> None:
+    """Every agent of the cluster is restarted while Redis hangs, and then Redis comes back empty."""
+    _, workers = submitted(calm, "planned-empty", 400)
+    agents = {name: calm.node(name) for name in calm.nodes()}
+    before = calm.said(WAITS)
+    os.kill(redis_pid(calm), signal.SIGSTOP)
+    for name in agents:
+        calm.ctl("local", "restart", name)
+    calm.until(lambda: calm.said(WAITS) == before + len(agents), 30, "all next starts wait")
+    killed_without_its_data(calm)
+    calm.until(lambda: any(calm.home.glob("local/run/*/*/api.sock")), 60, "somebody can be asked again")
+    for name, agent in agents.items():
+        until_back(calm, name, agent)
+    calm.until(lambda: calm.workers("planned-empty") == workers, 20, "every pod is published again")
+    calm.until_steps("planned-empty", 10)
+    undisturbed(calm, "planned-empty", workers, reference, 400)
 
 
 def test_an_agent_that_does_not_come_back(calm: Cluster, reference: dict[int, float]) -> None:

@@ -109,9 +109,17 @@ class Node:
         async def split() -> int:
             return 2
 
-        await end_as_planned(agent, split=split, awaited=lambda: False, clock=self.clock)
+        await end_as_planned(agent, split=split, awaited=lambda: False, hold_off=lambda _until: None, clock=self.clock)
         self._ending = None
         await self.kill_agent()
+
+    async def take_over(self) -> None:
+        """The next start, which waits until a stand-in may be ended."""
+        while True:
+            if not self.standing_in or self.agent is None or self.agent.settled:
+                self.start_agent()
+                return
+            await asyncio.sleep(0.05)
 
     async def kill_agent(self) -> None:
         """SIGKILL, also to a stand-in."""

@@ -48,11 +48,11 @@ async def restart_agent_as_planned(cluster: SimCluster) -> None:
     node = _any(cluster)
     node.end_agent()
     await asyncio.sleep(cluster.rng.choice([0.1, 2.0, 12.0, 25.0, 45.0]))
-    if cluster.rng.random() < 0.5:
+    node.thaw()
+    if cluster.rng.random() < 0.3:
         await node.kill_agent()
         await asyncio.sleep(cluster.rng.choice([0.1, 0.5, 1.5]))
-    node.thaw()
-    node.start_agent()
+    await node.take_over()
 
 
 async def cut_power(cluster: SimCluster) -> None:

@@ -224,6 +224,11 @@ def two_agents_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Node, "_drop_agent", drop)
 
 
+def takes_over_at_once(patch: pytest.MonkeyPatch) -> None:
+    """The next start does not wait until the stand-in has given the store back what it lost."""
+    patch.setattr(Agent, "settled", property(lambda agent: True))
+
+
 MUTANTS = (
     Mutant(holders_forgotten, provocations.falls_silent_and_scales),
     Mutant(ack_before_stopping, provocations.falls_silent_and_scales),
@@ -244,6 +249,7 @@ MUTANTS = (
     Mutant(goes_on_while_it_leaves, provocations.nobody_comes_back),
     Mutant(leaves_before_its_workers_are_gone, provocations.nobody_comes_back),
     Mutant(two_agents_at_once, provocations.taken_over),
+    Mutant(takes_over_at_once, provocations.all_await_a_store_that_comes_back_empty),
 )
 
 

@@ -174,3 +174,21 @@ async def taken_over(c: SimCluster) -> None:
         c.nodes["n1"].start_agent()
         await asyncio.sleep(6)
     assert (c.job("j").head, pids(c)) == (head, was)
+
+
+async def all_await_a_store_that_comes_back_empty(c: SimCluster) -> None:
+    """Nobody but the stand-ins knows the job when it does, and all next starts are only waiting for it."""
+    await started(c, 2, 3)
+    head, was = c.job("j").head, pids(c)
+    await c.nodes["n4"].kill_agent()
+    cut(c, c.nodes)
+    for name in members(c):
+        c.nodes[name].end_agent()
+    await asyncio.sleep(4)
+    emptying = asyncio.ensure_future(c.empty_store())
+    starts = [asyncio.ensure_future(c.nodes[name].take_over()) for name in was]
+    await asyncio.sleep(1)
+    cut(c, c.nodes, False)
+    await asyncio.gather(emptying, *starts)
+    await asyncio.sleep(10)
+    assert (c.job("j").head, pids(c)) == (head, was)

@@ -92,7 +92,9 @@ identity = Identity(Path(sys.argv[1]), "boot-1")
 identity.take()
 identity.hand_to(os.getpid())
 print(identity.awaited, flush=True)
-for _ in sys.stdin:
+for line in sys.stdin:
+    if line.strip().isdigit():
+        identity.hold_off(float(line))
     print(identity.awaited, flush=True)
 """
 
@@ -108,10 +110,10 @@ def stand_in(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def asked(process: subprocess.Popen[str]) -> str:
+def asked(process: subprocess.Popen[str], line: str = "?") -> str:
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write("?\n")
+    process.stdin.write(line + "\n")
     process.stdin.flush()
     return process.stdout.readline().strip()
 
@@ -163,3 +165,15 @@ def test_a_start_that_cannot_be_leaves_the_stand_in_alone(
     with pytest.raises(IdentityError, match=r"life\.json is damaged"):
         make().take()
     assert asked(stand_in) == "True"
+
+
+def test_a_stand_in_says_until_when_it_must_not_be_ended(make: Make, stand_in: subprocess.Popen[str]) -> None:
+    start = make()
+    start.queue()
+    assert start.held_off == 0.0
+    asked(stand_in, "12345678")
+    assert start.held_off == 12345678.0
+    asked(stand_in, "5")
+    assert start.held_off == 5.0, "nothing of the longer line is left"
+    start.take()
+    assert start.held_off == 0.0
