@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -77,15 +77,9 @@ def total(data: torch.Tensor) -> int:
 
 
 def copy_into(views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-    """Copy the tensors; done when this returns, wherever they are."""
+    """Copy the tensors, from wherever they are; done when this returns."""
     for target, source in zip(views, tensors, strict=True):
-        target.copy_(source, non_blocking=True)
-    for device in _devices(tensors):
-        torch.cuda.current_stream(device).synchronize()
-
-
-def _devices(tensors: Iterable[torch.Tensor]) -> set[torch.device]:
-    return {t.device for t in tensors if t.is_cuda}
+        target.copy_(source)
 
 
 def _bytes(place: Place) -> int:

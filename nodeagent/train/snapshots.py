@@ -108,8 +108,6 @@ class Snapshots:
         size += SLACK
         link.ask("snapshot.put", ASK_BOUND, index=index, bytes=size)  # before so much memory is taken
         made = Buffer(Memory.of_size(size))
-        if any(t.is_cuda for t in flat.tensors):  # so that the GPU writes it directly
-            torch.cuda.cudart().cudaHostRegister(made.data.data_ptr(), size, 0)
         link.ask("snapshot.put", ASK_BOUND, fds=(made.memory.fd,), index=index, bytes=size)
         if found is not None:
             found.memory.close()
