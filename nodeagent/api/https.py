@@ -42,7 +42,6 @@ class Bounds:
     """Until the next try, where the address or the certificate could not be used."""
 
 
-BOUNDS = Bounds()
 BACKLOG = 128
 
 Told = Callable[[str, str], None]

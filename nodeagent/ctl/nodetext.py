@@ -57,6 +57,8 @@ def node_lines(node: Json, colour: bool = False) -> list[str]:
         lines.append(_field("Restarting", f"for {span(node['restarting_for'])}"))
     if node["http"]:
         lines.append(_field("Health", f"{node['http']}/healthz (from that machine)"))
+    if node["https"]:
+        lines.append(_field("API", f"{node['https']} (certificate {node['fingerprint']})"))
     if node["gpus"]:
         lines += ["", "GPUs:", *("  " + line for line in table_lines(GPUS, node["gpus"]))]
     lines += ["", "Pods:"]

@@ -53,8 +53,8 @@ class TlsConnection(http.client.HTTPConnection):
 def _untrusted(what: str) -> UnreachableError:
     return UnreachableError(
         f"{what}; nothing was sent",
-        "give the CA that signed it (--cacert FILE), or the fingerprint that `nodeagentctl nodes -o json` shows in the "
-        f"cluster (--fingerprint HEX); or {ENV_CACERT}, {ENV_FINGERPRINT}",
+        "give the CA that signed it (--cacert FILE), or the fingerprint that `nodeagentctl describe node/NAME` shows "
+        f"where the agent is known (--fingerprint HEX); or {ENV_CACERT}, {ENV_FINGERPRINT}",
     )
 
 

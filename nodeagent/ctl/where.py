@@ -71,7 +71,7 @@ class Where:
         if not re.fullmatch(r"[0-9a-f]{64}", text):
             raise CtlError(
                 f"{self.fingerprint!r} is not a fingerprint", Exit.USAGE,
-                "give the SHA-256 of the agent's certificate, 64 hex digits: nodeagentctl nodes -o json shows it",
+                "give the SHA-256 of the agent's certificate, 64 hex digits: nodeagentctl describe node/NAME shows it",
             )  # fmt: skip
         return bytes.fromhex(text)
 

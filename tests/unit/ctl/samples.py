@@ -8,7 +8,7 @@ from nodeagent.api.shapes import job_json, node_json
 from nodeagent.api.story import generations
 from nodeagent.model.event import Event
 from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
-from nodeagent.model.node import Cordon, Gpu, Incarnation, NodeFacts, NodeRecord, Readiness
+from nodeagent.model.node import Cordon, Gpu, Https, Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.world import Cause, Head, Holder, Member, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
@@ -83,11 +83,12 @@ EVENTS = [
 
 
 def node(name: str, **more: Any) -> NodeRecord:
+    url = f"https://10.0.0.{name[1:]}:9470"
     gpus = tuple(Gpu(uuid=f"GPU-{name}-{i}", index=i, name="H100") for i in range(2))
     facts = NodeFacts(
         address=f"10.0.0.{name[1:]}", hostname=f"host-{name}", boot_id="b", agent_pid=4000 + int(name[1:]),
         agent_version="0.1.0", started=NOW - 8_000, cpu_slots=4, gpus=gpus, labels={"rack": "r7"},
-        http="http://127.0.0.1:9470",
+        http="http://127.0.0.1:9470", https=Https(url=url, certificate="ab" * 32, proof=""),
     )  # fmt: skip
     life = Incarnation(life=f"life-{name}", start=1)
     return NodeRecord(id=name, incarnation=life, joined=1, facts=facts, **more)
