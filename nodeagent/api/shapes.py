@@ -81,6 +81,8 @@ def _pod(
             "generation": state.generation,
             "shim_pid": state.shim_pid,
             "standby_pid": state.standby_pid,
+            "parked": state.parked,
+            "parked_memory": state.parked_memory,
             "workers": [_worker(w) for w in state.workers],
         }
     if over or (report is not None and report.state != "running"):
@@ -95,6 +97,8 @@ def _pod(
         "generation": 0 if head is None else head.number,
         "shim_pid": None,
         "standby_pid": None,
+        "parked": 0,
+        "parked_memory": 0,
         "workers": [] if member is None else _told_workers(member, report, over),
     }
 
