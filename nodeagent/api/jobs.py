@@ -84,6 +84,8 @@ class JobRoutes:
             generation=mine.generation.number if mine.generation else 0,
             shim_pid=mine.shim_pid,
             standby_pid=mine.standby_pid,
+            parked=len(mine.parked),
+            parked_memory=sum(mine.parked.values()),
             workers=mine.workers,
             snapshot_bytes=mine.snapshot_bytes,
         )

@@ -86,6 +86,8 @@ def _pod(
             "shim_pid": state.shim_pid,
             "standby_pid": state.standby_pid,
             "snapshot_bytes": state.snapshot_bytes,
+            "parked": state.parked,
+            "parked_memory": state.parked_memory,
             "workers": [_worker(w) for w in state.workers],
         }
     if over or (report is not None and report.state != "running"):
@@ -101,6 +103,8 @@ def _pod(
         "shim_pid": None,
         "standby_pid": None,
         "snapshot_bytes": 0,
+        "parked": 0,
+        "parked_memory": 0,
         "workers": [] if member is None else _told_workers(member, report, over),
     }
 

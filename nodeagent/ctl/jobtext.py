@@ -177,6 +177,10 @@ def _workers(job: Json) -> list[str]:
         lines += ["Workers:", *("  " + line for line in table_lines(columns, sorted(rows, key=lambda w: w["rank"])))]
     odd = [p for p in job["pods"] if p["reason"] or not p["workers"]]
     lines += [f"  {p['node']}: {p['phase']}{': ' + p['reason'] if p['reason'] else ''}" for p in odd]
+    parked = [p for p in [*job["pods"], *job["spares"]] if p["parked"]]
+    if parked:
+        each = ", ".join(f"{p['parked']} on {p['node']} ({p['parked_memory'] / 1e6:.0f} MB)" for p in parked)
+        lines.append(f"  parked for the next start: {each}")
     if job["spares"]:
         spares = ", ".join(
             f"{p['node']} ({p['phase']}{': ' + p['reason'] if p['reason'] else ''})" for p in job["spares"]

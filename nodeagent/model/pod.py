@@ -42,6 +42,10 @@ class PodState(Record):
     generation: int = 0
     shim_pid: int | None = None
     standby_pid: int | None = None
+    parked: int = 0
+    """Workers forked ahead, waiting for the next start."""
+    parked_memory: int = 0
+    """Bytes that they share with nobody."""
     workers: tuple[WorkerState, ...] = ()
     snapshot_bytes: int = 0
     """Memory that its shim keeps for snapshots."""

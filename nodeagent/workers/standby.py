@@ -62,6 +62,9 @@ def warm_up(preload: list[str]) -> dict[str, Any]:
                 break
     gc.collect()
     gc.freeze()
+    problem = helper("huge_pages")
+    if problem:
+        notes.append(f"large pages: {problem}")
     return {"event": "warm", "torch": has_torch(), "unusable": why_unusable(), "notes": notes}
 
 
@@ -147,7 +150,9 @@ def reap(pid: int) -> int:
 
 def park(link: socket.socket, deep: bool) -> tuple[dict[str, Any], list[int]]:
     """Warm up, tell the shim how that went, and wait for work. What the warm-up has spoilt ends here."""
-    note = warm_deeply() if deep else ""
+    note = helper("warm_up") if deep else ""
+    gc.collect()
+    gc.freeze()
     spoilt = why_unusable()
     send(link, {"event": "parked", "note": note, "spoilt": spoilt, "private": private_memory()})
     if spoilt:
@@ -157,20 +162,17 @@ def park(link: socket.socket, deep: bool) -> tuple[dict[str, Any], list[int]]:
     return work
 
 
-def warm_deeply() -> str:
-    """Have the frameworks do a little of what a training does first. Returns what went wrong."""
+def helper(name: str) -> str:
+    """Call a function of ``standby_warm.py``, which no worker shall find among its modules. Returns what went wrong."""
     from importlib.machinery import SourceFileLoader
 
     where = os.path.join(os.path.dirname(__file__), "standby_warm.py")
     warm = types.ModuleType("__nodeagent_warm__")
     try:
         SourceFileLoader(warm.__name__, where).exec_module(warm)
-        warm.warm_up()
+        getattr(warm, name)()
     except Exception as error:  # noqa: BLE001 (whatever a framework raises is told, not fatal)
         return f"{type(error).__name__}: {error}"[:500]
-    finally:
-        gc.collect()
-        gc.freeze()
     return ""
 
 
