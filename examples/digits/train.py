@@ -55,6 +55,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--ckpt-every", type=int, default=20, metavar="STEPS")
     parser.add_argument("--step-delay", type=float, default=0.0, metavar="SECONDS", help="slow each step, to watch it")
+    parser.add_argument("--bit-exact", action="store_true", help="the same bits whatever restarts, at one world size")
     parser.add_argument("--step-log", type=Path, help="every rank appends one JSON line per step to this file")
     return parser.parse_args()
 
@@ -153,7 +154,10 @@ def train_model(args: argparse.Namespace, device: torch.device) -> float:
             print(f"resumed from step {step} (generation {os.environ.get('NODEAGENT_GENERATION', '-')})", flush=True)
     must_agree(step, f"the latest checkpoint: is {args.ckpt_dir} one folder for all of them?", device)
 
-    ddp = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+    # After its first step DDP sorts its gradient buckets anew, and with them the order in which more than two ranks add
+    # up: the first step after a restart would differ in the last bit. With this it never sorts.
+    devices = [device.index] if device.type == "cuda" else None
+    ddp = DistributedDataParallel(model, device_ids=devices, find_unused_parameters=args.bit_exact)
     step_log = StepLog(args.step_log) if args.step_log else None
     plan = Plan(len(train), GLOBAL_BATCH, args.seed)
     leaving = Leaving()
