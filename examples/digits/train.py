@@ -32,8 +32,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from nodeagent.train.batches import Plan
-from nodeagent.train.leaving import Leaving
+from nodeagent.train import Leaving, Plan
 
 GLOBAL_BATCH = 96
 """Images per step, over all processes together. Fixed, so that a step means the same at every world size."""

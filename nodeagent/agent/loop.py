@@ -14,6 +14,7 @@ import structlog
 
 from nodeagent.agent.apply import Applier
 from nodeagent.agent.clock import Clock
+from nodeagent.agent.commits import Commits
 from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.lease import PODS_REFRESH, Lease
@@ -75,6 +76,7 @@ class Agent:
         self._applier = Applier(
             self._lease, store=store, host=host, clock=clock, snapshot=self._snapshot, random_id=random_id
         )
+        self._commits = Commits(self._lease, store=store, host=host, snapshot=self._snapshot)
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
         self._wake = asyncio.Event()
         self._beat_now = asyncio.Event()
@@ -241,6 +243,7 @@ class Agent:
                 changed |= await self._failsafe.replace_keepers(action, self._applier.pod)
             else:
                 changed |= await self._applier.pod(action)
+        await self._commits.carry()
         cluster = self.cluster()
         statuses = self._host.status()
         if self._lease.publish(readiness(statuses), pod_states(cluster, self._node, statuses)):

@@ -44,6 +44,7 @@ def pod_states(cluster: Cluster, node: str, statuses: Mapping[str, PodStatus]) -
                 shim_pid=status.shim_pid,
                 standby_pid=status.standby_pid,
                 workers=status.workers,
+                snapshot_bytes=status.snapshot_bytes,
             )
         )
     return tuple(out)

@@ -85,6 +85,7 @@ class JobRoutes:
             shim_pid=mine.shim_pid,
             standby_pid=mine.standby_pid,
             workers=mine.workers,
+            snapshot_bytes=mine.snapshot_bytes,
         )
         return {pod.node: pod}
 

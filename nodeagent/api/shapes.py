@@ -81,6 +81,7 @@ def _pod(
             "generation": state.generation,
             "shim_pid": state.shim_pid,
             "standby_pid": state.standby_pid,
+            "snapshot_bytes": state.snapshot_bytes,
             "workers": [_worker(w) for w in state.workers],
         }
     if over or (report is not None and report.state != "running"):
@@ -95,6 +96,7 @@ def _pod(
         "generation": 0 if head is None else head.number,
         "shim_pid": None,
         "standby_pid": None,
+        "snapshot_bytes": 0,
         "workers": [] if member is None else _told_workers(member, report, over),
     }
 
@@ -170,7 +172,14 @@ def job_json(
         "pods": gang,
         "spares": spares,
         "keepers": _keepers(job, cluster),
+        "checkpoint": _checkpoint(job),
     }
+
+
+def _checkpoint(job: JobRecord) -> Json | None:
+    """The one that was committed last."""
+    found = job.checkpoint
+    return None if found is None else {"name": found.name, "step": found.step, "generation": found.number}
 
 
 def _keepers(job: JobRecord, cluster: Cluster) -> list[Json]:

@@ -94,6 +94,18 @@ class Outcome(Record):
     error: str = ""
 
 
+class Checkpoint(Record):
+    """The checkpoint that a job goes on from: the pointer, which only the newest active generation moves."""
+
+    name: str
+    """Its folder's, in checkpoint_dir."""
+    step: int = Field(ge=0)
+    number: int = Field(ge=0)
+    """The generation that committed it."""
+    order: int = Field(ge=0)
+    """Grows from commit to commit of one generation."""
+
+
 class JobRecord(Record):
     """Everything about one job."""
 
@@ -138,4 +150,5 @@ class JobRecord(Record):
     restarts: int = 0
     """Generations that became active after the first."""
     outcome: Outcome | None = None
+    checkpoint: Checkpoint | None = None
     rev: int = 0

@@ -39,5 +39,7 @@ class PodState(Record):
     shim_pid: int | None = None
     standby_pid: int | None = None
     workers: tuple[WorkerState, ...] = ()
+    snapshot_bytes: int = 0
+    """Memory that its shim keeps for snapshots."""
     usage: PodUsage | None = None
     """As last measured; a change of it alone is not told at once, but with the next refresh."""

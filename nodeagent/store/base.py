@@ -138,6 +138,15 @@ class Store(Protocol):
         Event WorkerFailed or PodFailed for those."""
         ...
 
+    async def commit(
+        self, uid: str, token: Token, node: str, incarnation: Incarnation, name: str, step: int, order: int
+    ) -> JobRecord:
+        """Move the job's checkpoint pointer. The token must be that of the newest generation that was ever active
+        (``stale``; whether a newer one is forming does not matter), the incarnation current and a member or holder in
+        that life, and the new pointer later than the present one by (generation, order). The same name again returns
+        the job. No event: nobody has to act on it."""
+        ...
+
     async def end(self, ending: Ending) -> JobRecord:
         """See Ending."""
         ...

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.event import Event
-from nodeagent.model.job import Control, JobRecord
+from nodeagent.model.job import Checkpoint, Control, JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
@@ -38,7 +38,7 @@ WAIT_LINKS = 32
 REPLICAS_SHARE = 0.5
 """Of a call's bound: how long it waits for the replicas to have the step."""
 REPLICATED = frozenset(
-    {"join", "propose", "ack", "activate", "end", "submit", "control", "cordon", "keep", "forget", "settle"}
+    {"join", "propose", "ack", "activate", "commit", "end", "submit", "control", "cordon", "keep", "forget", "settle"}
 )
 """Steps that somebody acts on: with ``replicas`` their reply counts as lost until that many replicas have them.
 Reports, goodbyes and removals need no wait of their own: whatever is built on them waits, and writes keep their
@@ -148,6 +148,13 @@ class RedisStore:
     async def report(self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport) -> JobRecord:
         arguments = _who(node, incarnation) | {"uid": uid, "token": token.model_dump(), "reason": report.reason}
         return await self._job("report", arguments | codec.encode_report(report))
+
+    async def commit(
+        self, uid: str, token: Token, node: str, incarnation: Incarnation, name: str, step: int, order: int
+    ) -> JobRecord:
+        checkpoint = Checkpoint(name=name, step=step, number=token.number, order=order)
+        arguments = _who(node, incarnation) | {"uid": uid, "token": token.model_dump()}
+        return await self._job("commit", arguments | {"checkpoint": checkpoint.to_json()})
 
     async def end(self, ending: Ending) -> JobRecord:
         arguments = _ended_by(ending) | {

@@ -17,7 +17,7 @@ from nodeagent.model.world import PodReport
 
 JOB_RAW = (
     "version", "owner", "spec", "control", "submitted", "ended", "since", "order", "first_active", "started",
-    "restart_done", "not_before", "last_number", "restarts", "outcome", "rev",
+    "restart_done", "not_before", "last_number", "restarts", "outcome", "checkpoint", "rev",
 )  # fmt: skip
 """Fields of a job that are JSON already: numbers and opaque records."""
 JOB_TEXT = ("uid", "name", "phase", "reason")

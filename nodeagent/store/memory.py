@@ -17,7 +17,7 @@ from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.store.messages import Answer, Beat, BeatReply, Ending, JoinReply, Offer, Proposal, Restored, Settlement
-from nodeagent.store.twin import generation, lease, operator, restore
+from nodeagent.store.twin import commits, generation, lease, operator, restore
 from nodeagent.store.twin.state import State, event_order
 
 
@@ -115,6 +115,11 @@ class MemoryStore:
 
     async def report(self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport) -> JobRecord:
         return self._done(generation.report(self._server.settled(), uid, token, node, incarnation, report))
+
+    async def commit(
+        self, uid: str, token: Token, node: str, incarnation: Incarnation, name: str, step: int, order: int
+    ) -> JobRecord:
+        return self._done(commits.commit(self._server.settled(), uid, token, node, incarnation, name, step, order))
 
     async def end(self, ending: Ending) -> JobRecord:
         return self._done(generation.end(self._server.settled(), ending))

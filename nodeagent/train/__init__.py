@@ -6,7 +6,42 @@ under plain torchrun as well: there it is just less. Must never be imported by t
 
 from __future__ import annotations
 
-from nodeagent.train.context import Context, context
-from nodeagent.train.link import Link, LinkError
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Context", "Link", "LinkError", "context"]
+from nodeagent.train.batches import Plan, scale_with_world
+from nodeagent.train.context import Context, context
+from nodeagent.train.leaving import Leaving
+from nodeagent.train.link import Link, LinkError
+from nodeagent.train.sampler import ExactData
+
+if TYPE_CHECKING:
+    from nodeagent.train.checkpoints import Checkpoints, resume
+    from nodeagent.train.snapshots import restore, snapshot
+
+__all__ = [
+    "Checkpoints",
+    "Context",
+    "ExactData",
+    "Leaving",
+    "Link",
+    "LinkError",
+    "Plan",
+    "context",
+    "restore",
+    "resume",
+    "scale_with_world",
+    "snapshot",
+]
+
+_WITH_TORCH = {
+    "Checkpoints": "checkpoints", "restore": "snapshots", "resume": "checkpoints", "snapshot": "snapshots",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch when it is first used."""
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_WITH_TORCH[name]}"), name)

@@ -35,6 +35,8 @@ class Context:
     world_size: int = 1
     local_world_size: int = 1
     checkpoint_dir: Path | None = None
+    checkpoint: str = ""
+    """Name of the one that was committed last, when this generation was formed."""
 
     @property
     def managed(self) -> bool:
@@ -67,4 +69,5 @@ def context(environ: Mapping[str, str] = os.environ) -> Context:
         world_size=number("WORLD_SIZE", 1),
         local_world_size=number("LOCAL_WORLD_SIZE", 1),
         checkpoint_dir=Path(folder) if folder else None,
+        checkpoint=environ.get("NODEAGENT_CHECKPOINT", ""),
     )

@@ -57,7 +57,7 @@ class Link:
         path = os.environ.get("NODEAGENT_SOCKET")
         return cls(path) if path else None
 
-    def tell(self, name: str, **fields: Any) -> bool:
+    def tell(self, name: str, /, **fields: Any) -> bool:
         """Say something that needs no answer. False: it was not taken, or another thread is saying something; it is
         not sent again."""
         data = _encode(name, fields)
@@ -76,7 +76,7 @@ class Link:
         finally:
             self._lock.release()
 
-    def ask(self, name: str, timeout: float = ASK_BOUND, fds: Sequence[int] = (), **fields: Any) -> Answer:
+    def ask(self, name: str, /, timeout: float = ASK_BOUND, fds: Sequence[int] = (), **fields: Any) -> Answer:
         """Ask, and wait for the answer. Each question has its own connection. Raises LinkError."""
         end = time.monotonic() + timeout
         with self._lock:

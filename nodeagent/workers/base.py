@@ -25,6 +25,15 @@ class Rendezvous(Record):
     store_hosted: bool
 
 
+class CommitWish(Record):
+    """A checkpoint that a worker wants committed, and by which generation."""
+
+    token: Token
+    name: str
+    step: int
+    order: int
+
+
 class PodStatus(Record):
     """What the host last heard from one shim."""
 
@@ -51,6 +60,9 @@ class PodStatus(Record):
     refused: str = ""
     """Why ``generation`` could not start here (hook failed, deadline passed, fork failed); empty if it did."""
     rendezvous: Rendezvous | None = None
+    snapshot_bytes: int = 0
+    """Memory that the shim keeps for its workers' snapshots."""
+    commit: CommitWish | None = None
 
     @property
     def quiet(self) -> bool:
@@ -106,6 +118,10 @@ class PodHost(Protocol):
     def retire(self, uid: str) -> None:
         """Kill what runs, end the shim, remove its runtime files (logs and exit records stay). Afterwards the pod
         has no status."""
+        ...
+
+    def committed(self, uid: str, wish: CommitWish, refused: str) -> None:
+        """Answer a wish to commit: it is committed, or ``refused`` says why not."""
         ...
 
     def grant(self, until: float, seq: int, uid: str | None = None) -> None:

@@ -88,6 +88,8 @@ def _common(job: JobRecord, head: Head, member: Member, node: NodeRecord, faulty
     gpus = [device for device in member.devices if not device.startswith("cpu")]
     if gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    if job.checkpoint is not None:
+        env["NODEAGENT_CHECKPOINT"] = job.checkpoint.name
     if job.spec.checkpoint_dir is not None:
         env["NODEAGENT_CHECKPOINT_DIR"] = str(PurePosixPath(job.spec.working_dir, job.spec.checkpoint_dir))
     return env

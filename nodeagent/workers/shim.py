@@ -27,6 +27,7 @@ from nodeagent.workers.linux import (
 )
 from nodeagent.workers.shim_checks import UnfitError, check_limits
 from nodeagent.workers.shim_children import Children
+from nodeagent.workers.shim_commit import Commits
 from nodeagent.workers.shim_gang import Gang, Parts, note
 from nodeagent.workers.shim_guard import Guard
 from nodeagent.workers.shim_leaving import Leaving
@@ -36,6 +37,7 @@ from nodeagent.workers.shim_output import RotatingFile
 from nodeagent.workers.shim_peer import VERSION, Command, Peer
 from nodeagent.workers.shim_prepare import Preparation
 from nodeagent.workers.shim_rendezvous import Holder
+from nodeagent.workers.shim_snapshots import Snapshots, available_memory
 from nodeagent.workers.shim_spawn import RLIMITS, limit_value
 
 IDLE_EXIT = 60.0
@@ -66,6 +68,8 @@ class Shim:
         self.gang: Gang | None = None
         self.link = WorkerLink(lambda: self.gang)
         self.leaving = Leaving(self.link, lambda: self.gang)
+        self.commits = Commits(self.link, self.changed)
+        self.snapshots = Snapshots(self.link, self.changed, available_memory)
         self.highest = self._read_token("highest.json")
         self.started = self._read_token("started.json")
         self.retiring = False
@@ -223,6 +227,9 @@ class Shim:
         if self.gang is not None:
             self.gang.stop(command["grace"])
 
+    def _do_committed(self, command: Command) -> None:
+        self.commits.answered(command["wish"], command["refused"])
+
     def _do_retire(self, command: Command) -> None:
         self.retiring = True
         if self.gang is not None:
@@ -296,6 +303,8 @@ class Shim:
             "fenced": gang.fenced if gang else False,
             "refused": gang.refused if gang else "",
             "rendezvous": self.holder.held,
+            "commit": self.commits.wish(),
+            "snapshot_bytes": self.snapshots.bytes,
         }
 
     def _tell(self, text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodeagent.model.job import JobRecord, Phase
+from nodeagent.model.job import Checkpoint, JobRecord, Phase
 from nodeagent.model.world import Head, Token
 from nodeagent.plan.phases import allowed
 from nodeagent.store.memory import MemoryServer
@@ -27,6 +27,7 @@ class Checker:
         self._orders: dict[str, tuple[Token, tuple[str, ...]]] = {}
         self._active: dict[str, int] = {}
         """Highest generation of a job that was ever seen active."""
+        self._pointers: dict[str, Checkpoint | None] = {}
         self.submitted: set[str] = set()
         """Uids of the jobs whose submission was acknowledged."""
         self.forgotten: set[str] = set()
@@ -51,6 +52,7 @@ class Checker:
         self._highest.clear()
         self._phases.clear()
         self._orders.clear()
+        self._pointers.clear()
 
     def check_kept(self) -> None:
         """Invariants 6 and 7: no acknowledged job is lost. To be asked once things are quiet."""
@@ -69,6 +71,7 @@ class Checker:
             return  # its records are not the truth yet
         for job in self.server.state.jobs.values():
             self._newest(job)
+            self._pointer(job)
             self._head(job)
             self._phase(job)
             self._budget(job)
@@ -111,6 +114,15 @@ class Checker:
             token = machine.running(job.uid)
             if token is not None and (job.head is None or token.number > job.head.number):
                 raise Broken(f"{machine.name} runs generation {token.number} of {job.name}, the store has {job.head}")
+
+    def _pointer(self, job: JobRecord) -> None:
+        """Invariant 1: only the newest generation that was active moves the pointer."""
+        moved = job.uid in self._pointers and job.checkpoint != self._pointers[job.uid]
+        if moved and job.checkpoint is not None:
+            active = job.active.number if job.active is not None else 0
+            if job.checkpoint.number != active:
+                raise Broken(f"invariant 1: {job.checkpoint} was committed when generation {active} was active")
+        self._pointers[job.uid] = job.checkpoint
 
     def _head(self, job: JobRecord) -> None:
         """Invariant 3, and numbers only grow."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodPhase, WorkerState
 from nodeagent.model.world import Token, WorkerExit
-from nodeagent.workers.base import PodStatus, Rendezvous, StartOrder
+from nodeagent.workers.base import CommitWish, PodStatus, Rendezvous, StartOrder
 from tests.sim.network import Gate
 from tests.sim.virtual import SimClock
 
@@ -36,6 +36,7 @@ class SimPod:
     refused: str = ""
     rendezvous: Rendezvous | None = None
     killing: bool = False
+    wish: CommitWish | None = None
     env: tuple[dict[str, str], ...] = ()
 
     def status(self) -> PodStatus:
@@ -49,6 +50,7 @@ class SimPod:
             uid=self.uid, phase=self.phase, reason=self.reason, folder=self.folder, shim_pid=self.shim_pid,
             standby_warm=True, highest=self.highest, generation=self.generation, workers=workers,
             exits=tuple(self.exits), fenced=self.fenced, refused=self.refused, rendezvous=self.rendezvous,
+            commit=self.wish if self.alive else None,
         )  # fmt: skip
 
 
@@ -112,6 +114,19 @@ class SimMachine:
         self.touch()
         if pod.generation is not None and not (code == 0 and signal is None):
             self.peers(uid, pod.generation, self.name)
+
+    def wish(self, uid: str, order: int) -> None:
+        """A worker of rank 0 asks for a commit."""
+        pod = self.pods[uid]
+        assert pod.generation is not None
+        pod.wish = CommitWish(token=pod.generation, name=f"g{pod.generation.number}-{order}", step=order, order=order)
+        self.touch()
+
+    def committed(self, uid: str, wish: CommitWish) -> None:
+        pod = self.pods.get(uid)
+        if pod is not None and pod.wish == wish:
+            pod.wish = None
+            self.touch()
 
     def _record(self, pod: SimPod, local: int, code: int | None, signal: int | None, error: str = "") -> None:
         pod.alive.discard(local)
@@ -351,6 +366,9 @@ class SimHost:
 
     def retire(self, uid: str) -> None:
         self._do(lambda: self._machine.retire(uid))
+
+    def committed(self, uid: str, wish: CommitWish, refused: str) -> None:
+        self._do(lambda: self._machine.committed(uid, wish))
 
     def grant(self, until: float, seq: int, uid: str | None = None) -> None:
         self._do(lambda: self._machine.grant(until, seq, uid))

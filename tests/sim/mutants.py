@@ -8,15 +8,18 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import structlog
 
 from nodeagent.agent.failsafe import Failsafe
+from nodeagent.model.job import JobRecord
 from nodeagent.model.timing import Timing
+from nodeagent.model.world import Token
 from nodeagent.plan import gang, lending
 from nodeagent.plan.lending import Answer, Ask, Promises
-from nodeagent.store.twin import generation, restore
+from nodeagent.store.twin import commits, generation, restore
 from nodeagent.store.twin.state import State
 from nodeagent.workers.base import PodStatus
 from tests.sim import cluster as cluster_module
@@ -117,6 +120,19 @@ def deciding_while_recovering(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(State, "recovering", property(lambda state: False))
 
 
+def anybody_commits(patch: pytest.MonkeyPatch) -> None:
+    """A commit does not compare the generation that asks with the one that is active."""
+    real = commits.commit
+
+    def commit(s: State, uid: str, token: Token, *rest: Any) -> JobRecord:
+        job = real(s, uid, s.job(uid).active or token, *rest)
+        assert job.checkpoint is not None
+        asked = job.checkpoint.model_copy(update={"number": token.number})
+        return s.save_job(job.model_copy(update={"checkpoint": asked}))
+
+    patch.setattr(commits, "commit", commit)
+
+
 def one_yes_is_enough(patch: pytest.MonkeyPatch) -> None:
     """A member asks itself only."""
     real = Failsafe._ask
@@ -171,6 +187,7 @@ MUTANTS = (
     Mutant(half_a_gang, provocations.falls_silent_and_scales),
     Mutant(merged_by_arrival, provocations.store_loses_writes),
     Mutant(deciding_while_recovering, provocations.store_loses_writes),
+    Mutant(anybody_commits, provocations.a_commit_comes_late),
     Mutant(one_yes_is_enough, provocations.part_of_the_members),
     Mutant(keepers_need_not_let_go, provocations.all_keepers),
     Mutant(promises_not_kept, provocations.back_one_by_one),

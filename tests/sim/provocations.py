@@ -74,6 +74,26 @@ async def store_loses_writes(cluster: SimCluster) -> None:
     cluster.checker.check_kept()
 
 
+async def a_commit_comes_late(cluster: SimCluster) -> None:
+    """A commit is still on its way to the store when the same nodes form anew."""
+    await cluster.submit("a", 3, 3, 3)
+    await cluster.until(lambda: cluster.whole("a"), 90, "whole")
+    head = cluster.job("a").head
+    assert head is not None
+    leader, last = (cluster.nodes[head.ordered()[at].node] for at in (0, -1))
+    leader.machine.wish("uid-a", 1)
+    await cluster.until(lambda: cluster.job("a").checkpoint is not None, 10, "committed")
+    leader.link.slow = 8.0
+    leader.machine.wish("uid-a", 2)
+    await asyncio.sleep(0.05)
+    leader.link.slow = 0.0
+    last.machine.worker_ends("uid-a", 0, signal=9)
+    await asyncio.sleep(40)
+    pointer, active = cluster.job("a").checkpoint, cluster.job("a").active
+    assert pointer is not None and active is not None and active.number > head.number
+    assert pointer.number <= head.number
+
+
 async def part_of_the_members(c: SimCluster) -> None:
     """Two members of three are cut off from the store, their third keeper is not."""
     await started(c, 1, 3)

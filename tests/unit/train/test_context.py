@@ -11,7 +11,8 @@ from nodeagent.train.context import Context, context
 OURS = {
     "NODEAGENT_JOB": "resnet50", "NODEAGENT_NODE": "n7", "NODEAGENT_GENERATION": "8", "NODEAGENT_RESTARTS": "3",
     "NODEAGENT_REASON": "rank 3 died", "NODEAGENT_FAULTY": '{"nodes": {"n2": "silent"}, "devices": {}}',
-    "NODEAGENT_CHECKPOINT_DIR": "/shared/ckpt", "TORCHELASTIC_RUN_ID": "abc", "RANK": "5", "LOCAL_RANK": "1",
+    "NODEAGENT_CHECKPOINT_DIR": "/shared/ckpt", "NODEAGENT_CHECKPOINT": "c7",
+    "TORCHELASTIC_RUN_ID": "abc", "RANK": "5", "LOCAL_RANK": "1",
     "GROUP_RANK": "2", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "9",
 }  # fmt: skip
 
@@ -20,7 +21,7 @@ def test_under_nodeagent() -> None:
     assert context(OURS) == Context(
         job="resnet50", uid="abc", node="n7", generation=8, restarts=3, reason="rank 3 died",
         faulty={"nodes": {"n2": "silent"}, "devices": {}}, rank=5, local_rank=1, group_rank=2, world_size=8,
-        local_world_size=2, checkpoint_dir=Path("/shared/ckpt"),
+        local_world_size=2, checkpoint_dir=Path("/shared/ckpt"), checkpoint="c7",
     )  # fmt: skip
     assert context(OURS).managed
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.model.job import Control, JobRecord
+from nodeagent.model.job import Checkpoint, Control, JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Gpu, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.world import Cause, Head, Member
@@ -123,6 +123,13 @@ def test_every_variable_of_a_second_node() -> None:
         "NODEAGENT_CHECKPOINT_DIR": "/shared/resnet/ckpt",
     }
     assert (first["RANK"], first["LOCAL_RANK"], first["PADDLE_CURRENT_ENDPOINT"]) == ("1", "0", "10.0.0.2:29400")
+
+
+def test_the_checkpoint_that_was_committed_last() -> None:
+    pointer = Checkpoint(name="step-100", step=100, number=6, order=1)
+    job = a_job().model_copy(update={"checkpoint": pointer})
+    first, *_ = worker_environments(job, a_head(), a_node(), nodes())
+    assert first["NODEAGENT_CHECKPOINT"] == "step-100"
 
 
 def test_one_cpu_worker_has_no_gpu_variable_and_its_own_thread_count() -> None:
