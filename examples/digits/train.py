@@ -33,8 +33,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from nodeagent.train.batches import Plan
-from nodeagent.train.leaving import Leaving
+from nodeagent.train import Leaving, Plan
 
 GLOBAL_BATCH = 96
 """Images per step, over all processes together. Fixed, so that a step means the same at every world size."""
@@ -56,6 +55,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--ckpt-every", type=int, default=20, metavar="STEPS")
     parser.add_argument("--step-delay", type=float, default=0.0, metavar="SECONDS", help="slow each step, to watch it")
+    parser.add_argument("--bit-exact", action="store_true", help="the same bits whatever restarts, at one world size")
     parser.add_argument(
         "--timeout",
         type=float,
@@ -160,7 +160,10 @@ def train_model(args: argparse.Namespace, device: torch.device) -> float:
             print(f"resumed from step {step} (generation {os.environ.get('NODEAGENT_GENERATION', '-')})", flush=True)
     must_agree(step, f"the latest checkpoint: is {args.ckpt_dir} one folder for all of them?", device)
 
-    ddp = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+    # After its first step DDP sorts its gradient buckets anew, and with them the order in which more than two ranks add
+    # up: the first step after a restart would differ in the last bit. With this it never sorts.
+    devices = [device.index] if device.type == "cuda" else None
+    ddp = DistributedDataParallel(model, device_ids=devices, find_unused_parameters=args.bit_exact)
     step_log = StepLog(args.step_log) if args.step_log else None
     plan = Plan(len(train), GLOBAL_BATCH, args.seed)
     leaving = Leaving()

@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torch.distributed.nn  # before the group exists, as in ../tiny_gpt
 from torch.nn.parallel import DistributedDataParallel
 
-from nodeagent.train import Checkpoints, context, resume, snapshot
+from nodeagent.train import Checkpoints, Leaving, context, resume, snapshot
 
 BATCH = 24
 """Samples per step, over all processes together."""
@@ -62,8 +62,15 @@ def train_model(args: argparse.Namespace, device: torch.device) -> None:
     if rank == 0:
         print(f"from step {step} ({context().reason or 'a plain start'})", flush=True)
 
+    def save() -> bool:
+        checkpoints.save(state, step)
+        return checkpoints.wait()
+
+    leaving = Leaving()
     ddp = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     while step < args.steps:
+        if leaving.at(step):
+            leaving.leave(step, save)
         time.sleep(args.step_delay)
         inputs, wanted = batch_of(step, rank, world)
         loss = (ddp(inputs.to(device)) - wanted.to(device)).square().sum() * (world / BATCH)

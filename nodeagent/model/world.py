@@ -93,9 +93,9 @@ class WorkerExit(Record):
     error: str = ""
     """Last lines of its standard error or its TORCHELASTIC_ERROR_FILE, at most 4000 characters."""
     left_at: int | None = None
-    """The step after which it left by itself when it was asked to, having saved its state."""
+    """The step after which it left by itself when it was asked to."""
     saved_in: float | None = None
-    """Seconds that this took."""
+    """Seconds that saving its state took then; None if nothing was kept."""
     overdue: float | None = None
     """The grace, in seconds, that ran out before it had ended: then it was killed."""
 

@@ -59,8 +59,12 @@ def farewell(exits: Iterable[WorkerExit]) -> str:
     told = list(exits)
     parts = []
     for step in sorted({e.left_at for e in told if e.left_at is not None}):
-        took = max(e.saved_in or 0.0 for e in told if e.left_at == step)
-        parts.append(f"checkpoint at step {step} in {took:.2f} s")
+        took = [e.saved_in for e in told if e.left_at == step]
+        kept = [seconds for seconds in took if seconds is not None]
+        if len(kept) == len(took):
+            parts.append(f"checkpoint at step {step} in {max(kept):.2f} s")
+        else:
+            parts.append(f"left at step {step}, where nothing was kept")
     late = [e for e in told if e.overdue is not None and e.left_at is None]
     if late:
         ranks = ", ".join(str(e.rank) for e in sorted(late, key=lambda e: e.rank))

@@ -8,15 +8,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nodeagent.train.batches import Plan, scale_with_world
 from nodeagent.train.context import Context, context
+from nodeagent.train.leaving import Leaving
 from nodeagent.train.link import Link, LinkError
 from nodeagent.train.progress import progress
+from nodeagent.train.sampler import ExactData
 
 if TYPE_CHECKING:
     from nodeagent.train.checkpoints import Checkpoints, resume
     from nodeagent.train.snapshots import restore, snapshot
 
-__all__ = ["Checkpoints", "Context", "Link", "LinkError", "context", "progress", "restore", "resume", "snapshot"]
+__all__ = [
+    "Checkpoints",
+    "Context",
+    "ExactData",
+    "Leaving",
+    "Link",
+    "LinkError",
+    "Plan",
+    "context",
+    "progress",
+    "restore",
+    "resume",
+    "scale_with_world",
+    "snapshot",
+]
 
 _WITH_TORCH = {
     "Checkpoints": "checkpoints", "restore": "snapshots", "resume": "checkpoints", "snapshot": "snapshots",

@@ -52,15 +52,16 @@ class Leaving:
 
     def leave(self, step: int, save: Callable[[], object]) -> NoReturn:
         """Save, wait for the other ranks to have saved, and end the process. Every rank calls it; ``save`` may
-        communicate. Nothing else runs any more: no ``finally``, no ``atexit``; what must be done belongs in ``save``.
+        communicate, and returns False if nothing was kept. Nothing else runs any more: no ``finally``, no ``atexit``;
+        what must be done belongs in ``save``.
         """
         began = time.monotonic()
         try:
-            save()
+            kept = save() is not False
         except BaseException:
             self._saved(wait=False)  # the others need not wait for one that failed
             raise
-        took = time.monotonic() - began
+        took = time.monotonic() - began if kept else None
         if self._link is not None:
             try:
                 self._link.ask("leave.done", step=step, seconds=took)

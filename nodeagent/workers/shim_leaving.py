@@ -1,7 +1,8 @@
 """Workers that leave by themselves at a planned stop: who wants to be asked, and what they tell when they go.
 
 A worker asks ``leave.wait`` once and is answered when it is to leave, with the seconds that it has; it gets no SIGTERM
-then, nor do its children, which it may still need. ``leave.done`` tells that its state is saved. Standard library only.
+then, nor do its children, which it may still need. ``leave.done`` tells after which step, and how long its state took
+to save (null: nothing was kept). Standard library only.
 Must never lengthen the grace.
 """
 
@@ -37,7 +38,8 @@ class Leaving:
         step, seconds = call.message["step"], call.message["seconds"]
         if type(step) is not int or not 0 <= step < 1 << 63:
             raise ValueError(f"step is {step!r}")
-        if type(seconds) is not float or not math.isfinite(seconds) or seconds < 0:
+        if seconds is not None and (type(seconds) is not float or not math.isfinite(seconds) or seconds < 0):
             raise ValueError(f"seconds is {seconds!r}")
-        call.worker.farewell.left_at, call.worker.farewell.saved_in = step, round(seconds, 3)
+        call.worker.farewell.left_at = step
+        call.worker.farewell.saved_in = None if seconds is None else round(seconds, 3)
         call.answer()

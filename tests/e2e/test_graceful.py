@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.support import Cluster, check_complete, check_steps, digits_job, read_steps
+from tests.e2e.support import ROOT, Cluster, check_complete, check_steps, digits_job, read_steps
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
 
@@ -150,6 +150,67 @@ def test_where_grace_runs_out_that_is_told(calm: Cluster) -> None:
     assert "grace of 1 s ran out: rank 0 killed" in story
     assert "grace of 1 s ran out: rank 1 killed" in story
     assert len(calm.happened("WorkersLeft", "late")) == 2
+
+
+def test_a_checkpoint_of_the_helpers_is_committed_within_the_grace(calm: Cluster, record_property: Any) -> None:
+    """Pods that are being stopped may still commit; ranks then go on from it in another number."""
+    words = [
+        *(sys.executable, str(ROOT / "examples/snapshots/train.py"), "--steps", "120", "--snapshot-every", "0"),
+        *("--ckpt-every", "0", "--step-delay", "0.05", "--step-log", str(calm.work / "helped.steps")),
+    ]
+    calm.submit(
+        f"name: helped\ncommand: {json.dumps(words)}\nnodes: {{min: 1, max: 3, target: 2}}\nworkers_per_node: 1\n"
+        f"checkpoint_dir: {calm.work / 'helped.ckpt'}\ngrace: 60s\n"
+        "preload: [torch, torch.distributed, torch.distributed.checkpoint, torch.optim, torch._dynamo]\n"
+    )
+    calm.until_running("helped", 2)
+    calm.until_steps("helped", 10)
+    calm.ctl("scalein", "helped", "--count", "1", "--timeout", "60s")
+    calm.until_running("helped", 1, above=1)
+    calm.until_steps("helped", 5)
+    calm.ctl("pause", "helped", "--timeout", "60s")
+    calm.ctl("resume", "helped", "--timeout", "60s")
+    job = calm.until_phase("helped", "succeeded", 120)
+    check_no_step_lost(read_steps(calm.work, "helped"), record_property, job)
+    assert len(calm.happened("WorkersLeft", "helped")) == 3
+
+
+TELLS = """
+import json, os, time
+from nodeagent.train import context
+place = context()
+with open(os.path.join({folder!r}, f"{{place.generation}}.{{place.rank}}"), "w") as out:
+    json.dump([place.reason, dict(place.faulty)], out)
+while True:
+    time.sleep(0.05)
+"""
+
+
+def test_workers_learn_why_they_were_formed_and_who_was_left_out(calm: Cluster) -> None:
+    folder, script = calm.work / "told", calm.work / "told.py"
+    folder.mkdir()
+    script.write_text(TELLS.format(folder=str(folder)))
+    calm.submit(
+        f"name: told\ncommand: {json.dumps([sys.executable, str(script)])}\n"
+        "nodes: {min: 1, max: 3, target: 3}\nworkers_per_node: 1\n"
+    )
+    first, second, third = running_on(calm.until_running("told", 3))
+    calm.ctl("drain", second, "--reason", "a fan", "--timeout", "60s")
+    calm.until_running("told", 2, above=1)
+    calm.ctl("local", "kill", third)
+    calm.until_running("told", 1, above=2)
+    calm.until(lambda: len(list(folder.glob("*.*"))) == 6, 30, "all have told")
+    told = {file.name: json.loads(file.read_text()) for file in folder.iterdir()}
+    calm.ctl("stop", "told")
+    assert told["1.0"][1] == {"nodes": {}, "devices": {}}
+    assert told["2.0"] == told["2.1"]
+    reason, faulty = told["2.0"]
+    assert (reason, list(faulty["nodes"])) == (f"node {second} is being drained", [second])
+    assert "a fan" in faulty["nodes"][second]
+    reason, faulty = told["3.0"]
+    assert reason == f"node {third} lost"
+    assert set(faulty["nodes"]) == {second, third}
+    assert first not in faulty["nodes"]
 
 
 OWN_HANDLER = """

@@ -27,6 +27,9 @@ def test_what_became_of_the_last_steps() -> None:
     assert farewell([*left, plain, *late]) == (
         "checkpoint at step 7 in 1.50 s; grace of 2.5 s ran out: ranks 2, 3 killed"
     )
+    assert farewell([left[0], left[1].model_copy(update={"saved_in": None})]) == (
+        "left at step 7, where nothing was kept"
+    )
     saved_too_late_to_end = [left[0].model_copy(update={"overdue": 2.5})]
     assert farewell(saved_too_late_to_end) == "checkpoint at step 7 in 0.50 s"
 

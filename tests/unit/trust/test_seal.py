@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nodeagent.model.job import Control, JobRecord, Scale
-from nodeagent.model.jobspec import Hooks, JobSpec, Nodes, Policy, RestartLimits
+from nodeagent.model.jobspec import Hang, Hooks, JobSpec, Nodes, Policy, RestartLimits
 from nodeagent.model.world import Ack
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import LIFETIME, Seal
@@ -50,7 +50,7 @@ SPECS = {
     "name": "b", "env": {"LD_PRELOAD": "/evil.so"}, "env_file": "/etc/shadow", "working_dir": "/", "user": "root",
     "checkpoint_dir": "/x", "limits": {"core": 1}, "priority": 9, "preload": ("evil",), "standby": False, "grace": 1.0,
     "restarts": RestartLimits(max=1), "policies": (Policy(on=("*",), do="FailJob"),), "hooks": Hooks(pre_start=("sh",)),
-    "hold_timeout": 1.0,
+    "hold_timeout": 1.0, "hang": Hang(progress=1.0),
 }  # fmt: skip
 ROLES = {
     "name": "r", "command": ("sh", "-c", "id"), "nodes": Nodes(min=1, max=4, target=1), "workers_per_node": 2,
