@@ -138,6 +138,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = ()) -> dict[str, Any]:
         "why": list(why),
         "budget": budget_json(record, shown),
         "generations": generations(record, [e for e in EVENTS if record.head and e.generation <= record.head.number]),
+        "reports": {},
         "outside": dict(record.head.outside) if record.head else {},
         "store_away_since": None,
         "lent": None,
