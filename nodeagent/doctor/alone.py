@@ -1,4 +1,4 @@
-"""What can be said of this machine while no agent answers: how to start one, its config and key, this machine, the store."""
+"""What can be said of this machine while no agent answers: how to start one, its config, its key, itself, the store."""
 
 from __future__ import annotations
 
