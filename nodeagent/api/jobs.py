@@ -196,10 +196,10 @@ class JobRoutes:
             await self.view.refresh()  # the deadline is in served time: an old view of it could be past already
             job = self._known(uid, ref)
             auth.may_change_job(who, job)
+            base = self._foundation(job)  # before anything else is read: the verdict is of this very record
             earlier = await self.view.store.request(asked.request)
             if earlier is not None:
                 return web.json_response(await self._json(job) | scaling.repeated(asked, job, earlier))
-            base = self._foundation(job)
             wish = scaling.wish(asked, base, self.view.cluster().served) or _anew(job, base)
             new = None if wish is None else self._signed(base, wish, who)
             did = asked.did(base, base.control.target if new is None else new.target)

@@ -1,4 +1,4 @@
-"""What can be said of this machine while no agent answers: how to start one, its config, this machine, the store."""
+"""What can be said of this machine while no agent answers: how to start one, its config, its key, itself, the store."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from nodeagent.plan.hosthealth import judge_host
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.configfile import default_config_path, load_config
 from nodeagent.spec.errors import Problem, SpecError
+from nodeagent.trust.key import ClusterKey, KeyFileError
 
 SYSTEMD = Path("/run/systemd/system")
 """Exists where systemd is the init system."""
@@ -37,8 +38,19 @@ async def without_agent(why: str, file: Path | None, environ: Mapping[str, str],
     here = socket.gethostname()
     found += [("this machine", f) for f in judge_host(await Looker().look(config, here, "", None))]
     if file is not None:
+        found += [("cluster_key", f) for f in _key_findings(config)]
         found += [("store", f) for f in await store_findings(config)]
     return found
+
+
+def _key_findings(config: AgentConfig) -> list[Finding]:
+    """An agent without the cluster's key does not start."""
+    try:
+        ClusterKey.load(config.cluster_key)
+    except KeyFileError as error:
+        what, _, fix = str(error).partition(": ")
+        return [Finding(severity="error", what=what, fix=fix)]
+    return []
 
 
 def config_file(environ: Mapping[str, str]) -> Path | None:

@@ -121,7 +121,9 @@ def _jobs(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> Iterator[Plac
             continue
         fix = f"nodeagentctl describe {job.name}"
         waits = "; ".join(why.get(job.uid, ())) or job.reason
-        if job.phase == "holding":
+        if refusal := cluster.refused.get(job.uid):
+            yield f"job/{job.name}", _error(f"is not run: {refusal.text}", fix)
+        elif job.phase == "holding":
             yield f"job/{job.name}", _error(f"holds, nothing of it trains: {waits}", fix)
         elif job.phase == "queued":
             yield f"job/{job.name}", _warning(f"waits to start: {waits}", fix)

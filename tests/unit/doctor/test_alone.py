@@ -8,6 +8,7 @@ from pathlib import Path
 from nodeagent.doctor.alone import how_to_start, without_agent
 from nodeagent.doctor.report import report
 from nodeagent.plan.clusterhealth import Placed
+from nodeagent.trust.key import make
 
 WHY = "no agent runs on this machine"
 
@@ -46,6 +47,16 @@ def test_a_store_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
     assert store.severity == "error"
     assert "cannot be reached" in store.what
     assert any("no peer is known" in f.what for _, f in found)
+
+
+def test_a_missing_key_is_told_with_the_command_that_makes_one(tmp_path: Path) -> None:
+    key = tmp_path / "cluster.key"
+    text = f"cluster_key: {key}\nredis: {{url: 'unix://{tmp_path}/none.sock'}}\n"
+    (found,) = [f for where, f in told(tmp_path, text) if where == "cluster_key"]
+    assert found.what == f"there is no cluster key at {key}"
+    assert f"nodeagent keygen {key}" in found.fix
+    make(key)
+    assert "cluster_key" not in [where for where, _ in told(tmp_path, text)]
 
 
 def test_how_an_agent_is_started_here(tmp_path: Path) -> None:

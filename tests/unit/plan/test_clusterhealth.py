@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
 
 from nodeagent.model.node import Gpu, NodeRecord, Readiness
-from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.clusterhealth import (
     PeerAnswer,
     Standing,
@@ -61,6 +62,12 @@ def test_nodes_that_are_not_ready() -> None:
     ]
     assert "systemctl status nodeagent" in lines[0]
     assert lines[1].endswith("nodeagentctl uncordon n2")
+
+
+def test_a_job_that_is_not_run_is_told() -> None:
+    refusal = Refusal("unsigned", "it has no signature; delete it", controlled=False)
+    cluster = replace(make_cluster(["n1"], make_job()), refused={UID: refusal})
+    assert told(cluster) == ["error job/a: is not run: it has no signature; delete it | nodeagentctl describe a"]
 
 
 def test_jobs_that_wait_say_for_what() -> None:
