@@ -24,9 +24,9 @@ pytestmark = [
 ]  # fmt: skip
 
 NODES = ("n1", "n2", "n3", "n4")
-CUT = 6.0
-"""Seconds: two leases."""
-COLLECTIVE = 8.0
+CUT = 4.0
+"""Seconds: more than a lease."""
+COLLECTIVE = 7.0
 """Seconds that a worker waits for the others in a step."""
 
 

@@ -57,7 +57,9 @@ def test_steps_are_made_while_redis_is_dead(calm: Cluster, reference: dict[int, 
     calm.until_steps(name, 5)
     job = calm.job(name)
     assert (job["generation"], job["restarts"], job["budget"]["used"], calm.workers(name)) == (1, 0, 0, before)
-    calm.ctl("stop", name)
+    calm.until(
+        lambda: calm.ctl("stop", name, check=None).returncode == 0, 20, "the recovery is over, and it takes a stop"
+    )
     rows = read_steps(calm.work, name)
     check_undisturbed(rows)
     check_steps(rows, reference)
