@@ -150,3 +150,11 @@ def shown_node(name: str) -> dict[str, Any]:
     stopping = job(head=head(holders={"n3": Holder(life="life-n3", devices=("GPU-n3-0",))}))
     shown = cluster(stopping)
     return node_json(shown.nodes[name], shown, NOW)
+
+
+def restarting_node(name: str) -> dict[str, Any]:
+    """Its agent was told to end twelve seconds ago."""
+    shown = cluster(job())
+    facts = {"restarting": NOW - 12, "http": "", "agent_pid": 5002}
+    record = shown.nodes[name].model_copy(update={"facts": shown.nodes[name].facts.model_copy(update=facts)})
+    return node_json(record, shown, NOW)

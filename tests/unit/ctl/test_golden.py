@@ -40,6 +40,7 @@ CASES: dict[str, Callable[[], list[str]]] = {
     ),
     "describe-queued": lambda: job_lines(samples.detail(QUEUED, ("needs 2 nodes, 1 fits",))),
     "describe-node": lambda: node_lines(samples.shown_node("n2")),
+    "describe-restarting-node": lambda: node_lines(samples.restarting_node("n2")),
     "describe-cordoned-node": lambda: node_lines(samples.shown_node("n3")),
     "describe-lost-node": lambda: node_lines(samples.shown_node("n4")),
 }
