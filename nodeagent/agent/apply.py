@@ -134,9 +134,11 @@ class Applier:
     async def tell(self, recovery: Recovery) -> bool:
         """Have a finished recovery in the audit log. One that another report came before is not told there."""
         job, node = self._snapshot.job(recovery.uid), self._lease.node
-        if job is None or job.head is None or job.head.token != recovery.token or node in job.head.reports:
+        if job is None or job.head is None:
             return False
         self._log.info("recovered", job=job.name, generation=recovery.token.number, text=recovery.text)
+        if job.head.token != recovery.token or job.head.state != "active" or node in job.head.reports:
+            return False
         report = PodReport(state="running", reason=recovery.text)
         return await self._write(
             self._store.report(recovery.uid, recovery.token, node, self._lease.incarnation, report)

@@ -24,6 +24,8 @@ THREADS_END = 1.0
 
 
 HUGE = 1 << 21
+AT_ONCE = 8 * HUGE
+"""Each call has all processors answer once, which takes a while where they are busy."""
 MADV_COLLAPSE = 25
 HUGE_BOUND = 1.0
 """Seconds of collapsing at most: what is not done by then stays as it is."""
@@ -41,10 +43,12 @@ def huge_pages() -> None:
         if not area[1].startswith("rw") or (len(area) > 5 and area[5] != "[heap]"):
             continue
         start, end = (int(bound, 16) for bound in area[0].split("-"))
-        for at in range(-(-start // HUGE) * HUGE, end // HUGE * HUGE, HUGE):
+        start, end = -(-start // HUGE) * HUGE, end // HUGE * HUGE
+        for at in range(start, end, AT_ONCE):
             if time.monotonic() > until:
                 return
-            madvise(ctypes.c_void_p(at), ctypes.c_size_t(HUGE), MADV_COLLAPSE)  # one that cannot be stays as it is
+            # a page that cannot be collapsed stays as it is
+            madvise(ctypes.c_void_p(at), ctypes.c_size_t(min(AT_ONCE, end - at)), MADV_COLLAPSE)
 
 
 def warm_up() -> None:
