@@ -74,7 +74,7 @@ def _head(job: Json, colour: bool) -> list[str]:
         _field("Folder", spec["working_dir"]),
     ]
     if spec["checkpoint_dir"]:
-        lines.append(_field("Checkpoints", spec["checkpoint_dir"]))
+        lines.append(_field("Checkpoints", spec["checkpoint_dir"] + _committed(job)))
     lines += [
         _field("Nodes", f"{size}; workers per node: {per_node}"),
         _field("World", _world(job)),
@@ -91,6 +91,11 @@ def _head(job: Json, colour: bool) -> list[str]:
     if job["outcome"]:
         lines.append(_field("Outcome", f"{exit_words(job['outcome']['code'])}: {job['outcome']['text']}"))
     return lines
+
+
+def _committed(job: Json) -> str:
+    found = job["checkpoint"]
+    return "" if found is None else f"; step {found['step']} is committed ({found['name']})"
 
 
 def _scale(scale: Json) -> str:

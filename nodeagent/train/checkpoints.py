@@ -49,7 +49,8 @@ class Checkpoints:
         there = dist.is_initialized()
         self._world: int = dist.get_world_size() if there else 1
         self._rank: int = dist.get_rank() if there else 0
-        # Its own, so that the thread's talk never mixes with the training's; and DCP wants one for the CPU.
+        # Its own, one for each thread, so that nobody's talk mixes with another's; and DCP wants one for the CPU.
+        self._talk = dist.new_group(backend="gloo", timeout=WRITE_BOUND) if there else None
         self._group = dist.new_group(backend="gloo", timeout=WRITE_BOUND) if there else None
         self._thread: threading.Thread | None = None
         self._committed = True
@@ -58,9 +59,13 @@ class Checkpoints:
 
     # -- saving
 
-    def save(self, state: State, step: int) -> None:
-        """Begin to write the state as of ``step``; it may be changed as soon as this returns. Waits for the one
-        before."""
+    def save(self, state: State, step: int) -> bool:
+        """Begin to write the state as of ``step``; it may be changed as soon as this returns. False: it is left out,
+        since the one before is still being written or waits for the store (``wait`` first where it must not be)."""
+        if self._agreed(self._thread is not None and self._thread.is_alive()):
+            if self._rank == 0:
+                say(f"no checkpoint of step {step}: the one before is not finished")
+            return False
         self.wait()
         order = files.next_order(self.folder) if self._rank == 0 else 0
         entry = Entry(self._agreed(order), step, self._place.generation)
@@ -70,6 +75,7 @@ class Checkpoints:
         self._committed = False
         self._thread = threading.Thread(target=self._finish, args=(entry, written), name="checkpoint")
         self._thread.start()
+        return True
 
     def wait(self) -> bool:
         """Until the last one is finished; whether it was committed."""
@@ -82,7 +88,7 @@ class Checkpoints:
         """Wait, and let go of the group. Call it before ``destroy_process_group``: a group that something still holds
         when Python ends can abort the process."""
         committed = self.wait()
-        self._group = None
+        self._group = self._talk = None
         return committed
 
     def _finish(self, entry: Entry, written: Any) -> None:
@@ -94,14 +100,14 @@ class Checkpoints:
             mine = files.described(path, self._own_files(path))
         except Exception as error:  # noqa: BLE001 (whatever it was: the others must hear of it, and training goes on)
             problem = f"rank {self._rank}: {type(error).__name__}: {error}"
-        told = self._gathered((mine, problem))
+        told = self._gathered((mine, problem), self._group)
         problem = next((p for _, p in told if p), "")
         if self._rank == 0:
             if not problem:
                 problem = self._commit(entry, {name: v for found, _ in told for name, v in found.items()})
             if problem:
                 say(f"the checkpoint of step {entry.step} does not count: {problem}")
-        self._committed = self._agreed(not problem)
+        self._committed = self._agreed(not problem, self._group)
 
     def _own_files(self, path: Path) -> list[str]:
         names = sorted(file.name for file in path.glob(f"__{self._rank}_*"))
@@ -117,8 +123,18 @@ class Checkpoints:
             files.mark_committed(path)
             files.prune(self.folder, entry, self._keep, self._damaged)
         except (LinkError, OSError) as error:
+            self._tidy(entry)
             return str(error)
         return ""
+
+    def _tidy(self, entry: Entry) -> None:
+        """While nothing can be committed, only the newest of what waits for it stays; and what was committed after
+        this worker had given up waiting."""
+        try:
+            last = self._link.ask("commit.last")["name"] if self._link is not None else ""
+            files.drop_uncommitted(self.folder, entry, {last, self._place.checkpoint})
+        except (LinkError, OSError) as error:
+            say(f"older checkpoints that do not count are left in {self.folder}: {error}")
 
     # -- loading
 
@@ -159,19 +175,21 @@ class Checkpoints:
 
     # -- all ranks
 
-    def _agreed(self, mine: Any) -> Any:
-        """Rank 0's."""
-        if self._group is None:
+    def _agreed(self, mine: Any, group: Any = None) -> Any:
+        """Rank 0's. ``group``: by default the main thread's."""
+        group = group or self._talk
+        if group is None:
             return mine
         said = [mine]
-        dist.broadcast_object_list(said, src=0, group=self._group)
+        dist.broadcast_object_list(said, src=0, group=group)
         return said[0]
 
-    def _gathered(self, mine: Any) -> list[Any]:
-        if self._group is None:
+    def _gathered(self, mine: Any, group: Any = None) -> list[Any]:
+        group = group or self._talk
+        if group is None:
             return [mine]
         found: list[Any] = [None] * self._world
-        dist.all_gather_object(found, mine, group=self._group)
+        dist.all_gather_object(found, mine, group=group)
         return found
 
 
@@ -179,8 +197,8 @@ def resume(state: State, checkpoints: Checkpoints) -> int:
     """Load the newest state there is: from memory, else from disk. The step that it is of; 0 if there is none, and then
     nothing was changed. Every rank calls it once, before its first step."""
     newest = checkpoints.newest() if context().checkpoint else None
-    after = (newest.generation, newest.step) if newest is not None else (0, -1)
-    found = own_snapshots().load(state, after)
+    since = (newest.generation, newest.step) if newest is not None else (0, 0)
+    found = own_snapshots().load(state, since)
     if found is None:
         found = checkpoints.load(state)
     return found or 0

@@ -38,11 +38,11 @@ class Choice:
     """The lowest rank that has it."""
 
 
-def choose(offers: Sequence[Sequence[Offer]], after: tuple[int, int] = (0, -1)) -> Choice | None:
-    """``offers[r]`` are those on the node of rank r of the new generation. Only what is newer than ``after``
-    (generation, step) counts. The same result on every rank."""
+def choose(offers: Sequence[Sequence[Offer]], since: tuple[int, int] = (0, 0)) -> Choice | None:
+    """``offers[r]`` are those on the node of rank r of the new generation. What is older than ``since``
+    (generation, step) does not count. The same result on every rank."""
     for generation, step in sorted({(o.generation, o.step) for found in offers for o in found}, reverse=True):
-        if (generation, step) <= after:
+        if (generation, step) < since:
             return None
         here = [[o for o in found if (o.generation, o.step) == (generation, step)] for found in offers]
         own = {rank: mine for rank, found in enumerate(here) if (mine := _own(found, rank, len(offers)))}

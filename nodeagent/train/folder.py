@@ -122,6 +122,14 @@ def prune(folder: Path, newest: Entry, keep: int, damaged: Collection[Entry] = (
         shutil.rmtree(folder / entry.name, ignore_errors=True)
 
 
+def drop_uncommitted(folder: Path, newest: Entry, but: Collection[str]) -> None:
+    """Remove what the generation of ``newest`` wrote before it and could not commit."""
+    for entry in entries(folder):
+        own = entry.generation == newest.generation and entry.order < newest.order
+        if own and entry.name not in but and not (folder / entry.name / MARKER).exists():
+            shutil.rmtree(folder / entry.name, ignore_errors=True)
+
+
 def _write(path: Path, text: str) -> None:
     draft = path.with_name(path.name + ".new")
     with draft.open("w") as file:

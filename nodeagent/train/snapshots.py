@@ -114,8 +114,8 @@ class Snapshots:
         self._buffers[index] = made
         return made
 
-    def load(self, state: State, after: tuple[int, int] = (0, -1)) -> int | None:
-        """See ``nodeagent.train.restore``. Only what is newer than ``after`` (generation, step) counts."""
+    def load(self, state: State, since: tuple[int, int] = (0, 0)) -> int | None:
+        """See ``nodeagent.train.restore``. What is older than ``since`` (generation, step) does not count."""
         if self._link is None:
             return None
         kept = self._kept(self._link)
@@ -124,7 +124,7 @@ class Snapshots:
             for (slot, index), (_, h) in kept.items()
             if h is not None
         ]
-        choice, parts = self._agree(kept, offers, after)
+        choice, parts = self._agree(kept, offers, since)
         if choice is not None:
             if len(choice.local) < self._place.world_size:
                 got = gang.hand_out(choice.giver, parts if self._place.rank == choice.giver else None, parts is None)
@@ -147,13 +147,13 @@ class Snapshots:
         return found
 
     def _agree(
-        self, kept: Kept, offers: list[Offer], after: tuple[int, int]
+        self, kept: Kept, offers: list[Offer], since: tuple[int, int]
     ) -> tuple[Choice | None, tuple[bytes, torch.Tensor] | None]:
         """The choice of all ranks, and this node's own copy of it, if it has one. What turns out to be damaged is
         taken out, and they choose again."""
         world = self._place.world_size
         while True:
-            choice = choose(gang.gather(offers, world), after)
+            choice = choose(gang.gather(offers, world), since)
             mine = choice.local.get(self._place.rank) if choice is not None else None
             parts = _whole(kept[mine.slot, mine.half]) if mine is not None else None
             damaged = mine is not None and parts is None

@@ -22,7 +22,9 @@ class Commits:
         self._changed = changed
         self._call: Call | None = None
         self._wish: dict[str, Any] = {}
+        self._last: tuple[dict[str, Any], str] = ({}, "")
         link.add("commit", self._asked)
+        link.add("commit.last", self._asked_last)
 
     def _asked(self, call: Call) -> None:
         name, step, order = call.message["name"], call.message["step"], call.message["order"]
@@ -36,6 +38,11 @@ class Commits:
         self._wish = {"token": call.token, "name": name, "step": int(step), "order": int(order)}
         self._changed()
 
+    def _asked_last(self, call: Call) -> None:
+        """Which one of its generation was committed last, as far as is known here; "" for none."""
+        token, name = self._last
+        call.answer(name=name if token == call.token else "")
+
     def wish(self) -> dict[str, Any] | None:
         """As base.CommitWish; None if there is none."""
         if self._call is not None and self._call.worker.ended:
@@ -44,6 +51,8 @@ class Commits:
 
     def answered(self, wish: dict[str, Any], refused: str) -> None:
         """The store has taken it, or refused with this sentence."""
+        if not refused:
+            self._last = (wish["token"], wish["name"])
         if self.wish() != wish or self._call is None:
             return  # an answer to an earlier one
         call, self._call = self._call, None

@@ -6,6 +6,7 @@ from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.world import Token
 from tests.contract.bench import Bench, head, refused
+from tests.contract.test_restore import read, read_after, rejoin
 
 
 async def commit(
@@ -79,3 +80,21 @@ async def test_workers_that_are_being_stopped_may_commit_their_last(bench: Bench
     ended = await bench.end(job, "pausing")
     done = await commit(bench, ended, "n1", "last", order=7)
     assert done.checkpoint is not None and done.checkpoint.name == "last"
+
+
+async def test_an_emptied_store_gets_the_pointer_back_and_refuses_the_old_generation_still(bench: Bench) -> None:
+    await bench.up("n1")
+    old = await bench.active(await bench.submit(), "n1")
+    job = await bench.active(old, "n1")
+    job = await commit(bench, job, "n1", "a", order=1)
+    view = await read(bench)
+    await bench.put_back(None)
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1")
+    await refused("recovering", commit(bench, job, "n1", "b", order=2))
+    again = await read_after(bench)
+    assert again.jobs["u1"].checkpoint == job.checkpoint
+    await refused("stale", commit(bench, old, "n1", "c", order=9))
+    await refused("stale", commit(bench, job, "n1", "c", order=1))
+    after = await commit(bench, job, "n1", "b", order=2)
+    assert after.checkpoint is not None and after.checkpoint.name == "b"

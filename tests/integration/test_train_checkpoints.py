@@ -43,7 +43,8 @@ while step < int(sys.argv[1]):
     step += 1
     state["epoch"] = step // 2
     assert not snapshot({{"step": step}}, step)
-    checkpoints.save(state, step)
+    checkpoints.wait()
+    assert checkpoints.save(state, step)
 committed, value = checkpoints.close(), total()
 if dist.is_initialized():
     dist.destroy_process_group()

@@ -185,6 +185,7 @@ for order in (1, 2):
         print(link.ask("commit", 30, name=f"c{{order}}", step=10, order=order), flush=True)
     except LinkError as error:
         print(error, flush=True)
+print(link.ask("commit.last")["name"], flush=True)
 for wrong in ({{"name": "../x"}}, {{"step": -1}}, {{"order": 1 << 60}}, {{"name": 7}}):
     try:
         link.ask("commit", 30, **({{"name": "c", "step": 1, "order": 1}} | wrong))
@@ -212,9 +213,9 @@ async def test_a_commit_goes_to_the_agent_with_the_generations_token_and_comes_b
         status = await bench.until(lambda s: s.phase == "exited")
         assert status.commit is None, "what an ended worker wished is forgotten"
         said = bench.output(7)
-        assert said[:2] == ["{'name': 'c1'}", "it is not the newest"]
-        assert ["not as it must be" in line for line in said[2:6]] == [True] * 4
-        assert said[6:] == ["the shim did not answer worker.commit within 0.2 s"]
+        assert said[:3] == ["{'name': 'c1'}", "it is not the newest", "c1"]
+        assert ["not as it must be" in line for line in said[3:7]] == [True] * 4
+        assert said[7:] == ["the shim did not answer worker.commit within 0.2 s"]
 
 
 @pytest.mark.parametrize("standby", [True, False])

@@ -50,11 +50,11 @@ def test_a_newer_generation_goes_before_a_higher_step() -> None:
     assert (choice.generation, choice.step, choice.giver) == (7, 250, 1)
 
 
-def test_only_what_is_newer_than_what_is_on_disk() -> None:
+def test_nothing_older_than_what_is_on_disk() -> None:
     node = [kept(0, 90, world=1)]
-    assert choose([node], after=(5, 90)) is None
-    assert choose([node], after=(6, 10)) is None
-    assert choose([node], after=(5, 89)) is not None
+    assert choose([node], since=(5, 91)) is None
+    assert choose([node], since=(6, 10)) is None
+    assert choose([node], since=(5, 90)) is not None
 
 
 def test_nothing_is_kept() -> None:

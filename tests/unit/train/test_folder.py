@@ -14,6 +14,7 @@ from nodeagent.train.folder import (
     candidates,
     damage,
     described,
+    drop_uncommitted,
     entries,
     entry_of,
     mark_committed,
@@ -104,6 +105,15 @@ def test_what_is_kept(tmp_path: Path) -> None:
     prune(tmp_path, five, 1)
     assert entries(tmp_path) == [newer, five]
     assert (tmp_path / five.name / MARKER).exists()
+
+
+def test_what_could_not_be_committed_does_not_pile_up(tmp_path: Path) -> None:
+    one, two = made(tmp_path, 1), made(tmp_path, 2, committed=False)
+    late, newest = made(tmp_path, 3, committed=False), made(tmp_path, 4, committed=False)
+    other, newer = made(tmp_path, 2, committed=False, generation=2), made(tmp_path, 5, committed=False)
+    drop_uncommitted(tmp_path, newest, {late.name, ""})
+    assert entries(tmp_path) == [newer, newest, late, other, one]
+    assert two not in entries(tmp_path)
 
 
 def test_what_is_damaged_is_not_kept_in_case_of_need(tmp_path: Path) -> None:
