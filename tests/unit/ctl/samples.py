@@ -58,6 +58,14 @@ HOLDING = job(
     "holding", reason="needs 2 nodes, 1 fits", head=head(state="ended", outside={"n3": "/shared/resnet is missing"}),
 )  # fmt: skip
 SILENT = job(keepers={"n4": "life-n4"})
+LEFT = job(
+    last_number=1,
+    last_reports={
+        "n1": PodReport(state="left", reason="checkpoint at step 120 in 0.31 s"),
+        "n2": PodReport(state="left", reason="grace of 30 s ran out: ranks 2, 3 killed"),
+        "n3": PodReport(state="succeeded"),
+    },
+)
 ENDED_PODS = {
     "n2": PodReport(
         state="failed", seq=1, exits=(WorkerExit(rank=3, local_rank=1, pid=613, code=1, error=ERROR),
@@ -138,7 +146,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = ()) -> dict[str, Any]:
         "why": list(why),
         "budget": budget_json(record, shown),
         "generations": generations(record, [e for e in EVENTS if record.head and e.generation <= record.head.number]),
-        "reports": {},
+        "reports": {node: report.model_dump() for node, report in record.last_reports.items()},
         "outside": dict(record.head.outside) if record.head else {},
         "store_away_since": None,
         "lent": None,

@@ -38,6 +38,7 @@ CASES: dict[str, Callable[[], list[str]]] = {
     "describe-silent-keepers": lambda: job_lines(
         samples.detail(samples.SILENT, (silence(samples.cluster(samples.SILENT), samples.SILENT),))
     ),
+    "describe-left": lambda: job_lines(samples.detail(samples.LEFT)),
     "describe-queued": lambda: job_lines(samples.detail(QUEUED, ("needs 2 nodes, 1 fits",))),
     "describe-node": lambda: node_lines(samples.shown_node("n2")),
     "describe-restarting-node": lambda: node_lines(samples.restarting_node("n2")),
