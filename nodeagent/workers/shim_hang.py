@@ -88,7 +88,7 @@ class HangWatch:
         self._pipe = -1
         self._lines = b""
         self._stacks: dict[int, Facts] = {}
-        self._stacks_at: float | None = None
+        self._stacks_at = 0.0
         self.stall: Facts | None = None
         """As model.stall.Stall; None: nothing to tell."""
 
@@ -181,8 +181,7 @@ class HangWatch:
         if self._helper or now == self._told:
             return
         self._told = now
-        fresh = max(LEAST_FRESH, max(t.limit for t in self._tracks.values()) / 10)
-        if self._stacks_at is not None and boottime() - self._stacks_at < fresh:
+        if self._stacks_hold(ranks):
             self._tell(ranks, suspects)
             return
         try:
@@ -190,6 +189,16 @@ class HangWatch:
         except OSError as error:
             print(f"no stacks: {error}", file=sys.stderr, flush=True)
             self._tell(ranks, suspects)
+
+    def _stacks_hold(self, ranks: list[Facts]) -> bool:
+        """The last stacks are young, and of the standstill that is seen now."""
+        fresh = max(LEAST_FRESH, max(t.limit for t in self._tracks.values()) / 10)
+        return boottime() - self._stacks_at < fresh and not self._moved(ranks)
+
+    def _moved(self, ranks: list[Facts]) -> bool:
+        """Somebody whose word counts has shown progress since the stacks were begun."""
+        told = [f for f in ranks if f["overdue"] is not None]
+        return any(boottime() - f["age"] >= self._stacks_at for f in told or ranks)
 
     def _tell(self, ranks: list[Facts], suspects: bool) -> None:
         told = [f | self._stacks.get(f["rank"], {}) for f in ranks]
@@ -221,7 +230,7 @@ class HangWatch:
             raise
         finally:
             os.close(write)
-        self._pipe, self._lines = read, b""
+        self._pipe, self._lines, self._stacks_at = read, b"", boottime()
         self._stacks = {t["rank"]: {"stacks": t["file"]} for t in targets}
         bound = self._loop.after(STACKS_BOUND, lambda: os.killpg(pid, signal.SIGKILL))  # until reaped it is ours
         self._loop.watch(read, self._read)
@@ -258,11 +267,15 @@ class HangWatch:
                 self._stacks[told["rank"]] |= {"waits": told["waits"], "site": told["site"]}
             except (ValueError, KeyError, TypeError):  # cut short by the bound
                 continue
-        self._stacks_at = boottime()
         gang, ranks = self._gang, self._facts()
         suspects = suspicious(ranks)
-        if gang is not None and gang.phase == "running" and ranks and (suspects or self._asked):
-            self._told = (suspects, *kinds(ranks))
+        if gang is None or gang.phase != "running" or not ranks or not (suspects or self._asked):
+            return
+        self._told = (suspects, *kinds(ranks))
+        if suspects and self._moved(ranks):  # they got on meanwhile, and stand still again elsewhere
+            self._told = None
+            self._judge()
+        else:
             self._tell(ranks, suspects)
 
     def _prune(self, number: int) -> None:

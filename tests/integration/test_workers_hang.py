@@ -164,3 +164,28 @@ async def test_the_watch_ends_with_the_generation(bench: Bench) -> None:
     await wait_for(lambda: not page.exists())
     await bench.run_another(2)
     assert sorted(p.name for p in (bench.logs / "stacks").iterdir()) == ["g1-rank0.txt"]
+
+
+TWICE = """
+def first():
+    print("one", flush=True)
+    while not os.path.exists("go"): time.sleep(0.05)
+def second():
+    print("two", flush=True)
+    time.sleep(600)
+first()
+second()
+"""
+
+
+async def test_stacks_are_of_the_standstill_that_is_told(bench: Bench) -> None:
+    """However soon after another one it comes."""
+    await bench.ready(script(bench, TWICE))
+    await bench.running()
+    (facts,) = stall(await bench.until(lambda s: s.stall)).ranks
+    assert facts.site.startswith("first (")
+    (bench.root / "go").touch()
+    await bench.until(lambda s: s.stall is None)
+    (facts,) = stall(await bench.until(lambda s: s.stall)).ranks
+    assert facts.site.startswith("second (")
+    assert "second" in read(facts.stacks)
