@@ -10,6 +10,16 @@ from tests.sim.test_directed import running, simulate
 RECOVERY = TIMING.credit + TIMING.lease
 
 
+async def recovery_told(cluster: SimCluster) -> None:
+    """Until the report of how long it took is in the job's record, which does not change any more then."""
+
+    def told() -> bool:
+        head = cluster.job("j").head
+        return head is not None and bool(head.reports)
+
+    await cluster.until(told, 1, "the recovery is reported")
+
+
 def pids(cluster: SimCluster, job: str = "j") -> dict[str, tuple[int, ...]]:
     return {
         n.name: n.machine.pods[f"uid-{job}"].pids for n in cluster.nodes.values() if n.machine.running(f"uid-{job}")
@@ -107,6 +117,7 @@ def test_a_generation_that_the_store_forgot_goes_on() -> None:
         await asyncio.sleep(1)
         c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
         await running(c, 3)
+        await recovery_told(c)
         before, was = c.job("j"), pids(c)
         assert before.restarts == 1
         await rolling
@@ -158,6 +169,7 @@ def test_the_lost_life_does_not_come_back_with_an_older_store() -> None:
             return c.whole("j") and head is not None and not set(head.members) & set(old)
 
         await c.until(moved, 7, "moved to the other nodes")
+        await recovery_told(c)
         second, was = c.job("j").head, pids(c)
         await rolling
         others = [n for n in c.nodes.values() if n.name not in old]
