@@ -17,7 +17,7 @@ async def recovery_told(cluster: SimCluster) -> None:
         head = cluster.job("j").head
         return head is not None and bool(head.reports)
 
-    await cluster.until(told, 1, "the recovery is reported")
+    await cluster.until(told, 3, "the recovery is reported")
 
 
 def pids(cluster: SimCluster, job: str = "j") -> dict[str, tuple[int, ...]]:
