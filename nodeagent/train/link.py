@@ -131,6 +131,8 @@ def _asked(line: socket.socket, question: bytes, fds: Sequence[int], number: int
                     continue
                 if "error" in message:
                     raise LinkError(message["error"])
+                if message["fds"] != len(came):
+                    raise LinkError("what was to come with the answer did not: this process has too many files open")
                 answer = Answer(message["answer"])
                 answer.fds, came = tuple(came), []
                 return answer

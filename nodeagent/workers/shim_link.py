@@ -61,7 +61,8 @@ class Call:
 
 
 Handler = Callable[[Call], None]
-"""May raise KeyError, TypeError or ValueError for a message that is not as it must be, OSError for what failed."""
+"""May raise LookupError, TypeError, ValueError or ArithmeticError for a message that is not as it must be, OSError for
+what failed."""
 
 
 class WorkerLink:
@@ -78,15 +79,16 @@ class WorkerLink:
     def hear(self, peer: Peer, message: dict[str, Any]) -> None:
         """Dispatch one message."""
         peer.wants_status = False
-        count = message.get("fds", 0)
-        fds = peer.take_fds(count if isinstance(count, int) and 0 < count <= MAX_FDS else 0)
+        said = message.get("fds", 0)
+        count = said if isinstance(said, int) and 0 < said <= MAX_FDS else 0
+        fds = peer.take_fds(count)
         try:
-            self._dispatch(peer, message, fds)
+            self._dispatch(peer, message, fds, count)
         finally:
             for fd in fds:
                 os.close(fd)
 
-    def _dispatch(self, peer: Peer, message: dict[str, Any], fds: list[int]) -> None:
+    def _dispatch(self, peer: Peer, message: dict[str, Any], fds: list[int], count: int) -> None:
         gang = self._gang()
         worker = None if gang is None else speaker(gang, peer.pid)
         if gang is None or worker is None:
@@ -99,9 +101,12 @@ class WorkerLink:
         if handler is None:
             call.refuse(f"this shim does not know {message['op']}: the job's nodeagent is newer than the node's")
             return
+        if len(fds) < count:
+            call.refuse("what was to come with it did not: the shim has too many files open")
+            return
         try:
             handler(call)
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             call.refuse(f"{message['op']}: the message is not as it must be: {error!r}")
         except OSError as error:
             call.refuse(f"{message['op']}: {error.strerror or error}")

@@ -122,7 +122,7 @@ class Peer:
         for line in lines:
             try:
                 command = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 command = None
             if not isinstance(command, dict):
                 self.close()

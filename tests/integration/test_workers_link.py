@@ -139,6 +139,9 @@ def test_refusals_say_why(desk: Desk) -> None:
         link.ask("nonsense")
     with pytest.raises(LinkError, match="not as it must be: KeyError"):
         link.ask("echo")
+    desk.link.add("number", lambda call: call.answer(number=int(call.message["n"])))
+    with pytest.raises(LinkError, match="not as it must be: OverflowError"):
+        link.ask("number", n=float("inf"))
     desk.worker.ended = True
     with pytest.raises(LinkError, match="only workers of the present generation"):
         link.ask("echo", text="")
@@ -164,7 +167,18 @@ def test_nobody_waits_for_a_shim_that_does_not_answer(desk: Desk, tmp_path: Path
         link.close()
 
 
-@pytest.mark.parametrize("rubbish", [b"[]\n", b"7\n", b"\xff\n", b"{\n"])
+def test_descriptors_that_do_not_arrive_are_missed(desk: Desk) -> None:
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(str(desk.path))
+        line.settimeout(10)
+        line.sendall(b'{"v": 1, "id": 1, "op": "worker.echo", "text": "", "fds": 2}\n')
+        said = b""
+        while b'"id": 1' not in said:
+            said += line.recv(1000)
+    assert b"too many files open" in said
+
+
+@pytest.mark.parametrize("rubbish", [b"[" * 100_000 + b"\n", b"[]\n", b"7\n", b"\xff\n", b"{\n"])
 def test_rubbish_ends_the_connection_and_nothing_else(desk: Desk, rubbish: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(str(desk.path))
