@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,25 +122,28 @@ while step < bound:
 """
 
 
-def slow_job(calm: Cluster, name: str, slow: float, grace: str) -> Any:
+def slow_job(calm: Cluster, name: str, slow: float, grace: str, standby: str = "on") -> Path:
     folder, script = calm.work / name, calm.work / f"{name}.py"
     folder.mkdir()
     script.write_text(SLOW.format(folder=str(folder), slow=slow))
     calm.submit(
         f"name: {name}\ncommand: {json.dumps([sys.executable, str(script)])}\nnodes: 2\nworkers_per_node: 1\n"
-        f"preload: [torch, torch.distributed]\ngrace: {grace}\n"
+        f"preload: [torch, torch.distributed]\ngrace: {grace}\nstandby: {standby}\n"
     )
     calm.until_running(name, 2)
     calm.until(lambda: len(list(folder.glob("slow.*"))) == 2, 30, "one rank is slow, the other waits for it")
     return folder
 
 
-def test_ranks_in_a_collective_and_in_a_slow_step_leave_after_it(calm: Cluster) -> None:
-    folder = slow_job(calm, "slow", slow=3, grace="30s")
-    calm.ctl("pause", "slow", "--timeout", "60s")
+@pytest.mark.parametrize("standby", ["on", "off"])
+def test_ranks_in_a_collective_and_in_a_slow_step_leave_after_it(calm: Cluster, standby: str) -> None:
+    """Without a standby rank 0 hosts the store in which they agree, and must not leave before the others have saved."""
+    name = f"slow-{standby}"
+    folder = slow_job(calm, name, slow=5, grace="30s", standby=standby)
+    calm.ctl("pause", name, "--timeout", "60s")
     assert [(folder / f"saved.{rank}").read_text() for rank in (0, 1)] == ["5", "5"]
-    assert "checkpoint at step 5 in" in calm.ctl("describe", "slow").stdout
-    calm.ctl("stop", "slow")
+    assert "checkpoint at step 5 in" in calm.ctl("describe", name).stdout
+    calm.ctl("stop", name)
 
 
 def test_where_grace_runs_out_that_is_told(calm: Cluster) -> None:
