@@ -227,7 +227,7 @@ class Gang:
     def _launch(self, w: Worker, env: dict[str, str]) -> None:
         command, cwd = self.parts.pod["command"], self.parts.pod["working_dir"]
         out, err = w.captures
-        if self.parts.standby.warm:
+        if self.parts.standby.takes(command, env):
             w.by_standby = True
             self.parts.standby.fork(
                 command, env, cwd, (out.write_end, err.write_end), lambda pid, error: self._launched(w, pid, error)

@@ -23,6 +23,9 @@ from nodeagent.workers.shim_spawn import start_program
 
 WARM_BOUND = 120.0
 """Seconds until a standby that does not come up is given up."""
+MOST_TOLD = 128 << 10
+"""Bytes of command and environment that a standby is told; with more a worker starts cold. A message that does not fit
+into a socket's buffer (200 KiB) is not sent at all."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 Forked = Callable[[int, str], None]
@@ -65,6 +68,10 @@ class Standby:
         self._link = ours
         self._loop.watch(ours.fileno(), self._readable)
         self._loop.after(WARM_BOUND, lambda: self._give_up(ours))
+
+    def takes(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
+        """Whether it could start this: it is warm, and the message is one that a socket takes whole."""
+        return self.warm and len(json.dumps([list(argv), dict(env)])) < MOST_TOLD
 
     def fork(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, fds: Sequence[int], forked: Forked) -> None:
         """A worker, a parked one if there is one; ``forked`` is told its pid, which stays valid until ``reap``. A

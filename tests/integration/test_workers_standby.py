@@ -221,6 +221,20 @@ async def test_stopped_while_the_standby_hangs(tmp_path: Path) -> None:
         assert [(end.signal, end.stopped) for end in status.exits] == [(9, True)]
 
 
+@pytest.mark.parametrize("size", [25_000, 60_000])
+async def test_an_environment_of_any_size(tmp_path: Path, size: int) -> None:
+    """Beyond what one message holds a worker starts cold, and sees it all."""
+    (tmp_path / "t.py").write_text(
+        "import os\nprint(sum(len(v) for k, v in os.environ.items() if k.startswith('BIG')))"
+    )
+    big = {f"BIG{i}": "x" * size for i in range(5)}
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec((PYTHON, "t.py"), tmp_path))
+        status = await bench.run(1, (big,))
+        assert (status.refused, [end.code for end in status.exits]) == ("", [0])
+        assert bench.output() == [str(5 * size)]
+
+
 async def test_a_worker_has_no_pid_until_it_is_forked(tmp_path: Path) -> None:
     """Not 0, which to whoever kills it is the killer's own process group."""
     (tmp_path / "t.py").write_text("import time\ntime.sleep(600)\n")
