@@ -79,8 +79,10 @@ def shown(calm: Bare, server: Server, whose: str) -> float:
 
 @pytest.mark.parametrize("whose", ["store", "agent"])
 def test_a_wall_clock_steps_by_an_hour(calm: Bare, server: Server, clocks: dict[str, WallClock], whose: str) -> None:
-    calm.submit(stepper_job(calm.work, whose, "3"))  # on n1 too, whichever node is ready first
-    calm.until_running(whose, 3)
+    calm.ctl("cordon", "n3", "--reason", "n1 is to be in the gang, whichever nodes are ready first")
+    calm.submit(stepper_job(calm.work, whose, "{min: 1, max: 3, target: 2}"))
+    calm.until_running(whose, 2)
+    calm.ctl("uncordon", "n3")
     calm.until_steps(whose, 5)
     before = calm.workers(whose)
     lives = {node: calm.node(node)["incarnation"] for node in NODES}
