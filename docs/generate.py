@@ -1,4 +1,4 @@
-"""Writes the parts of docs/protocol.md that are drawn from the code, between their markers: `python -m docs.generate`.
+"""Writes the parts of documents that are drawn from the code, between their markers: `python -m docs.generate`.
 
 Owns the markers and the drawing; must never write anything outside of a block. tests/unit/test_documents.py says when
 a block is out of date.
@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
+from nodeagent.agent.gauges import MAX_JOBS, NODE_STATES
+from nodeagent.agent.metrics import Metrics
+from nodeagent.model.job import Phase
+from nodeagent.model.pod import PodPhase
 from nodeagent.model.timing import Timing
+from nodeagent.model.world import CauseKind
+from nodeagent.plan.cluster import RefusalKind
 from nodeagent.plan.phases import MEANING, TRANSITIONS, diagram
 
 PROTOCOL = Path(__file__).with_name("protocol.md")
+METRICS = Path(__file__).with_name("metrics.md")
 
 
 def phases() -> str:
@@ -51,20 +59,62 @@ def timing() -> str:
     )
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"phases": phases, "timing": timing}
+def words(kinds: object) -> str:
+    """The fixed words of a Literal, or of a tuple."""
+    return ", ".join(f"`{word}`" for word in (kinds if isinstance(kinds, tuple) else get_args(kinds)))
 
 
-def drawn(text: str) -> str:
+LABELS: dict[str, str] = {
+    "job": f"name of a job with a record; gauges have the {MAX_JOBS} oldest live jobs only",
+    "node": "id of a node with a record; empty where no node is at fault",
+    "version": "the agent's own version: one series",
+    "state": words(NODE_STATES),
+    "cause": f"{words(CauseKind)} ([what they mean](protocol.md#faults-and-blame))",
+    "reason": f"{words(RefusalKind)} ([what they mean](protocol.md#signatures))",
+    "phase": f"of jobs: {words(Phase)}; of pods: {words(PodPhase)}; "
+    "of recoveries: [these](architecture.md#what-a-recovery-is-made-of)",
+}
+"""Label to the values that it can have, and so how many series there are."""
+
+UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_info": "always 1", "_joined": "0 or 1", "_step": "steps",
+         "_generation": "a number that grows"}  # fmt: skip
+"""How a name ends, and what is measured; all others count."""
+
+
+def metrics() -> str:
+    """Every metric of an agent."""
+    rows = ["| metric | type | labels | unit | meaning |", "|---|---|---|---|---|"]
+    for family in Metrics().families():
+        unit = next((unit for end, unit in UNITS.items() if family.name.endswith(end)), "count")
+        labels = ", ".join(f"`{label}`" for label in family.labels)
+        rows.append(f"| `{family.name}` | {family.kind} | {labels} | {unit} | {family.meaning} |")
+    return "\n".join(rows)
+
+
+def labels() -> str:
+    """What each label can be. Raises KeyError for one that nobody has bounded."""
+    used = dict.fromkeys(label for family in Metrics().families() for label in family.labels)
+    return "\n".join(["| label | values |", "|---|---|", *(f"| `{name}` | {LABELS[name]} |" for name in sorted(used))])
+
+
+BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
+    PROTOCOL: {"phases": phases, "timing": timing},
+    METRICS: {"metrics": metrics, "labels": labels},
+}
+
+
+def drawn(path: Path, text: str) -> str:
     """The document with every block drawn anew. Raises ValueError when the markers of a block are not there."""
-    for name, draw in BLOCKS.items():
+    for name, draw in BLOCKS[path].items():
         begin, end = f"<!-- {name}: drawn by docs/generate.py -->\n", f"<!-- end of {name} -->"
         before, found, rest = text.partition(begin)
         _, closed, after = rest.partition(end)
         if not found or not closed:
-            raise ValueError(f"{PROTOCOL.name} has no markers of the block {name!r}: {begin.strip()} and {end.strip()}")
+            raise ValueError(f"{path.name} has no markers of the block {name!r}: {begin.strip()} and {end.strip()}")
         text = before + begin + draw() + "\n" + end + after
     return text
 
 
 if __name__ == "__main__":
-    PROTOCOL.write_text(drawn(PROTOCOL.read_text()))
+    for document in BLOCKS:
+        document.write_text(drawn(document, document.read_text()))

@@ -208,6 +208,8 @@ class Lease:
             self._readiness_sent = beat.readiness
         if beat.pods is not None:
             self._pods_sent, self._pods_at = pods, sent
+        if self.beat_sent:
+            self._metrics.lease_age.observe(max(0.0, self._clock.now() - self.beat_sent))
         self.beat_sent = sent
         self.fence_at = sent + self._timing.fence
         self._host.grant(self.fence_at, self._seq)

@@ -181,6 +181,7 @@ class Agent:
             due = self._clock.now() + max(wait, 0.01)
             await _wait(self._beat_now, max(wait, 0.01))
             self._lag = max(0.0, self._clock.now() - due)
+            self._metrics.heartbeat_late.observe(self._lag)
 
     def _measure(self) -> None:
         """What the pods use, as often as their states are told. After the beat: the lease comes first."""

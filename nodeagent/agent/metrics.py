@@ -1,41 +1,51 @@
 """The agent's metrics, on a registry of its own. Labels are bounded: states and phases are fixed words, jobs are those
 that the cluster still has a record of.
 
-Counters are raised where things happen; gauges are read from the view when somebody asks.
+Counters and histograms are raised where things happen; gauges (``gauges.py``) are read from the view when somebody
+asks. docs/metrics.md is drawn from ``families()``.
 """
 
 from __future__ import annotations
 
-import time
-from collections import Counter as Tally
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.metrics import MetricWrapperBase
 
-from nodeagent import __version__
+from nodeagent.agent.gauges import Gauges
 from nodeagent.api.view import AgentView
-from nodeagent.model.job import TERMINAL, Phase
+from nodeagent.plan.cluster import RefusalKind
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-NODE_STATES = ("ready", "restarting", "cordoned", "draining", "silent", "lost", "left")
-MAX_JOBS = 200
-"""Most jobs that have series of their own; jobs beyond it are counted in ``nodeagent_jobs`` only."""
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each counter and histogram, which nobody reads
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric as its readers know it."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
 
 
 class Metrics:
-    """Everything this agent counts."""
+    """Everything this agent counts and tells."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         self.restarts = Counter(
             "nodeagent_restarts",
-            "Gangs re-formed, by the node at fault and the kind of cause.",
+            "Gangs re-formed, by the node at fault and the kind of cause; told by the agent of group rank 0.",
             ["job", "node", "cause"],
             registry=self.registry,
         )
         self.store_errors = Counter(
-            "nodeagent_store_errors", "Calls that the store did not answer.", registry=self.registry
+            "nodeagent_store_errors", "Heartbeats and joins that the store did not answer.", registry=self.registry
         )
         self.store_roundtrip = Histogram(
             "nodeagent_store_roundtrip_seconds",
@@ -43,12 +53,26 @@ class Metrics:
             buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
             registry=self.registry,
         )
+        self.lease_age = Histogram(
+            "nodeagent_lease_age_seconds",
+            "How old the lease was each time that it was renewed; workers are stopped at the fence (2.2 s by default).",
+            buckets=(0.25, 0.55, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.2, 3.0),
+            registry=self.registry,
+        )
+        self.heartbeat_late = Histogram(
+            "nodeagent_heartbeat_late_seconds",
+            "How late each heartbeat was: the machine, or the agent, was too busy.",
+            buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0),
+            registry=self.registry,
+        )
         self.refused = Counter(
             "nodeagent_refused_signatures",
-            "Jobs that this agent does not run since their record is not what was signed, by reason.",
+            "Refusals to run a job, since its record is not what was signed, by reason.",
             ["reason"],
             registry=self.registry,
         )
+        for reason in get_args(RefusalKind):
+            self.refused.labels(reason=reason)  # from 0 on, so that the first one shows as an increase
         self._recovery = Histogram(
             "nodeagent_recovery_seconds",
             "Phases of re-forming a gang, told by the agent of its group rank 0.",
@@ -56,28 +80,7 @@ class Metrics:
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0),
             registry=self.registry,
         )
-        self._jobs = Gauge("nodeagent_jobs", "Jobs with a record, by phase.", ["phase"], registry=self.registry)
-        self._nodes = Gauge("nodeagent_nodes", "Nodes with a record, by state.", ["state"], registry=self.registry)
-        self._generation = Gauge(
-            "nodeagent_generation", "Newest generation of each live job.", ["job"], registry=self.registry
-        )
-        self._margin = Gauge(
-            "nodeagent_lease_margin_seconds",
-            "Time left of this node's own lease; workers that nobody lends time to are stopped at its end.",
-            registry=self.registry,
-        )
-        self._away = Gauge(
-            "nodeagent_store_away_seconds",
-            "How long the store has not answered; 0 while it does.",
-            registry=self.registry,
-        )
-        self._lent = Gauge(
-            "nodeagent_lent_jobs",
-            "Jobs whose workers on this node run on time that their keepers lend.",
-            registry=self.registry,
-        )
-        build = Gauge("nodeagent_build_info", "Always 1.", ["version"], registry=self.registry)
-        build.labels(version=__version__).set(1)
+        self._gauges = Gauges(self.registry)
 
     def recovered(self, cause: str, phases: Mapping[str, float]) -> None:
         """The workers of a re-formed gang run."""
@@ -86,26 +89,21 @@ class Metrics:
 
     def page(self, view: AgentView) -> bytes:
         """The page that Prometheus reads, as of now."""
-        from nodeagent.api.shapes import node_state  # brings aiohttp: not before the lease is safe
-
         cluster = view.cluster()
-        phases = Tally(job.phase for job in cluster.jobs.values())
-        for phase in get_args(Phase):
-            self._jobs.labels(phase=phase).set(phases[phase])
-        states = Tally(node_state(node, cluster)[0] for node in cluster.nodes.values())
-        for state in NODE_STATES:
-            self._nodes.labels(state=state).set(states[state])
-        self._generation.clear()
-        live = (j for j in cluster.jobs.values() if j.phase not in TERMINAL and j.head is not None)
-        for job in sorted(live, key=lambda j: j.order)[:MAX_JOBS]:
-            self._generation.labels(job=job.name).set(job.head.number if job.head else 0)
+        self._gauges.read(view, cluster)
         self._forget({job.name for job in cluster.jobs.values()})
-        health = view.health()
-        since = health.store_away_since
-        self._margin.set(health.lease_left)
-        self._away.set(0.0 if since is None else max(0.0, time.time() - since))
-        self._lent.set(len(health.lent))
         return generate_latest(self.registry)
+
+    def families(self) -> list[Family]:
+        """Every metric that can be on the page, by name."""
+        found = []
+        for metric in self.registry._collector_to_names:
+            if not isinstance(metric, MetricWrapperBase):
+                raise TypeError(f"{metric!r} cannot be described: make it a Counter, Gauge or Histogram")
+            kind = str(metric._type)
+            name = metric._name + ("_total" if kind == "counter" else "")
+            found.append(Family(name, kind, tuple(metric._labelnames), metric._documentation))
+        return sorted(found, key=lambda family: family.name)
 
     def _forget(self, jobs: set[str]) -> None:
         """Drop the series of jobs whose record is gone."""

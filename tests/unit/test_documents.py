@@ -12,7 +12,7 @@ from typing import get_args
 import click
 import pytest
 
-from docs.generate import BLOCKS, PROTOCOL, drawn
+from docs.generate import BLOCKS, PROTOCOL, drawn, phases
 from nodeagent.agent.main import main as nodeagent
 from nodeagent.ctl.main import cli
 from nodeagent.model.timing import Timing
@@ -22,7 +22,7 @@ from nodeagent.plan.phases import TRANSITIONS
 from nodeagent.spec.agentconfig import AgentConfig
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("docs", "docs/adr", "examples", "examples/*", "ansible", ".")
+FOLDERS = ("docs", "docs/adr", "docs/runbooks", "examples", "examples/*", "ansible", ".")
 DOCUMENTS = sorted({p for f in FOLDERS for p in ROOT.glob(f"{f}/*.md")})
 ADRS = sorted((ROOT / "docs/adr").glob("*.md"))
 README = (ROOT / "README.md").read_text()
@@ -124,21 +124,26 @@ def test_targets_of_make_exist() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
-# --- the protocol
+# --- what is drawn
 
 
-def test_drawn_parts_are_current() -> None:
-    assert drawn(TEXT) == TEXT, "run: python -m docs.generate"
+@pytest.mark.parametrize("path", list(BLOCKS), ids=_name)
+def test_drawn_parts_are_current(path: Path) -> None:
+    text = path.read_text()
+    assert drawn(path, text) == text, "run: python -m docs.generate"
 
 
 def test_a_document_without_markers_is_an_error() -> None:
     with pytest.raises(ValueError, match="no markers of the block 'phases'"):
-        drawn("# nothing to draw in")
+        drawn(PROTOCOL, "# nothing to draw in")
+
+
+# --- the protocol
 
 
 def test_the_diagram_is_the_table() -> None:
     for (before, step), after in TRANSITIONS.items():
-        assert f"    {before} --> {after}: {step}\n" in BLOCKS["phases"]()
+        assert f"    {before} --> {after}: {step}\n" in phases()
 
 
 def _table(text: str, first: str) -> list[list[str]]:

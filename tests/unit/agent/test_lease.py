@@ -59,11 +59,11 @@ def usage(memory: int) -> PodUsage:
     return PodUsage(memory=memory, processes=1, machine=machine)
 
 
-def make_lease(folder: Path, clock: Clock, store: Store, life: str) -> Lease:
+def make_lease(folder: Path, clock: Clock, store: Store, life: str, metrics: Metrics | None = None) -> Lease:
     parts: dict[str, Any] = {"host": cast(PodHost, Host()), "clock": clock, "identity": Identity(folder, "b")}
     return Lease(
         "n1", node("n1").facts, TIMING, store=store, incarnation=Incarnation(life=life, start=1),
-        snapshot=Snapshot(TIMING), metrics=Metrics(), **parts,
+        snapshot=Snapshot(TIMING), metrics=metrics or Metrics(), **parts,
     )  # fmt: skip
 
 
@@ -117,3 +117,17 @@ async def test_usage_goes_along_when_pods_are_told(tmp_path: Path) -> None:
     told = [None if pods is None else pods[0].usage for pods in store.sent]
     assert told == [usage(5), None, usage(7)]
     assert await store.pods("u") == (pod.model_copy(update={"usage": usage(7)}),)
+
+
+async def test_how_old_the_lease_was_is_measured_at_each_renewal_but_the_first(tmp_path: Path) -> None:
+    clock = Clock()
+    metrics = Metrics()
+    lease = make_lease(tmp_path, clock, MemoryStore(MemoryServer(clock.now)), "x", metrics)
+    await lease.join()
+    for pause in (0.5, 1.75, 0.0):
+        await lease.beat()
+        clock.at += pause
+    read = metrics.registry.get_sample_value
+    assert read("nodeagent_lease_age_seconds_count") == 2
+    assert read("nodeagent_lease_age_seconds_sum") == 2.25
+    assert read("nodeagent_lease_age_seconds_bucket", {"le": "1.5"}) == 1

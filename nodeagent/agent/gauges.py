@@ -1,0 +1,131 @@
+"""The gauges of the metrics page: what is so now, read from the agent's view when somebody asks. Nothing is counted
+here (``metrics.py``), and nothing is done between two questions.
+
+Must never do I/O. Series of a job are written anew for each page, so they end with the job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections.abc import Iterable, Mapping
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from nodeagent import __version__
+from nodeagent.api.view import AgentHealth, AgentView
+from nodeagent.model.job import TERMINAL, JobRecord, Phase
+from nodeagent.model.pod import PodPhase
+from nodeagent.model.timing import millis
+from nodeagent.model.world import CauseKind
+from nodeagent.plan.cluster import Cluster, RefusalKind
+from nodeagent.plan.restarts import spent
+from nodeagent.workers.base import PodStatus
+
+NODE_STATES = ("ready", "restarting", "cordoned", "draining", "silent", "lost", "left")
+MAX_JOBS = 200
+"""Most jobs that have series of their own, the oldest first; jobs beyond it are counted in ``nodeagent_jobs`` only."""
+
+
+class Gauges:
+    """All of them, on one registry. ``read`` sets them to what the view says."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, help_text: str, *labels: str) -> Gauge:
+            return Gauge(f"nodeagent_{name}", help_text, labels, registry=registry)
+
+        build = gauge("build_info", "The agent's version. Always 1.", "version")
+        build.labels(version=__version__).set(1)
+        # --- the cluster, as this agent last read it
+        self.jobs = gauge("jobs", "Jobs with a record, by phase.", "phase")
+        self.refused = gauge("jobs_refused", "Jobs that this agent runs nothing of now, by reason.", "reason")
+        self.nodes = gauge("nodes", "Nodes with a record, by state.", "state")
+        self.generation = gauge("generation", "Newest generation of each live job.", "job")
+        self.phase = gauge("phase_seconds", "How long each live job has been in its present phase.", "job", "phase")
+        self.ends = gauge(
+            "generation_ends",
+            "Generations of each live job that ended within its restart window, by cause, planned ends included.",
+            "job",
+            "cause",
+        )
+        self.spent = gauge("budget_spent", "Restarts within the window that spent each live job's budget.", "job")
+        self.limit = gauge("budget_limit", "Restarts that each live job may spend within its window.", "job")
+        self.checkpoint = gauge("checkpoint_step", "Step of the newest committed checkpoint of each live job.", "job")
+        # --- this node
+        self.joined = gauge("joined", "1 while this agent holds its node's id, otherwise 0.")
+        self.margin = gauge(
+            "lease_margin_seconds",
+            "Time left of this node's own lease; workers that nobody lends time to are stopped at its end.",
+        )
+        self.away = gauge("store_away_seconds", "How long the store has not answered; 0 while it does.")
+        self.lent = gauge("lent_jobs", "Jobs whose workers on this node run on time that their keepers lend.")
+        self.unlent = gauge(
+            "unlent_jobs", "Jobs of this node that nobody lends time to while the store is away: their workers end."
+        )
+        self.lag = gauge("loop_lag_seconds", "How late the agent's last heartbeat was; above 1 s /healthz fails.")
+        self.pods = gauge("pods", "Pods on this node, by phase.", "phase")
+        self.stalled = gauge("stalled_pods", "Pods on this node that see no progress for longer than the job allows.")
+        self.parked = gauge("parked_workers", "Workers on this node that wait for the next start, by job.", "job")
+        self.parked_bytes = gauge("parked_bytes", "Memory that parked workers on this node share with nobody.", "job")
+        self.snapshot_bytes = gauge("snapshot_bytes", "Memory that shims on this node keep for snapshots.", "job")
+
+    def read(self, view: AgentView, cluster: Cluster) -> None:
+        """Set them all; ``cluster`` is the view's."""
+        from nodeagent.api.shapes import node_state  # brings aiohttp: not before the lease is safe
+
+        _set(self.jobs, "phase", get_args(Phase), Tally(job.phase for job in cluster.jobs.values()))
+        _set(self.refused, "reason", get_args(RefusalKind), Tally(r.kind for r in cluster.refused.values()))
+        _set(self.nodes, "state", NODE_STATES, Tally(node_state(n, cluster)[0] for n in cluster.nodes.values()))
+        self._read_jobs(cluster)
+        self._read_health(view.health())
+        self._read_pods(cluster, view.pods())
+
+    def _read_jobs(self, cluster: Cluster) -> None:
+        mine = (self.generation, self.phase, self.ends, self.spent, self.limit, self.checkpoint)
+        for gauge in mine:
+            gauge.clear()
+        for job in live_jobs(cluster):
+            self.phase.labels(job=job.name, phase=job.phase).set(max(0, cluster.served - job.since) / 1000)
+            self.spent.labels(job=job.name).set(spent(job, cluster.served))
+            self.limit.labels(job=job.name).set(job.spec.restarts.max)
+            since = cluster.served - millis(job.spec.restarts.window)
+            causes = Tally(entry.kind for entry in job.budget.values() if entry.at >= since)
+            for cause in causes.keys() & set(get_args(CauseKind)):
+                self.ends.labels(job=job.name, cause=cause).set(causes[cause])
+            if job.head is not None:
+                self.generation.labels(job=job.name).set(job.head.number)
+            if job.checkpoint is not None:
+                self.checkpoint.labels(job=job.name).set(job.checkpoint.step)
+
+    def _read_health(self, health: AgentHealth) -> None:
+        since = health.store_away_since
+        self.joined.set(health.joined)
+        self.margin.set(health.lease_left)
+        self.away.set(0.0 if since is None else max(0.0, time.time() - since))
+        self.lent.set(len(health.lent))
+        self.unlent.set(len(health.not_lent))
+        self.lag.set(health.loop_lag)
+
+    def _read_pods(self, cluster: Cluster, pods: Mapping[str, PodStatus]) -> None:
+        _set(self.pods, "phase", get_args(PodPhase), Tally(pod.phase for pod in pods.values()))
+        self.stalled.set(sum(pod.stall is not None and pod.stall.suspects for pod in pods.values()))
+        for gauge in (self.parked, self.parked_bytes, self.snapshot_bytes):
+            gauge.clear()
+        for job in live_jobs(cluster):
+            if (pod := pods.get(job.uid)) is not None:
+                self.parked.labels(job=job.name).set(len(pod.parked))
+                self.parked_bytes.labels(job=job.name).set(sum(pod.parked.values()))
+                self.snapshot_bytes.labels(job=job.name).set(pod.snapshot_bytes)
+
+
+def live_jobs(cluster: Cluster) -> list[JobRecord]:
+    """Those that have series of their own."""
+    live = (job for job in cluster.jobs.values() if job.phase not in TERMINAL)
+    return sorted(live, key=lambda job: job.order)[:MAX_JOBS]
+
+
+def _set(gauge: Gauge, label: str, words: Iterable[str], counts: Mapping[str, int]) -> None:
+    """Every word has its series, also at 0: an alert can tell none from unknown."""
+    for word in words:
+        gauge.labels(**{label: word}).set(counts.get(word, 0))

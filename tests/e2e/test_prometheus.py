@@ -1,0 +1,150 @@
+"""A real Prometheus over real agents: it counts exactly the faults that there were, its rules evaluate, and the alert
+for a job that fails again and again fires."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import yaml
+
+from docs.generate import METRICS
+from tests.e2e.support import ROOT, Cluster, bounded, listening_ports
+
+PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.redis,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(not (PROMETHEUS and PROMTOOL), reason="no prometheus here: apt-get install prometheus"),
+]
+
+NODES = 2
+KILLS = 3
+JOB = {
+    "name": "sleepers",
+    "command": [sys.executable, "-c", "import time; time.sleep(600)"],
+    "nodes": 2,
+    "workers_per_node": 1,
+    "gpus_per_worker": 0,
+    "restarts": {"max": 5},
+}
+
+
+@dataclass
+class Prometheus:
+    """One server, asked over its API."""
+
+    url: str
+
+    def get(self, path: str, **arguments: str) -> Any:
+        """The answer's data; HTTPError if it is not answered."""
+        query = "?" + urllib.parse.urlencode(arguments) if arguments else ""
+        with urllib.request.urlopen(self.url + path + query, timeout=10) as reply:
+            answer = json.load(reply)
+        assert answer["status"] == "success", answer
+        return answer["data"]
+
+    def value(self, expr: str) -> float | None:
+        """Of an expression with one result; None if it has none yet."""
+        result = self.get("/api/v1/query", query=expr)["result"]
+        assert len(result) <= 1, result
+        return float(result[0]["value"][1]) if result else None
+
+    def firing(self) -> set[str]:
+        found = self.get("/api/v1/query", query='ALERTS{alertstate="firing"}')["result"]
+        return {series["metric"]["alertname"] for series in found}
+
+
+def pages(cluster: Cluster) -> list[str]:
+    """Where each agent's metrics are; empty of one that has not told yet."""
+    return [node["http"] for node in cluster.ask("/v1/nodes")["items"]]
+
+
+@contextmanager
+def prometheus(cluster: Cluster) -> Iterator[Prometheus]:
+    """Scraping all agents each second, with the repository's rules."""
+    assert PROMETHEUS is not None
+    folder = cluster.work / "prometheus"
+    folder.mkdir()
+    sample = yaml.safe_load((ROOT / "config/prometheus/prometheus.yml").read_text())
+    scrape = sample["scrape_configs"][0]
+    for remote in ("scheme", "authorization", "tls_config"):  # these agents serve loopback only
+        del scrape[remote]
+    cluster.until(lambda: all(pages(cluster)), 30, "every agent tells where its page is")
+    scrape["static_configs"][0]["targets"] = [page.partition("//")[2] for page in pages(cluster)]
+    sample["rule_files"] = [str(ROOT / "config/prometheus/rules/*.yml")]
+    sample["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(sample))
+    command = [
+        PROMETHEUS, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+        "--web.listen-address=127.0.0.1:0", "--log.level=warn",
+    ]  # fmt: skip
+    with (
+        (folder / "log").open("w") as log,
+        bounded(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, text=True)) as process,
+    ):
+        cluster.until(lambda: bool(listening_ports([process.pid])), 30, "Prometheus listens")
+        yield Prometheus(f"http://127.0.0.1:{listening_ports([process.pid]).pop()}")
+
+
+def test_prometheus_counts_each_kill_once_and_its_alerts_evaluate(calm: Cluster) -> None:
+    with prometheus(calm) as server:
+        calm.until(lambda: server.value('sum(up{job="nodeagent"})') == NODES, 30, "every agent is scraped")
+        calm.submit(yaml.safe_dump(JOB))
+        calm.until_running("sleepers", 2)
+        for kills in range(1, KILLS + 1):
+            os.kill(calm.workers("sleepers")[kills % 2], signal.SIGKILL)
+            calm.until_running("sleepers", 2, above=kills)
+        counted = 'sum(nodeagent_restarts_total{job="sleepers", cause="worker_failed"})'
+        calm.until(lambda: server.value(counted) == KILLS, 30, f"{KILLS} restarts are counted")
+        assert server.value('sum(nodeagent_restarts_total{job="sleepers"})') == KILLS, "and no others"
+        assert server.value('max(nodeagent_generation{job="sleepers"})') == KILLS + 1
+        calm.until(lambda: "NodeagentCrashLoop" in server.firing(), 30, "the alert fires: 3 of 5 restarts are spent")
+        quiet = {"NodeagentNodeLost", "NodeagentAgentDown", "NodeagentRecordRefused", "NodeagentStoreAway"}
+        assert not server.firing() & quiet
+        every_rule_evaluates(calm, server)
+        every_name_is_documented(server)
+
+
+def every_rule_evaluates(cluster: Cluster, server: Prometheus) -> None:
+    def all_done() -> bool:
+        found = [rule for group in server.get("/api/v1/rules")["groups"] for rule in group["rules"]]
+        assert len(found) > 15
+        assert not [rule for rule in found if rule.get("lastError") or rule["health"] == "err"]
+        return all(rule["health"] == "ok" for rule in found)
+
+    cluster.until(all_done, 30, "every rule was evaluated")
+
+
+def every_name_is_documented(server: Prometheus) -> None:
+    told = dict(re.findall(r"^\| `(nodeagent_\w+)` \| (\w+) \|", METRICS.read_text(), re.MULTILINE))
+    ends = {"histogram": ("_bucket", "_sum", "_count")}
+    known = {name + end for name, kind in told.items() for end in ends.get(kind, ("",))}
+    seen = {name for name in server.get("/api/v1/label/__name__/values") if name.startswith("nodeagent_")}
+    assert "nodeagent_restarts_total" in seen
+    assert seen <= known
+
+
+def test_promtool_finds_no_fault_with_the_page_of_a_real_agent(calm: Cluster) -> None:
+    assert PROMTOOL is not None
+    calm.until(lambda: all(pages(calm)), 30, "every agent tells where its page is")
+    for url in pages(calm):
+        with urllib.request.urlopen(url + "/metrics", timeout=10) as reply:
+            page = reply.read().decode()
+        for beats in ("nodeagent_lease_age_seconds_count", "nodeagent_heartbeat_late_seconds_count"):
+            assert float(re.findall(rf"^{beats} (\S+)$", page, re.MULTILINE)[0]) > 0
+        done = subprocess.run([PROMTOOL, "check", "metrics"], input=page, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout + done.stderr) == (0, "")
