@@ -2,8 +2,8 @@
 
 A verdict lives through ``active``, then ``repaired`` (its repair was done, or what made it fire has gone), then
 ``probation`` (a check passed), and then it is forgotten; one that is not fatal is forgotten at once. One that fires
-again on the way is active again, and after a repair that did not last the next heavier one is asked for. Must never take
-silence for health: a rule that could not be looked at stays as it was.
+again on the way is active again, and after a repair that did not last the next heavier one is asked for. Must never
+take silence for health: a rule that could not be looked at stays as it was.
 """
 
 from __future__ import annotations
