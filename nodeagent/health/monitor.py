@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ class Machine:
     folders: Sequence[str] = ()
     interfaces: Sequence[str] = ()
     proc: str = "/proc"
-    sys: str = "/sys"
+    sysfs: str = "/sys"
     kmsg: str = "/dev/kmsg"
     units: str = "/lib/systemd/system"
     python: str = sys.executable
@@ -79,10 +80,11 @@ class Monitor:
         self._fine_since: dict[str, float] = {}
         self._due = asyncio.Event()
         path = {"PYTHONPATH": str(ROOT)}
+        bare = {"PATH": environ.get("PATH", "")} | path
         self._host_probe = Probe(
             "host",
             self._host_command,
-            {"PATH": environ.get("PATH", "")} | path,
+            bare,
             HOST_PACE,
             self._hear_host,
             self._due.set,
@@ -190,7 +192,7 @@ class Monitor:
     def _host_command(self) -> tuple[str, ...]:
         machine = self._machine
         given = {
-            "proc": machine.proc, "sys": machine.sys, "kmsg": machine.kmsg, "units": machine.units,
+            "proc": machine.proc, "sys": machine.sysfs, "kmsg": machine.kmsg, "units": machine.units,
             "folders": list(machine.folders), "interfaces": list(machine.interfaces), "poll": HOST_PACE,
             "since": max(self._memory.at, max((e.at for e in self._memory.past), default=0.0)),
         }  # fmt: skip
