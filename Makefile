@@ -1,9 +1,10 @@
 # What a person types. Each target sets up what it needs: a virtual environment in .venv, nothing elsewhere.
 #
-#     make demo      the main job, end to end: a training that is hit by fault after fault and finishes
-#     make check     ruff, mypy, unit and contract tests, a short simulation: about a minute
-#     make test      ruff, mypy and every test: what CI runs
-#     make bench     the figures of docs/benchmarks.md
+#     make demo       the main job, end to end: a training that is hit by fault after fault and finishes
+#     make check      ruff, mypy, unit and contract tests, a short simulation: about a minute
+#     make test       ruff, mypy and every test: what CI runs
+#     make endurance  what takes many minutes, and is no part of make test: Redis away for 10 minutes
+#     make bench      the figures of docs/benchmarks.md
 #
 # On Linux the usual torch wheel brings CUDA along (gigabytes); any build will do here. With an index or a folder that
 # has CPU builds:  make setup PIP_TORCH="--index-url URL"  (or --find-links FOLDER).
@@ -24,9 +25,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
 
-.PHONY: help setup demo test check bench sim mutants clean
+.PHONY: help setup demo test check endurance bench sim mutants clean
 help:
-	@sed -n '3,6s/^#     //p' Makefile
+	@sed -n '3,7s/^#     //p' Makefile
 
 setup: $(READY)
 
@@ -61,6 +62,9 @@ check: $(READY)
 SCHEDULES ?= 10000
 sim: $(READY)
 	NODEAGENT_SIM_COUNT=$(SCHEDULES) $(BIN)/python -m pytest tests/sim $(PYTEST_ARGS)
+
+endurance: $(READY)
+	$(BIN)/python -m pytest -m endurance -s $(PYTEST_ARGS)
 
 # Each rule of the protocol, broken on purpose, and what caught it.
 mutants: $(READY)

@@ -1,6 +1,7 @@
 """Learn scikit-learn's handwritten digits with PyTorch DDP, through any number of restarts and changes of size.
 
-A plain torchrun script: it reads what torchrun sets and knows nothing of nodeagent.
+A torchrun script: it reads what torchrun sets. Of nodeagent it uses two small helpers, which need no agent: ``Plan``
+says which images come next, and ``Leaving`` when to save a last checkpoint (under torchrun: never).
 
     torchrun --nproc-per-node 2 examples/digits/train.py
     nodeagentctl run --local 2 --nproc-per-node 2 -- python examples/digits/train.py
@@ -21,6 +22,7 @@ import os
 import sys
 import time
 import zlib
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ import torch.distributed.nn  # before the group exists: see the end of main()
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+
+from nodeagent.train import Leaving, Plan
 
 GLOBAL_BATCH = 96
 """Images per step, over all processes together. Fixed, so that a step means the same at every world size."""
@@ -51,6 +55,13 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--ckpt-every", type=int, default=20, metavar="STEPS")
     parser.add_argument("--step-delay", type=float, default=0.0, metavar="SECONDS", help="slow each step, to watch it")
+    parser.add_argument("--bit-exact", action="store_true", help="the same bits whatever restarts, at one world size")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        help="how long a process waits for the others in a step, before it gives up (default: torch's, 30 minutes)",
+    )
     parser.add_argument("--step-log", type=Path, help="every rank appends one JSON line per step to this file")
     return parser.parse_args()
 
@@ -67,13 +78,6 @@ def load_digits() -> tuple[torch.Tensor, torch.Tensor]:
     table = torch.tensor(bytearray(map(int, rows.replace(b"\n", b",").strip(b",").split(b",")))).reshape(-1, 65)
     # float64: sums over 1, 2 or 8 processes round differently, and this keeps it invisible however long the run.
     return table[:, :64].to(torch.float64) / 16, table[:, 64].long()
-
-
-def batch_of(step: int, rank: int, world: int, *, images: int, seed: int) -> torch.Tensor:
-    """Which images this rank sees in this step: its share of a batch that the step and the seed alone decide."""
-    epoch, batch = divmod(step, images // GLOBAL_BATCH)
-    order = torch.randperm(images, generator=torch.Generator().manual_seed(seed + epoch))
-    return order[batch * GLOBAL_BATCH : (batch + 1) * GLOBAL_BATCH][rank::world]
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
@@ -156,31 +160,41 @@ def train_model(args: argparse.Namespace, device: torch.device) -> float:
             print(f"resumed from step {step} (generation {os.environ.get('NODEAGENT_GENERATION', '-')})", flush=True)
     must_agree(step, f"the latest checkpoint: is {args.ckpt_dir} one folder for all of them?", device)
 
-    ddp = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+    # After its first step DDP sorts its gradient buckets anew, and with them the order in which more than two ranks add
+    # up: the first step after a restart would differ in the last bit. With this it never sorts.
+    devices = [device.index] if device.type == "cuda" else None
+    ddp = DistributedDataParallel(model, device_ids=devices, find_unused_parameters=args.bit_exact)
     step_log = StepLog(args.step_log) if args.step_log else None
+    plan = Plan(len(train), GLOBAL_BATCH, args.seed)
+    leaving = Leaving()
 
     def accuracy() -> float:
         with torch.no_grad():
             return float((model(images[test]).argmax(1) == labels[test]).double().mean())
 
+    def save() -> None:
+        if rank == 0:
+            state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            save_checkpoint(args.ckpt_dir, state)
+
     while step < args.steps:
+        if leaving.at(step):  # a planned stop: all ranks are here, after the same step
+            leaving.leave(step, save)
         time.sleep(args.step_delay)
-        mine = train[batch_of(step, rank, world, images=len(train), seed=args.seed).to(device)]
+        (share,) = plan.share(plan.batch(plan.consumed_at(step)), rank, world)
+        mine = train[torch.tensor(share.indices, device=device)]
         loss_sum = cross_entropy(ddp(images[mine]), labels[mine], reduction="sum")
         optimizer.zero_grad()
-        # DDP averages gradients over the ranks; times world, over the global batch, makes it the mean over all images.
-        (loss_sum * (world / GLOBAL_BATCH)).backward()
+        # DDP averages gradients over the ranks: with this factor that is the mean over all images of the step.
+        (loss_sum * share.of_sum).backward()
         optimizer.step()
         step += 1
 
-        dist.all_reduce(loss := loss_sum.detach())
-        loss /= GLOBAL_BATCH
+        dist.all_reduce(loss := loss_sum.detach() * share.of_sum / world)
         if step_log:
             step_log.append(step, float(loss))
-        if rank == 0 and (step % args.ckpt_every == 0 or step == args.steps):
-            save_checkpoint(
-                args.ckpt_dir, {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            )
+        if step % args.ckpt_every == 0 or step == args.steps:
+            save()
         if rank == 0 and (step % PRINT_EVERY == 0 or step == args.steps):
             print(f"step {step}/{args.steps} loss {loss:.4f} acc {accuracy():.4f} world {world}", flush=True)
     return accuracy()
@@ -192,7 +206,8 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo")  # RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+    patience = timedelta(seconds=args.timeout) if args.timeout else None
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=patience)  # RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
     reached = train_model(args, device)
     if dist.get_rank() == 0:
         print(f"test accuracy {reached:.4f} (target {args.target_accuracy})", flush=True)

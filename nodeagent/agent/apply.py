@@ -12,10 +12,13 @@ import structlog
 from nodeagent.agent.clock import Clock
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.agent.stopwatch import Recovery, Stopwatch
 from nodeagent.model.job import JobRecord
+from nodeagent.model.world import PodReport
 from nodeagent.plan import pod, steps
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.messages import Ending, Proposal, Settlement
+from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodHost, StartOrder
 from nodeagent.workers.environment import worker_environments
 
@@ -32,9 +35,15 @@ class Applier:
         clock: Clock,
         snapshot: Snapshot,
         random_id: Callable[[], str],
+        seal: Seal,
+        allowed: Callable[[JobRecord], bool],
+        stopwatch: Stopwatch,
     ) -> None:
         self._lease, self._store, self._host = lease, store, host
         self._clock, self._snapshot, self._random_id = clock, snapshot, random_id
+        self._seal, self._stopwatch = seal, stopwatch
+        self._allowed = allowed
+        """Asked of the very record that something is about to be started from: it may be newer than the decision."""
         self._said: dict[str, object] = {}
         self._log = structlog.get_logger("apply").bind(node=lease.node)
 
@@ -46,19 +55,24 @@ class Applier:
         log = self._log.bind(job=job.name if job is not None else action.uid)
         match action:
             case pod.Prepare(uid, why):
-                if job is not None:
+                if job is not None and self._allowed(job):
                     log.debug("prepare", why=why)
                     self._host.prepare(uid, job.spec)
-            case pod.Stop(uid, grace, why):
+            case pod.Stop(uid, grace, why, promise):
                 log.debug("stop", why=why, grace=grace)
                 self._host.stop(uid, grace)
+                if promise is not None:
+                    return await self.pod(promise)
             case pod.Promise(uid, token, rendezvous, why):
                 log.debug("promise", generation=token.number, why=why)
                 self._host.promise(uid, token, rendezvous)
             case pod.Start(uid, token, why):
-                if job is not None:
+                if job is not None and self._allowed(job):
                     log.debug("start", generation=token.number, why=why)
                     self._start(job)
+            case pod.Look(uid, why):
+                log.debug("look", why=why)
+                self._host.look(uid)
             case pod.Retire(uid, why):
                 status = self._host.status().get(uid)
                 if job is None and status is not None and not status.quiet and not self._lease.seasoned:
@@ -69,12 +83,18 @@ class Applier:
             case pod.SendAck(uid, token, ack, last, why):
                 if self._news(uid, ("ack", token)):
                     log.info("acknowledge", generation=token.number, why=why)
-                return await self._write(
-                    self._store.ack(uid, token, self._lease.node, self._lease.incarnation, ack, last)
-                )
+                me = self._lease
+                timed = self._stopwatch.stamp(uid, token, ack, self._clock.now())
+                own = timed.model_copy(update={"host": me.facts.address})
+                signed = self._seal.ack(uid, token, me.node, own)
+                return await self._write(self._store.ack(uid, token, me.node, me.incarnation, signed, last))
             case pod.Report(uid, token, report, why):
                 if self._news(uid, ("report", token, report.state)):
                     log.info("report", generation=token.number, state=report.state, why=why)
+                ends = [end.at for end in report.exits if not end.stopped and end.at]
+                if report.state == "failed" and ends:  # both of this machine's wall clock
+                    late = max(0.0, self._clock.wall() - min(ends))
+                    report = report.model_copy(update={"detected": round(late, 4)})
                 return await self._write(
                     self._store.report(uid, token, self._lease.node, self._lease.incarnation, report)
                 )
@@ -95,19 +115,32 @@ class Applier:
         if job.head is None or me is None:
             return
         member = job.head.members[self._lease.node]
-        addresses = {}
+        nodes = {}
         for other in job.head.members:
             record = self._snapshot.node(other)
             if record is None:
                 return  # its record has not been read yet: the next round tries again
-            addresses[other] = record.facts.address
+            signed = record.facts.model_copy(update={"address": job.head.acks[other].host})
+            nodes[other] = record.model_copy(update={"facts": signed})
+        me = me.model_copy(update={"facts": self._lease.facts})  # what the store has of it, others may have written
         order = StartOrder(
             token=job.head.token,
-            environments=worker_environments(job, job.head, me, addresses),
+            environments=worker_environments(job, job.head, me, nodes),
             ranks=tuple(range(member.first_rank, member.first_rank + member.workers)),
             not_after=self._lease.fence_at,
         )
         self._host.start(job.uid, order)
+
+    async def tell(self, recovery: Recovery) -> bool:
+        """Have a finished recovery in the audit log. One that another report came before is not told there."""
+        job, node = self._snapshot.job(recovery.uid), self._lease.node
+        if job is None or job.head is None or job.head.token != recovery.token or node in job.head.reports:
+            return False
+        self._log.info("recovered", job=job.name, generation=recovery.token.number, text=recovery.text)
+        report = PodReport(state="running", reason=recovery.text)
+        return await self._write(
+            self._store.report(recovery.uid, recovery.token, node, self._lease.incarnation, report)
+        )
 
     async def job(self, job: JobRecord, decision: steps.Decision) -> bool:
         """Take one step of a job in the store; true if it was taken (by us). Raises StoreUnavailableError."""
@@ -158,12 +191,13 @@ class Applier:
                 return await self._write(self._store.activate(job.uid, active))
             case steps.Settle() as step:
                 log.info("settle", kind=step.event, why=why)
+                settled = step.control.model_copy(update={"rev": job.control.rev + 1})
                 settlement = Settlement(
                     uid=job.uid,
                     expect=token,
                     expect_state=state,
                     control_rev=job.control.rev,
-                    control=step.control,
+                    control=self._seal.control(job.uid, settled),
                     event=step.event,
                     text=step.text,
                     by=self._lease.node,

@@ -70,8 +70,6 @@ class Lease:
         self.next_lapse: float | None = None
         """When (our clock) the next lease of another node runs out, as far as known."""
         self.newest_event = "0-0"
-        self.secret = ""
-        """The cluster's, once joined."""
         self.usage: Mapping[str, PodUsage] = {}
         """What the pods use, by job uid: goes along whenever their states are told, and is no reason to tell them."""
         self._first_join: float | None = None
@@ -107,7 +105,7 @@ class Lease:
                 self._refused_since = None  # nobody renews it: the store only waits whether somebody will
             raise
         self._refused_since = None
-        self.joined, self.reason, self.secret = True, "", reply.secret
+        self.joined, self.reason = True, ""
         if self._first_join is None:
             self._first_join = self._clock.now()
         self._facts_sent = facts
@@ -149,7 +147,7 @@ class Lease:
         """The store may have lost writes: offer it what is known here, and go on in the same life. Workers are not
         touched: what was granted is good until its fence."""
         try:
-            era = await offer(self._store, self._snapshot, self._timing, self.node, self.secret, self._clock.now())
+            era = await offer(self._store, self._snapshot, self._timing, self.node, self._clock.now())
         except StoreRefusedError as refusal:
             if refusal.code == "foreign":
                 self.joined, self.lost, self.reason = False, True, str(refusal)

@@ -12,26 +12,36 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
+from nodeagent.agent.advert import Advert
 from nodeagent.agent.apply import Applier
 from nodeagent.agent.clock import Clock
+from nodeagent.agent.commits import Commits
 from nodeagent.agent.failsafe import Failsafe
+from nodeagent.agent.guard import Guard
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.lease import PODS_REFRESH, Lease
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.peers import Peers
 from nodeagent.agent.published import pod_states, readiness
+from nodeagent.agent.restarts import RestartCounter
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.agent.stopwatch import Stopwatch
+from nodeagent.agent.upkeep import Upkeep
 from nodeagent.api.view import AgentHealth
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.usage import PodUsage
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
+from nodeagent.plan.missed import missed
 from nodeagent.plan.pod import Keep, Report, SendAck, plan_pods
 from nodeagent.plan.steps import Decision
 from nodeagent.plan.turn import turn
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
+from nodeagent.trust.key import ClusterKey
+from nodeagent.trust.ledger import Ledger
+from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodHost, PodStatus
 
 ROUNDS = 32
@@ -50,6 +60,8 @@ class Agent:
         node: str,
         facts: NodeFacts,
         *,
+        key: ClusterKey,
+        ledger: Ledger,
         store: Store,
         host: PodHost,
         clock: Clock,
@@ -62,48 +74,77 @@ class Agent:
         meter: Callable[[Mapping[str, PodStatus], float], Mapping[str, PodUsage]] = lambda _statuses, _now: {},
     ) -> None:
         self._config, self._node, self._timing = config, node, config.timing
+        self._key, self._seal = key, Seal(key, config.cluster)
+        self._guard = Guard(node, self._seal, ledger, metrics)
         self._store, self._host, self._clock, self._metrics = store, host, clock, metrics
         self._snapshot = Snapshot(config.timing)
         self._lease = Lease(
             node, facts, config.timing, store=store, host=host, clock=clock, identity=identity,
             incarnation=incarnation, snapshot=self._snapshot, metrics=metrics,
         )  # fmt: skip
-        self._peers = peers
         self._failsafe = Failsafe(
             config.timing, lease=self._lease, host=host, clock=clock, peers=peers, cluster=self.cluster
         )
+        self._stopwatch = Stopwatch(node)
         self._applier = Applier(
-            self._lease, store=store, host=host, clock=clock, snapshot=self._snapshot, random_id=random_id
-        )
+            self._lease, store=store, host=host, clock=clock, snapshot=self._snapshot, random_id=random_id,
+            seal=self._seal, allowed=lambda job: self._guard.refusal(job, clock.wall()) is None,
+            stopwatch=self._stopwatch,
+        )  # fmt: skip
+        self._restarts = RestartCounter(node, metrics)
+        self.advert = Advert(node, config.cluster, key, self._lease)
+        self._commits = Commits(self._lease, store=store, host=host, snapshot=self._snapshot)
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
         self._wake = asyncio.Event()
         self._beat_now = asyncio.Event()
         self._first_seen: dict[tuple[object, ...], float] = {}
-        self._counted: dict[str, int] = {}
-        self._counting = False
         self._lag = 0.0
         self._leaving = False
+        self._acting = asyncio.Lock()
+        """Held by a round."""
         self.joined = asyncio.Event()
         """Set with the first join."""
         self._log = structlog.get_logger("agent").bind(node=node)
 
     # --- tasks ----------------------------------------------------------------------------------
 
-    def advertise(self, http: str) -> None:
-        """Where health and metrics are to be found; told to the others with the next beat."""
-        self._lease.facts = self._lease.facts.model_copy(update={"http": http})
-
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``. Workers are left running: a restart of the agent does not disturb them."""
         await self._host.adopt()
+        upkeep = Upkeep(
+            self._guard, self._seal, lease=self._lease, store=self._store, clock=self._clock, snapshot=self._snapshot
+        )
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(t())
-                for t in (self._beats, self._watch, self._rounds, self._relay, self._failsafe.run)
-            ]
+                for t in (
+                    self._beats, self._watch, self._rounds, self._relay, self._failsafe.run,
+                    upkeep.remember, upkeep.renew,
+                )
+            ]  # fmt: skip
             await stop.wait()
             for task in running:
                 task.cancel()
+
+    def missed(self) -> str:
+        """Who counts on this agent, so that it must not simply go; empty if nobody does."""
+        if self._lease.lost:
+            return ""
+        if not self._quiet():
+            return "workers run here"
+        return missed(self.cluster(), self._node, self._lease.incarnation.life)
+
+    def stands_in(self, pid: int) -> None:
+        """From now on this process (with a new pid) only stands in for the next start: tell the others."""
+        self.advert.stands_in(pid, self._clock.wall())
+        self._beat_now.set()
+
+    @property
+    def settled(self) -> bool:
+        """The store answers and has all that this agent knows: another one can read it there."""
+        age = self._clock.now() - self._lease.beat_sent
+        fresh = age <= self._timing.heartbeat + self._timing.store_timeout
+        return fresh and self._lease.joined and not self._snapshot.recovering
 
     async def leave(self) -> None:
         """Stop everything that runs here and give the lease back (an orderly goodbye). Bounded by stuck + kill."""
@@ -111,6 +152,8 @@ class Agent:
         self._wake.set()
         try:
             async with asyncio.timeout(self._timing.stuck + self._timing.kill):
+                async with self._acting:
+                    pass  # the last round is over, which could have started something
                 while not self._quiet():
                     for uid in self._host.status():
                         self._host.stop(uid, None)
@@ -121,8 +164,8 @@ class Agent:
         await self._failsafe.let_promises_end()
         try:
             await self._lease.leave()
-        except StoreRefusedError as refusal:  # it is recovering, or has forgotten this node
-            self._log.warning("the lease is left to lapse", why=str(refusal))
+        except (StoreRefusedError, StoreUnavailableError) as error:  # away, recovering, or it has forgotten this node
+            self._log.warning("the lease is left to lapse", why=str(error))
 
     async def _beats(self) -> None:
         while True:
@@ -168,8 +211,8 @@ class Agent:
             if not self._quiet():
                 raise StoreRefusedError("lease_held", "workers of the life that was declared lost still run here")
             self._lease.renew_life()
+            self.advert.vouch()
         await self._lease.join()
-        self._peers.secret = self._lease.secret
         self.joined.set()
 
     async def _watch(self) -> None:
@@ -207,9 +250,12 @@ class Agent:
         """Rounds until nothing changes any more; returns when (our clock) to look again."""
         try:
             for _ in range(ROUNDS):
-                if not self._snapshot.complete or self._snapshot.recovering or not self._lease.joined:
-                    return None
-                changed, due = await self._round()
+                async with self._acting:
+                    if not (self._snapshot.complete and self._lease.joined) or self._snapshot.recovering:
+                        return None
+                    if self._leaving:  # what would be started now nobody would wait for
+                        return None
+                    changed, due = await self._round()
                 if not changed:
                     return due
             self._log.error("still changing after many rounds", rounds=ROUNDS)
@@ -232,6 +278,7 @@ class Agent:
     async def _round(self) -> tuple[bool, float | None]:
         changed = False
         statuses = self._host.status()
+        self._stopwatch.look(self.cluster().jobs, statuses, self._clock.now())
         standbys = self._config.jobs.standbys
         lent = self._failsafe.lending()
         actions = plan_pods(self.cluster(), self._node, self._lease.incarnation, statuses, standbys, lent)
@@ -241,6 +288,7 @@ class Agent:
                 changed |= await self._failsafe.replace_keepers(action, self._applier.pod)
             else:
                 changed |= await self._applier.pod(action)
+        await self._commits.carry()
         cluster = self.cluster()
         statuses = self._host.status()
         if self._lease.publish(readiness(statuses), pod_states(cluster, self._node, statuses)):
@@ -259,6 +307,9 @@ class Agent:
                 due = at if due is None else min(due, at)
         self._first_seen = seen
         self._count_restarts()
+        for recovery in self._stopwatch.finished(cluster.jobs, self._clock.now()):
+            self._metrics.recovered(recovery.cause, recovery.phases)
+            changed |= await self._applier.tell(recovery)
         return changed, due
 
     def _turn_at(
@@ -272,20 +323,8 @@ class Agent:
         return first + self._timing.turn * turn(cluster, job, self._node)
 
     def _count_restarts(self) -> None:
-        """Each re-formed gang is counted once in the cluster: by the agent of its group rank 0."""
-        if not self._snapshot.complete:
-            return
-        for job in self.cluster().jobs.values():
-            if job.active is None or self._counted.get(job.uid) == job.active.number:
-                continue
-            first_look = not self._counting or job.restarts == 0
-            self._counted[job.uid] = job.active.number
-            head = job.head
-            if first_look or head is None or head.token != job.active:
-                continue
-            if head.ordered()[0].node == self._node:
-                self._metrics.restarts.labels(job=job.name, node=head.cause.node, cause=head.cause.kind).inc()
-        self._counting = True
+        if self._snapshot.complete:
+            self._restarts.look(self.cluster())
 
     # --- the view, for the API ------------------------------------------------------------------------
 
@@ -298,11 +337,24 @@ class Agent:
         return self._node
 
     @property
+    def key(self) -> ClusterKey:
+        return self._key
+
+    @property
+    def seal(self) -> Seal:
+        return self._seal
+
+    @property
     def store(self) -> Store:
         return self._store
 
     def cluster(self) -> Cluster:
-        return self._snapshot.cluster(self._clock.now())
+        snapshot = self._snapshot
+        refused = self._guard.look(
+            snapshot.jobs, snapshot.era, self._clock.wall(), whole=snapshot.complete and not snapshot.recovering,
+            seasoned=self._lease.seasoned,
+        )  # fmt: skip
+        return snapshot.cluster(self._clock.now(), refused)
 
     def me(self) -> NodeRecord | None:
         return self._snapshot.node(self._node)

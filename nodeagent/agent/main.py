@@ -20,10 +20,15 @@ from nodeagent.spec.agentconfig import AgentConfig, node_id
 from nodeagent.spec.errors import SpecError
 
 if TYPE_CHECKING:
+    from nodeagent.agent.clock import Clock
+    from nodeagent.agent.identity import Identity
     from nodeagent.agent.loop import Agent
     from nodeagent.agent.metrics import Metrics
     from nodeagent.agent.notify import Notifier
+    from nodeagent.agent.standin import Split
+    from nodeagent.api.https import Https
     from nodeagent.api.server import ApiServer
+    from nodeagent.store.base import Store
 
 EXIT_CONFIG = 78
 """sysexits' EX_CONFIG: systemd's RestartPreventExitStatus, since starting again would not help."""
@@ -38,9 +43,29 @@ def main() -> None:
 @main.command("check-config")
 @click.argument("file", type=click.Path(path_type=Path))
 def check_config(file: Path) -> None:
-    """Check a config FILE: every mistake at once, each as file:line:col."""
-    _load(file)
+    """Check a config FILE, and the tokens and certificates it names: every mistake at once, each as file:line:col."""
+    from nodeagent.api.checkfiles import check_files
+
+    problems = check_files(_load(file).api)
+    for problem in problems:
+        click.echo(problem, err=True)
+    if problems:
+        sys.exit(EXIT_CONFIG)
     click.echo(f"{file}: ok")
+
+
+@main.command("keygen")
+@click.argument("file", type=click.Path(path_type=Path))
+def keygen(file: Path) -> None:
+    """Write a new cluster key to FILE, which must not exist. Every node of a cluster needs the same one."""
+    from nodeagent.trust.key import KeyFileError, make
+
+    try:
+        make(file)
+    except KeyFileError as error:
+        click.echo(f"nodeagent: {error}", err=True)
+        sys.exit(1)
+    click.echo(f"{file}: a new key. Copy it to every node of the cluster (mode 0600, the agent's user)")
 
 
 @main.command("run")
@@ -48,13 +73,16 @@ def check_config(file: Path) -> None:
 def run(file: Path | None) -> None:
     """Run the daemon in the foreground.
 
-    SIGTERM: end, leaving workers to the next start (they stop by themselves if none comes). SIGINT: stop the workers
-    and leave the cluster first.
+    SIGTERM: be back soon. A stand-in looks after the workers until the next start (for `stand_in` at most; then it
+    stops them and leaves); without anything to look after, leave at once. SIGINT: stop the workers and leave.
     """
+    from nodeagent.agent.standin import Split
+
     config = _load(file)
     code = 0
     try:
-        code = asyncio.run(_serve(config))
+        split = Split()
+        code = split.run(_serve(config, split))
     except* _hopeless() as group:
         for error in _leaves(group):
             click.echo(f"nodeagent: {error}", err=True)
@@ -80,8 +108,9 @@ def _hopeless() -> tuple[type[Exception], ...]:
     from nodeagent.spec.errors import CheckError
     from nodeagent.store.base import StoreRefusedError
     from nodeagent.store.door import AccessError
+    from nodeagent.trust.key import KeyFileError
 
-    return (AccessError, IdentityError, IdTakenError, ListenError, StoreRefusedError, CheckError)
+    return (AccessError, IdentityError, IdTakenError, KeyFileError, ListenError, StoreRefusedError, CheckError)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
@@ -91,7 +120,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     return out
 
 
-async def _serve(config: AgentConfig) -> int:
+async def _serve(config: AgentConfig, split: Split) -> int:
     """Everything from the first lock to the last signal."""
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # else structlog loads it for tracebacks: 3 MB
     import structlog
@@ -104,21 +133,25 @@ async def _serve(config: AgentConfig) -> int:
     from nodeagent.agent.metrics import Metrics
     from nodeagent.agent.notify import Notifier
     from nodeagent.agent.peers import UdpPeers
+    from nodeagent.agent.standin import end_as_planned
     from nodeagent.agent.usage import Meter
     from nodeagent.store.client import RedisStore
+    from nodeagent.trust.key import ClusterKey
+    from nodeagent.trust.ledger import FileLedger
     from nodeagent.workers.host import ShimHost
 
     setup_logging(config.log)
+    key = ClusterKey.load(config.cluster_key)
     node = node_id(config, socket.gethostname())
     log = structlog.get_logger("agent").bind(node=node)
     clock = SystemClock()
     identity = Identity(config.dirs.run, boot_id())
-    incarnation = identity.take()
+    identity.queue()
     gpus, problem = await find_gpus(config)
     if problem:
         log.warning("GPUs", why=problem)
     address = find_address(config, os.environ)
-    peers = UdpPeers()
+    peers = UdpPeers(key.derive("peers"))
     facts = node_facts(config, address, gpus, clock.wall(), await peers.listen(address, config.ports.rendezvous))
     logs = config.jobs.logs
     host = ShimHost(
@@ -126,28 +159,51 @@ async def _serve(config: AgentConfig) -> int:
         logs.max_bytes, logs.keep, config.jobs.allow_root,
     )  # fmt: skip
     store = RedisStore(config.redis, config.cluster, config.timing.store_timeout)
+    await _until_it_is_our_turn(store, identity, clock, config.timing.heartbeat)
     notifier = Notifier(os.environ)
     metrics = Metrics()
+    incarnation = identity.take()  # from here on a stand-in is dead, and what it wrote is there to be read
     agent = Agent(
-        config, node, facts, store=store, host=host, clock=clock, identity=identity, incarnation=incarnation,
-        metrics=metrics, peers=peers, progress=notifier.alive, meter=Meter().measure,
+        config, node, facts, key=key, ledger=FileLedger(config.dirs.state / "trust.json"), store=store, host=host,
+        clock=clock, identity=identity, incarnation=incarnation, metrics=metrics, peers=peers,
+        progress=notifier.alive, meter=Meter().measure,
     )  # fmt: skip
-    stop, leave = asyncio.Event(), asyncio.Event()
+    stop, end, leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGTERM, end.set)
     loop.add_signal_handler(signal.SIGINT, leave.set)
+
+    async def make_stand_in() -> int:
+        pid = await split(identity.hand_to)
+        for number in (signal.SIGTERM, signal.SIGINT):  # whoever tells a stand-in to end means it
+            loop.remove_signal_handler(number)
+            loop.add_signal_handler(number, leave.set)
+        return pid
+
+    async def end_in_order() -> None:
+        await end.wait()
+        notifier.stopping()
+        notifier.hush()
+        for task in helpers:
+            task.cancel()
+        await asyncio.wait(helpers)
+        await end_as_planned(
+            agent, split=make_stand_in, awaited=lambda: identity.awaited, hold_off=identity.hold_off, clock=clock
+        )
+        stop.set()
+
     try:
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(agent.run(stop))
             helpers = [
                 tasks.create_task(_say_ready(agent, notifier, node)),
-                tasks.create_task(_leave(agent, leave, stop)),
-                tasks.create_task(_serve_api(agent, metrics)),
+                tasks.create_task(_serve_api(agent, metrics, address)),
             ]
+            endings = [tasks.create_task(_leave(agent, leave, stop)), tasks.create_task(end_in_order())]
             log.info("started", pid=os.getpid(), address=address, version=__version__)
             await running
             notifier.stopping()
-            for task in helpers:
+            for task in helpers + endings:
                 task.cancel()
     finally:
         peers.close()
@@ -158,19 +214,42 @@ async def _serve(config: AgentConfig) -> int:
     return 0
 
 
-async def _serve_api(agent: Agent, metrics: Metrics) -> None:
+async def _until_it_is_our_turn(store: Store, identity: Identity, clock: Clock, pause: float) -> None:
+    """While a stand-in is there: a start that cannot join would take the workers' time away from them, and one that
+    comes too early what the stand-in alone knows."""
+    import structlog
+
+    from nodeagent.store.base import StoreUnavailableError
+
+    told = False
+    while identity.stood_in_for:
+        try:
+            await store.request("")
+        except StoreUnavailableError as error:
+            if not told:
+                structlog.get_logger("agent").warning("waits for the store, while a stand-in goes on", why=str(error))
+            told = True
+        else:
+            if clock.now() >= identity.held_off:
+                return
+        await asyncio.sleep(pause / 2)
+
+
+async def _serve_api(agent: Agent, metrics: Metrics, address: str) -> None:
     """The API, until cancelled. Imported in a thread, and only now: running workers wait for the lease, people can
     wait."""
 
-    def load() -> type[ApiServer]:
+    def load() -> tuple[type[ApiServer], type[Https]]:
+        from nodeagent.api.https import Https
         from nodeagent.api.server import ApiServer
 
-        return ApiServer
+        return ApiServer, Https
 
-    server_type = await asyncio.to_thread(load)
+    server_type, https_type = await asyncio.to_thread(load)
     async with server_type(agent, metrics) as server:
-        agent.advertise(server.http_url)
+        agent.advert.http(server.http_url)
         _settle_memory()
+        await https_type(agent, metrics, address, agent.advert.https).run()
         await asyncio.Event().wait()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
+from collections.abc import Mapping
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -17,7 +18,7 @@ from nodeagent.api.view import AgentView
 from nodeagent.model.job import TERMINAL, Phase
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-NODE_STATES = ("ready", "cordoned", "draining", "silent", "lost", "left")
+NODE_STATES = ("ready", "restarting", "cordoned", "draining", "silent", "lost", "left")
 MAX_JOBS = 200
 """Most jobs that have series of their own; jobs beyond it are counted in ``nodeagent_jobs`` only."""
 
@@ -42,6 +43,19 @@ class Metrics:
             buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
             registry=self.registry,
         )
+        self.refused = Counter(
+            "nodeagent_refused_signatures",
+            "Jobs that this agent does not run since their record is not what was signed, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self._recovery = Histogram(
+            "nodeagent_recovery_seconds",
+            "Phases of re-forming a gang, told by the agent of its group rank 0.",
+            ["phase", "cause"],
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0),
+            registry=self.registry,
+        )
         self._jobs = Gauge("nodeagent_jobs", "Jobs with a record, by phase.", ["phase"], registry=self.registry)
         self._nodes = Gauge("nodeagent_nodes", "Nodes with a record, by state.", ["state"], registry=self.registry)
         self._generation = Gauge(
@@ -64,6 +78,11 @@ class Metrics:
         )
         build = Gauge("nodeagent_build_info", "Always 1.", ["version"], registry=self.registry)
         build.labels(version=__version__).set(1)
+
+    def recovered(self, cause: str, phases: Mapping[str, float]) -> None:
+        """The workers of a re-formed gang run."""
+        for phase, seconds in phases.items():
+            self._recovery.labels(phase=phase, cause=cause).observe(seconds)
 
     def page(self, view: AgentView) -> bytes:
         """The page that Prometheus reads, as of now."""

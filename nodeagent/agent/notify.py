@@ -35,6 +35,10 @@ class Notifier:
     def stopping(self) -> None:
         self._send("STOPPING=1")
 
+    def hush(self) -> None:
+        """Say nothing any more: this process is not the unit's main one."""
+        self._address = ""
+
     def _send(self, message: str) -> None:
         if not self._address:
             return

@@ -1,6 +1,6 @@
 """Agents asking each other, one datagram each way: the only talk between agents that does not go through the store.
 
-Each datagram is JSON with an HMAC under the cluster's secret, which only those who may use the store know. An answer
+Each datagram is JSON with an HMAC under a secret that comes from the cluster's key, which only agents have. An answer
 carries the nonce of its question, so an old one is never taken for a new one. Must never decide what is answered.
 """
 
@@ -33,8 +33,6 @@ class Peers(Protocol):
     """How an agent asks others and is asked. ``handler`` must be set before anything arrives."""
 
     handler: Handler
-    secret: str
-    """Empty until the store has told it: nobody is asked or answered before."""
 
     async def ask(self, address: str, question: Ask, timeout: float) -> Answer | None:
         """The answer of the agent at ``host:port``, or None within ``timeout`` seconds."""
@@ -44,9 +42,9 @@ class Peers(Protocol):
 class UdpPeers(asyncio.DatagramProtocol):
     """The real ones. Use ``listen`` once, ``close`` at the end."""
 
-    def __init__(self, handler: Handler = lambda ask: Answer(yes=False, why="not ready yet")) -> None:
+    def __init__(self, secret: bytes, handler: Handler = lambda ask: Answer(yes=False, why="not ready yet")) -> None:
         self.handler = handler
-        self.secret = ""
+        self._secret = secret
         self._transport: asyncio.DatagramTransport | None = None
         self._waiting: dict[str, asyncio.Future[Answer]] = {}
         self._log = structlog.get_logger("peers")
@@ -134,15 +132,15 @@ class UdpPeers(asyncio.DatagramProtocol):
         return self._mac(body) + body
 
     def _opened(self, data: bytes) -> bytes | None:
-        """What the cluster's secret signed, if it did."""
-        if not self.secret or not _MAC < len(data) <= MOST_BYTES:
+        """What another agent signed, if one did."""
+        if not _MAC < len(data) <= MOST_BYTES:
             return None
         if not hmac.compare_digest(data[:_MAC], self._mac(data[_MAC:])):
             return None
         return data[_MAC:]
 
     def _mac(self, body: bytes) -> bytes:
-        return hmac.digest(self.secret.encode(), body, hashlib.sha256)
+        return hmac.digest(self._secret, body, hashlib.sha256)
 
 
 def _numeric(host: str) -> bool:

@@ -43,7 +43,10 @@ def pod_states(cluster: Cluster, node: str, statuses: Mapping[str, PodStatus]) -
                 generation=status.generation.number if status.generation is not None else 0,
                 shim_pid=status.shim_pid,
                 standby_pid=status.standby_pid,
+                parked=len(status.parked),
+                parked_memory=sum(status.parked.values()),
                 workers=status.workers,
+                snapshot_bytes=status.snapshot_bytes,
             )
         )
     return tuple(out)

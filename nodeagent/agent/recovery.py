@@ -22,7 +22,7 @@ PAGE = 64
 """Records in one call: some hundred kB, well within the store timeout."""
 
 
-async def offer(store: Store, snapshot: Snapshot, timing: Timing, node: str, secret: str, now: float) -> str:
+async def offer(store: Store, snapshot: Snapshot, timing: Timing, node: str, now: float) -> str:
     """Offer what the store lacks. Returns the era to which the store's records then belong, or nothing if there was
     nothing to offer. Raises as every step does; StoreRefusedError ``foreign`` means that jobs known here are not, and
     will not be, in that store."""
@@ -31,7 +31,6 @@ async def offer(store: Store, snapshot: Snapshot, timing: Timing, node: str, sec
     view = snapshot.cluster(now)
     header = Offer(
         cluster_uid=snapshot.cluster_uid,
-        secret=secret,
         timing=timing,
         era=snapshot.era,
         rev=snapshot.rev if snapshot.complete else 0,

@@ -3,10 +3,12 @@ decides nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing, millis
-from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.store.messages import BeatReply
 
 
@@ -25,6 +27,8 @@ class Snapshot:
         self._next_lapse: int | None = None
         self._served = 0
         self._at = 0.0
+        self._returned: float | None = None
+        """When a node last came back from a silence, this one included (our clock)."""
         self._anew: Snapshot | None = None
         self.rev = 0
         self.era = ""
@@ -43,6 +47,8 @@ class Snapshot:
 
     def absorb(self, reply: BeatReply, now: float) -> None:
         """Take in a beat's reply received at ``now``. A store with another identity replaces everything."""
+        if self.complete and (now - self._at > self._timing.lease or self._came_back(reply)):
+            self._returned = now
         self._lapsed, self._next_lapse = frozenset(reply.lapsed), reply.next_lapse
         self._served, self._at = reply.served, now
         self.recovering = reply.recovering
@@ -66,6 +72,18 @@ class Snapshot:
         self.rev, self.era = reply.rev, reply.era
         if not reply.more:
             self.complete = True
+
+    def _came_back(self, reply: BeatReply) -> bool:
+        """A node renewed a lease that had run out, in the life that it had."""
+        news = {node.id: node for node in reply.nodes}
+        for name in self._lapsed.difference(reply.lapsed):
+            old = self._nodes.get(name)
+            new = news.get(name, old)
+            if old is None or new is None or new.lost or new.left or f"node:{name}" in reply.gone:
+                continue
+            if new.incarnation.life == old.incarnation.life:
+                return True
+        return False
 
     def _replace(self, other: Snapshot) -> None:
         self._nodes, self._jobs = other._nodes, other._jobs
@@ -98,16 +116,24 @@ class Snapshot:
         self._nodes, self._jobs, self.complete = {}, {}, False
         self.rev, self.era, self.cluster_uid, self._anew = 0, "", "", None
 
-    def cluster(self, now: float) -> Cluster:
+    @property
+    def jobs(self) -> Mapping[str, JobRecord]:
+        """By uid; not a copy."""
+        return self._jobs
+
+    def cluster(self, now: float, refused: Mapping[str, Refusal] | None = None) -> Cluster:
         """The view at ``now``: served time goes on by our own clock, but never by more than one credit."""
         ahead = min(max(0.0, now - self._at), self._timing.credit)
+        settling = self._timing.heartbeat + 2 * self._timing.store_timeout
         return Cluster(
             served=self._served + millis(ahead),
             nodes=dict(self._nodes),
             jobs=dict(self._jobs),
             lapsed=self._lapsed,
             timing=self._timing,
+            refused=refused or {},
             next_lapse=self._next_lapse,
+            more_to_return=self._returned is not None and now < self._returned + settling,
         )
 
     def node(self, name: str) -> NodeRecord | None:

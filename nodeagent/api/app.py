@@ -1,6 +1,10 @@
-"""Which routes an application serves: everything on the unix socket, only health and metrics on loopback HTTP."""
+"""Which routes an application serves: everything on the unix socket and over https, only health and metrics on loopback
+HTTP."""
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -14,18 +18,29 @@ from nodeagent.api.health import HealthRoutes
 from nodeagent.api.jobs import JobRoutes
 from nodeagent.api.logs import LogRoutes
 from nodeagent.api.nodes import NodeRoutes
+from nodeagent.api.remote import Doorkeeper, door_middleware
 from nodeagent.api.shapes import API_VERSION
 from nodeagent.api.top import TopRoutes
 from nodeagent.api.view import AgentView
 
+Door = tuple[Doorkeeper, Callable[[asyncio.BaseTransport], None]]
+"""Who lets others in, and who is told which connections they came by."""
 
-def create_app(view: AgentView, metrics: Metrics, *, local_socket: bool) -> web.Application:
-    """``local_socket``: the full API, for a unix socket only (callers are known by SO_PEERCRED)."""
-    full = [joined_middleware(view), answering_middleware(view)] if local_socket else []
-    middlewares = [error_middleware(view), *full]
+
+def create_app(
+    view: AgentView, metrics: Metrics, *, local_socket: bool = False, door: Door | None = None
+) -> web.Application:
+    """``local_socket``: the full API, for a unix socket (callers are known by SO_PEERCRED); ``door``: the full API for
+    those that it lets in; neither: health and metrics only."""
+    full = local_socket or door is not None
+    middlewares = [error_middleware(view)]
+    if door is not None:
+        middlewares.append(door_middleware(*door))
+    if full:
+        middlewares += [joined_middleware(view), answering_middleware(view)]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     app.router.add_routes(HealthRoutes(view, metrics).table())
-    if not local_socket:
+    if not full:
         return app
 
     async def version(_request: web.Request) -> web.Response:

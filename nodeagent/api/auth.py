@@ -1,4 +1,5 @@
-"""Who asks, and what they may change. The kernel says who (SO_PEERCRED); anybody may read.
+"""Who asks, and what they may change. On the unix socket the kernel says who (SO_PEERCRED), over https what the
+request was let in with (remote.py); anybody who was let in may read.
 
 Owns every permission of the API. Must never trust a name or an id that came in a request's body.
 """
@@ -11,7 +12,9 @@ import os
 import pwd
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -19,22 +22,35 @@ from nodeagent.api.errors import ApiError
 from nodeagent.model.job import JobRecord
 from nodeagent.spec.agentconfig import JobsConfig
 
+T = TypeVar("T")
+
 LOOKUP_TIMEOUT = 5.0
 """Seconds that a look-up of users and groups (perhaps over LDAP) may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The process at the other end of the unix socket."""
+    """Who sent a request."""
 
     uid: int
+    """``NOBODY`` where it is no user of this machine."""
     gid: int
     name: str
-    """User name, or the uid as text where it has none."""
+    """User name, or the uid as text where it has none; of a token that acts as no user what it is called."""
     operator: bool
     """Root, the agent's own user, or a member of the operators' group."""
     trusted: bool
-    """Root or the agent's own user: may submit for others."""
+    """Root or the agent's own user, on the unix socket: may submit for others."""
+    reads_only: bool = False
+    """May change nothing at all."""
+    remote: bool = False
+    """Came over https: the name that a job was written under elsewhere means nothing here."""
+
+
+NOBODY = -1
+"""The uid of a caller who is no user; no job's owner has it."""
+CALLER = web.RequestKey("nodeagent.caller", Caller)
+"""Where ``remote.py`` leaves the caller with the request."""
 
 
 def user_name(uid: int) -> str:
@@ -70,20 +86,28 @@ def identify(uid: int, gid: int, jobs: JobsConfig, agent_uid: int) -> Caller:
 
 
 async def caller(request: web.Request, jobs: JobsConfig) -> Caller:
-    """Who sent this request. Raises ``ApiError`` when the kernel does not say or the user database is stuck."""
+    """Who sent this request. Raises ``ApiError`` when nobody says or the user database is stuck."""
+    known: Caller | None = request.get(CALLER)
+    if known is not None:
+        return known
     transport = request.transport
     sock = None if transport is None else transport.get_extra_info("socket")
     if sock is None or sock.family != socket.AF_UNIX:
-        raise ApiError("permission", "changes are taken on the unix socket only", "run nodeagentctl on a node")
+        raise ApiError("permission", "nobody says who asks", "ask on the unix socket, or over https with a token")
     size = struct.calcsize("3i")
     _pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return await looked_up(lambda: identify(uid, gid, jobs, os.geteuid()), f"uid {uid}")
+
+
+async def looked_up(look: Callable[[], T], whom: str) -> T:
+    """What the user database says, in a thread. Raises ``ApiError`` when it is stuck."""
     try:
         async with asyncio.timeout(LOOKUP_TIMEOUT):
-            return await asyncio.to_thread(identify, uid, gid, jobs, os.geteuid())
+            return await asyncio.to_thread(look)
     except TimeoutError:
         raise ApiError(
             "permission",
-            f"the user database did not answer for uid {uid} within {LOOKUP_TIMEOUT:.0f} s",
+            f"the user database did not answer for {whom} within {LOOKUP_TIMEOUT:.0f} s",
             "see that `id` answers on this node, then ask again",
         ) from None
 
@@ -111,6 +135,12 @@ def may_change_nodes(who: Caller, node: str) -> None:
 
 def may_submit(who: Caller, user: str, jobs: JobsConfig) -> None:
     """Raises ``ApiError`` if the caller may not run jobs as ``user``."""
+    if who.uid == NOBODY:
+        raise ApiError(
+            "permission",
+            f"{who.name} acts as no user, so no job can be its own",
+            "use a token that has `user:` in the agent's tokens file; nothing was submitted",
+        )
     if user not in (who.name, str(who.uid)) and not who.trusted:
         raise ApiError(
             "permission",

@@ -14,6 +14,7 @@ from aiohttp import web
 from nodeagent.api import body
 from nodeagent.api.shapes import node_state
 from nodeagent.api.view import AgentView
+from nodeagent.spec.apiconfig import serves
 
 if TYPE_CHECKING:
     from nodeagent.doctor.machine import Looker
@@ -56,7 +57,7 @@ class DoctorRoutes:
     def _standing(self) -> Standing:
         from nodeagent.plan.clusterhealth import Standing
 
-        health = self.view.health()
+        health, me = self.view.health(), self.view.me()
         away = health.store_away_since
         return Standing(
             node=self.view.node,
@@ -65,6 +66,9 @@ class DoctorRoutes:
             lease_left=health.lease_left,
             store_away=None if away is None else max(0.0, time.time() - away),
             loop_lag=health.loop_lag,
+            https_missing=me is not None
+            and me.facts.https is None
+            and serves(self.view.config.api.listen, me.facts.address),
         )
 
     async def _host(self) -> HostFacts:

@@ -20,6 +20,7 @@ from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 STATUS = {
     "spec": 400,
     "usage": 400,
+    "unknown_caller": 401,
     "permission": 403,
     "not_found": 404,
     "state": 409,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.api.errors import ApiError
-from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.job import TERMINAL, Control, JobRecord
+from nodeagent.plan.cluster import Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,20 @@ class Wish:
     change: dict[str, Any]
     event: str
     text: str
+
+
+def foundation(job: JobRecord, refusal: Refusal | None, *, ends: bool) -> JobRecord:
+    """The job as a new wish may build on it: of a control that nobody signed only the revision is kept. ``ends``: the
+    wish is for its end, which any record may be given. Raises ``ApiError`` (``state``)."""
+    if refusal is None:
+        return job
+    if refusal.kind != "control" and not ends:
+        raise ApiError("state", f"job {job.name!r} is not run: {refusal.text}", "nothing was changed")
+    if refusal.controlled:
+        return job
+    rev, target = max(job.control.rev, refusal.rev), job.spec.role.nodes.target
+    fresh = Control(rev=rev, target=target, restart=job.restart_done)
+    return job.model_copy(update={"control": fresh})
 
 
 Intent = Callable[[JobRecord], Wish | None]

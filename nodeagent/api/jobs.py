@@ -23,7 +23,7 @@ from nodeagent.api.shapes import Json, budget_json, items, job_json, lent_json
 from nodeagent.api.story import generations
 from nodeagent.api.view import AgentView
 from nodeagent.model.event import Event
-from nodeagent.model.job import TERMINAL, Control, JobRecord
+from nodeagent.model.job import TERMINAL, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
@@ -84,7 +84,10 @@ class JobRoutes:
             generation=mine.generation.number if mine.generation else 0,
             shim_pid=mine.shim_pid,
             standby_pid=mine.standby_pid,
+            parked=len(mine.parked),
+            parked_memory=sum(mine.parked.values()),
             workers=mine.workers,
+            snapshot_bytes=mine.snapshot_bytes,
         )
         return {pod.node: pod}
 
@@ -98,7 +101,10 @@ class JobRoutes:
         return row | {"lent": lent} | self._waits(job, cluster)
 
     def _waits(self, job: JobRecord, cluster: Cluster) -> Json:
-        """What a waiting job waits for now is a better reason than why it began to wait."""
+        """What a waiting job waits for now is a better reason than why it began to wait, and why it is not run than
+        any."""
+        if refusal := cluster.refused.get(job.uid):
+            return {"reason": refusal.text}
         waits = job.phase in ("queued", "holding") or (job.phase not in TERMINAL and silence(cluster, job))
         why = self.view.why(job.uid) if waits else ()
         return {"reason": "; ".join(why)} if why else {}
@@ -144,6 +150,8 @@ class JobRoutes:
         who = await auth.caller(request, self.view.config.jobs)
         asked = await body.read(request)
         spec = _read_spec(asked.get("spec"))
+        if who.remote and spec.user == spec.submitter.user:  # who submits, by the name that he has elsewhere
+            spec = spec.model_copy(update={"user": who.name})
         auth.may_submit(who, spec.user, self.view.config.jobs)
         seen = {"user": who.name, "uid": who.uid, "gid": who.gid}
         if not who.trusted:
@@ -161,9 +169,12 @@ class JobRoutes:
                     "choose another name",
                 )
             return web.json_response({"dry_run": True, "spec": spec.model_dump()})
+        uid, now, seal = uuid.uuid4().hex, time.time(), self.view.seal
         job = await self.view.store.submit(
-            uuid.uuid4().hex, spec, who.uid, time.time(), who.name, body.request_id(asked)
-        )
+            uid, spec, who.uid, now, who.name, body.request_id(asked),
+            control=seal.control(uid, first_control(spec, who.name, None)),
+            admission=seal.admit(uid, who.uid, spec, now, self.view.node),
+        )  # fmt: skip
         await self._seen()
         return web.json_response(await self._json(job), status=201)
 
@@ -188,9 +199,10 @@ class JobRoutes:
             earlier = await self.view.store.request(asked.request)
             if earlier is not None:
                 return web.json_response(await self._json(job) | scaling.repeated(asked, job, earlier))
-            wish = scaling.wish(asked, job, self.view.cluster().served)
-            new = None if wish is None else Control(**(job.control.model_dump() | wish.change | {"by": who.name}))
-            did = asked.did(job, job.control.target if new is None else new.target)
+            base = self._foundation(job)
+            wish = scaling.wish(asked, base, self.view.cluster().served) or _anew(job, base)
+            new = None if wish is None else self._signed(base, wish, who)
+            did = asked.did(base, base.control.target if new is None else new.target)
             event, text = ("", "") if wish is None else (wish.event, f"{wish.text} (by {who.name})")
             try:
                 after = await self.view.store.control(uid, job.control.rev, new, asked.request, event, text, did)
@@ -198,8 +210,7 @@ class JobRoutes:
                 if refused.code != "stale":
                     raise
                 continue
-            ours = job.control if new is None else new.model_copy(update={"rev": job.control.rev + 1})
-            if after.control == ours:
+            if after.control == (new or job.control):
                 await self._seen()
                 more = scaling.outcome(did, changed=new is not None)
                 return web.json_response(await self._json(after) | more)
@@ -229,14 +240,13 @@ class JobRoutes:
                 await self.view.refresh()
             job = self._known(uid, ref)
             auth.may_change_job(who, job)
-            wish = intent(job)
+            base = self._foundation(job, ends=intent in (intents.stop, intents.delete))
+            wish = intent(base) or _anew(job, base)
             if wish is None:
                 return web.json_response(await self._json(job) | {"changed": False})
-            control = Control(**(job.control.model_dump() | wish.change | {"by": who.name}))
+            control, text = self._signed(base, wish, who), f"{wish.text} (by {who.name})"
             try:
-                after = await self.view.store.control(
-                    uid, job.control.rev, control, name, wish.event, f"{wish.text} (by {who.name})"
-                )
+                after = await self.view.store.control(uid, job.control.rev, control, name, wish.event, text)
             except StoreRefusedError as refused:
                 if refused.code != "stale" or attempt == WRITE_TRIES - 1:
                     raise
@@ -244,6 +254,14 @@ class JobRoutes:
             await self._seen()
             return web.json_response(await self._json(after) | {"changed": True})
         raise AssertionError("unreachable: the last try returns or raises")
+
+    def _foundation(self, job: JobRecord, *, ends: bool = False) -> JobRecord:
+        return intents.foundation(job, self.view.cluster().refused.get(job.uid), ends=ends)
+
+    def _signed(self, base: JobRecord, wish: intents.Wish, who: auth.Caller) -> Control:
+        """The job's next control."""
+        more = {"by": who.name, "rev": base.control.rev + 1}
+        return self.view.seal.control(base.uid, Control(**(base.control.model_dump() | wish.change | more)))
 
     def _known(self, uid: str, ref: str) -> JobRecord:
         """The job as it is by now."""
@@ -256,6 +274,11 @@ class JobRoutes:
         """Have what was written in the snapshot. It is written already: a store that is away now changes nothing."""
         with contextlib.suppress(StoreUnavailableError):
             await self.view.refresh()
+
+
+def _anew(job: JobRecord, base: JobRecord) -> intents.Wish | None:
+    """Where nobody signed what is wanted of a job, saying it again changes that."""
+    return None if base is job else intents.Wish({}, "JobResumed", "say anew what is wanted")
 
 
 def _read_spec(value: object) -> JobSpec:

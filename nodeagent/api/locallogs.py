@@ -17,7 +17,7 @@ from nodeagent.workers.logs import follow as follow_files
 
 Line = dict[str, Any]
 
-BATCH = 500
+BATCH = 100
 """Lines read in one go."""
 
 

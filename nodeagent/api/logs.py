@@ -1,4 +1,4 @@
-"""A job's output over HTTP: this node's files and those that other agents of this machine hold, merged line by line.
+"""A job's output over HTTP: this node's files and those that other agents hold, merged line by line.
 
 Nodes that cannot be asked are named in a ``notice`` line, the others go on. While following, new generations and nodes
 join; it ends when the job has ended and all is sent. Must never wait for a node that does not answer.
@@ -9,36 +9,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-import json
+import math
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import replace
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 from aiohttp import web
 
-from nodeagent.api import body
+from nodeagent.api import auth, body
+from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
 from nodeagent.api.locallogs import Query, followed_lines, stored_lines
 from nodeagent.api.lookup import find_job
 from nodeagent.api.marks import Marks
+from nodeagent.api.peerlogs import FAILURES, RefusedError, Way, peer_lines, way_to, words
 from nodeagent.api.stream import send
 from nodeagent.api.view import AgentView
 from nodeagent.model.job import TERMINAL, JobRecord
-from nodeagent.model.node import NodeRecord
 from nodeagent.workers.pod_folder import log_folder
 
 Line = dict[str, Any]
 
 POLL = 0.2
 """Seconds between two looks for new nodes, new lines and the job's end."""
+REFUSED_POLL = 2.0
+"""Seconds until a node that refused, or cannot be asked, is asked again."""
 ALIVE_PEER, ALIVE_TOOL = 1.0, 10.0
 """Seconds of silence after which a sign of life is sent, to other agents and to the tool."""
-PEER_SILENCE = 4.0
-"""Seconds without a line or a sign of life after which another agent is given up (it may be frozen)."""
-QUEUE = 1000
+PATIENCE = 8.0
+"""Seconds that a node may give nothing while following before it is named (an agent's restart, or the loss of a node
+that is noticed as such, takes less)."""
+QUEUE = 32
+"""Lines (16 KiB at most) that wait for a slow reader; then the files and the other agents wait too."""
 
 
 def notice(node: str, text: str) -> Line:
@@ -72,8 +76,9 @@ class LogRoutes:
         elif first is None:
             first, last = newest, (None if follow else newest)
         query = Query(first, last, body.number(request, "rank"), body.number(request, "tail"))
-        alone = body.flag(request, "local_only")
-        lines = self._follow(job, query, alone) if follow else self._all(job, query, alone)
+        alone, wide = body.flag(request, "local_only"), query.first < newest
+        asked = _Asked(job, query, alone, wide, lambda: auth.caller(request, self.view.config.jobs))
+        lines = self._follow(asked) if follow else self._all(asked)
         async with contextlib.aclosing(lines):
             return await send(request, lines)
 
@@ -86,34 +91,37 @@ class LogRoutes:
         holders = job.head.holders if job.head is not None else {}
         return job.phase in TERMINAL and all(cluster.gone(n, h.life) for n, h in holders.items())
 
-    def _others(self, uid: str) -> tuple[list[NodeRecord], list[Line]]:
-        """(nodes whose agents can be asked, notices about those that cannot and had a part in the job)."""
-        cluster, me = self.view.cluster(), self.view.me()
-        job = cluster.jobs.get(uid)
+    def _others(self, asked: _Asked) -> tuple[dict[str, Way], list[Line]]:
+        """(nodes whose agents can be asked and how, notices about those that cannot and had a part in the job). Of
+        other machines those that have a part are asked; all of them only for old generations."""
+        cluster = self.view.cluster()
+        job = cluster.jobs.get(asked.uid)
         part = _part(job) if job is not None else set()
-        ask: list[NodeRecord] = []
+        ask: dict[str, Way] = {}
         notices: list[Line] = []
         for node in cluster.nodes.values():
             if node.id == self.view.node:
                 continue
-            near = me is not None and node.facts.boot_id == me.facts.boot_id and bool(node.facts.api_socket)
-            if near and cluster.live(node.id):
-                ask.append(node)
+            if node.facts.https is not None and node.id not in part and not asked.wide:
+                continue
+            way = way_to(self.view, node)
+            if isinstance(way, Way) and cluster.live(node.id):
+                ask[node.id] = way
             elif node.id in part:
-                notices.append(notice(node.id, _why_not(node, near)))
+                gone = f"node {node.id} does not answer (its agent is gone): its part of the output is missing here"
+                notices.append(notice(node.id, gone if isinstance(way, Way) else way))
         return ask, notices
 
     # --- all that there is ---
 
-    async def _all(self, job: JobRecord, query: Query, alone: bool) -> AsyncGenerator[Line, None]:
+    async def _all(self, asked: _Asked) -> AsyncGenerator[Line, None]:
         """Everything written so far, by generation and time."""
-        uid = job.uid
-        nodes, notices = ([], []) if alone else self._others(uid)
-        failed: list[Line] = []
+        ways, notices = ({}, []) if asked.alone else self._others(asked)
+        query, failed = asked.query, list[Line]()
         kept: deque[Line] | None = None if query.tail is None else deque(maxlen=query.tail)
         async with contextlib.AsyncExitStack() as stack:
-            mine = stored_lines(self._folder(job), self.view.node, query)
-            sources = [mine, *(self._asked(n, uid, query, failed) for n in nodes)]
+            mine = stored_lines(self._folder(asked.job), self.view.node, query)
+            sources = [mine, *(self._part_of(n, w, asked, failed) for n, w in ways.items())]
             for source in sources:
                 await stack.enter_async_context(contextlib.aclosing(source))
             async for line in _in_order(sources):
@@ -124,27 +132,29 @@ class LogRoutes:
         for line in [*(kept or ()), *notices, *failed]:
             yield line
 
-    async def _asked(self, node: NodeRecord, uid: str, query: Query, failed: list[Line]) -> AsyncGenerator[Line, None]:
+    async def _part_of(self, node: str, way: Way, asked: _Asked, failed: list[Line]) -> AsyncGenerator[Line, None]:
         try:
-            async with contextlib.aclosing(_peer_lines(node, uid, query, follow=False)) as lines:
+            lines = peer_lines(self.view, way, asked.uid, asked.query, asked.who, follow=False)
+            async with contextlib.aclosing(lines):
                 async for line in lines:
-                    yield line
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            failed.append(notice(node.id, f"node {node.id} did not give its part of the output: {_words(error)}"))
+                    if line:
+                        yield line
+        except FAILURES as error:
+            failed.append(notice(node, f"node {node} did not give its part of the output: {words(error)}"))
 
     def _folder(self, job: JobRecord) -> Path:
         return log_folder(self.view.config.dirs.logs, job.name, job.uid)
 
     # --- following ---
 
-    async def _follow(self, job: JobRecord, query: Query, alone: bool) -> AsyncGenerator[Line, None]:
+    async def _follow(self, asked: _Asked) -> AsyncGenerator[Line, None]:
         """Lines as they come, from all nodes, until the job has ended."""
         queue: asyncio.Queue[Line | None] = asyncio.Queue(QUEUE)
-        gathering = asyncio.create_task(self._gather(job, query, alone, queue))
+        gathering = asyncio.create_task(self._gather(asked, queue))
         try:
             while True:
                 try:
-                    line = await asyncio.wait_for(queue.get(), ALIVE_PEER if alone else ALIVE_TOOL)
+                    line = await asyncio.wait_for(queue.get(), ALIVE_PEER if asked.alone else ALIVE_TOOL)
                 except TimeoutError:
                     if gathering.done() and queue.empty():
                         break
@@ -157,20 +167,20 @@ class LogRoutes:
             gathering.cancel()
             await asyncio.gather(gathering, return_exceptions=True)
 
-    async def _gather(self, job: JobRecord, query: Query, alone: bool, queue: asyncio.Queue[Line | None]) -> None:
-        uid = job.uid
-        mine = followed_lines(self._folder(job), self.view.node, query, lambda: self._ended(uid))
+    async def _gather(self, asked: _Asked, queue: asyncio.Queue[Line | None]) -> None:
+        uid = asked.uid
+        mine = followed_lines(self._folder(asked.job), self.view.node, asked.query, lambda: self._ended(uid))
         async with asyncio.TaskGroup() as group:
             group.create_task(_pour(mine, queue))
-            asked: set[str] = set()
+            known: set[str] = set()
             told: set[str] = set()
-            while not alone:
+            while not asked.alone:
                 ended = self._ended(uid)
-                nodes, notices = self._others(uid)
-                for node in nodes:
-                    if node.id not in asked:
-                        asked.add(node.id)
-                        group.create_task(self._peer(node.id, uid, query, queue))
+                ways, notices = self._others(asked)
+                for node in ways:
+                    if node not in known:
+                        known.add(node)
+                        group.create_task(self._peer(node, asked, queue))
                 for line in notices:
                     if line["text"] not in told:
                         told.add(line["text"])
@@ -180,31 +190,60 @@ class LogRoutes:
                 await asyncio.sleep(POLL)
         await queue.put(None)
 
-    async def _peer(self, node_id: str, uid: str, query: Query, queue: asyncio.Queue[Line | None]) -> None:
+    async def _peer(self, node_id: str, asked: _Asked, queue: asyncio.Queue[Line | None]) -> None:
         """One other agent's lines, over its restarts and its freezes, until the job has ended."""
+        uid, query = asked.uid, asked.query
         marks, tail = Marks(), query.tail is not None
+        loop = asyncio.get_running_loop()
+        good = loop.time()
         while True:
             ended = self._ended(uid)
             node = self.view.cluster().nodes.get(node_id)
             if node is None or (ended and not self.view.cluster().live(node_id)):
                 return
-            failed = ""
+            way, failed, pause = way_to(self.view, node), "", POLL
             try:
+                if not isinstance(way, Way):
+                    raise RefusedError(way)
                 skipper = marks.again(tail)
-                async with contextlib.aclosing(_peer_lines(node, uid, query, follow=not ended)) as lines:
+                lines = peer_lines(self.view, way, uid, query, asked.who, follow=not ended)
+                async with contextlib.aclosing(lines):
                     async for line in lines:
-                        if not skipper.skip(line):
+                        good = loop.time()
+                        if line and not skipper.skip(line):
                             await queue.put(line)
                             marks.seen(line)
                 query = replace(query, tail=None) if marks.any else query
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                failed = _words(error)
+            except FAILURES as error:
+                failed = words(error)
+                pause = REFUSED_POLL if isinstance(error, RefusedError) else POLL
             if ended:
                 if failed:
                     text = f"node {node_id} did not give the end of its part of the output: {failed}"
                     await queue.put(notice(node_id, text))
                 return
-            await asyncio.sleep(POLL)
+            if failed and loop.time() > good + PATIENCE and self.view.cluster().live(node_id):
+                text = f"node {node_id} does not give its part of the output, and is asked again: {failed}"
+                await queue.put(notice(node_id, text))
+                good = math.inf  # said once, until it gives something
+            await asyncio.sleep(pause)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What somebody wants to read."""
+
+    job: JobRecord
+    query: Query
+    alone: bool
+    """Only what this node has."""
+    wide: bool
+    """Older generations too: nodes that have no part in the job any more may have had one."""
+    who: Callable[[], Awaitable[Caller]]
+
+    @property
+    def uid(self) -> str:
+        return self.job.uid
 
 
 def previous(job: JobRecord) -> int:
@@ -227,42 +266,6 @@ def _part(job: JobRecord) -> set[str]:
     return nodes
 
 
-def _why_not(node: NodeRecord, near: bool) -> str:
-    if not near:
-        return (
-            f"node {node.id} is another machine ({node.facts.hostname}): remote logs are not supported yet; "
-            f"run nodeagentctl logs there"
-        )
-    return f"node {node.id} does not answer (its agent is gone): its part of the output is missing here"
-
-
-def _words(error: BaseException) -> str:
-    return str(error) or type(error).__name__
-
-
-async def _peer_lines(node: NodeRecord, uid: str, query: Query, follow: bool) -> AsyncGenerator[Line, None]:
-    """What another agent of this machine has. Raises ``aiohttp.ClientError``, ``OSError`` or ``TimeoutError``."""
-    params = query.params() | {"local_only": "1"}
-    if follow:
-        params["follow"] = "1"
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=PEER_SILENCE, sock_read=PEER_SILENCE)
-    connector = aiohttp.UnixConnector(path=node.facts.api_socket)
-    async with (
-        aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=2**20) as session,
-        session.get(f"http://agent/v1/jobs/{uid}/logs", params=params) as response,
-    ):
-        if response.status == 404:
-            return  # it has not heard of the job yet, or not any more
-        response.raise_for_status()
-        async for raw in response.content:
-            line = json.loads(raw)
-            if "end" in line:
-                return
-            if line:
-                yield line
-        raise ConnectionResetError("its agent hung up")
-
-
 async def _pour(lines: AsyncGenerator[Line, None], queue: asyncio.Queue[Line | None]) -> None:
     async with contextlib.aclosing(lines):
         async for line in lines:
@@ -272,10 +275,10 @@ async def _pour(lines: AsyncGenerator[Line, None], queue: asyncio.Queue[Line | N
 async def _in_order(sources: list[AsyncGenerator[Line, None]]) -> AsyncIterator[Line]:
     """The sources' lines, by generation and time; each source is in that order already."""
     heap: list[tuple[int, str, int, Line]] = []
-    for number, source in enumerate(sources):
-        async for line in source:
-            heapq.heappush(heap, (line["generation"], line["time"], number, line))
-            break
+    firsts = await asyncio.gather(*(anext(source, None) for source in sources))  # one that hangs holds up no other
+    for number, first in enumerate(firsts):
+        if first is not None:
+            heapq.heappush(heap, (first["generation"], first["time"], number, first))
     while heap:
         _, _, number, line = heapq.heappop(heap)
         yield line

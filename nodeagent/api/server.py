@@ -17,8 +17,9 @@ from nodeagent.api.view import AgentView
 
 PROBE_TIMEOUT = 1.0
 """Seconds to find out whether somebody listens on a socket that is already there."""
-SHUTDOWN_TIMEOUT = 1.0
-"""Seconds that requests under way get when the server stops; followers of logs are hung up on."""
+SHUTDOWN_TIMEOUT = 0.1
+"""Seconds that requests under way get (twice) when the agent ends; followers of logs are hung up on. Nobody renews the
+lease meanwhile: the next agent has to be there before the fence."""
 LOOPBACK = "127.0.0.1"
 
 

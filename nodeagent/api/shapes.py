@@ -40,6 +40,8 @@ def _worker(state: WorkerState) -> Json:
         "pid": state.pid,
         "state": state.state,
         "exit": state.exit,
+        "step": state.step,
+        "doing": state.doing,
     }
 
 
@@ -56,6 +58,8 @@ def _told_workers(member: Member, report: PodReport | None, over: bool) -> list[
                 "pid": None if gone is None else gone.pid,
                 "state": "exited" if over or gone is not None else "unknown",
                 "exit": None if gone is None else _exit_code(gone),
+                "step": None,
+                "doing": "",
             }
         )
     return out
@@ -81,6 +85,9 @@ def _pod(
             "generation": state.generation,
             "shim_pid": state.shim_pid,
             "standby_pid": state.standby_pid,
+            "snapshot_bytes": state.snapshot_bytes,
+            "parked": state.parked,
+            "parked_memory": state.parked_memory,
             "workers": [_worker(w) for w in state.workers],
         }
     if over or (report is not None and report.state != "running"):
@@ -95,6 +102,9 @@ def _pod(
         "generation": 0 if head is None else head.number,
         "shim_pid": None,
         "standby_pid": None,
+        "snapshot_bytes": 0,
+        "parked": 0,
+        "parked_memory": 0,
         "workers": [] if member is None else _told_workers(member, report, over),
     }
 
@@ -170,7 +180,14 @@ def job_json(
         "pods": gang,
         "spares": spares,
         "keepers": _keepers(job, cluster),
+        "checkpoint": _checkpoint(job),
     }
+
+
+def _checkpoint(job: JobRecord) -> Json | None:
+    """The one that was committed last."""
+    found = job.checkpoint
+    return None if found is None else {"name": found.name, "step": found.step, "generation": found.number}
 
 
 def _keepers(job: JobRecord, cluster: Cluster) -> list[Json]:
@@ -247,6 +264,8 @@ def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
         return "silent", "its lease has lapsed; nobody has needed to declare it lost"
     if node.cordon is not None:
         return ("draining" if node.cordon.drain else "cordoned"), f"{node.cordon.reason} (by {node.cordon.by})"
+    if node.facts.restarting:
+        return "restarting", "its agent was told to end; a stand-in looks after its workers until the next start"
     return "ready", ""
 
 
@@ -282,6 +301,7 @@ def node_json(node: NodeRecord, cluster: Cluster, now: float) -> Json:
         "reason": reason,
         "address": facts.address,
         "agent_pid": facts.agent_pid,
+        "restarting_for": round(max(0.0, now - facts.restarting), 1) if facts.restarting else None,
         "gpus": [g.model_dump() | {"job": booked.get(g.uuid)} for g in facts.gpus],
         "pods": pods,
         "labels": dict(facts.labels),
@@ -295,5 +315,7 @@ def node_json(node: NodeRecord, cluster: Cluster, now: float) -> Json:
         "agent_age": round(max(0.0, now - facts.started), 1),
         "api_socket": facts.api_socket,
         "http": facts.http,
+        "https": "" if facts.https is None else facts.https.url,
+        "fingerprint": "" if facts.https is None else facts.https.certificate,
         "readiness": {uid: r.model_dump() for uid, r in node.readiness.items()},
     }

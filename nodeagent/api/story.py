@@ -20,11 +20,13 @@ def event_ms(event_id: str) -> int:
 
 
 def generations(job: JobRecord, events: Iterable[Event]) -> list[Json]:
-    """Oldest first. ``stood_still`` is from the first report of the fault that ended the generation before to this
-    one's start, in seconds; None where the audit log does not reach back."""
+    """Oldest first. ``stood_still`` is from the first report of the fault that ended the generation before (of a hang:
+    from the last progress) to this one's start, in seconds; ``recovery`` says of what that was made; None where the
+    audit log does not reach back."""
     formed: dict[int, Event] = {}
     active: dict[int, int] = {}
     fault: dict[int, int] = {}
+    started: dict[int, str] = {}
     for event in events:
         if event.uid != job.uid or not event.generation:
             continue
@@ -33,6 +35,8 @@ def generations(job: JobRecord, events: Iterable[Event]) -> list[Json]:
             formed.setdefault(event.generation, event)
         elif event.kind == "GenerationActive":
             active.setdefault(event.generation, at)
+        elif event.kind == "GenerationStarted":
+            started.setdefault(event.generation, event.text)
         elif event.kind in _FAULTS:
             fault.setdefault(event.generation, at)
     head = job.head
@@ -47,13 +51,15 @@ def generations(job: JobRecord, events: Iterable[Event]) -> list[Json]:
         still = None
         if number in active and before is not None:
             began = fault.get(before) or (event_ms(formed[number].id) if number in formed else None)
-            still = None if began is None else round(max(0, active[number] - began) / 1000, 3)
+            stalled = job.budget[str(before)].stalled if str(before) in job.budget else 0.0
+            still = None if began is None else round(max(0, active[number] - began) / 1000 + stalled, 3)
         out.append(
             {
                 "number": number,
                 "cause": cause,
                 "state": head.state if head is not None and current else ("ended" if ran else "not formed"),
                 "stood_still": still,
+                "recovery": started.get(number),
                 "ended_by": None if spend is None else spend_json(number, spend),
             }
         )

@@ -10,6 +10,8 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.plan.cluster import Cluster
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import Store
+from nodeagent.trust.key import ClusterKey
+from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodStatus
 
 
@@ -44,6 +46,16 @@ class AgentView(Protocol):
     @property
     def node(self) -> str:
         """This node's id."""
+        ...
+
+    @property
+    def key(self) -> ClusterKey:
+        """The cluster's key."""
+        ...
+
+    @property
+    def seal(self) -> Seal:
+        """Signs what operators ask for."""
         ...
 
     @property

@@ -1,4 +1,5 @@
-"""Finding an agent and talking to it: HTTP over its unix socket, with the standard library alone (so it starts fast).
+"""Finding an agent and talking to it: HTTP over its unix socket, or https where one is named so, with the standard
+library alone (so it starts fast).
 
 An agent that restarts, or dies while others run on this machine, does not end a long command: with ``patience`` the
 client looks for any agent of the same cluster here. Must never send a change without a request id: a change is sent
@@ -19,20 +20,22 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from nodeagent.ctl.errors import BY_STATUS, CtlError, Exit, UnreachableError
+from nodeagent.ctl.where import ENV, Where
 
 Json = dict[str, Any]
 
 CONNECT_TIMEOUT = 3.0
 ANSWER_TIMEOUT = 30.0
 """Seconds for one answer, and the longest silence of a stream (agents send a sign of life every 10 s)."""
-ENV = "NODEAGENTCTL_AGENT"
 SYSTEM_SOCKET = "/run/nodeagent/api.sock"
 NOT_JOINED = "not_joined"
 """The agent has only just started, or was refused: another may know more, or it may itself in a moment."""
 HOW_TO_START = (
     "start one: `nodeagentctl local up --nodes 2` (here, for development) or `systemctl start nodeagent`; "
-    f"or say where it is: --agent PATH or {ENV}=PATH"
+    f"or say where it is: --agent PATH|https://HOST:PORT or {ENV}"
 )
+
+HOW_TO_REACH = "see that it runs, that its api.listen is on, and that no firewall is between; or ask another agent"
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -76,21 +79,24 @@ def _path_of(agent: str) -> str:
         return agent.removeprefix("unix://")
     if "://" in agent:
         raise CtlError(
-            f"cannot talk to {agent}: agents of other machines are not supported yet",
+            f"cannot talk to {agent}: agents speak https, and HTTP on their unix socket alone",
             Exit.USAGE,
-            "give the path of a unix socket, or run nodeagentctl on that machine",
+            "give https://HOST:PORT, or the path of a unix socket",
         )
     return str(Path(agent).absolute())
 
 
-def find(agent: str | None = None) -> Client:
-    """The agent that was named (argument, environment), else the first that answers here.
+def find(where: Where | str | None = None) -> Client:
+    """The agent that was named (options, environment), else the first that answers here.
 
     Raises ``UnreachableError``.
     """
-    named = agent or os.environ.get(ENV)
-    if named:
-        path = _path_of(named)
+    named = (where if isinstance(where, Where) else Where(where)).complete(os.environ)
+    if named.remote:
+        named.place()
+        return Client([], remote=named)
+    if named.agent:
+        path = _path_of(named.agent)
         if not _listens(path):
             raise UnreachableError(f"no agent listens on {path}", HOW_TO_START)
         return Client([path])
@@ -111,16 +117,24 @@ def new_request_id() -> str:
 
 
 class Client:
-    """Speaks to one agent at a time, by unix socket."""
+    """Speaks to one agent at a time, by unix socket, or to the one of another machine."""
 
-    def __init__(self, sockets: list[str], patience: float = 0.0) -> None:
+    def __init__(self, sockets: list[str], patience: float = 0.0, remote: Where | None = None) -> None:
         self.sockets = sockets
         self.patience = patience
         """Seconds to look for an agent that answers before giving up."""
+        self.remote = remote
+        """The agent to ask over https; then there are no sockets."""
+
+    def twin(self) -> Client:
+        """Another one, for another thread."""
+        return Client(list(self.sockets), self.patience, self.remote)
 
     def endure(self, patience: float) -> None:
         """From now on survive the loss of this agent, if another on this machine can take its place."""
         self.patience = patience
+        if self.remote is not None:
+            return
         nodes = self.get("/v1/nodes")["items"]
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         near = [n["api_socket"] for n in nodes if n["boot_id"] == boot and n["api_socket"]]
@@ -167,14 +181,16 @@ class Client:
     def _open(self, method: str, path: str, body: Json | None) -> http.client.HTTPResponse:
         give_up = time.monotonic() + self.patience
         while True:
-            for at in list(self.sockets):
+            for at in list(self.sockets) if self.remote is None else [self.remote]:
                 try:
                     response = _send(at, method, path, body)
                 except (OSError, http.client.HTTPException) as error:
-                    failed = f"no answer from the agent at {at}: {str(error) or type(error).__name__}"
+                    name = at.agent if isinstance(at, Where) else at
+                    failed = f"no answer from the agent at {name}: {str(error) or type(error).__name__}"
                     continue
-                self.sockets.remove(at)
-                self.sockets.insert(0, at)
+                if isinstance(at, str):
+                    self.sockets.remove(at)
+                    self.sockets.insert(0, at)
                 if response.status < 400:
                     return response
                 refusal = _refusal(response)
@@ -182,15 +198,24 @@ class Client:
                     raise refusal
                 failed = refusal.message
             if time.monotonic() >= give_up:
-                raise UnreachableError(failed, HOW_TO_START)
+                raise UnreachableError(failed, HOW_TO_START if self.remote is None else HOW_TO_REACH)
             time.sleep(0.2)
 
 
-def _send(at: str, method: str, path: str, body: Json | None) -> http.client.HTTPResponse:
-    connection = _UnixConnection(at, ANSWER_TIMEOUT)
+def _send(at: str | Where, method: str, path: str, body: Json | None) -> http.client.HTTPResponse:
+    headers = {"Content-Type": "application/json", "Connection": "close"}
+    connection: http.client.HTTPConnection
+    if isinstance(at, Where):
+        from nodeagent.ctl.remote import TlsConnection
+
+        connection = TlsConnection(at, ANSWER_TIMEOUT)
+        if token := at.token():
+            headers["Authorization"] = f"Bearer {token}"
+    else:
+        connection = _UnixConnection(at, ANSWER_TIMEOUT)
     try:
         payload = None if body is None else json.dumps(body)
-        connection.request(method, path, payload, {"Content-Type": "application/json", "Connection": "close"})
+        connection.request(method, path, payload, headers)
         return connection.getresponse()
     except BaseException:
         connection.close()

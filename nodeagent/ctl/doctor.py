@@ -10,6 +10,7 @@ import click
 from nodeagent.ctl.errors import Exit, UnreachableError
 from nodeagent.ctl.options import agent_option, connect, output_option
 from nodeagent.ctl.output import Column, coloured, dump, show
+from nodeagent.ctl.where import Where
 
 Json = dict[str, Any]
 
@@ -37,6 +38,8 @@ def doctor(ctx: click.Context, peers: bool, fmt: str) -> None:
         client = connect(ctx)
         found = client.get("/v1/doctor", peers=peers)
     except UnreachableError as nobody:
+        if (ctx.obj or Where()).complete(os.environ).remote:
+            raise  # this machine was not asked about
         found = _alone(nobody.message, peers)
     if fmt in ("json", "yaml"):
         dump(found, fmt)

@@ -34,6 +34,7 @@ RUN_CODES = {
 
 BY_STATUS = {
     400: Exit.USAGE,
+    401: Exit.REFUSED,
     403: Exit.REFUSED,
     404: Exit.NOT_FOUND,
     409: Exit.REFUSED,

@@ -13,6 +13,8 @@ Json = dict[str, Any]
 
 LAST_LINES = 20
 """Lines of a worker's error that are shown."""
+TIMED = 3
+"""Newest recoveries whose phases are shown."""
 
 
 def exit_words(code: int | None) -> str:
@@ -43,7 +45,15 @@ def _indent(text: str, by: str) -> list[str]:
 def job_lines(job: Json, colour: bool = False) -> list[str]:
     """Everything of use about one job."""
     lines = _head(job, colour)
-    for block in (_waits(job), _workers(job), _left_out(job), _generations(job), _blame(job), _next(job)):
+    for block in (
+        _waits(job),
+        _workers(job),
+        _left_out(job),
+        _generations(job),
+        _farewell(job),
+        _blame(job),
+        _next(job),
+    ):
         if block:
             lines += ["", *block]
     return lines
@@ -152,15 +162,25 @@ WORKERS = (
     Column("STATE", lambda w: w["state"]),
     Column("EXIT", lambda w: exit_words(w["exit"])),
 )
+PROGRESS = (
+    Column("STEP", lambda w: w["step"]),
+    Column("DOING", lambda w: w["doing"]),
+)
+"""Where workers tell it."""
 
 
 def _workers(job: Json) -> list[str]:
     rows = [w | {"node": p["node"]} for p in job["pods"] for w in p["workers"]]
     lines = []
     if rows:
-        lines += ["Workers:", *("  " + line for line in table_lines(WORKERS, sorted(rows, key=lambda w: w["rank"])))]
+        columns = (*WORKERS, *PROGRESS) if any(w.get("doing") for w in rows) else WORKERS
+        lines += ["Workers:", *("  " + line for line in table_lines(columns, sorted(rows, key=lambda w: w["rank"])))]
     odd = [p for p in job["pods"] if p["reason"] or not p["workers"]]
     lines += [f"  {p['node']}: {p['phase']}{': ' + p['reason'] if p['reason'] else ''}" for p in odd]
+    parked = [p for p in [*job["pods"], *job["spares"]] if p["parked"]]
+    if parked:
+        each = ", ".join(f"{p['parked']} on {p['node']} ({p['parked_memory'] / 1e6:.0f} MB)" for p in parked)
+        lines.append(f"  parked for the next start: {each}")
     if job["spares"]:
         spares = ", ".join(
             f"{p['node']} ({p['phase']}{': ' + p['reason'] if p['reason'] else ''})" for p in job["spares"]
@@ -199,7 +219,16 @@ GENERATIONS = (
 
 def _generations(job: Json) -> list[str]:
     rows = job["generations"]
-    return ["Generations:", *("  " + line for line in table_lines(GENERATIONS, rows))] if rows else []
+    if not rows:
+        return []
+    timed = [f"  {g['number']}: {g['recovery']}" for g in rows if g["recovery"]][-TIMED:]
+    return ["Generations:", *("  " + line for line in table_lines(GENERATIONS, rows)), *timed]
+
+
+def _farewell(job: Json) -> list[str]:
+    """What became of the last steps before a planned stop."""
+    told = {node: r["reason"] for node, r in job["reports"].items() if r["state"] == "left"}
+    return ["Last stopped as planned:", *(f"  {node}: {text}" for node, text in sorted(told.items()))] if told else []
 
 
 def blamed(job: Json) -> Json | None:
@@ -219,7 +248,8 @@ def blame_lines(job: Json, logs_stay: bool = True) -> list[str]:
     who = f"rank {end['rank']} on {end['node']}" if end["rank"] is not None else end["node"] or "no single worker"
     lines.append(f"  {end['text'] or who + ': ' + exit_words(end['exit'])}")
     if end["error"]:
-        lines += ["  last lines:", *_indent(end["error"], "    ")]
+        title = "what its workers did" if end["kind"] == "hang" else "last lines"
+        lines += [f"  {title}:", *_indent(end["error"], "    ")]
     if logs_stay:
         rank = "" if end["rank"] is None else f" --rank {end['rank']}"
         lines.append(f"  all it wrote: nodeagentctl logs {job['name']} --generation {end['generation']}{rank}")
@@ -257,6 +287,8 @@ def _next(job: Json) -> list[str]:
             step += f", or want fewer: nodeagentctl scale {name} N"
     elif phase == "forming":
         step = "nothing: it starts when every member has acknowledged"
+    elif any(why.startswith("no progress seen") for why in job["why"]):
+        step = f"nothing yet: if it hangs, it is restarted by itself. Follow it: nodeagentctl logs {name} -f"
     elif job["why"]:
         step = f"nothing is wrong; it will grow when it can. Follow it: nodeagentctl logs {name} -f"
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nodeagent.ctl.errors import CtlError
-from nodeagent.ctl.options import output_option
+from nodeagent.ctl.options import Duration, output_option
 from nodeagent.ctl.output import Column, dump, show
 
 if TYPE_CHECKING:
@@ -114,6 +114,18 @@ def start(node: str, name: str | None) -> None:
         reply = _ask(name, "start", node=node.removeprefix("node/"))
         _await(name, reply["node"])
     click.echo(f"node/{reply['node']} " + ("started" if reply["changed"] else "was on already"))
+
+
+@local.command(short_help="Restart a node's agent, as planned.")
+@click.argument("node", metavar="NODE")
+@click.option("--away", type=Duration(), default="0s", metavar="DURATION", help="Start it again only after this long.")
+@name_option
+def restart(node: str, away: float, name: str | None) -> None:
+    """Restart the agent of NODE as `systemctl restart` or an upgrade does: it is told to end (SIGTERM), and started
+    again. Its workers train on meanwhile, looked after by a stand-in (for 30 s at most). Does not wait."""
+    with _telling():
+        reply = _ask(name, "restart", node=node.removeprefix("node/"), away=away)
+    click.echo(f"node/{reply['node']} restarting (agent {reply['agent_pid']} was told to end)")
 
 
 @local.command(short_help="Show the cluster's processes.")

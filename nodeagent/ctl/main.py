@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from nodeagent.ctl.errors import RUN_CODES, CtlError, Exit
+from nodeagent.ctl.where import where_options
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Run a command as a job, follow its output, exit with its code."),
@@ -108,7 +109,7 @@ def _verb(words: list[str]) -> str:
     for word in words:
         if after_option:
             after_option = False
-        elif word == "--agent":
+        elif word in ("--agent", "--token-file", "--cacert", "--fingerprint"):
             after_option = True
         elif not word.startswith("-"):
             return word
@@ -124,20 +125,16 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 
 
 @click.command(cls=Tool, name="nodeagentctl", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--agent", metavar="PATH|URL", help="The agent to ask (else NODEAGENTCTL_AGENT, else the one found here)."
-)
+@where_options(hidden=False)
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
 )
-@click.pass_context
-def cli(ctx: click.Context, agent: str | None) -> None:
+def cli() -> None:
     """Run and look after distributed training jobs.
 
     Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 timed out, 5 agent or store unreachable, 6 refused, 130
     interrupted. `run` exits with the job's own code; its own failures are 120 to 125.
     """
-    ctx.obj = agent
 
 
 def main() -> None:

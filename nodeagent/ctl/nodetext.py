@@ -25,6 +25,8 @@ PODS = (
 
 NEXT = {
     "ready": "nothing is wrong",
+    "restarting": "start its agent again (systemctl start nodeagent); "
+    "if it will not be back: nodeagentctl drain {name}",
     "cordoned": "let it take work again: nodeagentctl uncordon {name}",
     "draining": "wait until no pod is left; then work on it, and: nodeagentctl uncordon {name}",
     "silent": "see whether the machine and its agent run (systemctl status nodeagent) and reach the store; "
@@ -51,8 +53,12 @@ def node_lines(node: Json, colour: bool = False) -> list[str]:
         _field("CPU slots", f"{node['cpu_slots']}, {node['cpu_slots_used']} taken"),
         _field("Labels", ", ".join(f"{k}={v}" for k, v in sorted(node["labels"].items())) or "-"),
     ]
+    if node["restarting_for"] is not None:
+        lines.append(_field("Restarting", f"for {span(node['restarting_for'])}"))
     if node["http"]:
         lines.append(_field("Health", f"{node['http']}/healthz (from that machine)"))
+    if node["https"]:
+        lines.append(_field("API", f"{node['https']} (certificate {node['fingerprint']})"))
     if node["gpus"]:
         lines += ["", "GPUs:", *("  " + line for line in table_lines(GPUS, node["gpus"]))]
     lines += ["", "Pods:"]

@@ -11,6 +11,7 @@ import click
 from nodeagent.ctl import client as agent_client
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.errors import CtlError, Exit
+from nodeagent.ctl.where import where_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,20 +59,9 @@ def complete_nodes(ctx: click.Context, _param: click.Parameter, incomplete: str)
     return [n["name"] for n in nodes if n["name"].startswith(incomplete)]
 
 
-def _remember_agent(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        ctx.obj = value
-
-
 def agent_option(command: F) -> F:
-    """``--agent``, after the verb too."""
-    return click.option(
-        "--agent",
-        metavar="PATH|URL",
-        expose_value=False,
-        callback=_remember_agent,
-        help="The agent to ask (else NODEAGENTCTL_AGENT, else the one found here).",
-    )(command)
+    """``--agent`` and its companions, after the verb too."""
+    return where_options(hidden=True)(command)
 
 
 def job_option(command: F) -> F:

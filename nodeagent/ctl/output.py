@@ -20,7 +20,7 @@ Json = dict[str, Any]
 STYLES = {
     "running": "green", "succeeded": "green", "ready": "green",
     "queued": "yellow", "forming": "yellow", "holding": "yellow", "pausing": "yellow", "paused": "yellow",
-    "cordoned": "yellow", "draining": "yellow", "silent": "red",
+    "cordoned": "yellow", "draining": "yellow", "restarting": "yellow", "silent": "red",
     "failed": "red", "lost": "red", "stopped": "bright_black", "left": "bright_black",
 }  # fmt: skip
 """Phase or node state to colour, on a terminal."""

@@ -17,6 +17,7 @@ from nodeagent.ctl.errors import RUN_CODES, CtlError, Exit, UnreachableError
 from nodeagent.ctl.options import agent_option, request_id_option
 from nodeagent.ctl.session import Session
 from nodeagent.ctl.submit import send
+from nodeagent.ctl.where import Where
 
 if TYPE_CHECKING:
     from nodeagent.model.jobspec import JobSpec
@@ -89,7 +90,7 @@ def _agent(ctx: click.Context, stack: ExitStack, local: int | None, spec: JobSpe
         return agent_client.find(ctx.obj), False
     except UnreachableError as nobody:
         need = spec.role.nodes.min
-        if ctx.obj or os.environ.get(agent_client.ENV) or detach:
+        if (ctx.obj or Where()).complete(os.environ).agent or detach:
             raise
         if need > 1:
             raise UnreachableError(

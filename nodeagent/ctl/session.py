@@ -119,7 +119,7 @@ class Session:
 
     def _watch(self, uid: str) -> None:
         """In a thread of its own: tells changes of state, and carries out a wish to stop."""
-        client = Client(list(self._client.sockets), self._client.patience)
+        client = self._client.twin()
         told, stopped = "", False
         while not self._over.wait(POLL):
             try:

@@ -11,9 +11,12 @@ import importlib.util
 import os
 import resource
 import socket
+import ssl
 import stat
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,10 +24,12 @@ from pathlib import Path
 from nodeagent.agent.machine import DRIVER_SIGNS
 from nodeagent.model.hostfacts import FolderFacts, HostFacts
 from nodeagent.spec.agentconfig import AgentConfig, ephemeral_clash
+from nodeagent.spec.apiconfig import OFF
 from nodeagent.spec.configfile import ephemeral_ports
 
 LOOK_BOUND = 5.0
 """Seconds for one look at the machine."""
+OPENSSL_BOUND = 3.0
 NEEDED = ("redis", "pydantic", "yaml", "aiohttp", "structlog", "prometheus_client", "pynvml")
 """What the agent imports."""
 Look = Callable[[AgentConfig, str, str, int | None], HostFacts]
@@ -80,6 +85,8 @@ def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> H
     """One look; may hang where a disk does."""
     running, root, dirs = gpus is not None, os.geteuid() == 0, config.dirs
     shm = _disk(Path("/dev/shm"))
+    certificate = config.api.tls.cert if config.api.listen != OFF else None
+    left, unknown = certificate_left(certificate) if certificate is not None else (None, "")
     clash = ephemeral_clash(config.ports.rendezvous, found) if (found := ephemeral_ports()) else None
     return HostFacts(
         node=node,
@@ -102,10 +109,28 @@ def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> H
         ports_problem=clash.what if clash else "",
         ports_right=clash.right if clash else "",
         ports_taken=_taken(config.ports.rendezvous),
+        certificate="" if certificate is None else str(certificate),
+        certificate_left=left,
+        certificate_problem=unknown,
         python=sys.executable,
         python_closed=(closed(Path(sys.executable).resolve()) or closed(Path(__file__))) if root else "",
         missing=() if running else tuple(name for name in NEEDED if importlib.util.find_spec(name) is None),
     )
+
+
+def certificate_left(file: Path) -> tuple[float | None, str]:
+    """(seconds until the certificate ends, "") or (None, why that is not known)."""
+    command = ["openssl", "x509", "-enddate", "-noout", "-in", str(file)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=OPENSSL_BOUND, check=False)
+    except OSError as error:
+        return None, f"openssl: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        return None, f"openssl did not answer within {OPENSSL_BOUND:g} s"
+    key, _, end = done.stdout.strip().partition("=")
+    if done.returncode != 0 or key != "notAfter":
+        return None, f"openssl cannot read it ({done.stderr.strip().partition(chr(10))[0]})"
+    return ssl.cert_time_to_seconds(end) - time.time(), ""
 
 
 def look_at_folder(key: str, path: Path) -> FolderFacts:

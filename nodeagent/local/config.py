@@ -30,8 +30,10 @@ def write_config(cluster: Cluster, node: str, *, gpus: Sequence[str], slots: int
     layout = cluster.layout.node(node)
     config = {
         "cluster": cluster.name,
+        "cluster_key": str(cluster.layout.key),
         "node": {"id": node, "address": ADDRESS, "cpu_slots": slots, "gpus": list(gpus) if gpus else "none"},
         "redis": {"url": f"unix://{cluster.layout.redis / 'redis.sock'}"},
+        "api": {"listen": "off"},  # its agents reach each other by their sockets
         "ports": {"api": 0, "rendezvous": "{}-{}".format(*cluster.ports)},
         "dirs": {"run": str(layout.run), "state": str(layout.state), "logs": str(layout.logs)},
         "timing": {"cooldown": COOLDOWN},

@@ -1,7 +1,8 @@
 """Talking to a local cluster's supervisor: one JSON line to its socket, one back. Owns the form of request and reply
 and the client's side; what a request does is the supervisor's matter.
 
-Requests: ``{"do": "status"}``, ``add``, ``kill`` and ``start`` (with ``"node"``), ``down`` (with ``"keep_logs"``).
+Requests: ``{"do": "status"}``, ``add``, ``kill`` and ``start`` (with ``"node"``), ``restart`` (with ``"node"``
+and ``"away"``, seconds), ``down`` (with ``"keep_logs"``).
 Replies: ``{"ok": true, ...}`` or ``{"ok": false, "error": TEXT, "code": EXIT CODE}``.
 """
 
@@ -19,6 +20,8 @@ from nodeagent.local.layout import LocalError, TimedOutError
 Reply = dict[str, Any]
 AGENT_TIMEOUT = 2.0
 """Seconds for an agent to answer."""
+AWAY = ("silent", "lost", "left")
+"""States of a node whose agent is not there."""
 
 
 class UnreachableError(LocalError):
@@ -75,12 +78,12 @@ def agent_ready(api_socket: Path) -> tuple[bool, str]:
     return status == 200, text
 
 
-def ready_nodes(api_socket: Path) -> set[str] | None:
-    """The nodes that the agent behind this socket sees ready; None if it does not answer."""
+def live_nodes(api_socket: Path) -> set[str] | None:
+    """The nodes that the agent behind this socket sees there, cordoned ones included; None if it does not answer."""
     status, text = _get(api_socket, "/v1/nodes")
     if status != 200:
         return None
-    return {node["name"] for node in json.loads(text)["items"] if node["state"] == "ready"}
+    return {node["name"] for node in json.loads(text)["items"] if node["state"] not in AWAY}
 
 
 def _get(api_socket: Path, path: str) -> tuple[int, str]:

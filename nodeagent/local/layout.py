@@ -3,7 +3,7 @@
 ::
 
     <runtime>/local/<name>/           what ends with the boot; short, since it holds sockets
-        cluster.json  lock  control.sock  redis/
+        cluster.json  lock  control.sock  cluster.key  redis/
         n1/ n2/ ...                   each node's run folder, emptied by a power cut
     <data>/                           redis.log and the nodes' disks
         agent configs, n1/state n1/logs n1/agent.log ...  supervisor.log
@@ -122,6 +122,11 @@ class ClusterLayout:
     @property
     def control(self) -> Path:
         return self.run / "control.sock"
+
+    @property
+    def key(self) -> Path:
+        """The cluster's key, which all its agents share."""
+        return self.run / "cluster.key"
 
     @property
     def redis(self) -> Path:

@@ -115,7 +115,7 @@ def wait_joined(
                     + _tail(Path(node["log"]))
                 )
         if not missing:
-            seen = [control.ready_nodes(Path(n["socket"])) for n in status["nodes"] if n["power"] == "on"]
+            seen = [control.live_nodes(Path(n["socket"])) for n in status["nodes"] if n["power"] == "on"]
             missing = sorted({name for known in seen if known is not None for name in names if name not in known})
             says = "other nodes do not see it yet"
         if not missing:

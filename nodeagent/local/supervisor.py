@@ -29,6 +29,7 @@ from nodeagent.local.control import Reply
 from nodeagent.local.layout import LocalError, NotFoundError, folder_mode
 from nodeagent.local.registry import Cluster, load, remove
 from nodeagent.store.server import PrivateRedis, PrivateRedisError
+from nodeagent.trust.key import KeyFileError, make
 
 RESTART_DELAY = 0.1
 """Seconds; the unit's RestartSec."""
@@ -55,9 +56,11 @@ class _Node:
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
     crashes: int = 0
-    """How often its agent ended by itself since its power was last switched on."""
+    """How often its agent ended by an error since its power was last switched on."""
     failed: bool = False
     """Its agent said that starting it again would not help; until its power is switched."""
+    away: float = 0.0
+    """Seconds that the next start is to wait, after a restart that was asked for."""
     last_end: str = ""
     """How its agent last ended by itself."""
     switching: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -88,6 +91,7 @@ class Supervisor:
         if owner is not None:
             loop.add_reader(owner, self._watch_owner, owner)
         try:
+            make(self._cluster.layout.key)
             await self._start_redis()
             async with asyncio.TaskGroup() as group:
                 self._group = group
@@ -151,10 +155,13 @@ class Supervisor:
             self._children.reaped(process.pid)
             if node.on:
                 node.last_end = f"exit {code}" if code >= 0 else f"signal {-code}"
-                node.crashes += 1
+                node.crashes += code != 0
                 node.failed = code == HOPELESS
                 say(f"{node.name}: agent {process.pid} ended ({node.last_end})")
-                await asyncio.sleep(RESTART_DELAY)
+                away, node.away = node.away, 0.0
+                node.switched.clear()
+                with contextlib.suppress(TimeoutError):  # a cut or `start` ends the wait
+                    await asyncio.wait_for(node.switched.wait(), max(away, RESTART_DELAY))
 
     def _start_agent(self, node: _Node) -> subprocess.Popen[bytes]:
         layout = self._cluster.layout.node(node.name)
@@ -198,6 +205,8 @@ class Supervisor:
                 return await self._cut(self._find(request))
             case "start":
                 return await self._power_on(self._find(request))
+            case "restart":
+                return self._restart(self._find(request), float(str(request.get("away", 0))))
             case "down":
                 self._keep_logs = bool(request.get("keep_logs"))
                 return {"pid": os.getpid()}
@@ -229,6 +238,14 @@ class Supervisor:
                 node.crashes, node.last_end = 0, ""
             node.switched.set()
         return {"node": node.name, "changed": not was_on}
+
+    def _restart(self, node: _Node, away: float) -> Reply:
+        """As `systemctl restart`: tell the agent to end; it is started again after so many seconds."""
+        if node.process is None:
+            raise LocalError(f"{node.name} has no agent to restart; switch it on first: nodeagentctl local start")
+        node.away = away
+        node.process.terminate()
+        return {"node": node.name, "agent_pid": node.process.pid}
 
     def _status(self) -> Reply:
         return {
@@ -278,7 +295,7 @@ def main() -> None:
 
     try:
         asyncio.run(supervise())
-    except* (PrivateRedisError, LocalError) as group:
+    except* (KeyFileError, PrivateRedisError, LocalError) as group:
         for error in group.exceptions:
             say(str(error))
         sys.exit(1)

@@ -11,8 +11,8 @@ class Event(Record):
     id: str
     """The stream's id (milliseconds-sequence); orders events."""
     kind: str
-    """e.g. JobSubmitted, GenerationForming, GenerationActive, WorkerFailed, NodeLost, NodeJoined, JobScaled,
-    NodeCordoned."""
+    """e.g. JobSubmitted, GenerationForming, GenerationActive, GenerationStarted, WorkerFailed, NodeLost,
+    NodeJoined, JobScaled, NodeCordoned."""
     job: str = ""
     """Job name."""
     uid: str = ""

@@ -54,6 +54,12 @@ class HostFacts(Record):
     """What would be right instead."""
     ports_taken: int | None = None
     """How many of them somebody listens on."""
+    certificate: str = ""
+    """``api.tls.cert``; empty where none is set, or nothing is served."""
+    certificate_left: float | None = None
+    """Seconds until it ends; None if that is not known."""
+    certificate_problem: str = ""
+    """Why that is not known."""
     python: str = ""
     python_closed: str = ""
     """The first folder on the way to the agent's Python that other users cannot pass through."""

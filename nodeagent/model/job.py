@@ -54,6 +54,8 @@ class Control(Record):
     by: str = ""
     """Who wrote last."""
     scale: Scale | None = None
+    signature: str = ""
+    """The cluster key's, of all this for this job: agents act on no other (``trust/seal.py``)."""
 
     @property
     def growing(self) -> Scale | None:
@@ -64,6 +66,11 @@ class Control(Record):
     def leaving(self) -> frozenset[str]:
         """Nodes that were scaled in by name, until the next scale."""
         return frozenset(self.scale.leaving) if self.scale is not None else frozenset()
+
+
+def first_control(spec: JobSpec, by: str, signed: Control | None) -> Control:
+    """What is wanted of a job as it is submitted."""
+    return signed or Control(rev=1, target=spec.role.nodes.target, by=by)
 
 
 class Spend(Record):
@@ -84,6 +91,12 @@ class Spend(Record):
     """The blamed worker's last lines."""
     exit: int | None = None
     """The blamed worker's exit code, 128+n for signal n."""
+    step: int | None = None
+    """Of a hang: the newest step that any worker told."""
+    progressed: bool = False
+    """Of a hang: the job had got further since the hang before, or had run for long."""
+    stalled: float = Field(default=0.0, ge=0)
+    """Of a hang: seconds without progress until it was seen."""
 
 
 class Outcome(Record):
@@ -92,6 +105,31 @@ class Outcome(Record):
     code: int
     text: str
     error: str = ""
+
+
+class Admission(Record):
+    """The cluster key's word that this job was submitted through an agent, as its spec says (``trust/seal.py``).
+    Renewed while the job lives."""
+
+    by: str
+    """The node that signed it."""
+    issued: int
+    """Unix time."""
+    expires: int
+    """Unix time after which it convinces nobody any more who has not seen the job before."""
+    signature: str
+
+
+class Checkpoint(Record):
+    """The checkpoint that a job goes on from: the pointer, which only the newest active generation moves."""
+
+    name: str
+    """Its folder's, in checkpoint_dir."""
+    step: int = Field(ge=0)
+    number: int = Field(ge=0)
+    """The generation that committed it."""
+    order: int = Field(ge=0)
+    """Grows from commit to commit of one generation."""
 
 
 class JobRecord(Record):
@@ -103,6 +141,8 @@ class JobRecord(Record):
     owner: int
     """uid of the submitter, as the agent saw it on its socket."""
     spec: JobSpec
+    admission: Admission | None = None
+    """None: nobody signed it, and no agent will run it."""
     control: Control
     phase: Phase
     reason: str
@@ -138,4 +178,5 @@ class JobRecord(Record):
     restarts: int = 0
     """Generations that became active after the first."""
     outcome: Outcome | None = None
+    checkpoint: Checkpoint | None = None
     rev: int = 0

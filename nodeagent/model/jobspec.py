@@ -12,7 +12,7 @@ from pydantic import Field
 
 from nodeagent.model.base import Record
 
-EventName = Literal["WorkerFailed", "PodFailed", "PodEvicted", "NodeLost", "*"]
+EventName = Literal["WorkerFailed", "WorkerHung", "PodFailed", "PodEvicted", "NodeLost", "*"]
 """What a policy can react to. ``*`` is any of them."""
 
 ActionName = Literal["RestartJob", "FailJob"]
@@ -76,6 +76,15 @@ class Hooks(Record):
     timeout: float = Field(default=60.0, gt=0, le=3600)
 
 
+class Hang(Record):
+    """When a gang without progress is restarted."""
+
+    progress: float | None = Field(default=None, gt=0)
+    """Seconds without progress of any worker; None: learned from the job's own steps."""
+    phases: float = Field(default=7200.0, gt=0)
+    """Seconds for a phase that a worker tells it is in (evaluate, checkpoint, ...), unless it tells them with it."""
+
+
 class Submitter(Record):
     """What was recorded where the job was submitted; nodeagent copies neither code nor environments."""
 
@@ -109,6 +118,8 @@ class JobSpec(Record):
     restarts: RestartLimits = RestartLimits()
     policies: tuple[Policy, ...] = ()
     hooks: Hooks = Hooks()
+    hang: Hang | None = None
+    """None: hangs are not looked for."""
     hold_timeout: float | None = Field(default=None, gt=0)
     """Seconds a job may hold for want of nodes before it fails; None is for ever."""
     submitter: Submitter

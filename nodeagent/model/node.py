@@ -30,6 +30,16 @@ class Gpu(Record):
     why: str = ""
 
 
+class Https(Record):
+    """Where a node's agent serves others, and how it is known there."""
+
+    url: str = Field(pattern=r"^https://.+:\d{1,5}$")
+    certificate: str
+    """SHA-256 of its certificate, in hex."""
+    proof: str
+    """The cluster key's word for it (trust/endpoint.py)."""
+
+
 class NodeFacts(Record):
     """What an agent tells about its machine. Changes rarely; a change bumps the node's revision."""
 
@@ -51,8 +61,12 @@ class NodeFacts(Record):
     """The agent's unix socket: reachable only from the same machine (same boot_id)."""
     http: str = ""
     """``http://127.0.0.1:PORT`` of health and metrics."""
+    https: Https | None = None
+    """Where logs and the API are served beyond this machine; None: nowhere."""
     peer: str = Field(default="", pattern=r"^$|^.+:\d{1,5}$")
     """``host:port`` (UDP) at which other agents ask this one to lend time; empty: it cannot be asked."""
+    restarting: float = Field(default=0.0, ge=0.0)
+    """Unix time since which only a stand-in is there, until the next start of the agent; 0: the agent is."""
 
     def devices(self) -> tuple[str, ...]:
         """Names of all devices a worker may be given: healthy GPUs by uuid, then cpu slots."""

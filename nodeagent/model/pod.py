@@ -24,6 +24,10 @@ class WorkerState(Record):
     state: Literal["starting", "running", "exited"]
     exit: int | None = None
     """Exit code, 128+n for signal n; None while it runs."""
+    step: int | None = None
+    """The newest step it told, as seen some seconds ago; None: it told none (or the job has no ``hang``)."""
+    doing: str = ""
+    """The phase it told (train, evaluate, ...)."""
 
 
 class PodState(Record):
@@ -38,6 +42,12 @@ class PodState(Record):
     generation: int = 0
     shim_pid: int | None = None
     standby_pid: int | None = None
+    parked: int = 0
+    """Workers forked ahead, waiting for the next start."""
+    parked_memory: int = 0
+    """Bytes that they share with nobody."""
     workers: tuple[WorkerState, ...] = ()
+    snapshot_bytes: int = 0
+    """Memory that its shim keeps for snapshots."""
     usage: PodUsage | None = None
     """As last measured; a change of it alone is not told at once, but with the next refresh."""

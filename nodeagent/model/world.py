@@ -11,16 +11,17 @@ from typing import Literal
 from pydantic import Field
 
 from nodeagent.model.base import Record
+from nodeagent.model.stall import Stall
 
 HeadState = Literal["forming", "active", "ended"]
 
 CauseKind = Literal[
-    "start", "worker_failed", "pod_failed", "node_lost", "collective", "reform", "fenced",
+    "start", "worker_failed", "hang", "pod_failed", "node_lost", "collective", "reform", "fenced",
     "scale", "join", "drain", "resume", "restart",
 ]  # fmt: skip
 """Why a generation was formed. ``collective``: only victims of a broken collective seen so far, the culprit still
-unknown. ``reform``: a worker asked for it (exit 101). ``fenced``: a node stopped its own workers because it could
-not renew its lease."""
+unknown. ``hang``: the gang made no progress. ``reform``: a worker asked for it (exit 101). ``fenced``: a node stopped
+its own workers because it could not renew its lease."""
 
 
 class Token(Record):
@@ -63,6 +64,15 @@ class Ack(Record):
     """SIGKILL was sent and something still has not gone (D state): its devices are not reused before a reboot."""
     lends: bool = False
     """A promise of this keeper may still lend time to workers of an older generation: it does not let go yet."""
+    host: str = ""
+    """The node's own address, as its agent knows it."""
+    signature: str = ""
+    """The cluster key's, of all this for this node and generation: workers are sent to no address that no agent named
+    (``trust/seal.py``)."""
+    stopped: float = 0.0
+    """Seconds from this node's learning of the generation until nothing older ran here. For people."""
+    ready: float = 0.0
+    """Seconds from then to this acknowledgement. For people."""
 
 
 class WorkerExit(Record):
@@ -82,16 +92,26 @@ class WorkerExit(Record):
     """Unix time on its node, for people only; never compared between nodes."""
     error: str = ""
     """Last lines of its standard error or its TORCHELASTIC_ERROR_FILE, at most 4000 characters."""
+    left_at: int | None = None
+    """The step after which it left by itself when it was asked to."""
+    saved_in: float | None = None
+    """Seconds that saving its state took then; None if nothing was kept."""
+    overdue: float | None = None
+    """The grace, in seconds, that ran out before it had ended: then it was killed."""
 
 
 class PodReport(Record):
     """What a member says of its pod in one generation. A later report of the same pod replaces the earlier one."""
 
-    state: Literal["running", "succeeded", "failed", "lost", "fenced", "refused"]
+    state: Literal["running", "succeeded", "failed", "lost", "fenced", "refused", "left"]
     """``lost``: the shim died. ``fenced``: the shim stopped the workers since nobody granted it time. ``refused``:
-    could not start."""
+    could not start. ``left``: stopped as planned; ``reason`` says what became of its last steps."""
     exits: tuple[WorkerExit, ...] = ()
     reason: str = ""
+    stall: Stall | None = None
+    """While ``running``: what its workers do, when the gang may hang."""
+    detected: float = 0.0
+    """Failed: seconds from the first worker's end to this report. For people."""
     seq: int = 0
     """Order of arrival at the store among this generation's reports (set by the store): the first fault has the
     lowest."""

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing, millis
+
+RefusalKind = Literal["unsigned", "changed", "ended", "early", "expired", "size", "gang", "control"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why this agent does not run a job's record as it is in the store (``agent/guard.py``)."""
+
+    kind: RefusalKind
+    text: str
+    controlled: bool
+    """Its control is signed all the same, and the newest: an operator asked for what it says."""
+    rev: int = 0
+    """The newest revision of a good control of this job that was seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +36,13 @@ class Cluster:
     jobs: Mapping[str, JobRecord] = field(default_factory=dict)
     lapsed: frozenset[str] = frozenset()
     timing: Timing = field(default_factory=Timing)
+    refused: Mapping[str, Refusal] = field(default_factory=dict)
+    """Jobs that this agent starts nothing of, by uid."""
     next_lapse: int | None = None
     """What was left (ms), when this was read, of the next lease to run out."""
+    more_to_return: bool = False
+    """A node has just come back from a silence, in the life that it had: others that went silent with it may follow
+    within a heartbeat and two calls."""
 
     def live(self, node: str, life: str | None = None) -> bool:
         """The node holds its lease (in this life, if given)."""

@@ -32,6 +32,8 @@ class Standing(Record):
     store_away: float | None = None
     """For how long the store has not answered; None while it does."""
     loop_lag: float = 0.0
+    https_missing: bool = False
+    """It is to serve others over https, and does not."""
 
 
 class PeerAnswer(Record):
@@ -72,6 +74,13 @@ def judge_agent(agent: Standing) -> tuple[Finding, ...]:
         found.append(
             _warning(f"its agent's loop is {agent.loop_lag:.1f} s late: the machine is overloaded or was frozen", "top")
         )
+    if agent.https_missing:
+        found.append(
+            _warning(
+                "it serves nobody over https: other nodes cannot show its part of a job's output",
+                f"see why: {log}; then correct the section api of its config (listen: off, if that is meant)",
+            )
+        )
     return tuple(found)
 
 
@@ -91,6 +100,9 @@ def _nodes(cluster: Cluster, states: Mapping[str, tuple[str, str]]) -> Iterator[
             yield f"node/{name}", _error(f"{state}: {reason}", fix)
         elif state in ("cordoned", "draining"):
             yield f"node/{name}", _warning(f"{state}: {reason}", f"nodeagentctl uncordon {name}")
+        elif state == "restarting":
+            fix = f"on {host}: systemctl start nodeagent; if it will not be back: nodeagentctl drain {name}"
+            yield f"node/{name}", Finding(severity="info", what=reason, fix=fix)
         elif state == "left":
             yield f"node/{name}", Finding(severity="info", what=reason, fix=f"on {host}: systemctl start nodeagent")
 

@@ -5,7 +5,7 @@ Owns the reading of reports and lapses; what the gang does next is ``gang.py``'s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nodeagent.model.job import JobRecord, Outcome, Spend
 from nodeagent.model.jobspec import EventName
@@ -13,19 +13,21 @@ from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, CauseKind, PodReport
 from nodeagent.plan.blame import REFORM_CODES, Blame, blame
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.hang import MOST_IN_A_ROW, Hung, find_hang, got_further, in_a_row
 from nodeagent.plan.membership import natural
 from nodeagent.plan.policies import match
 from nodeagent.plan.restarts import spent
 
 EVENTS: dict[CauseKind, EventName] = {
     "worker_failed": "WorkerFailed",
+    "hang": "WorkerHung",
     "pod_failed": "PodFailed",
     "node_lost": "NodeLost",
     "fenced": "NodeLost",
 }
 """The policy event of each kind of fault. ``collective`` has none: its exit codes are the victims'."""
 
-COUNTS: frozenset[CauseKind] = frozenset({"worker_failed", "collective", "pod_failed"})
+COUNTS: frozenset[CauseKind] = frozenset({"worker_failed", "hang", "collective", "pod_failed"})
 """Faults of the job itself: they spend the budget. Membership, hardware and operators never do."""
 
 
@@ -60,7 +62,8 @@ def find_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
                 return _fault(job, cluster, cause, wall, Outcome(code=1, text=text))
     if who is not None:
         return _worker_fault(cluster, job, who, wall)
-    return None
+    hung = find_hang(head)
+    return _hang_fault(cluster, job, hung, wall) if hung is not None else None
 
 
 def _unsolved(job: JobRecord) -> Spend | None:
@@ -121,6 +124,21 @@ def _worker_fault(cluster: Cluster, job: JobRecord, who: Blame, wall: float) -> 
     cause = Cause(kind=kind, text=who.text, node=who.node, rank=who.worker.rank)
     outcome = Outcome(code=who.code, text=who.text, error=who.worker.error)
     return _fault(job, cluster, cause, wall, outcome, who)
+
+
+def _hang_fault(cluster: Cluster, job: JobRecord, hung: Hung, wall: float) -> Fault:
+    cause = Cause(kind="hang", text=hung.text, node=hung.node, rank=hung.rank)
+    fault = _fault(job, cluster, cause, wall, Outcome(code=1, text=hung.text, error=hung.table))
+    progressed = got_further(job, hung, cluster.served)
+    spend = fault.spend.model_copy(update={"step": hung.step, "progressed": progressed, "stalled": hung.stalled})
+    fail = fault.fail
+    row = 0 if progressed else in_a_row(job)
+    if not fail and row >= MOST_IN_A_ROW:
+        fail = (
+            f"hung {row + 1} times in a row without progress, so it is not started again: {hung.text}; look at the "
+            f"stacks (nodeagentctl describe {job.name}), mend it and submit it again"
+        )
+    return replace(fault, spend=spend, fail=fail)
 
 
 def _fault(

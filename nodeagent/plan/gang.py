@@ -23,6 +23,9 @@ def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     """The next step of a job. ``wall`` is Unix time and ends up only in texts for people."""
     if job.phase in TERMINAL:
         return _ended(cluster, job)
+    refusal = cluster.refused.get(job.uid)
+    if refusal is not None and not (refusal.controlled and job.control.desired == "stop"):
+        return Decision(None, (refusal.text,))
     if job.control.desired == "stop":
         return _stop(cluster, job)
     settled = settle_scale(cluster, job)

@@ -23,6 +23,8 @@ SHM_LOW = 256 * MIB
 """Free bytes of /dev/shm below which data loaders and NCCL may find no room."""
 MEMLOCK = 64 * MIB
 """A locked-memory limit below this breaks RDMA."""
+DAY = 86400.0
+EXPIRES_SOON = 30 * DAY
 FEW_PORTS = 32
 """A gang takes one port for each generation, and none twice in a row."""
 
@@ -30,7 +32,7 @@ FEW_PORTS = 32
 def judge_host(facts: HostFacts) -> tuple[Finding, ...]:
     """Everything worth saying, errors first; empty when all is well and known."""
     parts: tuple[Callable[[HostFacts], Iterator[Finding]], ...] = (
-        _python, _folders, _shm, _address, _interface, _ports, _memlock, _gpus, _unknown,
+        _python, _folders, _shm, _address, _interface, _ports, _certificate, _memlock, _gpus, _unknown,
     )  # fmt: skip
     found = [finding for part in parts for finding in part(facts)]
     order = ("error", "warning", "info")
@@ -117,6 +119,19 @@ def _ports(facts: HostFacts) -> Iterator[Finding]:
             f"ports.rendezvous: {facts.ports_taken} of the ports {low}-{high} are taken by others",
             f"see by whom (ss -ltnp 'sport >= {low} and sport <= {high}'), or set another range",
         )
+
+
+def _certificate(facts: HostFacts) -> Iterator[Finding]:
+    if not facts.certificate:
+        return
+    said, left = f"api.tls.cert ({facts.certificate})", facts.certificate_left
+    fix = "put a new one there, then: systemctl restart nodeagent"
+    if left is None:
+        yield _warning(f"unknown: when {said} ends: {facts.certificate_problem}", "")
+    elif left <= 0:
+        yield _error(f"{said} has ended: tools on other machines do not trust this agent any more", fix)
+    elif left < EXPIRES_SOON:
+        yield _warning(f"{said} ends in {left / DAY:.0f} days", fix)
 
 
 def _memlock(facts: HostFacts) -> Iterator[Finding]:

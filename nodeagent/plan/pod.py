@@ -7,12 +7,12 @@ empty -> promised(g) -> started(g) -> stopped, and never back to a lower g.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.world import Ack, Head, PodReport, Token
-from nodeagent.plan.blame import describe, is_failure
+from nodeagent.plan.blame import describe, farewell, is_failure
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.faults import final_report
 from nodeagent.plan.keepers import better, chooser, must_let_go
@@ -29,15 +29,6 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """Stop what runs; ``grace`` None is SIGKILL now."""
-
-    uid: str
-    grace: float | None
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class Promise:
     """Durably promise never to start anything below this generation; group rank 0 also holds its rendezvous."""
 
@@ -45,6 +36,17 @@ class Promise:
     token: Token
     rendezvous: bool
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop what runs; ``grace`` None is SIGKILL now. ``promise``: what to promise while it dies, so that disk and
+    rendezvous cost no time of their own; only where nobody is left who could still need the old rendezvous."""
+
+    uid: str
+    grace: float | None
+    why: str
+    promise: Promise | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,14 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """Others of the gang see no progress: have this node's shim tell what its workers do."""
+
+    uid: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Keep:
     """Give the active generation other keepers."""
 
@@ -96,7 +106,7 @@ class Retire:
     why: str
 
 
-PodAction = Prepare | Stop | Promise | SendAck | Start | Report | Keep | Retire
+PodAction = Prepare | Stop | Promise | SendAck | Start | Report | Look | Keep | Retire
 
 
 def plan_pods(
@@ -115,6 +125,8 @@ def plan_pods(
     for uid in sorted({*cluster.jobs, *statuses}, key=lambda uid: _queue_place(cluster, uid)):
         job, status = cluster.jobs.get(uid), statuses.get(uid)
         action = _plan_pod(cluster, node, incarnation.life, job, status, uid, uid in lent)
+        if uid in cluster.refused and isinstance(action, Prepare | Promise | Start):
+            action = None
         if job is not None and _may_wait(action, status):
             action = _keep(cluster, job, node, incarnation.life, uid in lent) or action
         spare = job is not None and job.phase == "running" and job.head is not None and node not in job.head.members
@@ -175,7 +187,11 @@ def _forming(
         # SIGKILL is pending, so it runs no more of its own code: the others may go on, but not with this node.
         return None if in_head else _ack(job, head, node, head.holders[node].life, status, "", lends)
     if status is not None and not status.quiet:
-        return _stop(job, head, head.planned, f"generation {head.number} is forming: {head.cause.text}")
+        stop = _stop(job, head, head.planned, f"generation {head.number} is forming: {head.cause.text}")
+        astray = node in strays(cluster, job, {node: status.folder})
+        if not in_head or head.planned or astray or status.highest == head.token:
+            return stop
+        return replace(stop, promise=_promise(job, head, node))
     life = head.members[node].life if in_head else head.holders[node].life
     if not in_head:
         return _ack(job, head, node, life, status, "", lends)
@@ -191,13 +207,18 @@ def _forming(
         return None
     if node in strays(cluster, job, {node: status.folder}):
         return None  # the others form without it as soon as its record says so
-    leads = head.members[node].group_rank == 0
     if status.highest != head.token:
-        return Promise(job.uid, head.token, leads, f"generation {head.number} is forming")
+        return _promise(job, head, node)
+    leads = head.members[node].group_rank == 0
     if leads and (status.rendezvous is None or status.rendezvous.token != head.token):
         return None
     address = status.rendezvous.address if leads and status.rendezvous else ""
     return _ack(job, head, node, life, status, address, lends)
+
+
+def _promise(job: JobRecord, head: Head, node: str) -> Promise:
+    leads = head.members[node].group_rank == 0
+    return Promise(job.uid, head.token, leads, f"generation {head.number} is forming")
 
 
 def _active(job: JobRecord, head: Head, node: str, status: PodStatus | None) -> PodAction | None:
@@ -209,7 +230,8 @@ def _active(job: JobRecord, head: Head, node: str, status: PodStatus | None) -> 
         reason = (status.reason if status is not None else "") or "its shim is gone, and its workers with it"
         return _report(job, head, sent, PodReport(state="lost", reason=reason))
     if status.generation == head.token:
-        return _report(job, head, sent, read_report(status))
+        report = read_report(status) or _going_on(sent)
+        return _report(job, head, sent, report) or _look(job, head, node, status)
     if not status.quiet:
         return _stop(job, head, False, f"generation {head.number} is active")
     if status.highest != head.token:
@@ -222,15 +244,30 @@ def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodRepor
     if report is None or (sent is not None and _same(sent, report)):
         return None
     why = report.reason or (describe(report.exits[0]) if report.exits else report.state)
+    if report.stall is not None:
+        why = f"no progress for {report.stall.limit:g} s" if report.stall.suspects else "others see no progress"
     return Report(job.uid, head.token, report, why)
 
 
 def _same(sent: PodReport, report: PodReport) -> bool:
-    return (sent.state, len(sent.exits)) == (report.state, len(report.exits))
+    return (sent.state, len(sent.exits), sent.stall) == (report.state, len(report.exits), report.stall)
+
+
+def _going_on(sent: PodReport | None) -> PodReport | None:
+    """What takes back that the pod saw no progress."""
+    return PodReport(state="running") if sent is not None and sent.state == "running" else None
+
+
+def _look(job: JobRecord, head: Head, node: str, status: PodStatus) -> Look | None:
+    if status.phase != "running" or status.stall is not None:
+        return None
+    others = [n for n, r in head.reports.items() if n != node and r.stall is not None and r.stall.suspects]
+    names = ", ".join(sorted(others, key=natural))
+    return Look(job.uid, f"no progress is seen on {names}") if others else None
 
 
 def read_report(status: PodStatus) -> PodReport | None:
-    """What a started pod has to say; None while all its workers run."""
+    """What a started pod has to say; None while its workers run and get on."""
     if status.refused:
         return PodReport(state="refused", reason=status.refused)
     if status.fenced:
@@ -240,7 +277,15 @@ def read_report(status: PodStatus) -> PodReport | None:
     done = [e for e in status.exits if not e.stopped and e.code == 0]
     if done and len(done) == len(status.workers):
         return PodReport(state="succeeded", exits=status.exits)
+    if status.stall is not None and status.phase == "running":
+        return PodReport(state="running", stall=status.stall)
     return None
+
+
+def _farewell(status: PodStatus) -> PodReport | None:
+    """What its workers' planned stop has to say."""
+    text = farewell(status.exits)
+    return PodReport(state="left", exits=status.exits, reason=text) if text else None
 
 
 def _stop(job: JobRecord, head: Head | None, planned: bool, why: str) -> Stop:
@@ -276,7 +321,7 @@ def _ack(
     hosted = status is not None and status.rendezvous is not None and bool(address) and status.rendezvous.store_hosted
     last = None
     if status is not None and status.generation is not None and status.generation.number == job.last_number:
-        last = read_report(status)
+        last = read_report(status) or _farewell(status)
     stuck = status is not None and status.phase == "stuck"
     ack = Ack(
         life=life, ended=head.state == "ended", address=address, store_hosted=hosted, stuck=stuck,

@@ -10,6 +10,7 @@ from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, Head
 from nodeagent.plan import faults, restarts
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.hang import watching
 from nodeagent.plan.membership import gone_nodes, natural
 from nodeagent.plan.placement import choose, place
 from nodeagent.plan.policies import match
@@ -22,14 +23,22 @@ def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) ->
         text = f"every worker of generation {head.number} exited 0"
         return Decision(End("succeeded", text, gone, Outcome(code=0, text=text)), (text,))
     fault = faults.find_fault(cluster, job, wall)
-    if fault is not None and fault.cause.kind == "node_lost" and cluster.more_to_lapse:
-        # Who is cut off together lapses one by one; the last of them may be the last keeper (see keepers.silence).
-        return Decision(None, (f"{fault.cause.text}; waits a moment: the lease of another node is about to run out",))
+    if fault is not None and fault.cause.kind == "node_lost":
+        # Who is cut off together lapses one by one, and comes back one by one. The last to lapse may be the last keeper
+        # (see keepers.silence), and those still to come back may have been lent time and run on.
+        wait = "the lease of another node is about to run out" if cluster.more_to_lapse else ""
+        wait = wait or ("another node has just come back, so it may as well" if cluster.more_to_return else "")
+        if wait:
+            return Decision(None, (f"{fault.cause.text}; waits a moment: {wait}",))
     if fault is not None:
         return after_fault(cluster, job, fault, gone)
     if any(faults.final_report(r) for r in head.reports.values()):
         return Decision(None, ("some pods have finished; waits for the others",))
-    return _change(cluster, job, head, wall)
+    change = _change(cluster, job, head, wall)
+    stalled = watching(head)
+    if stalled and change.step is None:
+        return Decision(None, (stalled, *change.why), change.at)
+    return change
 
 
 def after_fault(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tuple[str, ...]) -> Decision:

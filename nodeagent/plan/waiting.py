@@ -74,6 +74,7 @@ def _earlier(cluster: Cluster, job: JobRecord) -> JobRecord | None:
         if (-other.spec.priority, other.order) >= mine:
             return None
         waiting = other.phase in ("queued", "holding") and other.control.desired == "run"
+        waiting = waiting and other.uid not in cluster.refused
         if waiting and cluster.served >= other.not_before and _could_start(cluster, other):
             return other
     return None
@@ -93,6 +94,14 @@ def _why_again(job: JobRecord) -> Cause:
     last = job.budget.get(str(job.active.number))
     if last is None:
         return Cause(kind="join", text="enough nodes are back")
-    kinds: tuple[CauseKind, ...] = ("worker_failed", "pod_failed", "node_lost", "collective", "fenced", "reform")
+    kinds: tuple[CauseKind, ...] = (
+        "worker_failed",
+        "hang",
+        "pod_failed",
+        "node_lost",
+        "collective",
+        "fenced",
+        "reform",
+    )
     kind = next((k for k in kinds if k == last.kind), "join")
     return Cause(kind=kind, text=last.text, node=last.node, rank=last.rank)

@@ -22,8 +22,9 @@ from pydantic import (
 
 from nodeagent.model.timing import Timing
 from nodeagent.spec import units
+from nodeagent.spec.apiconfig import ApiConfig
 from nodeagent.spec.errors import CheckError, raise_all
-from nodeagent.spec.section import Folder, Section
+from nodeagent.spec.section import File, Folder, Section
 from nodeagent.spec.storeconfig import RedisConfig
 
 MIN_RENDEZVOUS_PORTS = 64
@@ -77,7 +78,7 @@ class PortsConfig(Section):
     """Ports this node listens on."""
 
     api: int = Field(default=9470, ge=0, le=65535)
-    """Health and metrics over HTTP on loopback; 0 takes any free port."""
+    """Health and metrics over HTTP on loopback, and the API over https on `api.listen`; 0 takes any free ports."""
     rendezvous: Annotated[
         tuple[int, int],
         BeforeValidator(units.port_range),
@@ -114,6 +115,21 @@ def default_dirs(uid: int, environ: Mapping[str, str]) -> dict[str, str]:
     base = absolute.get("XDG_STATE_HOME") or (f"{home}/.local/state" if home else None)
     state = f"{base}/nodeagent" if base else f"/tmp/nodeagent-{uid}/state"
     return {"run": run, "state": state, "logs": f"{state}/logs"}
+
+
+def default_config_dir(uid: int, environ: Mapping[str, str]) -> Path | None:
+    """The folder of the agent's config and of the cluster's key; None for a user without a home."""
+    if uid == 0:
+        return Path("/etc/nodeagent")
+    for name, rest in (("XDG_CONFIG_HOME", "nodeagent"), ("HOME", ".config/nodeagent")):
+        if environ.get(name, "").startswith("/"):
+            return Path(environ[name], rest)
+    return None
+
+
+def default_key(uid: int, environ: Mapping[str, str]) -> Path:
+    """Where the cluster's key lies when nobody says so."""
+    return (default_config_dir(uid, environ) or Path(default_dirs(uid, environ)["state"])) / "cluster.key"
 
 
 def _default_dir(which: str) -> Path:
@@ -203,8 +219,11 @@ class AgentConfig(Section):
 
     cluster: Annotated[str, BeforeValidator(_cluster)] = "default"
     """Name of the cluster: agents that share a Redis and this name belong together."""
+    cluster_key: File = Field(default_factory=lambda: default_key(os.getuid(), os.environ))
+    """File with the cluster's key, the same on every node: agents run only what it has signed."""
     node: NodeConfig = NodeConfig()
     redis: RedisConfig = RedisConfig()
+    api: ApiConfig = ApiConfig()
     ports: PortsConfig = PortsConfig()
     dirs: DirsConfig = Field(default_factory=DirsConfig)
     timing: Annotated[
@@ -222,6 +241,10 @@ class AgentConfig(Section):
         ),
     ] = Timing()
     """The cluster's clockwork; must be the same on every node. Durations, or numbers of seconds."""
+    stand_in: Annotated[
+        float, BeforeValidator(units.duration), WithJsonSchema(_DURATION_SCHEMA), Field(ge=1, le=3600)
+    ] = 30.0
+    """How long an agent that was told to end (SIGTERM) has a stand-in wait for its next start."""
     jobs: JobsConfig = JobsConfig()
     log: LogConfig = LogConfig()
 

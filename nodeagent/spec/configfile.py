@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nodeagent.spec import overrides
-from nodeagent.spec.agentconfig import AgentConfig, default_dirs
+from nodeagent.spec.agentconfig import AgentConfig, default_config_dir, default_dirs, default_key
 from nodeagent.spec.check import validate
 from nodeagent.spec.errors import Problem, SpecError
 from nodeagent.spec.yamlfile import Document, load
@@ -19,12 +19,8 @@ _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 def default_config_path(uid: int, environ: Mapping[str, str]) -> Path | None:
     """Where the config lies when nobody names it; None without a home."""
-    if uid == 0:
-        return Path("/etc/nodeagent/nodeagent.yaml")
-    for name, rest in (("XDG_CONFIG_HOME", "nodeagent/nodeagent.yaml"), ("HOME", ".config/nodeagent/nodeagent.yaml")):
-        if environ.get(name, "").startswith("/"):
-            return Path(environ[name], rest)
-    return None
+    folder = default_config_dir(uid, environ)
+    return None if folder is None else folder / "nodeagent.yaml"
 
 
 def read_text(path: Path) -> str:
@@ -93,5 +89,11 @@ def _machine_defaults(document: Document, uid: int, environ: Mapping[str, str]) 
     if isinstance(node, dict) and environ.get("POD_IP") and node.get("address") is None:
         node = node | {"address": environ["POD_IP"]}
         origins[("node", "address")] = "POD_IP"
-    filled = {"ports": {}, **tree, "dirs": dirs, "node": node}  # ports: checked against the kernel's even if default
+    filled = {
+        "ports": {},  # checked against the kernel's even if default
+        "cluster_key": str(default_key(uid, environ)),
+        **tree,
+        "dirs": dirs,
+        "node": node,
+    }
     return replace(document, value=filled, origins=origins)

@@ -61,6 +61,9 @@ def _checks(spec: JobSpec) -> Iterator[_Check]:
     for where, seconds in durations.items():
         if seconds is not None:
             yield where, units.duration, seconds
+    if spec.hang is not None:
+        yield "hang.progress", jobvalues.hang_progress, spec.hang.progress or "auto"
+        yield "hang.phases", jobvalues.bounded(*jobvalues.HANG_BOUNDS), spec.hang.phases
     yield "user", jobvalues.user_name, spec.user
     yield "user", lambda name: jobvalues.allowed_user(name, spec.submitter), spec.user
     for name, limit in spec.limits.items():

@@ -25,6 +25,7 @@ from nodeagent.model.jobspec import (
     MOST_RESTARTS,
     ActionName,
     EventName,
+    Hang,
     Hooks,
     JobSpec,
     Nodes,
@@ -41,7 +42,7 @@ from nodeagent.spec.yamlfile import Document, load
 
 _DURATION: dict[str, Any] = {"type": ["string", "number"], "examples": ["30s", "10m", "1h30m"]}
 _NODE_COUNT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": jobvalues.MAX_NODES}
-_EVENT: dict[str, Any] = {"enum": ["WorkerFailed", "PodFailed", "PodEvicted", "NodeLost", "*"]}
+_EVENT: dict[str, Any] = {"enum": ["WorkerFailed", "WorkerHung", "PodFailed", "PodEvicted", "NodeLost", "*"]}
 
 _Command = Annotated[
     tuple[str, ...],
@@ -155,10 +156,26 @@ class HooksFile(_Written):
     """Each hook is killed after this long."""
 
 
-def _hang(value: object) -> None:
-    if value in ("off", False, None):
-        return
-    raise CheckError("hang detection is not supported yet", "remove it, or write hang: off")
+class HangFile(_Written):
+    """When a gang that makes no progress is restarted."""
+
+    progress: Annotated[float | None, BeforeValidator(jobvalues.hang_progress)] = Field(examples=["10m"])
+    """How long no worker may show progress; auto: learned from the job's own steps."""
+    phases: Annotated[float, BeforeValidator(jobvalues.bounded(*jobvalues.HANG_BOUNDS))] = 7200.0
+    """How long a phase may take that a worker says it is in (evaluate, checkpoint, ...), unless it says that too."""
+
+
+_HANG: dict[str, Any] = {
+    "anyOf": [
+        {"enum": ["off", False, "auto"]},
+        {
+            "type": "object",
+            "properties": {"progress": {"anyOf": [{"const": "auto"}, _DURATION]}, "phases": _DURATION},
+            "required": ["progress"],
+            "additionalProperties": False,
+        },
+    ]
+}
 
 
 def _user(value: object, info: ValidationInfo) -> str:
@@ -221,8 +238,9 @@ class JobFile(_RoleKeys):
         WithJsonSchema({"anyOf": [{"const": "never"}, _DURATION]}),
     ] = None
     """How long the job may wait for nodes before it fails; default: never."""
-    hang: Annotated[None, BeforeValidator(_hang), WithJsonSchema({"enum": ["off", False]})] = None
-    """Detection of hangs: not supported yet, only off."""
+    hang: Annotated[HangFile | None, BeforeValidator(jobvalues.hang), WithJsonSchema(_HANG)] = None
+    """off, auto, or {progress: 10m}: a gang without progress for so long is restarted, and the worker that hangs is
+    named."""
     restarts: RestartsFile = RestartsFile()
     policies: list[PolicyFile] = []
     """What to do about failures, instead of restarting while the budget lasts; the first match decides."""
@@ -294,6 +312,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
             post_stop=written.hooks.post_stop or (),
             timeout=written.hooks.timeout,
         ),
+        hang=None if written.hang is None else Hang(progress=written.hang.progress, phases=written.hang.phases),
         hold_timeout=written.hold_timeout,
         submitter=submitter,
     )

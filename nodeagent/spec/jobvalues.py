@@ -257,6 +257,34 @@ def hold_timeout(value: object) -> float | None:
     return None if value in ("never", None) else bounded(0, math.inf, above=True)(value)
 
 
+HANG_BOUNDS = (1.0, 7 * 86400.0)
+"""Seconds: the shortest and the longest limit of ``hang``."""
+
+
+def hang(value: object) -> object:
+    """``off``, ``auto``, or the mapping that is checked next."""
+    if value in ("off", False, None):
+        return None
+    if value == "auto":
+        return {"progress": "auto"}
+    if isinstance(value, dict):
+        return value
+    right = "write hang: {progress: 10m}, hang: auto or hang: off"
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        try:
+            units.duration(value)
+        except CheckError:
+            pass
+        else:
+            right = f"write hang: {{progress: {value}}}"
+    raise CheckError(f"{units.show(value)} does not say when a job hangs", right)
+
+
+def hang_progress(value: object) -> float | None:
+    """A duration; ``auto`` is None."""
+    return None if value == "auto" else bounded(*HANG_BOUNDS)(value)
+
+
 def allowed_user(name: str, submitter: Submitter) -> None:
     """Only root may run a job as somebody else."""
     if name != submitter.user and submitter.uid != 0:

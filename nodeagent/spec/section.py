@@ -30,4 +30,6 @@ def absolute(value: object, kind: str) -> Path:
 
 Folder = Annotated[Path, BeforeValidator(lambda value: absolute(value, "folder"))]
 
+File = Annotated[Path, BeforeValidator(lambda value: absolute(value, "file"))]
+
 OptionalFile = Annotated[Path | None, BeforeValidator(lambda value: None if value is None else absolute(value, "file"))]

@@ -38,7 +38,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from nodeagent.model.event import Event
-from nodeagent.model.job import Control, JobRecord
+from nodeagent.model.job import Admission, Control, JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
@@ -135,15 +135,37 @@ class Store(Protocol):
     async def report(self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport) -> JobRecord:
         """A member's report of the active generation (token must be the head's and active: ``stale``). seq is set on
         the first failure-like state of that node (failed, lost, fenced, refused) in order of arrival from 1, else 0.
-        Event WorkerFailed or PodFailed for those."""
+        Event WorkerFailed or PodFailed for those, and GenerationStarted for a first report that it runs (``reason``
+        says how long it took)."""
+        ...
+
+    async def commit(
+        self, uid: str, token: Token, node: str, incarnation: Incarnation, name: str, step: int, order: int
+    ) -> JobRecord:
+        """Move the job's checkpoint pointer. The token must be that of the newest generation that was ever active
+        (``stale``; whether a newer one is forming does not matter), the incarnation current and a member or holder in
+        that life, and the new pointer later than the present one by (generation, order). The same name again returns
+        the job. No event: nobody has to act on it."""
         ...
 
     async def end(self, ending: Ending) -> JobRecord:
         """See Ending."""
         ...
 
-    async def submit(self, uid: str, spec: JobSpec, owner: int, wall: float, by: str, request: str) -> JobRecord:
-        """A new job, queued, control rev 1. Refused when a job of that name is live or an ended one still has holders
+    async def submit(
+        self,
+        uid: str,
+        spec: JobSpec,
+        owner: int,
+        wall: float,
+        by: str,
+        request: str,
+        *,
+        control: Control | None = None,
+        admission: Admission | None = None,
+    ) -> JobRecord:
+        """A new job, queued, with this control (None: run on the spec's target; unsigned, as without an admission) of
+        rev 1. Refused when a job of that name is live or an ended one still has holders
         that have not lapsed, or is kept (``name_taken``, naming its uid and phase). An ended one of that name is
         removed. The same ``request`` or uid again returns the first reply's job. Event JobSubmitted."""
         ...
@@ -151,10 +173,10 @@ class Store(Protocol):
     async def control(
         self, uid: str, expect_rev: int, control: Control | None, request: str, event: str, text: str, did: str = ""
     ) -> JobRecord:
-        """Replace the control (its rev is set to expect_rev + 1). Refused: ended job (``ended``) unless only
-        ``delete`` is being set, rev changed (``stale``). The same ``request`` again returns the job and changes
-        nothing. ``event`` is the event's kind, ``text`` its sentence, ``did`` what ``request()`` tells of it. None:
-        it is so already, and only the request is remembered."""
+        """Replace the control (its rev becomes expect_rev + 1, or stays its own if that is higher). Refused: ended job
+        (``ended``) unless only ``delete`` is being set, rev changed (``stale``). The same ``request`` again returns
+        the job and changes nothing. ``event`` is the event's kind, ``text`` its sentence, ``did`` what ``request()``
+        tells of it. None: it is so already, and only the request is remembered."""
         ...
 
     async def request(self, request: str) -> Answer | None:
@@ -163,6 +185,11 @@ class Store(Protocol):
 
     async def settle(self, settlement: Settlement) -> JobRecord:
         """See Settlement."""
+        ...
+
+    async def renew(self, uid: str, expect: str, admission: Admission) -> JobRecord:
+        """Replace the admission of a job that has not ended (``ended``) and whose admission has the signature
+        ``expect`` (``stale``). The same admission again returns the job."""
         ...
 
     async def keep(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -18,7 +17,7 @@ from redis.exceptions import RedisError
 
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.event import Event
-from nodeagent.model.job import Control, JobRecord
+from nodeagent.model.job import Admission, Checkpoint, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
@@ -38,7 +37,7 @@ WAIT_LINKS = 32
 REPLICAS_SHARE = 0.5
 """Of a call's bound: how long it waits for the replicas to have the step."""
 REPLICATED = frozenset(
-    {"join", "propose", "ack", "activate", "end", "submit", "control", "cordon", "keep", "forget", "settle"}
+    {"join", "propose", "ack", "activate", "commit", "end", "submit", "control", "cordon", "keep", "forget", "settle"}
 )
 """Steps that somebody acts on: with ``replicas`` their reply counts as lost until that many replicas have them.
 Reports, goodbyes and removals need no wait of their own: whatever is built on them waits, and writes keep their
@@ -48,9 +47,10 @@ order."""
 class RedisStore:
     """A cluster's store on a Redis or Valkey server. Connects at the first call; see ``Store`` for the methods.
 
-    ``at`` is a url, or the config's whole ``redis`` section. ``timeout`` (seconds) bounds each call: queueing, asking
-    sentinels, connecting and waiting for replicas included. Raises ValueError for a url or cluster name that cannot be,
-    AccessError for a password file or certificate that cannot be used.
+    ``at`` is a url, or the config's whole ``redis`` section. ``timeout`` (seconds) bounds each call, queueing and
+    waiting for replicas included; a call that has to connect first (and ask sentinels) has as long once more for that.
+    Raises ValueError for a url or cluster name that cannot be, AccessError for a password file or certificate that
+    cannot be used.
     """
 
     def __init__(self, at: str | RedisConfig, cluster: str, timeout: float) -> None:
@@ -63,14 +63,13 @@ class RedisStore:
 
     async def join(self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
         arguments = _who(node, incarnation) | _facts(facts) | _timing(timing)
-        arguments |= {"uid": uuid.uuid4().hex, "secret": secrets.token_hex(32)}
-        cluster_uid, served, secret = await self._timed("join", arguments, timing)
-        return JoinReply(cluster_uid=cluster_uid, served=served, secret=secret)
+        arguments["uid"] = uuid.uuid4().hex
+        cluster_uid, served = await self._timed("join", arguments, timing)
+        return JoinReply(cluster_uid=cluster_uid, served=served)
 
     async def restore(self, offer: Offer) -> Restored:
         arguments = _timing(offer.timing) | {
             "uid": offer.cluster_uid,
-            "secret": offer.secret,
             "era": offer.era,
             "rev": offer.rev,
             "served": offer.served,
@@ -149,6 +148,13 @@ class RedisStore:
         arguments = _who(node, incarnation) | {"uid": uid, "token": token.model_dump(), "reason": report.reason}
         return await self._job("report", arguments | codec.encode_report(report))
 
+    async def commit(
+        self, uid: str, token: Token, node: str, incarnation: Incarnation, name: str, step: int, order: int
+    ) -> JobRecord:
+        checkpoint = Checkpoint(name=name, step=step, number=token.number, order=order)
+        arguments = _who(node, incarnation) | {"uid": uid, "token": token.model_dump()}
+        return await self._job("commit", arguments | {"checkpoint": checkpoint.to_json()})
+
     async def end(self, ending: Ending) -> JobRecord:
         arguments = _ended_by(ending) | {
             "phase": ending.phase,
@@ -159,7 +165,18 @@ class RedisStore:
         }
         return await self._job("end", arguments)
 
-    async def submit(self, uid: str, spec: JobSpec, owner: int, wall: float, by: str, request: str) -> JobRecord:
+    async def submit(
+        self,
+        uid: str,
+        spec: JobSpec,
+        owner: int,
+        wall: float,
+        by: str,
+        request: str,
+        *,
+        control: Control | None = None,
+        admission: Admission | None = None,
+    ) -> JobRecord:
         size = spec.role.nodes
         arguments: dict[str, object] = {
             "uid": uid,
@@ -168,7 +185,8 @@ class RedisStore:
             "spec": spec.to_json(),
             "min": size.min,
             "max": size.max,
-            "control": Control(rev=1, target=size.target, by=by).to_json(),
+            "admission": codec.encode_optional(admission),
+            "control": first_control(spec, by, control).to_json(),
             "submitted": repr(wall),
             "by": by,
             "request": request,
@@ -187,9 +205,12 @@ class RedisStore:
             "did": did,
         }
         if control is not None:
-            new = control.model_copy(update={"rev": expect_rev + 1})
+            new = control.model_copy(update={"rev": max(expect_rev + 1, control.rev)})
             arguments |= {"control": new.to_json(), "by": control.by}
         return await self._job("control", arguments)
+
+    async def renew(self, uid: str, expect: str, admission: Admission) -> JobRecord:
+        return await self._job("renew", {"uid": uid, "expect": expect, "admission": admission.to_json()})
 
     async def keep(
         self,
@@ -303,9 +324,13 @@ class RedisStore:
 
     @asynccontextmanager
     async def _bounded(self, links: Links, timeout: float) -> AsyncIterator[Any]:
-        """A link within a bound; whatever goes wrong with it becomes StoreUnavailableError."""
+        """A link within a bound; whatever goes wrong with it becomes StoreUnavailableError. Where it has to be opened
+        first, that has the bound once and the request once more: both are round trips, and where replies come late a
+        node whose link broke must get one again before its fence."""
         try:
-            async with asyncio.timeout(timeout), links.one() as link:
+            async with asyncio.timeout(timeout) as bound, links.one() as link:
+                if link.fresh:
+                    bound.reschedule(asyncio.get_running_loop().time() + timeout)
                 yield link
         except (RedisError, OSError) as error:
             await self._commands.forget()

@@ -16,8 +16,8 @@ from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
 from nodeagent.model.world import PodReport
 
 JOB_RAW = (
-    "version", "owner", "spec", "control", "submitted", "ended", "since", "order", "first_active", "started",
-    "restart_done", "not_before", "last_number", "restarts", "outcome", "rev",
+    "version", "owner", "spec", "admission", "control", "submitted", "ended", "since", "order", "first_active",
+    "started", "restart_done", "not_before", "last_number", "restarts", "outcome", "checkpoint", "rev",
 )  # fmt: skip
 """Fields of a job that are JSON already: numbers and opaque records."""
 JOB_TEXT = ("uid", "name", "phase", "reason")

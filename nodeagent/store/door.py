@@ -102,13 +102,15 @@ PLAIN: dict[str, Any] = {
     "socket_timeout": None,
     "socket_connect_timeout": None,
     "health_check_interval": 0,
+    "driver_info": None,
 }
-"""No retries and no bounds of the library's own: callers bound every call, and a lapse must not be hidden."""
+"""No retries and no bounds of the library's own: callers bound every call, and a lapse must not be hidden. The server
+is not told the library's name either: that would cost a round trip."""
 
 
 def read_secret(path: Path) -> str:
     """The password in a file, without the line's end. Raises ``AccessError``, also for a file that anybody may read:
-    whoever can log in to the store can run commands on every node."""
+    whoever can log in to the store can stop and lose every job."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)

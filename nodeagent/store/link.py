@@ -37,6 +37,8 @@ class Link:
         self._door = door
         self._patience = patience
         self._connection: AbstractConnection | None = None
+        self.fresh = True
+        """No request was done on it yet."""
         self.run_id = ""
         """Identity of the server process; empty until opened."""
         self.info: dict[str, str] = {}
@@ -120,6 +122,7 @@ class Links:
                 raise
             finally:
                 self._used.discard(link)
+            link.fresh = False
             self._idle.append(link)
 
     async def forget(self) -> None:

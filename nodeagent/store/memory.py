@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from nodeagent.model.event import Event
-from nodeagent.model.job import Control, JobRecord
+from nodeagent.model.job import Admission, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.store.messages import Answer, Beat, BeatReply, Ending, JoinReply, Offer, Proposal, Restored, Settlement
-from nodeagent.store.twin import generation, lease, operator, restore
+from nodeagent.store.twin import commits, generation, lease, operator, restore
 from nodeagent.store.twin.state import State, event_order
 
 
@@ -116,16 +116,36 @@ class MemoryStore:
     async def report(self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport) -> JobRecord:
         return self._done(generation.report(self._server.settled(), uid, token, node, incarnation, report))
 
+    async def commit(
+        self, uid: str, token: Token, node: str, incarnation: Incarnation, name: str, step: int, order: int
+    ) -> JobRecord:
+        return self._done(commits.commit(self._server.settled(), uid, token, node, incarnation, name, step, order))
+
     async def end(self, ending: Ending) -> JobRecord:
         return self._done(generation.end(self._server.settled(), ending))
 
-    async def submit(self, uid: str, spec: JobSpec, owner: int, wall: float, by: str, request: str) -> JobRecord:
-        return self._done(operator.submit(self._server.settled(), uid, spec, owner, wall, by, request))
+    async def submit(
+        self,
+        uid: str,
+        spec: JobSpec,
+        owner: int,
+        wall: float,
+        by: str,
+        request: str,
+        *,
+        control: Control | None = None,
+        admission: Admission | None = None,
+    ) -> JobRecord:
+        signed = first_control(spec, by, control), admission
+        return self._done(operator.submit(self._server.settled(), uid, spec, owner, wall, by, request, *signed))
 
     async def control(
         self, uid: str, expect_rev: int, control: Control | None, request: str, event: str, text: str, did: str = ""
     ) -> JobRecord:
         return self._done(operator.control(self._server.settled(), uid, expect_rev, control, request, event, text, did))
+
+    async def renew(self, uid: str, expect: str, admission: Admission) -> JobRecord:
+        return self._done(operator.renew(self._server.settled(), uid, expect, admission))
 
     async def request(self, request: str) -> Answer | None:
         return self._server.state.requests.get(request)

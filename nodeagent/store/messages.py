@@ -18,8 +18,6 @@ class JoinReply(Record):
 
     cluster_uid: str
     served: int
-    secret: str
-    """What only those who may use the store know: agents sign with it what they say to each other."""
 
 
 class BeatReply(Record):
@@ -90,7 +88,6 @@ class Offer(Record):
     """
 
     cluster_uid: str
-    secret: str
     timing: Timing
     era: str
     rev: int

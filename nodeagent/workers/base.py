@@ -14,6 +14,7 @@ from typing import Protocol
 from nodeagent.model.base import Record
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodPhase, WorkerState
+from nodeagent.model.stall import Stall
 from nodeagent.model.world import Token, WorkerExit
 
 
@@ -23,6 +24,15 @@ class Rendezvous(Record):
     token: Token
     address: str
     store_hosted: bool
+
+
+class CommitWish(Record):
+    """A checkpoint that a worker wants committed, and by which generation."""
+
+    token: Token
+    name: str
+    step: int
+    order: int
 
 
 class PodStatus(Record):
@@ -39,6 +49,8 @@ class PodStatus(Record):
     shim_pid: int | None = None
     standby_pid: int | None = None
     standby_warm: bool = False
+    parked: dict[int, int] = {}
+    """Workers forked ahead, waiting for work: pid to bytes of memory that are its alone."""
     highest: Token | None = None
     """The newest generation this node promised to (fsynced); nothing lower ever starts."""
     generation: Token | None = None
@@ -51,6 +63,11 @@ class PodStatus(Record):
     refused: str = ""
     """Why ``generation`` could not start here (hook failed, deadline passed, fork failed); empty if it did."""
     rendezvous: Rendezvous | None = None
+    snapshot_bytes: int = 0
+    """Memory that the shim keeps for its workers' snapshots."""
+    commit: CommitWish | None = None
+    stall: Stall | None = None
+    """What the workers of ``generation`` do, while they or others of their gang make no progress."""
 
     @property
     def quiet(self) -> bool:
@@ -90,7 +107,7 @@ class PodHost(Protocol):
 
     def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
         """Write ``highest`` = token durably and, if asked, hold an address for that generation. Only for a quiet
-        pod."""
+        pod, or one whose workers have all been sent SIGKILL."""
         ...
 
     def start(self, uid: str, order: StartOrder) -> None:
@@ -103,9 +120,17 @@ class PodHost(Protocol):
         overrides a longer one."""
         ...
 
+    def look(self, uid: str) -> None:
+        """Have ``stall`` told for what runs: others of its gang see no progress. Nothing for a job without ``hang``."""
+        ...
+
     def retire(self, uid: str) -> None:
         """Kill what runs, end the shim, remove its runtime files (logs and exit records stay). Afterwards the pod
         has no status."""
+        ...
+
+    def committed(self, uid: str, wish: CommitWish, refused: str) -> None:
+        """Answer a wish to commit: it is committed, or ``refused`` says why not."""
         ...
 
     def grant(self, until: float, seq: int, uid: str | None = None) -> None:

@@ -18,15 +18,16 @@ from nodeagent.workers.shim_env import DEFAULTS
 
 
 def worker_environments(
-    job: JobRecord, head: Head, node: NodeRecord, addresses: Mapping[str, str]
+    job: JobRecord, head: Head, node: NodeRecord, nodes: Mapping[str, NodeRecord]
 ) -> tuple[dict[str, str], ...]:
-    """One environment per local rank of ``node``'s pod. ``addresses``: node id to address, for every member.
+    """One environment per local rank of ``node``'s pod. ``nodes``: the record of every member.
 
-    Raises KeyError if the node is no member or an address is missing, ValueError if the head has no address yet.
+    Raises KeyError if the node is no member or a record is missing, ValueError if the head has no address yet.
     """
     member = head.members[node.id]
-    common = _defaults(member, node) | job.spec.env | _common(job, head, member, node)
-    endpoints = _endpoints(head, addresses)
+    faulty = _faulty(head, nodes)
+    common = _defaults(member, node) | job.spec.env | _common(job, head, member, node, faulty)
+    endpoints = _endpoints(head, {n: nodes[n].facts.address for n in head.members})
     return tuple(common | _of_rank(member, local, endpoints) for local in range(member.workers))
 
 
@@ -52,7 +53,7 @@ def _defaults(member: Member, node: NodeRecord) -> dict[str, str]:
     return env
 
 
-def _common(job: JobRecord, head: Head, member: Member, node: NodeRecord) -> dict[str, str]:
+def _common(job: JobRecord, head: Head, member: Member, node: NodeRecord, faulty: str) -> dict[str, str]:
     host, port = split_address(head.address)
     size = str(head.world_size)
     env = {
@@ -82,11 +83,13 @@ def _common(job: JobRecord, head: Head, member: Member, node: NodeRecord) -> dic
         "NODEAGENT_GENERATION": str(head.number),
         "NODEAGENT_RESTARTS": str(job.restarts),
         "NODEAGENT_REASON": head.cause.text,
-        "NODEAGENT_FAULTY": _faulty(head, node),
+        "NODEAGENT_FAULTY": faulty,
     }
     gpus = [device for device in member.devices if not device.startswith("cpu")]
     if gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    if job.checkpoint is not None:
+        env["NODEAGENT_CHECKPOINT"] = job.checkpoint.name
     if job.spec.checkpoint_dir is not None:
         env["NODEAGENT_CHECKPOINT_DIR"] = str(PurePosixPath(job.spec.working_dir, job.spec.checkpoint_dir))
     return env
@@ -119,7 +122,11 @@ def _endpoints(head: Head, addresses: Mapping[str, str]) -> list[str]:
     return endpoints
 
 
-def _faulty(head: Head, node: NodeRecord) -> str:
-    """Nodes left out, and this node's devices left out, with why."""
-    devices = {gpu.uuid: gpu.why for gpu in node.facts.gpus if not gpu.healthy}
-    return json.dumps({"nodes": head.outside, "devices": {node.id: devices} if devices else {}})
+def _faulty(head: Head, nodes: Mapping[str, NodeRecord]) -> str:
+    """Nodes left out, and the members' devices left out, with why: the same for every worker."""
+    devices = {
+        name: out
+        for name in sorted(head.members)
+        if (out := {gpu.uuid: gpu.why for gpu in nodes[name].facts.gpus if not gpu.healthy})
+    }
+    return json.dumps({"nodes": head.outside, "devices": devices})

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.world import Token
-from nodeagent.workers.base import PodStatus, StartOrder
+from nodeagent.workers.base import CommitWish, PodStatus, StartOrder
 from nodeagent.workers.host_pod import LOOK_AGAIN, PodHandle, connect
 from nodeagent.workers.linux import MARK, boot_id, has_mark, is_running, power_mark, start_time
 from nodeagent.workers.pod_folder import (
@@ -151,6 +151,9 @@ class ShimHost:
     def stop(self, uid: str, grace: float | None) -> None:
         self._command(uid, "stop", grace=grace)
 
+    def look(self, uid: str) -> None:
+        self._command(uid, "look")
+
     def retire(self, uid: str) -> None:
         self._unfit.pop(uid, None)
         pod = self._pods.get(uid)
@@ -161,6 +164,9 @@ class ShimHost:
             pod.sweep()
         else:
             pod.command("retire")
+
+    def committed(self, uid: str, wish: CommitWish, refused: str) -> None:
+        self._command(uid, "committed", wish=wish.model_dump(), refused=refused)
 
     def grant(self, until: float, seq: int, uid: str | None = None) -> None:
         if uid is None:

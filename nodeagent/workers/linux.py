@@ -21,7 +21,7 @@ MARK = "NODEAGENT_SHIM"
 POWER = "NODEAGENT_POWER"
 """Environment variable of all that runs on one node of a local cluster: what a power cut (``local/power.py``) ends."""
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_PTRACER = 1, 36, 0x59616D61
 _TFD_CLOEXEC, _TFD_TIMER_ABSTIME, _CLOCK_BOOTTIME = 0o2000000, 1, 7
 _SUN_PATH = 107
 
@@ -52,6 +52,12 @@ def die_with_parent(parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def allow_tracer(pid: int) -> None:
+    """Where Yama is on, only ancestors may look into a process, or whom it names: this process and its children. Kept
+    over exec, and refused, without harm, where Yama is off."""
+    _libc.prctl(_PR_SET_PTRACER, pid, 0, 0, 0)
 
 
 def become_subreaper() -> None:

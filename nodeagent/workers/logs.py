@@ -21,7 +21,7 @@ from typing import BinaryIO
 POLL = 0.1
 """Seconds between two looks when following."""
 _NAME = re.compile(r"rank(\d+)\.log(?:\.(\d+))?")
-_MAX_READ = 1 << 20
+_MAX_READ = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class _View:
         self._cursors: dict[tuple[int, int], _Cursor] = {}
 
     def look(self) -> list[LogLine]:
-        """What is new since the last look, by time; at most about 1 MiB of each rank."""
+        """What is new since the last look, by time; at most about 256 KiB of each rank."""
         found: list[LogLine] = []
         for number in generations(self._folder):
             if number < self._oldest:

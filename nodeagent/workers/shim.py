@@ -27,17 +27,24 @@ from nodeagent.workers.linux import (
 )
 from nodeagent.workers.shim_checks import UnfitError, check_limits
 from nodeagent.workers.shim_children import Children
+from nodeagent.workers.shim_commit import Commits
 from nodeagent.workers.shim_gang import Gang, Parts, note
 from nodeagent.workers.shim_guard import Guard
+from nodeagent.workers.shim_hang import HangWatch
+from nodeagent.workers.shim_leaving import Leaving
+from nodeagent.workers.shim_link import OPS, WorkerLink
 from nodeagent.workers.shim_loop import Delay, Loop
 from nodeagent.workers.shim_output import RotatingFile
 from nodeagent.workers.shim_peer import VERSION, Command, Peer
 from nodeagent.workers.shim_prepare import Preparation
 from nodeagent.workers.shim_rendezvous import Holder
+from nodeagent.workers.shim_snapshots import Snapshots, available_memory
 from nodeagent.workers.shim_spawn import RLIMITS, limit_value
 
 IDLE_EXIT = 60.0
 """Seconds without an agent and without work until the shim ends."""
+PEERS_MAX = 256
+"""Connections at a time: workers must not use up the shim's descriptors."""
 GENERATIONS_KEPT = 20
 """Folders of output, and records, of older generations are removed."""
 
@@ -60,6 +67,11 @@ class Shim:
         ports = (int(self.pod["ports"][0]), int(self.pod["ports"][1]))
         self.holder = Holder(self.loop, self.pod["address"], ports, self.changed)
         self.gang: Gang | None = None
+        self.hang: HangWatch | None = None
+        self.link = WorkerLink(lambda: self.gang)
+        self.commits = Commits(self.link, self.changed)
+        self.snapshots = Snapshots(self.link, self.changed, available_memory)
+        self.leaving = Leaving(self.link, lambda: self.gang)
         self.highest = self._read_token("highest.json")
         self.started = self._read_token("started.json")
         self.retiring = False
@@ -68,6 +80,7 @@ class Shim:
         self._last = ""
         self._idle: Delay | None = None
         self._listener = self._listen()
+        os.set_inheritable(agent, False)  # no worker can speak for us
         self._connect(socket.socket(fileno=agent))
 
     # -- life
@@ -128,13 +141,16 @@ class Shim:
         return RotatingFile(path, self.pod["log_max_bytes"], self.pod["log_keep"])
 
     def _heard(self, peer: Peer, command: Command) -> None:
-        if command["op"] == "attach":
+        op = command.get("op")
+        if op == "attach":
             self._attach(peer)
+        elif isinstance(op, str) and op.startswith(OPS):
+            self.link.hear(peer, command)
         elif peer is not self._agent:
             peer.send(json.dumps({"v": VERSION, "error": "only the agent may give commands"}))
         else:
             try:
-                getattr(self, f"_do_{command['op']}", self._unknown)(command)
+                getattr(self, f"_do_{op}", self._unknown)(command)
             except OSError as error:  # a full disk, say: refused, and what runs goes on
                 self._tell(f"{command['op']} failed: {error}")
             self.changed()
@@ -157,8 +173,8 @@ class Shim:
 
     def _do_promise(self, command: Command) -> None:
         token = command["token"]
-        if not self._quiet():
-            self._tell(f"not promised: workers of generation {self.gang and self.gang.token['number']} still live")
+        if self.gang is not None and not self.gang.doomed:
+            self._tell(f"not promised: workers of generation {self.gang.token['number']} still live")
         elif self.highest is not None and token != self.highest and token["number"] <= self.highest["number"]:
             self._tell(f"not promised: generation {self.highest['number']} was promised before")
         else:
@@ -191,6 +207,15 @@ class Shim:
         self._prune(number)
         fit = self.preparation.fit
         environments = [self.preparation.environment(env) for env in command["environments"]] if fit else []
+        if self.hang is not None:
+            self.hang.close()
+        self.hang = None
+        if self.pod["hang"] is not None:
+            self.hang = HangWatch(
+                self.loop, self.children, self.pod["hang"], self.folder, self.logs, self.changed
+            )  # fmt: skip
+            pages = map(self.hang.environment, command["ranks"])
+            environments = [env | page for env, page in zip(environments, pages, strict=False)]
         parts = Parts(
             self.loop, self.guard, self.children, self.preparation.standby, self.pod, self.state, self.logs,
             self._gang_changed, self._file,
@@ -207,12 +232,21 @@ class Shim:
             return
         if self.holder.held is None or not self.holder.held["store_hosted"]:
             self.holder.starting()
-        self.preparation.used()
+        self.preparation.used(len(gang.ranks))
+        if self.hang is not None:
+            self.hang.watch(gang)
         gang.start()
 
     def _do_stop(self, command: Command) -> None:
         if self.gang is not None:
             self.gang.stop(command["grace"])
+
+    def _do_committed(self, command: Command) -> None:
+        self.commits.answered(command["wish"], command["refused"])
+
+    def _do_look(self, _command: Command) -> None:
+        if self.hang is not None:
+            self.hang.ask()
 
     def _do_retire(self, command: Command) -> None:
         self.retiring = True
@@ -259,7 +293,7 @@ class Shim:
         line = json.dumps({"v": VERSION, "status": self.status()})
         if line != self._last:
             self._last = line
-            for peer in list(self._peers):
+            for peer in [p for p in self._peers if p.wants_status]:
                 peer.send(line)
 
     def status(self) -> dict[str, Any]:
@@ -280,6 +314,7 @@ class Shim:
             "shim_pid": os.getpid(),
             "standby_pid": standby.pid,
             "standby_warm": standby.warm,
+            "parked": {child.pid: child.private for child in standby.pool.waiting},
             "highest": self.highest,
             "generation": gang.token if gang else None,
             "workers": gang.states() if gang else [],
@@ -287,6 +322,9 @@ class Shim:
             "fenced": gang.fenced if gang else False,
             "refused": gang.refused if gang else "",
             "rendezvous": self.holder.held,
+            "commit": self.commits.wish(),
+            "snapshot_bytes": self.snapshots.bytes,
+            "stall": self.hang.stall if self.hang is not None else None,
         }
 
     def _tell(self, text: str) -> None:
@@ -316,7 +354,7 @@ class Shim:
 
     def _connect(self, link: socket.socket) -> None:
         peer = Peer(self.loop, link, self._heard, self._closed)
-        if peer.uid not in (0, os.getuid(), self.pod["agent_uid"]):
+        if peer.uid not in (0, os.getuid(), self.pod["agent_uid"]) or len(self._peers) >= PEERS_MAX:
             peer.close()
             return
         self._peers.add(peer)

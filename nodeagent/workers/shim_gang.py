@@ -21,7 +21,7 @@ from nodeagent.workers.shim_guard import Guard
 from nodeagent.workers.shim_hook import Hook
 from nodeagent.workers.shim_loop import Delay, Loop
 from nodeagent.workers.shim_output import Capture, RotatingFile
-from nodeagent.workers.shim_record import exit_record, record_text
+from nodeagent.workers.shim_record import Farewell, exit_record, record_text
 from nodeagent.workers.shim_spawn import start_program
 from nodeagent.workers.shim_standby import Standby
 
@@ -60,7 +60,13 @@ class Worker:
     stopped: bool = False
     fenced: bool = False
     order: int = 0
+    leave: Callable[[float], None] | None = None
+    """Asks it to leave by itself within so many seconds, which it wants to be instead of a SIGTERM."""
+    farewell: Farewell = field(default_factory=Farewell)
     record: dict[str, Any] | None = None
+    step: int | None = None
+    doing: str = ""
+    """What it told of its progress, as last shown."""
 
 
 @dataclass(slots=True)
@@ -82,6 +88,7 @@ class Gang:
     _forking: int = 0
     _deaths: int = 0
     _kill_at: float | None = None
+    _grace: float = 0.0
     _kill: Delay | None = None
     _stuck_check: Delay | None = None
 
@@ -97,6 +104,12 @@ class Gang:
             return "starting"
         return "running" if any(not w.ended for w in self.workers) else "stopping"
 
+    @property
+    def doomed(self) -> bool:
+        """Nothing of it runs, or all of it has been sent SIGKILL."""
+        killed = self.stopping and self._kill_at is not None and self._kill_at <= time.monotonic()
+        return self.settled or self.fenced or killed
+
     def states(self) -> list[dict[str, Any]]:
         """As model.pod.WorkerState."""
         states = []
@@ -106,7 +119,7 @@ class Gang:
                 code = w.record["code"] if w.record["code"] is not None else 128 + w.record["signal"]
             state = "exited" if w.record is not None else "running" if w.pid else "starting"
             told = {"rank": w.rank, "local_rank": w.local_rank, "pid": w.pid or None}
-            states.append(told | {"state": state, "exit": code})
+            states.append(told | {"state": state, "exit": code, "step": w.step, "doing": w.doing})
         return states
 
     def exits(self) -> list[dict[str, Any]]:
@@ -135,15 +148,23 @@ class Gang:
         else:
             if self._kill_at is None:
                 for w in self._living():
-                    self.parts.guard.signal(w.pid, signal.SIGTERM)
+                    if w.leave is not None:
+                        w.leave(grace)
+                    else:
+                        self.parts.guard.signal(w.pid, signal.SIGTERM)
             at = time.monotonic() + grace
             if self._kill_at is None or at < self._kill_at:
-                self._kill_at = at
+                self._kill_at, self._grace = at, grace
                 if self._kill is not None:
                     self._kill.cancel()
-                self._kill = self.parts.loop.after(grace, self._kill_all)
+                self._kill = self.parts.loop.after(grace, self._grace_over)
         self.parts.changed()
         self.settle()
+
+    @property
+    def grace_left(self) -> float | None:
+        """Seconds until SIGKILL, once a planned stop has begun."""
+        return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
 
     def on_fence(self) -> None:
         """The guard has killed: the workers' ends follow."""
@@ -268,7 +289,7 @@ class Gang:
         for capture in w.captures:
             capture.drain()
         w.record = exit_record(
-            w.rank, w.local_rank, w.pid, status, w.stopped, w.order, w.error_file, w.captures[1].tail()
+            w.rank, w.local_rank, w.pid, status, w.stopped, w.order, w.error_file, w.captures[1].tail(), w.farewell
         )
         self.parts.changed()
         name = f"g{self.token['number']}-r{w.rank}.json"
@@ -280,6 +301,11 @@ class Gang:
 
     def _living(self) -> list[Worker]:
         return [w for w in self.workers if w.pid and not w.ended]
+
+    def _grace_over(self) -> None:
+        for w in self._living():
+            w.farewell.overdue = self._grace
+        self._kill_all()
 
     def _kill_all(self) -> None:
         self._kill_at = time.monotonic()

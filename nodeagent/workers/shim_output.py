@@ -71,6 +71,8 @@ class Capture:
         self._stream = stream.encode()
         self.read_end, self.write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.read_end, False)
+        self.taken = 0
+        """Bytes of output so far."""
         self._partial = b""
         self._flush: Delay | None = None
         self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
@@ -115,6 +117,7 @@ class Capture:
         return True
 
     def _take(self, data: bytes) -> None:
+        self.taken += len(data)
         *lines, rest = (self._partial + data).split(b"\n")
         stamp = self._stamp()
         out: list[bytes] = []

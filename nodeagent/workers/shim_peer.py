@@ -1,15 +1,17 @@
-"""One connection to the shim: JSON lines both ways, never blocking.
+"""One connection to the shim: JSON lines both ways, with descriptors beside them; never blocking.
 
-Standard library only. Must never keep more than a bounded amount for a peer that does not read.
+Standard library only. Must never keep more than a bounded amount for a peer that does not read, and never believe what
+a peer sends: workers speak here too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nodeagent.workers.shim_loop import Loop
@@ -17,6 +19,8 @@ from nodeagent.workers.shim_loop import Loop
 VERSION = 1
 _MAX_OUT = 4 << 20
 _MAX_LINE = 16 << 20
+MAX_FDS = 8
+"""Descriptors that may come, or go, with one line."""
 
 Command = dict[str, Any]
 
@@ -32,9 +36,12 @@ class Peer:
         closed: Callable[[Peer], None],
     ) -> None:
         self._loop, self._link, self._heard, self._closed = loop, link, heard, closed
-        self.uid = peer_uid(link)
+        self.pid, self.uid = peer_of(link)
+        self.wants_status = True
+        """Whether the shim's status is sent at each change."""
         link.setblocking(False)
         self._in, self._out = b"", b""
+        self._fds: list[int] = []
         self._fd = link.fileno()
         loop.watch(self._fd, self._readable)
 
@@ -47,6 +54,28 @@ class Peer:
         if len(self._out) > _MAX_OUT:
             self.close()
 
+    def send_with(self, line: str, fds: Sequence[int]) -> None:
+        """Send one line with descriptors; a peer that has not read what came before is dropped."""
+        self._flush()
+        if self._fd < 0:
+            return
+        if self._out:
+            self.close()
+            return
+        data = line.encode() + b"\n"
+        try:
+            sent = socket.send_fds(self._link, [data], list(fds))  # they go with the first byte
+        except OSError:
+            self.close()
+            return
+        self._out = data[sent:]
+        self._flush()
+
+    def take_fds(self, count: int) -> list[int]:
+        """The descriptors of the line that is being heard; the caller closes them."""
+        taken, self._fds = self._fds[:count], self._fds[count:]
+        return taken
+
     def close(self) -> None:
         """Drop the connection; ``closed`` is told once."""
         if self._fd < 0:
@@ -54,10 +83,16 @@ class Peer:
         self._loop.forget(self._fd)
         self._fd = -1
         self._link.close()
+        self._drop_fds()
         self._closed(self)
 
+    def _drop_fds(self) -> None:
+        for fd in self.take_fds(len(self._fds)):
+            os.close(fd)
+
     def _flush(self) -> None:
-        waiting = False
+        if self._fd < 0:
+            return
         with contextlib.suppress(BlockingIOError):
             try:
                 sent = self._link.send(self._out)
@@ -69,12 +104,15 @@ class Peer:
 
     def _readable(self) -> None:
         try:
-            data = self._link.recv(1 << 18)
+            data, fds, _, _ = socket.recv_fds(self._link, 1 << 18, MAX_FDS)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        if not data:
+            data, fds = b"", []
+        for fd in fds:  # before anything is started: Python's recv_fds drops the flag that would do it
+            os.set_inheritable(fd, False)
+        self._fds += fds
+        if not data or len(self._fds) > MAX_FDS:
             self.close()
             return
         *lines, self._in = (self._in + data).split(b"\n")
@@ -85,16 +123,21 @@ class Peer:
             try:
                 command = json.loads(line)
             except ValueError:
+                command = None
+            if not isinstance(command, dict):
                 self.close()
-                return
-            if command.get("v") != VERSION:
+            elif command.get("v") != VERSION:
                 self.send(json.dumps({"v": VERSION, "error": f"this shim speaks version {VERSION}"}))
-                continue
-            self._heard(self, command)
+            else:
+                self._heard(self, command)
+            if self._fd < 0:
+                return
+        if not self._in:
+            self._drop_fds()  # what nobody took
 
 
-def peer_uid(link: socket.socket) -> int:
-    """Who is at the other end, as the kernel knows it."""
+def peer_of(link: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end, as the kernel knows them. The process is the one that connected."""
     raw = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid: int = struct.unpack("3i", raw)[1]
-    return uid
+    pid, uid, _ = struct.unpack("3i", raw)
+    return pid, uid

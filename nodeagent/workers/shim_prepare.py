@@ -52,7 +52,9 @@ class Preparation:
         self._changed, self._note = changed, note
         self._starts = 0
         self._folder_trouble = ""
+        self._noted: set[str] = set()
         self.standby = Standby(loop, self._standby_changed)
+        self.standby.pool.size = pod["parked"]
         self.checked: dict[str, Any] | None = None
         """What the checks found; None until they have ended."""
 
@@ -84,9 +86,10 @@ class Preparation:
         """What is wrong with the standby."""
         return "; ".join(self.standby.notes)
 
-    def used(self) -> None:
-        """Workers are being started: the standby's deaths count anew."""
+    def used(self, workers: int) -> None:
+        """So many workers are being started: the standby's deaths count anew."""
         self._starts = 0
+        self.standby.pool.size = workers
 
     def check(self) -> None:
         """Look at the job's folders in a child; then start the standby."""
@@ -178,7 +181,9 @@ class Preparation:
         if self.standby.pid is None and not self.standby.unusable and self._starts < STANDBY_STARTS:
             self._start_standby()
         for text in self.standby.notes:
-            self._note(f"standby: {text}")
+            if text not in self._noted:
+                self._noted.add(text)
+                self._note(f"standby: {text}")
         self._changed()
 
     def environment(self, ours: dict[str, str]) -> dict[str, str]:

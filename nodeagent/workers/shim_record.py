@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,25 @@ MAX_CHARS = 4000
 _MAX_FILE = 1 << 20
 
 
+@dataclass(slots=True)
+class Farewell:
+    """How a worker took a planned stop; fields as of model.world.WorkerExit."""
+
+    left_at: int | None = None
+    saved_in: float | None = None
+    overdue: float | None = None
+
+
 def exit_record(
-    rank: int, local_rank: int, pid: int, status: int, stopped: bool, order: int, error_file: Path, tail: str
+    rank: int,
+    local_rank: int,
+    pid: int,
+    status: int,
+    stopped: bool,
+    order: int,
+    error_file: Path,
+    tail: str,
+    farewell: Farewell,
 ) -> dict[str, Any]:
     """As model.world.WorkerExit. ``tail``: the last lines of standard error, used if the worker wrote no error
     file."""
@@ -32,6 +50,9 @@ def exit_record(
         "order": order,
         "at": time.time(),
         "error": error[-MAX_CHARS:],
+        "left_at": farewell.left_at,
+        "saved_in": farewell.saved_in,
+        "overdue": farewell.overdue,
     }
 
 

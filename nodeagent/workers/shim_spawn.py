@@ -10,7 +10,7 @@ import resource
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
-from nodeagent.workers.linux import die_with_parent
+from nodeagent.workers.linux import allow_tracer, die_with_parent
 
 RLIMITS: dict[str, int] = {
     name.removeprefix("RLIMIT_").lower(): getattr(resource, name)
@@ -50,6 +50,7 @@ def start_function(body: Callable[[], None], out: int, err: int, what: str) -> i
     try:
         os.setsid()
         die_with_parent(parent)
+        allow_tracer(parent)
         _default_signals()
         null = os.open("/dev/null", os.O_RDWR)
         os.dup2(null, 0)

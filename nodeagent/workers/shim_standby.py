@@ -1,4 +1,4 @@
-"""The shim's side of the standby: starting it, asking it for forks, having it reap.
+"""The shim's side of the standby: starting it, asking it for forks or taking one that is parked, having it reap.
 
 Standard library only. A standby that dies takes its workers with it; the shim then reaps them itself. Must never
 wait for the standby: answers come through the loop.
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.workers.shim_loop import Loop
+from nodeagent.workers.shim_parked import Pool
 from nodeagent.workers.shim_spawn import start_program
 
 WARM_BOUND = 120.0
@@ -29,7 +30,8 @@ Forked = Callable[[int, str], None]
 
 
 class Standby:
-    """One standby process. ``changed`` is called when it became warm, unusable or died."""
+    """One standby process. ``changed`` is called when it became warm, unusable or died, and when a worker was parked
+    or lost."""
 
     def __init__(self, loop: Loop, changed: Callable[[], None]) -> None:
         self._loop, self._changed = loop, changed
@@ -37,13 +39,18 @@ class Standby:
         self._forks: dict[int, Forked] = {}
         self._reaps: dict[int, Callable[[int], None]] = {}
         self._next = 0
+        self.pool = Pool(loop, self._park, lambda pid: self.reap(pid, lambda _status: None), changed)
         self.pid: int | None = None
         self.warm = False
         self.has_torch = False
         self.unusable = False
         """Another one would be no better: workers start cold."""
-        self.notes: list[str] = []
+        self._notes: list[str] = []
+
+    @property
+    def notes(self) -> list[str]:
         """What went wrong, for the person."""
+        return self._notes + self.pool.notes
 
     def start(self, python: str, env: Mapping[str, str], cwd: str, path0: str, preload: Sequence[str]) -> None:
         """Run the job's interpreter on standby.py; ``warm`` follows."""
@@ -60,8 +67,18 @@ class Standby:
         self._loop.after(WARM_BOUND, lambda: self._give_up(ours))
 
     def fork(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, fds: Sequence[int], forked: Forked) -> None:
-        """A worker; ``forked`` is told its pid, which stays valid until ``reap``."""
-        self._ask({"op": "fork", "argv": list(argv), "env": dict(env), "cwd": cwd}, fds, forked)
+        """A worker, a parked one if there is one; ``forked`` is told its pid, which stays valid until ``reap``. A
+        parked one runs when ``forked`` has returned."""
+        command = {"op": "fork", "argv": list(argv), "env": dict(env), "cwd": cwd}
+        parked = self.pool.take()
+        if parked is None:
+            self._ask(command, fds, forked)
+        else:
+            forked(parked.pid, "")
+            parked.give(command, fds)
+
+    def _park(self, link: int, deep: bool, forked: Forked) -> None:
+        self._ask({"op": "park", "deep": deep}, (link,), forked)
 
     def host_store(self, host: str, port: int, listening: int, answer: int, forked: Forked) -> None:
         """A store process on this listening socket; it writes "ok" or what failed to ``answer``."""
@@ -94,6 +111,7 @@ class Standby:
         self._loop.forget(self._link.fileno())
         self._link.close()
         self._link = None
+        self.pool.clear()
         forks, self._forks = self._forks, {}
         reaps, self._reaps = self._reaps, {}
         for forked in forks.values():
@@ -137,14 +155,16 @@ class Standby:
         match message["event"]:
             case "warm":
                 self.has_torch = message["torch"]
-                self.notes = message["notes"]
+                self._notes = message["notes"]
                 if message["unusable"]:
                     self.unusable = True
-                    self.notes.append(message["unusable"] + "; workers start without a standby")
+                    self._notes.append(message["unusable"] + "; workers start without a standby")
                     self.kill()
                 else:
                     self.warm = True
                 self._changed()
+                if self.warm:
+                    self.pool.fill()
             case "forked":
                 self._forks.pop(message["id"])(message["pid"], "")
             case "failed":
@@ -155,5 +175,5 @@ class Standby:
     def _give_up(self, link: socket.socket) -> None:
         if self._link is link and not self.warm:
             self.unusable = True
-            self.notes.append(f"the standby was not warm after {WARM_BOUND:.0f} s; workers start without one")
+            self._notes.append(f"the standby was not warm after {WARM_BOUND:.0f} s; workers start without one")
             self.kill()

@@ -1,13 +1,13 @@
 """The standby: an interpreter that has imported what the job preloads and forks the workers, so that a restart costs
-no import.
+no import. It forks some ahead: a parked worker warms up (``standby_warm.py``) and waits to be told what to run.
 
 Runs by file path in the JOB's Python (3.8 or later), which need not have nodeagent: standard library only, plus the
 modules it is told to preload. Must stay single-threaded and without a CUDA context, or it refuses to fork. It reaps
 only when told to, so that the shim's pidfds always name the process they were opened for.
 
 A forked worker behaves as if executed, but for: ``sys.orig_argv`` and ``/proc/self/cmdline`` (the standby's),
-``sys.flags.unbuffered``, one hash seed for all forks, and BLAS libraries that fixed one thread at import (torch's
-thread count is restored).
+``sys.flags.unbuffered``, one hash seed for all forks, BLAS libraries that fixed one thread at import (torch's
+thread count is restored), and of a parked one its start time and the CPU time of its warm-up.
 """
 
 # ruff: noqa: PTH109, PTH115, PTH118, PTH120, PTH123, PTH208 (os.path: pathlib would be one import more in each worker)
@@ -39,7 +39,7 @@ def main() -> None:
         sys.path[0] = config["path0"]
     link = socket.socket(fileno=config["fd"])
     send(link, warm_up(config["preload"]))
-    work = serve(link)  # returns in a forked worker only
+    work = serve(link, config["shim"])  # returns in a forked worker only
     del link, config
     run(work)
 
@@ -62,6 +62,9 @@ def warm_up(preload: list[str]) -> dict[str, Any]:
                 break
     gc.collect()
     gc.freeze()
+    problem = helper("huge_pages")
+    if problem:
+        notes.append(f"large pages: {problem}")
     return {"event": "warm", "torch": has_torch(), "unusable": why_unusable(), "notes": notes}
 
 
@@ -104,7 +107,7 @@ def receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(data), list(fds)
 
 
-def serve(link: socket.socket) -> dict[str, Any]:
+def serve(link: socket.socket, shim: int) -> dict[str, Any]:
     """Obey the shim. In the standby it never returns; in a forked worker it returns what to run."""
     me = os.getpid()
     while True:
@@ -124,9 +127,12 @@ def serve(link: socket.socket) -> dict[str, Any]:
                 if pid == 0:
                     os.setsid()
                     die_with_parent(me)
+                    _libc.prctl(0x59616D61, shim, 0, 0, 0)  # PR_SET_PTRACER: where Yama is on, it may read our stacks
                     link.close()
                     if command["op"] == "store":
                         host_store(command, fds)
+                    if command["op"] == "park":
+                        command, fds = park(socket.socket(fileno=fds[0]), command["deep"])
                     become_worker(command, fds)
                     return command
                 send(link, {"event": "forked", "id": command["id"], "pid": pid})
@@ -140,6 +146,43 @@ def reap(pid: int) -> int:
         return os.waitpid(pid, 0)[1]
     except ChildProcessError:
         return -1
+
+
+def park(link: socket.socket, deep: bool) -> tuple[dict[str, Any], list[int]]:
+    """Warm up, tell the shim how that went, and wait for work. What the warm-up has spoilt ends here."""
+    note = helper("warm_up") if deep else ""
+    gc.collect()
+    gc.freeze()
+    spoilt = why_unusable()
+    send(link, {"event": "parked", "note": note, "spoilt": spoilt, "private": private_memory()})
+    if spoilt:
+        os._exit(1)
+    work = receive(link)
+    link.close()
+    return work
+
+
+def helper(name: str) -> str:
+    """Call a function of ``standby_warm.py``, which no worker shall find among its modules. Returns what went wrong."""
+    from importlib.machinery import SourceFileLoader
+
+    where = os.path.join(os.path.dirname(__file__), "standby_warm.py")
+    warm = types.ModuleType("__nodeagent_warm__")
+    try:
+        SourceFileLoader(warm.__name__, where).exec_module(warm)
+        getattr(warm, name)()
+    except Exception as error:  # noqa: BLE001 (whatever a framework raises is told, not fatal)
+        return f"{type(error).__name__}: {error}"[:500]
+    return ""
+
+
+def private_memory() -> int:
+    """Bytes that are this process's alone; 0 where the kernel does not tell."""
+    try:
+        with open("/proc/self/smaps_rollup") as file:
+            return sum(int(line.split()[1]) for line in file if line.startswith("Private_")) * 1024
+    except OSError:
+        return 0
 
 
 def host_store(command: dict[str, Any], fds: list[int]) -> None:

@@ -15,6 +15,7 @@ from nodeagent.model.job import Control, Desired, JobRecord, Phase, Spend
 from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
+from nodeagent.model.stall import Stall
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Cause, Head, Member, PodReport, Token
 from nodeagent.store.base import Store, StoreRefusedError
@@ -203,9 +204,15 @@ class Bench:
         return await self.store.ack(job.uid, token or head(job).token, node, life, ack, last)
 
     async def report(
-        self, job: JobRecord, node: str, state: str = "failed", reason: str = "", token: Token | None = None
+        self,
+        job: JobRecord,
+        node: str,
+        state: str = "failed",
+        reason: str = "",
+        token: Token | None = None,
+        stall: Stall | None = None,
     ) -> JobRecord:
-        value = PodReport.model_validate({"state": state, "reason": reason})
+        value = PodReport.model_validate({"state": state, "reason": reason, "stall": stall})
         return await self.store.report(job.uid, token or head(job).token, node, self.lives[node], value)
 
     async def active(self, job: JobRecord, *nodes: str, first: int = 0, **more: object) -> JobRecord:

@@ -6,6 +6,7 @@ import pytest
 
 from nodeagent.model.job import Outcome, Phase
 from nodeagent.model.node import Incarnation
+from nodeagent.model.stall import RankFacts, Stall
 from nodeagent.model.world import Ack, PodReport, Token
 from tests.contract.bench import Bench, head, refused, spend
 
@@ -132,6 +133,37 @@ async def test_reports_carry_the_order_of_first_faults(bench: Bench) -> None:
     assert events[0].text == "exit 3"
 
 
+async def test_a_stall_is_told_and_taken_back_and_is_no_fault(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    facts = RankFacts(rank=0, state="stopped", step=41, age=12.5, overdue="long", waits=None, site="f (a.py:3)")
+    stall = Stall(limit=10.0, suspects=True, ranks=(facts,))
+    job = await bench.report(job, "n1", "running")
+    before = await bench.kinds()
+    job = await bench.report(job, "n1", "running", stall=stall)
+    assert head(job).reports == {"n1": PodReport(state="running", stall=stall)}
+    job = await bench.report(job, "n1", "running")
+    assert head(job).reports == {"n1": PodReport(state="running")}
+    assert await bench.kinds() == before
+    job = await bench.report(job, "n1", "lost")
+    assert head(job).reports["n1"].seq == 1, "the first fault"
+    told = spend().model_copy(update={"kind": "hang", "step": 41, "progressed": True, "stalled": 12.5})
+    job = await bench.propose(job, "n2", spend=told)
+    assert job.budget["1"] == told
+
+
+async def test_the_first_report_that_a_pod_runs_is_an_event(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    for node, state in (("n1", "running"), ("n1", "running"), ("n2", "failed"), ("n2", "running")):
+        job = await bench.report(job, node, state, f"{state} on {node}")
+    told = [(e.kind, e.node, e.generation, e.text) for e in await bench.store.events("0-0", 100)][-2:]
+    assert told == [
+        ("GenerationStarted", "n1", 1, "running on n1"),
+        ("WorkerFailed", "n2", 1, "failed on n2"),
+    ]
+
+
 async def test_reports_are_only_for_members_of_the_active_head(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.propose(await bench.submit(), "n1")
@@ -236,6 +268,20 @@ async def test_an_ended_head_carries_its_holders_into_the_next(bench: Bench) -> 
     job = await bench.propose(job, "n1", "n3")
     assert set(head(job).holders) == {"n2"}
     assert (job.last_number, job.last_reports["n1"].reason) == (1, "exit 1")
+
+
+async def test_how_workers_left_is_kept_and_told_once(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    job = await bench.end(job, "pausing")
+    left = PodReport(state="left", reason="checkpoint at step 7 in 0.1 s")
+    for _ in range(2):
+        job = await bench.ack(job, "n1", last=left)
+    assert job.last_reports["n1"] == left, "no fault: it takes no place in their order"
+    told = [e for e in await bench.store.events("0-0", 500) if e.kind == "WorkersLeft"]
+    assert [(e.node, e.generation, e.uid, e.text) for e in told] == [
+        ("n1", 1, job.uid, "n1: checkpoint at step 7 in 0.1 s")
+    ]
 
 
 async def test_the_phases_age_counts_from_entering_it(bench: Bench) -> None:

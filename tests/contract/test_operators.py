@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from nodeagent.model.job import Control, JobRecord, Scale
+from nodeagent.model.job import Admission, Control, JobRecord, Scale
 from nodeagent.model.node import Cordon
 from nodeagent.store.messages import Answer, Settlement
 from tests.contract.bench import BOUND, Bench, head, refused, spec
@@ -98,6 +98,49 @@ async def test_control_is_replaced_under_its_revision(bench: Bench) -> None:
     assert (last.kind, last.by, last.text, last.job) == ("JobChanged", "ann", "changed", "train")
     missing = paused.model_copy(update={"uid": "nobody"})
     await refused("not_found", bench.set_control(missing, "r3"))
+
+
+async def test_a_control_may_skip_revisions_and_never_falls_back(bench: Bench) -> None:
+    """Where an older one was written back, the next is above the newest that anybody has seen."""
+    await bench.up("n1")
+    job = await bench.submit()
+    jumped = await bench.store.control("u1", 1, job.control.model_copy(update={"rev": 9}), "r1", "JobChanged", "so")
+    assert jumped.control.rev == 9
+    after = await bench.store.control("u1", 9, job.control, "r2", "JobChanged", "so")
+    assert after.control.rev == 10
+
+
+def _admission(signature: str, issued: int = 1000) -> Admission:
+    return Admission(by="n1", issued=issued, expires=issued + 60, signature=signature)
+
+
+async def test_what_was_signed_at_submit_is_kept_as_it_is(bench: Bench) -> None:
+    await bench.up("n1")
+    control = Control(rev=1, target=2, by="ann", signature="c")
+    await bench.store.submit("u1", spec("train"), 1, 1.0, "ann", "", control=control, admission=_admission("a"))
+    job = await bench.job("u1")
+    assert (job.control, job.admission) == (control, _admission("a"))
+    assert (await bench.submit("u2", "other")).admission is None, "nobody signed it"
+
+
+async def test_an_admission_is_renewed_once_by_whoever_knows_it(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.store.submit("u1", spec("train"), 1, 1.0, "ann", "", admission=_admission("a"))
+    renewed = await bench.store.renew("u1", "a", _admission("b", 2000))
+    assert renewed == job.model_copy(update={"admission": _admission("b", 2000), "rev": renewed.rev})
+    assert renewed.rev > job.rev
+    assert await bench.store.renew("u1", "a", _admission("b", 2000)) == renewed, "its reply was lost"
+    await refused("stale", bench.store.renew("u1", "a", _admission("c", 3000)))
+    await refused("not_found", bench.store.renew("nobody", "a", _admission("b")))
+    ended = await bench.end(await bench.store.renew("u1", "b", _admission("c", 3000)), "stopped")
+    assert ended.admission == _admission("c", 3000)
+    await refused("ended", bench.store.renew("u1", "c", _admission("d")))
+
+
+async def test_a_job_without_an_admission_is_given_none(bench: Bench) -> None:
+    await bench.up("n1")
+    await bench.submit()
+    await refused("stale", bench.store.renew("u1", "", _admission("b")))
 
 
 async def test_what_a_request_did_is_remembered(bench: Bench) -> None:

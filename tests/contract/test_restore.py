@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nodeagent.model.job import JobRecord
+from nodeagent.model.job import Admission, Control, JobRecord
 from nodeagent.model.node import Cordon, Incarnation, NodeRecord, Readiness
 from nodeagent.model.timing import Timing
 from nodeagent.store.messages import BeatReply, Offer, Restored
-from tests.contract.bench import FAST, LONG, Bench, head, refused
+from tests.contract.bench import FAST, LONG, Bench, head, refused, spec
 
 
 @dataclass
@@ -29,7 +29,6 @@ class View:
         """The whole view in one page."""
         plain: dict[str, object] = {
             "cluster_uid": self.reply.cluster_uid,
-            "secret": "s",
             "timing": FAST,
             "era": self.reply.era,
             "rev": self.reply.rev,
@@ -81,6 +80,21 @@ async def test_an_emptied_store_is_given_everything_back(bench: Bench) -> None:
     assert after.reply.served >= view.reply.served
     assert after.nodes["n2"].model_copy(update={"rev": 0}) == view.nodes["n2"].model_copy(update={"rev": 0})
     assert "StoreRestored" in await bench.kinds()
+
+
+async def test_what_was_signed_is_given_back_and_can_be_renewed(bench: Bench) -> None:
+    await bench.up("n1")
+    first, second = (Admission(by="né", issued=n, expires=n + 60, signature=f"s{n}") for n in (1000, 2000))
+    control = Control(rev=1, target=2, by="ann", signature="c")
+    await bench.store.submit("u1", spec("train"), 1, 1.0, "ann", "", control=control, admission=first)
+    view = await read(bench)
+    await bench.put_back(None)
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1")
+    await bench.recovered("n1")
+    job = await bench.job("u1")
+    assert (job.control, job.admission) == (control, first)
+    assert (await bench.store.renew("u1", "s1000", second)).admission == second
 
 
 async def test_after_it_numbers_names_devices_and_the_queue_go_on(bench: Bench) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from nodeagent.model.job import Control, JobRecord, Outcome, Scale
+from nodeagent.model.job import Admission, Control, JobRecord, Outcome, Scale
 from nodeagent.model.node import Cordon, Incarnation, NodeRecord, Readiness
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Member, PodReport, Token, WorkerExit
@@ -111,7 +111,7 @@ class Twins:
         options = [
             (5, self.join), (8, self.beat), (1, self.leave), (1, self.forget), (2, self.submit), (2, self.control),
             (1, self.remove), (1, self.cordon), (8, self.propose), (16, self.ack), (3, self.keep), (3, self.activate),
-            (6, self.report), (5, self.end), (2, self.settle), (2, self.request),
+            (6, self.report), (5, self.end), (2, self.settle), (2, self.request), (2, self.renew),
             (12 if self.server.state.recovering or not self.server.state.jobs else 2, self.restore),
         ]  # fmt: skip
         chosen = self.random.choices([o for _, o in options], [w for w, _ in options])[0]
@@ -184,7 +184,7 @@ class Twins:
         def offer(store: Store) -> Awaitable[object]:
             return store.restore(
                 Offer(
-                    cluster_uid=view.cluster[store], secret="s", timing=STILL, era=view.era[store], rev=rev,
+                    cluster_uid=view.cluster[store], timing=STILL, era=view.era[store], rev=rev,
                     served=view.served, by="n1", nodes=nodes, jobs=jobs, uids=uids,
                 )
             )  # fmt: skip
@@ -199,12 +199,21 @@ class Twins:
     def submit(self) -> Step:
         uid, name = self.fresh("u"), self.random.choice(NAMES)
         request = self.random.choice((uid, "again", ""))
-        return lambda store: store.submit(uid, spec(name), 1000, 12.125, "ann", request)
+        admission = self.admission() if self.random.random() < 0.7 else None
+        return lambda store: store.submit(uid, spec(name), 1000, 12.125, "ann", request, admission=admission)
+
+    def admission(self) -> Admission:
+        return Admission(by="n1", issued=1, expires=2, signature=self.random.choice(("s1", "s2", "s3")))
+
+    def renew(self) -> Step:
+        job, admission, expect = self.job(), self.admission(), self.random.choice(("s1", "s2", "s3"))
+        uid = job.uid if job else "nobody"
+        return lambda store: store.renew(uid, expect, admission)
 
     def control(self) -> Step:
         job = self.job()
         control = Control(
-            rev=1,
+            rev=self.random.choice((1, 1, 1, 20)),
             desired=self.random.choice(("run", "run", "pause", "stop")),
             target=self.random.randint(1, 3),
             restart=self.random.randint(0, 2),
@@ -397,7 +406,7 @@ def plain(reply: object) -> object:
     if isinstance(reply, JobRecord):
         return reply.model_copy(update={"started": reply.started is not None})
     if isinstance(reply, JoinReply):
-        return reply.model_copy(update={"cluster_uid": "", "secret": ""})
+        return reply.model_copy(update={"cluster_uid": ""})
     return reply
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nodeagent.ctl.client import Client, job_path, node_path
 
@@ -57,13 +57,13 @@ class Cluster:
             )
         return done
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start the tool and do not wait for it."""
+    def start(self, *arguments: str, to: tuple[IO[str], IO[str]] | None = None) -> subprocess.Popen[str]:
+        """Start the tool and do not wait for it; ``to``: where stdout and stderr go, instead of pipes."""
         command = [sys.executable, "-c", TOOL, *arguments]
+        out, err = to or (subprocess.PIPE, subprocess.PIPE)
         return subprocess.Popen(
-            command, env=self.environ, cwd=self.work, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            command, env=self.environ, cwd=self.work, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True
+        )
 
     def up(self, nodes: int) -> None:
         self.ctl("local", "up", "--nodes", str(nodes))
@@ -155,10 +155,13 @@ class Cluster:
         for name, state in self.nodes().items():
             if state in ("cordoned", "draining"):
                 self.ctl("uncordon", name)
+        self.stop_jobs()
+        self.until(lambda: set(self.nodes().values()) == {"ready"}, 30, "every node is ready")
+
+    def stop_jobs(self) -> None:
         for job in self.ask("/v1/jobs")["items"]:
             if job["phase"] not in ENDED:
                 self.ctl("stop", job["name"])
-        self.until(lambda: set(self.nodes().values()) == {"ready"}, 30, "every node is ready")
 
     def until_running(self, job: str, nodes: int, limit: float = 60.0, above: int = 0) -> dict[str, Any]:
         """Until the job runs whole on so many nodes, in a generation above ``above``."""
@@ -210,23 +213,32 @@ def bounded(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
 @contextmanager
 def cluster(nodes: int) -> Iterator[Cluster]:
     """A cluster of so many nodes; afterwards nothing of it is left, or the test fails."""
-    home = Path(tempfile.mkdtemp(prefix="na-e2e-", dir="/tmp"))  # short: unix sockets live below it
-    work = home / "work"
-    work.mkdir()
+    with home() as (folder, environ):
+        one = Cluster(folder, folder / "work", environ)
+        try:
+            if nodes:
+                one.up(nodes)
+            yield one
+        finally:
+            one.ctl("local", "down", check=None)
+
+
+@contextmanager
+def home() -> Iterator[tuple[Path, dict[str, str]]]:
+    """A home folder, and the environment for what lives there; afterwards no process of it is left, or the test
+    fails."""
+    folder = Path(tempfile.mkdtemp(prefix="na-e2e-", dir="/tmp"))  # short: unix sockets live below it
+    (folder / "work").mkdir()
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("NODEAGENT", "XDG_"))}
-    environ["NODEAGENT_LOCAL"] = str(home / "local")
+    environ["NODEAGENT_LOCAL"] = str(folder / "local")
     environ["PYTHONPATH"] = str(ROOT)
-    one = Cluster(home, work, environ)
     try:
-        if nodes:
-            one.up(nodes)
-        yield one
+        yield folder, environ
     finally:
-        one.ctl("local", "down", check=None)
-        left = leftovers(home)
+        left = leftovers(folder)
         for pid in left:
             os.kill(pid, 9)
-        shutil.rmtree(home, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     assert not left, f"processes are left: {left}"
 
 
@@ -279,11 +291,11 @@ def _listening() -> list[tuple[int, str]]:
 
 
 def digits_job(work: Path, name: str = "digits", *, nodes: str, steps: int, delay: float = 0.05, more: str = "",
-               script: Path = DIGITS, workers: int = 2) -> str:  # fmt: skip
+               script: Path = DIGITS, workers: int = 2, options: Sequence[str] = ()) -> str:  # fmt: skip
     """A job file for the digits example, with a step log at ``work/NAME.steps`` and a checkpoint each 5 steps."""
     words = [
         sys.executable, str(script), "--steps", str(steps), "--step-delay", str(delay), "--ckpt-every", "5",
-        "--target-accuracy", "0", "--step-log", str(work / f"{name}.steps"),
+        "--target-accuracy", "0", "--step-log", str(work / f"{name}.steps"), *options,
     ]  # fmt: skip
     return (
         f"name: {name}\ncommand: {json.dumps(words)}\nnodes: {nodes}\nworkers_per_node: {workers}\n"

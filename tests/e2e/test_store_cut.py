@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.bare import stepper_job
 from tests.e2e.datagrams import cut_off, why_not
 from tests.e2e.support import Cluster, check_steps, check_undisturbed, digits_job, is_alive, read_steps
 from tests.e2e.wire import Wire
@@ -72,6 +73,22 @@ def test_replies_that_come_late_disturb_nothing(calm: Cluster, wire: Wire, refer
     calm.until_running("late", 3, above=1)
     calm.ctl("stop", "late")
     check_steps(read_steps(calm.work, "late"), reference)
+
+
+def test_a_connection_breaks_while_replies_come_late(calm: Cluster, wire: Wire) -> None:
+    """A new one and the first request on it take two round trips, which together are longer than one call's bound."""
+    calm.submit(stepper_job(calm.work, "broke", "2"))
+    node = calm.until_running("broke", 2)["pods"][1]["node"]
+    calm.until_steps("broke", 5)
+    before = calm.workers("broke")
+    with wire.late(0.3):
+        wire.hang_up(node)
+        time.sleep(LEASE + BUSY)
+        assert all(is_alive(pid) for pid in before.values())
+    calm.until_steps("broke", 5)
+    assert calm.workers("broke") == before
+    calm.ctl("stop", "broke")
+    check_undisturbed(read_steps(calm.work, "broke"))
 
 
 def test_all_members_cut_off_and_a_spare_is_not(calm: Cluster, wire: Wire, reference: dict[int, float]) -> None:

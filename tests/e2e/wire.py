@@ -48,7 +48,7 @@ class Wire:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._do(self._hang_up())
+        self._do(self._hang_up(None))
         self._server.replace(self._place)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE)
@@ -66,6 +66,10 @@ class Wire:
             yield
         finally:
             self._late = 0.0
+
+    def hang_up(self, node: str) -> None:
+        """Every connection of this node breaks; it may come again."""
+        self._do(self._hang_up(node))
 
     @contextmanager
     def cut(self, nodes: Iterable[str]) -> Iterator[None]:
@@ -100,7 +104,7 @@ class Wire:
         node = _caller(writer.get_extra_info("socket"))
         there, to_server = await asyncio.open_unix_connection(self._server)
         for pump in (self._pump(node, reader, to_server, False), self._pump(node, there, writer, True)):
-            task = asyncio.create_task(pump)
+            task = asyncio.create_task(pump, name=node)
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
 
@@ -116,12 +120,14 @@ class Wire:
             finally:
                 sink.close()
 
-    async def _hang_up(self) -> None:
-        """Nobody can come again."""
-        self._listener.close()
-        for task in self._calls:
+    async def _hang_up(self, node: str | None) -> None:
+        """Of this node's, or of everybody's, who then cannot come again."""
+        if node is None:
+            self._listener.close()
+        calls = [task for task in self._calls if node in (None, task.get_name())]
+        for task in calls:
             task.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
+        await asyncio.gather(*calls, return_exceptions=True)
 
 
 def _caller(connection: socket.socket) -> str:

@@ -8,8 +8,8 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -35,14 +35,17 @@ def free_port() -> int:
 class Server:
     """One server (or sentinel) in a folder of its own; ``lines`` are its config file."""
 
-    def __init__(self, folder: Path, lines: list[str], *, port: int = 0, sentinel: bool = False) -> None:
+    def __init__(
+        self, folder: Path, lines: list[str], *, port: int = 0, sentinel: bool = False, address: str = "127.0.0.1"
+    ) -> None:
         self.port = port or free_port()
+        self.address = address
         self.folder = folder
         self.folder.mkdir()
         self.socket = folder / "s"
         self._config = folder / "server.conf"
         self._sentinel = sentinel
-        common = [f"dir {folder}", "bind 127.0.0.1", "protected-mode no", "daemonize no"]
+        common = [f"dir {folder}", f"bind {address}", "protected-mode no", "daemonize no"]
         if not sentinel:
             common += ['save ""', f"unixsocket {self.socket}", "unixsocketperm 700", "repl-diskless-sync-delay 0"]
         if not any(line.startswith("port ") for line in lines):
@@ -53,15 +56,16 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis://{self.address}:{self.port}/0"
 
     @property
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")
 
-    def start(self) -> None:
+    def start(self, program: Sequence[str] = ()) -> None:
+        """``program``: instead of the one that is found."""
         self.stop()
-        command = [str(find_server()), str(self._config), *(["--sentinel"] if self._sentinel else [])]
+        command = [*(program or [str(find_server())]), str(self._config), *(["--sentinel"] if self._sentinel else [])]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(tethered(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
@@ -85,7 +89,7 @@ class Server:
                         pytest.skip("this Redis server was built without TLS")
                     raise AssertionError(self.log)
                 try:
-                    _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                    _, writer = await asyncio.open_connection(self.address, self.port)
                 except OSError:
                     await asyncio.sleep(0.01)
                     continue
@@ -154,7 +158,7 @@ def _password(lines: tuple[str, ...]) -> str:
 async def ask(server: Server, *command: str, password: str = "", user: str = "") -> object:
     """One command on a connection of its own, whatever the server's role is."""
     login = f"{user}:{password}@" if password else ""
-    door = Door(RedisConfig(url=f"redis://{login}127.0.0.1:{server.port}/0"))
+    door = Door(RedisConfig(url=f"redis://{login}{server.address}:{server.port}/0"))
     connection = door.server()
     try:
         await connection.connect()  # type: ignore[no-untyped-call]
@@ -196,6 +200,34 @@ def yard() -> Iterator[Yard]:
         finally:
             for server in here.servers:
                 server.stop()
+
+
+@asynccontextmanager
+async def slowed(place: Path, seconds: float) -> AsyncIterator[Path]:
+    """Another socket for the server at ``place``, by which each reply comes so much later."""
+    calls: set[asyncio.Task[None]] = set()
+
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, pause: float) -> None:
+        with suppress(ConnectionError), closing(sink):
+            while data := await source.read(65536):
+                await asyncio.sleep(pause)
+                sink.write(data)
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, to_server = await asyncio.open_unix_connection(place)
+        calls.update(
+            {asyncio.create_task(pump(reader, to_server, 0)), asyncio.create_task(pump(there, writer, seconds))}
+        )
+
+    slow = place.with_name("slow")
+    listener = await asyncio.start_unix_server(accept, slow)
+    try:
+        yield slow
+    finally:
+        listener.close()
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
 
 
 class Authority:

@@ -25,6 +25,7 @@ from nodeagent.ctl.main import cli
 from nodeagent.local.config import choose_ports
 from nodeagent.local.tether import tethered
 from nodeagent.store.server import PrivateRedis
+from nodeagent.trust.key import make
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
 
 BOUND = 30.0
@@ -47,12 +48,14 @@ class RealAgent:
         self.socket = folder / "run" / "api.sock"
         config = {
             "cluster": "away",
+            "cluster_key": str(folder / "cluster.key"),
             "node": {"id": "n1", "address": "127.0.0.1", "cpu_slots": 2, "gpus": "none"},
             "redis": {"url": redis.url},
             "ports": {"api": 0, "rendezvous": "{}-{}".format(*choose_ports(()))},
             "dirs": {name: str(folder / name) for name in ("run", "state", "logs")},
             "jobs": {"allow_root": os.geteuid() == 0},
         }
+        make(folder / "cluster.key")
         file = folder / "agent.yaml"
         file.write_text(yaml.safe_dump(config))
         with (folder / "agent.log").open("wb") as log:

@@ -22,6 +22,7 @@ from nodeagent.store.door import Door
 from nodeagent.store.link import Link, Links
 from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import FAST, Bench, facts, refused, spec
+from tests.integration.redis_support import slowed
 
 pytestmark = pytest.mark.redis
 BOUND = 10.0
@@ -75,6 +76,20 @@ async def test_a_frozen_server_costs_one_timeout_and_confuses_no_reply(server: P
     assert again == jobs
     kinds = [event.uid for event in await store.events("0-0", 100)]
     assert [uid for uid in kinds if uid != "u9"] == [f"u{n}" for n in range(8)]
+
+
+async def test_a_call_that_has_to_connect_first_has_the_time_for_both(server: PrivateRedis, store: RedisStore) -> None:
+    """Where a round trip takes more than half of the bound."""
+    await store.remove("u1")  # the server knows the script from now on
+    for seconds, answers in ((0.6, True), (1.5, False)):
+        async with slowed(server.socket, seconds) as place:
+            slow = RedisStore(f"unix://{place}", "test", 1.0)
+            if answers:
+                await slow.remove("u1")
+                await slow.remove("u1")
+            else:
+                assert "did not answer within 1 s" in await unavailable(slow.remove("u1"))
+            await slow.close()
 
 
 async def test_a_killed_server_is_named_and_found_again(server: PrivateRedis, store: RedisStore) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nodeagent.workers.linux import is_running
 from nodeagent.workers.shim_checks import MARKER, folder_id
-from tests.integration.workers_support import UID, make_spec, open_bench, pid_of, wait_for
+from tests.integration.workers_support import UID, make_spec, open_bench, pid_of, token, wait_for
 
 
 def shim_with(folder: Path, change: str) -> str:
@@ -51,6 +51,28 @@ async def test_what_cannot_be_killed_is_told(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         status = await bench.until(lambda s: s.phase == "exited")
         assert status.exits[0].stopped
+
+
+async def test_a_promise_need_not_wait_for_what_has_been_sent_sigkill(tmp_path: Path) -> None:
+    """Here SIGKILL never comes, so that the time between is long."""
+    async with open_bench(tmp_path, shim_with(tmp_path, "shim_guard.Guard.signal = lambda *_: None")) as bench:
+        await bench.ready(make_spec(("sleep", "600"), tmp_path))
+        pid = pid_of((await bench.running()).workers[0])
+        bench.host.promise(UID, token(2), True)
+        bench.host.stop(UID, 60.0)
+        bench.host.promise(UID, token(2), True)
+        status = await bench.until(lambda s: s.phase == "stopping")
+        assert (status.highest, status.rendezvous) == (token(1), None), "it lives, or has its grace"
+        bench.host.stop(UID, None)
+        bench.host.promise(UID, token(2), True)
+        status = await bench.until(lambda s: s.rendezvous)
+        assert (status.phase, status.highest) == ("stopping", token(2))
+        bench.host.start(UID, bench.order(2))  # refused: something older lives
+        os.kill(pid, signal.SIGKILL)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert (status.generation, status.highest) == (token(1), token(2))
+        assert status.rendezvous is not None
+        assert status.rendezvous.token == token(2)
 
 
 async def test_an_idle_shim_without_an_agent_ends(tmp_path: Path) -> None:

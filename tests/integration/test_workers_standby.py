@@ -1,8 +1,9 @@
-"""A worker forked from the standby behaves as one started plainly."""
+"""A worker forked from the standby, ahead or on demand, behaves as one started plainly."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -103,7 +104,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("arguments", CASES, ids=" ".join)
-async def test_forked_equals_plain(tmp_path: Path, folder: Path, arguments: list[str]) -> None:
+async def test_forked_and_parked_equal_plain(tmp_path: Path, folder: Path, arguments: list[str]) -> None:
+    """Generation 1 is forked on demand (the number of GPUs is not known before), generation 2 ahead."""
     outcomes = []
     for standby in (True, False):
         async with open_bench(tmp_path / str(standby)) as bench:
@@ -111,7 +113,15 @@ async def test_forked_equals_plain(tmp_path: Path, folder: Path, arguments: list
             status = await bench.ready(spec)
             assert status.standby_warm == standby
             outcomes.append(await outcome(bench, 1))
-    assert outcomes[0] == outcomes[1]
+            if standby:
+                (ahead,) = (await bench.until(lambda s: s.parked)).parked
+                outcomes.append(await outcome(bench, 2))
+                assert [end.pid for end in bench.state().exits] == [ahead]
+    assert outcomes[0] == outcomes[2]
+    assert outcomes[1] == outcomes[2]
+    for _, _, out, _ in outcomes:
+        reports = [json.loads(line) for line in out if line.startswith("{")]
+        assert [report["fds"] for report in reports] == [[0, 1, 2]] * len(reports)
 
 
 async def test_environment_is_exact(tmp_path: Path, folder: Path) -> None:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from nodeagent.model.jobspec import Hooks, JobSpec, Nodes, Role, Submitter
+from nodeagent.model.jobspec import Hang, Hooks, JobSpec, Nodes, Role, Submitter
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Token
 from nodeagent.workers.base import PodStatus, StartOrder
@@ -38,6 +38,7 @@ def make_spec(
     checkpoint_dir: str | None = None,
     env_file: str | None = None,
     environ: Mapping[str, str] | None = None,
+    hang: Hang | None = None,
 ) -> JobSpec:
     """A job of this machine's own user."""
     recorded = {"PATH": os.environ["PATH"]} if environ is None else dict(environ)
@@ -54,6 +55,7 @@ def make_spec(
             "limits": dict(limits or {}),
             "checkpoint_dir": checkpoint_dir,
             "env_file": env_file,
+            "hang": hang,
             "submitter": Submitter(user=user, uid=os.getuid(), gid=os.getgid(), host="h", cwd="/", environ=recorded),
         }
     )
@@ -177,15 +179,24 @@ class Bench:
         shim, own = status.shim_pid, {status.shim_pid, status.standby_pid}
         assert shim is not None
         line = Path(f"/proc/{shim}/cmdline").read_bytes()
-        for pid in pids():
-            fields = stat_fields(pid)
-            if fields and int(fields[1]) == shim and Path(f"/proc/{pid}/cmdline").read_bytes() == line:
+        for pid in children(shim):
+            if Path(f"/proc/{pid}/cmdline").read_bytes() == line:
                 own.add(pid)
         return {pid for pid in own if pid}
+
+    def parked(self) -> set[int]:
+        """Forks of the standby that were never given work, those that still warm up among them."""
+        status = self.state()
+        forks = children(status.standby_pid) if status.standby_pid else []
+        return set(forks) - {worker.pid for worker in status.workers}
 
     def left(self) -> list[int]:
         self.note_marks()
         return [pid for mark in self.marks for owner in self.owners for pid in marked(mark, owner)]
+
+
+def children(parent: int) -> list[int]:
+    return [pid for pid in pids() if (fields := stat_fields(pid)) and int(fields[1]) == parent]
 
 
 async def wait_for(condition: Callable[[], object], bound: float = 30.0) -> None:

@@ -6,16 +6,17 @@ import asyncio
 import copy
 import random
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.loop import Agent
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.standin import end_as_planned
 from nodeagent.api.errors import ApiError
 from nodeagent.api.scaling import Verb, read
 from nodeagent.api.scaling import wish as choose_size
-from nodeagent.model.job import Control, JobRecord
+from nodeagent.model.job import Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec, Nodes, RestartLimits, Role, Submitter
 from nodeagent.model.node import Cordon, NodeFacts
 from nodeagent.model.timing import Timing
@@ -23,12 +24,32 @@ from nodeagent.model.world import Token
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.memory import MemoryServer, MemoryStore
+from nodeagent.trust.key import ClusterKey
+from nodeagent.trust.ledger import Entry
+from nodeagent.trust.seal import Seal
 from tests.sim.invariants import Checker
 from tests.sim.machine import SimHost, SimMachine
 from tests.sim.network import Gate, Link, LinkedStore, PeerNet, SimPeers
 from tests.sim.virtual import SimClock
 
 TIMING = Timing(cooldown=8.0)
+KEY = ClusterKey(bytes(32))
+
+
+SEAL = Seal(KEY, "default")
+
+
+class SimLedger:
+    """What an agent remembers of signed jobs: outlives its process and its machine's boots."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Entry] = {}
+
+    def load(self) -> dict[str, Entry]:
+        return dict(self.kept)
+
+    async def save(self, entries: Mapping[str, Entry]) -> None:
+        self.kept = dict(entries)
 
 
 class Node:
@@ -45,11 +66,21 @@ class Node:
         self.boots = 0
         self.run_dir = cluster.folder / name
         self.agent: Agent | None = None
+        self.ledger = SimLedger()
         self._host: SimHost | None = None
         self._identity: Identity | None = None
         self._task: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def standing_in(self) -> bool:
+        """Only a stand-in is there."""
+        return self._ending is not None
 
     def start_agent(self) -> None:
+        """A start kills a stand-in before it takes the node; beside an agent it does nothing."""
+        if self.standing_in:
+            self._drop_agent()
         if self._task is not None or not self.machine.powered:
             return
         self.gate = Gate()
@@ -62,21 +93,52 @@ class Node:
         self._peers = SimPeers(self.name, self.cluster.net, self.gate)
         store = LinkedStore(self.cluster.server, self.link, self.gate).as_store()
         self.agent = Agent(
-            AgentConfig(timing=TIMING), self.name, facts, store=store, host=self._host, clock=self.clock,
-            identity=self._identity, incarnation=self._identity.take(), metrics=Metrics(), peers=self._peers,
-            random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
+            AgentConfig(timing=TIMING), self.name, facts, key=KEY, ledger=self.ledger, store=store, host=self._host,
+            clock=self.clock, identity=self._identity, incarnation=self._identity.take(), metrics=Metrics(),
+            peers=self._peers, random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
         )  # fmt: skip
         self._task = self.cluster.tasks.create_task(self.agent.run(asyncio.Event()), name=f"agent {self.name}")
 
+    def end_agent(self) -> None:
+        """SIGTERM. The stand-in is the very process that was the agent, under another pid."""
+        if self.agent is not None and not self.standing_in:
+            ending = self._end_as_planned(self.agent)
+            self._ending = self.cluster.tasks.create_task(ending, name=f"planned end {self.name}")
+
+    async def _end_as_planned(self, agent: Agent) -> None:
+        async def split() -> int:
+            return 2
+
+        await end_as_planned(agent, split=split, awaited=lambda: False, hold_off=lambda _until: None, clock=self.clock)
+        self._ending = None
+        await self.kill_agent()
+
+    async def take_over(self) -> None:
+        """The next start, which waits until a stand-in may be ended."""
+        while True:
+            if not self.standing_in or self.agent is None or self.agent.settled:
+                self.start_agent()
+                return
+            await asyncio.sleep(0.05)
+
     async def kill_agent(self) -> None:
+        """SIGKILL, also to a stand-in."""
+        if (task := self._drop_agent()) is not None:
+            await asyncio.wait([task])
+
+    def _drop_agent(self) -> asyncio.Task[None] | None:
+        """From now on it does nothing any more."""
         task, self._task = self._task, None
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
         if task is None or self._identity is None or self._host is None:
-            return
+            return None
         self._host.dead = self._peers.dead = True
         task.cancel()
-        await asyncio.wait([task])
         self._identity.release()
         self.agent = None
+        return task
 
     async def power_cut(self) -> None:
         self.machine.cut_power()
@@ -150,9 +212,16 @@ class SimCluster:
             if node.name != name:
                 node.machine.lose_peers(uid, token)
 
-    async def submit(self, name: str, minimum: int, maximum: int, target: int, **spec: object) -> JobRecord:
+    async def submit(
+        self, name: str, minimum: int, maximum: int, target: int, *, admitted: float = 0.0, **spec: object
+    ) -> JobRecord:
+        """Through an agent, ``admitted`` seconds ago."""
         job = sim_spec(name, minimum, maximum, target, **spec)
-        done = await MemoryStore(self.server).submit(f"uid-{name}", job, 0, 0.0, "test", f"submit-{name}")
+        uid, now = f"uid-{name}", SimClock().wall() - admitted
+        done = await MemoryStore(self.server).submit(
+            uid, job, 0, 0.0, "test", f"submit-{name}", control=SEAL.control(uid, first_control(job, "test", None)),
+            admission=SEAL.admit(uid, 0, job, now, "n1"),
+        )  # fmt: skip
         self.checker.submitted.add(done.uid)
         return done
 
@@ -184,7 +253,8 @@ class SimCluster:
             job = self.find(name)
             if job is None:
                 return  # the store was emptied a moment ago
-            control = job.control.model_copy(update={**changes, "by": "test"})
+            more = {**changes, "by": "test", "rev": job.control.rev + 1}
+            control = SEAL.control(job.uid, job.control.model_copy(update=more))
             await MemoryStore(self.server).control(job.uid, job.control.rev, control, request, "JobChanged", "changed")
 
         await self.patiently(step)
@@ -204,7 +274,10 @@ class SimCluster:
             except ApiError:
                 taken = False
                 return
-            new = None if wish is None else Control(**(job.control.model_dump() | wish.change | {"by": "test"}))
+            more = {"by": "test", "rev": job.control.rev + 1}
+            new = None
+            if wish is not None:
+                new = SEAL.control(job.uid, Control(**(job.control.model_dump() | wish.change | more)))
             did = asked.did(job, job.control.target if new is None else new.target)
             await MemoryStore(self.server).control(job.uid, job.control.rev, new, request, "JobScaled", str(body), did)
 

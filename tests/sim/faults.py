@@ -43,6 +43,18 @@ async def restart_agent(cluster: SimCluster) -> None:
     node.start_agent()
 
 
+async def restart_agent_as_planned(cluster: SimCluster) -> None:
+    """The next start may come too late, and may take its time after it has ended the stand-in."""
+    node = _any(cluster)
+    node.end_agent()
+    await asyncio.sleep(cluster.rng.choice([0.1, 2.0, 12.0, 25.0, 45.0]))
+    node.thaw()
+    if cluster.rng.random() < 0.3:
+        await node.kill_agent()
+        await asyncio.sleep(cluster.rng.choice([0.1, 0.5, 1.5]))
+    await node.take_over()
+
+
 async def cut_power(cluster: SimCluster) -> None:
     node = _any(cluster)
     await node.power_cut()
@@ -172,7 +184,8 @@ async def _operate(cluster: SimCluster, **changes: object) -> None:
 
 
 FAULTS: tuple[Fault, ...] = (
-    kill_worker, kill_worker, kill_shim, restart_agent, restart_agent, cut_power, freeze_agent, freeze_machine,
-    cut_link, cut_link, cut_store, cut_store, cut_store, cut_peers, cut_peers, bad_link, restart_store,
-    empty_store, roll_back_store, step_store_clock, late_guard, scale, pause_and_resume, restart_job, cordon,
+    kill_worker, kill_worker, kill_shim, restart_agent, restart_agent, restart_agent_as_planned,
+    restart_agent_as_planned, cut_power, freeze_agent, freeze_machine, cut_link, cut_link, cut_store, cut_store,
+    cut_store, cut_peers, cut_peers, bad_link, restart_store, empty_store, roll_back_store, step_store_clock,
+    late_guard, scale, pause_and_resume, restart_job, cordon,
 )  # fmt: skip

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodPhase, WorkerState
+from nodeagent.model.stall import RankFacts, Stall
 from nodeagent.model.world import Token, WorkerExit
-from nodeagent.workers.base import PodStatus, Rendezvous, StartOrder
+from nodeagent.workers.base import CommitWish, PodStatus, Rendezvous, StartOrder
 from tests.sim.network import Gate
 from tests.sim.virtual import SimClock
 
@@ -36,7 +37,11 @@ class SimPod:
     refused: str = ""
     rendezvous: Rendezvous | None = None
     killing: bool = False
+    wish: CommitWish | None = None
+    doomed: bool = False
+    """SIGKILL is on its way: a promise need not wait for its end."""
     env: tuple[dict[str, str], ...] = ()
+    stall: Stall | None = None
 
     def status(self) -> PodStatus:
         by_rank = {e.local_rank: e for e in self.exits}
@@ -49,6 +54,8 @@ class SimPod:
             uid=self.uid, phase=self.phase, reason=self.reason, folder=self.folder, shim_pid=self.shim_pid,
             standby_warm=True, highest=self.highest, generation=self.generation, workers=workers,
             exits=tuple(self.exits), fenced=self.fenced, refused=self.refused, rendezvous=self.rendezvous,
+            commit=self.wish if self.alive else None,
+            stall=self.stall,
         )  # fmt: skip
 
 
@@ -58,6 +65,8 @@ class SimMachine:
     def __init__(self, name: str, clock: SimClock, rng: random.Random, observe: Callable[[], None]) -> None:
         self.name, self.clock, self.rng, self.observe = name, clock, rng, observe
         self.pods: dict[str, SimPod] = {}
+        self.looks = 0
+        """How often an agent asked what its workers do."""
         self.promised: dict[str, Token] = {}
         """On disk: survives shims and power cuts."""
         self.folder = "shared"
@@ -113,6 +122,19 @@ class SimMachine:
         if pod.generation is not None and not (code == 0 and signal is None):
             self.peers(uid, pod.generation, self.name)
 
+    def wish(self, uid: str, order: int) -> None:
+        """A worker of rank 0 asks for a commit."""
+        pod = self.pods[uid]
+        assert pod.generation is not None
+        pod.wish = CommitWish(token=pod.generation, name=f"g{pod.generation.number}-{order}", step=order, order=order)
+        self.touch()
+
+    def committed(self, uid: str, wish: CommitWish) -> None:
+        pod = self.pods.get(uid)
+        if pod is not None and pod.wish == wish:
+            pod.wish = None
+            self.touch()
+
     def _record(self, pod: SimPod, local: int, code: int | None, signal: int | None, error: str = "") -> None:
         pod.alive.discard(local)
         pod.exits.append(
@@ -120,7 +142,7 @@ class SimMachine:
                        stopped=pod.killing, order=len(pod.exits), error=error)
         )  # fmt: skip
         if not pod.alive:
-            pod.phase, pod.killing = "exited", False
+            pod.phase, pod.killing, pod.doomed = "exited", False, False
 
     def lose_peers(self, uid: str, token: Token) -> None:
         """A peer is gone: the workers here fail in their collective a moment later."""
@@ -249,7 +271,7 @@ class SimMachine:
 
     def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
         pod = self.pods.get(uid)
-        if pod is None or pod.phase == "gone" or pod.alive:
+        if pod is None or pod.phase == "gone" or (pod.alive and not pod.doomed):
             return
         known = self.promised.get(uid)
         if known is not None and known.number > token.number:
@@ -274,7 +296,7 @@ class SimMachine:
             return
         if pod.highest is None or order.token.number < pod.highest.number or pod.alive:
             return
-        pod.generation, pod.exits, pod.fenced, pod.refused = order.token, [], False, ""
+        pod.generation, pod.exits, pod.fenced, pod.refused, pod.stall = order.token, [], False, "", None
         pod.ranks, pod.pids, pod.env = (), (), order.environments
         if self.clock.now() >= min(order.not_after, self.granted(uid)):
             pod.refused, pod.phase = "the grant ran out before the start", "exited"
@@ -291,7 +313,7 @@ class SimMachine:
         pod = self.pods.get(uid)
         if pod is None or not pod.alive:
             return
-        pod.phase, pod.killing = "stopping", True
+        pod.phase, pod.killing, pod.doomed = "stopping", True, pod.doomed or grace is None
         delay = self.rng.uniform(0.001, 0.01) if grace is None else self.rng.uniform(0.0, min(grace, 5.0))
         token = pod.generation
 
@@ -300,6 +322,23 @@ class SimMachine:
                 self._kill([pod])
 
         self.later(delay, kill)
+
+    def hang(self, uid: str, suspects: bool, stopped: int | None = None) -> None:
+        """The pod's workers wait for others; the one of this local rank is stopped."""
+        pod = self.pods[uid]
+        facts = tuple(
+            RankFacts(rank=r, state="stopped" if i == stopped else "idle", silent=True, quiet=True, age=600.0)
+            for i, r in enumerate(pod.ranks)
+        )
+        pod.stall = Stall(limit=600.0, suspects=suspects, ranks=facts)
+        self.touch()
+
+    def look(self, uid: str) -> None:
+        pod = self.pods.get(uid)
+        if pod is not None and pod.phase == "running" and pod.stall is None:
+            self.looks += 1
+            token = pod.generation
+            self.later(1.0, lambda: self.hang(uid, False) if pod.generation == token and pod.alive else None)
 
     def retire(self, uid: str) -> None:
         pod = self.pods.get(uid)
@@ -349,8 +388,14 @@ class SimHost:
     def stop(self, uid: str, grace: float | None) -> None:
         self._do(lambda: self._machine.stop(uid, grace))
 
+    def look(self, uid: str) -> None:
+        self._do(lambda: self._machine.look(uid))
+
     def retire(self, uid: str) -> None:
         self._do(lambda: self._machine.retire(uid))
+
+    def committed(self, uid: str, wish: CommitWish, refused: str) -> None:
+        self._do(lambda: self._machine.committed(uid, wish))
 
     def grant(self, until: float, seq: int, uid: str | None = None) -> None:
         self._do(lambda: self._machine.grant(until, seq, uid))

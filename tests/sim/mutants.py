@@ -7,21 +7,29 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import structlog
 
 from nodeagent.agent.failsafe import Failsafe
+from nodeagent.agent.guard import Guard, _Judged
+from nodeagent.agent.loop import Agent
+from nodeagent.model.job import Admission, JobRecord
 from nodeagent.model.timing import Timing
+from nodeagent.model.world import Token
 from nodeagent.plan import gang, lending
+from nodeagent.plan.cluster import RefusalKind
 from nodeagent.plan.lending import Answer, Ask, Promises
-from nodeagent.store.twin import generation, restore
+from nodeagent.store.twin import commits, generation, restore
 from nodeagent.store.twin.state import State
+from nodeagent.trust.ledger import Entry
+from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodStatus
 from tests.sim import cluster as cluster_module
 from tests.sim import provocations
-from tests.sim.cluster import SimCluster
+from tests.sim.cluster import Node, SimCluster
 from tests.sim.machine import SimMachine
 from tests.sim.virtual import run_virtual
 
@@ -117,6 +125,19 @@ def deciding_while_recovering(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(State, "recovering", property(lambda state: False))
 
 
+def anybody_commits(patch: pytest.MonkeyPatch) -> None:
+    """A commit does not compare the generation that asks with the one that is active."""
+    real = commits.commit
+
+    def commit(s: State, uid: str, token: Token, *rest: Any) -> JobRecord:
+        job = real(s, uid, s.job(uid).active or token, *rest)
+        assert job.checkpoint is not None
+        asked = job.checkpoint.model_copy(update={"number": token.number})
+        return s.save_job(job.model_copy(update={"checkpoint": asked}))
+
+    patch.setattr(commits, "commit", commit)
+
+
 def one_yes_is_enough(patch: pytest.MonkeyPatch) -> None:
     """A member asks itself only."""
     real = Failsafe._ask
@@ -163,6 +184,51 @@ def counted_from_the_answer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Failsafe, "_ask_all", late)
 
 
+def signatures_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    """An agent runs what the store says, whoever signed it."""
+    patch.setattr(Seal, "admits", lambda seal, job: True)
+    patch.setattr(Seal, "controls", lambda seal, job: True)
+    real = Guard._verdict
+    signed = Admission(by="n1", issued=0, expires=1 << 40, signature="")
+
+    def verdict(self: Guard, known: _Judged, entry: Entry | None, now: float) -> tuple[RefusalKind | None, str]:
+        job = known.job.model_copy(update={"admission": known.job.admission or signed})
+        return real(self, replace(known, job=job), entry, now)
+
+    patch.setattr(Guard, "_verdict", verdict)
+
+
+def ends_not_remembered(patch: pytest.MonkeyPatch) -> None:
+    """An agent runs again what has ended, as long as its signature is good."""
+    patch.setattr(Guard, "_ends", lambda guard, uid, now: None)
+
+
+def goes_on_while_it_leaves(patch: pytest.MonkeyPatch) -> None:
+    """A stand-in that nobody replaced gives its lease back while it still starts workers."""
+    patch.setattr(Agent, "_leaving", property(lambda agent: False, lambda agent, value: None), raising=False)
+
+
+def leaves_before_its_workers_are_gone(patch: pytest.MonkeyPatch) -> None:
+    """A stand-in gives its lease back without having stopped its workers."""
+    patch.setattr(Agent, "_quiet", lambda agent: True)
+
+
+def two_agents_at_once(patch: pytest.MonkeyPatch) -> None:
+    """The next start does not end the stand-in before it joins."""
+
+    def drop(node: Node) -> None:
+        assert node._identity is not None
+        node._identity.release()
+        node._task = node._ending = None
+
+    patch.setattr(Node, "_drop_agent", drop)
+
+
+def takes_over_at_once(patch: pytest.MonkeyPatch) -> None:
+    """The next start does not wait until the stand-in has given the store back what it lost."""
+    patch.setattr(Agent, "settled", property(lambda agent: True))
+
+
 MUTANTS = (
     Mutant(holders_forgotten, provocations.falls_silent_and_scales),
     Mutant(ack_before_stopping, provocations.falls_silent_and_scales),
@@ -171,12 +237,19 @@ MUTANTS = (
     Mutant(half_a_gang, provocations.falls_silent_and_scales),
     Mutant(merged_by_arrival, provocations.store_loses_writes),
     Mutant(deciding_while_recovering, provocations.store_loses_writes),
+    Mutant(anybody_commits, provocations.a_commit_comes_late),
     Mutant(one_yes_is_enough, provocations.part_of_the_members),
     Mutant(keepers_need_not_let_go, provocations.all_keepers),
     Mutant(promises_not_kept, provocations.back_one_by_one),
     Mutant(no_wait_after_a_start, provocations.forgetful),
     Mutant(lends_while_served, provocations.one_alone),
     Mutant(counted_from_the_answer, provocations.back_one_by_one),
+    Mutant(signatures_not_looked_at, provocations.forged_and_stolen),
+    Mutant(ends_not_remembered, provocations.forged_and_stolen),
+    Mutant(goes_on_while_it_leaves, provocations.nobody_comes_back),
+    Mutant(leaves_before_its_workers_are_gone, provocations.nobody_comes_back),
+    Mutant(two_agents_at_once, provocations.taken_over),
+    Mutant(takes_over_at_once, provocations.all_await_a_store_that_comes_back_empty),
 )
 
 

@@ -57,7 +57,6 @@ class SimPeers:
     def __init__(self, name: str, net: PeerNet, gate: Gate) -> None:
         self.name, self._net, self._gate = name, net, gate
         self.handler: Handler = lambda ask: Answer(yes=False, why="not ready yet")
-        self.secret = ""
         self.dead = False
         net.ends[name] = self
 

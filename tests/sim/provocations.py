@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 
+from nodeagent.spec.agentconfig import AgentConfig
 from tests.sim.cluster import TIMING, SimCluster
-from tests.sim.test_failsafe import cut, members, started
+from tests.sim.test_failsafe import cut, members, pids, started
+from tests.sim.test_signatures import forged, write
 
 
 async def falls_silent_and_scales(cluster: SimCluster) -> None:
@@ -74,6 +76,26 @@ async def store_loses_writes(cluster: SimCluster) -> None:
     cluster.checker.check_kept()
 
 
+async def a_commit_comes_late(cluster: SimCluster) -> None:
+    """A commit is still on its way to the store when the same nodes form anew."""
+    await cluster.submit("a", 3, 3, 3)
+    await cluster.until(lambda: cluster.whole("a"), 90, "whole")
+    head = cluster.job("a").head
+    assert head is not None
+    leader, last = (cluster.nodes[head.ordered()[at].node] for at in (0, -1))
+    leader.machine.wish("uid-a", 1)
+    await cluster.until(lambda: cluster.job("a").checkpoint is not None, 10, "committed")
+    leader.link.slow = 8.0
+    leader.machine.wish("uid-a", 2)
+    await asyncio.sleep(0.05)
+    leader.link.slow = 0.0
+    last.machine.worker_ends("uid-a", 0, signal=9)
+    await asyncio.sleep(40)
+    pointer, active = cluster.job("a").checkpoint, cluster.job("a").active
+    assert pointer is not None and active is not None and active.number > head.number
+    assert pointer.number <= head.number
+
+
 async def part_of_the_members(c: SimCluster) -> None:
     """Two members of three are cut off from the store, their third keeper is not."""
     await started(c, 1, 3)
@@ -114,3 +136,59 @@ async def one_alone(c: SimCluster) -> None:
     victim = members(c)[1]
     cut(c, [victim])
     await c.until(lambda: c.whole("j") and victim not in members(c), TIMING.lease + 1.5, "replaced")
+
+
+async def forged_and_stolen(c: SimCluster) -> None:
+    """A job that nobody signed, and the record of one that has ended, are written into the store."""
+    stolen = await c.submit("a", 1, 4, 2)
+    await c.until(lambda: c.whole("a"), 90, "whole")
+    await c.operate("a", desired="stop", delete=True)
+    await c.until(lambda: c.find("a") is None, 30, "deleted")
+    await asyncio.sleep(5)
+    write(c, stolen)
+    write(c, forged("f"))
+    await asyncio.sleep(20)
+    for node in c.nodes.values():
+        assert not node.machine.pods, f"{node.name} has prepared {sorted(node.machine.pods)}"
+
+
+async def nobody_comes_back(c: SimCluster) -> None:
+    """A stand-in that has just lent time leaves in the middle of a fault: the gang forms anew around it."""
+    await started(c, 1, 3)
+    c.nodes["n1"].end_agent()
+    await asyncio.sleep(AgentConfig().stand_in - 3)
+    cut(c, c.nodes)
+    await asyncio.sleep(2.5)
+    cut(c, c.nodes, False)
+    await c.until(lambda: c.nodes["n1"].machine.running("uid-j") is None, 3, "its workers are stopped")
+    await asyncio.sleep(10)
+
+
+async def taken_over(c: SimCluster) -> None:
+    """The next start comes while a stand-in is there: nothing is disturbed, and nobody acts for the node twice."""
+    await started(c, 2, 3)
+    head, was = c.job("j").head, pids(c)
+    for _ in range(3):
+        c.nodes["n1"].end_agent()
+        await asyncio.sleep(4)
+        c.nodes["n1"].start_agent()
+        await asyncio.sleep(6)
+    assert (c.job("j").head, pids(c)) == (head, was)
+
+
+async def all_await_a_store_that_comes_back_empty(c: SimCluster) -> None:
+    """Nobody but the stand-ins knows the job when it does, and all next starts are only waiting for it."""
+    await started(c, 2, 3)
+    head, was = c.job("j").head, pids(c)
+    await c.nodes["n4"].kill_agent()
+    cut(c, c.nodes)
+    for name in members(c):
+        c.nodes[name].end_agent()
+    await asyncio.sleep(4)
+    emptying = asyncio.ensure_future(c.empty_store())
+    starts = [asyncio.ensure_future(c.nodes[name].take_over()) for name in was]
+    await asyncio.sleep(1)
+    cut(c, c.nodes, False)
+    await asyncio.gather(emptying, *starts)
+    await asyncio.sleep(10)
+    assert (c.job("j").head, pids(c)) == (head, was)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from nodeagent.model.node import Cordon
+from nodeagent.model.world import PodReport
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.virtual import run_virtual
 
@@ -62,6 +63,53 @@ def test_worker_killed() -> None:
         assert [e.counts for e in job.budget.values()] == [True]
 
     simulate(4, scenario)
+
+
+def reports(cluster: SimCluster) -> dict[str, PodReport]:
+    head = cluster.job("j").head
+    return {} if head is None else head.reports
+
+
+def test_a_hang_is_judged_when_every_pod_has_told() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 3, 3, 3)
+        await running(c, 3)
+        head = c.job("j").head
+        assert head is not None
+        c.nodes["n2"].machine.hang("uid-j", suspects=True, stopped=0)
+        told = await c.until(lambda: len(reports(c)) == 3, 5.0, "the others were asked")
+        assert told < 2.0
+        took = await c.until(lambda: c.job("j").restarts == 1, 5.0, "formed again")
+        assert took < 1.0
+        await running(c, 3)
+        job = c.job("j")
+        assert job.head is not None
+        cause = job.head.cause
+        assert (job.restarts, cause.kind, cause.node) == (1, "hang", "n2")
+        assert cause.rank == head.members["n2"].first_rank
+        assert [(e.kind, e.counts) for e in job.budget.values()] == [("hang", True)]
+        await asyncio.sleep(10)
+        assert c.job("j").restarts == 1
+
+    simulate(3, scenario)
+
+
+def test_a_pod_that_gets_on_again_takes_back_what_it_said() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 2, 2)
+        await running(c, 2)
+        first, second = (c.nodes[n].machine for n in ("n1", "n2"))
+        first.hang("uid-j", suspects=False)  # it has been asked before, so it is not asked again
+        second.hang("uid-j", suspects=False)
+        await c.until(lambda: len(reports(c)) == 2, 5.0, "both have told")
+        second.pods["uid-j"].stall = None
+        second.touch()
+        await asyncio.sleep(5)
+        assert reports(c)["n2"] == PodReport(state="running")
+        assert c.job("j").restarts == 0
+        assert (first.looks, second.looks) == (0, 0)
+
+    simulate(2, scenario)
 
 
 def test_node_lost_is_replaced_by_the_spare_and_costs_nothing() -> None:

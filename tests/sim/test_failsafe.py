@@ -120,6 +120,23 @@ def test_all_members_cut_off_while_a_spare_is_served_never_makes_two_generations
     simulate(5, scenario)
 
 
+def test_members_that_come_back_one_by_one_go_on_though_one_would_be_enough() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 1, 3)
+        before = pids(c)
+        cut(c, members(c))
+        await asyncio.sleep(30)
+        for name in members(c):
+            cut(c, [name], False)
+            await asyncio.sleep(TIMING.store_timeout)
+        await asyncio.sleep(10)
+        assert pids(c) == before, "the first to be back waited for the others"
+        assert c.job("j").restarts == 0
+
+    for seed in range(5):
+        simulate(5, scenario, seed)
+
+
 def test_a_worker_that_dies_without_the_store_is_replaced_when_it_is_back() -> None:
     async def scenario(c: SimCluster) -> None:
         await started(c, 2, 3)

@@ -46,12 +46,14 @@ class SimClock:
 
     def __init__(self, rate: float = 1.0, boot: float = 0.0) -> None:
         self.rate, self.boot = rate, boot
+        self.wall_step = 0.0
+        """What the wall clock shows is so many seconds off."""
 
     def now(self) -> float:
         return self.boot + asyncio.get_running_loop().time() * self.rate
 
     def wall(self) -> float:
-        return 1.7e9 + asyncio.get_running_loop().time()
+        return 1.7e9 + asyncio.get_running_loop().time() + self.wall_step
 
     def true_delay(self, until: float) -> float:
         """True seconds until this clock shows ``until``."""

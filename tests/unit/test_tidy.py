@@ -21,7 +21,7 @@ IMPURE = frozenset({
 """What a decision must not touch: clocks, randomness, files, processes, the network, logs."""
 OF_PLAN = frozenset({"nodeagent.model", "nodeagent.plan", "nodeagent.workers.base"})
 """What ``plan/`` may use of nodeagent: records, and the states of pods it decides on."""
-ON_ITS_OWN = sorted([*PACKAGE.glob("workers/shim*.py"), PACKAGE / "workers" / "standby.py"])
+ON_ITS_OWN = sorted([*PACKAGE.glob("workers/shim*.py"), *PACKAGE.glob("workers/standby*.py")])
 """Run by the job's own Python, or small enough to outlive everything: the standard library only."""
 LONGEST = 400
 TEXT = frozenset(
@@ -98,7 +98,15 @@ def test_each_module_says_what_it_is_and_stays_small(file: Path) -> None:
 def test_nothing_loads_torch(file: Path) -> None:
     heavy = {"torch", "numpy", "sklearn"}
     assert not {n for n in imports(tree(file), nested=False) if top(n) in heavy}
-    assert "nodeagent.train" not in set(imports(tree(file))), "for worker scripts only"
+    assert not {n for n in imports(tree(file)) if within(n, frozenset({"nodeagent.train"}))}, "for worker scripts only"
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if "train" in f.parts], ids=named)
+def test_the_helper_of_worker_scripts_needs_nothing_else_of_nodeagent(file: Path) -> None:
+    found = set(imports(tree(file)))
+    assert not {n for n in found if top(n) == "nodeagent" and not within(n, frozenset({"nodeagent.train"}))}
+    foreign = {top(n) for n in found} - sys.stdlib_module_names - {"nodeagent", "torch"}
+    assert not foreign, "the job's Python need have nothing but torch"
 
 
 @pytest.mark.parametrize("file", ON_ITS_OWN, ids=named)

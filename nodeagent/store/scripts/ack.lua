@@ -16,6 +16,10 @@ if ack.ended ~= (job.head_state == 'ended') then
   return job_reply(job)
 end
 if A.last and job.last_number ~= '0' then
+  if A.last.state == 'left' and not job['last:' .. A.node] then
+    event({ kind = 'WorkersLeft', job = job, node = A.node, generation = job.last_number, by = A.node,
+      text = A.node .. ': ' .. cjson.decode(A.last.body).reason })
+  end
   put_report(job, 'last', A.node, A.last.state, A.last.body)
 end
 job['holder:' .. A.node] = nil

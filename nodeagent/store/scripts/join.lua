@@ -1,12 +1,12 @@
--- join: node, life, start, address, pid, facts, timing, lease, credit, gap, limit, uid and secret (of
--- the cluster, if it is new)
+-- join: node, life, start, address, pid, facts, timing, lease, credit, gap, limit, uid (of the
+-- cluster, if it is new)
 local DAY_MS, FORGET_AT_ONCE, DEAD_KEPT = 86400000, 64, 16
 local id = A.node
 if not meta.timing then
   redis.call('HSET', META, 'timing', A.timing, 'lease', int(A.lease), 'credit', int(A.credit), 'gap', int(A.gap),
-    'limit', int(A.limit), 'cluster_uid', A.uid, 'secret', A.secret, 'version', VERSION,
+    'limit', int(A.limit), 'cluster_uid', A.uid, 'version', VERSION,
     'era', RUN .. '@' .. int(now) .. '/0')
-  meta.cluster_uid, meta.secret, meta.limit, lease_ms = A.uid, A.secret, A.limit, A.lease
+  meta.cluster_uid, meta.limit, lease_ms = A.uid, A.limit, A.lease
 elseif meta.timing ~= A.timing then
   return refuse('timing', meta.timing)
 end
@@ -65,4 +65,4 @@ if not same then
   event({ kind = 'NodeJoined', node = id, by = id, text = 'node ' .. id .. ' joined from ' .. A.address })
   retire(id, A.life)
 end
-return { 1, meta.cluster_uid, int(served), meta.secret }
+return { 1, meta.cluster_uid, int(served) }

@@ -11,6 +11,7 @@ local member = job['member:' .. A.node]
 if not member or cjson.decode(member).life ~= A.life then
   return refuse('stale', 'node ' .. A.node .. ' is no member of generation ' .. job.head_number .. ' of job ' .. job.name)
 end
+local started = A.state == 'running' and not job['report:' .. A.node]
 local first = put_report(job, 'report', A.node, A.state, A.body)
 job_save(job)
 if first then
@@ -20,5 +21,8 @@ if first then
   end
   event({ kind = A.state == 'failed' and 'WorkerFailed' or 'PodFailed', job = job, node = A.node,
     generation = job.head_number, by = A.node, text = text })
+elseif started then
+  event({ kind = 'GenerationStarted', job = job, node = A.node, generation = job.head_number, by = A.node,
+    text = A.reason })
 end
 return job_reply(job)

@@ -1,4 +1,4 @@
--- restore: uid, secret, timing, lease, credit, gap, limit, era, rev, served, by, nodes (list of hashes), cordons (node
+-- restore: uid, timing, lease, credit, gap, limit, era, rev, served, by, nodes (list of hashes), cordons (node
 -- to JSON or ''), jobs (list of hashes), uids? (list). Twin: twin/restore.py.
 if meta.timing and meta.timing ~= A.timing then
   return refuse('timing', meta.timing)
@@ -17,7 +17,7 @@ if opens then
     redis.call('HSET', META, 'timing', A.timing, 'lease', int(A.lease), 'credit', int(A.credit), 'gap', int(A.gap),
       'limit', int(A.limit), 'version', VERSION)
   end
-  redis.call('HSET', META, 'cluster_uid', A.uid, 'secret', A.secret)
+  redis.call('HSET', META, 'cluster_uid', A.uid)
   if not mine then
     redis.call('HSET', META, 'taken', '1')
   end
@@ -86,7 +86,7 @@ local function restore_node(new)
   end
   put('node:' .. id, new, new.rev)
   nodes_read[id] = nil
-  redis.call('ZADD', LEASE, new.lost == '1' and 'LT' or 'NX', int(served), id)
+  redis.call('ZADD', LEASE, (new.lost == '1' or new.left == '1') and 'LT' or 'NX', int(served), id)
   if A.cordons[id] ~= '' then
     redis.call('HSET', CORDONS, id, A.cordons[id])
   else

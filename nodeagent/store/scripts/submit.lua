@@ -1,4 +1,4 @@
--- submit: uid, name, owner, spec, min, max, control, submitted, by, request
+-- submit: uid, name, owner, spec, admission?, min, max, control, submitted, by, request
 local seen = request_seen(A.request)
 if seen then
   local uid = string.match(seen, '^%S+')
@@ -24,8 +24,8 @@ if old then
   delete_job(old)
 end
 local job = {
-  version = VERSION, uid = A.uid, name = A.name, owner = int(A.owner), spec = A.spec, min = int(A.min),
-  max = int(A.max), control = A.control, phase = 'queued', reason = 'submitted, waits for nodes',
+  version = VERSION, uid = A.uid, name = A.name, owner = int(A.owner), spec = A.spec, admission = A.admission,
+  min = int(A.min), max = int(A.max), control = A.control, phase = 'queued', reason = 'submitted, waits for nodes',
   submitted = A.submitted, since = int(served), order = int(redis.call('HINCRBY', META, 'order', 1)),
   restart_done = '0', not_before = '0', last_number = '0', restarts = '0',
 }

@@ -76,6 +76,9 @@ def ack(
     if value.ended != (head.state == "ended"):
         return job
     if last is not None and job.last_number:
+        if last.state == "left" and node not in job.last_reports:
+            text = f"{node}: {last.reason}"
+            s.event("WorkersLeft", job=job, node=node, generation=job.last_number, by=node, text=text)
         reports = job.last_reports | {node: _sequenced(job.last_reports, node, last)}
         job = job.model_copy(update={"last_reports": reports})
     holders = {n: h for n, h in head.holders.items() if n != node}
@@ -145,6 +148,8 @@ def report(s: State, uid: str, token: Token, node: str, incarnation: Incarnation
         kind = "WorkerFailed" if value.state == "failed" else "PodFailed"
         text = value.reason or f"the pod of job {job.name} on node {node}: {value.state}"
         s.event(kind, job=job, node=node, generation=head.number, by=node, text=text)
+    elif value.state == "running" and node not in head.reports:
+        s.event("GenerationStarted", job=job, node=node, generation=head.number, by=node, text=value.reason)
     return job
 
 

@@ -68,7 +68,7 @@ def join(s: State, node: str, incarnation: Incarnation, facts: NodeFacts, timing
     if not same:
         s.event("NodeJoined", node=node, by=node, text=f"node {node} joined from {facts.address}")
         retire(s, node, lives_on=incarnation.life)
-    return JoinReply(cluster_uid=s.cluster_uid, served=s.served, secret=s.secret)
+    return JoinReply(cluster_uid=s.cluster_uid, served=s.served)
 
 
 def _forget(s: State) -> None:

@@ -1,11 +1,11 @@
-"""The steps of operators in the twin: submit, control, remove.
+"""The steps of operators in the twin: submit, control, remove; and renewing an admission.
 
-The twin of ``scripts/{submit,control,remove}.lua``; must never touch a generation.
+The twin of ``scripts/{submit,control,renew,remove}.lua``; must never touch a generation.
 """
 
 from __future__ import annotations
 
-from nodeagent.model.job import Control, JobRecord
+from nodeagent.model.job import Admission, Control, JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import Answer
@@ -13,7 +13,10 @@ from nodeagent.store.twin.holders import still_held
 from nodeagent.store.twin.state import State, terminal
 
 
-def submit(s: State, uid: str, spec: JobSpec, owner: int, wall: float, by: str, request: str) -> JobRecord:
+def submit(
+    s: State, uid: str, spec: JobSpec, owner: int, wall: float, by: str, request: str, control: Control,
+    admission: Admission | None,
+) -> JobRecord:  # fmt: skip
     if request and request in s.requests:
         return s.job(s.requests[request].subject)
     if uid in s.jobs:
@@ -40,7 +43,8 @@ def submit(s: State, uid: str, spec: JobSpec, owner: int, wall: float, by: str, 
             name=spec.name,
             owner=owner,
             spec=spec,
-            control=Control(rev=1, target=spec.role.nodes.target, by=by),
+            admission=admission,
+            control=control,
             phase="queued",
             reason="submitted, waits for nodes",
             submitted=wall,
@@ -76,9 +80,22 @@ def control(
     s.remember(request, Answer(subject=uid, did=did))
     if value is None:
         return job
-    job = s.save_job(job.model_copy(update={"control": value.model_copy(update={"rev": expect_rev + 1})}))
+    new = value.model_copy(update={"rev": max(expect_rev + 1, value.rev)})
+    job = s.save_job(job.model_copy(update={"control": new}))
     s.event(event, job=job, by=value.by, text=text)
     return job
+
+
+def renew(s: State, uid: str, expect: str, admission: Admission) -> JobRecord:
+    job = s.job(uid)
+    if terminal(job):
+        raise StoreRefusedError("ended", f"job {job.name} has ended ({job.phase})")
+    signed = job.admission.signature if job.admission is not None else None
+    if signed == admission.signature:
+        return job
+    if signed != expect:
+        raise StoreRefusedError("stale", f"the admission of job {job.name} is another by now: read it again")
+    return s.save_job(job.model_copy(update={"admission": admission}))
 
 
 def remove(s: State, uid: str) -> None:

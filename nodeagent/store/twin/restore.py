@@ -46,7 +46,7 @@ def restore(s: State, o: Offer) -> Restored:
     has_all = mine and o.rev <= s.rev and (o.era == s.era or (o.era == s.parent and o.rev <= s.known))
     opens = not mine or o.rev > s.rev
     if opens:
-        s.timing, s.cluster_uid, s.secret = o.timing, o.cluster_uid, o.secret
+        s.timing, s.cluster_uid = o.timing, o.cluster_uid
         s.taken = s.taken or not mine
         s.known = s.rev if mine else 0
         s.recover = s.served + s.credit_ms + s.lease_ms
@@ -98,7 +98,7 @@ def _node(s: State, merge: _Merge, new: NodeRecord) -> None:
     s.nodes[new.id] = new
     s.changes[f"node:{new.id}"] = new.rev
     s.lease.setdefault(new.id, s.served)
-    if new.lost:
+    if new.lost or new.left:
         s.lease[new.id] = min(s.lease[new.id], s.served)
     if new.cordon is not None:
         s.cordons[new.id] = new.cordon

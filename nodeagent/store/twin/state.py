@@ -42,7 +42,6 @@ class State:
 
     def __init__(self, cluster_uid: str) -> None:
         self.cluster_uid = cluster_uid
-        self.secret = f"secret of {cluster_uid}"
         self.version = RECORD_VERSION
         self.timing: Timing | None = None
         self.run = ""

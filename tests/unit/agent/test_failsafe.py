@@ -54,7 +54,6 @@ class Net:
 
     def __init__(self, **answers: Answer | None) -> None:
         self.handler: Handler = lambda ask: Answer(yes=False, why="nobody has set it")
-        self.secret = "s"
         self.answers: dict[str, Answer | None] = dict(answers)
         self.asked: list[tuple[str, Ask]] = []
         self.slow = 0.0

@@ -18,7 +18,7 @@ from nodeagent.agent.peers import MOST_BYTES, UdpPeers
 from nodeagent.model.world import Token
 from nodeagent.plan.lending import Answer, Ask
 
-SECRET = "s3cret"
+SECRET = b"s3cret"
 BOUND = 10.0
 """Seconds that anything may take where an answer is expected."""
 SHORT = 0.05
@@ -41,7 +41,7 @@ async def closed(one: UdpPeers) -> None:
 
 @asynccontextmanager
 async def peer(
-    secret: str = SECRET, why: str = "asked", address: str = "127.0.0.1"
+    secret: bytes = SECRET, why: str = "asked", address: str = "127.0.0.1"
 ) -> AsyncIterator[tuple[UdpPeers, str, list[Ask]]]:
     """One that says yes, its address, and what it was asked."""
     asked: list[Ask] = []
@@ -50,8 +50,7 @@ async def peer(
         asked.append(ask)
         return Answer(yes=True, why=why)
 
-    one = UdpPeers(handler)
-    one.secret = secret
+    one = UdpPeers(secret, handler)
     try:
         yield one, await one.listen(address, PORTS), asked
     finally:
@@ -73,9 +72,9 @@ async def raw() -> AsyncIterator[tuple[socket.socket, str, Callable[[], asyncio.
         yield one, f"127.0.0.1:{port}", next_one
 
 
-def sealed(message: object, secret: str = SECRET) -> bytes:
+def sealed(message: object, secret: bytes = SECRET) -> bytes:
     body = message if isinstance(message, bytes) else json.dumps(message).encode()
-    return hmac.digest(secret.encode(), body, hashlib.sha256) + body
+    return hmac.digest(secret, body, hashlib.sha256) + body
 
 
 def there(address: str) -> tuple[str, int]:
@@ -104,15 +103,6 @@ async def test_many_questions_at_once_get_their_own_answers() -> None:
     async with peer() as (one, _, _), peer(why="two") as (_, two, _), peer(why="three") as (_, three, _):
         answers = await asyncio.gather(*(one.ask(a, QUESTION, BOUND) for a in (two, three) * 20))
     assert [a.why for a in answers if a is not None] == ["two", "three"] * 20
-
-
-async def test_before_it_knows_the_secret_it_neither_asks_nor_answers() -> None:
-    async with peer() as (one, _, _), peer(secret="") as (new, address, asked):
-        assert await one.ask(address, QUESTION, SHORT) is None
-        assert await new.ask(address, QUESTION, SHORT) is None
-        assert asked == []
-        new.secret = SECRET
-        assert await one.ask(address, QUESTION, BOUND) == Answer(yes=True, why="asked")
 
 
 async def test_nobody_there_is_no_answer_within_the_bound() -> None:
@@ -150,7 +140,7 @@ async def test_a_lost_datagram_is_sent_again() -> None:
 
 
 async def test_a_wrong_secret_is_dropped_and_told() -> None:
-    async with peer(secret="other") as (stranger, _, _), peer() as (_, address, asked):
+    async with peer(secret=b"other") as (stranger, _, _), peer() as (_, address, asked):
         with capture_logs() as logs:
             assert await stranger.ask(address, QUESTION, SHORT) is None
         assert asked == []
@@ -222,7 +212,7 @@ async def test_garbage_as_an_answer_is_no_answer() -> None:
         nonce = message(packet)["nonce"]
         end.sendto(sealed({"nonce": nonce}), sender)
         end.sendto(sealed({"nonce": nonce, "answer": {"yes": "perhaps"}}), sender)
-        end.sendto(sealed({"nonce": nonce, "answer": {"yes": True}}, secret="other"), sender)
+        end.sendto(sealed({"nonce": nonce, "answer": {"yes": True}}, secret=b"other"), sender)
         end.sendto(sealed({"nonce": nonce, "answer": {"yes": False, "why": "good"}}), sender)
         assert await asking == Answer(yes=False, why="good")
 
@@ -235,7 +225,7 @@ async def test_the_second_takes_the_next_port() -> None:
         low, high = there(first)[1], there(second)[1]
         assert PORTS[0] <= low < high <= PORTS[1]
         assert await one.ask(second, QUESTION, BOUND) is not None
-        crowd = UdpPeers()
+        crowd = UdpPeers(SECRET)
         assert await crowd.listen("127.0.0.1", (low, low)) == "", "it goes on, but cannot be asked"
         await closed(crowd)
 
@@ -259,8 +249,7 @@ async def test_ipv6() -> None:
 
 async def test_not_ready_yet() -> None:
     """Until the agent has set what answers."""
-    new = UdpPeers()
-    new.secret = SECRET
+    new = UdpPeers(SECRET)
     try:
         assert await new.ask(await new.listen("127.0.0.1", PORTS), QUESTION, BOUND) == Answer(
             yes=False, why="not ready yet"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
 from nodeagent.store.messages import BeatReply
 from tests.unit.plan.build import UID, make_job, make_node
@@ -26,6 +27,35 @@ def test_it_is_complete_when_nothing_more_waits() -> None:
     cluster = snapshot.cluster(0.0)
     assert (set(cluster.nodes), cluster.lapsed, snapshot.rev) == ({"n1", "n2"}, frozenset({"n2"}), 7)
     assert cluster.next_lapse == 40
+
+
+def returns(*replies: tuple[float, BeatReply]) -> list[bool]:
+    """Whether, after each reply, more nodes are expected back."""
+    snapshot = Snapshot(Timing())
+    out = []
+    for at, one in replies:
+        snapshot.absorb(one, at)
+        out.append(snapshot.cluster(at).more_to_return)
+    return out
+
+
+def test_who_comes_back_in_the_same_life_may_be_followed_by_others() -> None:
+    known, lapsed = (0.0, reply(nodes=(make_node("n1"), make_node("n2")))), (0.5, reply(lapsed=("n1", "n2")))
+    later = [(1.0, reply(lapsed=("n2",))), (2.0, reply()), (3.4, reply()), (3.6, reply())]
+    assert returns(known, lapsed, *later) == [False, False, True, True, True, False]
+    node = make_node("n1")
+    for new in (
+        node.model_copy(update={"incarnation": Incarnation(life="another", start=1)}),
+        node.model_copy(update={"lost": True}),
+        node.model_copy(update={"left": True}),
+    ):
+        assert returns(known, lapsed, (1.0, reply(nodes=(new,), lapsed=("n2",)))) == [False, False, False]
+    assert returns(known, lapsed, (1.0, reply(gone=("node:n1",), lapsed=("n2",)))) == [False, False, False]
+
+
+def test_who_was_itself_away_may_be_followed_by_others() -> None:
+    known = reply(nodes=(make_node("n1"),))
+    assert returns((50.0, known), (52.9, reply()), (56.0, reply())) == [False, False, True]
 
 
 def test_removed_records_go() -> None:

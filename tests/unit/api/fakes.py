@@ -19,13 +19,15 @@ from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Cause, Member, PodReport, WorkerExit
-from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.scale import settle_scale
 from nodeagent.plan.steps import Settle
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.memory import MemoryServer, MemoryStore
 from nodeagent.store.messages import Beat, Ending, Proposal, Settlement
+from nodeagent.trust.key import ClusterKey
+from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodStatus
 
 T = TypeVar("T")
@@ -63,9 +65,12 @@ class FakeView:
             {
                 "dirs": {"run": folder / "run", "state": folder / "state", "logs": folder / "logs"},
                 "ports": {"api": 0},
+                "api": {"listen": "off"},
                 "jobs": jobs,
             }
         )
+        self.key = ClusterKey(bytes(32))
+        self.seal = Seal(self.key, "default")
         self.node = "n1"
         self.names = names
         self.server = MemoryServer(time.time)
@@ -73,6 +78,8 @@ class FakeView:
         self.lives = {name: Incarnation(life=f"life-{name}", start=1) for name in names}
         self.silent: set[str] = set()
         self.reasons: tuple[str, ...] = ()
+        self.distrusted: dict[str, Refusal] = {}
+        """What the agent does not run, by uid."""
         self.own_pods: dict[str, PodStatus] = {}
         self.gangs: dict[str, dict[str, PodState]] = {}
         self.keepers: tuple[str, ...] = ()
@@ -120,7 +127,9 @@ class FakeView:
             )  # fmt: skip
         jobs = {j.uid: j for j in reply.jobs}
         nodes = {n.id: n for n in reply.nodes}
-        self._cluster = Cluster(served=reply.served, nodes=nodes, jobs=jobs, lapsed=frozenset(reply.lapsed))
+        self._cluster = Cluster(
+            served=reply.served, nodes=nodes, jobs=jobs, lapsed=frozenset(reply.lapsed), refused=self.distrusted,
+        )  # fmt: skip
 
     def cluster(self) -> Cluster:
         return self._cluster

@@ -8,6 +8,7 @@ from nodeagent.api import intents
 from nodeagent.api.errors import ApiError
 from nodeagent.model.job import TERMINAL, Control, JobRecord, Phase
 from nodeagent.model.world import Token
+from nodeagent.plan.cluster import Refusal
 from tests.unit.api.fakes import spec
 
 
@@ -73,3 +74,31 @@ def test_delete() -> None:
     assert live.change == {"desired": "stop", "delete": True}
     assert ended.change == {"delete": True}
     assert intents.delete(job("failed", delete=True)) is None
+
+
+# --- a record that is not what was signed
+
+FORGED = Refusal("changed", "it was changed", controlled=False, rev=0)
+PUT_BACK = Refusal("control", "an older wish", controlled=False, rev=7)
+
+
+def test_a_wish_builds_on_what_was_signed() -> None:
+    record = job()
+    assert intents.foundation(record, None, ends=False) is record
+    stopping = Refusal("unsigned", "no signature", controlled=True)
+    assert intents.foundation(record, stopping, ends=True) is record
+
+
+@pytest.mark.parametrize("controlled", [False, True])
+def test_of_a_forged_job_nothing_can_be_wanted_but_its_end(controlled: bool) -> None:
+    refusal = Refusal("changed", "it was changed", controlled)
+    with pytest.raises(ApiError, match="is not run: it was changed") as raised:
+        intents.foundation(job(), refusal, ends=False)
+    assert raised.value.status == 409
+
+
+def test_of_a_control_that_nobody_signed_nothing_is_kept_but_its_revision() -> None:
+    evil = job(target=1, desired="pause", restart=5, by="eve")
+    for refusal, ends, rev in ((FORGED, True, 3), (PUT_BACK, False, 7)):
+        base = intents.foundation(evil, refusal, ends=ends)
+        assert base.control == Control(rev=rev, target=evil.spec.role.nodes.target)

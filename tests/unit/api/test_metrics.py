@@ -30,7 +30,11 @@ async def test_the_page(tmp_path: Path) -> None:
     await view.refresh()
     metrics.restarts.labels(job="digits", node="n1", cause="worker_failed").inc(3)
     metrics.store_errors.inc()
+    metrics.recovered("worker_failed", {"formed": 0.02, "whole": 0.04})
     page = values(metrics.page(view))
+    whole = ("cause", "worker_failed"), ("phase", "whole")
+    assert page["nodeagent_recovery_seconds_sum", whole] == 0.04
+    assert page["nodeagent_recovery_seconds_bucket", (whole[0], ("le", "0.05"), whole[1])] == 1
     assert page["nodeagent_jobs", (("phase", "running"),)] == 1
     assert page["nodeagent_jobs", (("phase", "failed"),)] == 0
     assert page["nodeagent_nodes", (("state", "ready"),)] == 3

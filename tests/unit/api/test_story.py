@@ -29,12 +29,14 @@ def test_what_each_fault_cost() -> None:
         event(9001, "WorkerFailed", 1),
         event(9010, "GenerationForming", 2, "rank 1 on n1 failed first"),
         event(9250, "GenerationActive", 2),
+        event(9260, "GenerationStarted", 2, "workers run again after 0.253 s: ..."),
         event(9300, "GenerationActive", 2).model_copy(update={"uid": "another"}),
     ]
     first, second = generations(RECORD, events)
     assert (first["number"], first["cause"], first["state"], first["stood_still"]) == (1, "first start", "ended", None)
     assert first["ended_by"]["exit"] == 7
     assert (second["state"], second["stood_still"], second["ended_by"]) == ("active", 0.25, None)
+    assert (first["recovery"], second["recovery"]) == (None, "workers run again after 0.253 s: ...")
     assert second["cause"] == "rank 1 on n1 failed first"
 
 

@@ -8,7 +8,7 @@ from nodeagent.api.shapes import job_json, node_json
 from nodeagent.api.story import generations
 from nodeagent.model.event import Event
 from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
-from nodeagent.model.node import Cordon, Gpu, Incarnation, NodeFacts, NodeRecord, Readiness
+from nodeagent.model.node import Cordon, Gpu, Https, Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.world import Cause, Head, Holder, Member, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
@@ -70,15 +70,25 @@ EVENTS = [
     Event(id="9000000-0", kind="WorkerFailed", uid="0f3a9c71d2e84b56", generation=1),
     Event(id="9000020-0", kind="GenerationForming", uid="0f3a9c71d2e84b56", generation=2, text=SPEND.text),
     Event(id="9000210-0", kind="GenerationActive", uid="0f3a9c71d2e84b56", generation=2),
+    Event(
+        id="9001220-0",
+        kind="GenerationStarted",
+        uid="0f3a9c71d2e84b56",
+        generation=2,
+        node="n1",
+        text="workers run again after 0.224 s: detected 0.004, stopped 0.150, acknowledged 0.021, formed 0.206, "
+        "started 0.014",
+    ),
 ]
 
 
 def node(name: str, **more: Any) -> NodeRecord:
+    url = f"https://10.0.0.{name[1:]}:9470"
     gpus = tuple(Gpu(uuid=f"GPU-{name}-{i}", index=i, name="H100") for i in range(2))
     facts = NodeFacts(
         address=f"10.0.0.{name[1:]}", hostname=f"host-{name}", boot_id="b", agent_pid=4000 + int(name[1:]),
         agent_version="0.1.0", started=NOW - 8_000, cpu_slots=4, gpus=gpus, labels={"rack": "r7"},
-        http="http://127.0.0.1:9470",
+        http="http://127.0.0.1:9470", https=Https(url=url, certificate="ab" * 32, proof=""),
     )  # fmt: skip
     life = Incarnation(life=f"life-{name}", start=1)
     return NodeRecord(id=name, incarnation=life, joined=1, facts=facts, **more)
@@ -104,7 +114,7 @@ def published(record: JobRecord) -> dict[str, PodState]:
     pods = {
         m.node: PodState(
             uid=record.uid, job=record.name, role="worker", node=m.node, phase="running",
-            generation=record.head.number, shim_pid=500 + m.group_rank,
+            generation=record.head.number, shim_pid=500 + m.group_rank, parked=2, parked_memory=24_600_000,
             workers=tuple(
                 WorkerState(rank=m.first_rank + k, local_rank=k, pid=600 + 10 * m.group_rank + k, state="running")
                 for k in range(2)
@@ -128,6 +138,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = ()) -> dict[str, Any]:
         "why": list(why),
         "budget": budget_json(record, shown),
         "generations": generations(record, [e for e in EVENTS if record.head and e.generation <= record.head.number]),
+        "reports": {},
         "outside": dict(record.head.outside) if record.head else {},
         "store_away_since": None,
         "lent": None,

@@ -11,6 +11,7 @@ import pytest
 
 from nodeagent.ctl import client
 from nodeagent.ctl.errors import CtlError, UnreachableError
+from nodeagent.ctl.where import ENV, Where
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(client, "SYSTEM_SOCKET", str(tmp_path / "system.sock"))
     monkeypatch.setattr(client, "local_sockets", lambda: [])
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "xdg"))
-    monkeypatch.delenv(client.ENV, raising=False)
+    monkeypatch.delenv(ENV, raising=False)
     return tmp_path
 
 
@@ -46,7 +47,7 @@ def test_the_order(nowhere: Path, listeners: ExitStack, monkeypatch: pytest.Monk
     system = listen(listeners, nowhere / "system.sock")
     assert client.find().sockets == [system]
     by_env = listen(listeners, nowhere / "env.sock")
-    monkeypatch.setenv(client.ENV, by_env)
+    monkeypatch.setenv(ENV, by_env)
     assert client.find().sockets == [by_env]
     said = listen(listeners, nowhere / "said.sock")
     assert client.find(said).sockets == [said]
@@ -68,7 +69,48 @@ def test_a_dead_socket_is_passed_over(nowhere: Path, listeners: ExitStack) -> No
     assert client.find().sockets == [own]
 
 
-def test_other_machines_are_refused(nowhere: Path) -> None:
-    with pytest.raises(CtlError, match="not supported yet") as raised:
-        client.find("https://n7:9470")
+def test_other_machines(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By https alone; options before variables."""
+    with pytest.raises(CtlError, match="agents speak https") as raised:
+        client.find("http://n7:9470")
     assert raised.value.code == 2
+    monkeypatch.setenv(ENV, "https://n7:9470")
+    monkeypatch.setenv("NODEAGENTCTL_CACERT", "/ca.pem")
+    named = client.find(Where(token_file="/token")).remote
+    assert named == Where("https://n7:9470", "/token", "/ca.pem", None)
+    assert named.place() == ("n7", 9470)
+    assert Where("https://[fd00::7]").place() == ("fd00::7", 9470)
+
+
+@pytest.mark.parametrize("url", ["https://", "https://n7:port", "https://n7/v1", "https://user@n7", "https://n7?x"])
+def test_urls_that_are_no_agents(url: str) -> None:
+    with pytest.raises(CtlError, match="is not the URL of an agent"):
+        client.find(url)
+
+
+def test_fingerprints() -> None:
+    for written in ("ab" * 32, "AB" * 32, "sha256:" + "ab" * 32, ":".join(["ab"] * 32)):
+        assert Where(fingerprint=written).digest() == bytes([0xAB]) * 32
+    assert Where().digest() is None
+    with pytest.raises(CtlError, match="is not a fingerprint"):
+        Where(fingerprint="ab").digest()
+
+
+def test_token_files(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    with pytest.raises(CtlError, match="No such file"):
+        Where(token_file=str(file)).token()
+    for text, what in (
+        ("", "does not hold one token"),
+        ("two words", "does not hold one token"),
+        ("ä", "not plain text"),
+    ):
+        file.write_text(text)
+        file.chmod(0o600)
+        with pytest.raises(CtlError, match=what):
+            Where(token_file=str(file)).token()
+    file.write_text("secret\n")
+    assert Where(token_file=str(file)).token() == "secret"
+    file.chmod(0o644)
+    with pytest.raises(CtlError, match="everybody here can use"):
+        Where(token_file=str(file)).token()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import socket
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,19 @@ def test_without_an_agent_its_limits_are_not_known_but_its_modules_are(tmp_path:
 
 def test_an_address_that_is_not_this_machines(tmp_path: Path) -> None:
     assert look_at(config(tmp_path), "n1", "192.0.2.7", 0).address_problem == "Cannot assign requested address"
+
+
+def test_a_certificate(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.pem", tmp_path / "bad.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "10", "-subj", "/CN=n1"]
+    subprocess.run([*make, "-keyout", "/dev/null", "-out", str(good)], check=True, capture_output=True, timeout=30)
+    left = look_at(config(tmp_path, api={"tls": {"cert": str(good)}}), "n1", "", 0).certificate_left
+    assert left is not None and 9.9 * 86400 < left <= 10 * 86400
+    bad.write_text("nothing")
+    facts = look_at(config(tmp_path, api={"tls": {"cert": str(bad)}}), "n1", "", 0)
+    assert (facts.certificate, facts.certificate_left) == (str(bad), None)
+    assert "openssl cannot read it" in facts.certificate_problem
+    assert look_at(config(tmp_path, api={"listen": "off", "tls": {"cert": str(bad)}}), "n1", "", 0).certificate == ""
 
 
 def test_interfaces(tmp_path: Path) -> None:

@@ -112,6 +112,22 @@ def test_kill_is_a_power_cut_and_stays(cluster: Cluster) -> None:
     assert ask(cluster, "start", node="n2")["changed"] is False
 
 
+def test_restart_tells_the_agent_to_end_and_starts_it_again_when_its_time_has_come(cluster: Cluster) -> None:
+    pid, others = node(cluster, "n2")["agent_pid"], pods(cluster, "n2")
+    assert ask(cluster, "restart", node="n2", away=60)["agent_pid"] == pid
+    until(lambda: node(cluster, "n2")["agent_pid"] is None, "it has ended")
+    assert node(cluster, "n2")["last_end"] == "signal 15"
+    with pytest.raises(LocalError, match="no agent to restart"):
+        ask(cluster, "restart", node="n2", away=0)
+    assert all(running(one) for one in others)
+    assert ask(cluster, "start", node="n2")["changed"] is False
+    until(lambda: node(cluster, "n2")["agent_pid"] is not None, "it is started before its time")
+    again = node(cluster, "n2")["agent_pid"]
+    ask(cluster, "restart", node="n2", away=0)
+    until(lambda: node(cluster, "n2")["agent_pid"] not in (None, again), "it is started at once")
+    assert node(cluster, "n2")["starts"] == 3
+
+
 def test_power_cuts_are_no_crashes_however_many(cluster: Cluster) -> None:
     for _ in range(session.CRASHES + 1):
         ask(cluster, "kill", node="n2")

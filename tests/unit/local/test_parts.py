@@ -29,6 +29,7 @@ def test_a_written_config_is_what_the_agent_reads(tmp_path: Path, uuids: tuple[s
     path = write_config(cluster, "n2", gpus=uuids, slots=64)
     config = AgentConfig.model_validate(yaml.safe_load(path.read_text()) | {"dirs": {}})
     assert (config.cluster, config.node.id, config.node.address) == ("dev", "n2", "127.0.0.1")
+    assert config.cluster_key == cluster.run / "cluster.key"
     assert config.node.gpus == (uuids or "none")
     assert config.node.cpu_slots == 64
     assert config.ports.api == 0

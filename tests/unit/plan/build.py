@@ -78,6 +78,7 @@ def make_cluster(
     lapsed: Iterable[str] = (),
     served: int = NOW,
     next_lapse: int | None = None,
+    more_to_return: bool = False,
 ) -> Cluster:
     """Nodes (a name is a ready node with 4 slots) and jobs."""
     records = [make_node(n) if isinstance(n, str) else n for n in nodes]
@@ -88,6 +89,7 @@ def make_cluster(
         lapsed=frozenset(lapsed),
         timing=Timing(),
         next_lapse=next_lapse,
+        more_to_return=more_to_return,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.model.world import PodReport, WorkerExit
-from nodeagent.plan.blame import blame, describe, is_failure, is_victim, shell_code
+from nodeagent.plan.blame import blame, describe, farewell, is_failure, is_victim, shell_code
 from tests.unit.plan.build import SUCCEEDED, VICTIM, failed, make_exit
 
 
@@ -13,6 +13,25 @@ def found(reports: dict[str, PodReport]) -> tuple[str, int, bool]:
     who = blame(reports)
     assert who is not None
     return who.node, who.worker.rank, who.victim
+
+
+def test_what_became_of_the_last_steps() -> None:
+    left = [
+        WorkerExit(rank=r, local_rank=r, pid=9, code=101, stopped=True, left_at=7, saved_in=0.5 + r) for r in range(2)
+    ]
+    late = [WorkerExit(rank=r, local_rank=r, pid=9, signal=9, stopped=True, overdue=2.5) for r in (3, 2)]
+    plain = WorkerExit(rank=4, local_rank=4, pid=9, signal=15, stopped=True)
+    assert farewell([plain]) == ""
+    assert farewell(left) == "checkpoint at step 7 in 1.50 s"
+    assert farewell(late[:1]) == "grace of 2.5 s ran out: rank 3 killed"
+    assert farewell([*left, plain, *late]) == (
+        "checkpoint at step 7 in 1.50 s; grace of 2.5 s ran out: ranks 2, 3 killed"
+    )
+    assert farewell([left[0], left[1].model_copy(update={"saved_in": None})]) == (
+        "left at step 7, where nothing was kept"
+    )
+    saved_too_late_to_end = [left[0].model_copy(update={"overdue": 2.5})]
+    assert farewell(saved_too_late_to_end) == "checkpoint at step 7 in 0.50 s"
 
 
 def test_nobody_to_blame() -> None:

@@ -114,6 +114,7 @@ def test_the_agent_that_is_asked() -> None:
         ({"lease_left": 0.0}, "error", "lease has run out"),
         ({"store_away": 7.2, "lease_left": 0.0}, "error", "no answer from the store for 7 s"),
         ({"loop_lag": 3.0}, "warning", "3.0 s late"),
+        ({"https_missing": True}, "warning", "serves nobody over https"),
     ]
     for change, severity, what in cases:
         (found,) = judge_agent(sound.model_copy(update=change))

@@ -71,9 +71,17 @@ def test_a_lost_node_is_not_missed_before_those_that_go_with_it_are_known(left: 
     assert decision.why[0].startswith("node n2 lost")
 
 
-def test_a_crash_is_mended_whoever_goes_silent_meanwhile() -> None:
+def test_a_lost_node_is_not_missed_while_those_that_went_with_it_come_back() -> None:
+    job = running({})
+    decision = decide(make_cluster(["n1", "n2"], job, lapsed=["n2"], more_to_return=True), job, WALL)
+    assert decision.step is None
+    assert decision.why == ("node n2 lost; waits a moment: another node has just come back, so it may as well",)
+
+
+def test_a_crash_is_mended_whoever_goes_or_comes_meanwhile() -> None:
     job = running(CRASH)
-    assert isinstance(decide(make_cluster(["n1", "n2"], job, next_lapse=1), job, WALL).step, Propose)
+    cluster = make_cluster(["n1", "n2"], job, next_lapse=1, more_to_return=True)
+    assert isinstance(decide(cluster, job, WALL).step, Propose)
 
 
 def test_a_lost_node_costs_nothing_even_with_an_empty_budget() -> None:

@@ -19,6 +19,7 @@ FOLDER: dict[str, Any] = {
     "key": "dirs.logs", "path": "/var/log/my logs", "free": 50 * GIB, "total": 100 * GIB, "free_files": 10**6,
 }  # fmt: skip
 
+CERTIFICATE = {"certificate": "/c.pem"}
 WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"missing": ("redis", "yaml")}, "error", "lacks redis yaml", "-m pip install nodeagent"),
     ({"python_closed": "/root"}, "warning", "may not pass through /root", "/opt/nodeagent"),
@@ -34,6 +35,14 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         "choose others",
     ),
     ({"ports_taken": 480}, "error", "480 of the ports 29400-29899 are taken", "ss -ltnp"),
+    (CERTIFICATE | {"certificate_left": -5.0}, "error", "api.tls.cert (/c.pem) has ended", "systemctl restart"),
+    (CERTIFICATE | {"certificate_left": 29.6 * 86400}, "warning", "ends in 30 days", "systemctl restart"),
+    (
+        CERTIFICATE | {"certificate_problem": "no openssl"},
+        "warning",
+        "unknown: when api.tls.cert (/c.pem) ends: no",
+        "",
+    ),
     ({"memlock": 65536}, "warning", "lock 64 KiB", "LimitMEMLOCK=infinity"),
     ({"gpus_missed": True}, "warning", "found no GPU", "nvidia-smi"),
     ({"unknown": ("the disk hangs",)}, "warning", "unknown: the disk hangs", ""),

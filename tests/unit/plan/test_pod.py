@@ -58,7 +58,9 @@ def forming(
 
 def test_first_it_stops_what_is_older_with_grace_only_if_planned() -> None:
     old = status("running", generation=OLD, highest=OLD, workers=RUNNING)
-    assert act(forming(), old) == Stop(UID, None, "generation 2 is forming: because of restart")
+    at_once = act(forming(), old)
+    assert isinstance(at_once, Stop)
+    assert (at_once.grace, at_once.why) == (None, "generation 2 is forming: because of restart")
     planned = act(forming(planned=True), old)
     assert isinstance(planned, Stop)
     assert planned.grace == 30.0
@@ -70,6 +72,21 @@ def test_first_it_stops_what_is_older_with_grace_only_if_planned() -> None:
             assert told.grace == grace
     stopping = act(forming(), status("stopping", generation=OLD, highest=OLD))
     assert isinstance(stopping, Stop), "asked again until it is seen: a shorter grace overrides a longer one"
+
+
+def test_it_promises_while_what_is_older_dies_but_not_while_that_has_its_grace() -> None:
+    old = status("running", generation=OLD, highest=OLD, workers=RUNNING)
+
+    def promised(job: JobRecord, pod: PodStatus, node: str = "n1") -> Promise | None:
+        action = act(job, pod, node=node)
+        assert isinstance(action, Stop)
+        return action.promise
+
+    assert promised(forming(), old) == Promise(UID, NEW, True, "generation 2 is forming")
+    assert promised(forming(), old, "n2") == Promise(UID, NEW, False, "generation 2 is forming")
+    assert promised(forming(planned=True), old) is None, "it may still need its rendezvous"
+    assert promised(forming(), status("stopping", generation=OLD, highest=NEW)) is None, "once is enough"
+    assert promised(forming(members=("n1",)), old, "n2") is None, "it only leaves"
 
 
 def test_then_it_promises_and_rank_0_holds_a_rendezvous() -> None:
@@ -104,6 +121,14 @@ def test_the_ack_carries_how_the_last_generation_ended() -> None:
     ack = act(forming(), crashed, node="n2")
     assert isinstance(ack, SendAck)
     assert ack.last == failed(make_exit(code=3), seq=0)
+    saved = make_exit(code=101, stopped=True).model_copy(update={"left_at": 12, "saved_in": 0.3})
+    ack = act(forming(), crashed.model_copy(update={"exits": (saved,)}), node="n2")
+    assert isinstance(ack, SendAck)
+    assert ack.last == PodReport(state="left", exits=(saved,), reason="checkpoint at step 12 in 0.30 s")
+    untold = crashed.model_copy(update={"exits": (make_exit(signal=15, stopped=True),)})
+    ack = act(forming(), untold, node="n2")
+    assert isinstance(ack, SendAck)
+    assert ack.last is None, "nothing is known of how they took it"
     older = crashed.model_copy(update={"generation": Token(number=9, id="g9")})
     ack = act(forming(), older, node="n2")
     assert isinstance(ack, SendAck)

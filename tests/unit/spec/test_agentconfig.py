@@ -42,6 +42,7 @@ def test_an_empty_file_gives_the_defaults() -> None:
 def test_everything_given() -> None:
     config = parse("""
 cluster: lab-1
+cluster_key: /x/key
 node: {id: n7, address: 10.0.0.7, data_interface: ib0, labels: {rack: r1}, cpu_slots: 0, gpus: [GPU-1, GPU-2]}
 redis:
   url: "rediss+sentinel://user:secret@s1:26380,s2/gpus/2"
@@ -59,6 +60,7 @@ log: {level: debug, format: json}
     assert config.jobs.logs.max_bytes == 1024**2
     assert config.dirs.state == Path("/var/lib/nodeagent")
     assert config.ports.rendezvous == (20000, 20063)
+    assert config.cluster_key == Path("/x/key")
     assert "secret" not in repr(config)
     again = parse(config.model_dump_json())
     assert again == config
@@ -70,6 +72,7 @@ log: {level: debug, format: json}
         ("cluster: >>Lab 1", "use 1 to 40 of a-z"),
         ("cluster: >>42", "42 is not a cluster name"),
         (">>clustr: x", "did you mean 'cluster'?"),
+        ("cluster_key: >>key", "cluster_key: 'key' is not an absolute path, write it from / on"),
         (">>node:", "'node' has no value, write one, or remove the key"),
         ("node: {id: >>N7}", "is not a node id"),
         ("node: {>>adress: x}", "unknown key 'adress' in node, did you mean 'address'?"),
@@ -253,6 +256,13 @@ def test_default_config_path() -> None:
     assert default_config_path(5, {}) is None
 
 
+def test_the_key_lies_beside_the_config_unless_it_says_otherwise() -> None:
+    assert parse("").cluster_key == Path("/etc/nodeagent/cluster.key")
+    assert parse_config("", "f", {"HOME": "/h"}, uid=5).cluster_key == Path("/h/.config/nodeagent/cluster.key")
+    assert parse_config("", "f", {}, uid=5).cluster_key == Path("/tmp/nodeagent-5/state/cluster.key")
+    assert parse("", NODEAGENT__CLUSTER_KEY="/k").cluster_key == Path("/k")
+
+
 def test_load_config_reads_the_file(tmp_path: Path) -> None:
     path = tmp_path / "agent.yaml"
     path.write_text("cluster: lab\nports: {api: 0}\n")
@@ -287,6 +297,7 @@ def test_the_sample_is_the_defaults_and_valid_with_every_line_in_use() -> None:
     plain = {
         "node": parse("").node,
         "redis": parse("").redis,
+        "api": parse("").api,
         "jobs": config.jobs.model_copy(update={"operators": None}),
     }
     assert config.model_copy(update=plain) == parse("")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.model.jobspec import Hooks, JobSpec, Nodes, Policy, RestartLimits, Role
+from nodeagent.model.jobspec import Hang, Hooks, JobSpec, Nodes, Policy, RestartLimits, Role
 from nodeagent.spec.jobcheck import check_spec
 from tests.unit.spec.helpers import ROOT, TRAIN, check_marked, job, problems
 
@@ -100,8 +100,11 @@ def test_nodes(written: str, sizes: tuple[int, int, int]) -> None:
         ("grace: 1h30m", "grace", 5400.0),
         ("hold_timeout: 10m", "hold_timeout", 600.0),
         ("hold_timeout: never", "hold_timeout", None),
-        ("hang: off", "preload", ()),
-        ("hang: false", "preload", ()),
+        ("hang: off", "hang", None),
+        ("hang: false", "hang", None),
+        ("hang: auto", "hang", Hang()),
+        ("hang: {progress: auto, phases: 1d}", "hang", Hang(phases=86400)),
+        ("hang: {progress: 10m}", "hang", Hang(progress=600, phases=7200)),
         ("env: {A: no, B: 010, C: ''}", "env", {"A": "no", "B": "010", "C": ""}),
         ("restarts: {backoff: 5s}", "restarts", RestartLimits(backoff_min=5, backoff_max=5)),
         ("priority: -3", "priority", -3),
@@ -227,15 +230,21 @@ def test_mistakes_in_nodes_and_command(marked: str, words: str) -> None:
         ("grace: >>'30'", "write 30s for seconds"),
         ("grace: >>2d", "it must be at least 0s and at most 86400s"),
         ("hold_timeout: >>0", "it must be above 0s"),
-        ("hang: >>{progress: 10m}", "not supported yet, remove it, or write hang: off"),
-        ("hang: >>auto", "not supported yet"),
+        ("hang: >>10m", "write hang: {progress: 10m}"),
+        ("hang: >>on", "write hang: {progress: 10m}, hang: auto or hang: off"),
+        ("hang: >>true", "true does not say when a job hangs"),
+        ("hang: {progress: >>0.5s}", "it must be at least 1s"),
+        ("hang: {progress: >>soon}", "write for instance 500ms, 30s, 10m or 1h30m"),
+        ("hang: {progress: 1m, phases: >>0}", "it must be at least 1s"),
+        ("hang: {progress: 1m, >>phase: 1h}", "did you mean 'phases'?"),
+        ("hang: >>{phases: 1h}", "the key 'progress' is missing in hang, add progress: 10m"),
         ("restarts: >>3", "restarts: 3 is not a mapping"),
         ("restarts: {max: >>-1, window: >>0s, backoff: >>30s..0s}", "write the shorter one first: 0s..30s"),
         ("restarts: {>>maximum: 3}", "unknown key 'maximum' in restarts, did you mean 'max'?"),
         ("policies: >>{on: WorkerFailed}", "policies: a mapping is not a list"),
         ("policies: [>>{on: WorkerFailed}]", "the key 'do' is missing in policies[0], add do: RestartJob"),
         ("policies:\n  - {on: >>WorkerFail, do: >>Fail}", "did you mean 'WorkerFailed'?"),
-        ("policies:\n  - {on: [PodFailed, >>x], do: FailJob}", "events are WorkerFailed, PodFailed"),
+        ("policies:\n  - {on: [PodFailed, >>x], do: FailJob}", "events are WorkerFailed, WorkerHung"),
         ("policies:\n  - {on: NodeLost, exit_code: >>3, do: FailJob}", "this never matches"),
         ("policies:\n  - {on: WorkerFailed, exit_code: >>256, do: FailJob}", "at most 255"),
         ("policies:\n  - {on: WorkerFailed, do: FailJob, >>exitcode: 3}", "did you mean 'exit_code'?"),

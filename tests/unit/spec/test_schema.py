@@ -34,6 +34,8 @@ def _fits(schema: dict[str, Any], text: str) -> bool:
         LEAST + "standby: off\nhang: off\nhold_timeout: never\ngrace: 5\nrestarts: {backoff: 5s}",
         LEAST + 'policies: [{on: "*", do: FailJob}]\nhooks: {pre_start: a b}',
         "name: a\nroles: {w: {command: x, nodes: {max: 3}}}",
+        LEAST + "hang: {progress: 10m, phases: 1h}",
+        LEAST + "hang: auto",
     ],
 )
 def test_what_is_read_fits(text: str) -> None:
@@ -50,7 +52,8 @@ def test_what_is_read_fits(text: str) -> None:
         LEAST + "env: {A: 1}",
         LEAST + "uneven: yes",
         LEAST + "roles: {w: {command: x, nodes: 1}}",
-        LEAST + "hang: {progress: 10m}",
+        LEAST + "hang: {phases: 10m}",
+        LEAST + "hang: on",
         LEAST + "policies: [{on: Nothing, do: FailJob}]",
         "name: a\nroles: {w: {command: x, nodes: 1}, v: {command: x, nodes: 1}}",
         "name: a\ncommand: []\nnodes: 1",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.model.job import Control, JobRecord
+from nodeagent.model.job import Checkpoint, Control, JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Gpu, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.world import Cause, Head, Member
@@ -69,8 +69,12 @@ def a_node(name: str = "b", **changes: Any) -> NodeRecord:
     return NodeRecord(id=name, incarnation=Incarnation(life="l", start=1), joined=0, facts=NodeFacts(**facts | changes))
 
 
+def nodes(**others: NodeRecord) -> dict[str, NodeRecord]:
+    return {"a": a_node("a"), "b": a_node()} | others
+
+
 def test_every_variable_of_a_second_node() -> None:
-    first, second = worker_environments(a_job(checkpoint_dir="ckpt"), a_head(), a_node(), ADDRESSES)
+    first, second = worker_environments(a_job(checkpoint_dir="ckpt"), a_head(), a_node(), nodes())
     task = json.loads(second.pop("TF_CONFIG"))
     assert task == {
         "cluster": {"worker": ["10.0.0.1:29400", "10.0.0.2:29400", "10.0.0.2:29401"]},
@@ -121,8 +125,15 @@ def test_every_variable_of_a_second_node() -> None:
     assert (first["RANK"], first["LOCAL_RANK"], first["PADDLE_CURRENT_ENDPOINT"]) == ("1", "0", "10.0.0.2:29400")
 
 
+def test_the_checkpoint_that_was_committed_last() -> None:
+    pointer = Checkpoint(name="step-100", step=100, number=6, order=1)
+    job = a_job().model_copy(update={"checkpoint": pointer})
+    first, *_ = worker_environments(job, a_head(), a_node(), nodes())
+    assert first["NODEAGENT_CHECKPOINT"] == "step-100"
+
+
 def test_one_cpu_worker_has_no_gpu_variable_and_its_own_thread_count() -> None:
-    (env,) = worker_environments(a_job(), a_head(store_hosted=False), a_node("a"), ADDRESSES)
+    (env,) = worker_environments(a_job(), a_head(store_hosted=False), a_node("a"), nodes())
     assert "CUDA_VISIBLE_DEVICES" not in env
     assert "OMP_NUM_THREADS" not in env
     assert "NODEAGENT_CHECKPOINT_DIR" not in env
@@ -131,21 +142,32 @@ def test_one_cpu_worker_has_no_gpu_variable_and_its_own_thread_count() -> None:
 
 def test_the_job_overrides_defaults_but_not_the_world() -> None:
     mine = {"OMP_NUM_THREADS": "4", "NCCL_SOCKET_IFNAME": "ib0", "RES_OPTIONS": "x", "RANK": "9", "MINE": "1"}
-    env, _ = worker_environments(a_job(env=mine), a_head(), a_node(data_interface="eth1"), ADDRESSES)
+    env, _ = worker_environments(a_job(env=mine), a_head(), a_node(data_interface="eth1"), nodes())
     assert (env["OMP_NUM_THREADS"], env["NCCL_SOCKET_IFNAME"], env["RES_OPTIONS"]) == ("4", "ib0", "x")
     assert (env["GLOO_SOCKET_IFNAME"], env["RANK"], env["MINE"]) == ("eth1", "1", "1")
 
 
 def test_devices_per_worker_and_faulty_devices() -> None:
     node = a_node(gpus=(Gpu(uuid="GPU-9", index=4, healthy=False, why="Xid 79"),))
-    _, env = worker_environments(a_job(), a_head(("G1", "G2", "G3", "G4")), node, ADDRESSES)
+    _, env = worker_environments(a_job(), a_head(("G1", "G2", "G3", "G4")), node, nodes(b=node))
     assert env["DEVICE_ID"] == "2"
     assert env["CUDA_VISIBLE_DEVICES"] == "G1,G2,G3,G4"
     assert json.loads(env["NODEAGENT_FAULTY"])["devices"] == {"b": {"GPU-9": "Xid 79"}}
 
 
+def test_every_worker_learns_of_the_devices_left_out_on_any_member() -> None:
+    sick = a_node("a", gpus=(Gpu(uuid="GPU-7", index=0, healthy=False, why="ECC"), Gpu(uuid="GPU-8", index=1)))
+    told = {
+        name: worker_environments(a_job(), a_head(), node, nodes(a=sick))[0]["NODEAGENT_FAULTY"]
+        for name, node in nodes(a=sick).items()
+    }
+    assert told["a"] == told["b"]
+    assert json.loads(told["a"]) == {"nodes": {"n3": "lost"}, "devices": {"a": {"GPU-7": "ECC"}}}
+
+
 def test_ipv6() -> None:
-    env, _ = worker_environments(a_job(), a_head(address="[fd00::1]:29400"), a_node(), {"a": "fd00::1", "b": "fd00::2"})
+    six = {name: a_node(name, address=f"fd00::{n}") for n, name in enumerate("ab", 1)}
+    env, _ = worker_environments(a_job(), a_head(address="[fd00::1]:29400"), a_node(), six)
     assert env["MASTER_ADDR"] == "fd00::1"
     assert env["PADDLE_CURRENT_ENDPOINT"] == "[fd00::2]:29400"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from nodeagent.model.world import WorkerExit
-from nodeagent.workers.shim_record import exit_record
+from nodeagent.workers.shim_record import Farewell, exit_record
 
 
 def a_record(status: int, file: Path, tail: str = "tail") -> WorkerExit:
-    return WorkerExit.from_json(json.dumps(exit_record(3, 1, 99, status, False, 0, file, tail)))
+    return WorkerExit.from_json(json.dumps(exit_record(3, 1, 99, status, False, 0, file, tail, Farewell())))
 
 
 def test_code_and_signal(tmp_path: Path) -> None:

@@ -1,0 +1,38 @@
+"""What an agent tells the others of itself while it runs: where it is reached, and that it only stands in. Changes its
+own facts and nothing else; they travel with the next beat."""
+
+from __future__ import annotations
+
+from nodeagent.agent.lease import Lease
+from nodeagent.trust.endpoint import vouch
+from nodeagent.trust.key import ClusterKey
+
+
+class Advert:
+    """The agent's own addresses."""
+
+    def __init__(self, node: str, cluster: str, key: ClusterKey, lease: Lease) -> None:
+        self._node, self._cluster, self._key, self._lease = node, cluster, key, lease
+        self._https: tuple[str, str] | None = None
+
+    def http(self, url: str) -> None:
+        """Where health and metrics are to be found."""
+        self._tell(http=url)
+
+    def https(self, url: str, certificate: str) -> None:
+        """Where others are served over https, by this certificate."""
+        self._https = (url, certificate)
+        self.vouch()
+
+    def vouch(self) -> None:
+        """Sign the https address for the life that the node has now."""
+        if self._https is not None:
+            life = self._lease.incarnation.life
+            self._tell(https=vouch(self._key, self._cluster, self._node, life, *self._https))
+
+    def stands_in(self, pid: int, since: float) -> None:
+        """This process (with a new pid) only stands in for the next start, since this Unix time."""
+        self._tell(restarting=since, agent_pid=pid, http="")
+
+    def _tell(self, **facts: object) -> None:
+        self._lease.facts = self._lease.facts.model_copy(update=facts)

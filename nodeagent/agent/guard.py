@@ -1,0 +1,183 @@
+"""Which jobs this agent will run: only those that the cluster's key signed, as they were submitted, while they live.
+
+Owns the verdict of each record and what has to be remembered for it: jobs seen while their admission was good count as
+known for as long as they live, however old it gets; jobs that have ended never count again, whoever writes them back.
+Tells a refusal once, in log and metric. Must never touch the store, and a verdict never stops what runs: it keeps from
+starting (``plan/``, ``apply.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import structlog
+
+from nodeagent.agent.metrics import Metrics
+from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.plan.cluster import Refusal, RefusalKind
+from nodeagent.trust.ledger import Entry, Ledger, pruned
+from nodeagent.trust.seal import LIFETIME, Seal
+
+SKEW = 2 * 3600
+"""Seconds by which another node's clock may be ahead of this one's: an admission issued later than that is not
+believed, since it would convince for longer than its lifetime."""
+SEEN_AGAIN = 3600
+"""Seconds after which it is written down anew that a job still lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A record, and whether its signatures are good."""
+
+    job: JobRecord
+    admits: bool
+    controls: bool
+    gang: bool
+
+
+class Guard:
+    """One agent's verdicts. ``dirty`` is set when there is something to be saved."""
+
+    def __init__(self, node: str, seal: Seal, ledger: Ledger, metrics: Metrics) -> None:
+        self._seal, self._ledger, self._metrics = seal, ledger, metrics
+        self._entries = ledger.load()
+        self._judged: dict[str, _Judged] = {}
+        self._told: dict[str, RefusalKind] = {}
+        self._caught_up = False
+        """It is settled which jobs went while this agent was away."""
+        self._era = ""
+        self._present: frozenset[str] = frozenset()
+        """Jobs of the last whole view of this era."""
+        self._revs: dict[str, int] = {}
+        """Highest revision of each job's good control, in this era: an older one was put back."""
+        self.dirty = asyncio.Event()
+        self._log = structlog.get_logger("trust").bind(node=node)
+
+    async def save(self, now: float) -> None:
+        """Write down what changed. Raises OSError."""
+        self._entries = pruned(self._entries, self._judged, now)
+        await self._ledger.save(dict(self._entries))
+
+    def look(
+        self, jobs: Mapping[str, JobRecord], era: str, now: float, *, whole: bool, seasoned: bool
+    ) -> dict[str, Refusal]:
+        """The refused ones among the jobs of a view. ``whole``: it is everything that the store has; ``seasoned``: and
+        whatever others could have given back to it is there. ``now`` is Unix time."""
+        if era != self._era:  # another history: it may lack what this agent has seen, and get it back
+            self._era, self._present, self._revs = era, frozenset(), {}
+        refused = {uid: found for uid, job in jobs.items() if (found := self.refusal(job, now)) is not None}
+        for uid in self._judged.keys() - jobs.keys():
+            del self._judged[uid]
+            self._told.pop(uid, None)
+            self._revs.pop(uid, None)
+        if whole:
+            for uid in self._present - jobs.keys():
+                self._ends(uid, now)  # removed
+            self._present = frozenset(jobs)
+        if whole and seasoned and not self._caught_up:
+            self._caught_up = True
+            for uid in [u for u, e in self._entries.items() if not e.ended and u not in jobs]:
+                del self._entries[uid]  # it ended while this agent was away: only a good admission brings it back
+                self.dirty.set()
+        return refused
+
+    def refusal(self, job: JobRecord, now: float) -> Refusal | None:
+        """Why this record is not to be run; None if it may."""
+        known = self._judge(job)
+        entry = self._entries.get(job.uid)
+        if job.phase in TERMINAL:
+            if known.admits and (entry is None or not entry.ended):
+                self._entries.setdefault(job.uid, Entry(expires=_expiry(job), seen=int(now)))
+                self._ends(job.uid, now)
+            return None
+        kind, text = self._verdict(known, entry, now)
+        if kind is None:
+            self._revs[job.uid] = job.control.rev
+            self._told.pop(job.uid, None)
+            return None
+        newest = self._revs.get(job.uid, 0)
+        refusal = Refusal(kind, text, known.controls and job.control.rev >= newest, newest)
+        if self._told.get(job.uid) != kind:
+            self._told[job.uid] = kind
+            self._metrics.refused.labels(reason=kind).inc()
+            self._log.error("refused: this job is not run here", job=job.name, uid=job.uid, reason=kind, why=text)
+        return refusal
+
+    def due(self, jobs: Mapping[str, JobRecord], now: float) -> list[JobRecord]:
+        """Jobs whose admission should be renewed: in the second half of its lifetime, or signed by a clock that is
+        far ahead."""
+        return [
+            job
+            for job in jobs.values()
+            if job.phase not in TERMINAL
+            and self.refusal(job, now) is None
+            and not LIFETIME / 2 <= _expiry(job) - now <= LIFETIME + SKEW
+        ]
+
+    def _judge(self, job: JobRecord) -> _Judged:
+        """Signatures are looked at once for each record that is read."""
+        last = self._judged.get(job.uid)
+        if last is None or last.job is not job:
+            last = _Judged(job, self._seal.admits(job), self._seal.controls(job), self._seal.gang(job))
+            self._judged[job.uid] = last
+        return last
+
+    def _verdict(self, known: _Judged, entry: Entry | None, now: float) -> tuple[RefusalKind | None, str]:
+        job = known.job
+        if job.admission is None:
+            return "unsigned", f"not submitted through an agent: it has no signature of the cluster's key; {_anew(job)}"
+        if not known.admits:
+            return "changed", (
+                f"changed in the store after it was submitted, or signed with another cluster's key: its signature is "
+                f"not of what it says now; {_anew(job)}"
+            )
+        if entry is not None and entry.ended:
+            return "ended", f"this job has ended before: an old record was written back; {_anew(job)}"
+        if entry is None and job.admission.issued > now + SKEW:
+            return "early", (
+                f"its signature is from the future as this node's clock has it: set the clocks of this node and of "
+                f"{job.admission.by} right"
+            )
+        if entry is None and now > job.admission.expires:
+            return "expired", f"its signature has expired, and no agent that knows it has renewed it; {_anew(job)}"
+        self._remember(job, entry, now)
+        size, head = job.spec.role.nodes, job.head
+        if head is not None and head.state != "ended" and not size.min <= len(head.members) <= size.max:
+            text = f"generation {head.number} has {len(head.members)} nodes"
+            return "size", f"{text}, its file allows {size.min} to {size.max}"
+        if not known.gang:
+            return "gang", (
+                "its generation was changed in the store: not every member's agent agreed to it as it is; "
+                f"form it anew: nodeagentctl stop {job.name}, then submit it again"
+            )
+        if not known.controls:
+            return "control", f"what is wanted of it was changed in the store, not through an agent; {_mend(job)}"
+        if job.control.rev < self._revs.get(job.uid, 0):
+            return "control", f"an older wish of its operators was written back into the store; {_mend(job)}"
+        return None, ""
+
+    def _remember(self, job: JobRecord, entry: Entry | None, now: float) -> None:
+        expires = _expiry(job)
+        if entry is None or expires > entry.expires or now - entry.seen > SEEN_AGAIN:
+            self._entries[job.uid] = Entry(expires=max(expires, entry.expires if entry else 0), seen=int(now))
+            self.dirty.set()
+
+    def _ends(self, uid: str, now: float) -> None:
+        entry = self._entries.get(uid)
+        if entry is not None and not entry.ended:
+            self._entries[uid] = replace(entry, ended=True, seen=int(now))
+            self.dirty.set()
+
+
+def _expiry(job: JobRecord) -> int:
+    return job.admission.expires if job.admission is not None else 0
+
+
+def _anew(job: JobRecord) -> str:
+    return f"if it is yours, submit it again; this one can only be deleted: nodeagentctl delete {job.name}"
+
+
+def _mend(job: JobRecord) -> str:
+    return f"say anew what is wanted: nodeagentctl resume {job.name}, or stop it"

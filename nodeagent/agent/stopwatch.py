@@ -1,0 +1,127 @@
+"""How long each phase of a recovery takes, as this node sees it: from a fault, or the wish for another gang, until the
+workers run again.
+
+Owns the measuring. The agent of group rank 0 tells of the whole gang; what only others can know (how long their workers
+took to die) comes with their acknowledgements. Must never decide anything: a restart of the agent forgets it all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nodeagent.model.job import JobRecord
+from nodeagent.model.world import Ack, PodReport, Token
+from nodeagent.workers.base import PodStatus
+
+TELL_AFTER = 1.0
+"""Seconds from the start of the workers until it is told: writing to the store must not disturb their first steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One that is over: a name of a phase to its seconds, in order; ``whole`` is from the fault to the start."""
+
+    uid: str
+    token: Token
+    cause: str
+    phases: dict[str, float]
+
+    @property
+    def text(self) -> str:
+        parts = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.phases.items() if name != "whole")
+        return f"workers run again after {self.phases['whole']:.3f} s: {parts}"
+
+
+@dataclass(slots=True)
+class _Watch:
+    number: int
+    known: float
+    """When this agent first knew of what led to it."""
+    detected: float
+    forming: float
+    quiet: float | None = None
+    active: float | None = None
+    started: float | None = None
+
+
+class Stopwatch:
+    """Times are of this agent's clock, in seconds."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._faults: dict[str, tuple[int, float, float]] = {}
+        """Job to (generation at fault, when it was known here, seconds from the worker's death to its report)."""
+        self._watches: dict[str, _Watch] = {}
+
+    def look(self, jobs: Mapping[str, JobRecord], statuses: Mapping[str, PodStatus], now: float) -> None:
+        """Note what has changed since the last look."""
+        self._faults = {uid: fault for uid, fault in self._faults.items() if uid in jobs}
+        self._watches = {uid: watch for uid, watch in self._watches.items() if uid in jobs}
+        for job in jobs.values():
+            if job.head is not None and job.head.state == "forming":
+                self._forming(job, job.head.number, statuses.get(job.uid), now)
+            elif job.head is not None and job.head.state == "active":
+                self._active(job, statuses.get(job.uid), now)
+
+    def _forming(self, job: JobRecord, number: int, status: PodStatus | None, now: float) -> None:
+        watch = self._watches.get(job.uid)
+        if watch is None or watch.number != number:
+            at_fault, known, detected = self._faults.pop(job.uid, (0, now, 0.0))
+            if watch is not None and watch.active is None:  # formed anew, before it had become whole
+                known, detected = watch.known, watch.detected
+            elif at_fault != job.last_number:
+                known, detected = now, _detected(job.last_reports)
+            watch = self._watches[job.uid] = _Watch(number, known, detected, now)
+        if watch.quiet is None and (status is None or status.quiet):
+            watch.quiet = now
+
+    def _active(self, job: JobRecord, status: PodStatus | None, now: float) -> None:
+        assert job.head is not None
+        if any(report.seq for report in job.head.reports.values()):
+            self._faults.setdefault(job.uid, (job.head.number, now, _detected(job.head.reports)))
+        watch = self._watches.get(job.uid)
+        if watch is None or watch.number != job.head.number:
+            return
+        if watch.active is None:
+            watch.active = now
+        runs = status is not None and status.generation == job.head.token and status.phase != "starting"
+        if runs and watch.started is None:
+            watch.started = now
+
+    def stamp(self, uid: str, token: Token, ack: Ack, now: float) -> Ack:
+        """The acknowledgement, with how long this node took."""
+        watch = self._watches.get(uid)
+        if watch is None or watch.number != token.number or watch.quiet is None:
+            return ack
+        stopped, ready = round(watch.quiet - watch.forming, 4), round(now - watch.quiet, 4)
+        return ack.model_copy(update={"stopped": stopped, "ready": ready})
+
+    def finished(self, jobs: Mapping[str, JobRecord], now: float) -> list[Recovery]:
+        """Recoveries to tell of now: each once, by the agent of group rank 0, and not the first start of a job."""
+        out = []
+        for uid, watch in list(self._watches.items()):
+            if watch.active is None or watch.started is None or now < watch.started + TELL_AFTER:
+                continue
+            del self._watches[uid]
+            job = jobs[uid]
+            head = job.head
+            if head is None or head.number != watch.number or job.restarts == 0 or head.ordered()[0].node != self._node:
+                continue
+            formed, started = watch.active - watch.known, watch.started - watch.active
+            phases = {
+                "detected": watch.detected,
+                "stopped": max((ack.stopped for ack in head.acks.values()), default=0.0),
+                "acknowledged": max((ack.ready for ack in head.acks.values()), default=0.0),
+                "formed": formed,
+                "started": started,
+                "whole": watch.detected + formed + started,
+            }
+            out.append(Recovery(uid, head.token, head.cause.kind, phases))
+        return out
+
+
+def _detected(reports: Mapping[str, PodReport]) -> float:
+    """Of the first fault among them."""
+    first = min((r for r in reports.values() if r.seq), key=lambda r: r.seq, default=None)
+    return first.detected if first is not None else 0.0

@@ -1,0 +1,204 @@
+"""Serving others over https. Every connection is bounded: how many there are, how long the handshake may take, how
+long somebody may stay who has not said who he is. Must never serve plain HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+from aiohttp import web
+
+from nodeagent.agent.metrics import Metrics
+from nodeagent.api.app import create_app
+from nodeagent.api.remote import Doorkeeper
+from nodeagent.api.server import SHUTDOWN_TIMEOUT
+from nodeagent.api.tokens import TokenBook
+from nodeagent.api.view import AgentView
+from nodeagent.spec.apiconfig import serves
+from nodeagent.trust.certificate import CertificateError, server_context
+from nodeagent.trust.ticket import Gate
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much, and how long. Times are seconds."""
+
+    connections: int = 128
+    """At once, of all; more wait in the kernel's queue."""
+    handshake: float = 5.0
+    silent: float = 10.0
+    """From the handshake to a request that is let in."""
+    body: float = 15.0
+    """For a request's body to arrive."""
+    keepalive: float = 15.0
+    """Between two requests of one connection."""
+    retry: float = 10.0
+    """Until the next try, where the address or the certificate could not be used."""
+
+
+BACKLOG = 128
+
+Told = Callable[[str, str], None]
+"""Is told the url and the certificate's SHA-256, once others can connect."""
+
+
+class Https:
+    """The https side of one agent's API: ``run`` it. What keeps it from listening is logged and tried again: nothing
+    of it is worth stopping an agent whose workers run."""
+
+    def __init__(self, view: AgentView, metrics: Metrics, address: str, told: Told, bounds: Bounds = Bounds()) -> None:
+        """``address``: this node's, as others know it."""
+        self._bounds = bounds
+        self._view, self._metrics, self._told = view, metrics, told
+        self._address = view.config.api.listen or address
+        self._log = structlog.get_logger("https").bind(node=view.node)
+
+    async def run(self) -> None:
+        """Serve until cancelled; nothing, where nothing is to be served."""
+        said = ""
+        while serves(self._view.config.api.listen, self._address):
+            try:
+                await self._serve()
+            except (OSError, CertificateError) as error:
+                if str(error) != said:
+                    said = str(error)
+                    self._log.warning("others are not served over https", why=said, address=self._address)
+            await asyncio.sleep(self._bounds.retry)
+
+    async def _serve(self) -> None:
+        view, config = self._view, self._view.config
+        context, certificate = await server_context(config.api.tls, view.node, config.dirs.state)
+        tokens = TokenBook(config.api.tokens, lambda why: self._log.error("no token is let in", why=why))
+        keeper = Doorkeeper(Gate(view.key, view.node), certificate, tokens, config.jobs, self._bounds.body)
+        listening = await _listen(self._address, config.ports.api)
+        door = _Door(context, self._bounds)
+        app = create_app(view, self._metrics, door=(keeper, door.passed))
+        runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_TIMEOUT,
+            keepalive_timeout=self._bounds.keepalive,
+        )  # fmt: skip
+        with contextlib.closing(listening):
+            await runner.setup()
+            try:
+                host = f"[{self._address}]" if ":" in self._address else self._address
+                self._told(f"https://{host}:{listening.getsockname()[1]}", certificate)
+                assert runner.server is not None
+                await door.serve(listening, runner.server)
+            finally:
+                await runner.cleanup()
+
+
+async def _listen(address: str, port: int) -> socket.socket:
+    """Raises ``OSError``."""
+    found = await asyncio.get_running_loop().getaddrinfo(
+        address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    family, kind, protocol, _, place = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(place)
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+class _Door:
+    """Lets connections in, so many at once, and shows those out that stay silent."""
+
+    def __init__(self, context: ssl.SSLContext, bounds: Bounds) -> None:
+        self._context, self._bounds = context, bounds
+        self._free = asyncio.Semaphore(bounds.connections)
+        self._silent: dict[asyncio.BaseTransport, asyncio.TimerHandle] = {}
+
+    async def serve(self, listening: socket.socket, server: Callable[[], asyncio.Protocol]) -> None:
+        """Accept until cancelled. Raises ``OSError`` when it cannot any more."""
+        loop = asyncio.get_running_loop()
+        opening: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                await self._free.acquire()
+                connection, _ = await loop.sock_accept(listening)
+                task = loop.create_task(self._open(connection, server))
+                opening.add(task)
+                task.add_done_callback(opening.discard)
+        finally:
+            for task in opening:
+                task.cancel()
+            await asyncio.gather(*opening, return_exceptions=True)
+
+    async def _open(self, connection: socket.socket, server: Callable[[], asyncio.Protocol]) -> None:
+        guest = _Guest(server(), self._came, self._went)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: guest, connection, ssl=self._context, ssl_handshake_timeout=self._bounds.handshake
+            )
+        except OSError:  # no TLS, a certificate of another CA, or too slow: nobody to tell
+            connection.close()
+        finally:
+            if not guest.here:
+                self._free.release()
+
+    def _came(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._silent[transport] = asyncio.get_running_loop().call_later(self._bounds.silent, transport.abort)
+
+    def passed(self, transport: asyncio.BaseTransport) -> None:
+        """Whoever is at the other end has said who he is."""
+        if (late := self._silent.pop(transport, None)) is not None:
+            late.cancel()
+
+    def _went(self, transport: asyncio.BaseTransport) -> None:
+        self.passed(transport)
+        self._free.release()
+
+
+class _Guest(asyncio.Protocol):
+    """One connection on its way to aiohttp's handler: says when it comes and goes, changes nothing."""
+
+    def __init__(
+        self,
+        inner: asyncio.Protocol,
+        came: Callable[[asyncio.BaseTransport], None],
+        went: Callable[[asyncio.BaseTransport], None],
+    ) -> None:
+        self._inner, self._came, self._went_away = inner, came, went
+        self._transport: asyncio.BaseTransport | None = None
+
+    @property
+    def here(self) -> bool:
+        """It has come (and will say when it goes)."""
+        return self._transport is not None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._came(transport)
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        try:
+            self._inner.connection_lost(exc)
+        finally:
+            if self._transport is not None:
+                self._went_away(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()

@@ -1,0 +1,143 @@
+"""Who is let in over https: a token, another agent's ticket, or a client certificate of the configured CA.
+
+Each request is looked at anew. Must never say which part of a wrong secret was right, nor let anybody in without one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import ssl
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import cast
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from nodeagent.api import auth
+from nodeagent.api.auth import CALLER, NOBODY, Caller
+from nodeagent.api.body import MAX_BODY
+from nodeagent.api.errors import ApiError
+from nodeagent.api.tokens import TokenBook
+from nodeagent.spec.agentconfig import JobsConfig
+from nodeagent.spec.tokens import TokenEntry
+from nodeagent.trust.ticket import SCHEME, Gate, TicketError
+
+CHALLENGE = "/v1/challenge"
+_HOW = (
+    "send `Authorization: Bearer TOKEN` with a token of the agent's api.tokens file (nodeagentctl: --token-file), "
+    "or a client certificate of its api.tls.client_ca"
+)
+
+
+class Doorkeeper:
+    """Knows who a request is from."""
+
+    def __init__(self, gate: Gate, certificate: str, tokens: TokenBook, jobs: JobsConfig, body_timeout: float) -> None:
+        self.body_timeout = body_timeout
+        """Seconds for a request's body to arrive."""
+        self._gate, self._certificate, self._tokens, self._jobs = gate, certificate, tokens, jobs
+
+    def challenge(self) -> str:
+        """For the next ticket."""
+        return self._gate.challenge()
+
+    async def who(self, request: web.Request) -> Caller:
+        """Raises ``ApiError``: ``unknown_caller``, or ``permission`` for somebody known who may not."""
+        given = request.headers.get("Authorization", "")
+        if given.startswith(f"{SCHEME} "):
+            return self._by_ticket(request, given)
+        if given.startswith("Bearer "):
+            found = await asyncio.to_thread(self._tokens.find, given.removeprefix("Bearer ").strip())
+            if found is None:
+                raise ApiError("unknown_caller", "this agent does not know the token", "see api.tokens in its config")
+            return await self._by_token(*found)
+        if given:
+            raise ApiError("unknown_caller", "this way to say who asks is not known here", _HOW)
+        if name := _certificate_name(request):
+            return Caller(
+                NOBODY, NOBODY, f"certificate {name}", operator=False, trusted=False, reads_only=True, remote=True
+            )
+        raise ApiError("unknown_caller", "nobody says who asks", _HOW)
+
+    def _by_ticket(self, request: web.Request, given: str) -> Caller:
+        if request.method != "GET":
+            raise ApiError("permission", "agents ask each other to read only", "ask the agent of your own node")
+        try:
+            ticket = self._gate.take(given, request.raw_path, self._certificate)
+        except TicketError as wrong:
+            raise ApiError("unknown_caller", f"the other agent's ticket is not taken: {wrong}", "ask again") from None
+        return Caller(
+            ticket.uid, NOBODY, ticket.name, operator=ticket.operator, trusted=False, reads_only=True, remote=True
+        )
+
+    async def _by_token(self, name: str, token: TokenEntry) -> Caller:
+        if token.user is None:
+            may = token.may == "operate"
+            return Caller(
+                NOBODY, NOBODY, f"token {name}", operator=may, trusted=False, reads_only=not may, remote=True
+            )  # fmt: skip
+        user = token.user
+
+        def look() -> Caller | None:
+            try:
+                found = pwd.getpwnam(user)
+            except KeyError:
+                return None
+            return auth.identify(found.pw_uid, found.pw_gid, self._jobs, os.geteuid())
+
+        who = await auth.looked_up(look, user)
+        if who is None:
+            raise ApiError(
+                "permission",
+                f"token {name} acts as {user}, who is no user of this node",
+                "correct it in the agent's tokens file, or ask an agent of a node that knows the user",
+            )
+        return replace(who, trusted=False, remote=True)
+
+
+def _certificate_name(request: web.Request) -> str:
+    """The name in the verified client certificate; empty without one."""
+    transport = request.transport
+    found = None if transport is None else transport.get_extra_info("ssl_object")
+    if not isinstance(found, ssl.SSLObject):
+        return ""
+    certificate = found.getpeercert()
+    if not certificate:
+        return ""
+    subject = cast("Iterable[Iterable[tuple[str, str]]]", certificate.get("subject", ()))
+    names = [value for part in subject for key, value in part if key == "commonName"]
+    return names[0] if names else "without a name"
+
+
+def door_middleware(keeper: Doorkeeper, passed: Callable[[asyncio.BaseTransport], None]) -> Middleware:
+    """Nothing gets by that the keeper does not know, but the question for a challenge. ``passed`` is told the
+    connection of whoever got by. A body is read here, in time."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path == CHALLENGE and request.method == "GET":
+            return web.json_response({"challenge": keeper.challenge()}, headers={"Cache-Control": "no-store"})
+        who = await keeper.who(request)
+        if who.reads_only and request.method not in ("GET", "HEAD"):
+            raise ApiError(
+                "permission", f"{who.name} may read, not change", "use a token that may; nothing was changed"
+            )
+        if request.transport is not None:
+            passed(request.transport)
+        try:
+            async with asyncio.timeout(keeper.body_timeout):
+                await request.read()
+        except TimeoutError:
+            late = f"the request did not arrive within {keeper.body_timeout:g} s"
+            raise ApiError("usage", late, "ask again; nothing was changed") from None
+        except web.HTTPRequestEntityTooLarge:
+            raise ApiError(
+                "usage", f"the request is larger than {MAX_BODY} bytes", "keep large values in files"
+            ) from None
+        request[CALLER] = who
+        return await handler(request)
+
+    return middleware

@@ -1,0 +1,27 @@
+-- commit: uid, token, node, life, start, checkpoint (JSON). Twin: twin/commits.py.
+local no = not_current(A.node, A.life, A.start)
+if no then
+  return no
+end
+local job = job_read(A.uid)
+if not job then
+  return no_job(A.uid)
+end
+if job.active_id ~= A.token.id or job.active_number ~= int(A.token.number) then
+  local is = job.active_id and ('generation ' .. job.active_number) or 'none'
+  return refuse('stale', 'generation ' .. int(A.token.number) .. ' of job ' .. job.name .. ' may commit nothing any more: '
+    .. is .. ' is the newest that was active')
+end
+if not lives_of(job, A.node)[A.life] then
+  return refuse('stale', 'node ' .. A.node .. ' runs no workers of job ' .. job.name)
+end
+local new, old = cjson.decode(A.checkpoint), job.checkpoint and cjson.decode(job.checkpoint)
+if old and old.name == new.name then
+  return job_reply(job)
+end
+if old and (old.number > new.number or (old.number == new.number and old.order >= new.order)) then
+  return refuse('stale', 'checkpoint ' .. old.name .. ' of job ' .. job.name .. ' was committed after ' .. new.name)
+end
+job.checkpoint = A.checkpoint
+job_save(job)
+return job_reply(job)

@@ -1,0 +1,218 @@
+"""Checkpoints on disk: written in the background, committed through the store, whole or not loaded.
+
+The files are ``torch.distributed.checkpoint``'s, so that another number of ranks can load them. ``save`` copies the
+state and returns; a thread writes it, and when all ranks have, rank 0 asks the shim to commit it: the store takes it
+from the newest generation only. Under torchrun a marker in the folder is the commit. All functions are collectives.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from nodeagent.train import folder as files
+from nodeagent.train.context import context
+from nodeagent.train.flat import State
+from nodeagent.train.folder import Entry
+from nodeagent.train.link import Link, LinkError
+from nodeagent.train.snapshots import own_snapshots, say
+
+COMMIT_BOUND = 60.0
+"""Seconds to wait for the store to take a checkpoint that is on the disk."""
+WRITE_BOUND = timedelta(hours=1)
+"""For the slowest rank to have written its part."""
+
+
+class Checkpoints:
+    """Those of one training. Made on all ranks at once, after ``init_process_group``.
+
+    ``folder``: by default the job's checkpoint_dir, else ``ckpt``. ``keep``: this many stay."""
+
+    def __init__(self, folder: Path | None = None, keep: int = 3) -> None:
+        place = context()
+        self.folder = folder or place.checkpoint_dir or Path("ckpt")
+        self._place, self._keep = place, max(1, keep)
+        self._link = Link.of_environment()
+        there = dist.is_initialized()
+        self._world: int = dist.get_world_size() if there else 1
+        self._rank: int = dist.get_rank() if there else 0
+        # Its own, so that the thread's talk never mixes with the training's; and DCP wants one for the CPU.
+        self._group = dist.new_group(backend="gloo", timeout=WRITE_BOUND) if there else None
+        self._thread: threading.Thread | None = None
+        self._committed = True
+        self._damaged: set[Entry] = set()
+        """What ``load`` passed over: not what is kept in case of need."""
+
+    # -- saving
+
+    def save(self, state: State, step: int) -> None:
+        """Begin to write the state as of ``step``; it may be changed as soon as this returns. Waits for the one
+        before."""
+        self.wait()
+        order = files.next_order(self.folder) if self._rank == 0 else 0
+        entry = Entry(self._agreed(order), step, self._place.generation)
+        path = self.folder / entry.name
+        path.mkdir(parents=True, exist_ok=True)
+        written = dcp.async_save(_taken(state), checkpoint_id=path, process_group=self._group)
+        self._committed = False
+        self._thread = threading.Thread(target=self._finish, args=(entry, written), name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> bool:
+        """Until the last one is finished; whether it was committed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        return self._committed
+
+    def close(self) -> bool:
+        """Wait, and let go of the group. Call it before ``destroy_process_group``: a group that something still holds
+        when Python ends can abort the process."""
+        committed = self.wait()
+        self._group = None
+        return committed
+
+    def _finish(self, entry: Entry, written: Any) -> None:
+        path = self.folder / entry.name
+        mine: dict[str, list[int]] = {}
+        problem = ""
+        try:
+            written.result()
+            mine = files.described(path, self._own_files(path))
+        except Exception as error:  # noqa: BLE001 (whatever it was: the others must hear of it, and training goes on)
+            problem = f"rank {self._rank}: {type(error).__name__}: {error}"
+        told = self._gathered((mine, problem))
+        problem = next((p for _, p in told if p), "")
+        if self._rank == 0:
+            if not problem:
+                problem = self._commit(entry, {name: v for found, _ in told for name, v in found.items()})
+            if problem:
+                say(f"the checkpoint of step {entry.step} does not count: {problem}")
+        self._committed = self._agreed(not problem)
+
+    def _own_files(self, path: Path) -> list[str]:
+        names = sorted(file.name for file in path.glob(f"__{self._rank}_*"))
+        return [*names, ".metadata"] if self._rank == 0 else names
+
+    def _commit(self, entry: Entry, written: Mapping[str, list[int]]) -> str:
+        """Rank 0's; why it was not committed, or ""."""
+        path = self.folder / entry.name
+        try:
+            files.write_manifest(path, written)
+            if self._link is not None:
+                self._link.ask("commit", COMMIT_BOUND, name=entry.name, step=entry.step, order=entry.order)
+            files.mark_committed(path)
+            files.prune(self.folder, entry, self._keep, self._damaged)
+        except (LinkError, OSError) as error:
+            return str(error)
+        return ""
+
+    # -- loading
+
+    def newest(self) -> Entry | None:
+        """The one that ``load`` would try first."""
+        found = self._candidates()
+        return found[0] if found else None
+
+    def load(self, state: State) -> int | None:
+        """Load the newest that is committed and whole into ``state``; its step, or None. Damaged ones are named and
+        passed over."""
+        for entry in self._candidates():
+            path = self.folder / entry.name
+            problem = next(filter(None, self._gathered(self._damage(path))), "")
+            if problem:
+                self._damaged.add(entry)
+                if self._rank == 0:
+                    say(f"the checkpoint of step {entry.step} is passed over: {problem}")
+                continue
+            taken = _taken(state)
+            dcp.load(taken, checkpoint_id=path, process_group=self._group)
+            _put(state, taken)
+            return entry.step
+        return None
+
+    def _candidates(self) -> list[Entry]:
+        mine = files.candidates(self.folder, self._place.checkpoint) if self._rank == 0 else []
+        agreed: list[Entry] = self._agreed(mine)
+        return agreed
+
+    def _damage(self, path: Path) -> str:
+        """Of this rank's share of the files."""
+        try:
+            named = files.read_manifest(path)
+        except ValueError as error:
+            return str(error)
+        return files.damage(path, {name: named[name] for name in sorted(named)[self._rank :: self._world]})
+
+    # -- all ranks
+
+    def _agreed(self, mine: Any) -> Any:
+        """Rank 0's."""
+        if self._group is None:
+            return mine
+        said = [mine]
+        dist.broadcast_object_list(said, src=0, group=self._group)
+        return said[0]
+
+    def _gathered(self, mine: Any) -> list[Any]:
+        if self._group is None:
+            return [mine]
+        found: list[Any] = [None] * self._world
+        dist.all_gather_object(found, mine, group=self._group)
+        return found
+
+
+def resume(state: State, checkpoints: Checkpoints) -> int:
+    """Load the newest state there is: from memory, else from disk. The step that it is of; 0 if there is none, and then
+    nothing was changed. Every rank calls it once, before its first step."""
+    newest = checkpoints.newest() if context().checkpoint else None
+    after = (newest.generation, newest.step) if newest is not None else (0, -1)
+    found = own_snapshots().load(state, after)
+    if found is None:
+        found = checkpoints.load(state)
+    return found or 0
+
+
+def _taken(state: State) -> dict[str, Any]:
+    """What DCP saves, and what it loads into: names that do not depend on how the model is wrapped or spread."""
+    taken: dict[str, Any] = {}
+    for name, value in state.items():
+        if isinstance(value, torch.nn.Module):
+            taken[name] = get_model_state_dict(value)
+        elif isinstance(value, torch.optim.Optimizer):
+            taken[name] = get_optimizer_state_dict(_model_of(state, value), value)
+        else:
+            taken[name] = value
+    return taken
+
+
+def _put(state: State, loaded: Mapping[str, Any]) -> None:
+    for name, value in list(state.items()):
+        if isinstance(value, torch.nn.Module):
+            set_model_state_dict(value, loaded[name])
+        elif isinstance(value, torch.optim.Optimizer):
+            set_optimizer_state_dict(_model_of(state, value), value, loaded[name])
+        else:
+            state[name] = loaded[name]
+
+
+def _model_of(state: State, optimizer: torch.optim.Optimizer) -> torch.nn.Module:
+    """The module in the state that has the optimizer's parameters."""
+    wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for value in state.values():
+        if isinstance(value, torch.nn.Module) and wanted <= {id(p) for p in value.parameters()}:
+            return value
+    raise ValueError("an optimizer can be saved only together with the module whose parameters it has")

@@ -1,0 +1,45 @@
+"""What all ranks of a generation tell each other, over the script's own process group.
+
+Every function is a collective: each rank must call it. With one rank none needs a group.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+PIECE = 64 << 20
+"""Bytes sent at a time."""
+
+
+def gather(mine: T, world: int) -> list[T]:
+    """Every rank's, by rank. Raises RuntimeError before the group is there."""
+    if world == 1:
+        return [mine]
+    if not dist.is_initialized():
+        raise RuntimeError("the ranks must agree first: call torch.distributed.init_process_group() before this")
+    found: list[Any] = [None] * world
+    dist.all_gather_object(found, mine)
+    return found
+
+
+def hand_out(giver: int, given: tuple[bytes, torch.Tensor] | None, wanted: bool) -> tuple[bytes, torch.Tensor] | None:
+    """What the giver gives (None on all others) to those who want it; the others go along and get None."""
+    said: list[Any] = [(given[0], len(given[1]))] if given is not None else [None]
+    dist.broadcast_object_list(said, src=giver)
+    rest, size = said[0]
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    data = torch.empty(size if wanted else 0, dtype=torch.uint8)
+    for begin in range(0, size, PIECE):
+        end = min(begin + PIECE, size)
+        if given is not None:
+            piece = given[1][begin:end].to(device)
+        else:
+            piece = torch.empty(end - begin, dtype=torch.uint8, device=device)
+        dist.broadcast(piece, src=giver)
+        if wanted:
+            data[begin:end] = piece.cpu()
+    return (rest, data) if wanted else None

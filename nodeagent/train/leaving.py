@@ -1,0 +1,117 @@
+"""Leaving gracefully: a last checkpoint at a planned stop, at a step that all ranks agree on, so that none is lost.
+
+    leaving = Leaving()                                   # once, where training begins
+    while step < steps:
+        if leaving.at(step):                              # on every rank after the same step
+            leaving.leave(step, lambda: save(step))       # saves, and ends the process
+        train_one_step()
+
+Under torchrun, without nodeagent, ``at`` is always False. Needs torch only when the ranks have to agree. Must never
+keep a process beyond its grace: the shim's SIGKILL ends it whatever it does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from nodeagent.train.agree import LastStep, Store, come, highest_of_all, wait_for
+from nodeagent.train.context import context
+from nodeagent.train.link import Link, LinkError
+
+LEFT = 101
+"""The exit code: "form me again, and do not count it", should anybody ask."""
+BOUND = 86400.0
+"""Seconds that ranks wait for each other: the longest grace there is. What ends it in earnest is SIGKILL."""
+ASKED_FOR = 3600.0
+"""Seconds that one question to the shim stays open; then it is put again."""
+AGAIN = 0.5
+"""Seconds until a shim that did not answer, or refused, is asked again."""
+
+
+class Leaving:
+    """One per process and generation."""
+
+    def __init__(self, link: Link | None = None) -> None:
+        """``link``: the environment's, if there is one."""
+        self._link = link or Link.of_environment()
+        self._context = context()
+        self._store: Store | None = None
+        self._last = LastStep(self._agree, BOUND)
+        if self._link is not None:
+            threading.Thread(target=self._listen, args=(self._link,), name="leaving", daemon=True).start()
+
+    def at(self, step: int) -> bool:
+        """With ``step`` steps done: is it time to leave? Every rank calls it at the same steps. Raises AgreementError
+        if the ranks were asked to leave and could not agree."""
+        return self._last.at(step)
+
+    def leave(self, step: int, save: Callable[[], object]) -> NoReturn:
+        """Save, wait for the other ranks to have saved, and end the process. Every rank calls it; ``save`` may
+        communicate, and returns False if nothing was kept. Nothing else runs any more: no ``finally``, no ``atexit``;
+        what must be done belongs in ``save``.
+        """
+        began = time.monotonic()
+        try:
+            kept = save() is not False
+        except BaseException:
+            self._saved(wait=False)  # the others need not wait for one that failed
+            raise
+        took = time.monotonic() - began if kept else None
+        if self._link is not None:
+            try:
+                self._link.ask("leave.done", step=step, seconds=took)
+            except LinkError as error:
+                print(f"nodeagent: left at step {step}, but could not say so: {error}", file=sys.stderr)
+        self._saved(wait=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(LEFT)  # ended in the ordinary way, what still holds the process group may hang
+
+    def _listen(self, link: Link) -> None:
+        """In a thread: until the shim says that it is time, then until the ranks agree."""
+        while True:
+            try:
+                link.ask("leave.wait", ASKED_FOR)
+            except LinkError:
+                time.sleep(AGAIN)  # the shim may not have heard yet that this process was started
+                continue
+            self._last.stop()
+            return
+
+    def _agree(self, begun: int) -> int:
+        self._store = gang_store()
+        return begun if self._store is None else highest_of_all(self._store, self._context.world_size, begun, BOUND)
+
+    def _saved(self, wait: bool) -> None:
+        """Say that this rank has done its part, and wait for the others: it may be whom they save through."""
+        if self._store is None:
+            return
+        try:
+            come(self._store, "saved", self._context.world_size)
+            if wait:
+                wait_for(self._store, "saved", BOUND)
+        except RuntimeError as error:  # its host has left, after all others had come; or it is lost with a node
+            print(f"nodeagent: leaves without waiting for the others: {error}", file=sys.stderr)
+
+
+def gang_store() -> Store | None:
+    """A line of its own to the store that the ranks met at; None for a single rank. Raises RuntimeError without a
+    process group."""
+    here = context()
+    if here.world_size == 1:
+        return None
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    if not dist.is_initialized():
+        raise RuntimeError("there is no process group: call torch.distributed.init_process_group() before the training")
+    store = _get_default_store()
+    # Torch's own connection may be held by a main thread that waits in it for another rank to begin a step.
+    store = store.clone() if hasattr(store, "clone") else store
+    mine: Store = dist.PrefixStore(f"nodeagent/leave/{here.generation}", store)
+    return mine

@@ -1,0 +1,60 @@
+"""Progress, told by the worker: which step it is at, and which phase it is in. By it nodeagent sees that a gang hangs.
+
+A shared page of 64 bytes that NODEAGENT_PROGRESS names; the shim looks at it now and then. So a call costs a
+microsecond and no system call, and cannot block. Standard library only. Must never raise for what is wrong outside of
+the script.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+
+MAGIC = b"naprog1\0"
+PAGE = struct.Struct("<8sqdd32s")
+"""Magic, step, when (CLOCK_BOOTTIME), the phase's own bound (0: the job's), phase."""
+NO_STEP = -1
+TRAIN = "train"
+_NEWS, _PHASE = struct.Struct("<qd"), struct.Struct("<d32s")
+
+_page: mmap.mmap | None = None
+_opened = False
+_step, _phase, _bound = NO_STEP, "", -1.0
+
+
+def progress(step: int | None = None, phase: str = TRAIN, bound: float | None = None) -> None:
+    """Tell that this worker has got to ``step`` (None: no further, but it lives), and is in ``phase``.
+
+    Call it once a step, on every rank. A phase other than ``train`` (``evaluate``, ``checkpoint``, any name) may take
+    longer than the job's limit: up to ``bound`` seconds, or the job file's ``hang.phases``; it ends with the next call.
+    """
+    global _step, _phase, _bound  # noqa: PLW0603 (one page for each process)
+    page = _page if _opened else _open()
+    if page is None:
+        return
+    if phase != _phase or (bound or 0.0) != _bound:
+        _phase, _bound = phase, bound or 0.0
+        _PHASE.pack_into(page, 24, _bound, phase.encode()[:31])
+    if step is not None:
+        _step = int(step)
+    _NEWS.pack_into(page, 8, _step, time.clock_gettime(time.CLOCK_BOOTTIME))
+
+
+def _open() -> mmap.mmap | None:
+    global _page, _opened  # noqa: PLW0603
+    _opened = True
+    path = os.environ.get("NODEAGENT_PROGRESS")
+    if path is None:  # the job looks for no hangs, or nodeagent did not start this process
+        return None
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            page = mmap.mmap(fd, PAGE.size)
+        finally:
+            os.close(fd)
+    except (OSError, ValueError):
+        return None
+    _page = page if page[: len(MAGIC)] == MAGIC else None
+    return _page

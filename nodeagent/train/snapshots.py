@@ -1,0 +1,213 @@
+"""Snapshots in memory: the state of a training as of one step, kept by the shim so that it outlives the workers.
+
+``take`` copies the state in the calling thread: what is kept is one step's state whatever the script does next, and it
+costs what copying memory costs. ``load`` is a collective: all ranks of a new generation agree on the newest snapshot
+that each of them can have, and nobody reads a disk. Without nodeagent both do nothing. Must never fail a training: what
+cannot be kept is said, and training goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import zlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from nodeagent.train import gang
+from nodeagent.train.choose import Choice, Offer, choose
+from nodeagent.train.context import Context, context
+from nodeagent.train.flat import Flat, Place, State, copy_into, cut, put_back, put_together, take_apart, total
+from nodeagent.train.link import Link, LinkError
+from nodeagent.train.memory import HEADER, Header, Memory, header_of, size_of
+
+BUFFERS = 2
+"""By turns: while one is being written, the other is whole."""
+SLACK = 64 << 10
+"""Bytes by which the part beside the tensors may grow before new memory is needed."""
+TRY_AGAIN = 30.0
+"""Seconds until the next try after a snapshot that could not be kept."""
+ASK_BOUND = 2.0
+"""Seconds to wait for the shim."""
+
+
+class Buffer:
+    """One memory, and the tensors in it as they were laid out last."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.data = torch.frombuffer(memory.map, dtype=torch.uint8)
+        self._places: list[Place] = []
+        self._views: list[torch.Tensor] = []
+
+    def views(self, places: list[Place]) -> list[torch.Tensor]:
+        if places != self._places:
+            self._places, self._views = places, [cut(self.data[HEADER:], place) for place in places]
+        return self._views
+
+    def body(self, header: Header) -> torch.Tensor:
+        return self.data[HEADER : HEADER + header.data_bytes]
+
+
+class Found(NamedTuple):
+    """What the shim keeps of one local rank, under one index."""
+
+    fd: int
+    header: Header | None
+
+
+Kept = Mapping[tuple[int, int], Found]
+
+
+class Snapshots:
+    """Those of one worker."""
+
+    def __init__(self, link: Link | None, place: Context) -> None:
+        self._link, self._place = link, place
+        self._buffers: dict[int, Buffer] = {}
+        self._newest = -1
+        """The buffer that is not written next."""
+        self._not_before = 0.0
+
+    def take(self, state: State, step: int, *, replicated: bool = False) -> bool:
+        """See ``nodeagent.train.snapshot``."""
+        if self._link is None or time.monotonic() < self._not_before:
+            return False
+        flat = take_apart(state)
+        try:
+            self._keep(self._link, flat, step, replicated)
+        except (LinkError, OSError) as error:
+            self._not_before = time.monotonic() + TRY_AGAIN
+            say(f"no snapshot of step {step} ({error}); the next is tried in {TRY_AGAIN:g} s")
+            return False
+        return True
+
+    def _keep(self, link: Link, flat: Flat, step: int, replicated: bool) -> None:
+        index = (self._newest + 1) % BUFFERS
+        buffer = self._writable(link, index, flat)
+        place, memory = self._place, buffer.memory
+        memory.unseal()
+        copy_into(buffer.views(flat.places), flat.tensors)
+        header = Header(
+            place.generation, step, place.rank, place.world_size, replicated, flat.data_bytes, len(flat.rest),
+            total(buffer.data[HEADER : HEADER + flat.data_bytes]), zlib.crc32(flat.rest),
+        )  # fmt: skip
+        memory.put_rest(header, flat.rest)
+        memory.seal(header)
+        self._newest = index
+
+    def _writable(self, link: Link, index: int, flat: Flat) -> Buffer:
+        """The buffer of this index, made anew if it is too small."""
+        size = size_of(flat.data_bytes, len(flat.rest))
+        found = self._buffers.get(index)
+        if found is not None and found.memory.size >= size:
+            return found
+        size += SLACK
+        link.ask("snapshot.put", ASK_BOUND, index=index, bytes=size)  # before so much memory is taken
+        made = Buffer(Memory.of_size(size))
+        link.ask("snapshot.put", ASK_BOUND, fds=(made.memory.fd,), index=index, bytes=size)
+        if found is not None:
+            found.memory.close()
+        self._buffers[index] = made
+        return made
+
+    def load(self, state: State, after: tuple[int, int] = (0, -1)) -> int | None:
+        """See ``nodeagent.train.restore``. Only what is newer than ``after`` (generation, step) counts."""
+        if self._link is None:
+            return None
+        kept = self._kept(self._link)
+        offers = [
+            Offer(slot, index, h.generation, h.step, h.rank, h.world, h.replicated)
+            for (slot, index), (_, h) in kept.items()
+            if h is not None
+        ]
+        choice, parts = self._agree(kept, offers, after)
+        if choice is not None:
+            if len(choice.local) < self._place.world_size:
+                got = gang.hand_out(choice.giver, parts if self._place.rank == choice.giver else None, parts is None)
+                parts = got if parts is None else parts
+            assert parts is not None
+            put_back(state, put_together(*parts))
+        self._adopt(kept, choice)
+        return choice.step if choice is not None else None
+
+    def _kept(self, link: Link) -> Kept:
+        """Of all local ranks of this node."""
+        found: dict[tuple[int, int], Found] = {}
+        try:
+            for slot in link.ask("snapshot.get", ASK_BOUND)["slots"]:
+                answer = link.ask("snapshot.get", ASK_BOUND, slot=slot)
+                for index, fd in zip(answer["indexes"], answer.fds, strict=True):
+                    found[slot, index] = Found(fd, header_of(fd))
+        except LinkError as error:
+            say(f"the snapshots of this node cannot be had: {error}")
+        return found
+
+    def _agree(
+        self, kept: Kept, offers: list[Offer], after: tuple[int, int]
+    ) -> tuple[Choice | None, tuple[bytes, torch.Tensor] | None]:
+        """The choice of all ranks, and this node's own copy of it, if it has one. What turns out to be damaged is
+        taken out, and they choose again."""
+        world = self._place.world_size
+        while True:
+            choice = choose(gang.gather(offers, world), after)
+            mine = choice.local.get(self._place.rank) if choice is not None else None
+            parts = _whole(kept[mine.slot, mine.half]) if mine is not None else None
+            damaged = mine is not None and parts is None
+            if choice is None or not any(gang.gather(damaged, world)):
+                return choice, parts
+            if mine is not None and damaged:
+                offers.remove(mine)
+                say(f"the snapshot of step {mine.step} is damaged in memory and is passed over")
+
+    def _adopt(self, kept: Kept, choice: Choice | None) -> None:
+        """Go on in the memory of this local rank, keeping the chosen one for now; the others' is let go."""
+        for (slot, index), (fd, header) in kept.items():
+            if slot != self._place.local_rank:
+                os.close(fd)
+                continue
+            self._buffers[index] = Buffer(Memory(fd))
+            if choice is not None and header is not None and header[:2] == (choice.generation, choice.step):
+                self._newest = index
+
+
+def _whole(found: Found) -> tuple[bytes, torch.Tensor] | None:
+    """Both parts, if they are what was sealed."""
+    if found.header is None:
+        return None
+    buffer = Buffer(Memory(found.fd))
+    rest, body = buffer.memory.rest(found.header), buffer.body(found.header)
+    return (rest, body) if rest is not None and total(body) == found.header.data_sum else None
+
+
+def say(text: str) -> None:
+    """One line for the person, in the worker's own output."""
+    print(f"nodeagent: {text}", file=sys.stderr, flush=True)
+
+
+_own: list[Snapshots] = []
+
+
+def own_snapshots() -> Snapshots:
+    """This worker's, from its environment."""
+    if not _own:
+        _own.append(Snapshots(Link.of_environment(), context()))
+    return _own[0]
+
+
+def snapshot(state: State, step: int, *, replicated: bool = False) -> bool:
+    """Keep the state in this node's memory, as of ``step``; whether it is kept (under torchrun it is not).
+
+    Every rank calls it at the same steps. ``replicated``: the state is the same on all ranks, as with
+    DistributedDataParallel; then a rank whose node is lost gets another's.
+    """
+    return own_snapshots().take(state, step, replicated=replicated)
+
+
+def restore(state: State) -> int | None:
+    """Load the newest snapshot that every rank can have into ``state``, in place; its step. None: there is none, and
+    nothing was changed. Every rank calls it once, after ``init_process_group``."""
+    return own_snapshots().load(state)

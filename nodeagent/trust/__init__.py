@@ -1,0 +1,1 @@
+"""Whose word counts: the cluster's key, and what it signs."""

@@ -1,0 +1,136 @@
+"""Certificates as the agent uses them: one of its own where none is configured, made by the openssl program in a
+short-lived child, and the TLS side of a server. Must never let others read a key that it made, or ask for a password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import ssl
+import stat
+from pathlib import Path
+
+from nodeagent.spec.apiconfig import ApiTlsConfig
+from nodeagent.trust.endpoint import fingerprint
+
+MADE = "api.pem"
+"""In the state folder: the certificate that the agent made, with its key."""
+OPENSSL = "openssl"
+TIMEOUT = 10.0
+"""Seconds for openssl to make a certificate (it takes some 20 ms)."""
+LARGEST = 256 * 1024
+"""Bytes read of a certificate file."""
+
+
+class CertificateError(Exception):
+    """A certificate that cannot be used or made. ``str()`` says which, why, and what to do."""
+
+
+async def server_context(tls: ApiTlsConfig, node: str, folder: Path) -> tuple[ssl.SSLContext, str]:
+    """(the server's side of TLS, SHA-256 of its certificate). ``folder`` keeps the one that is made where none is
+    configured: who knows its fingerprint knows this node again. Raises ``CertificateError``."""
+    if tls.cert is not None:
+        return await asyncio.to_thread(configured, tls)
+    file = folder / MADE
+    if not await asyncio.to_thread(_usable, file):
+        await asyncio.to_thread(_keep, await _make(node), file)
+    try:
+        return await asyncio.to_thread(_loaded, tls, file, None)
+    except (OSError, ValueError) as error:
+        raise CertificateError(f"the certificate {file} cannot be used: {_words(error)}") from None
+
+
+def _usable(file: Path) -> bool:
+    """Whether an earlier run left one there, whose key nobody else can have read."""
+    try:
+        found = file.stat()
+        private = found.st_uid in (0, os.geteuid()) and not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+        return private and bool(_loaded(ApiTlsConfig(), file, None))
+    except (OSError, ValueError):
+        return False
+
+
+def _keep(pem: str, file: Path) -> None:
+    """Whole or not at all, and never readable by others."""
+    draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "w") as out:
+            out.write(pem)
+        draft.replace(file)
+    except OSError as error:
+        raise CertificateError(f"the certificate {file} cannot be written: {error.strerror}") from None
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def configured(tls: ApiTlsConfig) -> tuple[ssl.SSLContext, str]:
+    """As ``server_context``, with the certificate of the config. Raises ``CertificateError``. Blocks."""
+    assert tls.cert is not None
+    try:
+        return _loaded(tls, tls.cert, tls.key)
+    except (OSError, ValueError) as error:
+        raise CertificateError(
+            f"the certificate {tls.cert} cannot be used: {_words(error)}; see api.tls in the agent's config"
+        ) from None
+
+
+def _loaded(tls: ApiTlsConfig, cert: Path, key: Path | None) -> tuple[ssl.SSLContext, str]:
+    """Raises ``OSError`` or ValueError for the certificate, ``CertificateError`` for the CA of clients."""
+    with cert.open("rb") as file:
+        text = file.read(LARGEST).decode()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(cert, key, password=_no_password)
+    if tls.client_ca is not None:
+        trust(context, tls.client_ca)
+    return context, fingerprint(text)
+
+
+def trust(context: ssl.SSLContext, ca: Path) -> None:
+    """Take client certificates of this CA, from those who show one. Raises ``CertificateError``."""
+    try:
+        context.load_verify_locations(ca)
+    except OSError as error:
+        raise CertificateError(
+            f"the CA {ca} cannot be used: {_words(error)}; see api.tls.client_ca in the agent's config"
+        ) from None
+    context.verify_mode = ssl.CERT_OPTIONAL
+
+
+def _no_password() -> str:
+    raise ValueError("its key is encrypted, write it without a password (mode 0600)")
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"not a certificate with its key ({error.reason or error})"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+async def _make(node: str) -> str:
+    """A new key and its certificate, as PEM. Only its fingerprint counts, so it is for nobody and never ends."""
+    command = [
+        OPENSSL, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-sha256",
+        "-days", "3650", "-subj", f"/CN={node}", "-keyout", "-", "-out", "-",
+    ]  # fmt: skip
+    how = "install openssl, or set api.tls.cert in the agent's config"
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+    except OSError as error:
+        raise CertificateError(f"no certificate can be made: openssl: {error.strerror}; {how}") from None
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            out, err = await child.communicate()
+    except TimeoutError:
+        child.kill()
+        await child.wait()
+        raise CertificateError(f"openssl made no certificate within {TIMEOUT:g} s") from None
+    if child.returncode != 0:
+        last = err.decode(errors="replace").strip().splitlines()[-1:]
+        raise CertificateError(f"openssl made no certificate: {''.join(last) or child.returncode}; {how}")
+    return out.decode()

@@ -1,0 +1,91 @@
+"""What the cluster's key signs of a job: its admission (who may run what, as submitted), each control, and what each
+member of a generation says of itself.
+
+Owns which bytes are signed. They are taken from the meaning of a record, not from its text: fields at their default do
+not count, so that a version of nodeagent that knows more fields reads the same signature. Must never decide what
+follows from a bad one, or read a clock.
+"""
+
+from __future__ import annotations
+
+import json
+
+from nodeagent.model.base import Record
+from nodeagent.model.job import Admission, Control, JobRecord
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.world import Ack, Token
+from nodeagent.trust.key import ClusterKey
+
+LIFETIME = 86_400
+"""Seconds for which an admission convinces agents that have not seen its job before."""
+
+_JOB, _CONTROL, _ACK = "job", "control", "ack"
+
+
+class Seal:
+    """Signs and verifies for one cluster. Jobs of another cluster with the same key do not count here."""
+
+    def __init__(self, key: ClusterKey, cluster: str) -> None:
+        self._key, self._cluster = key, cluster
+
+    def admit(self, uid: str, owner: int, spec: JobSpec, now: float, node: str) -> Admission:
+        """The admission of a new job. ``uid`` is random, and used for this job alone."""
+        unsigned = Admission(by=node, issued=int(now), expires=int(now) + LIFETIME, signature="")
+        signature = self._key.sign(_JOB, self._admitted(uid, spec.name, owner, spec, unsigned))
+        return unsigned.model_copy(update={"signature": signature})
+
+    def renewed(self, job: JobRecord, now: float, node: str) -> Admission:
+        """The same admission, for another lifetime. Only of a job whose admission was found good."""
+        return self.admit(job.uid, job.owner, job.spec, now, node)
+
+    def admits(self, job: JobRecord) -> bool:
+        """Whether the key signed this admission for this very job."""
+        if job.admission is None:
+            return False
+        body = self._admitted(job.uid, job.name, job.owner, job.spec, job.admission)
+        return self._key.verify(_JOB, body, job.admission.signature)
+
+    def control(self, uid: str, control: Control) -> Control:
+        """The control, signed for this job. Its ``rev`` must be the one that it will be stored with."""
+        return control.model_copy(update={"signature": self._key.sign(_CONTROL, self._wanted(uid, control))})
+
+    def controls(self, job: JobRecord) -> bool:
+        """Whether the key signed this control for this job."""
+        return self._key.verify(_CONTROL, self._wanted(job.uid, job.control), job.control.signature)
+
+    def ack(self, uid: str, token: Token, node: str, ack: Ack) -> Ack:
+        """An acknowledgement, signed for this node and generation."""
+        return ack.model_copy(update={"signature": self._key.sign(_ACK, self._said(uid, token, node, ack))})
+
+    def gang(self, job: JobRecord) -> bool:
+        """Whether an agent of each member of the active generation agreed to it, and group rank 0's named its address.
+        True where none is active."""
+        head = job.head
+        if head is None or head.state != "active":
+            return True
+        for member in head.members.values():
+            ack = head.acks.get(member.node)
+            if ack is None or ack.life != member.life:
+                return False
+            if not self._key.verify(_ACK, self._said(job.uid, head.token, member.node, ack), ack.signature):
+                return False
+        return head.acks[head.ordered()[0].node].address == head.address
+
+    def _said(self, uid: str, token: Token, node: str, ack: Ack) -> bytes:
+        said = _meaning(ack, "signature")
+        return _bytes(cluster=self._cluster, uid=uid, generation=_meaning(token), node=node, ack=said)
+
+    def _admitted(self, uid: str, name: str, owner: int, spec: JobSpec, admission: Admission) -> bytes:
+        said = _meaning(admission, "signature")
+        return _bytes(cluster=self._cluster, uid=uid, name=name, owner=owner, spec=_meaning(spec), admission=said)
+
+    def _wanted(self, uid: str, control: Control) -> bytes:
+        return _bytes(cluster=self._cluster, uid=uid, control=_meaning(control, "signature"))
+
+
+def _meaning(record: Record, *without: str) -> dict[str, object]:
+    return record.model_dump(mode="json", exclude_defaults=True, exclude=set(without))
+
+
+def _bytes(**parts: object) -> bytes:
+    return json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,112 @@
+"""Tickets: one agent's word to another for whom it asks one thing, signed with the cluster's key.
+
+The agent that is asked hands out a challenge first, and measures the ticket's age from it by its own clock: clocks need
+not agree, and what it handed out before its restart is worth nothing. A challenge serves once. Must never let a ticket
+do more than read.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+
+from pydantic import ValidationError
+
+from nodeagent.model.base import Record
+from nodeagent.trust.key import ClusterKey
+
+SCHEME = "Nodeagent-Ticket"
+"""Of the Authorization header."""
+PURPOSE = "api-ticket"
+LIFE = 15.0
+"""Seconds from the challenge to the last moment at which its ticket is taken."""
+MOST_USED = 4096
+"""Tickets taken within their life that are remembered; more are refused."""
+LONGEST = 4096
+"""Characters of a ticket."""
+
+
+class Ticket(Record):
+    """What is asked of whom, for whom."""
+
+    challenge: str
+    node: str
+    """The node that is asked."""
+    certificate: str
+    """SHA-256 of the certificate it showed."""
+    path: str
+    """With the query, as it is sent. The method is GET."""
+    uid: int
+    name: str
+    """Who asked the agent that asks."""
+    operator: bool
+    by: str
+    """The node that asks."""
+
+
+class TicketError(Exception):
+    """A ticket that is not taken. ``str()`` says why."""
+
+
+def write(key: ClusterKey, ticket: Ticket) -> str:
+    """The value of the Authorization header."""
+    body = ticket.to_json().encode()
+    return f"{SCHEME} {base64.urlsafe_b64encode(body).decode()}.{key.sign(PURPOSE, body)}"
+
+
+class Gate:
+    """Hands out challenges and takes tickets, for one run of one agent."""
+
+    def __init__(self, key: ClusterKey, node: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._key, self._node, self._clock = key, node, clock
+        self._secret = secrets.token_bytes(32)
+        self._used: dict[str, float] = {}
+        """Challenge to the end of its life, in the order they were used."""
+
+    def challenge(self) -> str:
+        """A new one. Nothing is remembered of it: asking for many costs no memory."""
+        text = f"{self._clock() * 1000:.0f}.{secrets.token_hex(16)}"
+        return f"{text}.{self._mac(text)}"
+
+    def take(self, written: str, path: str, certificate: str) -> Ticket:
+        """The ticket in this header value, good for this path. Raises ``TicketError``."""
+        body, _, signature = written.removeprefix(f"{SCHEME} ").partition(".")
+        try:
+            if len(written) > LONGEST:
+                raise ValueError("too long")
+            data = base64.b64decode(body, altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            raise TicketError("it cannot be read") from None
+        if not self._key.verify(PURPOSE, data, signature):
+            raise TicketError("it is not signed with this cluster's key (do cluster_key's files differ?)")
+        try:
+            ticket = Ticket.from_json(data)
+        except ValidationError:
+            raise TicketError("it was written by another version") from None
+        if (ticket.node, ticket.certificate, ticket.path) != (self._node, certificate, path):
+            raise TicketError("it is for something else")
+        self._use(ticket.challenge)
+        return ticket
+
+    def _use(self, challenge: str) -> None:
+        text, _, mac = challenge.rpartition(".")
+        if not hmac.compare_digest(mac.encode(), self._mac(text).encode()):
+            raise TicketError("its challenge is not from this agent, or from before its restart")
+        now, end = self._clock(), int(text.partition(".")[0]) / 1000 + LIFE
+        for old in [c for c, until in self._used.items() if until < now]:
+            del self._used[old]
+        if end < now:
+            raise TicketError(f"it is older than {LIFE:g} s")
+        if challenge in self._used:
+            raise TicketError("it was used before")
+        if len(self._used) >= MOST_USED:
+            raise TicketError(f"more than {MOST_USED} tickets within {LIFE:g} s")
+        self._used[challenge] = end
+
+    def _mac(self, text: str) -> str:
+        return hmac.digest(self._secret, text.encode(), hashlib.sha256).hex()

@@ -1,0 +1,176 @@
+"""One worker's signs of life, look after look: progress it told, output, CPU time, the kernel's state of it.
+
+Pure but for ``look``, which reads /proc. Standard library only. Reads nothing that makes the kernel wait for the
+process (its memory, its open files): that could block the shim's loop for as long as the process is blocked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from nodeagent.workers.shim_progress import TRAIN, Pace, Told
+
+FIRST_LIMIT = 600.0
+"""``auto``: seconds without progress that are allowed until a pace has been learned."""
+LONG = 1800.0
+"""``auto``: while some worker still computes, it may be in a phase that nobody told of: at least so long (or ten
+limits)."""
+QUIET = 0.02
+"""Cores: who uses less is quiet. Threads of gloo and NCCL that only look around need some."""
+BUSY = 0.1
+LOOKS = 3
+"""A state of the kernel's counts when so many looks in a row have seen it."""
+MOST_PROCESSES = 64
+"""Of one worker: more are not counted."""
+FROZEN = {"T": "stopped", "D": "blocked", "Z": "zombie"}
+"""Not ``t``: that is a tracer's doing, most likely py-spy reading stacks for us."""
+_HZ = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at a worker. ``at`` is CLOCK_BOOTTIME."""
+
+    at: float
+    told: Told | None
+    written: int
+    """Bytes of output so far."""
+    ticks: int
+    """CPU time of the worker and of what it started, as far as they live."""
+    own: int
+    """CPU time of its main thread alone."""
+    letter: str
+    """The state of its main thread, as in /proc/PID/stat."""
+
+
+class Track:
+    """``limit`` None is ``auto``."""
+
+    def __init__(self, rank: int, limit: float | None, phases: float, at: float) -> None:
+        self.rank = rank
+        self._limit, self._phases = limit, phases
+        self._pace = Pace()
+        self.told: Told | None = None
+        self._written, self._written_at = 0, at
+        self._looks: deque[tuple[float, int]] = deque()
+        self._letter, self._letter_since, self._letter_looks = "", at, 0
+        self._own = 0
+        self._now = at
+
+    @property
+    def limit(self) -> float:
+        return self._limit or self._pace.limit() or FIRST_LIMIT
+
+    def see(self, look: Look) -> None:
+        self._now = look.at
+        if look.told is not None:
+            self.told = look.told
+            self._pace.see(look.told)
+        if look.written != self._written:
+            self._written, self._written_at = look.written, look.at
+        if (look.letter, look.own) != (self._letter, self._own):
+            self._letter, self._own, self._letter_since, self._letter_looks = look.letter, look.own, look.at, 0
+        self._letter_looks += 1
+        self._looks.append((look.at, look.ticks))
+        while len(self._looks) > 1 and self._looks[1][0] <= look.at - self.limit:
+            self._looks.popleft()
+
+    def facts(self) -> dict[str, Any]:
+        """As model.stall.RankFacts, without what stacks tell."""
+        told = self.told
+        since = told.at if told is not None else self._written_at
+        return {
+            "rank": self.rank,
+            "state": self._state(),
+            "step": None if told is None else told.step,
+            "phase": "" if told is None or told.phase == TRAIN else told.phase,
+            "age": round(max(0.0, self._now - since), 1),
+            "overdue": self._overdue(),
+            "silent": self._now - self._written_at >= self.limit,
+            "quiet": self._quiet(),
+            "frozen": self._frozen and self._now - self._letter_since >= self.limit,
+        }
+
+    @property
+    def _frozen(self) -> bool:
+        return self._letter in FROZEN and self._letter_looks >= LOOKS
+
+    def _state(self) -> str:
+        if self._frozen:
+            return FROZEN[self._letter]
+        return "busy" if _cores(list(self._looks)) >= BUSY else "idle"
+
+    def _quiet(self) -> bool:
+        if not self._looks or self._looks[-1][0] - self._looks[0][0] < self.limit:
+            return False
+        return _cores(list(self._looks)) < QUIET
+
+    def _overdue(self) -> str | None:
+        if self.told is None:
+            return None
+        age = self._now - self.told.at
+        if self.told.phase != TRAIN:
+            return "long" if age >= (self.told.bound or self._phases) else "no"
+        limit = self.told.bound or self.limit
+        if age < limit:
+            return "no"
+        return "long" if self._limit or self.told.bound or age >= max(LONG, 10 * limit) else "yes"
+
+
+def _cores(looks: list[tuple[float, int]]) -> float:
+    """Mean use between the first and the last of these looks."""
+    if len(looks) < 2:
+        return 0.0
+    (start, before), (end, after) = looks[0], looks[-1]
+    return max(0, after - before) / _HZ / (end - start) if end > start else 0.0
+
+
+def look(pid: int, at: float, told: Told | None, written: int) -> Look | None:
+    """None: the process has just ended."""
+    whole, main = _stat(f"/proc/{pid}/stat"), _stat(f"/proc/{pid}/task/{pid}/stat")
+    if not whole or not main:
+        return None
+    ticks = _ticks(whole) + sum(_ticks(fields) for child in _family(pid) if (fields := _stat(f"/proc/{child}/stat")))
+    return Look(at, told, written, ticks, int(main[11]) + int(main[12]), main[0].decode())
+
+
+def _ticks(fields: list[bytes]) -> int:
+    """Its own CPU time and that of its children that were reaped."""
+    return sum(map(int, fields[11:15]))
+
+
+def _family(root: int) -> list[int]:
+    """What the worker's main thread started, and so on."""
+    found: list[int] = []
+    waiting = _children(root)
+    while waiting and len(found) < MOST_PROCESSES:
+        pid = waiting.pop()
+        found.append(pid)
+        waiting += _children(pid)
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    return list(map(int, _read(f"/proc/{pid}/task/{pid}/children").split()))
+
+
+def _stat(path: str) -> list[bytes]:
+    """Fields from the state on; none if there is no such process."""
+    return _read(path).rpartition(b")")[2].split()
+
+
+def _read(path: str) -> bytes:
+    """A small file of /proc; empty where the process has ended. A third of what pathlib takes."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, 1 << 14)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)

@@ -1,0 +1,81 @@
+"""Commits of checkpoints: only the newest generation that was active moves the pointer, and only forward."""
+
+from __future__ import annotations
+
+from nodeagent.model.job import Checkpoint, JobRecord
+from nodeagent.model.node import Incarnation
+from nodeagent.model.world import Token
+from tests.contract.bench import Bench, head, refused
+
+
+async def commit(
+    bench: Bench, job: JobRecord, node: str, name: str, *, order: int, step: int = 10, token: Token | None = None
+) -> JobRecord:
+    assert job.active is not None
+    return await bench.store.commit(job.uid, token or job.active, node, bench.lives[node], name, step, order)
+
+
+async def test_the_pointer_moves_and_everybody_reads_it(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    assert job.checkpoint is None
+    first = await commit(bench, job, "n1", "a", order=1, step=100)
+    assert first.checkpoint == Checkpoint(name="a", step=100, number=head(job).number, order=1)
+    assert first.rev > job.rev
+    assert await commit(bench, job, "n1", "a", order=1, step=100) == first, "sent again"
+    second = await commit(bench, job, "n1", "b", order=2, step=50)
+    assert second.checkpoint == Checkpoint(name="b", step=50, number=head(job).number, order=2)
+    assert await bench.job() == second
+
+
+async def test_one_that_comes_late_does_not_turn_it_back(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.active(await bench.submit(), "n1")
+    newest = await commit(bench, job, "n1", "b", order=2)
+    assert "b of job train was committed after a" in await refused("stale", commit(bench, job, "n1", "a", order=1))
+    await refused("stale", commit(bench, job, "n1", "c", order=2))
+    assert await bench.job() == newest
+
+
+async def test_an_older_generation_commits_nothing(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    old = await bench.active(await bench.submit(), "n1", "n2")
+    await commit(bench, old, "n1", "a", order=1)
+    job = await bench.propose(old, "n1", "n2")
+    forming = await commit(bench, old, "n1", "b", order=2)
+    assert forming.checkpoint is not None and forming.checkpoint.name == "b", "in its grace, before the new one is"
+    for node in ("n1", "n2"):
+        job = await bench.ack(job, node)
+    said = await refused("stale", commit(bench, old, "n1", "c", order=3))
+    assert "may commit nothing any more" in said
+    newer = await commit(bench, job, "n1", "d", order=1)
+    assert newer.checkpoint == Checkpoint(name="d", step=10, number=head(job).number, order=1)
+    await refused("stale", commit(bench, old, "n1", "e", order=9))
+    twin = Token(number=head(job).number, id="another")
+    await refused("stale", commit(bench, job, "n1", "e", order=9, token=twin))
+    assert await bench.job() == newer
+
+
+async def test_who_may_commit(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    submitted = await bench.submit()
+    await refused("stale", commit_of(bench, submitted, "n1", Token(number=1, id="none yet")))
+    job = await bench.active(submitted, "n1")
+    await refused("stale", commit(bench, job, "n2", "a", order=1))
+    other = Incarnation(life="n1-a", start=2)
+    token = head(job).token
+    await refused("not_current", bench.store.commit(job.uid, token, "n1", other, "a", 1, 1))
+    await refused("not_found", bench.store.commit("nobody", token, "n1", bench.lives["n1"], "a", 1, 1))
+    assert (await bench.job()).checkpoint is None
+
+
+async def commit_of(bench: Bench, job: JobRecord, node: str, token: Token) -> JobRecord:
+    return await bench.store.commit(job.uid, token, node, bench.lives[node], "a", 1, 1)
+
+
+async def test_workers_that_are_being_stopped_may_commit_their_last(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await bench.active(await bench.submit(), "n1")
+    ended = await bench.end(job, "pausing")
+    done = await commit(bench, ended, "n1", "last", order=7)
+    assert done.checkpoint is not None and done.checkpoint.name == "last"

@@ -1,0 +1,136 @@
+"""What a training that was disturbed has learned: bit for bit what one left alone has, each image used exactly once.
+
+Kills at one size, then changes of size. ``NODEAGENT_TEST_KILLS`` sets how many kills (6; the issue asks for 20).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.support import DIGITS, Cluster, check_complete, check_steps, digits_job, read_steps
+
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(600)]
+
+NODES = 4
+KILLS = int(os.environ.get("NODEAGENT_TEST_KILLS", "6"))
+IMAGES = 1437
+"""Of one pass of the digits; 15 steps, the last one smaller."""
+STEPS_OF_PASS = 15
+
+
+def learned(folder: Path, steps: int) -> tuple[list[Any], bytes]:
+    """Weights and the optimizer's state after the last step: as numbers to look at, and as bytes to compare."""
+    torch = pytest.importorskip("torch")
+    state = torch.load(folder / f"step-{steps:08d}.pt", weights_only=True)
+    tensors = [*state["model"].values()]
+    for moments in state["optimizer"]["state"].values():
+        tensors += moments.values()
+    return tensors, b"".join(t.contiguous().numpy().tobytes() for t in tensors)
+
+
+RECORD = """
+import json, os, runpy, sys
+from nodeagent.train import batches
+
+out = os.open({file!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+generation, share = int(os.environ["NODEAGENT_GENERATION"]), batches.Plan.share
+
+def recorded(plan, batch, *where):
+    parts = share(plan, batch, *where)
+    images = [i for part in parts if part.used for i in part.indices]
+    row = {{"after": batch.after, "epoch": batch.epoch, "generation": generation, "images": images}}
+    os.write(out, (json.dumps(row) + "\\n").encode())
+    return parts
+
+batches.Plan.share = recorded
+runpy.run_path({digits!r}, run_name="__main__")
+"""
+
+
+def recording(work: Path, name: str) -> Path:
+    """The digits, each rank writing down the images of a step before it begins it: so whatever step ends, its images
+    are known, also of a rank that is killed before it can log the step."""
+    script = work / f"{name}.py"
+    script.write_text(RECORD.format(file=str(work / f"{name}.images"), digits=str(DIGITS)))
+    return script
+
+
+def bit_exact(job_file: str) -> str:
+    return job_file.replace('"--step-delay"', '"--bit-exact", "--step-delay"')
+
+
+def check_images(work: Path, name: str, *, redone: bool) -> None:
+    """Each image of each pass was used exactly once. ``redone``: steps after a lost checkpoint were made again; what
+    counts is the history that the weights come from, which is each step's newest generation."""
+    rows: list[dict[str, Any]] = [json.loads(line) for line in (work / f"{name}.images").read_text().splitlines()]
+    newest: dict[int, int] = {}
+    for row in rows:
+        newest[row["after"]] = max(row["generation"], newest.get(row["after"], 0))
+    if not redone:
+        assert all(row["generation"] == newest[row["after"]] for row in rows), "a step was made twice"
+    used: dict[int, Counter[int]] = {}
+    for row in rows:
+        if row["generation"] == newest[row["after"]]:
+            used.setdefault(row["epoch"], Counter()).update(row["images"])
+    assert max(newest) == len(used) * IMAGES, "only whole passes"
+    for epoch, counts in sorted(used.items()):
+        assert counts == Counter(range(IMAGES)), f"pass {epoch}"
+
+
+def test_kills_at_one_size_change_not_one_bit(calm: Cluster) -> None:
+    steps = STEPS_OF_PASS * (4 + 2 * KILLS)
+    calm.submit(bit_exact(digits_job(calm.work, "alone", nodes="2", steps=steps, delay=0)))
+    calm.until_phase("alone", "succeeded", 180)
+    more = "restarts: {max: 60, window: 1h, backoff: 0s}\n"
+    script = recording(calm.work, "killed")
+    job_file = digits_job(calm.work, "killed", nodes="2", steps=steps, delay=0.05, more=more, script=script)
+    calm.submit(bit_exact(job_file))
+    chance, generation = random.Random(f"kills {KILLS}"), 0
+    for _ in range(KILLS):
+        generation = calm.until_running("killed", 2, above=generation)["generation"]
+        calm.until_steps("killed", chance.randrange(2, 12))
+        os.kill(chance.choice(sorted(calm.workers("killed").values())), signal.SIGKILL)
+    job = calm.until_phase("killed", "succeeded", 180)
+    assert (job["generation"], job["budget"]["used"]) == (KILLS + 1, KILLS)
+    rows = read_steps(calm.work, "killed")
+    check_complete(rows, steps)
+    check_images(calm.work, "killed", redone=True)
+    _, undisturbed = learned(calm.work / "alone.ckpt", steps)
+    tensors, disturbed = learned(calm.work / "killed.ckpt", steps)
+    assert all(t.isfinite().all() for t in tensors)
+    assert len(disturbed) > 100_000
+    assert disturbed == undisturbed
+
+
+def test_sizes_4_2_3_4_use_each_image_once_at_the_same_losses(calm: Cluster, reference: dict[int, float]) -> None:
+    steps = 10 * STEPS_OF_PASS
+    calm.submit(
+        digits_job(
+            calm.work,
+            "sized",
+            nodes="{min: 1, max: 4, target: 4}",
+            steps=steps,
+            workers=1,
+            script=recording(calm.work, "sized"),
+        )
+    )
+    generation = calm.until_running("sized", 4)["generation"]
+    for size in (2, 3, 4):
+        calm.until_steps("sized", 10)
+        calm.ctl("scale", "sized", str(size), "--timeout", "60s")
+        generation = calm.until_running("sized", size, above=generation)["generation"]
+    calm.until_phase("sized", "succeeded", 120)
+    rows = read_steps(calm.work, "sized")
+    sizes = list(dict.fromkeys((row["generation"], row["world"]) for row in rows))
+    assert [world for _, world in sizes] == [4, 2, 3, 4]
+    check_steps(rows, reference)
+    check_complete(rows, steps)
+    check_images(calm.work, "sized", redone=False)

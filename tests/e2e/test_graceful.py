@@ -1,0 +1,239 @@
+"""Planned stops with ``nodeagent.train``: the step that training stopped after is the step that it goes on from."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from tests.e2e.support import ROOT, Cluster, check_complete, check_steps, digits_job, read_steps
+
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
+
+NODES = 3
+
+
+def running_on(job: dict[str, Any]) -> list[str]:
+    pods = [p for p in job["pods"] if p["generation"] == job["generation"]]
+    return [p["node"] for p in pods if any(w["state"] == "running" for w in p["workers"])]
+
+
+def check_no_step_lost(rows: list[dict[str, Any]], record_property: Any, job: dict[str, Any]) -> None:
+    """Every rank of each generation left after one and the same step, and the next generation began with the next."""
+    made: dict[int, dict[int, list[int]]] = {}
+    for row in rows:
+        made.setdefault(row["generation"], {}).setdefault(row["rank"], []).append(row["step"])
+    next_step = 1
+    for generation, ranks in sorted(made.items()):
+        first, last = min(map(min, ranks.values())), max(map(max, ranks.values()))
+        assert first == next_step, f"generation {generation} began with step {first}, not {next_step}"
+        for rank, steps in ranks.items():
+            assert steps == list(range(first, last + 1)), f"rank {rank} of generation {generation} made {steps}"
+        next_step = last + 1
+    still = {g["number"]: g["stood_still"] for g in job["generations"]}
+    record_property("stood_still", still)
+    print(f"stood still, in seconds before each generation: {still}")
+
+
+def test_scaled_drained_paused_and_restarted_without_losing_a_step(
+    calm: Cluster, reference: dict[int, float], record_property: Any
+) -> None:
+    """One job through all planned stops that it goes on after; checkpoints of its own would come each 1000 steps."""
+    calm.submit(
+        digits_job(calm.work, "kept", nodes="{min: 1, max: 3, target: 3}", steps=200, workers=1).replace(
+            '"--ckpt-every", "5"', '"--ckpt-every", "1000"'
+        )
+    )
+    calm.until_running("kept", 3)
+    calm.until_steps("kept", 10)
+    calm.ctl("scalein", "kept", "--count", "1", "--timeout", "60s")
+    job = calm.until_running("kept", 2, above=1)
+    calm.until_steps("kept", 10)
+    left = calm.happened("WorkersLeft", "kept")
+    assert len(left) == 3, "each node told how its workers left"
+    story = calm.ctl("describe", "kept").stdout
+    assert "Last stopped as planned:" in story
+    assert story.count("checkpoint at step") == 3
+    leaves = running_on(job)[0]
+    calm.ctl("drain", leaves, "--reason", "a fan", "--timeout", "60s")
+    calm.until_running("kept", 2, above=2)
+    calm.until_steps("kept", 10)
+    calm.ctl("pause", "kept", "--timeout", "60s")
+    calm.ctl("resume", "kept", "--timeout", "60s")
+    calm.until_running("kept", 2, above=3)
+    calm.until_steps("kept", 10)
+    calm.ctl("restart", "kept", "--timeout", "60s")
+    calm.until_running("kept", 2, above=4)
+    job = calm.until_phase("kept", "succeeded", 90)
+    assert (job["generation"], job["budget"]["used"]) == (5, 0)
+    rows = read_steps(calm.work, "kept")
+    check_no_step_lost(rows, record_property, job)
+    check_steps(rows, reference)
+    check_complete(rows, 200)
+
+
+def test_a_stopped_job_goes_on_where_it_was_when_it_is_submitted_again(
+    calm: Cluster, reference: dict[int, float], record_property: Any
+) -> None:
+    text = digits_job(calm.work, "again", nodes="2", steps=60).replace('"--ckpt-every", "5"', '"--ckpt-every", "1000"')
+    calm.submit(text)
+    calm.until_running("again", 2)
+    calm.until_steps("again", 10)
+    calm.ctl("stop", "again", "--timeout", "60s")
+    before = read_steps(calm.work, "again")
+    last = max(r["step"] for r in before)
+    assert f"checkpoint at step {last} in" in calm.ctl("describe", "again").stdout
+    calm.submit(text)
+    calm.until_phase("again", "succeeded", 90)
+    rows = read_steps(calm.work, "again")
+    after = rows[len(before) :]
+    assert min(r["step"] for r in after) == last + 1
+    check_complete(rows, 60)
+    check_steps(after, reference)
+
+
+SLOW = """
+import os, sys, time
+import torch, torch.distributed as dist
+from nodeagent.train.leaving import Leaving
+
+folder, slow, bound = {folder!r}, {slow}, 400
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+leaving, step = Leaving(), 0
+
+def save():
+    with open(os.path.join(folder, f"saved.{{rank}}"), "w") as out:
+        out.write(str(step))
+
+while step < bound:
+    if leaving.at(step):
+        leaving.leave(step, save)
+    step += 1
+    if step == 5:
+        open(os.path.join(folder, f"slow.{{rank}}"), "w").close()
+        if rank == 1:
+            time.sleep(slow)  # rank 0 sits in the collective meanwhile
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.01)
+"""
+
+
+def slow_job(calm: Cluster, name: str, slow: float, grace: str) -> Any:
+    folder, script = calm.work / name, calm.work / f"{name}.py"
+    folder.mkdir()
+    script.write_text(SLOW.format(folder=str(folder), slow=slow))
+    calm.submit(
+        f"name: {name}\ncommand: {json.dumps([sys.executable, str(script)])}\nnodes: 2\nworkers_per_node: 1\n"
+        f"preload: [torch, torch.distributed]\ngrace: {grace}\n"
+    )
+    calm.until_running(name, 2)
+    calm.until(lambda: len(list(folder.glob("slow.*"))) == 2, 30, "one rank is slow, the other waits for it")
+    return folder
+
+
+def test_ranks_in_a_collective_and_in_a_slow_step_leave_after_it(calm: Cluster) -> None:
+    folder = slow_job(calm, "slow", slow=3, grace="30s")
+    calm.ctl("pause", "slow", "--timeout", "60s")
+    assert [(folder / f"saved.{rank}").read_text() for rank in (0, 1)] == ["5", "5"]
+    assert "checkpoint at step 5 in" in calm.ctl("describe", "slow").stdout
+    calm.ctl("stop", "slow")
+
+
+def test_where_grace_runs_out_that_is_told(calm: Cluster) -> None:
+    folder = slow_job(calm, "late", slow=60, grace="1s")
+    calm.ctl("stop", "late", "--timeout", "60s")
+    assert not list(folder.glob("saved.*"))
+    story = calm.ctl("describe", "late").stdout
+    assert "grace of 1 s ran out: rank 0 killed" in story
+    assert "grace of 1 s ran out: rank 1 killed" in story
+    assert len(calm.happened("WorkersLeft", "late")) == 2
+
+
+def test_a_checkpoint_of_the_helpers_is_committed_within_the_grace(calm: Cluster, record_property: Any) -> None:
+    """Pods that are being stopped may still commit; ranks then go on from it in another number."""
+    words = [
+        *(sys.executable, str(ROOT / "examples/snapshots/train.py"), "--steps", "120", "--snapshot-every", "0"),
+        *("--ckpt-every", "0", "--step-delay", "0.05", "--step-log", str(calm.work / "helped.steps")),
+    ]
+    calm.submit(
+        f"name: helped\ncommand: {json.dumps(words)}\nnodes: {{min: 1, max: 3, target: 2}}\nworkers_per_node: 1\n"
+        f"checkpoint_dir: {calm.work / 'helped.ckpt'}\ngrace: 60s\n"
+        "preload: [torch, torch.distributed, torch.distributed.checkpoint, torch.optim, torch._dynamo]\n"
+    )
+    calm.until_running("helped", 2)
+    calm.until_steps("helped", 10)
+    calm.ctl("scalein", "helped", "--count", "1", "--timeout", "60s")
+    calm.until_running("helped", 1, above=1)
+    calm.until_steps("helped", 5)
+    calm.ctl("pause", "helped", "--timeout", "60s")
+    calm.ctl("resume", "helped", "--timeout", "60s")
+    job = calm.until_phase("helped", "succeeded", 120)
+    check_no_step_lost(read_steps(calm.work, "helped"), record_property, job)
+    assert len(calm.happened("WorkersLeft", "helped")) == 3
+
+
+TELLS = """
+import json, os, time
+from nodeagent.train import context
+place = context()
+with open(os.path.join({folder!r}, f"{{place.generation}}.{{place.rank}}"), "w") as out:
+    json.dump([place.reason, dict(place.faulty)], out)
+while True:
+    time.sleep(0.05)
+"""
+
+
+def test_workers_learn_why_they_were_formed_and_who_was_left_out(calm: Cluster) -> None:
+    folder, script = calm.work / "told", calm.work / "told.py"
+    folder.mkdir()
+    script.write_text(TELLS.format(folder=str(folder)))
+    calm.submit(
+        f"name: told\ncommand: {json.dumps([sys.executable, str(script)])}\n"
+        "nodes: {min: 1, max: 3, target: 3}\nworkers_per_node: 1\n"
+    )
+    first, second, third = running_on(calm.until_running("told", 3))
+    calm.ctl("drain", second, "--reason", "a fan", "--timeout", "60s")
+    calm.until_running("told", 2, above=1)
+    calm.ctl("local", "kill", third)
+    calm.until_running("told", 1, above=2)
+    calm.until(lambda: len(list(folder.glob("*.*"))) == 6, 30, "all have told")
+    told = {file.name: json.loads(file.read_text()) for file in folder.iterdir()}
+    calm.ctl("stop", "told")
+    assert told["1.0"][1] == {"nodes": {}, "devices": {}}
+    assert told["2.0"] == told["2.1"]
+    reason, faulty = told["2.0"]
+    assert (reason, list(faulty["nodes"])) == (f"node {second} is being drained", [second])
+    assert "a fan" in faulty["nodes"][second]
+    reason, faulty = told["3.0"]
+    assert reason == f"node {third} lost"
+    assert set(faulty["nodes"]) == {second, third}
+    assert first not in faulty["nodes"]
+
+
+OWN_HANDLER = """
+import os, signal, sys, time
+def leave(*_):
+    with open({file!r}, "w") as out:
+        out.write("saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+open({file!r} + ".up", "w").close()
+while True:
+    time.sleep(0.05)
+"""
+
+
+def test_a_script_with_its_own_handler_is_served_as_well(calm: Cluster) -> None:
+    file, script = calm.work / "own", calm.work / "own.py"
+    script.write_text(OWN_HANDLER.format(file=str(file)))
+    calm.submit(f"name: own\ncommand: {json.dumps([sys.executable, str(script)])}\nnodes: 1\nworkers_per_node: 1\n")
+    calm.until((calm.work / "own.up").exists, 30, "its handler is there")
+    calm.ctl("pause", "own", "--timeout", "60s")
+    assert file.read_text() == "saved"
+    job = calm.job("own")
+    assert (job["phase"], job["budget"]["used"]) == ("paused", 0), "an exit with 0 is no success here"
+    assert "Last stopped as planned" not in calm.ctl("describe", "own").stdout, "nothing is known of it"
+    calm.ctl("stop", "own")

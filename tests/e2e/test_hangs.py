@@ -1,0 +1,99 @@
+"""Hangs of a real job on two nodes: the right rank is named, its stacks are kept, the gang goes on to the end; and a
+long evaluation raises no alarm."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.hanging import PLACES, WAYS, hanging_job, make_hang, step_of, trial, until_steps
+from tests.e2e.support import Cluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
+
+NODES = 2
+TRIALS = int(os.environ.get("NODEAGENT_HANG_TRIALS", "0"))
+"""Random hangs of each kind, for a long run: 20 are what is promised."""
+
+
+@pytest.fixture
+def empty(calm: Cluster) -> Cluster:
+    """Nothing of another test's training is left."""
+    for file in calm.work.iterdir():
+        file.unlink()
+    return calm
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_the_rank_that_hangs_is_named_and_the_gang_goes_on(empty: Cluster, how: str) -> None:
+    name, rank, place = f"hang-{how}", WAYS.index(how), PLACES[WAYS.index(how) % 3]
+    empty.submit(hanging_job(empty.work, name, hang="{progress: 3s}", steps=60))
+    empty.until_running(name, 2)
+    until_steps(empty, 8)
+    node = make_hang(empty, name, how, rank, place)
+    job = empty.until_running(name, 2, above=1)
+    assert (job["cause"]["kind"], job["cause"]["rank"], job["cause"]["node"]) == ("hang", rank, node)
+    assert f"rank {rank} on {node} hangs at step " in job["cause"]["text"]
+    assert (job["restarts"], job["budget"]["used"], empty.restarts_counted(name)) == (1, 1, 1)
+    end = job["generations"][0]["ended_by"]
+    rows = end["error"].splitlines()
+    assert len(rows) == 4
+    assert rows[0].startswith(f"hangs: rank {rank} on {node}: ")
+    for row in rows:
+        assert "hanging.py" in Path(row.partition("; stacks: ")[2]).read_text(), row
+    assert job["generations"][1]["stood_still"] > 3
+    empty.until_phase(name, "succeeded", 60)
+    assert step_of(empty.work) == 60
+    said = empty.ctl("describe", name).stdout
+    assert "what its workers did:" in said
+    assert f"hangs: rank {rank} on {node}: " in said
+
+
+def test_an_evaluation_that_is_told_raises_no_alarm(empty: Cluster) -> None:
+    (empty.work / "evaluate-1").touch()
+    empty.submit(hanging_job(empty.work, "evaluates", hang="{progress: 3s}", steps=30))
+    job = empty.until_phase("evaluates", "succeeded", 90)
+    assert (empty.work / "evaluated").exists(), "8 s, for which the other ranks waited"
+    assert (job["generation"], job["restarts"]) == (1, 0)
+
+
+@pytest.mark.parametrize("how", ["stop", "lock"])
+def test_without_the_helper(empty: Cluster, how: str) -> None:
+    """An evaluation in which nobody says a word raises no alarm; a gang in which nothing moves does."""
+    (empty.work / "evaluate-1").touch()
+    name = f"plain-{how}"
+    empty.submit(hanging_job(empty.work, name, hang="{progress: 3s}", steps=80, helper=False))
+    empty.until((empty.work / "evaluated").exists, 60, "the evaluation of 8 s is over")
+    until_steps(empty, 5)
+    assert empty.job(name)["generation"] == 1
+    node = make_hang(empty, name, how, 3, "before")
+    job = empty.until_running(name, 2, above=1)
+    assert (job["cause"]["kind"], job["cause"]["rank"], job["cause"]["node"]) == ("hang", 3, node)
+    empty.until_phase(name, "succeeded", 60)
+
+
+def test_a_job_that_hangs_at_the_same_step_again_and_again_fails(empty: Cluster) -> None:
+    name = "again"
+    (empty.work / "hang-always").touch()
+    empty.submit(hanging_job(empty.work, name, hang="{progress: 2s}", steps=60, more="restarts: {backoff: 0s}\n"))
+    job = empty.until_phase(name, "failed", 120)
+    assert job["reason"].startswith("hung 4 times in a row without progress, so it is not started again: rank 1 on n1")
+    assert (job["generation"], job["budget"]["used"]) == (4, 4)
+    assert [g["ended_by"]["kind"] for g in job["generations"]] == ["hang"] * 4
+
+
+@pytest.mark.skipif(not TRIALS, reason="long: set NODEAGENT_HANG_TRIALS=20")
+@pytest.mark.timeout(3600)
+def test_random_trials(empty: Cluster) -> None:
+    dice = random.Random(20)
+    more = "restarts: {max: 60, window: 1s, backoff: 0s}\n"
+    empty.submit(hanging_job(empty.work, "trials", hang="{progress: 2s}", steps=10**6, more=more))
+    found = []
+    for _ in range(TRIALS):
+        for how in WAYS:
+            found.append(trial(empty, "trials", how, dice))
+            print(found[-1], flush=True)
+    assert not [one for one in found if not one["named"]]

@@ -1,0 +1,177 @@
+"""Planned restarts of an agent: training goes on while it is away, whatever becomes of Redis; and if it does not come
+back, the job goes on without its node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nodeagent.spec.agentconfig import AgentConfig
+from tests.e2e.support import Cluster, check_complete, check_steps, check_undisturbed, digits_job, is_alive, read_steps
+from tests.e2e.test_lost_store import flushed, killed_without_its_data
+from tests.e2e.test_store_away import frozen, redis_pid, undisturbed
+
+pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(300)]
+
+NODES = 3
+WAITS = "waits for the store, while a stand-in goes on"
+
+
+def submitted(calm: Cluster, name: str, steps: int, nodes: str = "2") -> tuple[dict[str, Any], dict[int, int]]:
+    calm.submit(digits_job(calm.work, name, nodes=nodes, steps=steps, delay=0.1))
+    job = calm.until_running(name, 2)
+    calm.until_steps(name, 10)
+    return job, calm.workers(name)
+
+
+def restart(calm: Cluster, node: str, away: float) -> dict[str, Any]:
+    """Returns once the others see that the agent is away; what they knew of it before."""
+    before = calm.node(node)
+    calm.ctl("local", "restart", node, "--away", f"{away}s")
+    calm.until(lambda: calm.nodes()[node] == "restarting", 10, f"{node} is restarting")
+    calm.until(lambda: not is_alive(before["agent_pid"]), 10, "its agent has ended")
+    return before
+
+
+def until_back(calm: Cluster, node: str, before: dict[str, Any], limit: float = 60) -> None:
+    """Its next agent is there, in the same life."""
+    life, start = before["incarnation"]["life"], before["incarnation"]["start"] + 1
+
+    def back() -> bool:
+        now = calm.node(node)
+        return bool(now["state"] == "ready" and now["incarnation"] == {"life": life, "start": start})
+
+    calm.until(back, limit, f"{node} is back")
+
+
+def restarting_count(calm: Cluster) -> float:
+    """What the metrics of a node that is ready say."""
+    ready = next(n for n in calm.ask("/v1/nodes")["items"] if n["state"] == "ready")
+    with urllib.request.urlopen(ready["http"] + "/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    return float(next(x for x in lines if x.startswith('nodeagent_nodes{state="restarting"}')).rpartition(" ")[2])
+
+
+def test_ten_seconds_without_an_agent_disturb_nothing(calm: Cluster, reference: dict[int, float]) -> None:
+    job, workers = submitted(calm, "planned", 300)
+    shims = {p["node"]: p["shim_pid"] for p in job["pods"]}
+    node = job["pods"][0]["node"]  # rank 0's
+    before = restart(calm, node, 10)
+    stand_in = calm.node(node)["agent_pid"]
+    assert stand_in != before["agent_pid"]
+    assert calm.node(node)["restarting_for"] < 10
+    assert "Restarting:" in calm.ctl("describe", f"node/{node}").stdout
+    assert restarting_count(calm) == 1
+    calm.until_steps("planned", 20)
+    assert calm.nodes()[node] == "restarting"
+    until_back(calm, node, before)
+    assert not is_alive(stand_in)
+    calm.until_steps("planned", 10)
+    assert {p["node"]: p["shim_pid"] for p in calm.job("planned")["pods"]} == shims
+    undisturbed(calm, "planned", workers, reference, 300)
+
+
+def killed(calm: Cluster) -> None:
+    os.kill(redis_pid(calm), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("empty", [killed, killed_without_its_data, flushed])
+def test_redis_fails_meanwhile(calm: Cluster, reference: dict[int, float], empty: Callable[[Cluster], None]) -> None:
+    """All agents are away: nobody but the stand-ins could give the store back what it lost."""
+    name = f"planned-{empty.__name__.replace('_', '-')}"
+    job, workers = submitted(calm, name, 400)
+    nodes = [p["node"] for p in job["pods"]]
+    agents = {node: calm.node(node) for node in nodes}
+    for node in nodes:
+        calm.ctl("local", "restart", node, "--away", "12s")
+    calm.until(lambda: [calm.nodes()[n] for n in nodes] == ["restarting"] * 2, 10, "both are restarting")
+    empty(calm)
+    for node in nodes:
+        until_back(calm, node, agents[node])
+    calm.until(lambda: calm.workers(name) == workers, 20, "every pod is published again")
+    calm.until_steps(name, 10)
+    undisturbed(calm, name, workers, reference, 400)
+
+
+def test_the_next_start_waits_for_a_store_that_is_away(calm: Cluster, reference: dict[int, float]) -> None:
+    job, workers = submitted(calm, "planned-frozen", 300)
+    node = job["pods"][1]["node"]
+    before = calm.node(node)
+    with frozen(redis_pid(calm)):
+        calm.ctl("local", "restart", node)
+        calm.until(lambda: calm.said(WAITS) > 0, 20, "it waits")
+        time.sleep(5)  # more than a fence: it runs on lent time
+    until_back(calm, node, before)
+    calm.until_steps("planned-frozen", 10)
+    undisturbed(calm, "planned-frozen", workers, reference, 300)
+
+
+def test_next_starts_wait_until_the_stand_ins_have_given_redis_its_data_back(
+    calm: Cluster, reference: dict[int, float]
+) -> None:
+    """Every agent of the cluster is restarted while Redis hangs, and then Redis comes back empty."""
+    _, workers = submitted(calm, "planned-empty", 400)
+    agents = {name: calm.node(name) for name in calm.nodes()}
+    before = calm.said(WAITS)
+    os.kill(redis_pid(calm), signal.SIGSTOP)
+    for name in agents:
+        calm.ctl("local", "restart", name)
+    calm.until(lambda: calm.said(WAITS) == before + len(agents), 30, "all next starts wait")
+    killed_without_its_data(calm)
+    calm.until(lambda: any(calm.home.glob("local/run/*/*/api.sock")), 60, "somebody can be asked again")
+    for name, agent in agents.items():
+        until_back(calm, name, agent)
+    calm.until(lambda: calm.workers("planned-empty") == workers, 20, "every pod is published again")
+    calm.until_steps("planned-empty", 10)
+    undisturbed(calm, "planned-empty", workers, reference, 400)
+
+
+def test_an_agent_that_does_not_come_back(calm: Cluster, reference: dict[int, float]) -> None:
+    job, workers = submitted(calm, "planned-gone", 600, nodes="'1:2'")
+    node = job["pods"][0]["node"]
+    started = time.monotonic()
+    restart(calm, node, 120)
+    stand_in = calm.node(node)["agent_pid"]
+    calm.until(lambda: calm.nodes()[node] == "left", 60, "the stand-in has left")
+    assert time.monotonic() - started > AgentConfig().stand_in - 1
+    assert not any(is_alive(pid) for pid in calm.workers("planned-gone", node).values())
+    calm.until_running("planned-gone", 2, limit=10, above=1)  # on the node that was spare
+    calm.until(lambda: not is_alive(stand_in), 10, "the stand-in has ended")
+    assert not set(workers.values()) & set(calm.workers("planned-gone").values())
+    assert calm.job("planned-gone")["budget"]["used"] == 0
+    calm.ctl("local", "start", node)
+    calm.until(lambda: calm.nodes()[node] == "ready", 20, "it takes work again")
+    calm.ctl("stop", "planned-gone", "--timeout", "60s")
+    rows = read_steps(calm.work, "planned-gone")
+    check_undisturbed([row for row in rows if row["generation"] == 1])
+    check_steps(rows, reference)
+
+
+def test_a_drain_tells_that_it_will_not_be_back(calm: Cluster, reference: dict[int, float]) -> None:
+    job, _ = submitted(calm, "planned-drain", 200)
+    node = job["pods"][1]["node"]
+    restart(calm, node, 120)
+    stand_in = calm.node(node)["agent_pid"]
+    calm.ctl("drain", node, "--reason", "will not be back", "--timeout", "30s")
+    calm.until(lambda: calm.nodes()[node] == "left", 10, "the stand-in has left")
+    calm.until(lambda: not is_alive(stand_in), 10, "the stand-in has ended")
+    calm.ctl("local", "start", node)
+    done = calm.until_phase("planned-drain", "succeeded", 90)
+    assert (done["generation"], done["budget"]["used"]) == (2, 0)
+    rows = read_steps(calm.work, "planned-drain")
+    check_steps(rows, reference)
+    check_complete(rows, 200)
+
+
+def test_an_agent_without_work_gives_its_lease_back_at_once(calm: Cluster) -> None:
+    agent = calm.node("n3")
+    calm.ctl("local", "restart", "n3", "--away", "6s")
+    calm.until(lambda: calm.nodes()["n3"] == "left", 4, "it has left")
+    assert not is_alive(agent["agent_pid"])
+    until_back(calm, "n3", agent)

@@ -1,0 +1,119 @@
+"""Workers that leave by themselves when they are asked: no signal for them and their children, and what they tell."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tests.integration.workers_support import UID, make_spec, open_bench, wait_for
+
+ROOT = Path(__file__).parents[2]
+PREPARE = f"""
+import itertools, json, os, signal, subprocess, sys, time
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+from nodeagent.train.link import _connect
+line = _connect(Path(os.environ["NODEAGENT_SOCKET"]), 30)
+answers, ids = line.makefile(), itertools.count(1)
+def say(what):
+    os.write(1, (str(what) + "\\n").encode())
+def put(name, **fields):
+    number = next(ids)
+    line.sendall(json.dumps({{"v": 1, "op": "worker." + name, "id": number, **fields}}).encode() + b"\\n")
+    return number
+def answer(number):
+    return next(a for a in map(json.loads, answers) if a.get("id") == number)
+def ask(name, **fields):
+    return answer(put(name, **fields))
+def want_to_be_asked():
+    "The shim has heard the question when it has answered the one behind it."
+    while True:
+        number = put("leave.wait")
+        if "not as it must be" in ask("leave.done")["error"]:
+            return number
+        time.sleep(0.02)  # it has not heard yet that we were started
+signal.signal(signal.SIGTERM, lambda *_: say("signalled"))
+"""
+LEAVES = """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+asked = want_to_be_asked()
+say("up")
+say(f"asked with {answer(asked)['answer']['grace']:g} s, child {'lives' if child.poll() is None else 'is gone'}")
+for wrong in ({"step": -1, "seconds": 1.0}, {"step": True, "seconds": 1.0}, {"step": 1, "seconds": float("inf")}):
+    say(ask("leave.done", **wrong)["error"].partition(" the message")[0])
+say(ask("leave.done", step=41, seconds=0.25)["answer"])
+os._exit(101)
+"""
+STAYS = """
+asked = want_to_be_asked()
+say("up")
+answer(asked)
+say("asked")
+while True:
+    time.sleep(0.02)
+"""
+ASKS_LATE = """
+signal.signal(signal.SIGTERM, lambda *_: leave())
+def leave():
+    say("yes" if 500 < ask("leave.wait")["answer"]["grace"] < 600 else "no")
+    os._exit(3)
+say("up")
+while True:
+    time.sleep(0.02)
+"""
+
+
+def script(folder: Path, text: str) -> tuple[str, str]:
+    (folder / "t.py").write_text(PREPARE + text)
+    return (sys.executable, "t.py")
+
+
+async def test_a_worker_is_asked_instead_of_signalled_and_tells_how_it_left(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, LEAVES), tmp_path))
+        await bench.running()
+        await bench.output_line("up")
+        bench.host.stop(UID, 600)
+        status = await bench.until(lambda s: s.phase == "exited")
+        (end,) = status.exits
+        assert (end.code, end.stopped, end.left_at, end.saved_in, end.overdue) == (101, True, 41, 0.25, None)
+        assert bench.output() == ["up", "asked with 600 s, child lives", *["worker.leave.done:"] * 3, "{}"]
+        record = tmp_path / "state" / "pods" / UID / "exits" / "g1-r0.json"
+        await wait_for(record.exists)
+        assert json.loads(record.read_text())["left_at"] == 41
+
+
+async def test_one_that_stays_is_killed_when_its_grace_is_over_and_that_is_told(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, STAYS), tmp_path))
+        await bench.running()
+        await bench.output_line("up")
+        bench.host.stop(UID, 600)
+        await bench.output_line("asked")
+        bench.host.stop(UID, 0.2)
+        status = await bench.until(lambda s: s.phase == "exited")
+        (end,) = status.exits
+        assert (end.signal, end.stopped, end.left_at, end.overdue) == (9, True, None, 0.2)
+        assert "signalled" not in bench.output()
+
+
+async def test_one_that_is_killed_at_once_had_no_grace_to_exceed(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, STAYS), tmp_path))
+        await bench.running()
+        await bench.output_line("up")
+        bench.host.stop(UID, None)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert (status.exits[0].signal, status.exits[0].overdue) == (9, None)
+        assert "asked" not in bench.output()
+
+
+async def test_one_that_asks_when_the_stop_has_begun_is_told_what_is_left(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, ASKS_LATE), tmp_path))
+        await bench.running()
+        await bench.output_line("up")
+        bench.host.stop(UID, 600)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert (status.exits[0].code, bench.output()) == (3, ["up", "yes"])

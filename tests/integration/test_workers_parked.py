@@ -1,0 +1,177 @@
+"""Workers forked ahead: they wait, are used, replaced, and never outlive what they belong to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from nodeagent.workers.base import PodStatus
+from nodeagent.workers.linux import is_running
+from tests.integration.workers_support import UID, Bench, make_spec, open_bench, pid_of, wait_for
+
+PYTHON = sys.executable
+SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+
+
+async def parked(bench: Bench, count: int = 2) -> PodStatus:
+    return await bench.until(lambda s: len(s.parked) == count)
+
+
+async def started(bench: Bench, folder: Path, text: str = SLEEP, preload: tuple[str, ...] = ()) -> PodStatus:
+    """Generation 1 runs with two workers; the next two are parked."""
+    (folder / "t.py").write_text(text)
+    await bench.ready(make_spec((PYTHON, "t.py"), folder, preload=preload))
+    await bench.running(1, ({}, {}))
+    return await parked(bench)
+
+
+async def stopped(bench: Bench) -> None:
+    bench.host.stop(UID, None)
+    await bench.until(lambda s: s.phase == "exited")
+
+
+async def test_the_next_start_takes_them_and_they_are_replaced(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        before = (await started(bench, tmp_path)).parked
+        assert all(private > 0 for private in before.values()), "each tells what memory it costs"
+        await stopped(bench)
+        status = await bench.running(2, ({}, {}))
+        assert [pid_of(w) for w in status.workers] == list(before)
+        assert not status.parked
+        after = (await parked(bench)).parked
+        assert not set(before) & set(after)
+
+
+async def test_more_workers_than_parked_ones(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        before = (await started(bench, tmp_path)).parked
+        await stopped(bench)
+        status = await bench.running(2, ({}, {}, {}))
+        assert [pid_of(w) for w in status.workers][:2] == list(before)
+        await bench.output_line("up", 2, 2)
+        await parked(bench, 3)
+
+
+async def test_one_that_died_is_not_used(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        status = await started(bench, tmp_path)
+        dead, *_ = status.parked
+        os.kill(dead, signal.SIGKILL)
+        status = await bench.until(lambda s: len(s.parked) == 2 and dead not in s.parked)
+        assert "a parked worker died" in status.reason
+        await wait_for(lambda: not Path(f"/proc/{dead}").exists())  # reaped
+        await stopped(bench)
+        status = await bench.running(2, ({}, {}))
+        assert dead not in {pid_of(w) for w in status.workers}
+
+
+async def test_too_many_deaths_end_the_parking_until_the_next_start(tmp_path: Path) -> None:
+    """A module that cannot live in a fork must not keep the node busy for ever."""
+    (tmp_path / "deadly.py").write_text(
+        "import os\nfrom pathlib import Path\nflag = Path(__file__).with_name('deadly')\n"
+        "os.register_at_fork(after_in_child=lambda: flag.exists() and os._exit(1))\n"
+    )
+    async with open_bench(tmp_path) as bench:
+        status = await started(bench, tmp_path, preload=("deadly",))
+        (tmp_path / "deadly").touch()
+        await stopped(bench)
+        for pid in status.parked:
+            os.kill(pid, signal.SIGKILL)
+        status = await bench.until(lambda s: "no workers are parked until the next start" in s.reason)
+        assert not status.parked
+        (tmp_path / "deadly").unlink()
+        await bench.running(2, ({}, {}))
+        await parked(bench)
+
+
+async def test_a_thread_in_the_fork_is_told_and_the_worker_is_not_used(tmp_path: Path) -> None:
+    """What cannot be forked again must not wait; starts on demand go on."""
+    (tmp_path / "busy.py").write_text(
+        "import os, threading, time\n"
+        "def start(): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        "os.register_at_fork(after_in_child=start)\n"
+    )
+    (tmp_path / "t.py").write_text(SLEEP)
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec((PYTHON, "t.py"), tmp_path, preload=("busy",)))
+        await bench.running(1, ({},))
+        status = await bench.until(lambda s: "no workers are parked" in s.reason)
+        assert "parked workers wait without warming up: the preloaded modules started 1 thread(s)" in status.reason
+        assert not status.parked
+        await stopped(bench)
+        await bench.running(2, ({},))
+
+
+async def test_a_cuda_context_in_the_standby_means_plain_starts(tmp_path: Path) -> None:
+    (tmp_path / "touches.py").write_text(
+        "import sys, types\ntorch = sys.modules['torch'] = types.ModuleType('torch')\n"
+        "torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)\n"
+    )
+    (tmp_path / "t.py").write_text("import sys\nprint('touches' in sys.modules)\n")
+    async with open_bench(tmp_path) as bench:
+        bench.grant()
+        bench.host.prepare(UID, make_spec((PYTHON, "t.py"), tmp_path, preload=("touches",)))
+        status = await bench.until(lambda s: s.phase == "ready")
+        assert "made a CUDA context, so forking is unsafe; workers start without a standby" in status.reason
+        assert not status.standby_warm
+        await bench.run()
+        assert bench.output() == ["False"]
+        assert not bench.state().parked
+
+
+async def test_a_framework_that_fails_to_warm_up_is_told_and_parked_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "import sys, types\ntorch = sys.modules['torch'] = types.ModuleType('torch')\n"
+        "torch.cuda = types.SimpleNamespace(is_initialized=lambda: False)\n"
+        "torch.default_generator = types.SimpleNamespace(seed=lambda: None)\n"
+        "torch.get_num_threads = lambda: 1\ntorch.set_num_threads = lambda count: None\n"
+    )
+    async with open_bench(tmp_path) as bench:
+        status = await started(bench, tmp_path, preload=("broken",))
+        assert "warming up a parked worker failed: AttributeError" in status.reason
+        await stopped(bench)
+        again = await bench.running(2, ({}, {}))
+        assert {pid_of(w) for w in again.workers} == set(status.parked)
+
+
+async def test_they_die_with_the_standby(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        status = await started(bench, tmp_path)
+        assert status.standby_pid is not None
+        os.kill(status.standby_pid, signal.SIGKILL)
+        await wait_for(lambda: not any(map(is_running, status.parked)))
+        again = await bench.until(lambda s: s.standby_warm and len(s.parked) == 2)
+        assert not set(again.parked) & set(status.parked)
+
+
+async def test_they_die_with_the_shim(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        status = await started(bench, tmp_path)
+        assert status.shim_pid is not None
+        os.kill(status.shim_pid, signal.SIGKILL)
+        gone = await bench.until(lambda s: s.phase == "gone")
+        assert not gone.parked
+        await wait_for(lambda: not any(map(is_running, status.parked)))  # killed, if not yet quite gone
+
+
+async def test_the_fence_ends_one_that_was_given_work_and_spares_those_that_wait(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await started(bench, tmp_path)
+        await stopped(bench)
+        status = await bench.running(2, ({},))
+        waiting = (await parked(bench, 1)).parked
+        bench.grant(0.2)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert status.fenced
+        assert [(e.signal, e.stopped) for e in status.exits] == [(9, True)]
+        assert all(map(is_running, waiting))
+
+
+async def test_without_a_standby_nothing_is_parked(tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text(SLEEP)
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec((PYTHON, "t.py"), tmp_path, standby=False))
+        status = await bench.running(1, ({}, {}))
+        assert (status.standby_pid, status.parked) == (None, {})

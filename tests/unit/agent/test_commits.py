@@ -1,0 +1,100 @@
+"""An agent carries commits: they wait while the store is away, and only the store's word goes back."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from nodeagent.agent.commits import Commits
+from nodeagent.agent.lease import Lease
+from nodeagent.agent.snapshot import Snapshot
+from nodeagent.model.job import Checkpoint, JobRecord
+from nodeagent.model.node import Incarnation
+from nodeagent.model.timing import Timing
+from nodeagent.model.world import Token
+from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
+from nodeagent.workers.base import CommitWish, PodHost, PodStatus
+from tests.unit.ctl.samples import job
+
+TOKEN = Token(number=3, id="g3")
+WISH = CommitWish(token=TOKEN, name="c1", step=10, order=1)
+ME = Incarnation(life="a", start=2)
+
+
+class Host:
+    """One pod that wishes for a commit until it is answered."""
+
+    def __init__(self, uid: str) -> None:
+        self.uid, self.wish = uid, cast("CommitWish | None", WISH)
+        self.answers: list[str] = []
+
+    def status(self) -> dict[str, PodStatus]:
+        return {
+            self.uid: PodStatus(uid=self.uid, phase="running", commit=self.wish),
+            "other": PodStatus(uid="other", phase="ready"),
+        }
+
+    def committed(self, uid: str, wish: CommitWish, refused: str) -> None:
+        assert (uid, wish) == (self.uid, self.wish)
+        self.answers.append(refused)
+        self.wish = None
+
+
+class Shelf:
+    """A store that answers as told."""
+
+    def __init__(self, job: JobRecord) -> None:
+        self.job, self.error, self.asked = job, cast("Exception | None", None), list[tuple[Any, ...]]()
+
+    async def commit(self, *asked: Any) -> JobRecord:
+        self.asked.append(asked)
+        if self.error is not None:
+            raise self.error
+        pointer = Checkpoint(name="c1", step=10, number=3, order=1)
+        return self.job.model_copy(update={"checkpoint": pointer, "rev": self.job.rev + 1})
+
+
+class Me:
+    node, incarnation = "n1", ME
+
+
+class Scene:
+    def __init__(self) -> None:
+        record = job()
+        self.uid = record.uid
+        self.host, self.store, self.snapshot = Host(self.uid), Shelf(record), Snapshot(Timing())
+        self.commits = Commits(
+            cast(Lease, Me()), store=cast(Store, self.store), host=cast(PodHost, self.host), snapshot=self.snapshot
+        )
+
+
+async def test_what_is_committed_is_answered_and_known_at_once() -> None:
+    scene = Scene()
+    await scene.commits.carry()
+    assert scene.store.asked == [(scene.uid, TOKEN, "n1", ME, "c1", 10, 1)]
+    assert scene.host.answers == [""]
+    known = scene.snapshot.job(scene.uid)
+    assert known is not None and known.checkpoint is not None and known.checkpoint.name == "c1"
+    await scene.commits.carry()
+    assert len(scene.store.asked) == 1
+
+
+async def test_it_waits_while_the_store_is_away_or_recovers() -> None:
+    scene = Scene()
+    scene.store.error = StoreUnavailableError("no answer")
+    with pytest.raises(StoreUnavailableError):
+        await scene.commits.carry()
+    scene.store.error = StoreRefusedError("recovering", "wait")
+    await scene.commits.carry()
+    assert scene.host.answers == []
+    scene.store.error = None
+    await scene.commits.carry()
+    assert scene.host.answers == [""]
+
+
+async def test_a_refusal_is_told_in_the_stores_words() -> None:
+    scene = Scene()
+    scene.store.error = StoreRefusedError("stale", "generation 3 may commit nothing any more")
+    await scene.commits.carry()
+    assert scene.host.answers == ["generation 3 may commit nothing any more"]

@@ -1,0 +1,282 @@
+"""Which jobs an agent runs: signed, as submitted, while they live; and what it remembers for that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from nodeagent.agent.guard import SKEW, Guard
+from nodeagent.agent.metrics import Metrics
+from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.world import Ack
+from nodeagent.plan.cluster import Refusal
+from nodeagent.trust.key import ClusterKey
+from nodeagent.trust.ledger import Entry
+from nodeagent.trust.seal import LIFETIME, Seal
+from tests.unit.plan.build import UID, make_head, make_job, make_spec
+
+SEAL = Seal(ClusterKey(bytes(32)), "lab")
+NOW = 1_700_000_000
+HOUR = 3600
+
+
+class Disk:
+    """A ledger in memory that outlives the guards on it."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Entry] = {}
+
+    def load(self) -> dict[str, Entry]:
+        return dict(self.kept)
+
+    async def save(self, entries: Mapping[str, Entry]) -> None:
+        self.kept = dict(entries)
+
+
+class Bench:
+    """One agent's guard, and the view it is shown."""
+
+    def __init__(self, disk: Disk | None = None) -> None:
+        self.disk = disk or Disk()
+        self.metrics = Metrics()
+        self.guard = Guard("n1", SEAL, self.disk, self.metrics)
+
+    def look(
+        self, *jobs: JobRecord, now: float = NOW, era: str = "e1", whole: bool = True, seasoned: bool = False
+    ) -> dict[str, Refusal]:
+        return self.guard.look({j.uid: j for j in jobs}, era, now, whole=whole, seasoned=seasoned)
+
+    def why(self, job: JobRecord, now: float = NOW, era: str = "e1") -> str:
+        """The kind of refusal, empty if there is none."""
+        found = self.look(job, now=now, era=era).get(job.uid)
+        return found.kind if found else ""
+
+    async def restarted(self, now: float = NOW) -> Bench:
+        await self.guard.save(now)
+        return Bench(self.disk)
+
+    def counted(self, kind: str) -> float:
+        return self.metrics.registry.get_sample_value("nodeagent_refused_signatures_total", {"reason": kind}) or 0.0
+
+
+def signed(job: JobRecord | None = None, *, at: float = NOW, **control: Any) -> JobRecord:
+    job = job or make_job()
+    wish = SEAL.control(job.uid, job.control.model_copy(update=control))
+    return job.model_copy(update={"control": wish, "admission": SEAL.admit(job.uid, job.owner, job.spec, at, "n7")})
+
+
+def changed(job: JobRecord, **fields: Any) -> JobRecord:
+    return job.model_copy(update=fields)
+
+
+def ended(job: JobRecord) -> JobRecord:
+    return changed(job, phase="stopped")
+
+
+def test_what_was_signed_may_run() -> None:
+    assert Bench().look(signed()) == {}
+
+
+def test_a_refusal_is_told_and_counted_once_and_again_when_it_comes_back() -> None:
+    bench, job = Bench(), make_job()
+    with capture_logs() as logs:
+        for rev in range(3):
+            assert bench.why(changed(job, rev=rev)) == "unsigned"
+    assert [(line["log_level"], line["job"], line["reason"]) for line in logs] == [("error", "a", "unsigned")]
+    assert bench.counted("unsigned") == 1
+    assert bench.why(signed()) == ""
+    assert bench.why(job) == "unsigned"
+    assert bench.counted("unsigned") == 2
+
+
+def test_a_changed_spec_is_refused_and_the_right_one_runs_again() -> None:
+    bench, job = Bench(), signed()
+    assert bench.why(job) == ""
+    evil = make_spec(name="a", priority=5)
+    assert bench.why(changed(job, spec=evil)) == "changed"
+    assert bench.why(job) == ""
+    assert bench.why(changed(job, owner=0)) == "changed"
+
+
+def test_a_generation_that_its_members_did_not_agree_to_is_refused() -> None:
+    head = make_head(["n1"], state="forming")
+    ack = SEAL.ack(UID, head.token, "n1", Ack(life="life-n1", address="a:1"))
+    active = head.model_copy(update={"state": "active", "acks": {"n1": ack}, "address": "a:1"})
+    bench, job = Bench(), signed(make_job("running", active))
+    assert bench.why(job) == ""
+    assert bench.why(changed(job, head=active.model_copy(update={"address": "evil:1"}))) == "gang"
+    assert bench.why(changed(job, head=active.model_copy(update={"acks": {}}))) == "gang"
+    assert bench.why(job) == ""
+
+
+def test_a_generation_of_a_size_that_the_file_does_not_allow_is_refused() -> None:
+    job = signed(make_job("forming", make_head(["n1"], state="forming"), spec=make_spec(size=(2, 3))))
+    assert Bench().why(job) == "size"
+    assert Bench().why(changed(job, head=make_head(["n1", "n2"], state="forming"))) == ""
+    assert Bench().why(changed(job, head=make_head(["n1", "n2", "n3", "n4"], state="forming"))) == "size"
+    assert Bench().why(changed(job, head=make_head(["n1"], state="ended"))) == ""
+
+
+@pytest.mark.parametrize("phase", sorted(TERMINAL))
+def test_a_job_that_ended_never_runs_again(phase: str) -> None:
+    bench, job = Bench(), signed()
+    assert bench.why(job) == ""
+    assert bench.why(changed(job, phase=phase)) == "", "nothing of it is to be run"
+    assert bench.why(job) == "ended"
+
+
+def test_nor_one_that_had_ended_before_this_agent_came() -> None:
+    bench, job = Bench(), signed()
+    assert bench.why(ended(job)) == ""
+    assert bench.why(job) == "ended"
+
+
+def test_an_end_without_a_good_signature_says_nothing_of_the_signed_job() -> None:
+    bench, job = Bench(), signed()
+    assert bench.why(ended(changed(job, owner=0))) == ""
+    assert bench.why(job) == ""
+
+
+async def test_a_removed_job_never_runs_again_not_even_after_a_restart() -> None:
+    bench, job = Bench(), signed()
+    assert bench.why(job) == ""
+    assert bench.look() == {}
+    assert bench.why(job) == "ended"
+    again = await bench.restarted()
+    assert again.why(job) == "ended"
+    assert again.why(job, now=NOW + 3 * 24 * HOUR) == "ended"
+    longer = changed(job, admission=SEAL.renewed(job, NOW + 24 * HOUR, "n2"))
+    assert again.why(longer, now=NOW + 24 * HOUR) == "ended"
+
+
+def test_a_view_that_is_not_whole_removes_nothing() -> None:
+    bench, job = Bench(), signed()
+    assert bench.why(job) == ""
+    assert bench.look(whole=False) == {}
+    assert bench.why(job) == ""
+
+
+def test_what_a_store_that_lost_writes_lacks_has_not_ended() -> None:
+    bench, job = Bench(), signed()
+    assert bench.why(job) == ""
+    assert bench.look(job, seasoned=True) == {}
+    assert bench.look(era="e2", seasoned=True) == {}
+    assert bench.why(job, now=NOW + 25 * HOUR, era="e2") == "", "another agent gave it back"
+
+
+def test_an_old_admission_convinces_nobody_who_has_not_seen_the_job() -> None:
+    job = signed(at=NOW - LIFETIME - 1)
+    assert Bench().why(job) == "expired"
+    assert Bench().why(signed(at=NOW - LIFETIME)) == ""
+
+
+async def test_who_has_seen_it_goes_on_and_may_renew_it() -> None:
+    bench, job = Bench(), signed()
+    assert bench.why(job) == ""
+    assert bench.why(job, now=NOW + 30 * 24 * HOUR) == "", "it was never away"
+    weekend = await (await bench.restarted()).restarted()
+    late = NOW + 30 * 24 * HOUR + 60 * HOUR
+    assert (await bench.restarted(late)).why(job, now=late) == ""
+    assert weekend.guard.due({UID: job}, NOW + 60 * HOUR) == [job]
+
+
+async def test_nobody_is_believed_to_live_after_a_week_without_a_sight_of_it() -> None:
+    bench, job = Bench(), signed()
+    assert bench.why(job) == ""
+    bench.look(era="e2")  # the store lost it
+    again = await bench.restarted(NOW + 8 * 24 * HOUR)
+    assert again.why(job, now=NOW + 8 * 24 * HOUR) == "expired"
+
+
+async def test_what_ended_while_it_was_away_needs_a_good_admission_again() -> None:
+    bench, job = Bench(), signed()
+    assert bench.why(job) == ""
+    again = await bench.restarted()
+    assert again.look(now=NOW + 25 * HOUR) == {}
+    assert again.why(job, now=NOW + 25 * HOUR) == "", "it may just not be given back yet"
+    again = await bench.restarted()
+    assert again.look(now=NOW + 25 * HOUR, seasoned=True) == {}
+    assert again.why(job, now=NOW + 25 * HOUR) == "expired"
+    again = await bench.restarted()
+    assert again.look(now=NOW + HOUR, seasoned=True) == {}
+    assert again.why(job, now=NOW + HOUR) == "", "somebody who knows it brought it back"
+
+
+def test_a_clock_that_steps_an_hour_stops_nothing() -> None:
+    for step in (-HOUR, HOUR):
+        bench, job = Bench(), signed()
+        assert bench.why(job) == ""
+        assert bench.why(job, now=NOW + step) == ""
+        assert Bench().why(signed(at=NOW + step)) == "", "the signer's stepped"
+    half_over = signed(at=NOW - LIFETIME / 2)
+    assert Bench().why(half_over, now=NOW + HOUR) == "", "renewed in time, hours are left"
+
+
+def test_an_admission_from_the_future_is_not_believed() -> None:
+    bench, job = Bench(), signed(at=NOW + SKEW + 1)
+    refused = bench.look(job)[UID]
+    assert refused.kind == "early"
+    assert "n7" in refused.text
+    known = Bench()
+    assert known.why(signed()) == ""
+    assert known.why(job) == "", "who has seen it does not look at the clock"
+
+
+def test_due_are_living_jobs_in_the_second_half_of_their_admission() -> None:
+    bench, job = Bench(), signed()
+    assert bench.why(job) == ""
+    assert bench.guard.due({UID: job}, NOW + LIFETIME / 2 - 1) == []
+    assert bench.guard.due({UID: job}, NOW + LIFETIME / 2 + 1) == [job]
+    far_ahead = signed(at=NOW + 10 * HOUR)
+    assert bench.guard.due({UID: far_ahead}, NOW) == [far_ahead], "of a clock that is far ahead"
+    assert bench.guard.due({UID: make_job()}, NOW) == []
+    assert bench.guard.due({UID: ended(job)}, NOW + LIFETIME) == []
+
+
+def test_an_unsigned_control_is_refused_and_says_so() -> None:
+    bench, job = Bench(), signed()
+    assert bench.why(job) == ""
+    scaled = changed(job, control=job.control.model_copy(update={"rev": 2, "target": 3}))
+    found = bench.look(scaled)[UID]
+    assert (found.kind, found.controlled, found.rev) == ("control", False, 1)
+    assert "nodeagentctl resume a" in found.text
+    assert bench.why(signed(rev=2, target=3)) == ""
+
+
+def test_an_older_control_written_back_is_refused() -> None:
+    bench, first, second = Bench(), signed(rev=1), signed(rev=2, desired="pause")
+    assert bench.why(first) == ""
+    assert bench.why(second) == ""
+    found = bench.look(first)[UID]
+    assert (found.kind, found.controlled, found.rev) == ("control", False, 2)
+    assert bench.why(first, era="e2") == "", "a store that lost writes may have lost the second"
+
+
+def test_what_an_operator_wants_of_a_forged_job_is_known() -> None:
+    forged = make_job(desired="stop")
+    assert not Bench().look(forged)[UID].controlled
+    stopped = changed(forged, control=SEAL.control(UID, forged.control))
+    found = Bench().look(stopped)[UID]
+    assert (found.kind, found.controlled) == ("unsigned", True)
+
+
+def test_what_is_to_be_saved_is_told() -> None:
+    bench, job = Bench(), signed()
+    bench.look(make_job())
+    assert not bench.guard.dirty.is_set(), "nothing is kept of what nobody signed"
+    bench.look(job)
+    assert bench.guard.dirty.is_set()
+    bench.guard.dirty.clear()
+    bench.look(changed(job, rev=7))
+    assert not bench.guard.dirty.is_set()
+    bench.look(changed(job, rev=7), now=NOW + 2 * HOUR)
+    assert bench.guard.dirty.is_set(), "it still lives"
+    bench.guard.dirty.clear()
+    bench.look(ended(job), now=NOW + 2 * HOUR)
+    assert bench.guard.dirty.is_set()
+    bench.guard.dirty.clear()
+    bench.look(ended(job), now=NOW + 2 * HOUR)
+    assert not bench.guard.dirty.is_set()

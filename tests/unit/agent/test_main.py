@@ -1,0 +1,63 @@
+"""The daemon's command line: what it says before it is a daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from nodeagent.agent.main import EXIT_CONFIG, main
+from nodeagent.trust.key import ClusterKey
+
+
+def nodeagent(*words: str) -> Result:
+    return CliRunner().invoke(main, list(words), prog_name="nodeagent")
+
+
+def test_keygen_makes_a_key_once(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.key"
+    first = nodeagent("keygen", str(path))
+    assert first.exit_code == 0
+    assert "Copy it to every node" in first.output
+    text = path.read_text()
+    assert text.strip() not in first.output
+    ClusterKey.load(path)
+    second = nodeagent("keygen", str(path))
+    assert second.exit_code == 1
+    assert f"nodeagent: {path} exists already" in second.output
+    assert path.read_text() == text
+
+
+def test_without_a_key_the_agent_does_not_start(tmp_path: Path) -> None:
+    file, key = tmp_path / "nodeagent.yaml", tmp_path / "cluster.key"
+    dirs = {name: str(tmp_path / name) for name in ("run", "state", "logs")}
+    file.write_text(f"cluster_key: {key}\ndirs: {dirs}\n")
+    result = nodeagent("run", "--config", str(file))
+    assert result.exit_code == EXIT_CONFIG
+    assert f"there is no cluster key at {key}: make one with `nodeagent keygen {key}`" in result.output
+    assert "copy it to every node" in result.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_check_config_looks_at_tokens_and_certificates(tmp_path: Path) -> None:
+    file, tokens, cert = (tmp_path / name for name in ("nodeagent.yaml", "tokens.yaml", "api.pem"))
+    file.write_text(f"api: {{tokens: {tokens}, tls: {{cert: {cert}}}}}\n")
+    tokens.touch(mode=0o600)
+    tokens.write_text("tokens:\n  ci: {sha256: short, may: red}\n")
+    result = nodeagent("check-config", str(file))
+    assert result.exit_code == EXIT_CONFIG
+    said = result.output.splitlines()
+    assert said[0].startswith(f"{tokens}:2:16: tokens.ci.sha256: 'short' is not a SHA-256")
+    assert said[1].startswith(f"{tokens}:2:28: tokens.ci.may: 'red' is not known here")
+    assert said[2].startswith(f"the certificate {cert} cannot be used: No such file or directory")
+    tokens.write_text("tokens: {}\n")
+    tokens.chmod(0o640)
+    cert.write_text("no certificate")
+    said = nodeagent("check-config", str(file)).output.splitlines()
+    assert "has mode 0640" in said[0] and "chmod 0600" in said[0]
+    assert f"the certificate {cert} cannot be used" in said[1]
+    tokens.chmod(0o600)
+    file.write_text(f"api: {{tokens: {tokens}}}\n")
+    assert nodeagent("check-config", str(file)).output == f"{file}: ok\n"
+    file.write_text(f"api: {{tls: {{client_ca: {cert}}}}}\n")
+    assert f"the CA {cert} cannot be used" in nodeagent("check-config", str(file)).output

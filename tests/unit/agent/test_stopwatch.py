@@ -1,0 +1,128 @@
+"""The phases of a recovery: what is measured from where to where, told once, by one agent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nodeagent.agent.stopwatch import TELL_AFTER, Recovery, Stopwatch
+from nodeagent.model.job import JobRecord
+from nodeagent.model.pod import PodPhase
+from nodeagent.model.world import Ack, PodReport, Token
+from nodeagent.workers.base import PodStatus
+from tests.unit.plan.build import UID, failed, life, make_exit, make_head, make_job
+
+OLD, NEW = Token(number=1, id="g1"), Token(number=2, id="g2")
+FAULT = failed(make_exit(signal=9)).model_copy(update={"detected": 0.004})
+
+
+class Watched:
+    """One agent's stopwatch and its clock."""
+
+    def __init__(self, node: str = "n1") -> None:
+        self.watch, self.now = Stopwatch(node), 100.0
+
+    def see(self, after: float, job: JobRecord, phase: PodPhase, generation: Token = OLD) -> None:
+        self.now += after
+        status = PodStatus(uid=UID, phase=phase, generation=generation)
+        self.watch.look({job.uid: job}, {job.uid: status}, self.now)
+
+    def told(self, job: JobRecord) -> list[Recovery]:
+        return self.watch.finished({job.uid: job}, self.now)
+
+
+def running(
+    number: int = 1, *, restarts: int = 1, acks: Mapping[str, Ack] | None = None, **more: PodReport
+) -> JobRecord:
+    head = make_head(("n1", "n2"), number=number, cause="worker_failed", reports=more)
+    return make_job("running", head.model_copy(update={"acks": dict(acks or {})}), restarts=restarts)
+
+
+def forming(number: int = 2, last: Mapping[str, PodReport] | None = None) -> JobRecord:
+    head = make_head(("n1", "n2"), state="forming", number=number, holders=("n1", "n2"), cause="worker_failed")
+    return make_job("forming", head, active=1, last_reports=last)
+
+
+def phases(recovery: Recovery) -> dict[str, float]:
+    return {name: round(seconds, 6) for name, seconds in recovery.phases.items()}
+
+
+def recover(seen: Watched, restarts: int = 1) -> JobRecord:
+    """A worker of n2 dies; n1 knows after 4 ms, and 10, 20, 3, 5 and 7 ms later the next thing."""
+    seen.see(0.0, running(), "running")
+    seen.see(5.0, running(n2=FAULT), "running")
+    seen.see(0.010, forming(), "stopping")
+    seen.see(0.020, forming(), "exited")
+    seen.now += 0.003
+    mine = seen.watch.stamp(UID, NEW, Ack(life=life("n1")), seen.now)
+    assert (mine.stopped, mine.ready) == (0.02, 0.003)
+    acks = {"n1": mine, "n2": Ack(life=life("n2"), stopped=0.025, ready=0.001)}
+    again = running(2, restarts=restarts, acks=acks)
+    seen.see(0.005, again, "exited")
+    seen.see(0.0, again, "starting", NEW)
+    seen.see(0.007, again, "running", NEW)
+    return again
+
+
+def test_each_phase_from_the_fault_to_the_start() -> None:
+    seen = Watched()
+    job = recover(seen)
+    assert seen.told(job) == [], "the first steps come first"
+    seen.now += TELL_AFTER
+    (recovery,) = seen.told(job)
+    assert (recovery.uid, recovery.token, recovery.cause) == (UID, NEW, "worker_failed")
+    assert phases(recovery) == {
+        "detected": 0.004, "stopped": 0.025, "acknowledged": 0.003, "formed": 0.038, "started": 0.007, "whole": 0.049,
+    }  # fmt: skip
+    assert recovery.text == (
+        "workers run again after 0.049 s: "
+        "detected 0.004, stopped 0.025, acknowledged 0.003, formed 0.038, started 0.007"
+    )
+    assert seen.told(job) == [], "once"
+
+
+def test_only_group_rank_0_tells_and_not_of_the_first_start() -> None:
+    for seen, restarts in ((Watched("n2"), 1), (Watched(), 0)):
+        job = recover(seen, restarts)
+        seen.now += TELL_AFTER
+        assert seen.told(job) == []
+
+
+def test_a_fault_that_comes_with_the_proposal_and_a_second_one_while_forming() -> None:
+    """The time runs from the first of them."""
+    seen = Watched()
+    seen.see(0.0, running(), "running")
+    seen.see(1.0, forming(2, {"n2": FAULT}), "stopping")
+    seen.see(0.5, forming(3, {"n2": FAULT}), "exited")
+    seen.see(0.25, running(3), "exited")
+    seen.see(0.0, running(3), "running", Token(number=3, id="g3"))
+    seen.now += TELL_AFTER
+    (recovery,) = seen.told(running(3))
+    assert phases(recovery)["detected"] == 0.004
+    assert phases(recovery)["formed"] == 0.75
+
+
+def test_one_that_is_broken_again_before_it_is_told_is_not_told_of_the_next() -> None:
+    seen = Watched()
+    recover(seen)
+    seen.see(0.1, running(2, n1=FAULT), "stopping", NEW)
+    again = forming(3).model_copy(update={"last_number": 2})
+    seen.see(0.1, again, "exited", NEW)
+    seen.now += TELL_AFTER
+    assert seen.told(again) == []
+
+
+def test_an_agent_that_was_not_there_stamps_and_tells_nothing() -> None:
+    seen = Watched()
+    ack = Ack(life=life("n1"))
+    assert seen.watch.stamp(UID, NEW, ack, seen.now) == ack
+    seen.see(0.0, running(2), "running", NEW)
+    seen.now += TELL_AFTER
+    assert seen.told(running(2)) == []
+
+
+def test_jobs_that_are_gone_are_forgotten() -> None:
+    seen = Watched()
+    job = recover(seen)
+    seen.watch.look({}, {}, seen.now)
+    seen.now += TELL_AFTER
+    assert seen.told(job) == []

@@ -1,0 +1,112 @@
+"""The folder of checkpoints: which count, which are whole, which are removed."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import pytest
+
+from nodeagent.train.folder import (
+    MANIFEST,
+    MARKER,
+    Entry,
+    candidates,
+    damage,
+    described,
+    entries,
+    entry_of,
+    mark_committed,
+    next_order,
+    prune,
+    read_manifest,
+    write_manifest,
+)
+
+
+def made(folder: Path, order: int, *, committed: bool = True, step: int = 0, generation: int = 1) -> Entry:
+    entry = Entry(order, step or order * 10, generation)
+    path = folder / entry.name
+    path.mkdir()
+    (path / "part").write_bytes(b"x" * 100)
+    write_manifest(path, described(path, ["part"]))
+    if committed:
+        mark_committed(path)
+    return entry
+
+
+def test_names_come_back() -> None:
+    entry = Entry(12, 123456789, 7)
+    assert entry.name == "ckpt-000012-step-123456789-g7"
+    assert entry_of(entry.name) == entry
+    assert entry_of("ckpt-1234567-step-00000001-g0") == Entry(1234567, 1, 0)
+    for other in ("", "ckpt", "ckpt-000012-step-1", "x" + entry.name, entry.name + ".tmp"):
+        assert entry_of(other) is None
+
+
+def test_a_folder_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    assert entries(tmp_path / "none") == []
+    assert next_order(tmp_path / "none") == 1
+
+
+def test_without_a_pointer_the_newest_marked_one_counts(tmp_path: Path) -> None:
+    one, two, _ = made(tmp_path, 1), made(tmp_path, 2), made(tmp_path, 3, committed=False)
+    assert candidates(tmp_path, "") == [two, one]
+    assert next_order(tmp_path) == 4
+
+
+def test_with_a_pointer_nothing_newer_counts(tmp_path: Path) -> None:
+    one, two, stale = made(tmp_path, 1), made(tmp_path, 2, committed=False), made(tmp_path, 3)
+    assert candidates(tmp_path, two.name) == [two, one], "the pointer needs no marker: the store has said it"
+    assert stale not in candidates(tmp_path, two.name)
+    gone = Entry(9, 90, 1)
+    assert candidates(tmp_path, gone.name) == [gone, stale, one]
+
+
+def test_whole_files_are_not_damaged(tmp_path: Path) -> None:
+    path = tmp_path / made(tmp_path, 1).name
+    assert read_manifest(path) == {"part": [100, zlib.crc32(b"x" * 100)]}
+    assert damage(path, read_manifest(path)) == ""
+
+
+def test_every_damage_is_named(tmp_path: Path) -> None:
+    path = tmp_path / made(tmp_path, 1).name
+    part, manifest = path / "part", read_manifest(path)
+    part.write_bytes(b"x" * 50 + b"y" + b"x" * 49)
+    assert "another checksum" in damage(path, manifest)
+    part.write_bytes(b"x" * 99)
+    assert "99 bytes instead of 100" in damage(path, manifest)
+    part.unlink()
+    assert "No such file" in damage(path, manifest)
+
+
+def test_a_manifest_is_whole_or_none(tmp_path: Path) -> None:
+    path = tmp_path / made(tmp_path, 1).name
+    text = (path / MANIFEST).read_text()
+    for at in range(len(text)):
+        (path / MANIFEST).write_text(text[:at])
+        with pytest.raises(ValueError, match="cannot be used"):
+            read_manifest(path)
+    (path / MANIFEST).write_text(text.replace("100", "101"))
+    with pytest.raises(ValueError, match="checksum is wrong"):
+        read_manifest(path)
+    (path / MANIFEST).unlink()
+    with pytest.raises(ValueError, match="never finished"):
+        read_manifest(path)
+
+
+def test_what_is_kept(tmp_path: Path) -> None:
+    made(tmp_path, 1), made(tmp_path, 2), made(tmp_path, 3, committed=False)
+    four, five = made(tmp_path, 4), made(tmp_path, 5)
+    newer = made(tmp_path, 6, committed=False)  # another's that is being written
+    prune(tmp_path, five, 2)
+    assert entries(tmp_path) == [newer, five, four]
+    prune(tmp_path, five, 1)
+    assert entries(tmp_path) == [newer, five]
+    assert (tmp_path / five.name / MARKER).exists()
+
+
+def test_what_is_damaged_is_not_kept_in_case_of_need(tmp_path: Path) -> None:
+    one, two, three = made(tmp_path, 1), made(tmp_path, 2), made(tmp_path, 3)
+    prune(tmp_path, three, 2, {two})
+    assert entries(tmp_path) == [three, one]
