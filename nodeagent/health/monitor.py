@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from nodeagent.health.judge import Memory, Policy, acknowledged, judge, verified
 from nodeagent.health.memory import Kept
 from nodeagent.health.probe import Probe
 from nodeagent.health.readings import Event, GpuReading, HostReading, Readings
+from nodeagent.health.told import told
 from nodeagent.model.health import Verdict
 
 NVML_PACE = 2.0
@@ -43,7 +45,7 @@ class Machine:
     gpus: bool
     """There is a driver to ask."""
     configured: Sequence[str] = ()
-    """UUIDs that the config names."""
+    """UUIDs that the config names: then no other GPU of the machine is this node's business."""
     folders: Sequence[str] = ()
     interfaces: Sequence[str] = ()
     proc: str = "/proc"
@@ -54,7 +56,7 @@ class Machine:
 
 
 class Monitor:
-    """``verdicts`` is always there; ``changed`` is called when it is another."""
+    """``verdicts`` and ``told`` are always there; ``changed`` is called when ``told`` is another, or a GPU is new."""
 
     def __init__(
         self,
@@ -71,6 +73,11 @@ class Monitor:
         self._changed, self._ours = changed, ours
         self._log = structlog.get_logger("health")
         self._memory, self._known = self._read()
+        self.told = told(self._memory.verdicts)
+        """The verdicts as other nodes are to hear them."""
+        self._buses: dict[str, str] = {}
+        """Bus id to UUID of every GPU that was read: a driver that hangs names none."""
+        self._heard: Counter[tuple[str, str, int]] = Counter()
         self._saved = Kept()
         self._gpus: tuple[GpuReading, ...] | None = None
         self._host: HostReading | None = None
@@ -104,6 +111,19 @@ class Monitor:
         """As last read; None while the driver does not answer."""
         return None if self._gpu_probe.reading.missed else self._gpus
 
+    @property
+    def last_gpus(self) -> tuple[GpuReading, ...]:
+        """As last read, whether the driver still answers or not."""
+        return self._gpus or ()
+
+    @property
+    def xids(self) -> Mapping[tuple[str, int], int]:
+        """How many of each Xid came since this agent's start, by GPU. Both sources may tell of the same one."""
+        counts: dict[tuple[str, int], int] = {}
+        for (_, device, code), count in self._heard.items():
+            counts[device, code] = max(count, counts.get((device, code), 0))
+        return counts
+
     def acknowledge(self, device: str, rule: str | None) -> None:
         """An operator's word that a device (empty: the node) is repaired: its probation begins."""
         self._take(acknowledged(self._memory, device, rule, self._clock.wall(), self._policy))
@@ -136,7 +156,7 @@ class Monitor:
     def judge(self) -> None:
         """Judge what is known now."""
         now, at = self._clock.now(), self._clock.wall()
-        events, self._events = tuple(self._events), []
+        events = self._ready_events()
         readings = Readings(
             boot=self._machine.boot, gpus=self.gpus, expected=self._known, events=events, host=self._host,
             probes=tuple(probe.reading for probe in self._probes),
@@ -146,6 +166,23 @@ class Monitor:
         if self._before is None or readings.gpus is not self._before.gpus:
             self._before, self._before_at = readings, now
         self._take(self._verify(memory, now, at))
+
+    def _ready_events(self) -> tuple[Event, ...]:
+        """Those whose GPU is known by its UUID, as far as it ever will be; without those of other nodes' GPUs."""
+        found, waiting = [], []
+        for event in self._events:
+            device = self._buses.get(event.device, event.device)
+            if device and device not in self._known and self._gpu_probe in self._probes and self._unread():
+                waiting.append(event)
+            elif not (device and self._machine.configured and device not in self._machine.configured):
+                found.append(replace(event, device=device))
+        self._events = waiting
+        return tuple(found)
+
+    def _unread(self) -> bool:
+        """The driver may still answer for the first time."""
+        reading = self._gpu_probe.reading
+        return not self._buses and not reading.missed and not reading.problem
 
     def _verify(self, memory: Memory, now: float, at: float) -> Memory:
         """What was repaired has to be read without a fault for a while."""
@@ -170,23 +207,37 @@ class Monitor:
                     action=new.action, what=new.text, raw=new.raw,
                 )  # fmt: skip
         self._memory = memory
-        if before.keys() != after.keys() or any(before[k].stage != after[k].stage for k in after):
+        news = told(memory.verdicts)
+        if news != self.told:
+            self.told = news
             self._changed()
 
-    def _hear_gpus(self, told: dict[str, Any]) -> None:
-        if "gpus" in told:
-            self._gpus = tuple(_gpu(fields) for fields in told["gpus"])
+    def _hear(self, event: Event, source: str) -> None:
+        device = self._buses.get(event.device, event.device)
+        if event.kind == "xid" and (not self._machine.configured or device in self._machine.configured):
+            self._heard[source, device, event.code] += event.count
+        self._events.append(event)
+
+    def _hear_gpus(self, line: dict[str, Any]) -> None:
+        if "gpus" in line:
+            every = tuple(_gpu(fields) for fields in line["gpus"])
+            self._buses |= {gpu.pci: gpu.uuid for gpu in every if gpu.pci}
+            mine = self._machine.configured
+            self._gpus = tuple(gpu for gpu in every if not mine or gpu.uuid in mine)
             fresh = [gpu.uuid for gpu in self._gpus if gpu.uuid not in self._known]
             self._known = (*self._known, *fresh)
-        for uuid, code, at, count in told.get("xids", ()):
-            self._events.append(Event("xid", at, uuid, code, f"NVML event: Xid {code}", count))
+            if fresh:
+                self._changed()
+        for uuid, code, at, count in line.get("xids", ()):
+            self._hear(Event("xid", at, uuid, code, f"NVML event: Xid {code}", count), "nvml")
         self._due.set()
 
-    def _hear_host(self, told: dict[str, Any]) -> None:
-        if "host" in told:
-            self._host = _host(told["host"])
-        self._events += [Event(**fields) for fields in told.get("events", ())]
-        if "events" in told:
+    def _hear_host(self, line: dict[str, Any]) -> None:
+        if "host" in line:
+            self._host = _host(line["host"])
+        for fields in line.get("events", ()):
+            self._hear(Event(**fields), "kernel")
+        if "events" in line:
             self._due.set()
 
     def _host_command(self) -> tuple[str, ...]:

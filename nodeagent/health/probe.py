@@ -86,18 +86,21 @@ class Probe:
                 try:
                     async with asyncio.timeout(self._bound):
                         line = await lines.readline()
+                    if not line:
+                        self._tell(self.reading.missed, self.reading.problem or "its process ended")
+                        return
+                    missed = 0
+                    told = json.loads(line)
+                    if "problem" not in told:
+                        self._heard(told)
                 except TimeoutError:
                     missed += 1
                     self._tell(self.reading.missed + 1, "")
                     continue
-                if not line:
-                    self._tell(self.reading.missed, self.reading.problem or "its process ended")
+                except (ValueError, TypeError, KeyError) as error:  # of another version than this agent's, say
+                    self._tell(self.reading.missed, f"it writes what this agent does not understand: {error}")
                     return
-                missed = 0
-                told = json.loads(line)
                 self._tell(0, str(told.get("problem", "")))
-                if "problem" not in told:
-                    self._heard(told)
         finally:
             transport.close()
 
