@@ -5,7 +5,8 @@ Judges nothing (``health/``), and decides nothing (``plan/health.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import TypedDict
 
 from nodeagent.agent.clock import Clock
 from nodeagent.agent.machine import DRIVER_SIGNS
@@ -13,6 +14,7 @@ from nodeagent.agent.usage import family, roots_of
 from nodeagent.health.judge import Policy
 from nodeagent.health.monitor import Machine, Monitor
 from nodeagent.health.told import gpus
+from nodeagent.model.health import Verdict
 from nodeagent.model.node import Gpu, NodeFacts
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.healthconfig import HealthConfig
@@ -20,6 +22,13 @@ from nodeagent.workers.base import PodStatus
 
 MOST_PROCESSES = 4096
 """Processes of this node's pods that are told from others' on a GPU."""
+
+
+class Facts(TypedDict):
+    """Those of a node's facts that follow from its health."""
+
+    gpus: tuple[Gpu, ...]
+    health: tuple[Verdict, ...]
 
 
 class Care:
@@ -44,11 +53,11 @@ class Care:
             policy=self.policy, changed=changed, ours=self._ours,
         )  # fmt: skip
 
-    def facts(self) -> Mapping[str, object]:
+    def facts(self) -> Facts:
         """The facts that follow from the verdicts, as of now."""
         monitor = self.monitor
-        found: Sequence[Gpu] = gpus(self._found, monitor.last_gpus, monitor.told, self._may_join)
-        return {"gpus": tuple(found), "health": monitor.told}
+        found = gpus(self._found, monitor.last_gpus, monitor.told, self._may_join)
+        return {"gpus": found, "health": monitor.told}
 
     def _ours(self) -> frozenset[int]:
         roots = [pid for status in self._statuses().values() for pid in roots_of(status)]

@@ -14,6 +14,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from nodeagent import __version__
+from nodeagent.agent.care import Care
 from nodeagent.api.view import AgentView
 from nodeagent.model.job import TERMINAL, Phase
 
@@ -76,6 +77,20 @@ class Metrics:
             "Jobs whose workers on this node run on time that their keepers lend.",
             registry=self.registry,
         )
+        self._verdicts = Gauge(
+            "nodeagent_gpu_verdicts",
+            "Verdicts on this node's GPUs, and (without a GPU) on the node itself, in any stage.",
+            ["gpu", "rule", "severity"],
+            registry=self.registry,
+        )
+        self._temperature = Gauge(
+            "nodeagent_gpu_temperature_celsius", "As the driver told last.", ["gpu"], registry=self.registry
+        )
+        self._xids = Counter(
+            "nodeagent_xids", "Xids of this node's GPUs, since this agent's start.", ["gpu", "xid"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._xids_seen: dict[tuple[str, int], int] = {}
         build = Gauge("nodeagent_build_info", "Always 1.", ["version"], registry=self.registry)
         build.labels(version=__version__).set(1)
 
@@ -105,7 +120,21 @@ class Metrics:
         self._margin.set(health.lease_left)
         self._away.set(0.0 if since is None else max(0.0, time.time() - since))
         self._lent.set(len(health.lent))
+        if view.care is not None:
+            self._look_after(view.care)
         return generate_latest(self.registry)
+
+    def _look_after(self, care: Care) -> None:
+        self._verdicts.clear()
+        for verdict in care.monitor.verdicts:
+            self._verdicts.labels(gpu=verdict.device, rule=verdict.rule, severity=verdict.severity).set(1)
+        self._temperature.clear()
+        for gpu in care.monitor.gpus or ():
+            if gpu.temperature is not None:
+                self._temperature.labels(gpu=gpu.uuid).set(gpu.temperature)
+        for (device, code), count in care.monitor.xids.items():
+            self._xids.labels(gpu=device, xid=code).inc(count - self._xids_seen.get((device, code), 0))
+            self._xids_seen[device, code] = count
 
     def _forget(self, jobs: set[str]) -> None:
         """Drop the series of jobs whose record is gone."""

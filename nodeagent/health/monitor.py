@@ -93,12 +93,12 @@ class Monitor:
             self._host_command,
             bare,
             HOST_PACE,
-            self._hear_host,
+            self.hear_host,
             self._due.set,
         )
         self._gpu_probe = Probe(
             "nvml", lambda: (machine.python, "-m", "nodeagent.health.probe_nvml", str(NVML_PACE)), {**environ, **path},
-            NVML_PACE, self._hear_gpus, self._due.set,
+            NVML_PACE, self.hear_gpus, self._due.set,
         )  # fmt: skip
         self._probes = (self._gpu_probe, self._host_probe) if machine.gpus else (self._host_probe,)
 
@@ -142,7 +142,7 @@ class Monitor:
             while True:
                 self._due.clear()
                 self.judge()
-                await self._save()
+                await self.save()
                 wait = TICK
                 waiting = waits_until(self._memory.past, self._clock.wall())
                 if waiting is not None:
@@ -212,13 +212,15 @@ class Monitor:
             self.told = news
             self._changed()
 
-    def _hear(self, event: Event, source: str) -> None:
+    def hear(self, event: Event, source: str) -> None:
+        """An event of one of the two sources that tell of Xids."""
         device = self._buses.get(event.device, event.device)
         if event.kind == "xid" and (not self._machine.configured or device in self._machine.configured):
             self._heard[source, device, event.code] += event.count
         self._events.append(event)
 
-    def _hear_gpus(self, line: dict[str, Any]) -> None:
+    def hear_gpus(self, line: dict[str, Any]) -> None:
+        """What the probe of the driver tells."""
         if "gpus" in line:
             every = tuple(_gpu(fields) for fields in line["gpus"])
             self._buses |= {gpu.pci: gpu.uuid for gpu in every if gpu.pci}
@@ -229,14 +231,15 @@ class Monitor:
             if fresh:
                 self._changed()
         for uuid, code, at, count in line.get("xids", ()):
-            self._hear(Event("xid", at, uuid, code, f"NVML event: Xid {code}", count), "nvml")
+            self.hear(Event("xid", at, uuid, code, f"NVML event: Xid {code}", count), "nvml")
         self._due.set()
 
-    def _hear_host(self, line: dict[str, Any]) -> None:
+    def hear_host(self, line: dict[str, Any]) -> None:
+        """What the probe of the machine tells."""
         if "host" in line:
             self._host = _host(line["host"])
         for fields in line.get("events", ()):
-            self._hear(Event(**fields), "kernel")
+            self.hear(Event(**fields), "kernel")
         if "events" in line:
             self._due.set()
 
@@ -258,7 +261,7 @@ class Monitor:
         known = kept.gpus if kept.boot == self._machine.boot else ()
         return kept.memory, tuple(dict.fromkeys((*self._machine.configured, *known)))
 
-    async def _save(self) -> None:
+    async def save(self) -> None:
         """On disk before anybody acts on it again after a restart; only what an older start could not see anew."""
         kept = Kept(self._memory, self._machine.boot, self._known)
         if _essence(kept) == _essence(self._saved):

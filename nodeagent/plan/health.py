@@ -7,10 +7,10 @@ must never judge hardware itself: verdicts come with the nodes' facts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from nodeagent.model.health import Verdict
+from nodeagent.model.health import Action, Verdict
 from nodeagent.model.node import NodeFacts, NodeRecord
 from nodeagent.model.world import Head, Member
 from nodeagent.plan.cluster import Cluster
@@ -76,6 +76,26 @@ def breaker(cluster: Cluster) -> str:
     if most <= limit(cluster):
         return ""
     return f"{most} of {_size(cluster)} nodes became unfit within {WINDOW / 60:g} minutes: what runs on them is kept"
+
+
+_REPAIRS: Mapping[Action, str] = {
+    "diagnose": "find out what is wrong (nodeagentctl doctor, dcgmi diag)",
+    "reset_gpu": "reset the GPU (nvidia-smi --gpu-reset, nothing may run on it)",
+    "reboot": "reboot the machine",
+    "service": "have the hardware looked at",
+}
+
+
+def next_step(verdict: Verdict, node: str) -> str:
+    """What a person does about it."""
+    if verdict.stage == "probation":
+        return "nothing: it is trusted again when its probation ends"
+    if verdict.stage == "repaired":
+        return "nothing: its probation begins once it was read without a fault for a while"
+    repair = _REPAIRS.get(verdict.action)
+    if repair is None:
+        return "look at the application" if verdict.action == "restart_app" else "nothing: it is told only"
+    return repair if verdict.severity == "unknown" else f"{repair}, then: nodeagentctl health ack {node}"
 
 
 def _against(record: NodeRecord, member: Member) -> list[Verdict]:

@@ -41,6 +41,8 @@ CASES: dict[str, Callable[[], list[str]]] = {
     "describe-queued": lambda: job_lines(samples.detail(QUEUED, ("needs 2 nodes, 1 fits",))),
     "describe-node": lambda: node_lines(samples.shown_node("n2")),
     "describe-cordoned-node": lambda: node_lines(samples.shown_node("n3")),
+    "describe-sick-node": lambda: node_lines(samples.sick_node()),
+    "nodes-sick": lambda: table_lines([c for c in nodes.COLUMNS if not c.wide], [samples.sick_node()]),
     "describe-lost-node": lambda: node_lines(samples.shown_node("n4")),
 }
 
