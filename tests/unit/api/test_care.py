@@ -76,7 +76,7 @@ async def test_what_is_refused(tmp_path: Path) -> None:
         ("/v1/nodes/n9/health/ack", {}, 404, "there are: n1"),
         ("/v1/nodes/n1/health/inject", {"xid": "79"}, 400, "catalog"),
         ("/v1/nodes/n1/health/inject", {"xid": 0}, 400, "catalog"),
-        ("/v1/nodes/n1/health/inject", {"xid": 79, "gpu": "GPU-z"}, 404, "GPU-a"),
+        ("/v1/nodes/n1/health/inject", {"xid": 79, "gpu": "GPU-z"}, 404, "did you mean"),
     )
     async with served(view) as session:
         for path, more, status, said in asked:
