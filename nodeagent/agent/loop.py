@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import structlog
 
 from nodeagent.agent.advert import Advert
 from nodeagent.agent.apply import Applier
-from nodeagent.agent.care import Care
 from nodeagent.agent.clock import Clock, wait_for
 from nodeagent.agent.commits import Commits
 from nodeagent.agent.failsafe import Failsafe
@@ -44,6 +44,9 @@ from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import Ledger
 from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodHost, PodStatus
+
+if TYPE_CHECKING:
+    from nodeagent.agent.care import Care
 
 ROUNDS = 32
 """Most rounds without a pause: each round that changed something is followed by another at once."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections.abc import Mapping
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from nodeagent import __version__
-from nodeagent.agent.care import Care
 from nodeagent.api.view import AgentView
 from nodeagent.model.job import TERMINAL, Phase
+
+if TYPE_CHECKING:
+    from nodeagent.agent.care import Care
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 NODE_STATES = ("ready", "restarting", "cordoned", "draining", "silent", "lost", "left")
