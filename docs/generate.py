@@ -1,4 +1,4 @@
-"""Writes the parts of docs/protocol.md that are drawn from the code, between their markers: `python -m docs.generate`.
+"""Writes the parts of the documents that are drawn from the code, between their markers: `python -m docs.generate`.
 
 Owns the markers and the drawing; must never write anything outside of a block. tests/unit/test_documents.py says when
 a block is out of date.
@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from nodeagent.health.judge import rules
 from nodeagent.model.timing import Timing
 from nodeagent.plan.phases import MEANING, TRANSITIONS, diagram
 
 PROTOCOL = Path(__file__).with_name("protocol.md")
+HEALTH = Path(__file__).with_name("health.md")
 
 
 def phases() -> str:
@@ -51,20 +53,41 @@ def timing() -> str:
     )
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"phases": phases, "timing": timing}
+def health_rules() -> str:
+    """The rules on sick hardware; Xids that mean the same share a row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for rule in rules():
+        after = f"{rule.after:g} s" if rule.after else "-"
+        rows.setdefault((rule.text, rule.severity, rule.action, rule.heals, after, rule.source), []).append(rule.id)
+    lines = [
+        "| rule | fires when | severity | repair | heals by | holds for | source |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (text, severity, action, heals, after, source), ids in rows.items():
+        names = ", ".join(f"`{name}`" for name in ids)
+        cells = (names, text, severity, action.replace("_", " "), heals, after, source)
+        lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
+    return "\n".join(lines)
 
 
-def drawn(text: str) -> str:
+Blocks = dict[str, Callable[[], str]]
+BLOCKS: Blocks = {"phases": phases, "timing": timing}
+"""Those of the protocol."""
+PAGES: dict[Path, Blocks] = {PROTOCOL: BLOCKS, HEALTH: {"rules": health_rules}}
+
+
+def drawn(page: Path, text: str) -> str:
     """The document with every block drawn anew. Raises ValueError when the markers of a block are not there."""
-    for name, draw in BLOCKS.items():
+    for name, draw in PAGES[page].items():
         begin, end = f"<!-- {name}: drawn by docs/generate.py -->\n", f"<!-- end of {name} -->"
         before, found, rest = text.partition(begin)
         _, closed, after = rest.partition(end)
         if not found or not closed:
-            raise ValueError(f"{PROTOCOL.name} has no markers of the block {name!r}: {begin.strip()} and {end.strip()}")
+            raise ValueError(f"{page.name} has no markers of the block {name!r}: {begin.strip()} and {end.strip()}")
         text = before + begin + draw() + "\n" + end + after
     return text
 
 
 if __name__ == "__main__":
-    PROTOCOL.write_text(drawn(PROTOCOL.read_text()))
+    for page in PAGES:
+        page.write_text(drawn(page, page.read_text()))

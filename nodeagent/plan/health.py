@@ -7,6 +7,7 @@ must never judge hardware itself: verdicts come with the nodes' facts.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -47,35 +48,61 @@ def sick_members(cluster: Cluster, head: Head) -> tuple[tuple[Sick, ...], tuple[
     """Members to be taken out now, and what is to be said of those that the breaker keeps."""
     go: list[Sick] = []
     kept: list[str] = []
+    crowd = _Crowd(cluster)
     for member in head.ordered():
         record = cluster.nodes.get(member.node)
         found = _against(record, member) if record is not None and cluster.live(member.node, member.life) else []
         if record is None or not found:
             continue
         text = _told(record, found[0])
-        unfit = max(len(_unfit(cluster, v.since)) for v in found)
-        if unfit <= limit(cluster):
+        unfit = max(crowd.at(v.since) for v in found)
+        if unfit <= crowd.limit:
             go.append(Sick(member.node, text))
         else:
             kept.append(
-                f"breaker open: {unfit} of {_size(cluster)} nodes became unfit within {WINDOW / 60:g} minutes; "
+                f"breaker open: {unfit} of {crowd.size} nodes became unfit within {WINDOW / 60:g} minutes; "
                 f"what runs is kept ({text})"
             )
     return tuple(go), tuple(kept)
 
 
-def limit(cluster: Cluster) -> int:
-    """Nodes that may become unfit within the window before the breaker opens."""
-    return max(1, _size(cluster) // ONE_IN)
-
-
-def breaker(cluster: Cluster) -> str:
-    """One phrase while it is open for some node, for whoever looks at the nodes; else empty."""
-    times = [v.since for record in _live(cluster) for v in record.facts.health if v.bars]
-    most = max((len(_unfit(cluster, at)) for at in times), default=0)
-    if most <= limit(cluster):
+def breaker(cluster: Cluster, facts: NodeFacts) -> str:
+    """One phrase while it is open for this node, for whoever looks at it; else empty."""
+    times = [v.since for v in facts.health if v.bars]
+    if not times:
         return ""
-    return f"{most} of {_size(cluster)} nodes became unfit within {WINDOW / 60:g} minutes: what runs on them is kept"
+    crowd = _Crowd(cluster)
+    unfit = max(crowd.at(time) for time in times)
+    if unfit <= crowd.limit:
+        return ""
+    return f"open: {unfit} of {crowd.size} nodes became unfit within {WINDOW / 60:g} minutes; what runs is kept"
+
+
+class _Crowd:
+    """How many nodes became unfit at about the same time. Looked up often when many did, so it is sorted once."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.size = 0
+        self._begin: list[float] = []
+        self._end: list[float] = []
+        for record in _live(cluster):
+            self.size += 1
+            last: float | None = None
+            for at in sorted(v.since for v in record.facts.health if v.bars):
+                if last is not None and at - last <= 2 * WINDOW:
+                    self._end.pop()  # a node counts once, however much of it is sick
+                else:
+                    self._begin.append(at - WINDOW)
+                self._end.append(at + WINDOW)
+                last = at
+        self.limit = max(1, self.size // ONE_IN)
+        """Nodes that may become unfit within the window before the breaker opens."""
+        self._begin.sort()
+        self._end.sort()
+
+    def at(self, time: float) -> int:
+        """Live nodes of which something became unfit within the window around that time."""
+        return bisect_right(self._begin, time) - bisect_left(self._end, time)
 
 
 _REPAIRS: Mapping[Action, str] = {
@@ -114,11 +141,6 @@ def _words(verdict: Verdict) -> str:
     return f"{verdict.text} ({verdict.rule})"
 
 
-def _unfit(cluster: Cluster, at: float) -> set[str]:
-    """Live nodes of which something became unfit at about that time."""
-    return {r.id for r in _live(cluster) if any(v.bars and abs(v.since - at) <= WINDOW for v in r.facts.health)}
-
-
 def _elsewhere(cluster: Cluster, node: str, verdict: Verdict) -> bool:
     others = (record for record in _live(cluster) if record.id != node)
     return any(
@@ -132,7 +154,3 @@ def _degraded(verdict: Verdict) -> bool:
 
 def _live(cluster: Cluster) -> Iterable[NodeRecord]:
     return (record for record in cluster.nodes.values() if cluster.live(record.id))
-
-
-def _size(cluster: Cluster) -> int:
-    return sum(1 for _ in _live(cluster))

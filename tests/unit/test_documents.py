@@ -12,7 +12,7 @@ from typing import get_args
 import click
 import pytest
 
-from docs.generate import BLOCKS, PROTOCOL, drawn
+from docs.generate import BLOCKS, PAGES, PROTOCOL, drawn
 from nodeagent.agent.main import main as nodeagent
 from nodeagent.ctl.main import cli
 from nodeagent.model.timing import Timing
@@ -127,13 +127,15 @@ def test_targets_of_make_exist() -> None:
 # --- the protocol
 
 
-def test_drawn_parts_are_current() -> None:
-    assert drawn(TEXT) == TEXT, "run: python -m docs.generate"
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_drawn_parts_are_current(page: Path) -> None:
+    text = page.read_text()
+    assert drawn(page, text) == text, "run: python -m docs.generate"
 
 
 def test_a_document_without_markers_is_an_error() -> None:
     with pytest.raises(ValueError, match="no markers of the block 'phases'"):
-        drawn("# nothing to draw in")
+        drawn(PROTOCOL, "# nothing to draw in")
 
 
 def test_the_diagram_is_the_table() -> None:

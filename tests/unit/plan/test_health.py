@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nodeagent.model.health import Verdict
 from nodeagent.model.job import JobRecord
@@ -16,7 +18,17 @@ from nodeagent.plan.health import WINDOW, breaker, sick_members, worn
 from nodeagent.plan.membership import candidate, should_prepare
 from nodeagent.plan.placement import place
 from nodeagent.plan.steps import Decision, End, Propose
-from tests.unit.plan.build import WALL, life, make_cluster, make_head, make_job, make_node, make_spec, verdict
+from tests.unit.plan.build import (
+    REPEATABLE,
+    WALL,
+    life,
+    make_cluster,
+    make_head,
+    make_job,
+    make_node,
+    make_spec,
+    verdict,
+)
 
 GPU_JOB = make_spec(workers="gpu", gpus=1, size=(1, 8))
 
@@ -150,7 +162,9 @@ def test_new_work_avoids_sick_devices_while_the_breaker_is_open() -> None:
     job = make_job("queued", spec=GPU_JOB, target=4)
     cluster = make_cluster([*sick, *healthy(["n4"])], job)
     assert [c.node for c in place(cluster, job).chosen] == ["n4"]
-    assert "3 of 4 nodes became unfit" in breaker(cluster)
+    open_at = {n: breaker(cluster, record.facts) for n, record in cluster.nodes.items()}
+    assert open_at["n1"] == "open: 3 of 4 nodes became unfit within 10 minutes; what runs is kept"
+    assert (open_at["n2"], open_at["n4"]) == (open_at["n1"], "")
 
 
 def test_a_fault_of_long_ago_does_not_keep_a_new_one_in_the_gang() -> None:
@@ -159,7 +173,7 @@ def test_a_fault_of_long_ago_does_not_keep_a_new_one_in_the_gang() -> None:
     job = running("n2", "n3")
     cluster = make_cluster([old, new, *healthy(["n3"])], job)
     assert sorted(proposed(take(cluster.nodes.values(), job)).members) == ["n3"]
-    assert breaker(cluster) == ""
+    assert [breaker(cluster, record.facts) for record in cluster.nodes.values()] == ["", "", ""]
 
 
 def test_one_node_in_ten_may_become_unfit_at_once() -> None:
@@ -176,6 +190,30 @@ def test_one_node_in_ten_may_become_unfit_at_once() -> None:
 def test_several_sick_gpus_of_one_node_are_one_unfit_node() -> None:
     sick = make_node("n1", gpus=2, health=[lost("n1", 0), lost("n1", 1)])
     assert sorted(proposed(take([sick, *healthy(["n2"])], running("n1", "n2"))).members) == ["n2"]
+
+
+@settings(REPEATABLE)
+@given(st.lists(st.lists(st.integers(0, 5000).map(float), max_size=4), min_size=1, max_size=12), st.data())
+def test_the_breaker_counts_nodes_not_verdicts(times: list[list[float]], data: st.DataObject) -> None:
+    sick = [
+        make_node(f"n{i}", gpus=4, health=[lost(f"n{i}", k, since=at) for k, at in enumerate(some)])
+        for i, some in enumerate(times)
+    ]
+    every = sorted({at for some in times for at in some})
+    if not every:
+        return
+    at = data.draw(st.sampled_from(every))
+    probe = next(n for n, some in zip(sick, times, strict=True) if at in some)
+    only = [v for v in probe.facts.health if v.since == at]
+    head = make_head([probe.id])
+    devices = tuple(v.device for v in only)
+    head = head.model_copy(
+        update={"members": {probe.id: head.members[probe.id].model_copy(update={"devices": devices})}}
+    )
+    go, kept = sick_members(make_cluster(sick), head)
+    near = sum(any(abs(other - at) <= WINDOW for other in some) for some in times)
+    assert bool(go) == (near <= max(1, len(times) // 10))
+    assert all(f"{near} of {len(times)} nodes" in text for text in kept)
 
 
 def test_degraded_nodes_are_taken_last_and_kept_warm_last() -> None:
