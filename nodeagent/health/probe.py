@@ -91,7 +91,7 @@ class Probe:
                         return
                     missed = 0
                     told = json.loads(line)
-                    if "problem" not in told:
+                    if told.keys() - {"problem"}:
                         self._heard(told)
                 except TimeoutError:
                     missed += 1

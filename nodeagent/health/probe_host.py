@@ -4,7 +4,7 @@ Standard library only. Must never judge. A disk that does not answer holds up a 
 
     {"events": [...]}    at most ten times a second; fields of readings.Event
     {"host": {...}}      every ``POLL`` seconds; fields of readings.HostReading
-    {"problem": "..."}   the kernel's log cannot be read
+    "problem": "..."     along with each "host" while the kernel's log cannot be read
 
 Argument: JSON with ``proc``, ``sys``, ``kmsg`` (paths), ``folders``, ``interfaces`` (names), ``units`` (a folder),
 ``poll`` and ``since`` (Unix time: older lines were told before).
@@ -163,10 +163,11 @@ def main() -> None:
     proc, sys_root = Path(given["proc"]), Path(given["sys"])
     ports, folders = Ports(sys_root, given["interfaces"]), Folders(given["folders"])
     log: KernelLog | None = None
+    wrong = {}
     try:
         log = KernelLog(given["kmsg"], given["since"])
     except OSError as error:
-        tell({"problem": f"{given['kmsg']}: {error.strerror}"})
+        wrong["problem"] = f"{given['kmsg']}: {error.strerror}"
     poll = select.poll()
     if log is not None:
         poll.register(log, select.POLLIN)
@@ -184,7 +185,7 @@ def main() -> None:
                 "full_disks": folders.look(now),
                 "fabric_manager": fabric_manager(sys_root, Path(given["units"])),
             }
-            tell({"host": host | ports.look(now)})
+            tell({"host": host | ports.look(now)} | wrong)
             due = now + given["poll"]
         if poll.poll(1000 * max(0.0, due - time.monotonic())):
             time.sleep(GATHER)  # a storm is read in gulps, not line by line

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.health.probe import MOST_STUCK, Probe
+from nodeagent.health.probe import DEADLINE, MOST_STUCK, Probe
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "tests" / "fakenvml" / "fakenvml.c"
@@ -287,12 +287,36 @@ async def test_a_folder_that_is_not_there(tmp_path: Path, host: dict[str, Any]) 
     assert told["host"]["full_disks"] == [f"{tmp_path / 'none'}: No such file or directory"]
 
 
-def test_a_kernel_log_that_may_not_be_read(tmp_path: Path, host: dict[str, Any]) -> None:
-    given = host | {"kmsg": str(tmp_path / "none")}
-    command = [sys.executable, "-S", "-m", "nodeagent.health.probe_host", json.dumps(given)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(ROOT)}) as process:
-        assert process.stdout is not None
-        first, second = json.loads(process.stdout.readline()), json.loads(process.stdout.readline())
-        process.kill()
-    assert first == {"problem": f"{tmp_path / 'none'}: No such file or directory"}
-    assert "host" in second, "the rest is looked at all the same"
+async def test_a_kernel_log_that_may_not_be_read(tmp_path: Path, host: dict[str, Any]) -> None:
+    problem = f"{tmp_path / 'none'}: No such file or directory"
+    command = (sys.executable, "-S", "-m", "nodeagent.health.probe_host")
+    given = json.dumps(host | {"kmsg": str(tmp_path / "none")})
+    machine = Machine(tmp_path / "state")
+    probe = Probe("host", lambda: (*command, given), {"PYTHONPATH": str(ROOT)}, 0.1, machine.heard, machine.came.set)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(probe.run())
+        for _ in range(3):
+            await machine.until(lambda told: "host" in told)
+            await machine.until(lambda _told: probe.reading.problem == problem)
+        task.cancel()
+
+
+@pytest.mark.parametrize("line", ["no json", '{"from": "the future"}'])
+async def test_a_probe_that_writes_what_nobody_understands_is_started_again(line: str) -> None:
+    starts = 0
+
+    def heard(told: Told) -> None:
+        raise KeyError(next(iter(told)))
+
+    def command() -> tuple[str, ...]:
+        nonlocal starts
+        starts += 1
+        if starts == 2:
+            task.cancel()
+        return (sys.executable, "-c", f"print({line!r}, flush=True); import time; time.sleep(60)")
+
+    probe = Probe("host", command, {}, 1.0, heard, lambda: None, DEADLINE, 0.1)
+    async with asyncio.timeout(BOUND), asyncio.TaskGroup() as group:
+        task = group.create_task(probe.run())
+    assert "does not understand" in probe.reading.problem
+    assert starts == 2
