@@ -208,13 +208,22 @@ def test_an_application_error_on_every_node_bars_nothing(calm: Ward) -> None:
 
 def test_a_drill_is_for_the_nodes_own_agent_and_a_restart_forgets_nothing(calm: Ward) -> None:
     cluster = calm.cluster
+    calm.start("stays", "uneven: true\n")
     cluster.ctl("health", "inject", "n4", "--xid", "79")
     cluster.until(lambda: calm.rules("n4") == {"xid.79": "active"}, BOUND, "n4 judges it")
     assert calm.healthy("n4") == EACH - 1
-    before = cluster.node("n4")["agent_pid"]
+    calm.until_used("stays", NODES * EACH - 1)
+    before, workers = cluster.node("n4")["agent_pid"], cluster.workers("stays")
     os.kill(before, signal.SIGTERM)
-    cluster.until(lambda: cluster.node("n4")["agent_pid"] != before, BOUND, "its agent is started again")
+
+    def again() -> bool:
+        node = cluster.node("n4")
+        return bool(node["agent_pid"] != before and node["state"] == "ready")
+
+    cluster.until(again, BOUND, "its agent is started again")
     assert calm.rules("n4") == {"xid.79": "active"}
+    assert cluster.workers("stays") == workers
+    cluster.until(lambda: len(probes(cluster.node("n4")["agent_pid"])) == 1, BOUND, "it asks the driver again")
     assert calm.healthy("n4") == EACH - 1
     assert "xid.79" in cluster.ctl("health", "rules").stdout
 
