@@ -1,4 +1,4 @@
-"""Writes the parts of documents that are drawn from the code, between their markers: `python -m docs.generate`.
+"""Writes the parts of the documents that are drawn from the code, between their markers: `python -m docs.generate`.
 
 Owns the markers and the drawing; must never write anything outside of a block. tests/unit/test_documents.py says when
 a block is out of date.
@@ -12,6 +12,8 @@ from typing import get_args
 
 from nodeagent.agent.gauges import MAX_JOBS, NODE_STATES
 from nodeagent.agent.metrics import Metrics
+from nodeagent.health.judge import rules
+from nodeagent.model.health import Severity
 from nodeagent.model.job import Phase
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.timing import Timing
@@ -21,6 +23,7 @@ from nodeagent.plan.phases import MEANING, TRANSITIONS, diagram
 
 PROTOCOL = Path(__file__).with_name("protocol.md")
 METRICS = Path(__file__).with_name("metrics.md")
+HEALTH = Path(__file__).with_name("health.md")
 
 
 def phases() -> str:
@@ -71,12 +74,17 @@ LABELS: dict[str, str] = {
     "state": words(NODE_STATES),
     "cause": f"{words(CauseKind)} ([what they mean](protocol.md#faults-and-blame))",
     "reason": f"{words(RefusalKind)} ([what they mean](protocol.md#signatures))",
+    "gpu": "UUID of a GPU of this node; empty for the node itself",
+    "rule": "id of a [rule](health.md) that is in force",
+    "severity": words(Severity),
+    "xid": "code of an Xid that a GPU of this node reported",
     "phase": f"of jobs: {words(Phase)}; of pods: {words(PodPhase)}; "
     "of recoveries: [these](architecture.md#what-a-recovery-is-made-of)",
 }
 """Label to the values that it can have, and so how many series there are."""
 
-UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_info": "always 1", "_joined": "0 or 1", "_step": "steps",
+UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_info": "always 1", "_joined": "0 or 1",
+         "_celsius": "degrees Celsius", "_step": "steps",
          "_generation": "a number that grows"}  # fmt: skip
 """How a name ends, and what is measured; all others count."""
 
@@ -97,9 +105,27 @@ def labels() -> str:
     return "\n".join(["| label | values |", "|---|---|", *(f"| `{name}` | {LABELS[name]} |" for name in sorted(used))])
 
 
+def health_rules() -> str:
+    """The rules on sick hardware; Xids that mean the same share a row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for rule in rules():
+        after = f"{rule.after:g} s" if rule.after else "-"
+        rows.setdefault((rule.text, rule.severity, rule.action, rule.heals, after, rule.source), []).append(rule.id)
+    lines = [
+        "| rule | fires when | severity | repair | heals by | holds for | source |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (text, severity, action, heals, after, source), ids in rows.items():
+        names = ", ".join(f"`{name}`" for name in ids)
+        cells = (names, text, severity, action.replace("_", " "), heals, after, source)
+        lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
 BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
     PROTOCOL: {"phases": phases, "timing": timing},
     METRICS: {"metrics": metrics, "labels": labels},
+    HEALTH: {"rules": health_rules},
 }
 
 

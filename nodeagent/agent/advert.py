@@ -1,7 +1,9 @@
-"""What an agent tells the others of itself while it runs: where it is reached, and that it only stands in. Changes its
-own facts and nothing else; they travel with the next beat."""
+"""What an agent tells the others of itself while it runs: where it is reached, how well its machine is, and that it
+only stands in. Changes its own facts and nothing else; they travel with the next beat."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from nodeagent.agent.lease import Lease
 from nodeagent.trust.endpoint import vouch
@@ -33,6 +35,10 @@ class Advert:
     def stands_in(self, pid: int, since: float) -> None:
         """This process (with a new pid) only stands in for the next start, since this Unix time."""
         self._tell(restarting=since, agent_pid=pid, http="")
+
+    def health(self, facts: Mapping[str, object]) -> None:
+        """What is known of the node's health."""
+        self._tell(**facts)
 
     def _tell(self, **facts: object) -> None:
         self._lease.facts = self._lease.facts.model_copy(update=facts)

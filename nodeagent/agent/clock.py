@@ -3,6 +3,7 @@ values of it."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Protocol
 
@@ -27,3 +28,13 @@ class SystemClock:
 
     def wall(self) -> float:
         return time.time()
+
+
+async def wait_for(event: asyncio.Event, timeout: float | None) -> None:
+    """Until the event or the time; clears the event."""
+    try:
+        async with asyncio.timeout(timeout):
+            await event.wait()
+    except TimeoutError:
+        pass
+    event.clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections.abc import Iterable, Mapping
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -22,6 +22,9 @@ from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import Cluster, RefusalKind
 from nodeagent.plan.restarts import spent
 from nodeagent.workers.base import PodStatus
+
+if TYPE_CHECKING:
+    from nodeagent.agent.care import Care
 
 NODE_STATES = ("ready", "restarting", "cordoned", "draining", "silent", "lost", "left")
 MAX_JOBS = 200
@@ -68,6 +71,14 @@ class Gauges:
         self.stalled = gauge("stalled_pods", "Pods on this node that see no progress for longer than the job allows.")
         self.parked = gauge("parked_workers", "Workers on this node that wait for the next start, by job.", "job")
         self.parked_bytes = gauge("parked_bytes", "Memory that parked workers on this node share with nobody.", "job")
+        self.verdicts = gauge(
+            "gpu_verdicts",
+            "Verdicts on this node's GPUs, and (without a GPU) on the node itself, in any stage. Always 1.",
+            "gpu",
+            "rule",
+            "severity",
+        )
+        self.temperature = gauge("gpu_temperature_celsius", "Temperature of each GPU, as the driver told last.", "gpu")
         self.snapshot_bytes = gauge("snapshot_bytes", "Memory that shims on this node keep for snapshots.", "job")
 
     def read(self, view: AgentView, cluster: Cluster) -> None:
@@ -80,6 +91,8 @@ class Gauges:
         self._read_jobs(cluster)
         self._read_health(view.health())
         self._read_pods(cluster, view.pods())
+        if view.care is not None:
+            self._read_care(view.care)
 
     def _read_jobs(self, cluster: Cluster) -> None:
         mine = (self.generation, self.phase, self.ends, self.spent, self.limit, self.checkpoint)
@@ -106,6 +119,15 @@ class Gauges:
         self.lent.set(len(health.lent))
         self.unlent.set(len(health.not_lent))
         self.lag.set(health.loop_lag)
+
+    def _read_care(self, care: Care) -> None:
+        self.verdicts.clear()
+        for verdict in care.monitor.verdicts:
+            self.verdicts.labels(gpu=verdict.device, rule=verdict.rule, severity=verdict.severity).set(1)
+        self.temperature.clear()
+        for gpu in care.monitor.gpus or ():
+            if gpu.temperature is not None:
+                self.temperature.labels(gpu=gpu.uuid).set(gpu.temperature)
 
     def _read_pods(self, cluster: Cluster, pods: Mapping[str, PodStatus]) -> None:
         _set(self.pods, "phase", get_args(PodPhase), Tally(pod.phase for pod in pods.values()))

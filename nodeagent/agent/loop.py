@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import structlog
 
 from nodeagent.agent.advert import Advert
 from nodeagent.agent.apply import Applier
-from nodeagent.agent.clock import Clock
+from nodeagent.agent.clock import Clock, wait_for
 from nodeagent.agent.commits import Commits
 from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.guard import Guard
@@ -44,6 +45,9 @@ from nodeagent.trust.ledger import Ledger
 from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodHost, PodStatus
 
+if TYPE_CHECKING:
+    from nodeagent.agent.care import Care
+
 ROUNDS = 32
 """Most rounds without a pause: each round that changed something is followed by another at once."""
 
@@ -72,6 +76,7 @@ class Agent:
         random_id: Callable[[], str] = lambda: secrets.token_hex(8),
         progress: Callable[[], None] = lambda: None,
         meter: Callable[[Mapping[str, PodStatus], float], Mapping[str, PodUsage]] = lambda _statuses, _now: {},
+        care: Care | None = None,
     ) -> None:
         self._config, self._node, self._timing = config, node, config.timing
         self._key, self._seal = key, Seal(key, config.cluster)
@@ -94,6 +99,8 @@ class Agent:
         self._restarts = RestartCounter(node, metrics)
         self.advert = Advert(node, config.cluster, key, self._lease)
         self._commits = Commits(self._lease, store=store, host=host, snapshot=self._snapshot)
+        self.care = care
+        """Looks after the node's health; None: nobody does."""
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
         self._wake = asyncio.Event()
         self._beat_now = asyncio.Event()
@@ -141,6 +148,12 @@ class Agent:
         self.advert.stands_in(pid, self._clock.wall())
         self._beat_now.set()
 
+    def tell_health(self) -> None:
+        """The verdicts on this node changed: the others hear of it at once."""
+        if self.care is not None:
+            self.advert.health(self.care.facts())
+            self._beat_now.set()
+
     @property
     def settled(self) -> bool:
         """The store answers and has all that this agent knows: another one can read it there."""
@@ -182,7 +195,7 @@ class Agent:
             if self._lease.next_lapse is not None:
                 wait = min(wait, self._lease.next_lapse - self._clock.now() + 0.002)
             due = self._clock.now() + max(wait, 0.01)
-            await _wait(self._beat_now, max(wait, 0.01))
+            await wait_for(self._beat_now, max(wait, 0.01))
             self._lag = max(0.0, self._clock.now() - due)
             self._metrics.heartbeat_late.observe(self._lag)
 
@@ -244,7 +257,7 @@ class Agent:
     async def _rounds(self) -> None:
         due: float | None = None
         while True:
-            await _wait(self._wake, None if due is None else max(0.001, due - self._clock.now()))
+            await wait_for(self._wake, None if due is None else max(0.001, due - self._clock.now()))
             if not self._lease.joined:
                 due = None
                 continue
@@ -386,13 +399,3 @@ class Agent:
     async def refresh(self) -> None:
         await self._lease.beat()
         self._wake.set()
-
-
-async def _wait(event: asyncio.Event, timeout: float | None) -> None:
-    """Until the event or the time; clears the event."""
-    try:
-        async with asyncio.timeout(timeout):
-            await event.wait()
-    except TimeoutError:
-        pass
-    event.clear()

@@ -132,6 +132,7 @@ async def _serve(config: AgentConfig, split: Split) -> int:
     """Everything from the first lock to the last signal."""
     import structlog
 
+    from nodeagent.agent.care import Care
     from nodeagent.agent.clock import SystemClock
     from nodeagent.agent.identity import Identity
     from nodeagent.agent.logs import setup_logging
@@ -171,10 +172,18 @@ async def _serve(config: AgentConfig, split: Split) -> int:
     notifier = Notifier(os.environ)
     metrics = Metrics()
     incarnation = identity.take()  # from here on a stand-in is dead, and what it wrote is there to be read
+    care = None
+    if config.health is not None:
+
+        def changed() -> None:
+            agent.tell_health()
+
+        care = Care(config, config.health, facts, os.environ, clock, host.status, changed)
+        facts = facts.model_copy(update=care.facts())
     agent = Agent(
         config, node, facts, key=key, ledger=FileLedger(config.dirs.state / "trust.json"), store=store, host=host,
         clock=clock, identity=identity, incarnation=incarnation, metrics=metrics, peers=peers,
-        progress=notifier.alive, meter=Meter().measure,
+        progress=notifier.alive, meter=Meter().measure, care=care,
     )  # fmt: skip
     stop, end, leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -206,6 +215,7 @@ async def _serve(config: AgentConfig, split: Split) -> int:
             helpers = [
                 tasks.create_task(_say_ready(agent, notifier, node)),
                 tasks.create_task(_serve_api(agent, metrics, address)),
+                tasks.create_task(_watch_health(agent)),
             ]
             endings = [tasks.create_task(_leave(agent, leave, stop)), tasks.create_task(end_in_order())]
             log.info("started", pid=os.getpid(), address=address, version=__version__)
@@ -260,6 +270,13 @@ async def _serve_api(agent: Agent, metrics: Metrics, address: str) -> None:
         _settle_memory()
         await https_type(agent, metrics, address, agent.advert.https).run()
         await asyncio.Event().wait()
+
+
+async def _watch_health(agent: Agent) -> None:
+    """Until cancelled; not before the lease is safe."""
+    await agent.joined.wait()
+    if agent.care is not None:
+        await agent.care.monitor.run()
 
 
 async def _say_ready(agent: Agent, notifier: Notifier, node: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.metrics import MetricWrapperBase
@@ -17,6 +17,9 @@ from prometheus_client.metrics import MetricWrapperBase
 from nodeagent.agent.gauges import Gauges
 from nodeagent.api.view import AgentView
 from nodeagent.plan.cluster import RefusalKind
+
+if TYPE_CHECKING:
+    from nodeagent.agent.care import Care
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -81,6 +84,11 @@ class Metrics:
             registry=self.registry,
         )
         self._gauges = Gauges(self.registry)
+        self._xids = Counter(
+            "nodeagent_xids", "Xids of this node's GPUs, since this agent's start.", ["gpu", "xid"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._xids_seen: dict[tuple[str, int], int] = {}
 
     def recovered(self, cause: str, phases: Mapping[str, float]) -> None:
         """The workers of a re-formed gang run."""
@@ -92,6 +100,8 @@ class Metrics:
         cluster = view.cluster()
         self._gauges.read(view, cluster)
         self._forget({job.name for job in cluster.jobs.values()})
+        if view.care is not None:
+            self._count_xids(view.care)
         return generate_latest(self.registry)
 
     def families(self) -> list[Family]:
@@ -104,6 +114,11 @@ class Metrics:
             name = metric._name + ("_total" if kind == "counter" else "")
             found.append(Family(name, kind, tuple(metric._labelnames), metric._documentation))
         return sorted(found, key=lambda family: family.name)
+
+    def _count_xids(self, care: Care) -> None:
+        for (device, code), count in care.monitor.xids.items():
+            self._xids.labels(gpu=device, xid=code).inc(count - self._xids_seen.get((device, code), 0))
+            self._xids_seen[device, code] = count
 
     def _forget(self, jobs: set[str]) -> None:
         """Drop the series of jobs whose record is gone."""

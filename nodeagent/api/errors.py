@@ -24,6 +24,7 @@ STATUS = {
     "permission": 403,
     "not_found": 404,
     "state": 409,
+    "other_node": 409,
     "store_away": 503,
     "not_joined": 503,
     "recovering": 503,

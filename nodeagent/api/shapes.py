@@ -10,11 +10,13 @@ from typing import Any
 
 from nodeagent.api.auth import user_name
 from nodeagent.api.view import AgentHealth
+from nodeagent.model.health import Verdict
 from nodeagent.model.job import TERMINAL, JobRecord, Spend
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.world import Head, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.health import breaker, next_step
 from nodeagent.plan.membership import natural
 from nodeagent.plan.restarts import spent
 from nodeagent.workers.base import PodStatus
@@ -269,6 +271,27 @@ def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
     return "ready", ""
 
 
+def verdict_json(verdict: Verdict, node: NodeRecord, now: float) -> Json:
+    """One verdict, with the GPU's index and what is to be done next; ``left`` is what is left of its probation."""
+    index = next((g.index for g in node.facts.gpus if g.uuid == verdict.device), None)
+    return verdict.model_dump() | {
+        "gpu": index,
+        "age": round(max(0.0, now - verdict.since), 1),
+        "left": None if verdict.until is None else round(max(0.0, verdict.until - now), 1),
+        "next": next_step(verdict, node.id),
+    }
+
+
+def _condition(node: NodeRecord) -> str:
+    """The worst verdict's text; empty if there is none that anything follows from."""
+    worst = next((v for v in node.facts.health if v.severity in ("fatal", "degraded", "unknown")), None)
+    if worst is None:
+        return ""
+    index = next((f"GPU {g.index}: " for g in node.facts.gpus if g.uuid == worst.device), "")
+    notes = (worst.severity, *(() if worst.stage == "active" else (worst.stage,)), *(("dry run",) * worst.dry_run))
+    return f"{index}{worst.text} ({', '.join(notes)})"
+
+
 def node_json(node: NodeRecord, cluster: Cluster, now: float) -> Json:
     """One node."""
     state, reason = node_state(node, cluster)
@@ -303,6 +326,9 @@ def node_json(node: NodeRecord, cluster: Cluster, now: float) -> Json:
         "agent_pid": facts.agent_pid,
         "restarting_for": round(max(0.0, now - facts.restarting), 1) if facts.restarting else None,
         "gpus": [g.model_dump() | {"job": booked.get(g.uuid)} for g in facts.gpus],
+        "condition": _condition(node),
+        "verdicts": [verdict_json(v, node, now) for v in facts.health],
+        "breaker": breaker(cluster, facts),
         "pods": pods,
         "labels": dict(facts.labels),
         "cpu_slots": facts.cpu_slots,

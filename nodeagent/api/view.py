@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.cluster import Cluster
@@ -13,6 +13,9 @@ from nodeagent.store.base import Store
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodStatus
+
+if TYPE_CHECKING:
+    from nodeagent.agent.care import Care
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,11 @@ class AgentView(Protocol):
 
     @property
     def store(self) -> Store: ...
+
+    @property
+    def care(self) -> Care | None:
+        """Looks after this node's health; None: nobody does."""
+        ...
 
     def cluster(self) -> Cluster:
         """The newest snapshot (at most a heartbeat old, plus what this agent wrote itself)."""

@@ -135,10 +135,13 @@ class Client:
         self.patience = patience
         if self.remote is not None:
             return
-        nodes = self.get("/v1/nodes")["items"]
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        near = [n["api_socket"] for n in nodes if n["boot_id"] == boot and n["api_socket"]]
+        near = [n["api_socket"] for n in self.get("/v1/nodes")["items"] if _is_near(n)]
         self.sockets += [path for path in near if path not in self.sockets]
+
+    def near(self, node: str) -> Client | None:
+        """One that asks the agent of this node alone; None if it is not on this machine."""
+        found = self.get(node_path(node))
+        return Client([found["api_socket"]], self.patience) if _is_near(found) else None
 
     def get(self, path: str, **query: object) -> Json:
         """Raises ``CtlError`` for every answer that is not a success."""
@@ -200,6 +203,12 @@ class Client:
             if time.monotonic() >= give_up:
                 raise UnreachableError(failed, HOW_TO_START if self.remote is None else HOW_TO_REACH)
             time.sleep(0.2)
+
+
+def _is_near(node: Json) -> bool:
+    """Its agent's socket is on this machine."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return bool(node["boot_id"] == boot and node["api_socket"])
 
 
 def _send(at: str | Where, method: str, path: str, body: Json | None) -> http.client.HTTPResponse:

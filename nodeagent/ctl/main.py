@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "uncordon": ("nodes", "Let a node take work again."),
     "drain": ("nodes", "Move a node's work away, and give it no more."),
     "forget": ("nodes", "Vouch that a silent node is off for good."),
+    "health": ("health", "The rules on sick hardware; say that it is repaired; drills."),
     "hosts": ("hosts", "Print the hosts of a job's world, for Horovod."),
     "doctor": ("doctor", "Say what is wrong, and what to do about it."),
     "local": ("local", "A development cluster of real agents on this machine."),

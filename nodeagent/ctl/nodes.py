@@ -34,6 +34,11 @@ def _gpus(node: Json) -> str:
     return f"{free}/{len(gpus)} free"
 
 
+def _healthy(node: Json) -> str:
+    gpus = node["gpus"]
+    return f"{sum(g['healthy'] for g in gpus)}/{len(gpus)}" if gpus and node["state"] not in AWAY else "-"
+
+
 def _slots(node: Json) -> str:
     if node["state"] in AWAY:
         return "-"
@@ -45,9 +50,11 @@ COLUMNS = (
     Column("STATE", lambda n: n["state"]),
     Column("ADDRESS", lambda n: n["address"]),
     Column("GPUS", _gpus),
+    Column("HEALTHY", _healthy),
     Column("SLOTS", _slots),
     Column("JOBS", lambda n: ",".join(sorted({p["job"] for p in n["pods"]}))),
     Column("REASON", lambda n: n["reason"]),
+    Column("CONDITION", lambda n: n["condition"]),
     Column("AGENT", lambda n: n["agent_pid"], wide=True),
     Column("AGE", lambda n: span(n["agent_age"]), wide=True),
     Column("VERSION", lambda n: n["version"], wide=True),

@@ -40,6 +40,21 @@ def _field(title: str, value: object) -> str:
     return f"{title + ':':<13}{value}"
 
 
+def _verdict(verdict: Json) -> list[str]:
+    """What was found, by which rule, from what it was told, and what is to be done."""
+    device = (
+        "node" if not verdict["device"] else f"GPU {verdict['device'] if verdict['gpu'] is None else verdict['gpu']}"
+    )
+    severity = verdict["severity"] + (" (dry run)" if verdict["dry_run"] else "")
+    stage = verdict["stage"] + ("" if verdict["left"] is None else f" for another {span(verdict['left'])}")
+    return [
+        f"  {device}: {severity}: {verdict['text']}",
+        f"    rule {verdict['rule']}, {stage}, {span(verdict['age'])} old, action {verdict['action']}",
+        *([f"    read: {verdict['raw']}"] if verdict["raw"] else []),
+        f"    next: {verdict['next']}",
+    ]
+
+
 def node_lines(node: Json, colour: bool = False) -> list[str]:
     """Everything of use about one node."""
     life = node["incarnation"]
@@ -61,9 +76,16 @@ def node_lines(node: Json, colour: bool = False) -> list[str]:
         lines.append(_field("API", f"{node['https']} (certificate {node['fingerprint']})"))
     if node["gpus"]:
         lines += ["", "GPUs:", *("  " + line for line in table_lines(GPUS, node["gpus"]))]
+    if node["verdicts"]:
+        lines += ["", "Verdicts:", *(line for verdict in node["verdicts"] for line in _verdict(verdict))]
+    if node["breaker"]:
+        lines.append("  " + _field("Breaker", node["breaker"]))
     lines += ["", "Pods:"]
     lines += ["  " + line for line in table_lines(PODS, node["pods"])] if node["pods"] else ["  none"]
     unfit = [f"  {uid}: {r['reason']}" for uid, r in sorted(node["readiness"].items()) if r["state"] == "unfit"]
     if unfit:
         lines += ["", "Cannot run:", *unfit]
-    return [*lines, "", _field("Next", NEXT[node["state"]].format(name=node["name"]))]
+    step = NEXT[node["state"]].format(name=node["name"])
+    if node["state"] == "ready" and node["condition"]:
+        step = "see what each verdict says"
+    return [*lines, "", _field("Next", step)]

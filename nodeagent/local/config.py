@@ -39,6 +39,8 @@ def write_config(cluster: Cluster, node: str, *, gpus: Sequence[str], slots: int
         "timing": {"cooldown": COOLDOWN},
         "jobs": {"allow_root": os.geteuid() == 0},
     }
+    if not gpus:  # then there is little to look after, and every node would look after the same machine
+        config["health"] = "off"
     layout.config.parent.mkdir(parents=True, exist_ok=True)
     layout.config.write_text("# written by nodeagentctl local\n" + yaml.safe_dump(config, sort_keys=False))
     return layout.config

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from nodeagent.model.base import RECORD_VERSION, Record
+from nodeagent.model.health import Verdict
 
 
 class Incarnation(Record):
@@ -67,6 +68,8 @@ class NodeFacts(Record):
     """``host:port`` (UDP) at which other agents ask this one to lend time; empty: it cannot be asked."""
     restarting: float = Field(default=0.0, ge=0.0)
     """Unix time since which only a stand-in is there, until the next start of the agent; 0: the agent is."""
+    health: tuple[Verdict, ...] = Field(default=(), max_length=32)
+    """What is wrong with the node and its GPUs, the worst first; counts and times are rough."""
 
     def devices(self) -> tuple[str, ...]:
         """Names of all devices a worker may be given: healthy GPUs by uuid, then cpu slots."""

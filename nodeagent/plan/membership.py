@@ -13,10 +13,11 @@ from nodeagent.model.jobspec import Role
 from nodeagent.model.node import NodeFacts, NodeRecord
 from nodeagent.model.world import Member
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.health import bar, worn
 
 Standing = Literal["fit", "pending", "unfit", "out"]
 """``fit``: could start now. ``pending``: still getting ready. ``unfit``: a check failed there. ``out``: dead,
-cordoned or full."""
+cordoned, sick or full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,8 @@ def candidate(cluster: Cluster, job: JobRecord, node: NodeRecord) -> Candidate:
         return no("out", "has left" if node.left else "is not live (its lease has lapsed)")
     if node.cordon is not None:
         return no("out", f"is {'draining' if node.cordon.drain else 'cordoned'} ({node.cordon.reason})")
+    if sick := bar(node.facts):
+        return no("out", sick)
     member = _own(job, node.id)
     got = offer(job.spec.role, node.facts, used_devices(cluster, node.id, job.uid), member)
     if isinstance(got, str):
@@ -163,11 +166,11 @@ def survivors(cluster: Cluster, job: JobRecord) -> tuple[Member, ...]:
 
 
 def ranked(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> list[str]:
-    """The order in which nodes are chosen: members by rank, then the others as given; last those scaled in by
-    name."""
+    """The order in which nodes are chosen: members by rank, then the others as given; then those that are worn; last
+    those scaled in by name."""
     members = [m.node for m in survivors(cluster, job)]
     rest = [n for n in nodes if n not in members]
-    return sorted(members + rest, key=lambda n: n in job.control.leaving)  # stable
+    return sorted(members + rest, key=lambda n: (n in job.control.leaving, worn(cluster, n)))  # stable
 
 
 def gone_nodes(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
@@ -198,7 +201,7 @@ def should_prepare(cluster: Cluster, job: JobRecord, node: str) -> bool:
     if any(c.node == node and c.standing == "unfit" for c in everyone):
         return True
     waiting = [c.node for c in everyone if c.standing in ("fit", "pending") and c.node not in members]
-    waiting.sort(key=lambda n: n in job.control.leaving)
+    waiting.sort(key=lambda n: (n in job.control.leaving, worn(cluster, n)))
     missing = max(0, job.control.target - len(members))
     return node in waiting[: missing + 1]
 

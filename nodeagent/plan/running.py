@@ -3,7 +3,7 @@ for a mere wish."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from nodeagent.model.job import JobRecord, Outcome, Spend
 from nodeagent.model.timing import millis
@@ -11,6 +11,7 @@ from nodeagent.model.world import Cause, Head
 from nodeagent.plan import faults, restarts
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.hang import watching
+from nodeagent.plan.health import Sick, sick_members
 from nodeagent.plan.membership import gone_nodes, natural
 from nodeagent.plan.placement import choose, place
 from nodeagent.plan.policies import match
@@ -34,10 +35,12 @@ def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) ->
         return after_fault(cluster, job, fault, gone)
     if any(faults.final_report(r) for r in head.reports.values()):
         return Decision(None, ("some pods have finished; waits for the others",))
-    change = _change(cluster, job, head, wall)
+    sick, kept = sick_members(cluster, head)
+    change = _change(cluster, job, head, sick, wall)
     stalled = watching(head)
-    if stalled and change.step is None:
-        return Decision(None, (stalled, *change.why), change.at)
+    notes = (*((stalled,) if stalled else ()), *kept)
+    if notes and change.step is None:
+        return Decision(None, (*notes, *change.why), change.at)
     return change
 
 
@@ -61,18 +64,15 @@ def after_fault(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tup
     return propose_or_hold(cluster, job, fault.cause, gone, fault.spend, planned=False)
 
 
-def _change(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
-    """Nothing is wrong: has an operator asked for a change, or can the gang grow?"""
+def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], wall: float) -> Decision:
+    """No worker is at fault: has an operator asked for a change, is hardware unfit, or can the gang grow?"""
     leaving = [m.node for m in head.ordered() if _draining(cluster, m.node)]
     if leaving:
-        cause = Cause(kind="drain", text=f"node {', '.join(leaving)} is being drained", node=leaving[0])
-        if match(job.spec.policies, "PodEvicted", None) == "FailJob":
-            text = f"a policy of the job says FailJob for PodEvicted: {cause.text}"
-            step = End(
-                "failed", text, outcome=Outcome(code=1, text=text), spend=_note(cluster, cause, wall), planned=True
-            )
-            return Decision(step, (text,))
-        return propose_or_hold(cluster, job, cause, (), _note(cluster, cause, wall), planned=True)
+        text = f"node {', '.join(leaving)} is being drained"
+        return _evict(cluster, job, Cause(kind="drain", text=text, node=leaving[0]), wall)
+    if sick:
+        text = "; ".join(one.text for one in sick)
+        return _evict(cluster, job, Cause(kind="hardware", text=text, node=sick[0].node), wall)
     if job.control.restart > job.restart_done:
         text = f"restarted by {job.control.by or 'an operator'}"
         return _propose_or_stay(cluster, job, Cause(kind="restart", text=text), wall)
@@ -90,6 +90,15 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decisi
     if target > size:
         return _scale_out(cluster, job, head, wall) or _grow(cluster, job, head, wall)
     return Decision(None)
+
+
+def _evict(cluster: Cluster, job: JobRecord, cause: Cause, wall: float) -> Decision:
+    """A need: the gang goes on without what has to go, or holds."""
+    spend = _note(cluster, cause, wall)
+    if match(job.spec.policies, "PodEvicted", None) == "FailJob":
+        text = f"a policy of the job says FailJob for PodEvicted: {cause.text}"
+        return Decision(End("failed", text, outcome=Outcome(code=1, text=text), spend=spend, planned=True), (text,))
+    return propose_or_hold(cluster, job, cause, (), spend, planned=True)
 
 
 def _scale_out(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision | None:

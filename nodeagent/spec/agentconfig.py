@@ -24,6 +24,7 @@ from nodeagent.model.timing import Timing
 from nodeagent.spec import units
 from nodeagent.spec.apiconfig import ApiConfig
 from nodeagent.spec.errors import CheckError, raise_all
+from nodeagent.spec.healthconfig import HealthConfig, health_or_off, or_off
 from nodeagent.spec.section import File, Folder, Section
 from nodeagent.spec.storeconfig import RedisConfig
 
@@ -246,6 +247,10 @@ class AgentConfig(Section):
     ] = 30.0
     """How long an agent that was told to end (SIGTERM) has a stand-in wait for its next start."""
     jobs: JobsConfig = JobsConfig()
+    health: Annotated[HealthConfig | None, BeforeValidator(health_or_off), Field(json_schema_extra=or_off)] = (
+        HealthConfig()
+    )
+    """Looking after the node and its GPUs; `off`: nobody does."""
     log: LogConfig = LogConfig()
 
 

@@ -16,6 +16,7 @@ from nodeagent.agent.standin import end_as_planned
 from nodeagent.api.errors import ApiError
 from nodeagent.api.scaling import Verb, read
 from nodeagent.api.scaling import wish as choose_size
+from nodeagent.model.health import Verdict
 from nodeagent.model.job import Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec, Nodes, RestartLimits, Role, Submitter
 from nodeagent.model.node import Cordon, NodeFacts
@@ -67,6 +68,8 @@ class Node:
         self.run_dir = cluster.folder / name
         self.agent: Agent | None = None
         self.ledger = SimLedger()
+        self.sick: tuple[Verdict, ...] = ()
+        """What its health monitor would say."""
         self._host: SimHost | None = None
         self._identity: Identity | None = None
         self._task: asyncio.Task[None] | None = None
@@ -87,7 +90,7 @@ class Node:
         self._identity = Identity(self.run_dir, f"boot-{self.boots}")
         facts = NodeFacts(
             address=self.name, hostname=self.name, boot_id=f"boot-{self.boots}", agent_pid=1, agent_version="sim",
-            started=0.0, cpu_slots=4, peer=f"{self.name}:1",
+            started=0.0, cpu_slots=4, peer=f"{self.name}:1", health=self.sick,
         )  # fmt: skip
         self._host = SimHost(self.machine, self.gate)
         self._peers = SimPeers(self.name, self.cluster.net, self.gate)
@@ -98,6 +101,12 @@ class Node:
             peers=self._peers, random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
         )  # fmt: skip
         self._task = self.cluster.tasks.create_task(self.agent.run(asyncio.Event()), name=f"agent {self.name}")
+
+    def find(self, *verdicts: Verdict) -> None:
+        """The health monitor finds these, and nothing else any more; told with the next beat."""
+        self.sick = verdicts
+        if self.agent is not None:
+            self.agent.advert.health({"health": verdicts})
 
     def end_agent(self) -> None:
         """SIGTERM. The stand-in is the very process that was the agent, under another pid."""

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from nodeagent.api.scaling import Verb
+from nodeagent.model.health import Severity, Verdict
 from nodeagent.model.job import TERMINAL
 from nodeagent.model.node import Cordon
 from nodeagent.store.base import StoreRefusedError
@@ -172,6 +173,25 @@ async def cordon(cluster: SimCluster) -> None:
     await cluster.cordon(name, None)
 
 
+def unfit(severity: Severity = "fatal") -> Verdict:
+    """A verdict on a whole node, that came about now."""
+    now = 1.7e9 + asyncio.get_running_loop().time()
+    return Verdict(rule="x", severity=severity, action="reboot", text="is sick", since=now, seen=now)
+
+
+async def sicken(cluster: SimCluster) -> None:
+    """One node, or so many at about the same time that the breaker opens."""
+    nodes = list(cluster.nodes.values())
+    many = 1 if cluster.rng.random() < 0.7 else cluster.rng.randint(2, len(nodes))
+    some = cluster.rng.sample(nodes, many)
+    for node in some:
+        node.find(unfit(cluster.rng.choice(["fatal", "fatal", "degraded", "app"])))
+        await asyncio.sleep(cluster.rng.choice([0.0, 0.0, 0.2, 2.0]))
+    await asyncio.sleep(cluster.rng.uniform(0.5, 15))
+    for node in some:
+        node.find()
+
+
 async def _operate(cluster: SimCluster, **changes: object) -> None:
     jobs = [j for j in cluster.server.state.jobs.values() if j.phase not in TERMINAL]
     if not jobs:
@@ -187,5 +207,5 @@ FAULTS: tuple[Fault, ...] = (
     kill_worker, kill_worker, kill_shim, restart_agent, restart_agent, restart_agent_as_planned,
     restart_agent_as_planned, cut_power, freeze_agent, freeze_machine, cut_link, cut_link, cut_store, cut_store,
     cut_store, cut_peers, cut_peers, bad_link, restart_store, empty_store, roll_back_store, step_store_clock,
-    late_guard, scale, pause_and_resume, restart_job, cordon,
+    late_guard, scale, pause_and_resume, restart_job, cordon, sicken, sicken,
 )  # fmt: skip

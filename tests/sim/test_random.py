@@ -40,6 +40,7 @@ async def _heal(cluster: SimCluster) -> None:
         node.link.cut = node.link.cut_replies = False
         node.link.loss = node.link.slow = node.machine.guard_late = 0.0
         node.thaw()
+        node.find()
         node.power_on()
         await cluster.cordon(node.name, None)
     for job in list(cluster.server.state.jobs.values()):

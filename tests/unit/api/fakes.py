@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nodeagent.agent.care import Care
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
 from nodeagent.api.view import AgentHealth
@@ -72,6 +73,7 @@ class FakeView:
         self.key = ClusterKey(bytes(32))
         self.seal = Seal(self.key, "default")
         self.node = "n1"
+        self.care: Care | None = None
         self.names = names
         self.server = MemoryServer(time.time)
         self.store = FlakyStore(self.server)

@@ -7,6 +7,7 @@ from typing import Any
 from nodeagent.api.shapes import job_json, node_json
 from nodeagent.api.story import generations
 from nodeagent.model.event import Event
+from nodeagent.model.health import Action, Severity, Verdict
 from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.node import Cordon, Gpu, Https, Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState, WorkerState
@@ -166,3 +167,24 @@ def restarting_node(name: str) -> dict[str, Any]:
     facts = {"restarting": NOW - 12, "http": "", "agent_pid": 5002}
     record = shown.nodes[name].model_copy(update={"facts": shown.nodes[name].facts.model_copy(update=facts)})
     return node_json(record, shown, NOW)
+
+
+def sick_node() -> dict[str, Any]:
+    """n1, with a GPU that is lost, one that is hot, and a rule that is only tried."""
+
+    def verdict(rule: str, device: str, severity: Severity, action: Action, text: str, **more: Any) -> Verdict:
+        return Verdict(
+            rule=rule, device=device, severity=severity, action=action, text=text, since=NOW - 400, seen=NOW, **more
+        )
+
+    verdicts = (
+        verdict("xid.79", "GPU-n1-0", "fatal", "reboot", "the GPU has fallen off the bus", raw="NVRM: Xid 79, ..."),
+        verdict("nvlink.down", "GPU-n1-1", "fatal", "reset_gpu", "an NVLink is down", stage="probation",
+                until=NOW + 200, dry_run=True),
+        verdict("clocks.slowdown", "GPU-n1-1", "degraded", "service", "clocks lowered by the hardware"),
+        verdict("probe.broken", "", "unknown", "diagnose", "a probe cannot read", raw="host: /dev/kmsg: denied"),
+    )  # fmt: skip
+    well = node("n1")
+    gpus = (well.facts.gpus[0].model_copy(update={"healthy": False, "why": "xid.79"}), well.facts.gpus[1])
+    sick = well.model_copy(update={"facts": well.facts.model_copy(update={"gpus": gpus, "health": verdicts})})
+    return node_json(sick, Cluster(served=9_600, nodes={"n1": sick}), NOW)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from hypothesis import settings
 
+from nodeagent.model.health import Severity, Verdict
 from nodeagent.model.job import Control, Desired, JobRecord, Phase, Scale, Spend
 from nodeagent.model.jobspec import JobSpec, Nodes, Policy, RestartLimits, Role, Submitter
 from nodeagent.model.node import Cordon, Gpu, Incarnation, NodeFacts, NodeRecord, Readiness
@@ -43,9 +44,12 @@ def make_node(
     joined: int = 0,
     of_life: str | None = None,
     peer: bool = False,
+    health: Iterable[Verdict] = (),
 ) -> NodeRecord:
-    """A node, ready for job ``UID`` unless said otherwise. ``peer``: other agents can ask it."""
-    bad = set(sick)
+    """A node, ready for job ``UID`` unless said otherwise. ``peer``: other agents can ask it. GPUs that a verdict in
+    ``health`` bars are sick."""
+    verdicts = tuple(health)
+    bad = set(sick) | {int(v.device.rpartition("-")[2]) for v in verdicts if v.bars and v.device}
     installed = tuple(
         Gpu(uuid=f"GPU-{name}-{i}", index=i, healthy=i not in bad, why="Xid 79" if i in bad else "")
         for i in range(gpus)
@@ -66,10 +70,25 @@ def make_node(
             cpu_slots=slots,
             gpus=installed,
             peer=f"{name}:29400" if peer else "",
+            health=verdicts,
         ),
         cordon=Cordon(reason="disk", by="op", at=0.0, drain=drain) if cordon or drain else None,
         readiness=dict({UID: READY} if ready is None else ready),
     )
+
+
+def verdict(
+    rule: str = "xid.79",
+    device: str = "",
+    severity: Severity = "fatal",
+    since: float = WALL,
+    dry_run: bool = False,
+) -> Verdict:
+    """``device``: empty for the node, else the uuid that ``make_node`` gives its GPUs."""
+    return Verdict(
+        rule=rule, device=device, severity=severity, action="reboot", text="it is lost", since=since, seen=since,
+        dry_run=dry_run,
+    )  # fmt: skip
 
 
 def make_cluster(

@@ -1,0 +1,75 @@
+"""Brings the health monitor into the agent: what of the machine it looks at, and what the others hear of it.
+
+Judges nothing (``health/``), and decides nothing (``plan/health.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypedDict
+
+from nodeagent.agent.clock import Clock
+from nodeagent.agent.machine import DRIVER_SIGNS
+from nodeagent.agent.usage import family, roots_of
+from nodeagent.health.judge import Policy
+from nodeagent.health.monitor import Machine, Monitor
+from nodeagent.health.told import gpus
+from nodeagent.model.health import Verdict
+from nodeagent.model.node import Gpu, NodeFacts
+from nodeagent.spec.agentconfig import AgentConfig
+from nodeagent.spec.healthconfig import HealthConfig
+from nodeagent.workers.base import PodStatus
+
+MOST_PROCESSES = 4096
+"""Processes of this node's pods that are told from others' on a GPU."""
+
+
+class Facts(TypedDict):
+    """Those of a node's facts that follow from its health."""
+
+    gpus: tuple[Gpu, ...]
+    health: tuple[Verdict, ...]
+
+
+class Care:
+    """Made once nobody else writes this node's memory of its health: after a stand-in's end."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        health: HealthConfig,
+        facts: NodeFacts,
+        environ: Mapping[str, str],
+        clock: Clock,
+        statuses: Callable[[], Mapping[str, PodStatus]],
+        changed: Callable[[], None],
+    ) -> None:
+        self._found = facts.gpus
+        self._statuses = statuses
+        self._may_join = config.node.gpus == "auto"
+        self.policy = Policy(health.probation, health.dry_run, health.ignore)
+        self.monitor = Monitor(
+            machine(config, health, facts.boot_id), config.dirs.state, environ, clock,
+            policy=self.policy, changed=changed, ours=self._ours,
+        )  # fmt: skip
+
+    def facts(self) -> Facts:
+        """The facts that follow from the verdicts, as of now."""
+        monitor = self.monitor
+        found = gpus(self._found, monitor.last_gpus, monitor.told, self._may_join)
+        return {"gpus": found, "health": monitor.told}
+
+    def _ours(self) -> frozenset[int]:
+        roots = [pid for status in self._statuses().values() for pid in roots_of(status)]
+        return frozenset(family(roots, MOST_PROCESSES))
+
+
+def machine(config: AgentConfig, health: HealthConfig, boot: str) -> Machine:
+    """What there is to look at: the driver is asked where there is one, or where the config says so."""
+    named = config.node.gpus if isinstance(config.node.gpus, tuple) else ()
+    driver = bool(named) or (config.node.gpus == "auto" and any(sign.exists() for sign in DRIVER_SIGNS))
+    interface = config.node.data_interface
+    return Machine(
+        boot=boot, gpus=driver, configured=named, folders=health.folders,
+        interfaces=(interface,) if interface else (),
+    )  # fmt: skip

@@ -1,0 +1,120 @@
+"""The health of nodes over HTTP: the rules in force, an operator's word that something is repaired, drills.
+
+What changes a node's health goes to that node's own agent: nobody else keeps its memory. Must never judge.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from aiohttp import web
+
+from nodeagent.agent.care import Care
+from nodeagent.api import auth, body
+from nodeagent.api.errors import ApiError, unknown
+from nodeagent.api.lookup import find_node
+from nodeagent.api.shapes import items, verdict_json
+from nodeagent.api.view import AgentView
+from nodeagent.health.judge import rules
+from nodeagent.health.readings import Event
+from nodeagent.model.node import NodeRecord
+
+MOST_XID = 9999
+ELSEWHERE = "other_node"
+"""Code of the refusal for another node's health."""
+
+
+class CareRoutes:
+    """The handlers, over one agent's view."""
+
+    def __init__(self, view: AgentView) -> None:
+        self.view = view
+
+    def table(self) -> list[web.RouteDef]:
+        """Every route of this noun."""
+        return [
+            web.get("/v1/health/rules", self.rules),
+            web.post("/v1/nodes/{node}/health/ack", self.acknowledge),
+            web.post("/v1/nodes/{node}/health/inject", self.inject),
+        ]
+
+    async def rules(self, _request: web.Request) -> web.Response:
+        """GET /v1/health/rules: the table in force on this node."""
+        policy = self.view.care.policy if self.view.care is not None else None
+        rows = []
+        for rule in rules():
+            mode = "off" if policy is None or rule.id in policy.off else "on"
+            rows.append(
+                {
+                    "name": rule.id,
+                    "severity": rule.severity,
+                    "action": rule.action,
+                    "heals": rule.heals,
+                    "after": rule.after,
+                    "mode": "dry run" if policy is not None and rule.id in policy.dry_run else mode,
+                    "text": rule.text,
+                    "source": rule.source,
+                }
+            )
+        return web.json_response(items(rows, node=self.view.node))
+
+    async def acknowledge(self, request: web.Request) -> web.Response:
+        """POST .../health/ack {gpu, rule, request_id}: it is repaired, so its probation begins. Without ``gpu``:
+        everything of the node."""
+        node, _, care, asked = await self._may(request)
+        gpu, rule = body.text(asked, "gpu"), body.text(asked, "rule")
+        if gpu:
+            _known_gpu(node, gpu)
+        meant = [
+            v for v in care.monitor.verdicts if (not gpu or v.device == gpu) and (not rule or v.rule == rule)
+        ]  # fmt: skip
+        if not meant:
+            raise ApiError(
+                "state", f"no such verdict is on node {node.id}", f"see them: nodeagentctl describe node/{node.id}"
+            )
+        for device in {v.device for v in meant}:
+            care.monitor.acknowledge(device, rule or None)
+        keys = {(v.rule, v.device) for v in meant}
+        after = [verdict_json(v, node, time.time()) for v in care.monitor.verdicts if (v.rule, v.device) in keys]
+        return web.json_response({"name": node.id, "verdicts": after})
+
+    async def inject(self, request: web.Request) -> web.Response:
+        """POST .../health/inject {xid, gpu, request_id}: judge an Xid that the hardware did not report."""
+        node, who, care, asked = await self._may(request)
+        code, gpu = asked.get("xid"), body.text(asked, "gpu")
+        if not isinstance(code, int) or isinstance(code, bool) or not 1 <= code <= MOST_XID:
+            raise ApiError("usage", f"xid must be a whole number from 1 to {MOST_XID}", "NVIDIA's catalog lists them")
+        if not node.facts.gpus:
+            raise ApiError("state", f"node {node.id} has no GPU", "see: nodeagentctl nodes")
+        device = _known_gpu(node, gpu) if gpu else node.facts.gpus[0].uuid
+        care.monitor.inject(Event("xid", time.time(), device, code, f"drill by {who.name}: Xid {code}"))
+        return web.json_response({"name": node.id, "gpu": device, "xid": code})
+
+    async def _may(self, request: web.Request) -> tuple[NodeRecord, auth.Caller, Care, dict[str, Any]]:
+        """The node, which must be this agent's own, and who may change it."""
+        asked = await body.read(request)
+        body.request_id(asked)
+        node = find_node(self.view.cluster(), request.match_info["node"])
+        who = await auth.caller(request, self.view.config.jobs)
+        auth.may_change_nodes(who, node.id)
+        if node.id != self.view.node:
+            where = f" --agent {node.facts.https.url}" if node.facts.https is not None else ""
+            raise ApiError(
+                ELSEWHERE,
+                f"node {node.id} keeps its own health, and this is the agent of {self.view.node}",
+                f"run it on {node.facts.hostname}" + (f", or ask its agent: nodeagentctl{where}" if where else ""),
+            )
+        if self.view.care is None:
+            raise ApiError(
+                "state",
+                f"nobody looks after the health of node {node.id}",
+                "take `health: off` out of its agent's config",
+            )
+        return node, who, self.view.care, asked
+
+
+def _known_gpu(node: NodeRecord, uuid: str) -> str:
+    if all(uuid != gpu.uuid for gpu in node.facts.gpus):
+        raise unknown(f"GPU of node {node.id}", uuid, (gpu.uuid for gpu in node.facts.gpus))
+    return uuid

@@ -1,0 +1,91 @@
+"""``health``: the rules on sick hardware, an operator's word that it is repaired, and drills.
+
+A node's health is its own agent's business, so what changes it is sent there: to the agent that answers, else to the
+node's own socket where it is on this machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from nodeagent.ctl.client import Client, node_path
+from nodeagent.ctl.errors import CtlError
+from nodeagent.ctl.options import agent_option, connect, node_argument, output_option, request_id_option
+from nodeagent.ctl.output import Column, show
+
+Json = dict[str, Any]
+
+ELSEWHERE = "other_node"
+"""The agent's word for a node that is not its own."""
+
+RULES = (
+    Column("RULE", lambda r: r["name"]),
+    Column("SEVERITY", lambda r: r["severity"]),
+    Column("ACTION", lambda r: r["action"]),
+    Column("HEALS", lambda r: r["heals"]),
+    Column("MODE", lambda r: r["mode"]),
+    Column("MEANING", lambda r: r["text"]),
+    Column("AFTER", lambda r: f"{r['after']:g}s" if r["after"] else "", wide=True),
+    Column("SOURCE", lambda r: r["source"], wide=True),
+)
+
+
+@click.group(short_help="The rules on sick hardware; say that it is repaired; drills.")
+def health() -> None:
+    """Sick hardware: what is looked for, and what people do about it. `nodes` and `describe node/NAME` show what was
+    found."""
+
+
+@health.command(short_help="List the rules in force.")
+@output_option
+@agent_option
+@click.pass_context
+def rules(ctx: click.Context, fmt: str) -> None:
+    """List the rules by which the agent that answers judges its node."""
+    show(connect(ctx).get("/v1/health/rules"), fmt, "rule", RULES)
+
+
+@health.command(short_help="Say that a node, or a GPU of it, is repaired.")
+@node_argument()
+@click.option("--gpu", metavar="UUID", default="", help="This GPU only.")
+@click.option("--rule", metavar="ID", default="", help="What this rule found only.")
+@request_id_option
+@agent_option
+@click.pass_context
+def ack(ctx: click.Context, node: str, gpu: str, rule: str, request_id: str | None) -> None:
+    """Say that what was found on NODE is repaired: its probation begins, and after it NODE (or the GPU) gets work
+    again. What fires again meanwhile was not repaired."""
+    after = _change(connect(ctx), node, "ack", request_id, gpu=gpu, rule=rule)
+    for verdict in after["verdicts"]:
+        click.echo(f"node/{after['name']}: {verdict['rule']}: {verdict['stage']}")
+
+
+@health.command(short_help="A drill: judge an Xid that nothing reported.")
+@node_argument()
+@click.option("--xid", type=click.IntRange(1, 9999), required=True, help="Its number.")
+@click.option("--gpu", metavar="UUID", default="", help="The GPU [the node's first].")
+@request_id_option
+@agent_option
+@click.pass_context
+def inject(ctx: click.Context, node: str, xid: int, gpu: str, request_id: str | None) -> None:
+    """Have NODE judge an Xid that its driver did not report, with all that follows: running jobs lose the GPU if the
+    Xid is fatal. Take it back with `health ack`."""
+    after = _change(connect(ctx), node, "inject", request_id, gpu=gpu, xid=xid)
+    click.echo(f"node/{after['name']}: Xid {after['xid']} on {after['gpu']}")
+
+
+def _change(client: Client, node: str, what: str, request_id: str | None, **more: object) -> Json:
+    """Ask this agent, and where it is another node's, the node's own on this machine."""
+    name = node.removeprefix("node/")
+    path = f"{node_path(name)}/health/{what}"
+    try:
+        return client.change("POST", path, request_id, **more)
+    except CtlError as refusal:
+        if refusal.kind != ELSEWHERE or client.remote is not None:
+            raise
+        near = client.near(name)
+        if near is None:
+            raise
+        return near.change("POST", path, request_id, **more)

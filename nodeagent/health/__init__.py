@@ -1,0 +1,1 @@
+"""Whether this machine and its GPUs can be trusted with work."""

@@ -1,0 +1,182 @@
+"""The rules on events: what a burst of Xids and kernel lines means, judged as a set and not line by line. Pure.
+
+One fault writes many lines, and some lines (45) only tell that a process died. So events of one device are kept for a
+day, and each is judged with its burst: what came within three minutes of it (NVIDIA's fleet tools group Xids by three
+minutes of silence). A fatal one does not wait for the burst to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from nodeagent.health.readings import Event
+from nodeagent.health.rules import Heals, Rule
+from nodeagent.health.xids import CATALOG, xid
+from nodeagent.model.health import Action, Severity
+
+BURST = 180.0
+"""Seconds around an event that belong to the same burst."""
+DAY = 86_400.0
+SETTLE = 1.0
+"""Seconds that a double-bit error waits for the Xid that says whether it was contained or remapped."""
+REPEATS = 3
+"""Contained memory or NVLink errors of one GPU in a day that are no accident any more."""
+APP_REPEATS = 2
+"""Bursts of application errors on one GPU in a day, the others clean, that make us look at the GPU."""
+MOST_KEPT = 512
+"""Events remembered; the oldest go first."""
+
+OFF_BUS = Rule(
+    "kernel.off_bus", "fatal", "reboot", "repair", "the GPU has fallen off the bus", "kernel log, without an Xid"
+)
+APP_REPEAT = Rule(
+    "xid.app.repeats", "degraded", "diagnose", "repair", "application errors come back on this GPU alone",
+    "NVSentinel health events analyser: twice in 24 h on one GPU",
+)  # fmt: skip
+APP_SPREAD = Rule(
+    "xid.app.spread", "app", "restart_app", "quiet", "the application fails on several GPUs: its own error, not theirs",
+    "NVSentinel health events analyser: on different GPUs",
+)  # fmt: skip
+CONTAINED_REPEAT = Rule(
+    "xid.94.repeats",
+    "fatal",
+    "diagnose",
+    "repair",
+    "contained memory errors come back",
+    f"{CATALOG}; {REPEATS} in 24 h",
+)
+LINK_REPEAT = Rule(
+    "xid.nvlink.repeats", "fatal", "reset_gpu", "repair", "NVLink errors come back", f"{CATALOG}; {REPEATS} in 24 h"
+)
+DOUBLE_BIT_HANDLED = Rule(
+    "xid.48.handled", "degraded", "reset_gpu", "repair", "a double-bit error that was contained or remapped",
+    f"{CATALOG}: WORKFLOW_XID_48, with 63 or 94 in the burst",
+)  # fmt: skip
+
+
+def _kernel(kind: str, severity: Severity, action: Action, text: str) -> Rule:
+    return Rule(f"kernel.{kind}", severity, action, "quiet", text, "kernel log")
+
+
+_KERNEL: Mapping[str, Rule] = {
+    "off_bus": OFF_BUS,
+    "nvlink": _kernel("nvlink", "degraded", "reset_gpu", "the kernel reports an NVLink error"),
+    "aer": _kernel("aer", "info", "none", "a PCIe error was reported"),
+    "mce": _kernel("mce", "degraded", "service", "the CPU or memory reported a hardware error"),
+    "oom": _kernel("oom", "info", "none", "the kernel killed a process for want of memory"),
+    "hung_task": _kernel("hung_task", "info", "none", "a process hangs in the kernel"),
+    "io_error": _kernel("io_error", "degraded", "service", "a disk reported an error"),
+}
+_CONTAINED = 94
+_DOUBLE_BIT = 48
+_HANDLES_DOUBLE_BIT = (63, 94)
+_LINKS = (74, *range(144, 151))
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """A rule that an event made fire."""
+
+    rule: Rule
+    device: str
+    raw: str
+    count: int = 1
+
+
+def xid_rule(code: int) -> Rule:
+    """The rule of one Xid by itself."""
+    row = xid(code)
+    heals: Heals = "repair" if row.action in ("reset_gpu", "reboot", "service") else "quiet"
+    return Rule(f"xid.{code}", row.severity, row.action, heals, row.text, row.source)
+
+
+EVENT_RULES: tuple[Rule, ...] = (
+    *_KERNEL.values(), APP_REPEAT, APP_SPREAD, CONTAINED_REPEAT, LINK_REPEAT, DOUBLE_BIT_HANDLED,
+)  # fmt: skip
+
+
+def remember(past: Sequence[Event], new: Sequence[Event], now: float) -> tuple[Event, ...]:
+    """The events of the last day, equal ones of one burst folded into one. At most ``MOST_KEPT``, newest last."""
+    kept = [e for e in past if now - e.at < DAY]
+    for event in new:
+        for i, old in enumerate(kept):
+            if not _same(old, event):
+                continue
+            if _waits(event):  # its time to wait runs from the first, or a storm would put it off for ever
+                if event.at - old.at < SETTLE:
+                    kept[i] = replace(old, count=old.count + event.count)
+                    break
+            elif event.at - old.at < BURST:
+                kept[i] = replace(old, at=max(old.at, event.at), count=old.count + event.count)
+                break
+        else:
+            kept.append(event)
+    return tuple(sorted(kept, key=lambda e: e.at)[-MOST_KEPT:])
+
+
+def judge_events(
+    past: Sequence[Event], new: Sequence[Event], last: float, now: float, bad_links: frozenset[str]
+) -> Iterable[Fired]:
+    """What the new events mean, given the day before them (which includes them). ``bad_links``: GPUs with a link down.
+
+    A double-bit error is judged once ``SETTLE`` has passed, in the first call after that; ``last`` is when the last one
+    was made.
+    """
+    for event in new:
+        if event.kind != "xid":
+            yield Fired(_KERNEL[event.kind], event.device, event.raw, event.count)
+        elif not _waits(event):
+            yield from _xid(event, past, bad_links)
+    for event in past:
+        if _waits(event) and last < event.at + SETTLE <= now:
+            handled = any(e.code in _HANDLES_DOUBLE_BIT for e in _burst(event, past))
+            yield Fired(DOUBLE_BIT_HANDLED if handled else xid_rule(event.code), event.device, event.raw, event.count)
+
+
+def waits_until(past: Sequence[Event], now: float) -> float | None:
+    """When to judge again without new events; None: no event waits."""
+    return min((e.at + SETTLE for e in past if _waits(e) and e.at + SETTLE > now), default=None)
+
+
+def _waits(event: Event) -> bool:
+    return event.kind == "xid" and event.code == _DOUBLE_BIT
+
+
+def _xid(event: Event, past: Sequence[Event], bad_links: frozenset[str]) -> Iterable[Fired]:
+    rule = xid_rule(event.code)
+    alike = sum(1 for e in past if _same(e, event))
+    if rule.severity == "app":
+        spread = {e.device for e in _burst(event, past, everywhere=True) if _is_app(e)}
+        if len(spread) > 1:
+            yield Fired(APP_SPREAD, "", event.raw, event.count)
+            return
+        if event.code == _CONTAINED:
+            if alike >= REPEATS:
+                yield Fired(CONTAINED_REPEAT, event.device, event.raw, event.count)
+        elif _bursts_of(event.device, past) >= APP_REPEATS:
+            yield Fired(APP_REPEAT, event.device, event.raw, event.count)
+    if event.code in _LINKS and (event.device in bad_links or alike >= REPEATS):
+        yield Fired(LINK_REPEAT, event.device, event.raw, event.count)
+    yield Fired(rule, event.device, event.raw, event.count)
+
+
+def _bursts_of(device: str, past: Sequence[Event]) -> int:
+    """Bursts of application errors on this GPU; none when another GPU had any: then it is the application."""
+    mine = [e for e in past if _is_app(e) and e.code != _CONTAINED]
+    if any(e.device != device for e in mine):
+        return 0
+    times = [e.at for e in mine]
+    return sum(1 for i, at in enumerate(times) if i == 0 or at - times[i - 1] >= BURST)
+
+
+def _is_app(event: Event) -> bool:
+    return event.kind == "xid" and xid(event.code).severity == "app"
+
+
+def _same(a: Event, b: Event) -> bool:
+    return (a.kind, a.device, a.code) == (b.kind, b.device, b.code)
+
+
+def _burst(event: Event, past: Sequence[Event], everywhere: bool = False) -> list[Event]:
+    return [e for e in past if abs(e.at - event.at) < BURST and (everywhere or e.device == event.device)]

@@ -1,0 +1,199 @@
+"""From looks and events to verdicts, and from a verdict back to health. Pure: time comes in, a new memory comes out.
+
+A verdict lives through ``active``, then ``repaired`` (its repair was done, or what made it fire has gone), then
+``probation`` (a check passed), and then it is forgotten; one that is not fatal is forgotten at once. One that fires
+again on the way is active again, and after a repair that did not last the next heavier one is asked for. Must never
+take silence for health: a rule that could not be looked at stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from nodeagent.health.eventrules import EVENT_RULES, Fired, judge_events, remember, xid_rule
+from nodeagent.health.readings import Event, Readings
+from nodeagent.health.rules import READING_RULES, Look, Rule, looks
+from nodeagent.health.xids import XIDS
+from nodeagent.model.health import Action, Verdict
+
+PROBATION = 600.0
+"""Seconds a device is watched after its repair before it is trusted again."""
+QUIET = 3600.0
+"""Seconds without a new event after which a verdict that heals by quiet is forgotten."""
+WEEK = 7 * 86_400.0
+_NEXT: Mapping[Action, Action] = {"reset_gpu": "reboot", "reboot": "service", "diagnose": "service"}
+"""The next heavier repair, after one that did not last a week."""
+Key = tuple[str, str]
+"""Rule and device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A repair that was done: it tells the next verdict of the device to ask for more."""
+
+    device: str
+    rule: str
+    action: Action
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """All that must outlive the agent, so that its restart forgets no broken GPU."""
+
+    verdicts: tuple[Verdict, ...] = ()
+    past: tuple[Event, ...] = ()
+    repairs: tuple[Repair, ...] = ()
+    at: float = 0.0
+    """When it was judged last."""
+    holding: Mapping[Key, float] = field(default_factory=dict)
+    """Rules that fire but have not held for long enough: since when."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the config says about the rules."""
+
+    probation: float = PROBATION
+    dry_run: frozenset[str] = frozenset()
+    off: frozenset[str] = frozenset()
+
+
+def rules() -> tuple[Rule, ...]:
+    """The whole table, as the tool shows it."""
+    return (*READING_RULES, *EVENT_RULES, *(xid_rule(code) for code in sorted(XIDS)))
+
+
+def judge(
+    memory: Memory,
+    now: Readings,
+    before: Readings | None,
+    at: float,
+    elapsed: float,
+    ours: frozenset[int] = frozenset(),
+    policy: Policy = Policy(),
+) -> Memory:
+    """Take in new readings at Unix time ``at``, ``elapsed`` seconds after ``before``; ``ours`` are our workers' pids.
+    Bus ids of events become UUIDs."""
+    names = {g.pci: g.uuid for g in now.gpus or () if g.pci}
+    events = tuple(replace(e, device=names.get(e.device, e.device)) for e in now.events)
+    past = remember(memory.past, events, at)
+    seen = _combined(looks(now, before, elapsed, ours))
+    bad_links = frozenset(device for (rule, device), look in seen.items() if rule == "nvlink.down" and look.fires)
+    fired = {(f.rule.id, f.device): f for f in judge_events(past, events, memory.at, at, bad_links)}
+    fired = {key: one for key, one in fired.items() if one.rule.id not in policy.off}
+    holding: dict[Key, float] = {}
+    for key, look in seen.items():
+        if look.rule.id in policy.off or not look.fires:
+            continue
+        since = memory.holding.get(key, at)
+        if at - since >= look.rule.after:
+            fired[key] = Fired(look.rule, look.device, look.raw)
+        holding[key] = since
+    fine = frozenset(key for key, look in seen.items() if not look.fires)
+    verdicts = {(v.rule, v.device): v for v in memory.verdicts}
+    repairs = tuple(r for r in memory.repairs if at - r.at < WEEK)
+    for key, verdict in list(verdicts.items()):
+        if key not in fired:
+            onward = _onward(verdict, key in fine, at, now.boot, policy)
+            if onward is None:
+                del verdicts[key]
+            else:
+                verdicts[key] = onward
+                if onward.stage == "repaired" != verdict.stage:
+                    repairs = (*repairs, Repair(verdict.device, verdict.rule, verdict.action, at))
+    for key, one in fired.items():
+        verdicts[key] = _fire(verdicts.get(key), one, at, now.boot, repairs, policy)
+    return Memory(tuple(sorted(verdicts.values(), key=lambda v: (v.device, v.rule))), past, repairs, at, holding)
+
+
+def repaired(memory: Memory, device: str, action: Action, at: float) -> Memory:
+    """The device (empty: the node) had this repair: what it can heal waits to be verified now."""
+    done = [v for v in memory.verdicts if v.stage == "active" and v.device == device and v.action == action]
+    keys = {(v.rule, v.device) for v in done}
+    verdicts = tuple(
+        v.model_copy(update={"stage": "repaired"}) if (v.rule, v.device) in keys else v for v in memory.verdicts
+    )
+    repairs = tuple(Repair(v.device, v.rule, v.action, at) for v in done)
+    return replace(memory, verdicts=verdicts, repairs=(*memory.repairs, *repairs))
+
+
+def verified(memory: Memory, devices: Collection[str], at: float, policy: Policy = Policy()) -> Memory:
+    """A check of these devices passed: what waits for it is on probation from now."""
+    verdicts = tuple(
+        _on_probation(v, at, policy) if v.stage == "repaired" and v.device in devices else v for v in memory.verdicts
+    )
+    return replace(memory, verdicts=verdicts)
+
+
+def acknowledged(memory: Memory, device: str, rule: str | None, at: float, policy: Policy = Policy()) -> Memory:
+    """An operator's word that it is repaired (None: everything about the device): probation begins."""
+    verdicts = tuple(
+        _on_probation(v, at, policy) if v.device == device and rule in (None, v.rule) else v for v in memory.verdicts
+    )
+    return replace(memory, verdicts=verdicts)
+
+
+def _combined(seen: Iterable[Look]) -> dict[Key, Look]:
+    """One look for each rule and device: of several (two probes, say) one that fires."""
+    out: dict[Key, Look] = {}
+    for look in seen:
+        key = (look.rule.id, look.device)
+        if key not in out or look.fires:
+            out[key] = look
+    return out
+
+
+def _on_probation(verdict: Verdict, at: float, policy: Policy) -> Verdict:
+    return verdict.model_copy(update={"stage": "probation", "until": at + policy.probation})
+
+
+def _onward(verdict: Verdict, fine: bool, at: float, boot: str, policy: Policy) -> Verdict | None:
+    """A verdict whose rule does not fire now. None: it is over."""
+    if verdict.stage == "probation":
+        return None if verdict.until is not None and at >= verdict.until else verdict
+    heals = _heals(verdict.rule)
+    if heals == "reading" and fine:
+        return verdict.model_copy(update={"stage": "repaired"}) if verdict.severity == "fatal" else None
+    if heals == "quiet" and at - verdict.seen >= QUIET:
+        return None
+    rebooted = verdict.boot != boot and verdict.action in ("reset_gpu", "reboot")
+    if heals == "repair" and verdict.stage == "active" and rebooted:
+        return verdict.model_copy(update={"stage": "repaired"})
+    return verdict
+
+
+def _fire(
+    known: Verdict | None, fired: Fired, at: float, boot: str, repairs: tuple[Repair, ...], policy: Policy
+) -> Verdict:
+    rule = fired.rule
+    if known is not None and known.stage == "active":
+        return known.model_copy(update={"count": known.count + fired.count, "seen": at, "boot": boot})
+    action = rule.action
+    for repair in repairs:
+        if (repair.device, repair.rule) == (fired.device, rule.id) and action == repair.action:
+            action = _NEXT.get(action, action)
+    return Verdict(
+        rule=rule.id,
+        device=fired.device,
+        severity=rule.severity,
+        action=action,
+        text=rule.text,
+        raw=fired.raw,
+        since=known.since if known is not None else at,
+        seen=at,
+        count=fired.count + (known.count if known is not None else 0),
+        boot=boot,
+        dry_run=rule.id in policy.dry_run,
+    )
+
+
+_HEALS = {rule.id: rule.heals for rule in rules()}
+
+
+def _heals(rule: str) -> str:
+    """How a rule heals; of an Xid beyond the table, and of a rule of an older version, as the table's own words say."""
+    if rule in _HEALS:
+        return _HEALS[rule]
+    return xid_rule(int(rule[4:])).heals if rule.startswith("xid.") and rule[4:].isdigit() else "repair"

@@ -1,0 +1,298 @@
+"""The agent's health monitor: runs the probes, feeds the judge, keeps its memory on disk, and has the verdicts ready.
+
+Must never hold up the agent: it waits for no probe, and a disk that is slow to take the memory delays only itself. What
+is to be done about a verdict is ``plan/``'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from nodeagent.agent.clock import Clock
+from nodeagent.health import memory as kept_memory
+from nodeagent.health.eventrules import waits_until
+from nodeagent.health.judge import Memory, Policy, acknowledged, judge, verified
+from nodeagent.health.memory import Kept
+from nodeagent.health.probe import Probe
+from nodeagent.health.readings import Event, GpuReading, HostReading, Readings
+from nodeagent.health.told import told
+from nodeagent.model.health import Verdict
+
+NVML_PACE = 2.0
+HOST_PACE = 5.0
+"""Seconds between two readings of each probe."""
+TICK = 5.0
+"""Seconds between two judgements when nothing new is heard: probations end."""
+VERIFY = 10.0
+"""Seconds that a repaired device has to be read without a fault before its probation begins."""
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where the machine is looked at; other paths in tests."""
+
+    boot: str
+    gpus: bool
+    """There is a driver to ask."""
+    configured: Sequence[str] = ()
+    """UUIDs that the config names: then no other GPU of the machine is this node's business."""
+    folders: Sequence[str] = ()
+    interfaces: Sequence[str] = ()
+    proc: str = "/proc"
+    sysfs: str = "/sys"
+    kmsg: str = "/dev/kmsg"
+    units: str = "/lib/systemd/system"
+    python: str = sys.executable
+
+
+class Monitor:
+    """``verdicts`` and ``told`` are always there; ``changed`` is called when ``told`` is another, or a GPU is new."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        state: Path,
+        environ: Mapping[str, str],
+        clock: Clock,
+        *,
+        policy: Policy,
+        changed: Callable[[], None],
+        ours: Callable[[], frozenset[int]],
+    ) -> None:
+        self._machine, self._file, self._clock, self._policy = machine, state / "health.json", clock, policy
+        self._changed, self._ours = changed, ours
+        self._log = structlog.get_logger("health")
+        self._memory, self._known = self._read()
+        self.told = told(self._memory.verdicts)
+        """The verdicts as other nodes are to hear them."""
+        self._buses: dict[str, str] = {}
+        """Bus id to UUID of every GPU that was read: a driver that hangs names none."""
+        self._heard: Counter[tuple[str, str, int]] = Counter()
+        self._saved = Kept()
+        self._gpus: tuple[GpuReading, ...] | None = None
+        self._host: HostReading | None = None
+        self._events: list[Event] = []
+        self._before: Readings | None = None
+        self._before_at = 0.0
+        self._fine_since: dict[str, float] = {}
+        self._due = asyncio.Event()
+        path = {"PYTHONPATH": str(ROOT)}
+        bare = {"PATH": environ.get("PATH", "")} | path
+        self._host_probe = Probe(
+            "host",
+            self._host_command,
+            bare,
+            HOST_PACE,
+            self.hear_host,
+            self._due.set,
+        )
+        self._gpu_probe = Probe(
+            "nvml", lambda: (machine.python, "-m", "nodeagent.health.probe_nvml", str(NVML_PACE)), {**environ, **path},
+            NVML_PACE, self.hear_gpus, self._due.set,
+        )  # fmt: skip
+        self._probes = (self._gpu_probe, self._host_probe) if machine.gpus else (self._host_probe,)
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        return self._memory.verdicts
+
+    @property
+    def gpus(self) -> tuple[GpuReading, ...] | None:
+        """As last read; None while the driver does not answer."""
+        return None if self._gpu_probe.reading.missed else self._gpus
+
+    @property
+    def last_gpus(self) -> tuple[GpuReading, ...]:
+        """As last read, whether the driver still answers or not."""
+        return self._gpus or ()
+
+    @property
+    def xids(self) -> Mapping[tuple[str, int], int]:
+        """How many of each Xid came since this agent's start, by GPU. Both sources may tell of the same one."""
+        counts: dict[tuple[str, int], int] = {}
+        for (_, device, code), count in self._heard.items():
+            counts[device, code] = max(count, counts.get((device, code), 0))
+        return counts
+
+    def acknowledge(self, device: str, rule: str | None) -> None:
+        """An operator's word that a device (empty: the node) is repaired: its probation begins."""
+        self._take(acknowledged(self._memory, device, rule, self._clock.wall(), self._policy))
+        self._due.set()
+
+    def inject(self, event: Event) -> None:
+        """A drill: judge an event that nobody wrote."""
+        self._events.append(event)
+        self._due.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for probe in self._probes:
+                tasks.create_task(probe.run())
+            while True:
+                self._due.clear()
+                self.judge()
+                await self.save()
+                wait = TICK
+                waiting = waits_until(self._memory.past, self._clock.wall())
+                if waiting is not None:
+                    wait = max(0.01, min(wait, waiting - self._clock.wall()))
+                try:
+                    async with asyncio.timeout(wait):
+                        await self._due.wait()
+                except TimeoutError:
+                    continue
+
+    def judge(self) -> None:
+        """Judge what is known now."""
+        now, at = self._clock.now(), self._clock.wall()
+        events = self._ready_events()
+        readings = Readings(
+            boot=self._machine.boot, gpus=self.gpus, expected=self._known, events=events, host=self._host,
+            probes=tuple(probe.reading for probe in self._probes),
+        )  # fmt: skip
+        elapsed = now - self._before_at if self._before is not None else 0.0
+        memory = judge(self._memory, readings, self._before, at, elapsed, self._ours(), self._policy)
+        if self._before is None or readings.gpus is not self._before.gpus:
+            self._before, self._before_at = readings, now
+        self._take(self._verify(memory, now, at))
+
+    def _ready_events(self) -> tuple[Event, ...]:
+        """Those whose GPU is known by its UUID, as far as it ever will be; without those of other nodes' GPUs."""
+        found, waiting = [], []
+        for event in self._events:
+            device = self._buses.get(event.device, event.device)
+            if device and device not in self._known and self._gpu_probe in self._probes and self._unread():
+                waiting.append(event)
+            elif not (device and self._machine.configured and device not in self._machine.configured):
+                found.append(replace(event, device=device))
+        self._events = waiting
+        return tuple(found)
+
+    def _unread(self) -> bool:
+        """The driver may still answer for the first time."""
+        reading = self._gpu_probe.reading
+        return not self._buses and not reading.missed and not reading.problem
+
+    def _verify(self, memory: Memory, now: float, at: float) -> Memory:
+        """What was repaired has to be read without a fault for a while."""
+        waiting = {v.device for v in memory.verdicts if v.stage == "repaired"}
+        sick = {v.device for v in memory.verdicts if v.stage == "active" and v.severity in ("fatal", "unknown")}
+        readable = {g.uuid for g in self.gpus or () if not g.error} | {""}
+        fine = (waiting - sick) & readable
+        self._fine_since = {device: self._fine_since.get(device, now) for device in fine}
+        done = [device for device, since in self._fine_since.items() if now - since >= VERIFY]
+        return verified(memory, done, at, self._policy)
+
+    def _take(self, memory: Memory) -> None:
+        before = {(v.rule, v.device): v for v in self._memory.verdicts}
+        after = {(v.rule, v.device): v for v in memory.verdicts}
+        for key in before.keys() | after.keys():
+            old, new = before.get(key), after.get(key)
+            if new is None:
+                self._log.info("verdict over", rule=key[0], device=key[1])
+            elif old is None or (old.stage, old.action) != (new.stage, new.action):
+                self._log.warning(
+                    "verdict", rule=new.rule, device=new.device, severity=new.severity, stage=new.stage,
+                    action=new.action, what=new.text, raw=new.raw,
+                )  # fmt: skip
+        self._memory = memory
+        news = told(memory.verdicts)
+        if news != self.told:
+            self.told = news
+            self._changed()
+
+    def hear(self, event: Event, source: str) -> None:
+        """An event of one of the two sources that tell of Xids."""
+        device = self._buses.get(event.device, event.device)
+        if event.kind == "xid" and (not self._machine.configured or device in self._machine.configured):
+            self._heard[source, device, event.code] += event.count
+        self._events.append(event)
+
+    def hear_gpus(self, line: dict[str, Any]) -> None:
+        """What the probe of the driver tells."""
+        if "gpus" in line:
+            every = tuple(_gpu(fields) for fields in line["gpus"])
+            self._buses |= {gpu.pci: gpu.uuid for gpu in every if gpu.pci}
+            mine = self._machine.configured
+            self._gpus = tuple(gpu for gpu in every if not mine or gpu.uuid in mine)
+            fresh = [gpu.uuid for gpu in self._gpus if gpu.uuid not in self._known]
+            self._known = (*self._known, *fresh)
+            if fresh:
+                self._changed()
+        for uuid, code, at, count in line.get("xids", ()):
+            self.hear(Event("xid", at, uuid, code, f"NVML event: Xid {code}", count), "nvml")
+        self._due.set()
+
+    def hear_host(self, line: dict[str, Any]) -> None:
+        """What the probe of the machine tells."""
+        if "host" in line:
+            self._host = _host(line["host"])
+        for fields in line.get("events", ()):
+            self.hear(Event(**fields), "kernel")
+        if "events" in line:
+            self._due.set()
+
+    def _host_command(self) -> tuple[str, ...]:
+        machine = self._machine
+        given = {
+            "proc": machine.proc, "sys": machine.sysfs, "kmsg": machine.kmsg, "units": machine.units,
+            "folders": list(machine.folders), "interfaces": list(machine.interfaces), "poll": HOST_PACE,
+            "since": max(self._memory.at, max((e.at for e in self._memory.past), default=0.0)),
+        }  # fmt: skip
+        return (machine.python, "-S", "-m", "nodeagent.health.probe_host", json.dumps(given))
+
+    def _read(self) -> tuple[Memory, tuple[str, ...]]:
+        try:
+            kept = kept_memory.load(self._file)
+        except (ValueError, KeyError, TypeError) as error:
+            self._log.error("what was known of this node's health is lost", file=str(self._file), why=str(error))
+            kept = Kept()
+        known = kept.gpus if kept.boot == self._machine.boot else ()
+        return kept.memory, tuple(dict.fromkeys((*self._machine.configured, *known)))
+
+    async def save(self) -> None:
+        """On disk before anybody acts on it again after a restart; only what an older start could not see anew."""
+        kept = Kept(self._memory, self._machine.boot, self._known)
+        if _essence(kept) == _essence(self._saved):
+            return
+        try:
+            await asyncio.to_thread(kept_memory.save, self._file, kept)
+        except OSError as error:  # a full disk: verdicts hold until this agent ends
+            self._log.error("verdicts cannot be kept", file=str(self._file), why=error.strerror)
+        self._saved = kept
+
+
+def _essence(kept: Kept) -> object:
+    """What is worth a write: not each repetition, and not the time alone."""
+    verdicts = tuple((v.rule, v.device, v.stage, v.action, v.until, v.boot) for v in kept.memory.verdicts)
+    past = tuple((e.kind, e.device, e.code, len(str(e.count))) for e in kept.memory.past)
+    return verdicts, past, kept.memory.repairs, kept.boot, tuple(kept.gpus)
+
+
+def _gpu(fields: dict[str, Any]) -> GpuReading:
+    if fields.get("slowdown") is not None:
+        fields["slowdown"] = frozenset(fields["slowdown"])
+    if fields.get("processes") is not None:
+        fields["processes"] = tuple((pid, size) for pid, size in fields["processes"])
+    return GpuReading(**fields)
+
+
+def _host(fields: dict[str, Any]) -> HostReading:
+    return HostReading(
+        memory_available=fields["memory_available"],
+        full_disks=tuple(fields["full_disks"]),
+        ports_down=tuple((port, seconds) for port, seconds in fields["ports_down"]),
+        port_flaps=tuple((port, times) for port, times in fields["port_flaps"]),
+        fabric_manager=fields["fabric_manager"],
+    )

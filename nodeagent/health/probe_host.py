@@ -1,0 +1,198 @@
+"""The host probe: a process of its own that follows the kernel's log and looks at the machine, and writes JSON lines.
+
+Standard library only. Must never judge. A disk that does not answer holds up a thread of its own and nothing else.
+
+    {"events": [...]}    at most ten times a second; fields of readings.Event
+    {"host": {...}}      every ``POLL`` seconds; fields of readings.HostReading
+    "problem": "..."     along with each "host" while the kernel's log cannot be read
+
+Argument: JSON with ``proc``, ``sys``, ``kmsg`` (paths), ``folders``, ``interfaces`` (names), ``units`` (a folder),
+``poll`` and ``since`` (Unix time: older lines were told before).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from nodeagent.health.kernellog import Folder, parse, record
+
+POLL = 5.0
+GATHER = 0.1
+"""Seconds between two tellings of events."""
+LATE = 5.0
+"""Seconds after which a folder that does not answer is told as one that does not."""
+FULL = 256 << 20
+"""Free bytes below which a folder is as good as full."""
+HOUR = 3600.0
+_MANAGER = "nvidia-fabricmanager.service"
+_RECORD = 8192
+_AT_ONCE = 2000
+"""Records read before anything else is looked at."""
+
+
+class KernelLog:
+    """/dev/kmsg from its beginning: what happened while nobody looked is there too."""
+
+    def __init__(self, path: str, since: float) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        self._since = since
+        self._boot_time = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
+        self.folder = Folder()
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def read(self) -> None:
+        """What is there, but no more than a share: a storm must not hold up the rest."""
+        for _ in range(_AT_ONCE):
+            try:
+                data = os.read(self._fd, _RECORD)
+            except BlockingIOError:
+                return
+            except BrokenPipeError:  # overwritten before we came: go on with the oldest there is
+                continue
+            if not data:
+                return
+            found = record(data, self._boot_time)
+            if found is not None and found[1] > self._since and (line := parse(*found)):
+                self.folder.add(line)
+
+
+class Ports:
+    """Network ports that were up once."""
+
+    def __init__(self, sys_root: Path, interfaces: Sequence[str]) -> None:
+        self._sys, self._interfaces = sys_root, interfaces
+        self._down: dict[str, float | None] = {}
+        self._flaps: dict[str, list[float]] = {}
+
+    def look(self, now: float) -> dict[str, Any]:
+        """Which are down and for how long, and which keep going down and up."""
+        for port, up in self._states():
+            if port not in self._down:
+                if up:
+                    self._down[port] = None
+            elif up and self._down[port] is not None:
+                self._down[port] = None
+                self._flaps.setdefault(port, []).append(now)
+            elif not up and self._down[port] is None:
+                self._down[port] = now
+        flaps = {port: sum(now - at < HOUR for at in times) for port, times in self._flaps.items()}
+        return {
+            "ports_down": [[port, now - since] for port, since in self._down.items() if since is not None],
+            "port_flaps": [[port, times] for port, times in flaps.items() if times],
+        }
+
+    def _states(self) -> Iterator[tuple[str, bool]]:
+        for state in sorted(self._sys.glob("class/infiniband/*/ports/*/state")):
+            with contextlib.suppress(OSError):
+                yield f"{state.parts[-4]}/{state.parts[-2]}", "ACTIVE" in state.read_text()
+        for name in self._interfaces:
+            try:
+                yield name, (self._sys / "class/net" / name / "carrier").read_text().strip() == "1"
+            except OSError:  # gone, or administratively down
+                yield name, False
+
+
+class Folders:
+    """Folders that jobs use, looked at in a thread: a dead file server answers never."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = paths
+        self._found: dict[str, str] = {}
+        self._asked: dict[str, float] = {}
+
+    def look(self, now: float) -> list[str]:
+        """``path: what is wrong`` of each."""
+        for path in self._paths:
+            if path not in self._asked:
+                self._asked[path] = now
+                threading.Thread(target=self._ask, args=(path,), daemon=True).start()
+        late = {p: "does not answer" for p, asked in self._asked.items() if now - asked > LATE}
+        return [f"{path}: {what}" for path, what in sorted((self._found | late).items()) if what]
+
+    def _ask(self, path: str) -> None:
+        try:
+            state = os.statvfs(path)
+            free = state.f_bavail * state.f_frsize
+            wrong = "read-only" if state.f_flag & os.ST_RDONLY else f"{free >> 20} MiB free" if free < FULL else ""
+        except OSError as error:
+            wrong = error.strerror or str(error)
+        self._found[path] = wrong
+        del self._asked[path]
+
+
+def available_memory(proc: Path) -> float | None:
+    """Share of the memory that new processes could have."""
+    values = {}
+    for line in (proc / "meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        values[name] = rest.split()
+    total, free = values.get("MemTotal"), values.get("MemAvailable")
+    return int(free[0]) / int(total[0]) if total and free else None
+
+
+def fabric_manager(sys_root: Path, units: Path) -> bool | None:
+    """Whether its unit has processes; None if it is not installed."""
+    if not (units / _MANAGER).exists():
+        return None
+    try:
+        return "populated 1" in (sys_root / "fs/cgroup/system.slice" / _MANAGER / "cgroup.events").read_text()
+    except OSError:
+        return False
+
+
+def tell(what: dict[str, Any]) -> None:
+    """One line; the pipe's end is the end of this process."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Look and follow, for as long as somebody reads."""
+    given = json.loads(sys.argv[1])
+    proc, sys_root = Path(given["proc"]), Path(given["sys"])
+    ports, folders = Ports(sys_root, given["interfaces"]), Folders(given["folders"])
+    log: KernelLog | None = None
+    wrong = {}
+    try:
+        log = KernelLog(given["kmsg"], given["since"])
+    except OSError as error:
+        wrong["problem"] = f"{given['kmsg']}: {error.strerror}"
+    poll = select.poll()
+    if log is not None:
+        poll.register(log, select.POLLIN)
+    due = told = 0.0
+    while True:
+        now = time.monotonic()
+        if log is not None:
+            log.read()
+            if now - told >= GATHER and (events := log.folder.take()):
+                tell({"events": events})
+                told = now
+        if now >= due:
+            host = {
+                "memory_available": available_memory(proc),
+                "full_disks": folders.look(now),
+                "fabric_manager": fabric_manager(sys_root, Path(given["units"])),
+            }
+            tell({"host": host | ports.look(now)} | wrong)
+            due = now + given["poll"]
+        if poll.poll(1000 * max(0.0, due - time.monotonic())):
+            time.sleep(GATHER)  # a storm is read in gulps, not line by line
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BrokenPipeError:
+        sys.exit(0)

@@ -1,0 +1,237 @@
+"""The GPU probe: a process of its own that reads NVML and waits for Xids, and writes what it finds as JSON lines.
+
+The driver may hang in any call, so nobody waits for this process: the agent counts deadlines (``probe.py``) and starts
+another. Standard library and nvidia-ml-py only; must never judge, and never write a value that it did not read: what a
+driver does not tell is null.
+
+    {"gpus": [...]}         every ``POLL`` seconds; fields of readings.GpuReading
+    {"xids": [[uuid, code, unix time, count], ...]}      at once; equal ones of one moment folded
+    {"problem": "..."}      nothing can be read: no library, no driver
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from ctypes import byref
+from typing import Any
+
+import pynvml
+
+POLL = 2.0
+"""Seconds between two looks at everything."""
+FOLD = 0.05
+"""Seconds for which events are gathered before they are told, so that a storm costs little."""
+_LINKS = 18
+_RECOVERY = {0: "none", 1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_reset", 7: "reboot"}
+"""Values of NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; others are told as their number."""
+_FABRIC = {1: "not_started", 2: "in_progress", 3: "completed"}
+_ERRORS = {15: "GPU_IS_LOST", 16: "RESET_REQUIRED"}
+_UNTOLD = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+)
+"""This GPU, this driver or this user has no such value."""
+_WAIT = 500
+"""Milliseconds of one wait for an event."""
+
+
+class GpuError(Exception):
+    """The GPU itself cannot be read."""
+
+
+def ask(call: Callable[..., Any], *args: Any) -> Any:
+    """The answer; None where the GPU or the driver has none. Raises GpuError, named as NVML names it."""
+    try:
+        return call(*args)
+    except pynvml.NVMLError as error:
+        if error.value in _UNTOLD:
+            return None
+        raise GpuError(_ERRORS.get(error.value, f"NVML error {error.value}: {error}")) from error
+
+
+def read(handle: Any, index: int) -> dict[str, Any]:
+    """One GPU, as readings.GpuReading has it. What identifies it is read first: the rest may fail."""
+    gpu: dict[str, Any] = {"index": index}
+    try:
+        for field in _fields(handle):
+            gpu.update(field)
+    except GpuError as error:
+        gpu["error"] = str(error)
+    return gpu
+
+
+def _fields(handle: Any) -> Iterator[dict[str, Any]]:
+    yield {"uuid": ask(pynvml.nvmlDeviceGetUUID, handle)}
+    pci = ask(pynvml.nvmlDeviceGetPciInfo, handle)
+    if pci is not None:
+        yield {"pci": f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}"}
+    yield {"name": ask(pynvml.nvmlDeviceGetName, handle)}
+    yield {"recovery": _recovery(handle)}
+    mode = ask(pynvml.nvmlDeviceGetEccMode, handle)
+    if mode is not None:
+        yield {"ecc": mode[0] == pynvml.NVML_FEATURE_ENABLED}
+    for name, kind in (("ecc_corrected", 0), ("ecc_uncorrected", 1)):
+        yield {name: ask(pynvml.nvmlDeviceGetTotalEccErrors, handle, kind, pynvml.NVML_VOLATILE_ECC)}
+    rows = ask(pynvml.nvmlDeviceGetRemappedRows, handle)
+    if rows is not None:
+        yield {"remapped_uncorrectable": rows[1], "remap_pending": bool(rows[2]), "remap_failed": bool(rows[3])}
+    sram = pynvml.c_nvmlEccSramErrorStatus_v1_t()
+    if ask(pynvml.nvmlDeviceGetSramEccErrorStatus, handle, byref(sram)) is not None:
+        yield {"sram_exceeded": bool(sram.bThresholdExceeded)}
+    yield {"temperature": _temperature(handle)}
+    yield {"margin": ask(pynvml.nvmlDeviceGetMarginTemperature, handle)}
+    power = ask(pynvml.nvmlDeviceGetPowerUsage, handle)
+    yield {"power": None if power is None else power / 1000}
+    yield {"slowdown": _slowdown(handle)}
+    yield {
+        "pcie_generation": ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        "pcie_generation_max": ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        "pcie_width": ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        "pcie_width_max": ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        "pcie_replays": ask(pynvml.nvmlDeviceGetPcieReplayCounter, handle),
+    }
+    states = [ask(pynvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(_LINKS)]
+    known = [state for state in states if state is not None]
+    if known:
+        yield {"links": len(known), "links_up": sum(known)}
+    yield {"fabric": _fabric(handle)}
+    memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    yield {"memory_used": None if memory is None else memory.used}
+    processes = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    if processes is not None:
+        yield {"processes": [[p.pid, p.usedGpuMemory or 0] for p in processes]}
+    yield {"vbios": ask(pynvml.nvmlDeviceGetVbiosVersion, handle) or ""}
+
+
+def _recovery(handle: Any) -> str | None:
+    """The driver's own word on what the GPU needs. The field has a result of its own: unread it would be "none"."""
+    fields = ask(pynvml.nvmlDeviceGetFieldValues, handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+    if fields is None or fields[0].nvmlReturn != pynvml.NVML_SUCCESS:
+        return None
+    value = int(fields[0].value.uiVal)
+    return _RECOVERY.get(value, str(value))
+
+
+def _temperature(handle: Any) -> int | None:
+    found = ask(pynvml.nvmlDeviceGetTemperatureV, handle, pynvml.NVML_TEMPERATURE_GPU)
+    if found is None:  # drivers before 555
+        found = ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
+    return None if found is None else int(found)
+
+
+def _slowdown(handle: Any) -> list[str] | None:
+    reasons = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    if reasons is None:  # drivers before 535
+        reasons = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    if reasons is None:
+        return None
+    names = {
+        pynvml.nvmlClocksEventReasonHwSlowdown: "hw_slowdown",
+        pynvml.nvmlClocksEventReasonHwThermalSlowdown: "hw_thermal",
+        pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power_brake",
+    }
+    return [name for bit, name in names.items() if reasons & bit]
+
+
+def _fabric(handle: Any) -> str | None:
+    info = pynvml.c_nvmlGpuFabricInfo_t()
+    if ask(pynvml.nvmlDeviceGetGpuFabricInfo, handle, byref(info)) is None:
+        return None
+    state = _FABRIC.get(info.state & 0xFF)  # a byte in nvml.h, though nvidia-ml-py reads four
+    return "failed" if state == "completed" and info.status != pynvml.NVML_SUCCESS else state
+
+
+class Gpus:
+    """The devices, with the events they are registered for."""
+
+    def __init__(self) -> None:
+        pynvml.nvmlInit()
+        self.driver = str(pynvml.nvmlSystemGetDriverVersion())
+        self._known: dict[int, dict[str, Any]] = {}
+        self._set = pynvml.nvmlEventSetCreate()
+        self._registered: set[int] = set()
+
+    def look(self) -> list[dict[str, Any]]:
+        """Every GPU; one that cannot be read any more keeps the identity it had."""
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                handle = ask(pynvml.nvmlDeviceGetHandleByIndex, index)
+                gpu = {"index": index} if handle is None else read(handle, index)
+            except GpuError as error:
+                handle, gpu = None, {"index": index, "error": str(error)}
+            known = self._known.setdefault(index, {})
+            known.update({k: gpu[k] for k in ("uuid", "pci", "name") if gpu.get(k)})
+            if known.get("uuid"):
+                found.append(known | gpu | {"driver": self.driver})
+            if handle is not None and index not in self._registered:
+                self._register(handle, index)
+        return found
+
+    def _register(self, handle: Any, index: int) -> None:
+        try:
+            ask(pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
+        except GpuError:
+            return  # a lost one: its reading says so, and the next look tries again
+        self._registered.add(index)
+
+    def events(self, seconds: float) -> list[list[Any]]:
+        """Wait for an Xid for at most so long; those of the next moment are folded in."""
+        until = time.monotonic() + seconds
+        folded: dict[tuple[str, int], list[Any]] = {}
+        while (left := until - time.monotonic()) > 0:
+            try:
+                event = pynvml.nvmlEventSetWait_v2(self._set, min(_WAIT, max(1, int(left * 1000))))
+            except pynvml.NVMLError as error:
+                if error.value == pynvml.NVML_ERROR_TIMEOUT:
+                    continue
+                raise
+            uuid = self._name(event.device)
+            one = folded.setdefault((uuid, event.eventData), [uuid, event.eventData, 0.0, 0])
+            one[2], one[3] = time.time(), one[3] + 1
+            if len(folded) == 1 and one[3] == 1:
+                until = min(until, time.monotonic() + FOLD)
+        return list(folded.values())
+
+    def _name(self, handle: Any) -> str:
+        """UUID of an event's device; of a lost one, by asking which of the known it may be: none but it is lost."""
+        try:
+            return str(pynvml.nvmlDeviceGetUUID(handle))
+        except pynvml.NVMLError:
+            lost = [known["uuid"] for known in self.look() if known.get("error")]
+            return str(lost[0]) if len(lost) == 1 else ""
+
+
+def tell(what: dict[str, Any]) -> None:
+    """One line; the pipe's end is the end of this process."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Look and wait, for as long as somebody reads."""
+    poll = float(sys.argv[1]) if len(sys.argv) > 1 else POLL
+    try:
+        gpus = Gpus()
+    except pynvml.NVMLError as error:
+        tell({"problem": f"NVML: {error}"})
+        sys.exit(1)
+    while True:
+        tell({"gpus": gpus.look()})
+        until = time.monotonic() + poll
+        while (left := until - time.monotonic()) > 0:
+            if events := gpus.events(left):
+                tell({"xids": events})
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BrokenPipeError:
+        sys.exit(0)

@@ -1,0 +1,118 @@
+"""What probes read: one GPU, one event, the host, and whether each probe answered. Values only; None is "not known".
+
+Must never hold a judgement: ``None`` is not zero, and no reading says that anything is fine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+EventKind = Literal["xid", "off_bus", "nvlink", "aer", "mce", "oom", "hung_task", "io_error"]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One GPU at one moment."""
+
+    uuid: str
+    index: int
+    pci: str = ""
+    """Bus id as the kernel log writes it: ``0000:3b:00``, lower case, without the function."""
+    name: str = ""
+    error: str = ""
+    """NVML's error when the GPU itself could not be read (``GPU_IS_LOST``, ``RESET_REQUIRED``, ``UNKNOWN``)."""
+    recovery: str | None = None
+    """The driver's recovery action: ``none``, ``reset``, ``reboot``, ``drain_p2p``, ``drain_reset``, or a number that
+    this version does not know."""
+    ecc: bool | None = None
+    ecc_uncorrected: int | None = None
+    """Volatile: since the driver was loaded."""
+    ecc_corrected: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    remapped_uncorrectable: int | None = None
+    sram_exceeded: bool | None = None
+    retired_pages: int | None = None
+    temperature: int | None = None
+    """Degrees Celsius."""
+    margin: int | None = None
+    """Degrees left to the slowdown limit."""
+    power: float | None = None
+    """Watts."""
+    slowdown: frozenset[str] | None = None
+    """Hardware reasons for lowered clocks: ``hw_slowdown``, ``hw_thermal``, ``power_brake``."""
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    pcie_replays: int | None = None
+    links: int | None = None
+    """NVLinks that the GPU has and that are switched on."""
+    links_up: int | None = None
+    fabric: str | None = None
+    """``completed``, ``in_progress``, ``not_started`` or ``failed``; None without an NVSwitch fabric."""
+    memory_used: int | None = None
+    """Bytes."""
+    processes: tuple[tuple[int, int], ...] | None = None
+    """Pid and bytes of every process that uses it."""
+    driver: str = ""
+    vbios: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened, told by the kernel's log or by NVML; equal ones are folded into one with a count."""
+
+    kind: EventKind
+    at: float
+    """Unix time of the newest."""
+    device: str = ""
+    """UUID of the GPU, else its bus id, else empty: the node."""
+    code: int = 0
+    """The Xid."""
+    raw: str = ""
+    """The first line."""
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class HostReading:
+    """The machine around the GPUs."""
+
+    memory_available: float | None = None
+    """Share of the memory, 0 to 1."""
+    full_disks: tuple[str, ...] = ()
+    """``path: what is wrong``, for paths that jobs use: nearly full, read-only, missing."""
+    ports_down: tuple[tuple[str, float], ...] = ()
+    """Network or InfiniBand ports that were up once and are down, and for how many seconds."""
+    port_flaps: tuple[tuple[str, int], ...] = ()
+    """Ports and how often each went down and up again in the last hour."""
+    fabric_manager: bool | None = None
+    """Whether its unit is active; None where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReading:
+    """Whether a probe answers: a reading of its own."""
+
+    name: str
+    missed: int = 0
+    """Deadlines in a row without an answer."""
+    problem: str = ""
+    """Why it cannot read at all (no driver library, say); empty: it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """All that is known at one moment. What a probe has not answered yet is missing, not empty."""
+
+    boot: str
+    gpus: tuple[GpuReading, ...] | None = None
+    """None: the driver has not answered."""
+    expected: tuple[str, ...] = ()
+    """UUIDs seen once in this boot, or named in the config."""
+    events: tuple[Event, ...] = ()
+    """Those since the last readings."""
+    host: HostReading | None = None
+    probes: tuple[ProbeReading, ...] = field(default=())

@@ -1,0 +1,256 @@
+"""The rules on readings: which value means what, how long it must hold, and what heals it. One table; pure.
+
+The rules on events are in ``eventrules.py``; what becomes of a rule that fired is ``judge.py``'s business. A value that
+is not known neither fires a rule nor heals it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from nodeagent.health.readings import GpuReading, HostReading, ProbeReading, Readings
+from nodeagent.model.health import Action, Severity
+
+Heals = Literal["reading", "quiet", "repair"]
+"""``reading``: a reading that is fine again. ``quiet``: time without it. ``repair``: only its repair, or an operator's
+word."""
+
+LEFTOVER = 512 << 20
+"""Bytes of GPU memory in use without any of our workers that are worth waiting for (NVRx waits for the same)."""
+PORT_DOWN = 30.0
+"""Seconds after which a network port that was up once is lost."""
+FLAPS = 3
+LOW_MEMORY = 0.03
+_MUCH_REMAPPED = 512
+"""Remapped rows after which NVIDIA replaces the card (GPU memory error management, RMA policy)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of the table in force, as ``nodeagentctl health rules`` shows it."""
+
+    id: str
+    severity: Severity
+    action: Action
+    heals: Heals
+    text: str
+    source: str
+    after: float = 0.0
+    """Seconds it must hold without a break before it fires."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRule:
+    """A rule on one GPU: true fires, false is fine, None is not known."""
+
+    rule: Rule
+    check: Callable[[GpuReading], bool | None]
+    show: Callable[[GpuReading], str]
+
+
+RMA = "NVIDIA GPU memory error management, RMA policy"
+RECOVERY = "NVML field GPU_RECOVERY_ACTION, driver 570 and later"
+_KNOWN = ("none", "reset", "reboot", "drain_p2p", "drain_reset")
+
+
+def _is(*wanted: str) -> Callable[[GpuReading], bool | None]:
+    return lambda gpu: None if gpu.recovery is None else gpu.recovery in wanted
+
+
+def _above(value: float | None, bound: float) -> bool | None:
+    return None if value is None else value > bound
+
+
+def _less(value: int | None, whole: int | None) -> bool | None:
+    return None if value is None or whole is None else value < whole
+
+
+def replay_bound(generation: int, lanes: int) -> int:
+    """PCIe replays a minute that a bit error rate of 1e-12 explains (as DCGM computes it): ``ceil(rate / 1000 * 60 *
+    lanes)`` with the lane's rate in Gb/s."""
+    rate = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}.get(generation, 64.0)
+    return math.ceil(rate / 1000 * 60 * lanes)
+
+
+GPU_RULES = (
+    GpuRule(
+        Rule("nvml.recovery.reset", "fatal", "reset_gpu", "reading", "the driver asks for a GPU reset", RECOVERY),
+        _is("reset", "drain_reset"), lambda g: f"recovery action {g.recovery}",
+    ),
+    GpuRule(
+        Rule("nvml.recovery.reboot", "fatal", "reboot", "reading", "the driver asks for a reboot", RECOVERY),
+        _is("reboot"), lambda g: f"recovery action {g.recovery}",
+    ),
+    GpuRule(
+        Rule("nvml.recovery.p2p", "degraded", "reset_gpu", "reading",
+             "the driver asks to end peer-to-peer work", RECOVERY),
+        _is("drain_p2p"), lambda g: f"recovery action {g.recovery}",
+    ),
+    GpuRule(
+        Rule("nvml.recovery.other", "fatal", "diagnose", "reading",
+             "the driver asks for a recovery that this version does not know", RECOVERY),
+        lambda g: None if g.recovery is None else g.recovery not in _KNOWN, lambda g: f"recovery action {g.recovery}",
+    ),
+    GpuRule(
+        Rule("nvml.lost", "fatal", "reboot", "repair", "the GPU is lost", "NVML GPU_IS_LOST"),
+        lambda g: g.error == "GPU_IS_LOST", lambda g: f"NVML: {g.error}",
+    ),
+    GpuRule(
+        Rule("nvml.reset_required", "fatal", "reset_gpu", "repair", "the GPU needs a reset", "NVML RESET_REQUIRED"),
+        lambda g: g.error == "RESET_REQUIRED", lambda g: f"NVML: {g.error}",
+    ),
+    GpuRule(
+        Rule("nvml.unreadable", "unknown", "diagnose", "reading", "the GPU cannot be read", "NVML error codes"),
+        lambda g: g.error not in ("", "GPU_IS_LOST", "RESET_REQUIRED"), lambda g: f"NVML: {g.error}",
+    ),
+    GpuRule(
+        Rule("memory.remap_failed", "fatal", "service", "repair", "a memory row could not be remapped", RMA),
+        lambda g: g.remap_failed, lambda g: "row remap failure flag set",
+    ),
+    GpuRule(
+        Rule("memory.remapped", "fatal", "service", "repair", "too many memory rows were remapped", RMA),
+        lambda g: _above(g.remapped_uncorrectable, _MUCH_REMAPPED - 1),
+        lambda g: f"{g.remapped_uncorrectable} rows remapped for uncorrectable errors",
+    ),
+    GpuRule(
+        Rule("memory.sram", "fatal", "service", "repair", "uncorrectable SRAM errors beyond the threshold", RMA),
+        lambda g: g.sram_exceeded, lambda g: "SRAM threshold flag set",
+    ),
+    GpuRule(
+        Rule("memory.remap_pending", "degraded", "reset_gpu", "reading",
+             "a row remap waits for the next reset; work may go on until then", RMA),
+        lambda g: g.remap_pending, lambda g: "row remap pending",
+    ),
+    GpuRule(
+        Rule("memory.ecc", "degraded", "reset_gpu", "reading", "uncorrectable memory errors since the last reset",
+             "NVML volatile ECC counters"),
+        lambda g: _above(g.ecc_uncorrected, 0), lambda g: f"{g.ecc_uncorrected} uncorrectable errors",
+    ),
+    GpuRule(
+        Rule("memory.ecc_off", "info", "none", "reading", "ECC is switched off", "NVML ECC mode"),
+        lambda g: None if g.ecc is None else not g.ecc, lambda g: "ECC mode: disabled",
+    ),
+    GpuRule(
+        Rule("nvlink.down", "fatal", "reset_gpu", "repair", "an NVLink is down", "NVML link state", after=5.0),
+        lambda g: _less(g.links_up, g.links), lambda g: f"{g.links_up} of {g.links} links are up",
+    ),
+    GpuRule(
+        Rule("fabric.failed", "fatal", "reboot", "reading", "the NVSwitch fabric did not take the GPU in",
+             "NVML fabric state", after=60.0),
+        lambda g: None if g.fabric is None else g.fabric != "completed", lambda g: f"fabric state: {g.fabric}",
+    ),
+    GpuRule(
+        Rule("clocks.slowdown", "degraded", "service", "quiet",
+             "clocks lowered by the hardware for heat or power", "NVML clock event reasons", after=600.0),
+        lambda g: None if g.slowdown is None else bool(g.slowdown),
+        lambda g: "clock event reasons: " + ", ".join(sorted(g.slowdown or ())),
+    ),
+    GpuRule(
+        Rule("pcie.width", "degraded", "service", "reading", "the GPU has fewer PCIe lanes than it could have",
+             "NVML PCIe link width", after=60.0),
+        lambda g: _less(g.pcie_width, g.pcie_width_max), lambda g: f"{g.pcie_width} of {g.pcie_width_max} lanes",
+    ),
+)  # fmt: skip
+"""On each GPU by itself."""
+
+MISSING = Rule("nvml.missing", "fatal", "reboot", "repair", "the GPU is not there any more", "NVML device count")
+REPLAYS = Rule("pcie.replays", "degraded", "service", "quiet", "more PCIe replays than a sound link has",
+               "DCGM: bit error rate 1e-12")  # fmt: skip
+FOREIGN = Rule("gpu.foreign", "degraded", "none", "reading", "somebody else's processes use the GPU",
+               "NVML processes", after=5.0)  # fmt: skip
+LEFT = Rule("gpu.leftover", "degraded", "reset_gpu", "reading", "memory of the GPU is held though nothing of ours runs",
+            "NVML memory", after=5.0)  # fmt: skip
+NVML_LATE = Rule("probe.nvml.late", "unknown", "none", "reading", "the driver has not answered in time", "own deadline")
+NVML_HUNG = Rule("probe.nvml.hung", "fatal", "reboot", "reading", "the driver does not answer", "own deadline, twice")
+PROBE_LATE = Rule("probe.late", "unknown", "none", "reading", "a probe has not answered in time", "own deadline")
+PROBE_BROKEN = Rule("probe.broken", "unknown", "diagnose", "reading", "a probe cannot read", "own check")
+PORT = Rule("port.down", "fatal", "service", "reading", "a network port is down that was up", "sysfs")
+FLAP = Rule("port.flaps", "degraded", "service", "quiet", "a network port goes down and up", "sysfs")
+FABRIC_MANAGER = Rule("fabric.manager", "fatal", "reboot", "reading", "the fabric manager does not run", "systemd",
+                      after=10.0)  # fmt: skip
+DISK = Rule("disk", "degraded", "none", "reading", "a folder that jobs need cannot be written to", "statvfs")
+MEMORY = Rule("host.memory", "info", "none", "reading", "the machine is short of memory", "/proc/meminfo", after=30.0)
+
+READING_RULES: tuple[Rule, ...] = (
+    *(one.rule for one in GPU_RULES),
+    MISSING, REPLAYS, FOREIGN, LEFT, NVML_LATE, NVML_HUNG, PROBE_LATE, PROBE_BROKEN,
+    PORT, FLAP, FABRIC_MANAGER, DISK, MEMORY,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one rule sees of one device now."""
+
+    rule: Rule
+    device: str
+    fires: bool
+    """False: fine. A rule that cannot tell makes no look at all."""
+    raw: str = ""
+
+
+def looks(now: Readings, before: Readings | None, elapsed: float, ours: frozenset[int]) -> Iterable[Look]:
+    """Every rule on readings, for every device. ``before`` was read ``elapsed`` seconds ago; ``ours`` are the processes
+    of this node's workers."""
+    for probe in now.probes:
+        yield from _probe(probe)
+    if now.gpus is not None:
+        earlier = {} if before is None or before.gpus is None else {g.uuid: g for g in before.gpus}
+        for gpu in now.gpus:
+            for one in GPU_RULES:
+                fires = one.check(gpu)
+                if fires is not None:
+                    yield Look(one.rule, gpu.uuid, fires, one.show(gpu) if fires else "")
+            yield from _replays(gpu, earlier.get(gpu.uuid), elapsed)
+            yield from _users(gpu, ours)
+        present = {g.uuid for g in now.gpus}
+        for uuid in now.expected:
+            yield Look(MISSING, uuid, uuid not in present, f"not among the {len(present)} GPUs that NVML lists")
+    if now.host is not None:
+        yield from _host(now.host)
+
+
+def _probe(probe: ProbeReading) -> Iterable[Look]:
+    raw = f"{probe.name}: {probe.missed} deadlines without an answer"
+    if probe.name == "nvml":
+        yield Look(NVML_LATE, "", probe.missed == 1, raw)
+        yield Look(NVML_HUNG, "", probe.missed >= 2, raw)
+    else:
+        yield Look(PROBE_LATE, "", probe.missed >= 1, raw)
+    if not probe.missed:
+        yield Look(PROBE_BROKEN, "", bool(probe.problem), f"{probe.name}: {probe.problem}")
+
+
+def _replays(gpu: GpuReading, before: GpuReading | None, elapsed: float) -> Iterable[Look]:
+    if before is None or elapsed <= 0 or gpu.pcie_replays is None or before.pcie_replays is None:
+        return
+    if gpu.pcie_generation is None or gpu.pcie_width is None:
+        return
+    rate = (gpu.pcie_replays - before.pcie_replays) * 60 / elapsed
+    bound = replay_bound(gpu.pcie_generation, gpu.pcie_width)
+    yield Look(REPLAYS, gpu.uuid, rate > bound, f"{rate:.0f} replays a minute, {bound} are usual")
+
+
+def _users(gpu: GpuReading, ours: frozenset[int]) -> Iterable[Look]:
+    if gpu.processes is not None:
+        others = [pid for pid, _ in gpu.processes if pid not in ours]
+        yield Look(FOREIGN, gpu.uuid, bool(others), "processes " + ", ".join(map(str, others[:8])))
+        if gpu.memory_used is not None:
+            left = not gpu.processes and gpu.memory_used > LEFTOVER
+            yield Look(LEFT, gpu.uuid, left, f"{gpu.memory_used >> 20} MiB in use, no process listed")
+
+
+def _host(host: HostReading) -> Iterable[Look]:
+    down = [f"{port} for {seconds:.0f} s" for port, seconds in host.ports_down if seconds > PORT_DOWN]
+    yield Look(PORT, "", bool(down), "down: " + ", ".join(down))
+    flaps = [f"{port} {times} times" for port, times in host.port_flaps if times >= FLAPS]
+    yield Look(FLAP, "", bool(flaps), "in the last hour: " + ", ".join(flaps))
+    yield Look(DISK, "", bool(host.full_disks), "; ".join(host.full_disks))
+    if host.fabric_manager is not None:
+        yield Look(FABRIC_MANAGER, "", not host.fabric_manager, "its unit is not active")
+    if host.memory_available is not None:
+        low = host.memory_available < LOW_MEMORY
+        yield Look(MEMORY, "", low, f"{host.memory_available:.1%} of the memory is available")

@@ -1,0 +1,156 @@
+"""What the verdicts on nodes and GPUs mean for work: who gets none, who is taken out of a running gang, who comes last.
+
+A breaker stands between verdicts and running work: when more nodes become unfit at about the same time than chance
+explains, it is the judge that is doubted (a driver update, a bad rule, a broken switch), and what runs is kept. Pure;
+must never judge hardware itself: verdicts come with the nodes' facts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from nodeagent.model.health import Action, Verdict
+from nodeagent.model.node import NodeFacts, NodeRecord
+from nodeagent.model.world import Head, Member
+from nodeagent.plan.cluster import Cluster
+
+WINDOW = 600.0
+"""Seconds within which nodes became unfit at about the same time."""
+ONE_IN = 10
+"""Of so many nodes one may become unfit within the window; at least one always may."""
+APP_REPEATS = "xid.app.repeats"
+"""Application errors that come back on one GPU: on GPUs of several nodes they are the application's after all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sick:
+    """A member of a running gang on hardware that is not to be used."""
+
+    node: str
+    text: str
+
+
+def bar(facts: NodeFacts) -> str:
+    """Why no work may be given to the node as a whole: a phrase that follows its name; empty if it may."""
+    return next((f"is unfit: {_words(v)}" for v in facts.health if v.bars and not v.device), "")
+
+
+def worn(cluster: Cluster, node: str) -> bool:
+    """Something on the node is degraded: others are taken first."""
+    record = cluster.nodes.get(node)
+    found = [v for v in record.facts.health if _degraded(v)] if record is not None else []
+    return any(v.rule != APP_REPEATS or not _elsewhere(cluster, node, v) for v in found)
+
+
+def sick_members(cluster: Cluster, head: Head) -> tuple[tuple[Sick, ...], tuple[str, ...]]:
+    """Members to be taken out now, and what is to be said of those that the breaker keeps."""
+    go: list[Sick] = []
+    kept: list[str] = []
+    crowd = _Crowd(cluster)
+    for member in head.ordered():
+        record = cluster.nodes.get(member.node)
+        found = _against(record, member) if record is not None and cluster.live(member.node, member.life) else []
+        if record is None or not found:
+            continue
+        text = _told(record, found[0])
+        unfit = max(crowd.at(v.since) for v in found)
+        if unfit <= crowd.limit:
+            go.append(Sick(member.node, text))
+        else:
+            kept.append(
+                f"breaker open: {unfit} of {crowd.size} nodes became unfit within {WINDOW / 60:g} minutes; "
+                f"what runs is kept ({text})"
+            )
+    return tuple(go), tuple(kept)
+
+
+def breaker(cluster: Cluster, facts: NodeFacts) -> str:
+    """One phrase while it is open for this node, for whoever looks at it; else empty."""
+    times = [v.since for v in facts.health if v.bars]
+    if not times:
+        return ""
+    crowd = _Crowd(cluster)
+    unfit = max(crowd.at(time) for time in times)
+    if unfit <= crowd.limit:
+        return ""
+    return f"open: {unfit} of {crowd.size} nodes became unfit within {WINDOW / 60:g} minutes; what runs is kept"
+
+
+class _Crowd:
+    """How many nodes became unfit at about the same time. Looked up often when many did, so it is sorted once."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.size = 0
+        self._begin: list[float] = []
+        self._end: list[float] = []
+        for record in _live(cluster):
+            self.size += 1
+            last: float | None = None
+            for at in sorted(v.since for v in record.facts.health if v.bars):
+                if last is not None and at - last <= 2 * WINDOW:
+                    self._end.pop()  # a node counts once, however much of it is sick
+                else:
+                    self._begin.append(at - WINDOW)
+                self._end.append(at + WINDOW)
+                last = at
+        self.limit = max(1, self.size // ONE_IN)
+        """Nodes that may become unfit within the window before the breaker opens."""
+        self._begin.sort()
+        self._end.sort()
+
+    def at(self, time: float) -> int:
+        """Live nodes of which something became unfit within the window around that time."""
+        return bisect_right(self._begin, time) - bisect_left(self._end, time)
+
+
+_REPAIRS: Mapping[Action, str] = {
+    "diagnose": "find out what is wrong (nodeagentctl doctor, dcgmi diag)",
+    "reset_gpu": "reset the GPU (nvidia-smi --gpu-reset, nothing may run on it)",
+    "reboot": "reboot the machine",
+    "service": "have the hardware looked at",
+}
+
+
+def next_step(verdict: Verdict, node: str) -> str:
+    """What a person does about it."""
+    if verdict.stage == "probation":
+        return "nothing: it is trusted again when its probation ends"
+    if verdict.stage == "repaired":
+        return "nothing: its probation begins once it was read without a fault for a while"
+    repair = _REPAIRS.get(verdict.action)
+    if repair is None:
+        return "look at the application" if verdict.action == "restart_app" else "nothing: it is told only"
+    return repair if verdict.severity == "unknown" else f"{repair}, then: nodeagentctl health ack {node}"
+
+
+def _against(record: NodeRecord, member: Member) -> list[Verdict]:
+    """The verdicts that bar what the member uses, the worst first."""
+    return [v for v in record.facts.health if v.bars and (not v.device or v.device in member.devices)]
+
+
+def _told(record: NodeRecord, verdict: Verdict) -> str:
+    if not verdict.device:
+        return f"{record.id} is unfit: {_words(verdict)}"
+    index = next((str(g.index) for g in record.facts.gpus if g.uuid == verdict.device), verdict.device)
+    return f"GPU {index} of {record.id} is unfit: {_words(verdict)}"
+
+
+def _words(verdict: Verdict) -> str:
+    return f"{verdict.text} ({verdict.rule})"
+
+
+def _elsewhere(cluster: Cluster, node: str, verdict: Verdict) -> bool:
+    others = (record for record in _live(cluster) if record.id != node)
+    return any(
+        v.rule == verdict.rule and abs(v.since - verdict.since) <= WINDOW for r in others for v in r.facts.health
+    )
+
+
+def _degraded(verdict: Verdict) -> bool:
+    return verdict.severity == "degraded" and not verdict.dry_run
+
+
+def _live(cluster: Cluster) -> Iterable[NodeRecord]:
+    return (record for record in cluster.nodes.values() if cluster.live(record.id))

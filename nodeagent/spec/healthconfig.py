@@ -1,0 +1,77 @@
+"""The ``health`` section of the agent's config: what is looked at beside the GPUs, and which rules only warn.
+
+Must never look at the machine: ``nodeagent/health`` does.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from nodeagent.spec import units
+from nodeagent.spec.errors import CheckError, raise_all
+from nodeagent.spec.section import Section, absolute
+from nodeagent.spec.suggest import closest
+
+OFF = "off"
+_IDS = {"type": "array", "items": {"type": "string"}}
+
+
+def _rules(value: object) -> frozenset[str]:
+    """Ids of rules. Raises ``CheckError`` for one that there is not."""
+    if isinstance(value, frozenset):
+        return value
+    if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+        raise CheckError(f"{units.show(value)} is not a list of rules", "write for instance [nvlink.down, xid.79]")
+    from nodeagent.health.judge import rules
+
+    known = {rule.id for rule in rules()}
+    bad = [v for v in value if v not in known and not (v.startswith("xid.") and v[4:].isdecimal())]
+    raise_all([CheckError(f"there is no rule {v!r}", _nearest(v, known), at=(value.index(v),)) for v in bad])
+    return frozenset(value)
+
+
+def _nearest(rule: str, known: set[str]) -> str:
+    near = closest(rule, known)
+    return f"did you mean '{near}'?" if near else "see them all: nodeagentctl health rules"
+
+
+def _folders(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise CheckError(f"{units.show(value)} is not a list of folders", "write for instance [/shared]")
+    return tuple(str(absolute(one, "folder")) for one in value)
+
+
+Rules = Annotated[frozenset[str], BeforeValidator(_rules), WithJsonSchema(_IDS)]
+
+
+class HealthConfig(Section):
+    """Looking after the node and its GPUs."""
+
+    probation: Annotated[
+        float,
+        BeforeValidator(units.duration),
+        WithJsonSchema({"type": ["string", "number"], "examples": ["10m"]}),
+        Field(ge=1, le=7 * 86_400),
+    ] = 600.0
+    """How long a repaired device is watched before it is trusted with work again."""
+    dry_run: Rules = frozenset()
+    """Rules that are shown and counted, and never acted upon."""
+    ignore: Rules = frozenset()
+    """Rules that are not looked at."""
+    folders: Annotated[tuple[str, ...], BeforeValidator(_folders), WithJsonSchema(_IDS)] = ()
+    """Folders that jobs need: said to be sick when full, read-only, missing, or when they do not answer."""
+
+
+def health_or_off(value: object) -> object:
+    """``off`` is no section at all."""
+    return None if value == OFF else value
+
+
+def or_off(schema: dict[str, Any]) -> None:
+    """JSON Schema: the word instead of null."""
+    for choice in schema["anyOf"]:
+        if choice == {"type": "null"}:
+            choice.clear()
+            choice["const"] = OFF

@@ -1,0 +1,234 @@
+"""Sick hardware, told by a driver that is not real under everything that is: what is evicted, what is kept, what heals.
+
+The nodes of a local cluster share the GPUs of one machine, so one state of the driver speaks for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.bare import STEPPER
+from tests.e2e.support import ROOT, Cluster, home, read_steps
+
+pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(240)]
+
+NODES = 4
+EACH = 2
+"""GPUs of a node."""
+PROBATION = "2s"
+BOUND = 60.0
+"""Seconds for what takes one or two on an idle machine."""
+
+
+class Driver:
+    """The fake driver's state, for all nodes."""
+
+    def __init__(self, state: Path) -> None:
+        self._state, self._sequence = state, 0
+        self.set()
+
+    def set(self, *lines: str) -> None:
+        draft = self._state.with_suffix(".new")
+        draft.write_text("\n".join((f"gpus {NODES * EACH}", "model H100", *lines)) + "\n")
+        draft.replace(self._state)
+
+    def xid(self, code: int, *gpus: int) -> None:
+        """An Xid on each of these GPUs, at once."""
+        lines = []
+        for gpu in gpus:
+            self._sequence += 1
+            lines.append(f"xid {self._sequence} {gpu} {code}")
+        self.set(*lines)
+
+
+class Ward:
+    """The cluster, and the driver of its machine."""
+
+    def __init__(self, cluster: Cluster, driver: Driver) -> None:
+        self.cluster, self.driver = cluster, driver
+
+    def rules(self, node: str) -> dict[str, str]:
+        """Rule to stage, of every verdict on a node or its GPUs, but that the kernel's log cannot be read here."""
+        return {v["rule"]: v["stage"] for v in self.cluster.node(node)["verdicts"] if v["rule"] != "probe.broken"}
+
+    def well(self) -> bool:
+        nodes = self.cluster.nodes()
+        return all(self.healthy(node) == EACH and not self.rules(node) for node in nodes)
+
+    def healthy(self, node: str) -> int:
+        return sum(gpu["healthy"] for gpu in self.cluster.node(node)["gpus"])
+
+    def uuid(self, node: str, number: int) -> str:
+        uuid: str = self.cluster.node(node)["gpus"][number]["uuid"]
+        return uuid
+
+    def start(self, name: str, more: str = "") -> dict[str, Any]:
+        """A job on every GPU of every node, whose workers need no GPU."""
+        work = self.cluster.work
+        command = json.dumps([sys.executable, str(STEPPER), str(work / f"{name}.steps")])
+        self.cluster.submit(
+            f"name: {name}\ncommand: {command}\nnodes: {{min: 1, max: {NODES}, target: {NODES}}}\n"
+            f"workers_per_node: gpu\ngrace: 2s\n{more}"
+        )
+        job = self.cluster.until_running(name, NODES)
+        self.cluster.until(lambda: len(self.cluster.workers(name)) == NODES * EACH, BOUND, "all workers run")
+        return job
+
+    def until_used(self, name: str, workers: int) -> dict[str, Any]:
+        """Until the job runs with so many workers, in one active generation."""
+
+        def so() -> bool:
+            job = self.cluster.job(name)
+            return bool(job["phase"] == "running" and job["world_size"] == workers == len(self.cluster.workers(name)))
+
+        self.cluster.until(so, BOUND, f"{name} runs on {workers} GPUs")
+        return self.cluster.job(name)
+
+
+@pytest.fixture(scope="module")
+def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
+    library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    source = ROOT / "tests" / "fakenvml" / "fakenvml.c"
+    command = ["cc", "-shared", "-fPIC", "-O1", "-Wl,-soname,libnvidia-ml.so.1", "-o", str(library), str(source)]
+    subprocess.run(command, check=True, capture_output=True)
+    with home() as (folder, environ):
+        driver = Driver(folder / "driver")
+        environ |= {
+            "LD_LIBRARY_PATH": str(library.parent),
+            "FAKE_NVML": str(folder / "driver"),
+            "NODEAGENT__HEALTH__PROBATION": PROBATION,
+        }
+        one = Cluster(folder, folder / "work", environ)
+        try:
+            one.up(NODES)
+            yield Ward(one, driver)
+        finally:
+            one.ctl("local", "down", check=None)
+
+
+@pytest.fixture
+def calm(ward: Ward) -> Iterator[Ward]:
+    """Nothing runs, and every GPU is trusted."""
+    ward.cluster.at_rest()
+    ward.driver.set()
+    for node in ward.cluster.nodes():
+        if ward.rules(node):
+            ward.cluster.ctl("health", "ack", node, check=None)
+    ward.cluster.until(ward.well, BOUND, "every GPU is trusted")
+    yield ward
+
+
+def test_a_gpu_that_falls_off_the_bus_is_left_out_until_it_is_repaired(calm: Ward) -> None:
+    cluster = calm.cluster
+    before = calm.start("lost", "uneven: true\n")
+    sick = calm.uuid("n2", 1)
+    calm.driver.xid(79, 3)
+    calm.until_used("lost", NODES * EACH - 1)
+    job = cluster.job("lost")
+    assert job["generation"] == before["generation"] + 1, "one re-forming is enough"
+    assert (job["cause"]["kind"], job["cause"]["node"], job["budget"]["used"]) == ("hardware", "n2", 0)
+    assert cluster.pod("lost", "n2")["workers"][0]["state"] == "running"
+    assert len(cluster.pod("lost", "n2")["workers"]) == 1
+    assert calm.rules("n2") == {"xid.79": "active"}
+    assert [calm.healthy(n) for n in ("n1", "n2", "n3", "n4")] == [2, 1, 2, 2]
+    told = cluster.ctl("describe", "node/n2").stdout
+    assert "rule xid.79, active" in told
+    assert "nodeagentctl health ack n2" in told
+    assert "1/2" in cluster.ctl("nodes", "n2").stdout
+    calm.driver.set()
+    elsewhere = cluster.ctl("health", "ack", "n2", "--gpu", calm.uuid("n1", 0), check=3)
+    assert "did you mean" in elsewhere.stderr
+    cluster.ctl("health", "ack", "n2", "--gpu", sick, "--rule", "xid.79")
+    cluster.until(lambda: calm.healthy("n2") == EACH, BOUND, "its probation ends")
+    assert calm.rules("n2") == {}
+    cluster.ctl("restart", "lost")
+    job = calm.until_used("lost", NODES * EACH)
+    assert job["budget"]["used"] == 0
+
+
+def test_a_driver_that_hangs_under_one_node_costs_it_its_work_and_not_its_lease(calm: Ward) -> None:
+    cluster = calm.cluster
+    calm.start("hung")
+    agent = cluster.node("n3")["agent_pid"]
+    (probe,) = probes(agent)
+    os.kill(probe, signal.SIGSTOP)
+    cluster.until(lambda: calm.rules("n3") == {"probe.nvml.late": "active"}, BOUND, "nobody knows how n3's GPUs are")
+    assert cluster.job("hung")["world_nodes"] == NODES, "unknown evicts nobody"
+    cluster.until_running("hung", NODES - 1, above=1)
+    job = cluster.job("hung")
+    assert (job["cause"]["kind"], job["cause"]["node"], job["budget"]["used"]) == ("hardware", "n3", 0)
+    assert cluster.nodes()["n3"] == "ready", "its lease is kept"
+    assert cluster.node("n3")["agent_pid"] == agent
+    # The probe is replaced, the new one is answered, and n3 comes back by itself.
+    cluster.until_running("hung", NODES, above=job["generation"])
+    assert calm.rules("n3") == {}
+    assert cluster.job("hung")["budget"]["used"] == 0
+
+
+def test_the_breaker_keeps_what_runs_when_all_nodes_become_unfit_at_once(calm: Ward) -> None:
+    cluster = calm.cluster
+    before = calm.start("kept")
+    calm.driver.set("hang nvmlDeviceGetTemperatureV")
+    nodes = list(cluster.nodes())
+    cluster.until(lambda: all("probe.nvml.hung" in calm.rules(n) for n in nodes), BOUND, "every node is unfit")
+    steps = len(read_steps(cluster.work, "kept"))
+    cluster.until(lambda: len(read_steps(cluster.work, "kept")) > steps + 100, BOUND, "it goes on")
+    job = cluster.job("kept")
+    # The first to become unfit may have been told of before the others were.
+    assert job["world_nodes"] >= NODES - 1
+    assert job["generation"] <= before["generation"] + 1
+    assert any(w.startswith("breaker open: 4 of 4 nodes became unfit") for w in job["why"])
+    assert job["budget"]["used"] == 0
+    assert "breaker" in cluster.ctl("describe", "node/n1").stdout.lower()
+    assert set(cluster.nodes().values()) == {"ready"}
+
+
+def test_an_application_error_on_every_node_bars_nothing(calm: Ward) -> None:
+    cluster = calm.cluster
+    before = calm.start("faulty")
+    calm.driver.xid(31, *range(0, NODES * EACH, EACH))
+    nodes = list(cluster.nodes())
+    cluster.until(lambda: all("xid.31" in calm.rules(n) for n in nodes), BOUND, "every node has seen it")
+    steps = len(read_steps(cluster.work, "faulty"))
+    cluster.until(lambda: len(read_steps(cluster.work, "faulty")) > steps + 100, BOUND, "it goes on")
+    job = cluster.job("faulty")
+    assert (job["generation"], job["world_nodes"], job["budget"]["used"]) == (before["generation"], NODES, 0)
+    assert set(cluster.nodes().values()) == {"ready"}
+    assert [calm.healthy(n) for n in nodes] == [EACH] * NODES
+
+
+def test_a_drill_is_for_the_nodes_own_agent_and_a_restart_forgets_nothing(calm: Ward) -> None:
+    cluster = calm.cluster
+    calm.start("stays", "uneven: true\n")
+    cluster.ctl("health", "inject", "n4", "--xid", "79")
+    cluster.until(lambda: calm.rules("n4") == {"xid.79": "active"}, BOUND, "n4 judges it")
+    assert calm.healthy("n4") == EACH - 1
+    calm.until_used("stays", NODES * EACH - 1)
+    before, workers = cluster.node("n4")["agent_pid"], cluster.workers("stays")
+    os.kill(before, signal.SIGTERM)
+
+    def again() -> bool:
+        node = cluster.node("n4")
+        return bool(node["agent_pid"] != before and node["state"] == "ready")
+
+    cluster.until(again, BOUND, "its agent is started again")
+    assert calm.rules("n4") == {"xid.79": "active"}
+    assert cluster.workers("stays") == workers
+    cluster.until(lambda: len(probes(cluster.node("n4")["agent_pid"])) == 1, BOUND, "it asks the driver again")
+    assert calm.healthy("n4") == EACH - 1
+    assert "xid.79" in cluster.ctl("health", "rules").stdout
+
+
+def probes(agent: int) -> list[int]:
+    """The agent's processes that ask the driver."""
+    children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+    return [int(pid) for pid in children if b"probe_nvml" in Path(f"/proc/{pid}/cmdline").read_bytes()]

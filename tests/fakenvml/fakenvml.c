@@ -1,0 +1,332 @@
+/* A libnvidia-ml.so.1 for tests: its answers come from the text file $FAKE_NVML, read anew on every call, so that a test
+ * injects a fault by replacing the file. nvidia-ml-py loads it unmodified. Lines of the file, the last of a kind wins:
+ *
+ *   gpus N                    how many GPUs there are
+ *   model H100 | A100 | L4    what kind: memory, NVLinks, fabric
+ *   KEY VALUE                 of the driver ("driver 550.90.07")
+ *   G.KEY VALUE               of GPU number G ("0.temperature 54", "1.lost 1"); *.KEY VALUE: of all
+ *   error FUNCTION CODE       this function fails with this NVML code
+ *   hang FUNCTION             this function does not return while the line is there
+ *   xid SEQ G CODE            an event; each SEQ is delivered once to every set that the GPU is registered with
+ *
+ * OLD_DRIVER leaves out what drivers before 550 do not export. Build:
+ *   cc -shared -fPIC -O1 -Wall -Wextra -Werror -Wl,-soname,libnvidia-ml.so.1 -o libnvidia-ml.so.1 fakenvml.c
+ *
+ * Layouts of the structures: nvml.h of CUDA 12 and 13, as nvidia-ml-py declares them. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef struct { int number; } *device_t;
+typedef unsigned long long u64;
+typedef struct { u64 total, free, used; } memory_t;
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } pci_t;
+typedef struct { device_t device; u64 type, data; unsigned gpu_instance, compute_instance; } event_t;
+typedef struct { unsigned field, scope; long long timestamp, latency; unsigned type; int result; u64 value; } field_t;
+typedef struct {
+  unsigned version; u64 counters[11]; unsigned exceeded;
+} sram_t;
+typedef struct { unsigned char cluster[16]; int status; unsigned clique; unsigned char state; } fabric_t;
+typedef struct { unsigned pid; u64 used; unsigned gpu_instance, compute_instance; } process_t;
+typedef struct { unsigned version; int margin; } margin_t;
+typedef struct { unsigned version; unsigned sensor; int value; } temperature_t;
+
+enum {
+  SUCCESS = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_LOST = 15,
+};
+enum { XID = 8, RECOVERY_ACTION = 230, MOST = 16, LINE = 256 };
+
+static struct { int number; } devices[MOST];
+static int initialized;
+
+/* The value of the last line "KEY VALUE"; NULL if there is none. Not for two threads at once. */
+static const char *look(const char *key) {
+  static char value[LINE];
+  const char *path = getenv("FAKE_NVML");
+  FILE *file = path ? fopen(path, "re") : NULL;
+  char line[LINE], name[LINE], rest[LINE];
+  int found = 0;
+  if (!file) return NULL;
+  while (fgets(line, sizeof line, file))
+    if (sscanf(line, "%255s %255[^\n]", name, rest) == 2 && !strcmp(name, key)) {
+      strcpy(value, rest);
+      found = 1;
+    }
+  fclose(file);
+  return found ? value : NULL;
+}
+
+/* A line "KIND FUNCTION ..." is there; its third word as a number, or 1. */
+static int ordered(const char *kind, const char *function) {
+  const char *path = getenv("FAKE_NVML");
+  FILE *file = path ? fopen(path, "re") : NULL;
+  char line[LINE], first[LINE], second[LINE];
+  int found = 0;
+  if (!file) return 0;
+  while (fgets(line, sizeof line, file)) {
+    int code = 1;
+    if (sscanf(line, "%255s %255s %d", first, second, &code) >= 2 && !strcmp(first, kind) && !strcmp(second, function))
+      found = code;
+  }
+  fclose(file);
+  return found;
+}
+
+static int is_model(const char *name) {
+  const char *model = look("model");
+  return !strcmp(model ? model : "H100", name);
+}
+
+static const char *text(device_t d, const char *key) {
+  char name[LINE];
+  const char *found;
+  snprintf(name, sizeof name, "%d.%s", d->number, key);
+  if ((found = look(name))) return found;
+  snprintf(name, sizeof name, "*.%s", key);
+  return look(name);
+}
+
+static long long number(device_t d, const char *key, long long otherwise) {
+  const char *found = text(d, key);
+  return found ? strtoll(found, NULL, 0) : otherwise;
+}
+
+static int count(void) {
+  const char *found = look("gpus");
+  return found ? atoi(found) : 0;
+}
+
+/* What every function does first: hang, fail as ordered, look whether the GPU is there. */
+static int enter(const char *function, device_t d, int of_device) {
+  struct timespec moment = {0, 10000000};
+  int code;
+  while (ordered("hang", function)) nanosleep(&moment, NULL);
+  if ((code = ordered("error", function))) return code;
+  if (!initialized) return UNINITIALIZED;
+  if (!of_device) return SUCCESS;
+  if (!d || (void *)d < (void *)devices || (void *)d >= (void *)(devices + MOST)) return INVALID;
+  return number(d, "lost", 0) ? GPU_LOST : SUCCESS;
+}
+
+#define ENTER(device, of_device) \
+  do { int code_ = enter(__func__, device, of_device); if (code_) return code_; } while (0)
+
+static int copy(char *out, unsigned size, const char *value) {
+  if (strlen(value) >= size) return INSUFFICIENT_SIZE;
+  strcpy(out, value);
+  return SUCCESS;
+}
+
+int nvmlInitWithFlags(unsigned flags) {
+  int code;
+  (void)flags;
+  initialized = 1;
+  if ((code = enter(__func__, NULL, 0))) initialized = 0;
+  for (int i = 0; i < MOST; i++) devices[i].number = i;
+  return code;
+}
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+int nvmlShutdown(void) { ENTER(NULL, 0); initialized = 0; return SUCCESS; }
+const char *nvmlErrorString(int code) {
+  static char words[32];
+  snprintf(words, sizeof words, "fake error %d", code);
+  return words;
+}
+
+int nvmlSystemGetDriverVersion(char *out, unsigned size) {
+  ENTER(NULL, 0);
+  const char *found = look("driver");
+  return copy(out, size, found ? found : "570.00.00");
+}
+int nvmlDeviceGetCount_v2(unsigned *out) { ENTER(NULL, 0); *out = count(); return SUCCESS; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t *out) {
+  ENTER(NULL, 0);
+  if ((int)index >= count() || index >= MOST) return INVALID;
+  *out = (device_t)&devices[index];
+  return SUCCESS;
+}
+int nvmlDeviceGetUUID(device_t d, char *out, unsigned size) {
+  ENTER(d, 1);
+  char made[LINE];
+  const char *found = text(d, "uuid");
+  snprintf(made, sizeof made, "GPU-fa4e0000-0000-0000-0000-%012d", d->number);
+  return copy(out, size, found ? found : made);
+}
+int nvmlDeviceGetName(device_t d, char *out, unsigned size) {
+  ENTER(d, 1);
+  return copy(out, size, is_model("L4") ? "NVIDIA L4" : is_model("A100") ? "NVIDIA A100-SXM4-80GB" : "NVIDIA H100 80GB HBM3");
+}
+int nvmlDeviceGetPciInfo_v3(device_t d, pci_t *out) {
+  ENTER(d, 1);
+  memset(out, 0, sizeof *out);
+  out->bus = 0x10 + d->number;
+  snprintf(out->bus_id, sizeof out->bus_id, "00000000:%02X:00.0", out->bus);
+  snprintf(out->legacy, sizeof out->legacy, "0000:%02X:00.0", out->bus);
+  return SUCCESS;
+}
+int nvmlDeviceGetVbiosVersion(device_t d, char *out, unsigned size) { ENTER(d, 1); return copy(out, size, "96.00.00.00.01"); }
+int nvmlDeviceGetTemperature(device_t d, int sensor, unsigned *out) {
+  ENTER(d, 1);
+  (void)sensor;
+  *out = number(d, "temperature", 40);
+  return SUCCESS;
+}
+int nvmlDeviceGetPowerUsage(device_t d, unsigned *out) { ENTER(d, 1); *out = number(d, "milliwatts", 90000); return SUCCESS; }
+int nvmlDeviceGetMemoryInfo(device_t d, memory_t *out) {
+  ENTER(d, 1);
+  out->total = (is_model("L4") ? 24ULL : 80ULL) << 30;
+  out->used = number(d, "memory_used", 0);
+  out->free = out->total - out->used;
+  return SUCCESS;
+}
+int nvmlDeviceGetEccMode(device_t d, unsigned *now, unsigned *pending) {
+  ENTER(d, 1);
+  *now = *pending = number(d, "ecc", 1);
+  return SUCCESS;
+}
+int nvmlDeviceGetTotalEccErrors(device_t d, int uncorrected, int aggregate, u64 *out) {
+  ENTER(d, 1);
+  *out = aggregate ? 0 : number(d, uncorrected ? "ecc_uncorrected" : "ecc_corrected", 0);
+  return SUCCESS;
+}
+int nvmlDeviceGetRemappedRows(device_t d, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
+  ENTER(d, 1);
+  if (is_model("L4")) return NOT_SUPPORTED;
+  *corrected = 0;
+  *uncorrected = number(d, "remapped", 0);
+  *pending = number(d, "remap_pending", 0);
+  *failed = number(d, "remap_failed", 0);
+  return SUCCESS;
+}
+int nvmlDeviceGetCurrentClocksThrottleReasons(device_t d, u64 *out) { ENTER(d, 1); *out = number(d, "clock_reasons", 0); return SUCCESS; }
+int nvmlDeviceGetCurrPcieLinkGeneration(device_t d, unsigned *out) { ENTER(d, 1); *out = number(d, "pcie_generation", 5); return SUCCESS; }
+int nvmlDeviceGetMaxPcieLinkGeneration(device_t d, unsigned *out) { ENTER(d, 1); *out = 5; return SUCCESS; }
+int nvmlDeviceGetCurrPcieLinkWidth(device_t d, unsigned *out) { ENTER(d, 1); *out = number(d, "pcie_width", 16); return SUCCESS; }
+int nvmlDeviceGetMaxPcieLinkWidth(device_t d, unsigned *out) { ENTER(d, 1); *out = 16; return SUCCESS; }
+int nvmlDeviceGetPcieReplayCounter(device_t d, unsigned *out) { ENTER(d, 1); *out = number(d, "pcie_replays", 0); return SUCCESS; }
+int nvmlDeviceGetNvLinkState(device_t d, unsigned link, unsigned *out) {
+  ENTER(d, 1);
+  unsigned links = is_model("L4") ? 0 : is_model("A100") ? 12 : 18;
+  if (!links) return NOT_SUPPORTED;
+  if (link >= links) return INVALID;
+  *out = link < links - number(d, "links_down", 0);
+  return SUCCESS;
+}
+/* "0.processes PID:BYTES PID:BYTES" */
+int nvmlDeviceGetComputeRunningProcesses_v3(device_t d, unsigned *size, process_t *out) {
+  ENTER(d, 1);
+  const char *found = text(d, "processes");
+  char words[LINE];
+  unsigned n = 0, room = *size;
+  strcpy(words, found ? found : "");
+  for (char *word = strtok(words, " "); word; word = strtok(NULL, " "), n++) {
+    if (!out || n >= room) continue;
+    out[n] = (process_t){.gpu_instance = ~0u, .compute_instance = ~0u};
+    sscanf(word, "%u:%llu", &out[n].pid, &out[n].used);
+  }
+  *size = n;
+  return n > (out ? room : 0) ? INSUFFICIENT_SIZE : SUCCESS;
+}
+int nvmlDeviceGetFieldValues(device_t d, int n, field_t *fields) {
+  ENTER(d, 1);
+  for (int i = 0; i < n; i++) {
+    fields[i].result = NOT_SUPPORTED;
+#ifndef OLD_DRIVER
+    if (fields[i].field == RECOVERY_ACTION) {
+      fields[i].type = 1; /* unsigned int */
+      fields[i].value = number(d, "recovery", 0);
+      fields[i].result = SUCCESS;
+    }
+#endif
+  }
+  return SUCCESS;
+}
+
+#ifndef OLD_DRIVER
+int nvmlDeviceGetCurrentClocksEventReasons(device_t d, u64 *out) { ENTER(d, 1); *out = number(d, "clock_reasons", 0); return SUCCESS; }
+int nvmlDeviceGetTemperatureV(device_t d, temperature_t *out) {
+  ENTER(d, 1);
+  if (out->version != (sizeof *out | 1u << 24)) return 25;
+  out->value = number(d, "temperature", 40);
+  return SUCCESS;
+}
+int nvmlDeviceGetMarginTemperature(device_t d, margin_t *out) {
+  ENTER(d, 1);
+  if (out->version != (sizeof *out | 1u << 24)) return 25;
+  out->margin = number(d, "margin", 45);
+  return SUCCESS;
+}
+int nvmlDeviceGetSramEccErrorStatus(device_t d, sram_t *out) {
+  ENTER(d, 1);
+  if (out->version != (sizeof *out | 1u << 24)) return 25;
+  if (is_model("L4")) return NOT_SUPPORTED;
+  memset(out->counters, 0, sizeof out->counters);
+  out->exceeded = number(d, "sram_exceeded", 0);
+  return SUCCESS;
+}
+int nvmlDeviceGetGpuFabricInfo(device_t d, fabric_t *out) {
+  ENTER(d, 1);
+  memset(out, 0, sizeof *out);
+  if (!is_model("H100")) return NOT_SUPPORTED;
+  out->state = number(d, "fabric", 3);
+  out->status = number(d, "fabric_status", 0);
+  return SUCCESS;
+}
+#endif
+
+struct set { u64 seen; unsigned registered; };
+
+static int next_event(struct set *set, int *gpu, u64 *code) {
+  const char *path = getenv("FAKE_NVML");
+  FILE *file = path ? fopen(path, "re") : NULL;
+  char line[LINE];
+  u64 sequence, best = ~0ULL, value;
+  int of;
+  if (!file) return 0;
+  while (fgets(line, sizeof line, file))
+    if (sscanf(line, "xid %llu %d %llu", &sequence, &of, &value) == 3 && sequence > set->seen && sequence < best &&
+        of >= 0 && of < MOST && (set->registered >> of & 1)) {
+      best = sequence;
+      *gpu = of;
+      *code = value;
+    }
+  fclose(file);
+  if (best == ~0ULL) return 0;
+  set->seen = best;
+  return 1;
+}
+
+/* As on hardware, only what happens after the set was made is delivered. */
+int nvmlEventSetCreate(struct set **out) {
+  ENTER(NULL, 0);
+  int gpu;
+  u64 code;
+  if (!(*out = calloc(1, sizeof **out))) return INVALID;
+  (*out)->registered = ~0u;
+  while (next_event(*out, &gpu, &code)) continue;
+  (*out)->registered = 0;
+  return SUCCESS;
+}
+int nvmlDeviceRegisterEvents(device_t d, u64 types, struct set *set) {
+  ENTER(d, 1);
+  if (types & XID) set->registered |= 1u << d->number;
+  return SUCCESS;
+}
+int nvmlEventSetFree(struct set *set) { free(set); return SUCCESS; }
+int nvmlEventSetWait_v2(struct set *set, event_t *out, unsigned milliseconds) {
+  struct timespec moment = {0, 5000000};
+  int gpu;
+  u64 code;
+  memset(out, 0, sizeof *out);
+  for (unsigned waited = 0;; waited += 5) {
+    ENTER(NULL, 0);
+    if (next_event(set, &gpu, &code)) {
+      *out = (event_t){(device_t)&devices[gpu], XID, code, ~0u, ~0u};
+      return SUCCESS;
+    }
+    if (waited >= milliseconds) return TIMEOUT;
+    nanosleep(&moment, NULL);
+  }
+}

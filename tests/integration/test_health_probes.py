@@ -1,0 +1,322 @@
+"""The probes as processes: a fake driver under the real nvidia-ml-py, a kernel log and a machine made of files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.health.probe import DEADLINE, MOST_STUCK, Probe
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "tests" / "fakenvml" / "fakenvml.c"
+BOUND = 30.0
+Told = dict[str, Any]
+
+
+def build(folder: Path, *flags: str) -> Path:
+    """The fake driver's library in a folder of its own."""
+    folder.mkdir()
+    out = folder / "libnvidia-ml.so.1"
+    command = ["cc", "-shared", "-fPIC", "-O1", "-Wl,-soname,libnvidia-ml.so.1", *flags, "-o", str(out), str(SOURCE)]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("nvml") / "new")
+
+
+@pytest.fixture(scope="module")
+def old_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("nvml") / "old", "-DOLD_DRIVER")
+
+
+class Machine:
+    """The fake driver's state, and what the probe told."""
+
+    def __init__(self, state: Path) -> None:
+        self.state, self.told = state, list[Told]()
+        self.came = asyncio.Event()
+
+    def set(self, *lines: str) -> None:
+        new = self.state.with_suffix(".new")
+        new.write_text("\n".join(lines) + "\n")
+        new.replace(self.state)
+
+    def heard(self, told: Told) -> None:
+        self.told.append(told)
+        self.came.set()
+
+    async def until(self, wanted: Callable[[Told], object]) -> Told:
+        """The first told from now on that is wanted."""
+        async with asyncio.timeout(BOUND):
+            while True:
+                while self.told:
+                    if wanted(told := self.told.pop(0)):
+                        return told
+                self.came.clear()
+                await self.came.wait()
+
+    async def gpus(self) -> list[Told]:
+        """The next look at all GPUs, made after this call."""
+        self.told.clear()
+        await self.until(lambda told: "gpus" in told)
+        found: list[Told] = (await self.until(lambda told: "gpus" in told))["gpus"]
+        return found
+
+
+@asynccontextmanager
+async def probing(
+    tmp_path: Path, library: Path, *lines: str, deadline: float = 20.0
+) -> AsyncIterator[tuple[Machine, Probe]]:
+    machine = Machine(tmp_path / "state")
+    machine.set(*lines)
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(machine.state), "PYTHONPATH": str(ROOT)}
+    command = (sys.executable, "-m", "nodeagent.health.probe_nvml", "0.1")
+    probe = Probe("nvml", lambda: command, environ, 0.1, machine.heard, machine.came.set, deadline, 0.1)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(probe.run())
+        try:
+            yield machine, probe
+        finally:
+            task.cancel()
+
+
+async def test_an_h100_that_is_well(tmp_path: Path, driver: Path) -> None:
+    async with probing(tmp_path, driver, "gpus 2", "model H100") as (machine, _):
+        first, second = await machine.gpus()
+    assert (first["pci"], first["name"], first["recovery"]) == ("0000:10:00", "NVIDIA H100 80GB HBM3", "none")
+    assert (first["ecc"], first["ecc_uncorrected"], first["sram_exceeded"]) == (True, 0, False)
+    assert (first["remap_pending"], first["remap_failed"], first["remapped_uncorrectable"]) == (False, False, 0)
+    assert (first["links"], first["links_up"], first["fabric"]) == (18, 18, "completed")
+    assert (first["temperature"], first["margin"], first["power"], first["slowdown"]) == (40, 45, 90.0, [])
+    assert (first["pcie_width"], first["pcie_width_max"], first["pcie_generation_max"]) == (16, 16, 5)
+    assert (first["processes"], first["memory_used"], first["driver"]) == ([], 0, "570.00.00")
+    assert "error" not in first
+    assert second["uuid"] != first["uuid"]
+
+
+async def test_an_l4_has_less_to_tell_and_nothing_is_made_up(tmp_path: Path, driver: Path) -> None:
+    async with probing(tmp_path, driver, "gpus 1", "model L4") as (machine, _):
+        (gpu,) = await machine.gpus()
+    assert gpu["name"] == "NVIDIA L4"
+    assert "links" not in gpu
+    assert "remap_failed" not in gpu
+    assert "sram_exceeded" not in gpu
+    assert gpu["fabric"] is None
+    assert "error" not in gpu
+
+
+async def test_an_old_driver_lacks_functions_and_is_read_all_the_same(tmp_path: Path, old_driver: Path) -> None:
+    lines = ("gpus 1", "model A100", "0.temperature 61", "0.clock_reasons 0x40", "driver 525.60.13")
+    async with probing(tmp_path, old_driver, *lines) as (machine, _):
+        (gpu,) = await machine.gpus()
+    assert (gpu["temperature"], gpu["slowdown"], gpu["driver"]) == (61, ["hw_thermal"], "525.60.13")
+    assert (gpu["recovery"], gpu["margin"], gpu["links"]) == (None, None, 12)
+    assert "error" not in gpu
+
+
+FAULTS = [
+    ("0.recovery 1", "recovery", "reset"),
+    ("0.recovery 2", "recovery", "reboot"),
+    ("0.recovery 3", "recovery", "drain_p2p"),
+    ("0.recovery 4", "recovery", "drain_reset"),
+    ("0.recovery 6", "recovery", "6"),
+    ("0.remap_failed 1", "remap_failed", True),
+    ("0.remap_pending 1", "remap_pending", True),
+    ("0.remapped 512", "remapped_uncorrectable", 512),
+    ("0.sram_exceeded 1", "sram_exceeded", True),
+    ("0.ecc_uncorrected 3", "ecc_uncorrected", 3),
+    ("0.ecc 0", "ecc", False),
+    ("0.links_down 2", "links_up", 16),
+    ("0.fabric 2", "fabric", "in_progress"),
+    ("0.fabric_status 999", "fabric", "failed"),
+    ("0.clock_reasons 0x88", "slowdown", ["hw_slowdown", "power_brake"]),
+    ("0.pcie_width 8", "pcie_width", 8),
+    ("0.processes 4711:1048576 4712:7", "processes", [[4711, 1048576], [4712, 7]]),
+    ("0.lost 1", "error", "GPU_IS_LOST"),
+    ("error nvmlDeviceGetTotalEccErrors 16", "error", "RESET_REQUIRED"),
+    ("error nvmlDeviceGetTotalEccErrors 999", "error", "NVML error 999: Unknown Error"),
+]
+
+
+async def test_every_fault_is_read(tmp_path: Path, driver: Path) -> None:
+    async with probing(tmp_path, driver, "gpus 1") as (machine, _):
+        for line, field, value in FAULTS:
+            machine.set("gpus 1", line)
+            (gpu,) = await machine.gpus()
+            assert gpu[field] == value, line
+            assert gpu["uuid"], "a GPU that cannot be read keeps its name"
+
+
+async def test_events_come_at_once_and_folded(tmp_path: Path, driver: Path) -> None:
+    async with probing(tmp_path, driver, "gpus 2", "xid 1 0 13") as (machine, _):
+        names = [gpu["uuid"] for gpu in await machine.gpus()]
+        storm = [f"xid {n} 1 45" for n in range(2, 40)]
+        machine.set("gpus 2", "xid 1 0 13", *storm, "xid 50 0 79", "0.lost 1")
+        seen: dict[tuple[str, int], int] = {}
+        while sum(seen.values()) < 39:
+            for uuid, code, _, count in (await machine.until(lambda told: "xids" in told))["xids"]:
+                seen[uuid, code] = seen.get((uuid, code), 0) + count
+    assert seen == {(names[1], 45): 38, (names[0], 79): 1}, "what was before it is not told again"
+
+
+async def test_no_driver(tmp_path: Path, driver: Path) -> None:
+    async with probing(tmp_path, driver, "error nvmlInitWithFlags 9") as (machine, probe):
+        async with asyncio.timeout(BOUND):
+            while not probe.reading.problem:
+                machine.came.clear()
+                await machine.came.wait()
+        assert "NVML" in probe.reading.problem
+
+
+async def test_a_call_that_never_returns(tmp_path: Path, driver: Path) -> None:
+    """Late, then hung, then replaced; and when the driver answers again, all is read again."""
+    async with probing(tmp_path, driver, "gpus 1", deadline=1.0) as (machine, probe):
+        await machine.gpus()
+        machine.set("gpus 1", "hang nvmlDeviceGetPowerUsage")
+        missed: list[int] = []
+        async with asyncio.timeout(BOUND):
+            while 3 not in missed:
+                if probe.reading.missed not in missed:
+                    missed.append(probe.reading.missed)
+                machine.came.clear()
+                await machine.came.wait()
+        assert missed in ([0, 1, 2, 3], [1, 2, 3])
+        machine.set("gpus 1")
+        await machine.gpus()
+        assert probe.reading.missed == 0
+
+
+async def test_processes_that_do_not_die_are_not_piled_up() -> None:
+    """As when they are stuck in the driver: SIGKILL without effect."""
+    seen, kept = asyncio.Event(), list[subprocess.Popen[bytes]]()
+    command = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
+    probe = Probe("nvml", lambda: command, os.environ, 0.0, lambda _: None, seen.set, 0.05, 0.1, kept.append)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(probe.run())
+        try:
+            async with asyncio.timeout(2 * BOUND):
+                while "cannot be killed" not in probe.reading.problem:
+                    seen.clear()
+                    await seen.wait()
+        finally:
+            task.cancel()
+            for process in kept:
+                process.kill()
+    assert len(kept) == MOST_STUCK
+    assert [process.wait(BOUND) for process in kept] == [-9] * MOST_STUCK
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """A machine made of files, its kernel log a pipe."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 250 kB\n")
+    port = tmp_path / "sys" / "class" / "infiniband" / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("4: ACTIVE\n")
+    os.mkfifo(tmp_path / "kmsg")
+    keep = os.open(tmp_path / "kmsg", os.O_RDWR)
+    yield {
+        "proc": str(tmp_path / "proc"), "sys": str(tmp_path / "sys"), "kmsg": str(tmp_path / "kmsg"),
+        "folders": [str(tmp_path)], "interfaces": [], "units": str(tmp_path / "units"), "poll": 0.1, "since": 0.0,
+    }  # fmt: skip
+    os.close(keep)
+
+
+@asynccontextmanager
+async def watching(given: dict[str, Any]) -> AsyncIterator[Machine]:
+    machine = Machine(Path("/dev/null"))
+    command = (sys.executable, "-S", "-m", "nodeagent.health.probe_host", json.dumps(given))
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    probe = Probe("host", lambda: command, environ, 0.1, machine.heard, machine.came.set, 20.0)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(probe.run())
+        try:
+            yield machine
+        finally:
+            task.cancel()
+
+
+async def test_the_machine_around_the_gpus(tmp_path: Path, host: dict[str, Any]) -> None:
+    port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1/state"
+    async with watching(host) as machine:
+        told = (await machine.until(lambda told: "host" in told))["host"]
+        assert told == {
+            "memory_available": 0.25, "full_disks": [], "fabric_manager": None, "ports_down": [], "port_flaps": []
+        }  # fmt: skip
+        port.write_text("1: DOWN\n")
+        down = (await machine.until(lambda told: "host" in told and told["host"]["ports_down"]))["host"]
+        assert down["ports_down"][0][0] == "mlx5_0/1"
+        port.write_text("4: ACTIVE\n")
+        up = (await machine.until(lambda told: "host" in told and told["host"]["port_flaps"]))["host"]
+        assert (up["ports_down"], up["port_flaps"]) == ([], [["mlx5_0/1", 1]])
+        (tmp_path / "units").mkdir()
+        (tmp_path / "units" / "nvidia-fabricmanager.service").touch()
+        await machine.until(lambda told: "host" in told and told["host"]["fabric_manager"] is False)
+        events = tmp_path / "sys/fs/cgroup/system.slice/nvidia-fabricmanager.service/cgroup.events"
+        events.parent.mkdir(parents=True)
+        events.write_text("populated 1\nfrozen 0\n")
+        await machine.until(lambda told: "host" in told and told["host"]["fabric_manager"] is True)
+
+
+async def test_the_kernels_log(host: dict[str, Any]) -> None:
+    async with watching(host) as machine:
+        await machine.until(lambda told: "host" in told)
+        log = os.open(host["kmsg"], os.O_WRONLY)
+        os.write(log, b"3,1,1000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n")
+        (event,) = (await machine.until(lambda told: "events" in told))["events"]
+        os.close(log)
+    assert (event["kind"], event["code"], event["device"], event["count"]) == ("xid", 79, "0000:3b:00", 1)
+
+
+async def test_a_folder_that_is_not_there(tmp_path: Path, host: dict[str, Any]) -> None:
+    async with watching(host | {"folders": [str(tmp_path / "none")]}) as machine:
+        told = await machine.until(lambda told: "host" in told and told["host"]["full_disks"])
+    assert told["host"]["full_disks"] == [f"{tmp_path / 'none'}: No such file or directory"]
+
+
+async def test_a_kernel_log_that_may_not_be_read(tmp_path: Path, host: dict[str, Any]) -> None:
+    problem = f"{tmp_path / 'none'}: No such file or directory"
+    command = (sys.executable, "-S", "-m", "nodeagent.health.probe_host")
+    given = json.dumps(host | {"kmsg": str(tmp_path / "none")})
+    machine = Machine(tmp_path / "state")
+    probe = Probe("host", lambda: (*command, given), {"PYTHONPATH": str(ROOT)}, 0.1, machine.heard, machine.came.set)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(probe.run())
+        for _ in range(3):
+            await machine.until(lambda told: "host" in told)
+            await machine.until(lambda _told: probe.reading.problem == problem)
+        task.cancel()
+
+
+@pytest.mark.parametrize("line", ["no json", '{"from": "the future"}'])
+async def test_a_probe_that_writes_what_nobody_understands_is_started_again(line: str) -> None:
+    starts = 0
+
+    def heard(told: Told) -> None:
+        raise KeyError(next(iter(told)))
+
+    def command() -> tuple[str, ...]:
+        nonlocal starts
+        starts += 1
+        if starts == 2:
+            task.cancel()
+        return (sys.executable, "-c", f"print({line!r}, flush=True); import time; time.sleep(60)")
+
+    probe = Probe("host", command, {}, 1.0, heard, lambda: None, DEADLINE, 0.1)
+    async with asyncio.timeout(BOUND), asyncio.TaskGroup() as group:
+        task = group.create_task(probe.run())
+    assert "does not understand" in probe.reading.problem
+    assert starts == 2

@@ -1,0 +1,77 @@
+"""Lines as the driver and the kernel write them, and near misses that mean nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.health.kernellog import MOST_KEPT, Folder, Line, bus_id, parse, record
+
+LINES = [
+    ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.", "xid", "0000:3b:00", 79),
+    ("NVRM: Xid (PCI:0000:1A:00.0): 31, pid=4711, name=python, Ch 00000008", "xid", "0000:1a:00", 31),
+    ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", "off_bus", "0000:3b:00", 0),
+    ("NVRM: The NVIDIA GPU 0000:3b:00.0 (PCI ID: 10de:2330) has fallen off the bus", "off_bus", "0000:3b:00", 0),
+    ("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 44 egress", "nvlink", "0000:05:00", 0),
+    ("pcieport 0000:00:1c.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0", "aer", "", 0),
+    ("nvidia 0000:3b:00.0: PCIe Bus Error: severity=Uncorrected (Fatal)", "aer", "0000:3b:00", 0),
+    ("mce: [Hardware Error]: CPU 12: Machine Check: 0 Bank 7: ...", "mce", "", 0),
+    ("Out of memory: Killed process 4711 (python) total-vm:1kB", "oom", "", 0),
+    ("Memory cgroup out of memory: Killed process 4711 (python)", "oom", "", 0),
+    ("INFO: task python:4711 blocked for more than 120 seconds.", "hung_task", "", 0),
+    ("blk_update_request: I/O error, dev nvme0n1, sector 42 op 0x0:(READ)", "io_error", "", 0),
+    ("EXT4-fs error (device sda1): ext4_find_entry:1455", "io_error", "", 0),
+    ("XFS (nvme1n1): metadata I/O error in \"xfs_trans\"", "io_error", "", 0),
+]  # fmt: skip
+HARMLESS = [
+    "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.90.07",
+    "NVRM: Xid without a code",
+    "nvidia-nvlink: Nvlink Core is being initialized, major device number 240",
+    "pcieport 0000:00:1c.0: AER: Corrected error received: 0000:3b:00.0",
+    "XFS (nvme1n1): Mounting V5 Filesystem",
+    "EXT4-fs (sda1): mounted filesystem",
+    "python[4711]: segfault at 0 ip 0000",
+    "user text: Xid 79",
+]
+
+
+@pytest.mark.parametrize(("text", "kind", "device", "code"), LINES)
+def test_lines_that_mean_something(text: str, kind: str, device: str, code: int) -> None:
+    found = parse(text, 5.0)
+    assert found is not None
+    assert (found.kind, found.code, found.raw, found.at) == (kind, code, text, 5.0)
+    if kind != "aer":  # the port that reports is not the device that failed
+        assert found.device == device
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_lines_that_mean_nothing(text: str) -> None:
+    assert parse(text, 0) is None
+
+
+@pytest.mark.parametrize("text", ["0000:3B:00", "00000000:3b:00.0", "0000:3b:00.0", "0:3b:00"])
+def test_one_bus_id_for_every_spelling(text: str) -> None:
+    assert bus_id(text) == "0000:3b:00"
+
+
+def test_a_record_of_kmsg() -> None:
+    assert record(b"3,1234,5000000,-;NVRM: Xid\n SUBSYSTEM=pci\n", 100.0) == ("NVRM: Xid", 105.0)
+    assert record(b"nonsense", 0) is None
+    assert record(b"3,1;text", 0) is None
+
+
+def test_equal_lines_are_one_with_a_count() -> None:
+    folder = Folder()
+    for at in range(1000):
+        folder.add(Line("xid", "0000:3b:00", 45, f"line {at}", at))
+        folder.add(Line("xid", "0000:3b:00", 13, f"line {at}", at))
+    assert [(e["code"], e["count"], e["raw"], e["at"]) for e in folder.take()] == [
+        (45, 1000, "line 0", 999), (13, 1000, "line 0", 999)
+    ]  # fmt: skip
+    assert folder.take() == []
+
+
+def test_what_is_beyond_all_bounds_is_counted() -> None:
+    folder = Folder()
+    for code in range(MOST_KEPT + 7):
+        folder.add(Line("xid", "", code, "", 0))
+    assert (len(folder.take()), folder.beyond) == (MOST_KEPT, 7)

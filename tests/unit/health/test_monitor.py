@@ -1,0 +1,138 @@
+"""The monitor between probes and judge: which events are whose, what is told when, what survives a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nodeagent.health.judge import Policy
+from nodeagent.health.monitor import VERIFY, Machine, Monitor
+
+UUIDS = ("GPU-a", "GPU-b")
+BUS = {"GPU-a": "0000:10:00", "GPU-b": "0000:20:00"}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 1_000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def wall(self) -> float:
+        return 1_700_000_000 + self.time
+
+
+class Watched:
+    """A monitor whose probes never run: the test speaks for them, and moves the clock."""
+
+    def __init__(self, folder: Path, *, configured: tuple[str, ...] = (), gpus: bool = True, **policy: Any) -> None:
+        self.clock, self.changes = Clock(), 0
+        machine = Machine(boot="boot", gpus=gpus, configured=configured)
+        self.monitor = Monitor(
+            machine, folder, {}, self.clock, policy=Policy(**policy), changed=self._changed, ours=frozenset
+        )
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def read(self, *uuids: str, **fields: object) -> None:
+        """The driver tells of these GPUs; ``fields`` are the first one's."""
+        line = [{"uuid": u, "index": i, "pci": BUS[u]} | (fields if not i else {}) for i, u in enumerate(uuids)]
+        self.monitor.hear_gpus({"gpus": line})
+        self.monitor.judge()
+
+    def kernel(self, code: int, bus: str) -> None:
+        """The kernel's log tells of an Xid."""
+        event = {"kind": "xid", "at": self.clock.wall(), "device": bus, "code": code, "raw": f"Xid {code}", "count": 1}
+        self.monitor.hear_host({"events": [event]})
+        self.monitor.judge()
+
+    def later(self, seconds: float) -> None:
+        self.clock.time += seconds
+        self.monitor.judge()
+
+    @property
+    def found(self) -> list[tuple[str, str, str]]:
+        return [(v.rule, v.device, v.stage) for v in self.monitor.verdicts]
+
+
+def test_a_bus_id_becomes_the_gpus_uuid_and_the_others_hear_of_it_at_once(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    before = one.changes
+    one.kernel(79, BUS["GPU-b"])
+    assert one.found == [("xid.79", "GPU-b", "active")]
+    assert (one.changes, [v.rule for v in one.monitor.told]) == (before + 1, ["xid.79"])
+
+
+def test_an_event_from_before_the_drivers_first_answer_waits_for_it(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.kernel(79, BUS["GPU-a"])
+    assert one.found == []
+    one.read(*UUIDS)
+    assert one.found == [("xid.79", "GPU-a", "active")]
+
+
+def test_it_does_not_wait_where_nobody_asks_the_driver(tmp_path: Path) -> None:
+    one = Watched(tmp_path, gpus=False)
+    one.kernel(79, BUS["GPU-a"])
+    assert one.found == [("xid.79", BUS["GPU-a"], "active")]
+
+
+def test_gpus_of_other_nodes_of_the_machine_are_not_its_business(tmp_path: Path) -> None:
+    one = Watched(tmp_path, configured=("GPU-b",))
+    one.read(*UUIDS, error="GPU_IS_LOST")
+    one.kernel(79, BUS["GPU-a"])
+    assert one.found == []
+    assert [g.uuid for g in one.monitor.last_gpus] == ["GPU-b"]
+    one.kernel(79, BUS["GPU-b"])
+    assert one.found == [("xid.79", "GPU-b", "active")]
+    assert dict(one.monitor.xids) == {("GPU-b", 79): 1}
+
+
+def test_repetitions_are_not_told_again(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    one.kernel(79, BUS["GPU-a"])
+    before = one.changes
+    for _ in range(5):
+        one.kernel(79, BUS["GPU-a"])
+    assert (one.changes, one.monitor.verdicts[0].count) == (before, 6)
+
+
+def test_an_operators_word_begins_probation_and_then_it_is_forgotten(tmp_path: Path) -> None:
+    one = Watched(tmp_path, probation=60.0)
+    one.read(*UUIDS)
+    one.kernel(79, BUS["GPU-a"])
+    one.monitor.acknowledge("GPU-a", None)
+    assert one.found == [("xid.79", "GPU-a", "probation")]
+    one.later(59)
+    assert one.found != []
+    before = one.changes
+    one.later(1)
+    assert (one.found, one.changes) == ([], before + 1)
+
+
+def test_what_was_repaired_is_read_for_a_while_before_its_probation(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS, recovery="reset")
+    assert one.found == [("nvml.recovery.reset", "GPU-a", "active")]
+    one.read(*UUIDS, recovery="none")
+    assert one.found == [("nvml.recovery.reset", "GPU-a", "repaired")]
+    one.later(VERIFY - 1)
+    assert one.found == [("nvml.recovery.reset", "GPU-a", "repaired")]
+    one.later(1)
+    assert one.found == [("nvml.recovery.reset", "GPU-a", "probation")]
+
+
+async def test_a_restart_forgets_nothing_and_fears_no_file(tmp_path: Path) -> None:
+    one = Watched(tmp_path, gpus=False)
+    one.kernel(79, BUS["GPU-a"])
+    file = tmp_path / "health.json"
+    await one.monitor.save()
+    again = Watched(tmp_path, gpus=False)
+    assert again.found == [("xid.79", BUS["GPU-a"], "active")]
+    assert [v.rule for v in again.monitor.told] == ["xid.79"]
+    file.write_text("{")
+    assert Watched(tmp_path).found == []

@@ -1,0 +1,54 @@
+"""The ``health`` section: off, or rules and folders that exist."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.spec.agentconfig import AgentConfig
+from nodeagent.spec.configfile import parse_config
+from nodeagent.spec.errors import SpecError
+
+
+def config(text: str, **environ: str) -> AgentConfig:
+    return parse_config(text, "a.yaml", environ, uid=0)
+
+
+def test_health_is_looked_after_unless_it_is_off() -> None:
+    found = config("").health
+    assert found is not None
+    assert (found.probation, found.dry_run, found.ignore, found.folders) == (600.0, frozenset(), frozenset(), ())
+    assert config("health: off").health is None
+    assert config("", NODEAGENT__HEALTH="off").health is None
+
+
+def test_every_key() -> None:
+    found = config(
+        "health: {probation: 2m, dry_run: [nvlink.down, xid.79], ignore: [xid.4711], folders: [/shared, /data]}"
+    ).health
+    assert found is not None
+    assert (found.probation, found.dry_run, found.ignore) == (
+        120.0,
+        frozenset({"nvlink.down", "xid.79"}),
+        frozenset({"xid.4711"}),
+    )
+    assert found.folders == ("/shared", "/data")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("health: {dry_run: [nvlink.dwon]}", "there is no rule 'nvlink.dwon', did you mean 'nvlink.down'?"),
+        ("health: {ignore: [qqq]}", "there is no rule 'qqq', see them all: nodeagentctl health rules"),
+        ("health: {ignore: xid.79}", "is not a list of rules"),
+        ("health: {folders: [shared]}", "is not an absolute path"),
+        ("health: {folders: /shared}", "is not a list of folders"),
+        ("health: {probation: 10}\nlog: {}\nhealt: off", "did you mean 'health'?"),
+        ("health: {probation: 0s}", "health.probation"),
+        ("health:", "has no value"),
+        ("health: no", "health"),
+    ],
+)
+def test_mistakes(text: str, said: str) -> None:
+    with pytest.raises(SpecError) as wrong:
+        config(text)
+    assert said in str(wrong.value)
