@@ -122,25 +122,28 @@ def health_rules() -> str:
     return "\n".join(lines)
 
 
-BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
-    PROTOCOL: {"phases": phases, "timing": timing},
+Blocks = dict[str, Callable[[], str]]
+BLOCKS: Blocks = {"phases": phases, "timing": timing}
+"""Those of the protocol."""
+PAGES: dict[Path, Blocks] = {
+    PROTOCOL: BLOCKS,
     METRICS: {"metrics": metrics, "labels": labels},
     HEALTH: {"rules": health_rules},
 }
 
 
-def drawn(path: Path, text: str) -> str:
+def drawn(page: Path, text: str) -> str:
     """The document with every block drawn anew. Raises ValueError when the markers of a block are not there."""
-    for name, draw in BLOCKS[path].items():
+    for name, draw in PAGES[page].items():
         begin, end = f"<!-- {name}: drawn by docs/generate.py -->\n", f"<!-- end of {name} -->"
         before, found, rest = text.partition(begin)
         _, closed, after = rest.partition(end)
         if not found or not closed:
-            raise ValueError(f"{path.name} has no markers of the block {name!r}: {begin.strip()} and {end.strip()}")
+            raise ValueError(f"{page.name} has no markers of the block {name!r}: {begin.strip()} and {end.strip()}")
         text = before + begin + draw() + "\n" + end + after
     return text
 
 
 if __name__ == "__main__":
-    for document in BLOCKS:
-        document.write_text(drawn(document, document.read_text()))
+    for page in PAGES:
+        page.write_text(drawn(page, page.read_text()))

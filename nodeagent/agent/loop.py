@@ -27,17 +27,15 @@ from nodeagent.agent.published import pod_states, readiness
 from nodeagent.agent.restarts import RestartCounter
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.stopwatch import Stopwatch
+from nodeagent.agent.turns import Turns
 from nodeagent.agent.upkeep import Upkeep
 from nodeagent.api.view import AgentHealth
-from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.usage import PodUsage
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.missed import missed
 from nodeagent.plan.pod import Keep, Report, SendAck, plan_pods
-from nodeagent.plan.steps import Decision
-from nodeagent.plan.turn import turn
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.trust.key import ClusterKey
@@ -104,7 +102,7 @@ class Agent:
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
         self._wake = asyncio.Event()
         self._beat_now = asyncio.Event()
-        self._first_seen: dict[tuple[object, ...], float] = {}
+        self._turns = Turns(node, config.timing.turn)
         self._lag = 0.0
         self._leaving = False
         self._acting = asyncio.Lock()
@@ -312,32 +310,21 @@ class Agent:
             await self._lease.beat()
             cluster = self.cluster()
         due = self._failsafe.next_end()
-        seen: dict[tuple[object, ...], float] = {}
+        self._turns.look_again()
         for job in cluster.jobs.values():
             decision = decide(cluster, job, self._clock.wall())
             if decision.step is None:
                 continue
-            at = self._turn_at(cluster, job, decision, seen)
+            at = self._turns.at(cluster, job, decision, self._clock.now())
             if self._clock.now() >= at:
                 changed |= await self._applier.job(job, decision)
             else:
                 due = at if due is None else min(due, at)
-        self._first_seen = seen
         self._count_restarts()
         for recovery in self._stopwatch.finished(cluster.jobs, self._clock.now()):
             self._metrics.recovered(recovery.cause, recovery.phases)
             changed |= await self._applier.tell(recovery)
         return changed, due
-
-    def _turn_at(
-        self, cluster: Cluster, job: JobRecord, decision: Decision, seen: dict[tuple[object, ...], float]
-    ) -> float:
-        """When it is our turn to take a decision that the others see as well."""
-        head = job.head
-        key = (job.uid, head.id if head else "", head.state if head else "", job.control.rev, type(decision.step))
-        first = self._first_seen.get(key, self._clock.now())
-        seen[key] = first
-        return first + self._timing.turn * turn(cluster, job, self._node)
 
     def _count_restarts(self) -> None:
         if self._snapshot.complete:

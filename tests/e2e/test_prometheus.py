@@ -3,32 +3,27 @@ for a job that fails again and again fires."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import yaml
 
 from docs.generate import METRICS
-from tests.e2e.support import ROOT, Cluster, bounded, listening_ports
+from tests.e2e.support import Cluster
+from tests.integration.prometheus_support import PROMETHEUS, PROMTOOL, WHY_NOT, Prometheus, prometheus, sample
 
-PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.redis,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(not (PROMETHEUS and PROMTOOL), reason="no prometheus here: apt-get install prometheus"),
+    pytest.mark.skipif(not (PROMETHEUS and PROMTOOL), reason=WHY_NOT),
 ]
 
 NODES = 2
@@ -43,65 +38,26 @@ JOB = {
 }
 
 
-@dataclass
-class Prometheus:
-    """One server, asked over its API."""
-
-    url: str
-
-    def get(self, path: str, **arguments: str) -> Any:
-        """The answer's data; HTTPError if it is not answered."""
-        query = "?" + urllib.parse.urlencode(arguments) if arguments else ""
-        with urllib.request.urlopen(self.url + path + query, timeout=10) as reply:
-            answer = json.load(reply)
-        assert answer["status"] == "success", answer
-        return answer["data"]
-
-    def value(self, expr: str) -> float | None:
-        """Of an expression with one result; None if it has none yet."""
-        result = self.get("/api/v1/query", query=expr)["result"]
-        assert len(result) <= 1, result
-        return float(result[0]["value"][1]) if result else None
-
-    def firing(self) -> set[str]:
-        found = self.get("/api/v1/query", query='ALERTS{alertstate="firing"}')["result"]
-        return {series["metric"]["alertname"] for series in found}
-
-
 def pages(cluster: Cluster) -> list[str]:
     """Where each agent's metrics are; empty of one that has not told yet."""
     return [node["http"] for node in cluster.ask("/v1/nodes")["items"]]
 
 
 @contextmanager
-def prometheus(cluster: Cluster) -> Iterator[Prometheus]:
-    """Scraping all agents each second, with the repository's rules."""
-    assert PROMETHEUS is not None
+def scraping(cluster: Cluster) -> Iterator[Prometheus]:
+    """A Prometheus that scrapes all agents, with the repository's rules."""
+    cluster.until(lambda: all(pages(cluster)), 30, "every agent tells where its page is")
+    config = sample([page.partition("//")[2] for page in pages(cluster)])
+    for remote in ("scheme", "authorization", "tls_config"):  # these agents serve loopback only
+        del config["scrape_configs"][0][remote]
     folder = cluster.work / "prometheus"
     folder.mkdir()
-    sample = yaml.safe_load((ROOT / "config/prometheus/prometheus.yml").read_text())
-    scrape = sample["scrape_configs"][0]
-    for remote in ("scheme", "authorization", "tls_config"):  # these agents serve loopback only
-        del scrape[remote]
-    cluster.until(lambda: all(pages(cluster)), 30, "every agent tells where its page is")
-    scrape["static_configs"][0]["targets"] = [page.partition("//")[2] for page in pages(cluster)]
-    sample["rule_files"] = [str(ROOT / "config/prometheus/rules/*.yml")]
-    sample["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(sample))
-    command = [
-        PROMETHEUS, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-        "--web.listen-address=127.0.0.1:0", "--log.level=warn",
-    ]  # fmt: skip
-    with (
-        (folder / "log").open("w") as log,
-        bounded(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, text=True)) as process,
-    ):
-        cluster.until(lambda: bool(listening_ports([process.pid])), 30, "Prometheus listens")
-        yield Prometheus(f"http://127.0.0.1:{listening_ports([process.pid]).pop()}")
+    with prometheus(folder, config) as server:
+        yield server
 
 
 def test_prometheus_counts_each_kill_once_and_its_alerts_evaluate(calm: Cluster) -> None:
-    with prometheus(calm) as server:
+    with scraping(calm) as server:
         calm.until(lambda: server.value('sum(up{job="nodeagent"})') == NODES, 30, "every agent is scraped")
         calm.submit(yaml.safe_dump(JOB))
         calm.until_running("sleepers", 2)

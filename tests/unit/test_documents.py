@@ -12,7 +12,7 @@ from typing import get_args
 import click
 import pytest
 
-from docs.generate import BLOCKS, PROTOCOL, drawn, phases
+from docs.generate import BLOCKS, PAGES, PROTOCOL, drawn
 from nodeagent.agent.main import main as nodeagent
 from nodeagent.ctl.main import cli
 from nodeagent.model.timing import Timing
@@ -124,13 +124,13 @@ def test_targets_of_make_exist() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
-# --- what is drawn
+# --- the protocol
 
 
-@pytest.mark.parametrize("path", list(BLOCKS), ids=_name)
-def test_drawn_parts_are_current(path: Path) -> None:
-    text = path.read_text()
-    assert drawn(path, text) == text, "run: python -m docs.generate"
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_drawn_parts_are_current(page: Path) -> None:
+    text = page.read_text()
+    assert drawn(page, text) == text, "run: python -m docs.generate"
 
 
 def test_a_document_without_markers_is_an_error() -> None:
@@ -138,12 +138,9 @@ def test_a_document_without_markers_is_an_error() -> None:
         drawn(PROTOCOL, "# nothing to draw in")
 
 
-# --- the protocol
-
-
 def test_the_diagram_is_the_table() -> None:
     for (before, step), after in TRANSITIONS.items():
-        assert f"    {before} --> {after}: {step}\n" in phases()
+        assert f"    {before} --> {after}: {step}\n" in BLOCKS["phases"]()
 
 
 def _table(text: str, first: str) -> list[list[str]]:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import get_args
 
@@ -14,14 +15,19 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from docs.generate import METRICS
+from nodeagent.agent.care import Care
+from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.gauges import MAX_JOBS, NODE_STATES
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
+from nodeagent.health.readings import Event
 from nodeagent.model.job import Phase, Spend
+from nodeagent.model.node import Gpu
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.stall import Stall
 from nodeagent.model.world import Cause
 from nodeagent.plan.cluster import Refusal, RefusalKind
+from nodeagent.spec.healthconfig import HealthConfig
 from nodeagent.workers.base import PodStatus
 from tests.unit.api.fakes import FakeView, spec
 
@@ -57,6 +63,11 @@ async def running(folder: Path) -> tuple[FakeView, Metrics]:
     view.own_pods["u1"] = PodStatus(
         uid="u1", phase="running", parked={11: 1000, 12: 500}, snapshot_bytes=4096, stall=stall
     )
+    sick = view.facts("n1").model_copy(update={"gpus": (Gpu(uuid="GPU-a", index=0),)})
+    view.care = Care(view.config, HealthConfig(), sick, {}, SystemClock(), dict, lambda: None)
+    view.care.monitor.hear_gpus({"gpus": [{"uuid": "GPU-a", "index": 0, "temperature": 61}]})
+    view.care.monitor.hear(Event("xid", time.time(), "GPU-a", 79, "Xid 79"), "nvml")
+    view.care.monitor.judge()
     metrics.restarts.labels(job="digits", node="n1", cause="worker_failed").inc(3)
     metrics.store_errors.inc()
     metrics.store_roundtrip.observe(0.002)
