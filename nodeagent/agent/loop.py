@@ -310,7 +310,6 @@ class Agent:
             await self._lease.beat()
             cluster = self.cluster()
         due = self._failsafe.next_end()
-        self._turns.look_again()
         for job in cluster.jobs.values():
             decision = decide(cluster, job, self._clock.wall())
             if decision.step is None:
@@ -320,6 +319,7 @@ class Agent:
                 changed |= await self._applier.job(job, decision)
             else:
                 due = at if due is None else min(due, at)
+        self._turns.looked()
         self._count_restarts()
         for recovery in self._stopwatch.finished(cluster.jobs, self._clock.now()):
             self._metrics.recovered(recovery.cause, recovery.phases)
