@@ -104,6 +104,8 @@ class Agent:
         """Held by a round."""
         self.joined = asyncio.Event()
         """Set with the first join."""
+        self.tried = asyncio.Event()
+        """Set when the first beat is over, whether the store answered or not."""
         self._log = structlog.get_logger("agent").bind(node=node)
 
     # --- tasks ----------------------------------------------------------------------------------
@@ -173,6 +175,7 @@ class Agent:
                 return
             started = self._clock.now()
             await self._one_beat()
+            self.tried.set()
             self._progress()
             self._measure()
             wait = self._timing.heartbeat - (self._clock.now() - started)

@@ -3,14 +3,48 @@ kept in ``schemas/``: ``python -m nodeagent.spec.schema`` writes them anew."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
 
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.jobfile import ROLE_KEYS, JobFile
 
 SCHEMAS = Path(__file__).with_name("schemas")
+
+
+class _Described(GenerateJsonSchema):
+    """Each key with the docstring below it."""
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        """The schema of one section."""
+        out = super().model_schema(schema)
+        words = _docstrings(schema["cls"])
+        for name, value in out.get("properties", {}).items():
+            if name in words:
+                value.setdefault("description", words[name])
+        return out
+
+
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """What stands below each key in the source."""
+    section = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0]
+    assert isinstance(section, ast.ClassDef)
+    out = {}
+    for key, below in zip(section.body, section.body[1:], strict=False):
+        match key, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                out[name] = inspect.cleandoc(text)
+            case _:
+                pass
+    return out
 
 
 def job_schema() -> dict[str, Any]:
@@ -27,7 +61,7 @@ def job_schema() -> dict[str, Any]:
 
 def agent_schema() -> dict[str, Any]:
     """What an agent's config may hold."""
-    return _finished(AgentConfig.model_json_schema(), "nodeagent agent config")
+    return _finished(AgentConfig.model_json_schema(schema_generator=_Described), "nodeagent agent config")
 
 
 def _finished(schema: dict[str, Any], title: str) -> dict[str, Any]:
