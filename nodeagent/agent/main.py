@@ -78,6 +78,9 @@ def run(file: Path | None) -> None:
     gc.disable()  # until `_settle_memory`: what is imported stays, and looking through it costs a fifth of the start
     # Before anything else is imported: structlog would load it for tracebacks (3 MB, 60 ms).
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
+    from nodeagent.workers.linux import prefer
+
+    prefer()  # what comes next takes a quarter of a second of CPU time, and running workers wait for its end
     from nodeagent.agent.standin import Split
 
     config = _load(file)

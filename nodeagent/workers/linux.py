@@ -25,12 +25,28 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_PTRACER = 1, 36, 0x59616D61
 _TFD_CLOEXEC, _TFD_TIMER_ABSTIME, _CLOCK_BOOTTIME = 0o2000000, 1, 7
 _SUN_PATH = 107
 
+PREFERRED = -10
+"""Niceness of what must be on time for workers to live: agents and shims."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _prctl(option: int, value: int) -> None:
     if _libc.prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
+
+
+def prefer() -> None:
+    """Have this process, and what it forks, served before others where cores are short; root may, nobody else."""
+    if os.getpriority(os.PRIO_PROCESS, 0) > PREFERRED:
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, PREFERRED)
+
+
+def prefer_no_more() -> None:
+    """Undo what ``prefer`` did in a process above: for whatever is not ours."""
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
 def boottime() -> float:

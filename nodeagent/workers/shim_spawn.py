@@ -10,7 +10,7 @@ import resource
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
-from nodeagent.workers.linux import allow_tracer, die_with_parent
+from nodeagent.workers.linux import allow_tracer, die_with_parent, prefer_no_more
 
 RLIMITS: dict[str, int] = {
     name.removeprefix("RLIMIT_").lower(): getattr(resource, name)
@@ -40,8 +40,9 @@ def start_program(
     return start_function(program, out, err, argv[0])
 
 
-def start_function(body: Callable[[], None], out: int, err: int, what: str) -> int:
-    """Run ``body`` in a forked child with the same care as a program; it ends with code 0 when ``body`` returns."""
+def start_function(body: Callable[[], None], out: int, err: int, what: str, *, preferred: bool = False) -> int:
+    """Run ``body`` in a forked child with the same care as a program; it ends with code 0 when ``body`` returns.
+    ``preferred``: at the shim's own priority, not at the usual one."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -52,6 +53,8 @@ def start_function(body: Callable[[], None], out: int, err: int, what: str) -> i
         die_with_parent(parent)
         allow_tracer(parent)
         _default_signals()
+        if not preferred:
+            prefer_no_more()
         null = os.open("/dev/null", os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(out, 1)

@@ -45,7 +45,7 @@ class Watchdog:
         """Fork it, and again whenever it ends. Call before any worker starts."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.closing(theirs):
-            self.pid = start_function(lambda: watch(theirs), 2, 2, "the watchdog")
+            self.pid = start_function(lambda: watch(theirs), 2, 2, "the watchdog", preferred=True)
         ours.setblocking(False)
         self._link = ours
 

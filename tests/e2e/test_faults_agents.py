@@ -21,6 +21,7 @@ def test_an_agent_killed_disturbs_nothing(calm: Cluster, reference: dict[int, fl
     calm.until_steps("agent", 10)
     workers = calm.workers("agent")
     shims = {p["node"]: p["shim_pid"] for p in before["pods"]}
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in workers.values()} == {0}, "only what is ours goes first"
     for node in shims:  # rank 0's agent, then the other's
         agent = calm.node(node)
         os.kill(agent["agent_pid"], signal.SIGKILL)

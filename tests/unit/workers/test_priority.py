@@ -1,0 +1,40 @@
+"""What must be on time goes before others where cores are short; what a job runs never does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from nodeagent.workers.linux import PREFERRED
+
+PROGRAM = """
+import os
+from nodeagent.workers.linux import prefer
+from nodeagent.workers.shim_spawn import start_function, start_program
+
+def say():
+    os.write(1, b"%d\\n" % os.getpriority(os.PRIO_PROCESS, 0))
+
+prefer()
+say()
+os.waitpid(start_function(say, 1, 2, "the watchdog", preferred=True), 0)
+os.waitpid(start_function(say, 1, 2, "the checks"), 0)
+os.waitpid(start_program(["nice"], {"PATH": os.defpath}, "/", 1, 2), 0)
+"""
+
+
+def numbers(*command: str) -> list[int]:
+    return [int(line) for line in subprocess.check_output(command, text=True, timeout=60).split()]
+
+
+def test_only_the_shim_and_its_watchdog_go_before_others() -> None:
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    may = numbers("nice", "-n", "-1", "nice") == [ours - 1]
+    high = PREFERRED if may else ours
+    assert numbers(sys.executable, "-c", PROGRAM) == [high, high, max(0, high), max(0, high)]
+
+
+def test_whoever_was_put_behind_others_may_stay_there() -> None:
+    behind = numbers("nice", "-n", "3", sys.executable, "-c", PROGRAM.replace("prefer()\n", "", 1))
+    assert behind == [os.getpriority(os.PRIO_PROCESS, 0) + 3] * 4, "only what is before others is put back"
