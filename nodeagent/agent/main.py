@@ -275,7 +275,7 @@ async def _leave(agent: Agent, leave: asyncio.Event, stop: asyncio.Event) -> Non
 
 
 def _settle_memory() -> None:
-    """Give back what importing left behind (10 MB with redis-py), where the C library is glibc."""
+    """Give back what importing left behind, where the C library is glibc."""
     gc.collect()
     gc.freeze()
     gc.enable()
