@@ -75,7 +75,7 @@ def run(file: Path | None) -> None:
     SIGTERM: be back soon. A stand-in looks after the workers until the next start (for `stand_in` at most; then it
     stops them and leaves); without anything to look after, leave at once. SIGINT: stop the workers and leave.
     """
-    gc.disable()  # until `_settle_memory`: what is imported stays, and looking through it costs a fifth of the start
+    gc.disable()  # until all is imported: that stays, and looking through it again and again costs a fifth of the start
     # Before anything else is imported: structlog would load it for tracebacks (3 MB, 60 ms).
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
     from nodeagent.workers.linux import prefer
@@ -92,8 +92,6 @@ def run(file: Path | None) -> None:
         for error in _leaves(group):
             click.echo(f"nodeagent: {error}", err=True)
         code = EXIT_CONFIG
-    finally:
-        gc.enable()
     sys.exit(code)
 
 
@@ -168,6 +166,8 @@ async def _serve(config: AgentConfig, split: Split) -> int:
         logs.max_bytes, logs.keep, config.jobs.allow_root,
     )  # fmt: skip
     store = RedisStore(config.redis, config.cluster, config.timing.store_timeout)
+    gc.freeze()
+    gc.enable()
     await _until_it_is_our_turn(store, identity, clock, config.timing.heartbeat)
     notifier = Notifier(os.environ)
     metrics = Metrics()
@@ -292,10 +292,10 @@ async def _leave(agent: Agent, leave: asyncio.Event, stop: asyncio.Event) -> Non
 
 
 def _settle_memory() -> None:
-    """Give back what importing left behind (10 MB with redis-py), where the C library is glibc."""
+    """Give back what importing left behind, where the C library is glibc."""
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
-    gc.enable()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -13,8 +13,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from redis.exceptions import RedisError
-
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.event import Event
 from nodeagent.model.job import Admission, Checkpoint, Control, JobRecord, first_control
@@ -30,6 +28,7 @@ from nodeagent.store.link import Link, Links
 from nodeagent.store.messages import Answer, Beat, BeatReply, Ending, JoinReply, Offer, Proposal, Restored, Settlement
 from nodeagent.store.scripts import load
 from nodeagent.store.trouble import NotReplicatedError, trouble
+from nodeagent.store.wire import ReplyError
 from nodeagent.store.words import timing_differs
 
 COMMAND_LINKS = 4
@@ -332,7 +331,7 @@ class RedisStore:
                 if link.fresh:
                     bound.reschedule(asyncio.get_running_loop().time() + timeout)
                 yield link
-        except (RedisError, OSError) as error:
+        except (ReplyError, OSError) as error:
             await self._commands.forget()
             await self._waits.forget()
             raise StoreUnavailableError(trouble(links.address, timeout, error)) from error

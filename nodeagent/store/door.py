@@ -10,13 +10,9 @@ import os
 import ssl
 import stat
 from pathlib import Path
-from typing import Any
-
-from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from nodeagent.spec.storeconfig import RedisConfig
+from nodeagent.store.wire import Connection
 
 LONGEST_PASSWORD = 4096
 """Bytes read of a password file."""
@@ -36,40 +32,34 @@ class Door:
         self._sentinel_login()
         self._tls()
 
-    def server(self, host: tuple[str, int] | None = None) -> AbstractConnection:
+    def server(self, host: tuple[str, int] | None = None) -> Connection:
         """A connection, not opened yet, to the server at ``host``, by default the one in the url."""
-        options = {"redis_connect_func": _silent} | PLAIN
-        if self.place.path:
-            return UnixDomainSocketConnection(path=self.place.path, **options)
-        return self._network(host or self.place.hosts[0], options)
+        return Connection(self.place.path) if self.place.path else self._network(host or self.place.hosts[0])
 
     def greeting(self) -> tuple[tuple[str, ...], ...]:
-        """The commands that a connection to the server begins with. The library would send them one after the other,
-        each waiting for its reply: where replies come late, that alone could outlast a call's bound."""
-        user, password = self._login().values()
-        login = (("AUTH", *([user] if user else []), password),) if password is not None else ()
+        """The commands that a connection to the server begins with. To be sent without waiting for each one's reply:
+        where replies come late, that alone could outlast a call's bound."""
+        login = _auth(*self._login())
         return (*login, ("SELECT", str(self.place.db))) if self.place.db else login
 
-    def sentinel(self, host: tuple[str, int]) -> AbstractConnection:
+    def sentinel(self, host: tuple[str, int]) -> Connection:
         """A connection, not opened yet, to a sentinel."""
-        return self._network(host, self._sentinel_login() | PLAIN)
+        return self._network(host)
 
-    def _network(self, host: tuple[str, int], options: dict[str, Any]) -> AbstractConnection:
-        context = self._tls()
-        if context is None:
-            return Connection(host=host[0], port=host[1], **options)
-        connection = SSLConnection(host=host[0], port=host[1], **options)
-        connection.ssl_context.context = context  # redis-py's own would trust the system's CAs beside ours
-        return connection
+    def sentinel_greeting(self) -> tuple[tuple[str, ...], ...]:
+        """As ``greeting``, for a sentinel."""
+        return _auth(*self._sentinel_login())
 
-    def _login(self) -> dict[str, Any]:
+    def _network(self, host: tuple[str, int]) -> Connection:
+        return Connection(host, self._tls())
+
+    def _login(self) -> tuple[str | None, str | None]:
         file = self._config.password_file
-        return {"username": self.place.user, "password": read_secret(file) if file else self.place.password}
+        return self.place.user, read_secret(file) if file else self.place.password
 
-    def _sentinel_login(self) -> dict[str, Any]:
+    def _sentinel_login(self) -> tuple[str | None, str | None]:
         sentinel = self._config.sentinel
-        secret = read_secret(sentinel.password_file) if sentinel.password_file else None
-        return {"username": sentinel.user, "password": secret}
+        return sentinel.user, read_secret(sentinel.password_file) if sentinel.password_file else None
 
     def _tls(self) -> ssl.SSLContext | None:
         if not self.place.tls:
@@ -90,22 +80,8 @@ class Door:
         return context
 
 
-async def _silent(connection: AbstractConnection) -> None:
-    """What the library does with a new connection, without its own greeting."""
-    connection._parser.on_connect(connection)  # type: ignore[no-untyped-call]
-
-
-PLAIN: dict[str, Any] = {
-    "protocol": 2,
-    "decode_responses": True,
-    "retry": Retry(NoBackoff(), 0),
-    "socket_timeout": None,
-    "socket_connect_timeout": None,
-    "health_check_interval": 0,
-    "driver_info": None,
-}
-"""No retries and no bounds of the library's own: callers bound every call, and a lapse must not be hidden. The server
-is not told the library's name either: that would cost a round trip."""
+def _auth(user: str | None, password: str | None) -> tuple[tuple[str, ...], ...]:
+    return (("AUTH", *([user] if user else []), password),) if password is not None else ()
 
 
 def read_secret(path: Path) -> str:

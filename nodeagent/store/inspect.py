@@ -8,8 +8,6 @@ import asyncio
 import time
 from typing import Any
 
-from redis.exceptions import RedisError, ResponseError
-
 from nodeagent.model.storefacts import SentinelFacts, StoreFacts
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.spec.storeurl import shown
@@ -17,6 +15,7 @@ from nodeagent.store.door import AccessError, Door
 from nodeagent.store.link import SENTINEL_SHARE, Link, parse_info
 from nodeagent.store.sentinel import Host, ask_sentinel
 from nodeagent.store.trouble import trouble
+from nodeagent.store.wire import ReplyError
 
 PINGS = 100
 PING_SECONDS = 2.0
@@ -39,7 +38,7 @@ async def inspect(config: RedisConfig, timeout: float) -> StoreFacts:
         async with asyncio.timeout(timeout):
             await link.open()
         found = await _server(link, timeout)
-    except (RedisError, OSError) as error:
+    except (ReplyError, OSError) as error:
         found = {"problem": trouble(facts.address, timeout, error)}
     finally:
         await link.drop()
@@ -84,7 +83,7 @@ async def _asked(link: Link, timeout: float, *command: str) -> Any:
     """None where this user may not ask, or the server (a managed one) does not know the command."""
     try:
         return await _ask(link, timeout, *command)
-    except ResponseError:
+    except ReplyError:
         return None
 
 
@@ -134,7 +133,7 @@ async def _one_sentinel(door: Door, host: Host, timeout: float) -> dict[str, str
     try:
         async with asyncio.timeout(timeout):
             flat = await ask_sentinel(door, host, "MASTER", door.place.service)
-    except (RedisError, OSError):
+    except (ReplyError, OSError):
         return None
     return dict(zip(flat[::2], flat[1::2], strict=True))
 

@@ -13,14 +13,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import NoScriptError
-
 from nodeagent.model.timing import Timing
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.door import Door
 from nodeagent.store.scripts import Script
 from nodeagent.store.sentinel import find_primary
+from nodeagent.store.wire import Connection, ReplyError
 
 SENTINEL_SHARE = 0.5
 """Of the caller's bound: how long a new link waits until more than half of the sentinels agree."""
@@ -36,7 +34,7 @@ class Link:
     def __init__(self, door: Door, patience: float) -> None:
         self._door = door
         self._patience = patience
-        self._connection: AbstractConnection | None = None
+        self._connection: Connection | None = None
         self.fresh = True
         """No request was done on it yet."""
         self.run_id = ""
@@ -47,13 +45,13 @@ class Link:
         """Find the server, connect, and hear who it is."""
         host = await find_primary(self._door, self._patience) if self._door.place.service else None
         self._connection = self._door.server(host)
-        await self._connection.connect()  # type: ignore[no-untyped-call]
+        await self._connection.open()
         greeting = self._door.greeting()
         for command in (*greeting, ("INFO",)):  # all in one round trip; before 7.0 INFO takes one section or all
-            await self._connection.send_command(*command)
+            await self._connection.send(*command)
         for _ in greeting:
-            await self._connection.read_response()
-        self.info = parse_info(await self._connection.read_response())
+            await self._connection.receive()
+        self.info = parse_info(await self._connection.receive())
         self.run_id = self.info.get("run_id", "")
 
     def require_primary(self) -> None:
@@ -66,20 +64,22 @@ class Link:
         """Send one command and read its reply."""
         if self._connection is None:
             raise ConnectionError("this link is not open")
-        await self._connection.send_command(*command)
-        return await self._connection.read_response()
+        await self._connection.send(*command)
+        return await self._connection.receive()
 
     async def evaluate(self, script: Script, *arguments: str) -> Any:
         """Run a script (first argument: its key), sending the source only where the server does not know it yet."""
         try:
             return await self.ask("EVALSHA", script.sha, 1, *arguments)
-        except NoScriptError:
+        except ReplyError as error:
+            if error.code != "NOSCRIPT":
+                raise
             return await self.ask("EVAL", script.source, 1, *arguments)
 
     async def drop(self) -> None:
         """Close without waiting."""
         if self._connection is not None:
-            await self._connection.disconnect(nowait=True)
+            self._connection.close()
 
 
 def parse_info(text: str) -> dict[str, str]:

@@ -9,10 +9,9 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
-
 from nodeagent.spec.storeurl import shown
 from nodeagent.store.door import Door
+from nodeagent.store.wire import ReplyError
 
 Host = tuple[str, int]
 
@@ -33,7 +32,7 @@ async def find_primary(door: Door, patience: float) -> Host:
             for answer in asyncio.as_completed(tasks):
                 try:
                     votes[await answer] += 1
-                except (RedisError, OSError) as error:
+                except (ReplyError, OSError) as error:
                     troubles.append(_said(error))
                     continue
                 if max(votes.values()) * 2 > len(hosts):
@@ -53,11 +52,13 @@ async def ask_sentinel(door: Door, host: Host, *command: str) -> Any:
     """One question to one sentinel, on a connection of its own."""
     connection = door.sentinel(host)
     try:
-        await connection.connect()  # type: ignore[no-untyped-call]
-        await connection.send_command("SENTINEL", *command)
-        return await connection.read_response()
+        await connection.open()
+        for words in (*door.sentinel_greeting(), ("SENTINEL", *command)):
+            await connection.send(*words)
+            answer = await connection.receive()
+        return answer
     finally:
-        await connection.disconnect(nowait=True)
+        connection.close()
 
 
 async def _named(door: Door, host: Host, service: str) -> Host:
@@ -68,6 +69,6 @@ async def _named(door: Door, host: Host, service: str) -> Host:
 
 
 def _said(error: Exception) -> str:
-    if any(isinstance(e, AuthenticationError | NoPermissionError) for e in (error, error.__cause__)):
+    if isinstance(error, ReplyError) and error.not_let_in:
         return f"{error} (check redis.sentinel in the agent's config)"
     return str(error)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import compileall
 from collections.abc import Generator, Iterator
 
 import pytest
 
+import nodeagent
 from tests.e2e.support import Cluster, cluster, reference_losses
 
 REFERENCE_STEPS = 600
@@ -22,6 +24,13 @@ def pytest_runtest_makereport(
     if call.when == "call":
         item.stash[FAILED] = report.failed
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def as_installed() -> None:
+    """An installation has its modules compiled. Where PYTHONDONTWRITEBYTECODE is set a tree of sources has not: then
+    each start of an agent compiles them anew, and one that was killed has little time to come back."""
+    compileall.compile_dir(nodeagent.__path__[0], quiet=2)
 
 
 @pytest.fixture

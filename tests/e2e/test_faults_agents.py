@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,13 @@ def test_an_agent_killed_disturbs_nothing(calm: Cluster, reference: dict[int, fl
     check_undisturbed(rows)
     check_steps(rows, reference)
     check_complete(rows, 100)
+    for node in calm.nodes():
+        assert resident(calm.node(node)["agent_pid"]) < 60, f"MB of {node}'s agent"
+
+
+def resident(pid: int) -> float:
+    """MB of memory that a process holds, what it shares with others included."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1024**2
 
 
 def freeze(calm: Cluster, node: str, pids: Iterable[int]) -> None:

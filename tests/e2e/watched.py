@@ -11,8 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from redis.exceptions import RedisError
-
+from nodeagent.store.wire import ReplyError
 from tests.integration.redis_support import Server, ask
 
 SERVICE, PASSWORD = "gpus", "server-pw"
@@ -89,7 +88,7 @@ class Watched:
 
     def is_whole(self) -> bool:
         """All sentinels name one primary and know its two replicas, and both acknowledge what it writes."""
-        with suppress(RedisError, OSError, ValueError):
+        with suppress(ReplyError, OSError, ValueError):
             primary = self.primary()
             for sentinel in self.sentinels:
                 flat = self.ask(sentinel, "SENTINEL", "MASTER", SERVICE)

@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from redis.exceptions import RedisError
 
 from nodeagent.local.tether import tethered
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.door import Door
 from nodeagent.store.link import Link
 from nodeagent.store.server import find_server
+from nodeagent.store.wire import ReplyError
 
 BOUND = 30.0
 """Seconds a test waits for anything."""
@@ -161,12 +161,12 @@ async def ask(server: Server, *command: str, password: str = "", user: str = "")
     door = Door(RedisConfig(url=f"redis://{login}{server.address}:{server.port}/0"))
     connection = door.server()
     try:
-        await connection.connect()  # type: ignore[no-untyped-call]
+        await connection.open()
         for words in (*door.greeting(), command):
-            await connection.send_command(*words)
-            reply: object = await connection.read_response()
+            await connection.send(*words)
+            reply: object = await connection.receive()
     finally:
-        await connection.disconnect(nowait=True)
+        connection.close()
     return reply
 
 
@@ -177,7 +177,7 @@ async def until(condition: Callable[[], Awaitable[bool]], bound: float = BOUND) 
             try:
                 if await condition():
                     return
-            except (RedisError, OSError):
+            except (ReplyError, OSError):
                 pass
             await asyncio.sleep(0.02)
 

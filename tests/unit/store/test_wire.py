@@ -1,0 +1,114 @@
+"""What Redis may answer, byte by byte, and a server that hangs up or is none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+
+from nodeagent.store.wire import Connection, ReplyError
+
+
+@asynccontextmanager
+async def answering(folder: Path, *pieces: bytes) -> AsyncIterator[tuple[Connection, asyncio.Future[bytes]]]:
+    """A connection to a server that takes one write, answers in these pieces and hangs up; and what it took."""
+    taken: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            taken.set_result(await reader.read(65536))
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+
+    path = str(folder / "s")
+    async with await asyncio.start_unix_server(accept, path):
+        connection = Connection(path)
+        await connection.open()
+        with closing(connection):
+            yield connection, taken
+
+
+async def reply(folder: Path, *pieces: bytes) -> object:
+    async with answering(folder, *pieces) as (connection, _):
+        await connection.send("PING")
+        found: object = await connection.receive()
+        return found
+
+
+async def test_a_command_is_sent_as_bulk_strings(tmp_path: Path) -> None:
+    async with answering(tmp_path, b"+OK\r\n") as (connection, taken):
+        await connection.send("SET", "clé", 12, "")
+        assert await taken == "*4\r\n$3\r\nSET\r\n$4\r\nclé\r\n$2\r\n12\r\n$0\r\n\r\n".encode()
+        assert await connection.receive() == "OK"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "value"),
+    [
+        ((b":-7\r\n",), -7),
+        ((b"$4\r\na\r\nb\r\n",), "a\r\nb"),
+        ((b"$0\r\n\r\n",), ""),
+        ((b"$-1\r\n",), None),
+        ((b"*-1\r\n",), None),
+        ((b"*0\r\n",), []),
+        ((b"*3\r\n:1\r\n*2\r\n$1\r\nx\r\n$-1\r\n+y\r\n",), [1, ["x", None], "y"]),
+        ((b"*2\r\n$3\r\nl", b"on\r", b"\n:", b"5\r\n"), ["lon", 5]),
+        ((b"$300000\r\n", b"z" * 300_000, b"\r\n"), "z" * 300_000),
+    ],
+)
+async def test_replies(tmp_path: Path, pieces: tuple[bytes, ...], value: object) -> None:
+    assert await reply(tmp_path, *pieces) == value
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "not_let_in"),
+    [
+        (b"-NOSCRIPT No matching script.", "NOSCRIPT", False),
+        (b"-READONLY You can't write against a read only replica.", "READONLY", False),
+        (b"-NOPERM this user has no permissions to run the 'get' command", "NOPERM", True),
+        (b"-WRONGPASS invalid username-password pair or user is disabled.", "WRONGPASS", True),
+        (b"-ERR AUTH <password> called without any password configured", "ERR", True),
+        (b"-ERR invalid password", "ERR", True),
+        (b"-ERR unknown command 'COW'", "ERR", False),
+    ],
+)
+async def test_errors_say_what_they_are_about(tmp_path: Path, line: bytes, code: str, not_let_in: bool) -> None:
+    with pytest.raises(ReplyError) as caught:
+        await reply(tmp_path, line + b"\r\n")
+    assert (caught.value.code, caught.value.not_let_in) == (code, not_let_in)
+    assert str(caught.value) == line[1:].decode()
+
+
+async def test_after_an_error_the_next_reply_is_the_next_commands(tmp_path: Path) -> None:
+    async with answering(tmp_path, b"-ERR no\r\n", b"+yes\r\n") as (connection, _):
+        await connection.send("ONE")
+        await connection.send("TWO")
+        with pytest.raises(ReplyError):
+            await connection.receive()
+        assert await connection.receive() == "yes"
+
+
+@pytest.mark.parametrize("pieces", [(), (b"$10\r\nhalf",), (b"*2\r\n:1\r\n",)])
+async def test_a_server_that_hangs_up(tmp_path: Path, pieces: tuple[bytes, ...]) -> None:
+    with pytest.raises(ConnectionError, match="closed the connection"):
+        await reply(tmp_path, *pieces)
+
+
+@pytest.mark.parametrize("junk", [b"HTTP/1.1 400 Bad Request\r\n", b"$cow\r\n", b"$1\r\n\xff\r\n", b"x" * 70_000])
+async def test_what_is_no_redis(tmp_path: Path, junk: bytes) -> None:
+    with pytest.raises(ConnectionError, match="what is no reply of Redis"):
+        await reply(tmp_path, junk)
+
+
+async def test_a_connection_that_is_not_open_says_so(tmp_path: Path) -> None:
+    connection = Connection(str(tmp_path / "none"))
+    for call in (connection.send("PING"), connection.receive()):
+        with pytest.raises(ConnectionError, match="not open"):
+            await call
+    with pytest.raises(FileNotFoundError):
+        await connection.open()
+    connection.close()
