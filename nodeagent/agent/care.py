@@ -10,7 +10,7 @@ from typing import TypedDict
 
 from nodeagent.agent.clock import Clock
 from nodeagent.agent.machine import DRIVER_SIGNS
-from nodeagent.agent.usage import family, roots_of
+from nodeagent.agent.usage import roots_of
 from nodeagent.health.judge import Policy
 from nodeagent.health.monitor import Machine, Monitor
 from nodeagent.health.told import gpus
@@ -19,6 +19,7 @@ from nodeagent.model.node import Gpu, NodeFacts
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.healthconfig import HealthConfig
 from nodeagent.workers.base import PodStatus
+from nodeagent.workers.linux import family
 
 MOST_PROCESSES = 4096
 """Processes of this node's pods that are told from others' on a GPU."""

@@ -8,11 +8,12 @@ walk a process's memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from nodeagent.model.usage import MachineUsage, PodUsage
 from nodeagent.workers.base import PodStatus
+from nodeagent.workers.linux import family, proc_stat
 
 MOST_PROCESSES = 256
 """Processes of all pods together that are read in one measurement; those beyond it are not counted."""
@@ -44,7 +45,7 @@ class Meter:
                 continue
             cpu = pages = count = 0
             for pid in family(pids, MOST_PROCESSES - len(self._ticks)):
-                fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+                fields = proc_stat(f"/proc/{pid}/stat")
                 if not fields:
                     continue
                 ticks, start = int(fields[11]) + int(fields[12]), int(fields[19])
@@ -69,33 +70,6 @@ def roots_of(status: PodStatus) -> list[int]:
     """The processes of a pod that its shim tells of."""
     workers = [w.pid for w in status.workers if w.state != "exited"]
     return [pid for pid in (status.shim_pid, status.standby_pid, *workers) if pid]
-
-
-def family(roots: Iterable[int], most: int) -> list[int]:
-    """The roots and what their main threads started, and so on: each once, at most ``most``."""
-    found: dict[int, None] = {}
-    waiting = list(roots)
-    while waiting and len(found) < most:
-        pid = waiting.pop(0)
-        if pid in found:
-            continue
-        found[pid] = None
-        waiting += map(int, _read(f"/proc/{pid}/task/{pid}/children").split())
-    return list(found)
-
-
-def _read(path: str) -> bytes:
-    """Empty where the process has ended, or the kernel does not tell of children. A third of what pathlib takes."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(fd, 1 << 14)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
 
 
 def machine_usage() -> MachineUsage:

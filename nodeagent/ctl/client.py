@@ -183,6 +183,7 @@ class Client:
 
     def _open(self, method: str, path: str, body: Json | None) -> http.client.HTTPResponse:
         give_up = time.monotonic() + self.patience
+        failed = "no agent's socket was found on this machine"
         while True:
             for at in list(self.sockets) if self.remote is None else [self.remote]:
                 try:

@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from nodeagent.workers.linux import family, proc_stat
 from nodeagent.workers.shim_progress import TRAIN, Pace, Told
 
 FIRST_LIMIT = 600.0
@@ -130,47 +131,14 @@ def _cores(looks: list[tuple[float, int]]) -> float:
 
 def look(pid: int, at: float, told: Told | None, written: int) -> Look | None:
     """None: the process has just ended."""
-    whole, main = _stat(f"/proc/{pid}/stat"), _stat(f"/proc/{pid}/task/{pid}/stat")
+    whole, main = proc_stat(f"/proc/{pid}/stat"), proc_stat(f"/proc/{pid}/task/{pid}/stat")
     if not whole or not main:
         return None
-    ticks = _ticks(whole) + sum(_ticks(fields) for child in _family(pid) if (fields := _stat(f"/proc/{child}/stat")))
+    children = family((pid,), MOST_PROCESSES)[1:]
+    ticks = _ticks(whole) + sum(_ticks(fields) for child in children if (fields := proc_stat(f"/proc/{child}/stat")))
     return Look(at, told, written, ticks, int(main[11]) + int(main[12]), main[0].decode())
 
 
 def _ticks(fields: list[bytes]) -> int:
     """Its own CPU time and that of its children that were reaped."""
     return sum(map(int, fields[11:15]))
-
-
-def _family(root: int) -> list[int]:
-    """What the worker's main thread started, and so on."""
-    found: list[int] = []
-    waiting = _children(root)
-    while waiting and len(found) < MOST_PROCESSES:
-        pid = waiting.pop()
-        found.append(pid)
-        waiting += _children(pid)
-    return found
-
-
-def _children(pid: int) -> list[int]:
-    return list(map(int, _read(f"/proc/{pid}/task/{pid}/children").split()))
-
-
-def _stat(path: str) -> list[bytes]:
-    """Fields from the state on; none if there is no such process."""
-    return _read(path).rpartition(b")")[2].split()
-
-
-def _read(path: str) -> bytes:
-    """A small file of /proc; empty where the process has ended. A third of what pathlib takes."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(fd, 1 << 14)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)

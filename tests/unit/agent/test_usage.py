@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodeagent.agent.usage import SLACK, Meter, family, machine_usage, roots_of, spent
+from nodeagent.agent.usage import SLACK, Meter, machine_usage, roots_of, spent
 from nodeagent.model.pod import WorkerState
 from nodeagent.workers.base import PodStatus
+from nodeagent.workers.linux import family
 
 BUSY = """
 import os, sys
