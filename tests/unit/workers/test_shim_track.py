@@ -182,7 +182,7 @@ def process(code: str) -> Iterator[int]:
             child.kill()
 
 
-BURNS = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\nsys.stdin.read()"
+BURNS = "import sys, time\nwhile time.process_time() < 0.4: pass\nprint(flush=True)\nsys.stdin.read()"
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["that lives", "that was reaped"])
