@@ -1,4 +1,5 @@
-"""Linux primitives that both the shim and its host use: process identity, marks, death signals, socket paths, small reads of /proc.
+"""Linux primitives that both the shim and its host use: process identity, marks, death signals, socket paths,
+small reads of /proc.
 
 Standard library only: the shim imports it. Must never hold a policy (when to kill is the caller's decision).
 """

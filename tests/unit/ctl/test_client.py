@@ -54,6 +54,11 @@ def test_the_order(nowhere: Path, listeners: ExitStack, monkeypatch: pytest.Monk
     assert client.find("unix://" + said).sockets == [said]
 
 
+def test_no_socket_to_ask() -> None:
+    with pytest.raises(UnreachableError, match="no agent's socket"):
+        client.Client([]).get("/v1/nodes")
+
+
 def test_nobody(nowhere: Path) -> None:
     with pytest.raises(UnreachableError) as raised:
         client.find()
