@@ -139,7 +139,6 @@ async def _serve(config: AgentConfig, split: Split) -> int:
     from nodeagent.agent.metrics import Metrics
     from nodeagent.agent.notify import Notifier
     from nodeagent.agent.peers import UdpPeers
-    from nodeagent.agent.standin import end_as_planned
     from nodeagent.agent.usage import Meter
     from nodeagent.spec.agentconfig import node_id
     from nodeagent.store.client import RedisStore
@@ -185,6 +184,25 @@ async def _serve(config: AgentConfig, split: Split) -> int:
         clock=clock, identity=identity, incarnation=incarnation, metrics=metrics, peers=peers,
         progress=notifier.alive, meter=Meter().measure, care=care,
     )  # fmt: skip
+    try:
+        await _until_ended(agent, identity, split, clock, notifier, metrics, address)
+    finally:
+        peers.close()
+        await host.close()
+        await store.close()
+        identity.release()
+    log.info("ended")
+    return 0
+
+
+async def _until_ended(
+    agent: Agent, identity: Identity, split: Split, clock: Clock, notifier: Notifier, metrics: Metrics, address: str
+) -> None:
+    """The agent and its helpers, until a signal ends them in order."""
+    import structlog
+
+    from nodeagent.agent.standin import end_as_planned
+
     stop, end, leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, end.set)
@@ -209,27 +227,21 @@ async def _serve(config: AgentConfig, split: Split) -> int:
         )
         stop.set()
 
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(agent.run(stop))
-            helpers = [
-                tasks.create_task(_say_ready(agent, notifier, node)),
-                tasks.create_task(_serve_api(agent, metrics, address)),
-                tasks.create_task(_watch_health(agent)),
-            ]
-            endings = [tasks.create_task(_leave(agent, leave, stop)), tasks.create_task(end_in_order())]
-            log.info("started", pid=os.getpid(), address=address, version=__version__)
-            await running
-            notifier.stopping()
-            for task in helpers + endings:
-                task.cancel()
-    finally:
-        peers.close()
-        await host.close()
-        await store.close()
-        identity.release()
-    log.info("ended")
-    return 0
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(agent.run(stop))
+        helpers = [
+            tasks.create_task(_say_ready(agent, notifier, agent.node)),
+            tasks.create_task(_serve_api(agent, metrics, address)),
+            tasks.create_task(_watch_health(agent)),
+        ]
+        endings = [tasks.create_task(_leave(agent, leave, stop)), tasks.create_task(end_in_order())]
+        structlog.get_logger("agent").bind(node=agent.node).info(
+            "started", pid=os.getpid(), address=address, version=__version__
+        )
+        await running
+        notifier.stopping()
+        for task in helpers + endings:
+            task.cancel()
 
 
 async def _until_it_is_our_turn(store: Store, identity: Identity, clock: Clock, pause: float) -> None:
