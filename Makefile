@@ -5,6 +5,7 @@
 #     make test       ruff, mypy and every test: what CI runs
 #     make endurance  what takes many minutes, and is no part of make test: Redis away for 10 minutes
 #     make bench      the figures of docs/benchmarks.md
+#     make packages   wheel, sdist, offline bundle and .deb, into dist/
 #
 # On Linux the usual torch wheel brings CUDA along (gigabytes); any build will do here. With an index or a folder that
 # has CPU builds:  make setup PIP_TORCH="--index-url URL"  (or --find-links FOLDER).
@@ -25,9 +26,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
 
-.PHONY: help setup demo test check endurance bench sim mutants clean
+.PHONY: help setup demo test check endurance bench packages sim mutants clean
 help:
-	@sed -n '3,7s/^#     //p' Makefile
+	@sed -n '3,8s/^#     //p' Makefile
 
 setup: $(READY)
 
@@ -72,6 +73,11 @@ mutants: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# For which Pythons nodes get compiled wheels: those of Debian 12 and 13, Ubuntu 24.04 and 26.04.
+PYTHONS ?= 3.11 3.12 3.13 3.14
+packages: $(READY)
+	@$(BIN)/python -m release --python $(PYTHONS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build demo-out
