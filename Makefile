@@ -4,7 +4,7 @@
 #     make check      ruff, mypy, unit and contract tests, a short simulation: about a minute
 #     make test       ruff, mypy and every test: what CI runs
 #     make endurance  what takes many minutes, and is no part of make test: Redis away for 10 minutes
-#     make bench      the figures of docs/benchmarks.md
+#     make bench      the figures of docs/benchmarks.md; make bench ONLY=drain for a single row
 #
 # On Linux the usual torch wheel brings CUDA along (gigabytes); any build will do here. With an index or a folder that
 # has CPU builds:  make setup PIP_TORCH="--index-url URL"  (or --find-links FOLDER).
@@ -25,7 +25,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
 
-.PHONY: help setup demo test check endurance bench sim mutants clean
+.PHONY: help setup demo test check endurance bench bench-lease sim mutants clean
 help:
 	@sed -n '3,7s/^#     //p' Makefile
 
@@ -70,8 +70,15 @@ endurance: $(READY)
 mutants: $(READY)
 	@$(BIN)/python -m tests.sim.mutants
 
+# ONLY="drain empty_pool": those alone, written nowhere.
+ONLY ?=
 bench: $(READY)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(foreach row,$(ONLY),--only $(row))
+
+# How short a lease may be: an hour with every core busy. The next `make bench` takes its figures into the document.
+MINUTES ?= 60
+bench-lease: $(READY)
+	$(BIN)/python -m benchmarks.lease --minutes $(MINUTES)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build demo-out
