@@ -40,14 +40,13 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def save(path: Path, step: int, model: nn.Module) -> bool:
+def save(path: Path, step: int, model: nn.Module) -> None:
     """All of it or nothing: a kill at any moment leaves the checkpoint before."""
     buffer = io.BytesIO()
     torch.save({"step": step, "model": model.state_dict()}, buffer)
     unfinished = path.with_suffix(".tmp")
     unfinished.write_bytes(buffer.getvalue())
     unfinished.replace(path)
-    return True
 
 
 def main() -> None:
@@ -87,7 +86,7 @@ def main() -> None:
         if args.helped:
             progress(step)
             if leaving.at(step):
-                leaving.leave(step, partial(save, checkpoint, step, model) if rank == 0 else bool)
+                leaving.leave(step, partial(save, checkpoint, step, model) if rank == 0 else lambda: None)
         generator = torch.Generator().manual_seed(step * world + rank)
         images = torch.randn(BATCH, FEATURES, generator=generator)
         labels = torch.randint(CLASSES, (BATCH,), generator=generator)
