@@ -5,7 +5,7 @@
 #     make test       ruff, mypy and every test: what CI runs
 #     make endurance  what takes many minutes, and is no part of make test: Redis away for 10 minutes
 #     make nodes      real systemd nodes on a private switch, fault after fault; root, debootstrap, systemd-nspawn
-#     make bench      the figures of docs/benchmarks.md
+#     make bench      the figures of docs/benchmarks.md; make bench ONLY=drain for a single row
 #     make packages   wheel, sdist, offline bundle and .deb, into dist/
 #
 # On Linux the usual torch wheel brings CUDA along (gigabytes); any build will do here. With an index or a folder that
@@ -27,7 +27,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
 
-.PHONY: help setup demo test check endurance nodes bench packages sim mutants clean
+.PHONY: help setup demo test check endurance nodes bench bench-lease packages sim mutants clean
 help:
 	@sed -n '3,9s/^#     //p' Makefile
 
@@ -75,8 +75,15 @@ nodes: $(READY)
 mutants: $(READY)
 	@$(BIN)/python -m tests.sim.mutants
 
+# ONLY="drain empty_pool": those alone, written nowhere.
+ONLY ?=
 bench: $(READY)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(foreach row,$(ONLY),--only $(row))
+
+# How short a lease may be: an hour with every core busy. The next `make bench` takes its figures into the document.
+MINUTES ?= 60
+bench-lease: $(READY)
+	$(BIN)/python -m benchmarks.lease --minutes $(MINUTES)
 
 # For which Pythons nodes get compiled wheels: those of Debian 12 and 13, Ubuntu 24.04 and 26.04.
 PYTHONS ?= 3.11 3.12 3.13 3.14

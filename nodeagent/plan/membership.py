@@ -191,10 +191,14 @@ def holding_nodes(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
 
 def should_prepare(cluster: Cluster, job: JobRecord, node: str) -> bool:
     """Whether a node keeps a pod ready for a job: members, those who will be needed to reach the target, one spare,
-    and those whose check failed: their verdict is kept and checked again, not forgotten and found anew."""
-    if job.phase in TERMINAL or job.control.desired != "run":
+    and those whose check failed: their verdict is kept and checked again, not forgotten and found anew. Of a paused
+    job those who were members, so that it can go on without importing anew."""
+    if job.phase in TERMINAL or job.control.desired == "stop":
         return False
     members = {m.node for m in survivors(cluster, job)}
+    if job.control.desired == "pause":
+        record = cluster.nodes.get(node)
+        return node in members and record is not None and record.cordon is None and not bar(record.facts)
     if node in members:
         return True
     everyone = candidates(cluster, job)

@@ -118,8 +118,8 @@ def plan_pods(
     lent: Collection[str] = (),
 ) -> tuple[PodAction, ...]:
     """Every action this node should take now, at most one per pod: the next action follows when its effect is
-    seen. ``standbys``: how many pods are kept ready here for running jobs that this node is no member of. ``lent``:
-    jobs (uids) that a promise of this node may still lend time to."""
+    seen. ``standbys``: how many pods are kept ready here for paused jobs, and for running jobs that this node is no
+    member of. ``lent``: jobs (uids) that a promise of this node may still lend time to."""
     out: list[PodAction] = []
     spares = 0
     for uid in sorted({*cluster.jobs, *statuses}, key=lambda uid: _queue_place(cluster, uid)):
@@ -129,14 +129,21 @@ def plan_pods(
             action = None
         if job is not None and _may_wait(action, status):
             action = _keep(cluster, job, node, incarnation.life, uid in lent) or action
-        spare = job is not None and job.phase == "running" and job.head is not None and node not in job.head.members
-        if spare and (isinstance(action, Prepare) or (action is None and status is not None)):
+        kept = isinstance(action, Prepare) or (action is None and status is not None)
+        if kept and job is not None and _spare(job, node):
             spares += 1
             if spares > standbys:
                 action = Retire(uid, f"this node keeps {standbys} standbys for other jobs already") if status else None
         if action is not None:
             out.append(action)
     return tuple(out)
+
+
+def _spare(job: JobRecord, node: str) -> bool:
+    """A pod that this node may keep ready for the job runs nothing."""
+    if job.control.desired == "pause":
+        return True
+    return job.phase == "running" and job.head is not None and node not in job.head.members
 
 
 def _queue_place(cluster: Cluster, uid: str) -> tuple[int, int, str]:

@@ -251,9 +251,25 @@ def test_an_ended_job_stops_acknowledges_and_retires() -> None:
     assert late.grace is None, "it should not run any more"
 
 
-def test_paused_jobs_and_full_jobs_keep_no_pod() -> None:
+def test_a_paused_job_keeps_its_members_ready() -> None:
+    """Its interpreters stay warm, so that it goes on without importing anew."""
     paused = make_job("paused", ended_head(), active=1, desired="pause")
-    assert act(paused, status("ready")) == Retire(UID, "the job does not need this node")
+    assert act(paused, status("exited", generation=OLD)) is None
+    assert isinstance(act(paused, None), Prepare), "the shim died meanwhile"
+    assert isinstance(act(paused, status("ready"), node="n4", nodes=("n1", "n4")), Retire), "it was no member"
+    me = Incarnation(life=life("n1"), start=1)
+    cordoned = make_cluster([make_node("n1", cordon=True)], paused)
+    assert [type(a) for a in plan_pods(cordoned, "n1", me, {UID: status("ready")}, 2)] == [Retire]
+
+
+def test_only_so_many_paused_jobs_are_kept_ready() -> None:
+    jobs = [make_job("paused", ended_head(), active=1, desired="pause", uid=f"u-{i}") for i in range(3)]
+    pods = {f"u-{i}": status("ready") for i in range(3)}
+    kept = plan_pods(make_cluster(["n1"], *jobs), "n1", Incarnation(life=life("n1"), start=1), pods, 2)
+    assert [(type(a), a.uid) for a in kept] == [(Retire, "u-2")]
+
+
+def test_full_jobs_keep_one_spare() -> None:
     full = active(members=("n1", "n2"))
     assert act(full, None, node="n3", nodes=("n1", "n2", "n3")) == Prepare(UID, "the job may need this node")
     assert act(full, None, node="n4", nodes=("n1", "n2", "n3", "n4")) is None
