@@ -90,7 +90,14 @@ def judge_cluster(
     cluster: Cluster, states: Mapping[str, tuple[str, str]], why: Mapping[str, tuple[str, ...]]
 ) -> tuple[Placed, ...]:
     """``states``: node to (state, reason); ``why``: job uid to what it waits for."""
-    parts = (_nodes(cluster, states), _sick(cluster), _gpus(cluster), _jobs(cluster, why), _versions(cluster), _addresses(cluster))
+    parts = (
+        _nodes(cluster, states),
+        _sick(cluster),
+        _gpus(cluster),
+        _jobs(cluster, why),
+        _versions(cluster),
+        _addresses(cluster),
+    )
     return tuple(found for part in parts for found in part)
 
 
