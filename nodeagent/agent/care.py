@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import TypedDict
 
 from nodeagent.agent.clock import Clock
-from nodeagent.agent.machine import DRIVER_SIGNS
 from nodeagent.agent.usage import roots_of
+from nodeagent.health.driver import asked_for_gpus
 from nodeagent.health.judge import Policy
 from nodeagent.health.monitor import Machine, Monitor
 from nodeagent.health.told import gpus
@@ -68,9 +68,8 @@ class Care:
 def machine(config: AgentConfig, health: HealthConfig, boot: str) -> Machine:
     """What there is to look at: the driver is asked where there is one, or where the config says so."""
     named = config.node.gpus if isinstance(config.node.gpus, tuple) else ()
-    driver = bool(named) or (config.node.gpus == "auto" and any(sign.exists() for sign in DRIVER_SIGNS))
     interface = config.node.data_interface
     return Machine(
-        boot=boot, gpus=driver, configured=named, folders=health.folders,
+        boot=boot, gpus=asked_for_gpus(config), configured=named, folders=health.folders,
         interfaces=(interface,) if interface else (),
     )  # fmt: skip

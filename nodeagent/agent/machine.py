@@ -12,14 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nodeagent import __version__
+from nodeagent.health.driver import asked_for_gpus
 from nodeagent.model.node import Gpu, NodeFacts
 from nodeagent.spec.agentconfig import AgentConfig
 
 GPU_DEADLINE = 5.0
 """Seconds for the GPU query; no answer means that GPUs are unknown, so none is offered."""
-
-DRIVER_SIGNS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
-"""Without any of these there is no NVIDIA driver to ask, and an agent's restart need not wait for the answer."""
 
 _GPU_QUERY = """
 import json, pynvml
@@ -53,7 +51,7 @@ def find_address(config: AgentConfig, environ: Mapping[str, str]) -> str:
 
 async def find_gpus(config: AgentConfig) -> tuple[tuple[Gpu, ...], str]:
     """The GPUs this node offers, and a sentence if they could not be read."""
-    if config.node.gpus == "none" or (config.node.gpus == "auto" and not any(p.exists() for p in DRIVER_SIGNS)):
+    if not asked_for_gpus(config):
         return (), ""
     found, problem = await _query_gpus()
     if config.node.gpus == "auto":

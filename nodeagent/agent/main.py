@@ -67,6 +67,22 @@ def keygen(file: Path) -> None:
     click.echo(f"{file}: a new key. Copy it to every node of the cluster (mode 0600, the agent's user)")
 
 
+@main.command("diag")
+@click.option("--config", "file", type=click.Path(path_type=Path), help="The config [/etc/nodeagent/nodeagent.yaml].")
+@click.option("--gpu", "gpus", metavar="UUID", multiple=True, help="This GPU only (may be repeated).")
+@click.option("--busy", is_flag=True, help="Check GPUs that somebody uses, too.")
+@click.option("--verify", is_flag=True, help="After a repair: leave out GPUs that somebody uses.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+def diag(file: Path | None, gpus: tuple[str, ...], busy: bool, verify: bool, as_json: bool) -> None:
+    """Check this machine's GPUs by work (without any, its CPU): matrix product, memory, copies, a collective.
+
+    The exit code is 0 when all passed, 1 when a check failed, 2 when nothing could be checked.
+    """
+    from nodeagent.diag.command import diag as check
+
+    sys.exit(check(_load(file), gpus, busy, verify, as_json))
+
+
 @main.command("run")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="The config [/etc/nodeagent/nodeagent.yaml].")
 def run(file: Path | None) -> None:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from nodeagent.spec import units
 from nodeagent.spec.errors import CheckError, raise_all
-from nodeagent.spec.section import Section, absolute
+from nodeagent.spec.section import OptionalFile, Section, absolute
 from nodeagent.spec.suggest import closest
 
 OFF = "off"
@@ -46,6 +46,24 @@ def _folders(value: object) -> tuple[str, ...]:
 Rules = Annotated[frozenset[str], BeforeValidator(_rules), WithJsonSchema(_IDS)]
 
 
+_SHARE = {"type": ["string", "number"], "examples": ["80%"]}
+
+
+def _duration(example: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": ["string", "number"], "examples": [example]})
+
+
+class DiagConfig(Section):
+    """Checks of the hardware by work: `nodeagentctl diag`."""
+
+    python: OptionalFile = None
+    """The Python that does the checks, with torch in it. Default: the agent's own."""
+    bound: Annotated[float, BeforeValidator(units.duration), _duration("30s"), Field(ge=1, le=600)] = 30.0
+    """Longest time of one check; the start may take four times, the collective twice as long."""
+    slower: Annotated[float, BeforeValidator(units.share), WithJsonSchema(_SHARE), Field(ge=0, le=1)] = 0.8
+    """A GPU fails whose speed is below this share of the usual one; 0: speeds are not judged."""
+
+
 class HealthConfig(Section):
     """Looking after the node and its GPUs."""
 
@@ -62,6 +80,7 @@ class HealthConfig(Section):
     """Rules that are not looked at."""
     folders: Annotated[tuple[str, ...], BeforeValidator(_folders), WithJsonSchema(_IDS)] = ()
     """Folders that jobs need: said to be sick when full, read-only, missing, or when they do not answer."""
+    diag: DiagConfig = DiagConfig()
 
 
 def health_or_off(value: object) -> object:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.bare import STEPPER
-from tests.e2e.support import ROOT, Cluster, home, read_steps
+from tests.e2e.support import Cluster, home, read_steps
+from tests.fakenvml.build import build, write_state
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(240)]
 
@@ -37,9 +37,7 @@ class Driver:
         self.set()
 
     def set(self, *lines: str) -> None:
-        draft = self._state.with_suffix(".new")
-        draft.write_text("\n".join((f"gpus {NODES * EACH}", "model H100", *lines)) + "\n")
-        draft.replace(self._state)
+        write_state(self._state, f"gpus {NODES * EACH}", "model H100", *lines)
 
     def xid(self, code: int, *gpus: int) -> None:
         """An Xid on each of these GPUs, at once."""
@@ -96,14 +94,11 @@ class Ward:
 
 @pytest.fixture(scope="module")
 def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
-    library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-    source = ROOT / "tests" / "fakenvml" / "fakenvml.c"
-    command = ["cc", "-shared", "-fPIC", "-O1", "-Wl,-soname,libnvidia-ml.so.1", "-o", str(library), str(source)]
-    subprocess.run(command, check=True, capture_output=True)
+    library = build(tmp_path_factory.mktemp("nvml"))
     with home() as (folder, environ):
         driver = Driver(folder / "driver")
         environ |= {
-            "LD_LIBRARY_PATH": str(library.parent),
+            "LD_LIBRARY_PATH": str(library),
             "FAKE_NVML": str(folder / "driver"),
             "NODEAGENT__HEALTH__PROBATION": PROBATION,
         }

@@ -299,5 +299,6 @@ def test_the_sample_is_the_defaults_and_valid_with_every_line_in_use() -> None:
         "redis": parse("").redis,
         "api": parse("").api,
         "jobs": config.jobs.model_copy(update={"operators": None}),
+        "health": parse("").health,
     }
     assert config.model_copy(update=plain) == parse("")
