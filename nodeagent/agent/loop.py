@@ -322,7 +322,7 @@ class Agent:
         self._turns.looked()
         self._count_restarts()
         for recovery in self._stopwatch.finished(cluster.jobs, self._clock.now()):
-            self._metrics.recovered(recovery.cause, recovery.phases)
+            self._metrics.recovered(cluster.jobs[recovery.uid].name, recovery.cause, recovery.phases)
             changed |= await self._applier.tell(recovery)
         return changed, due
 
