@@ -84,7 +84,8 @@ LABELS: dict[str, str] = {
 """Label to the values that it can have, and so how many series there are."""
 
 UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_info": "always 1", "_joined": "0 or 1",
-         "_seconds_total": "seconds", "_generation_cause": "a number that grows", "_celsius": "degrees Celsius", "_step": "steps",
+         "_seconds_total": "seconds", "_generation_cause": "a number that grows", "_celsius": "degrees Celsius",
+         "_step": "steps",
          "_generation": "a number that grows"}  # fmt: skip
 """How a name ends, and what is measured; all others count."""
 

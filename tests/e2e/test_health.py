@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.bare import STEPPER
-from tests.e2e.support import ROOT, Cluster, home, read_steps
+from tests.e2e.driver import Driver
+from tests.e2e.support import Cluster, home, read_steps
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(240)]
 
@@ -27,27 +27,6 @@ EACH = 2
 PROBATION = "2s"
 BOUND = 60.0
 """Seconds for what takes one or two on an idle machine."""
-
-
-class Driver:
-    """The fake driver's state, for all nodes."""
-
-    def __init__(self, state: Path) -> None:
-        self._state, self._sequence = state, 0
-        self.set()
-
-    def set(self, *lines: str) -> None:
-        draft = self._state.with_suffix(".new")
-        draft.write_text("\n".join((f"gpus {NODES * EACH}", "model H100", *lines)) + "\n")
-        draft.replace(self._state)
-
-    def xid(self, code: int, *gpus: int) -> None:
-        """An Xid on each of these GPUs, at once."""
-        lines = []
-        for gpu in gpus:
-            self._sequence += 1
-            lines.append(f"xid {self._sequence} {gpu} {code}")
-        self.set(*lines)
 
 
 class Ward:
@@ -96,18 +75,10 @@ class Ward:
 
 @pytest.fixture(scope="module")
 def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
-    library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-    source = ROOT / "tests" / "fakenvml" / "fakenvml.c"
-    command = ["cc", "-shared", "-fPIC", "-O1", "-Wl,-soname,libnvidia-ml.so.1", "-o", str(library), str(source)]
-    subprocess.run(command, check=True, capture_output=True)
     with home() as (folder, environ):
-        driver = Driver(folder / "driver")
-        environ |= {
-            "LD_LIBRARY_PATH": str(library.parent),
-            "FAKE_NVML": str(folder / "driver"),
-            "NODEAGENT__HEALTH__PROBATION": PROBATION,
-        }
-        one = Cluster(folder, folder / "work", environ)
+        driver = Driver(folder / "driver", NODES * EACH)
+        environ["NODEAGENT__HEALTH__PROBATION"] = PROBATION
+        one = Cluster(folder, folder / "work", environ | driver.environ(tmp_path_factory.mktemp("nvml")))
         try:
             one.up(NODES)
             yield Ward(one, driver)
