@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
-from nodeagent.agent.gauges import MAX_JOBS, NODE_STATES
+from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, NODE_STATES
 from nodeagent.agent.metrics import Metrics
 from nodeagent.health.judge import rules
 from nodeagent.model.health import Severity
@@ -69,9 +69,9 @@ def words(kinds: object) -> str:
 
 LABELS: dict[str, str] = {
     "job": f"name of a job with a record; gauges have the {MAX_JOBS} oldest live jobs only",
-    "node": "id of a node with a record; empty where no node is at fault",
+    "node": "id of a node with a record; of a restart the one at fault, empty where none is",
     "version": "the agent's own version: one series",
-    "state": words(NODE_STATES),
+    "state": f"of nodes: {words(NODE_STATES)}; of GPUs: {words(GPU_STATES)}",
     "cause": f"{words(CauseKind)} ([what they mean](protocol.md#faults-and-blame))",
     "reason": f"{words(RefusalKind)} ([what they mean](protocol.md#signatures))",
     "gpu": "UUID of a GPU of this node; empty for the node itself",
@@ -84,7 +84,8 @@ LABELS: dict[str, str] = {
 """Label to the values that it can have, and so how many series there are."""
 
 UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_info": "always 1", "_joined": "0 or 1",
-         "_celsius": "degrees Celsius", "_step": "steps",
+         "_seconds_total": "seconds", "_generation_cause": "a number that grows", "_celsius": "degrees Celsius",
+         "_step": "steps",
          "_generation": "a number that grows"}  # fmt: skip
 """How a name ends, and what is measured; all others count."""
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nodeagent.agent.care import Care
 
 NODE_STATES = ("ready", "restarting", "cordoned", "draining", "silent", "lost", "left")
+GPU_STATES = ("used", "free", "unfit")
 MAX_JOBS = 200
 """Most jobs that have series of their own, the oldest first; jobs beyond it are counted in ``nodeagent_jobs`` only."""
 
@@ -38,13 +39,19 @@ class Gauges:
         def gauge(name: str, help_text: str, *labels: str) -> Gauge:
             return Gauge(f"nodeagent_{name}", help_text, labels, registry=registry)
 
-        build = gauge("build_info", "The agent's version. Always 1.", "version")
-        build.labels(version=__version__).set(1)
+        self.build = gauge("build_info", "The agent's version, and its node. Always 1.", "version", "node")
         # --- the cluster, as this agent last read it
         self.jobs = gauge("jobs", "Jobs with a record, by phase.", "phase")
         self.refused = gauge("jobs_refused", "Jobs that this agent runs nothing of now, by reason.", "reason")
         self.nodes = gauge("nodes", "Nodes with a record, by state.", "state")
         self.generation = gauge("generation", "Newest generation of each live job.", "job")
+        self.cause = gauge(
+            "generation_cause",
+            "Number of the newest generation of each live job, by what it was formed for.",
+            "job",
+            "cause",
+        )
+        self.restarts = gauge("job_restarts", "Generations of each live job that became active after its first.", "job")
         self.phase = gauge("phase_seconds", "How long each live job has been in its present phase.", "job", "phase")
         self.ends = gauge(
             "generation_ends",
@@ -69,6 +76,8 @@ class Gauges:
         self.lag = gauge("loop_lag_seconds", "How late the agent's last heartbeat was; above 1 s /healthz fails.")
         self.pods = gauge("pods", "Pods on this node, by phase.", "phase")
         self.stalled = gauge("stalled_pods", "Pods on this node that see no progress for longer than the job allows.")
+        self.step = gauge("step", "Newest step that workers on this node told, of jobs whose workers do.", "job")
+        self.gpus = gauge("gpus", "GPUs of this node, by whether work has them, may have them, or must not.", "state")
         self.parked = gauge("parked_workers", "Workers on this node that wait for the next start, by job.", "job")
         self.parked_bytes = gauge("parked_bytes", "Memory that parked workers on this node share with nobody.", "job")
         self.verdicts = gauge(
@@ -88,6 +97,8 @@ class Gauges:
         _set(self.jobs, "phase", get_args(Phase), Tally(job.phase for job in cluster.jobs.values()))
         _set(self.refused, "reason", get_args(RefusalKind), Tally(r.kind for r in cluster.refused.values()))
         _set(self.nodes, "state", NODE_STATES, Tally(node_state(n, cluster)[0] for n in cluster.nodes.values()))
+        self.build.labels(version=__version__, node=view.node).set(1)
+        self._read_gpus(view.node, cluster)
         self._read_jobs(cluster)
         self._read_health(view.health())
         self._read_pods(cluster, view.pods())
@@ -95,21 +106,37 @@ class Gauges:
             self._read_care(view.care)
 
     def _read_jobs(self, cluster: Cluster) -> None:
-        mine = (self.generation, self.phase, self.ends, self.spent, self.limit, self.checkpoint)
+        mine = (
+            self.generation, self.cause, self.restarts, self.phase, self.ends, self.spent, self.limit, self.checkpoint,
+        )  # fmt: skip
         for gauge in mine:
             gauge.clear()
         for job in live_jobs(cluster):
             self.phase.labels(job=job.name, phase=job.phase).set(max(0, cluster.served - job.since) / 1000)
             self.spent.labels(job=job.name).set(spent(job, cluster.served))
             self.limit.labels(job=job.name).set(job.spec.restarts.max)
+            self.restarts.labels(job=job.name).set(job.restarts)
             since = cluster.served - millis(job.spec.restarts.window)
             causes = Tally(entry.kind for entry in job.budget.values() if entry.at >= since)
             for cause in causes.keys() & set(get_args(CauseKind)):
                 self.ends.labels(job=job.name, cause=cause).set(causes[cause])
             if job.head is not None:
                 self.generation.labels(job=job.name).set(job.head.number)
+                self.cause.labels(job=job.name, cause=job.head.cause.kind).set(job.head.number)
             if job.checkpoint is not None:
                 self.checkpoint.labels(job=job.name).set(job.checkpoint.step)
+
+    def _read_gpus(self, node: str, cluster: Cluster) -> None:
+        record = cluster.nodes.get(node)
+        used = {
+            device
+            for job in cluster.jobs.values()
+            if job.head is not None and job.head.state != "ended" and node in job.head.members
+            for device in job.head.members[node].devices
+        }
+        gpus = record.facts.gpus if record is not None else ()
+        states = ("unfit" if not gpu.healthy else "used" if gpu.uuid in used else "free" for gpu in gpus)
+        _set(self.gpus, "state", GPU_STATES, Tally(states))
 
     def _read_health(self, health: AgentHealth) -> None:
         since = health.store_away_since
@@ -132,13 +159,15 @@ class Gauges:
     def _read_pods(self, cluster: Cluster, pods: Mapping[str, PodStatus]) -> None:
         _set(self.pods, "phase", get_args(PodPhase), Tally(pod.phase for pod in pods.values()))
         self.stalled.set(sum(pod.stall is not None and pod.stall.suspects for pod in pods.values()))
-        for gauge in (self.parked, self.parked_bytes, self.snapshot_bytes):
+        for gauge in (self.parked, self.parked_bytes, self.snapshot_bytes, self.step):
             gauge.clear()
         for job in live_jobs(cluster):
             if (pod := pods.get(job.uid)) is not None:
                 self.parked.labels(job=job.name).set(len(pod.parked))
                 self.parked_bytes.labels(job=job.name).set(sum(pod.parked.values()))
                 self.snapshot_bytes.labels(job=job.name).set(pod.snapshot_bytes)
+                if steps := [worker.step for worker in pod.workers if worker.step is not None]:
+                    self.step.labels(job=job.name).set(max(steps))
 
 
 def live_jobs(cluster: Cluster) -> list[JobRecord]:

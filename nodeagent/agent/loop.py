@@ -321,8 +321,9 @@ class Agent:
                 due = at if due is None else min(due, at)
         self._turns.looked()
         self._count_restarts()
+        for recovery in self._stopwatch.over(cluster.jobs):
+            self._metrics.recovered(cluster.jobs[recovery.uid].name, recovery.cause, recovery.phases)
         for recovery in self._stopwatch.finished(cluster.jobs, self._clock.now()):
-            self._metrics.recovered(recovery.cause, recovery.phases)
             changed |= await self._applier.tell(recovery)
         return changed, due
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, get_args
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.metrics import MetricWrapperBase
 
-from nodeagent.agent.gauges import Gauges
+from nodeagent.agent.gauges import Gauges, live_jobs
 from nodeagent.api.view import AgentView
+from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import RefusalKind
 
 if TYPE_CHECKING:
@@ -83,6 +84,12 @@ class Metrics:
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0),
             registry=self.registry,
         )
+        self._standstill = Counter(
+            "nodeagent_standstill_seconds",
+            "Time that each job stood still to be re-formed, by cause; told by the agent of its group rank 0.",
+            ["job", "cause"],
+            registry=self.registry,
+        )
         self._gauges = Gauges(self.registry)
         self._xids = Counter(
             "nodeagent_xids", "Xids of this node's GPUs, since this agent's start.", ["gpu", "xid"],
@@ -90,8 +97,9 @@ class Metrics:
         )  # fmt: skip
         self._xids_seen: dict[tuple[str, int], int] = {}
 
-    def recovered(self, cause: str, phases: Mapping[str, float]) -> None:
+    def recovered(self, job: str, cause: str, phases: Mapping[str, float]) -> None:
         """The workers of a re-formed gang run."""
+        self._standstill.labels(job=job, cause=cause).inc(phases["whole"])
         for phase, seconds in phases.items():
             self._recovery.labels(phase=phase, cause=cause).observe(seconds)
 
@@ -99,6 +107,10 @@ class Metrics:
         """The page that Prometheus reads, as of now."""
         cluster = view.cluster()
         self._gauges.read(view, cluster)
+        for job in live_jobs(cluster):
+            if job.uid in view.pods():
+                for cause in get_args(CauseKind):  # from 0 on, so that the first one shows as an increase
+                    self._standstill.labels(job=job.name, cause=cause)
         self._forget({job.name for job in cluster.jobs.values()})
         if view.care is not None:
             self._count_xids(view.care)
@@ -126,3 +138,7 @@ class Metrics:
             for job, node, cause in {(s.labels["job"], s.labels["node"], s.labels["cause"]) for s in metric.samples}:
                 if job not in jobs:
                     self.restarts.remove(job, node, cause)
+        for metric in self._standstill.collect():
+            for job, cause in {(s.labels["job"], s.labels["cause"]) for s in metric.samples}:
+                if job not in jobs:
+                    self._standstill.remove(job, cause)

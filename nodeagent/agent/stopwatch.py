@@ -43,6 +43,7 @@ class _Watch:
     quiet: float | None = None
     active: float | None = None
     started: float | None = None
+    counted: bool = False
 
 
 class Stopwatch:
@@ -97,28 +98,41 @@ class Stopwatch:
         stopped, ready = round(watch.quiet - watch.forming, 4), round(now - watch.quiet, 4)
         return ack.model_copy(update={"stopped": stopped, "ready": ready})
 
+    def over(self, jobs: Mapping[str, JobRecord]) -> list[Recovery]:
+        """Recoveries to count now: each once, by the agent of group rank 0, and not the first start of a job. At once:
+        the next fault may come before ``finished`` would tell of them."""
+        out = []
+        for uid, watch in self._watches.items():
+            if watch.started is not None and not watch.counted and uid in jobs:
+                watch.counted = True
+                out.append(self._recovery(jobs[uid], watch))
+        return [recovery for recovery in out if recovery is not None]
+
     def finished(self, jobs: Mapping[str, JobRecord], now: float) -> list[Recovery]:
-        """Recoveries to tell of now: each once, by the agent of group rank 0, and not the first start of a job."""
+        """The same, to tell people of now: those after which the workers run undisturbed."""
         out = []
         for uid, watch in list(self._watches.items()):
-            if watch.active is None or watch.started is None or now < watch.started + TELL_AFTER:
-                continue
-            del self._watches[uid]
-            job = jobs[uid]
-            head = job.head
-            if head is None or head.number != watch.number or job.restarts == 0 or head.ordered()[0].node != self._node:
-                continue
-            formed, started = watch.active - watch.known, watch.started - watch.active
-            phases = {
-                "detected": watch.detected,
-                "stopped": max((ack.stopped for ack in head.acks.values()), default=0.0),
-                "acknowledged": max((ack.ready for ack in head.acks.values()), default=0.0),
-                "formed": formed,
-                "started": started,
-                "whole": watch.detected + formed + started,
-            }
-            out.append(Recovery(uid, head.token, head.cause.kind, phases))
-        return out
+            if watch.started is not None and now >= watch.started + TELL_AFTER and uid in jobs:
+                del self._watches[uid]
+                out.append(self._recovery(jobs[uid], watch))
+        return [recovery for recovery in out if recovery is not None]
+
+    def _recovery(self, job: JobRecord, watch: _Watch) -> Recovery | None:
+        """None: it is not this node's to tell."""
+        head = job.head
+        assert watch.active is not None and watch.started is not None
+        if head is None or head.number != watch.number or job.restarts == 0 or head.ordered()[0].node != self._node:
+            return None
+        formed, started = watch.active - watch.known, watch.started - watch.active
+        phases = {
+            "detected": watch.detected,
+            "stopped": max((ack.stopped for ack in head.acks.values()), default=0.0),
+            "acknowledged": max((ack.ready for ack in head.acks.values()), default=0.0),
+            "formed": formed,
+            "started": started,
+            "whole": watch.detected + formed + started,
+        }
+        return Recovery(job.uid, head.token, head.cause.kind, phases)
 
 
 def _detected(reports: Mapping[str, PodReport]) -> float:

@@ -1,15 +1,17 @@
-"""Which routes an application serves: everything on the unix socket and over https, only health and metrics on loopback
-HTTP."""
+"""Which routes an application serves: everything on the unix socket and over https, only health, metrics and the status
+page on loopback HTTP."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 
 from aiohttp import web
 
 from nodeagent import __version__
 from nodeagent.agent.metrics import Metrics
+from nodeagent.api import pagefiles, status
 from nodeagent.api.body import MAX_BODY
 from nodeagent.api.care import CareRoutes
 from nodeagent.api.doctor import DoctorRoutes
@@ -18,9 +20,11 @@ from nodeagent.api.events import EventRoutes
 from nodeagent.api.health import HealthRoutes
 from nodeagent.api.jobs import JobRoutes
 from nodeagent.api.logs import LogRoutes
+from nodeagent.api.loopback import guest_middleware
 from nodeagent.api.nodes import NodeRoutes
 from nodeagent.api.remote import Doorkeeper, door_middleware
 from nodeagent.api.shapes import API_VERSION
+from nodeagent.api.status import StatusRoutes
 from nodeagent.api.top import TopRoutes
 from nodeagent.api.view import AgentView
 
@@ -32,15 +36,17 @@ def create_app(
     view: AgentView, metrics: Metrics, *, local_socket: bool = False, door: Door | None = None
 ) -> web.Application:
     """``local_socket``: the full API, for a unix socket (callers are known by SO_PEERCRED); ``door``: the full API for
-    those that it lets in; neither: health and metrics only."""
+    those that it lets in; neither: health, metrics and the status page only."""
     full = local_socket or door is not None
     middlewares = [error_middleware(view)]
     if door is not None:
         middlewares.append(door_middleware(*door))
-    if full:
-        middlewares += [joined_middleware(view), answering_middleware(view)]
+    if not full:
+        middlewares.append(guest_middleware((status.PATH, *pagefiles.FILES), os.geteuid()))
+    middlewares += [joined_middleware(view), answering_middleware(view)]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
-    app.router.add_routes(HealthRoutes(view, metrics).table())
+    for routes in (HealthRoutes(view, metrics).table(), StatusRoutes(view).table(), pagefiles.table()):
+        app.router.add_routes(routes)
     if not full:
         return app
 

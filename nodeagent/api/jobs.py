@@ -22,12 +22,12 @@ from nodeagent.api.lookup import find_job
 from nodeagent.api.shapes import Json, budget_json, items, job_json, lent_json
 from nodeagent.api.story import generations
 from nodeagent.api.view import AgentView
+from nodeagent.api.waits import waits
 from nodeagent.model.event import Event
 from nodeagent.model.job import TERMINAL, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.keepers import silence
 from nodeagent.spec.jobcheck import check_spec
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 
@@ -98,16 +98,7 @@ class JobRoutes:
     def _row(self, job: JobRecord, cluster: Cluster, pods: dict[str, PodState], answered: bool) -> Json:
         lent = lent_json(job, self.view.node, self.view.health(), self.view.pods().get(job.uid))
         row = job_json(job, cluster, pods, time.time(), away=not answered)
-        return row | {"lent": lent} | self._waits(job, cluster)
-
-    def _waits(self, job: JobRecord, cluster: Cluster) -> Json:
-        """What a waiting job waits for now is a better reason than why it began to wait, and why it is not run than
-        any."""
-        if refusal := cluster.refused.get(job.uid):
-            return {"reason": refusal.text}
-        waits = job.phase in ("queued", "holding") or (job.phase not in TERMINAL and silence(cluster, job))
-        why = self.view.why(job.uid) if waits else ()
-        return {"reason": "; ".join(why)} if why else {}
+        return row | {"lent": lent} | waits(self.view, job, cluster)
 
     async def index(self, _request: web.Request) -> web.Response:
         """GET /v1/jobs: in the order of submission."""

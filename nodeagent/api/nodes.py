@@ -11,7 +11,7 @@ from aiohttp import web
 from nodeagent.api import auth, body
 from nodeagent.api.errors import ApiError
 from nodeagent.api.lookup import find_node
-from nodeagent.api.shapes import items, node_json
+from nodeagent.api.shapes import items, node_json, work_on
 from nodeagent.api.view import AgentView
 from nodeagent.model.node import Cordon, NodeRecord
 from nodeagent.store.base import StoreUnavailableError
@@ -37,7 +37,8 @@ class NodeRoutes:
     async def index(self, _request: web.Request) -> web.Response:
         """GET /v1/nodes: by name."""
         cluster, now = self.view.cluster(), time.time()
-        rows = [node_json(cluster.nodes[n], cluster, now) for n in sorted(cluster.nodes)]
+        work = work_on(cluster)
+        rows = [node_json(cluster.nodes[n], cluster, now, work) for n in sorted(cluster.nodes)]
         return web.json_response(items(rows, store_away_since=self.view.health().store_away_since))
 
     async def show(self, request: web.Request) -> web.Response:

@@ -20,6 +20,7 @@ from nodeagent.api import auth
 from nodeagent.api.auth import CALLER, NOBODY, Caller
 from nodeagent.api.body import MAX_BODY
 from nodeagent.api.errors import ApiError
+from nodeagent.api.pagefiles import FILES
 from nodeagent.api.tokens import TokenBook
 from nodeagent.spec.agentconfig import JobsConfig
 from nodeagent.spec.tokens import TokenEntry
@@ -113,13 +114,16 @@ def _certificate_name(request: web.Request) -> str:
 
 
 def door_middleware(keeper: Doorkeeper, passed: Callable[[asyncio.BaseTransport], None]) -> Middleware:
-    """Nothing gets by that the keeper does not know, but the question for a challenge. ``passed`` is told the
-    connection of whoever got by. A body is read here, in time."""
+    """Nothing gets by that the keeper does not know, but the question for a challenge and the status page's files,
+    which say nothing of the cluster. ``passed`` is told the connection of whoever got by. A body is read here, in
+    time."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path == CHALLENGE and request.method == "GET":
             return web.json_response({"challenge": keeper.challenge()}, headers={"Cache-Control": "no-store"})
+        if request.path in FILES and request.method == "GET":
+            return await handler(request)
         who = await keeper.who(request)
         if who.reads_only and request.method not in ("GET", "HEAD"):
             raise ApiError(

@@ -292,32 +292,43 @@ def _condition(node: NodeRecord) -> str:
     return f"{index}{worst.text} ({', '.join(notes)})"
 
 
-def node_json(node: NodeRecord, cluster: Cluster, now: float) -> Json:
-    """One node."""
-    state, reason = node_state(node, cluster)
-    facts = node.facts
-    booked: dict[str, str] = {}
-    pods: list[Json] = []
+Work = tuple[dict[str, str], list[Json]]
+"""What a node has: device to the job that has booked it, and its pods."""
+
+
+def work_on(cluster: Cluster) -> dict[str, Work]:
+    """Node to what it has, of those that have something."""
+    found: dict[str, Work] = {}
     for job in sorted(cluster.jobs.values(), key=lambda j: j.name):
         head = job.head
         if head is None:
             continue
-        member = head.members.get(node.id) if head.state != "ended" else None
-        holder = head.holders.get(node.id)
-        if member is None and holder is None:
-            continue
-        devices = set(member.devices if member else ()) | set(holder.devices if holder else ())
-        booked.update(dict.fromkeys(devices, job.name))
-        pods.append(
-            {
-                "job": job.name,
-                "uid": job.uid,
-                "role": job.spec.role.name,
-                "generation": head.number,
-                "ranks": [] if member is None else list(range(member.first_rank, member.first_rank + member.workers)),
-                "stopping": holder is not None,
-            }
-        )
+        members = head.members if head.state != "ended" else {}
+        for node in dict.fromkeys([*members, *head.holders]):
+            member, holder = members.get(node), head.holders.get(node)
+            booked, pods = found.setdefault(node, ({}, []))
+            devices = (*(member.devices if member else ()), *(holder.devices if holder else ()))
+            booked.update(dict.fromkeys(devices, job.name))
+            pods.append(
+                {
+                    "job": job.name,
+                    "uid": job.uid,
+                    "role": job.spec.role.name,
+                    "generation": head.number,
+                    "ranks": (
+                        [] if member is None else list(range(member.first_rank, member.first_rank + member.workers))
+                    ),
+                    "stopping": holder is not None,
+                }
+            )
+    return found
+
+
+def node_json(node: NodeRecord, cluster: Cluster, now: float, work: Mapping[str, Work] | None = None) -> Json:
+    """One node. ``work``: what ``work_on`` says, where it was asked already."""
+    state, reason = node_state(node, cluster)
+    facts = node.facts
+    booked, pods = (work_on(cluster) if work is None else work).get(node.id, ({}, []))
     return {
         "name": node.id,
         "state": state,

@@ -20,9 +20,9 @@ def event_ms(event_id: str) -> int:
 
 
 def generations(job: JobRecord, events: Iterable[Event]) -> list[Json]:
-    """Oldest first. ``stood_still`` is from the first report of the fault that ended the generation before (of a hang:
-    from the last progress) to this one's start, in seconds; ``recovery`` says of what that was made; None where the
-    audit log does not reach back."""
+    """Oldest first. ``active`` is when it started (Unix time). ``stood_still`` is from the first report of the fault
+    that ended the generation before (of a hang: from the last progress) to this one's start, in seconds; ``recovery``
+    says of what that was made; None where the audit log does not reach back."""
     formed: dict[int, Event] = {}
     active: dict[int, int] = {}
     fault: dict[int, int] = {}
@@ -58,6 +58,7 @@ def generations(job: JobRecord, events: Iterable[Event]) -> list[Json]:
                 "number": number,
                 "cause": cause,
                 "state": head.state if head is not None and current else ("ended" if ran else "not formed"),
+                "active": active[number] / 1000 if number in active else None,
                 "stood_still": still,
                 "recovery": started.get(number),
                 "ended_by": None if spend is None else spend_json(number, spend),

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.bare import STEPPER
+from tests.e2e.driver import Driver
 from tests.e2e.support import Cluster, home, read_steps
-from tests.fakenvml.build import build, write_state
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(240)]
 
@@ -27,25 +27,6 @@ EACH = 2
 PROBATION = "2s"
 BOUND = 60.0
 """Seconds for what takes one or two on an idle machine."""
-
-
-class Driver:
-    """The fake driver's state, for all nodes."""
-
-    def __init__(self, state: Path) -> None:
-        self._state, self._sequence = state, 0
-        self.set()
-
-    def set(self, *lines: str) -> None:
-        write_state(self._state, f"gpus {NODES * EACH}", "model H100", *lines)
-
-    def xid(self, code: int, *gpus: int) -> None:
-        """An Xid on each of these GPUs, at once."""
-        lines = []
-        for gpu in gpus:
-            self._sequence += 1
-            lines.append(f"xid {self._sequence} {gpu} {code}")
-        self.set(*lines)
 
 
 class Ward:
@@ -94,15 +75,10 @@ class Ward:
 
 @pytest.fixture(scope="module")
 def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
-    library = build(tmp_path_factory.mktemp("nvml"))
     with home() as (folder, environ):
-        driver = Driver(folder / "driver")
-        environ |= {
-            "LD_LIBRARY_PATH": str(library),
-            "FAKE_NVML": str(folder / "driver"),
-            "NODEAGENT__HEALTH__PROBATION": PROBATION,
-        }
-        one = Cluster(folder, folder / "work", environ)
+        driver = Driver(folder / "driver", NODES * EACH)
+        environ["NODEAGENT__HEALTH__PROBATION"] = PROBATION
+        one = Cluster(folder, folder / "work", environ | driver.environ(tmp_path_factory.mktemp("nvml")))
         try:
             one.up(NODES)
             yield Ward(one, driver)

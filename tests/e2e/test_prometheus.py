@@ -1,8 +1,9 @@
-"""A real Prometheus over real agents: it counts exactly the faults that there were, its rules evaluate, and the alert
-for a job that fails again and again fires."""
+"""A real Prometheus over real agents: it counts exactly the faults that there were, its rules evaluate, the alert for a
+job that fails again and again fires, and the dashboards' queries answer with what happened."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
@@ -15,8 +16,11 @@ from contextlib import contextmanager
 import pytest
 import yaml
 
+from config.grafana.dashboards import DASHBOARDS
 from docs.generate import METRICS
-from tests.e2e.support import Cluster
+from tests.dashboards_support import filled, queries
+from tests.e2e.driver import Driver
+from tests.e2e.support import ROOT, Cluster, home
 from tests.integration.prometheus_support import PROMETHEUS, PROMTOOL, WHY_NOT, Prometheus, prometheus, sample
 
 pytestmark = [
@@ -27,15 +31,50 @@ pytestmark = [
 ]
 
 NODES = 2
+EACH = 2
+"""GPUs of a node, of a driver that is not real; the job uses half of them."""
 KILLS = 3
+WORKER = """
+import time
+from nodeagent.train import progress
+step = 0
+while True:
+    step += 1
+    progress(step)
+    time.sleep(0.1)
+"""
 JOB = {
     "name": "sleepers",
-    "command": [sys.executable, "-c", "import time; time.sleep(600)"],
+    "command": [sys.executable, "-c", WORKER],
+    "env": {"PYTHONPATH": str(ROOT)},
     "nodes": 2,
     "workers_per_node": 1,
-    "gpus_per_worker": 0,
+    "gpus_per_worker": 1,
     "restarts": {"max": 5},
+    "hang": {"progress": "10m"},
 }
+UNSEEN = {
+    ("job.json", "Step", "{{job}}: checkpoint"),  # it makes none
+    ("node.json", "Records refused", "{{node}}: {{reason}}"),  # there are none
+}
+"""Queries that have nothing to tell here: (dashboard, panel, legend)."""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    return Driver(tmp_path_factory.mktemp("driver") / "state", NODES * EACH)
+
+
+@pytest.fixture(scope="module")
+def shared(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """As for other modules, but that the nodes have GPUs."""
+    with home() as (folder, environ):
+        one = Cluster(folder, folder / "work", environ | driver.environ(tmp_path_factory.mktemp("nvml")))
+        try:
+            one.up(NODES)
+            yield one
+        finally:
+            one.ctl("local", "down", check=None)
 
 
 def pages(cluster: Cluster) -> list[str]:
@@ -56,11 +95,12 @@ def scraping(cluster: Cluster) -> Iterator[Prometheus]:
         yield server
 
 
-def test_prometheus_counts_each_kill_once_and_its_alerts_evaluate(calm: Cluster) -> None:
+def test_prometheus_counts_each_kill_once_and_its_alerts_evaluate(calm: Cluster, driver: Driver) -> None:
     with scraping(calm) as server:
         calm.until(lambda: server.value('sum(up{job="nodeagent"})') == NODES, 30, "every agent is scraped")
         calm.submit(yaml.safe_dump(JOB))
         calm.until_running("sleepers", 2)
+        driver.xid(13, EACH - 1)  # the application's, on a GPU that has none
         for kills in range(1, KILLS + 1):
             os.kill(calm.workers("sleepers")[kills % 2], signal.SIGKILL)
             calm.until_running("sleepers", 2, above=kills)
@@ -73,6 +113,50 @@ def test_prometheus_counts_each_kill_once_and_its_alerts_evaluate(calm: Cluster)
         assert not server.firing() & quiet
         every_rule_evaluates(calm, server)
         every_name_is_documented(server)
+        every_panel_tells(calm, server)
+        panels_tell_the_truth(server)
+
+
+def every_panel_tells(cluster: Cluster, server: Prometheus) -> None:
+    """Each query of each dashboard has an answer, but those that cannot have one here."""
+    for name, board in DASHBOARDS.items():
+        for panel, expr, legend in queries(board):
+            if (name, panel, legend) in UNSEEN:
+                assert server.get("/api/v1/query", query=filled(expr))["result"] == [], panel
+            else:
+                problem = f"{name}: {panel} shows something: {filled(expr)}"
+                cluster.until(functools.partial(answers, server, filled(expr)), 30, problem)
+
+
+def answers(server: Prometheus, expr: str) -> bool:
+    return bool(server.get("/api/v1/query", query=expr)["result"])
+
+
+def panels_tell_the_truth(server: Prometheus) -> None:
+    """What they show is what was done: so many kills, nothing else, on so many GPUs."""
+    assert shown(server, "job.json", "Restarts") == [KILLS]
+    assert shown(server, "job.json", "Restarts, in the shown range") == [KILLS]
+    assert sum(shown(server, "job.json", "Restarts, by cause and node at fault")) == KILLS
+    assert shown(server, "cluster.json", "Restarts") == [KILLS]
+    assert shown(server, "cluster.json", "Generations that ended") == [KILLS]
+    assert max(shown(server, "job.json", "Generations")) == KILLS + 1
+    (whole,) = shown(server, "job.json", "What a fault cost")
+    assert server.value('sum(nodeagent_standstill_seconds_total{job="sleepers"})') == pytest.approx(KILLS * whole)
+    (cost,) = shown(server, "job.json", "What the faults cost")
+    assert cost == pytest.approx(KILLS * whole, rel=0.2), "Prometheus extrapolates"
+    (goodput,) = shown(server, "job.json", "Goodput")
+    assert 0.5 < goodput < 1
+    assert sorted(shown(server, "cluster.json", "GPUs")) == [0, NODES, NODES], "unfit, used, free"
+    assert set(shown(server, "node.json", "Joined")) == {1}
+    assert sum(shown(server, "node.json", "Xids")) == 1
+    assert shown(server, "cluster.json", "Agents without the store") == [0]
+
+
+def shown(server: Prometheus, name: str, title: str) -> list[float]:
+    """What the panel's queries answer now."""
+    asked = [filled(expr) for panel, expr, _ in queries(DASHBOARDS[name]) if panel == title]
+    assert asked, title
+    return [float(s["value"][1]) for expr in asked for s in server.get("/api/v1/query", query=expr)["result"]]
 
 
 def every_rule_evaluates(cluster: Cluster, server: Prometheus) -> None:

@@ -29,6 +29,9 @@ class Watched:
     def told(self, job: JobRecord) -> list[Recovery]:
         return self.watch.finished({job.uid: job}, self.now)
 
+    def counted(self, job: JobRecord) -> list[Recovery]:
+        return self.watch.over({job.uid: job})
+
 
 def running(
     number: int = 1, *, restarts: int = 1, acks: Mapping[str, Ack] | None = None, **more: PodReport
@@ -80,9 +83,20 @@ def test_each_phase_from_the_fault_to_the_start() -> None:
     assert seen.told(job) == [], "once"
 
 
+def test_it_is_counted_at_once_and_once() -> None:
+    seen = Watched()
+    job = recover(seen)
+    (recovery,) = seen.counted(job)
+    assert phases(recovery)["whole"] == 0.049
+    seen.see(0.3, running(2, n2=FAULT), "running", NEW)  # the next fault comes before it could be told
+    seen.see(0.01, forming(3), "stopping", NEW)
+    assert seen.counted(job) == seen.told(job) == []
+
+
 def test_only_group_rank_0_tells_and_not_of_the_first_start() -> None:
     for seen, restarts in ((Watched("n2"), 1), (Watched(), 0)):
         job = recover(seen, restarts)
+        assert seen.counted(job) == []
         seen.now += TELL_AFTER
         assert seen.told(job) == []
 

@@ -17,13 +17,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from docs.generate import METRICS
 from nodeagent.agent.care import Care
 from nodeagent.agent.clock import SystemClock
-from nodeagent.agent.gauges import MAX_JOBS, NODE_STATES
+from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, NODE_STATES
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
 from nodeagent.health.readings import Event
 from nodeagent.model.job import Phase, Spend
 from nodeagent.model.node import Gpu
-from nodeagent.model.pod import PodPhase
+from nodeagent.model.pod import PodPhase, WorkerState
 from nodeagent.model.stall import Stall
 from nodeagent.model.world import Cause
 from nodeagent.plan.cluster import Refusal, RefusalKind
@@ -46,6 +46,8 @@ def values(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 async def running(folder: Path) -> tuple[FakeView, Metrics]:
     """A cluster with one job that was re-formed, whose pod is here, and everything has been counted."""
     view, metrics = FakeView(folder), Metrics()
+    gpus = (Gpu(uuid="cpu0", index=0), Gpu(uuid="GPU-b", index=1), Gpu(uuid="GPU-c", index=2, healthy=False))
+    view.unlike["n1"] = {"gpus": gpus}  # the job's first slot has the name of a GPU: so that GPU is used
     await view.join()
     await view.store.submit("u1", spec(), 1000, 1.0, "alice", "r1")
     await view.refresh()
@@ -61,8 +63,9 @@ async def running(folder: Path) -> tuple[FakeView, Metrics]:
     await view.refresh()
     stall = Stall(limit=60.0, suspects=True, ranks=())
     view.own_pods["u1"] = PodStatus(
-        uid="u1", phase="running", parked={11: 1000, 12: 500}, snapshot_bytes=4096, stall=stall
-    )
+        uid="u1", phase="running", parked={11: 1000, 12: 500}, snapshot_bytes=4096, stall=stall,
+        workers=tuple(WorkerState(rank=i, local_rank=i, pid=7 + i, state="running", step=40 + i) for i in range(2)),
+    )  # fmt: skip
     sick = view.facts("n1").model_copy(update={"gpus": (Gpu(uuid="GPU-a", index=0),)})
     view.care = Care(view.config, HealthConfig(), sick, {}, SystemClock(), dict, lambda: None)
     view.care.monitor.hear_gpus({"gpus": [{"uuid": "GPU-a", "index": 0, "temperature": 61}]})
@@ -71,7 +74,7 @@ async def running(folder: Path) -> tuple[FakeView, Metrics]:
     metrics.restarts.labels(job="digits", node="n1", cause="worker_failed").inc(3)
     metrics.store_errors.inc()
     metrics.store_roundtrip.observe(0.002)
-    metrics.recovered("worker_failed", {"formed": 0.02, "whole": 0.04})
+    metrics.recovered("digits", "worker_failed", {"formed": 0.02, "whole": 0.04})
     return view, metrics
 
 
@@ -89,7 +92,7 @@ async def test_the_page(tmp_path: Path) -> None:
     assert page["nodeagent_store_errors_total", ()] == 1
     restarts = (("cause", "worker_failed"), ("job", "digits"), ("node", "n1"))
     assert page["nodeagent_restarts_total", restarts] == 3
-    assert ("nodeagent_build_info", (("version", "0.1.0"),)) in page
+    assert ("nodeagent_build_info", (("node", "n1"), ("version", "0.1.0"))) in page
     assert page["nodeagent_store_roundtrip_seconds_count", ()] == 1
 
 
@@ -99,6 +102,10 @@ async def test_what_is_said_of_a_live_job(tmp_path: Path) -> None:
     digits = ("job", "digits")
     assert page["nodeagent_generation", (digits,)] == 2
     assert 0 <= page["nodeagent_phase_seconds", (digits, ("phase", "running"))] < 60
+    assert page["nodeagent_generation_cause", (("cause", "worker_failed"), digits)] == 2
+    assert page["nodeagent_job_restarts", (digits,)] == 1
+    assert page["nodeagent_standstill_seconds_total", (("cause", "worker_failed"), digits)] == 0.04
+    assert page["nodeagent_standstill_seconds_total", (("cause", "join"), digits)] == 0, "an increase can be seen"
     assert page["nodeagent_generation_ends", (("cause", "worker_failed"), digits)] == 1
     assert page["nodeagent_budget_spent", (digits,)] == 1
     assert page["nodeagent_budget_limit", (digits,)] == 10
@@ -114,6 +121,13 @@ async def test_what_is_said_of_the_pods_here(tmp_path: Path) -> None:
     assert page["nodeagent_parked_workers", (("job", "digits"),)] == 2
     assert page["nodeagent_parked_bytes", (("job", "digits"),)] == 1500
     assert page["nodeagent_snapshot_bytes", (("job", "digits"),)] == 4096
+    assert page["nodeagent_step", (("job", "digits"),)] == 41
+
+
+async def test_what_is_said_of_the_gpus_here(tmp_path: Path) -> None:
+    view, metrics = await running(tmp_path)
+    page = values(metrics.page(view))
+    assert {state: page["nodeagent_gpus", (("state", state),)] for state in GPU_STATES} == dict.fromkeys(GPU_STATES, 1)
 
 
 async def test_what_is_refused_now(tmp_path: Path) -> None:
@@ -133,6 +147,7 @@ async def test_series_that_alerts_count_from_are_there_from_the_start(tmp_path: 
         ("nodeagent_jobs", "phase", get_args(Phase)),
         ("nodeagent_nodes", "state", NODE_STATES),
         ("nodeagent_pods", "phase", get_args(PodPhase)),
+        ("nodeagent_gpus", "state", GPU_STATES),
         ("nodeagent_jobs_refused", "reason", get_args(RefusalKind)),
         ("nodeagent_refused_signatures_total", "reason", get_args(RefusalKind)),
     ]:
@@ -143,6 +158,7 @@ async def test_series_that_alerts_count_from_are_there_from_the_start(tmp_path: 
 async def test_series_of_removed_jobs_go(tmp_path: Path) -> None:
     view, metrics = await running(tmp_path)
     metrics.restarts.labels(job="gone", node="n1", cause="join").inc()
+    metrics.recovered("gone", "join", {"whole": 1.0})
     page = metrics.page(view).decode()
     assert 'nodeagent_restarts_total{cause="worker_failed",job="digits"' in page
     assert 'job="gone"' not in page
@@ -154,7 +170,7 @@ async def test_series_of_a_live_job_go_when_it_ends(tmp_path: Path) -> None:
     await view.succeed(view.job("digits"))
     await view.refresh()
     left = {line.partition("{")[0] for line in metrics.page(view).decode().splitlines() if 'job="digits"' in line}
-    assert left == {"nodeagent_restarts_total"}, "its record is still there"
+    assert left == {"nodeagent_restarts_total", "nodeagent_standstill_seconds_total"}, "its record is still there"
 
 
 async def test_jobs_that_have_series_are_bounded(tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+"""Who may look at the status page on loopback HTTP: who may read on the unix socket, and no web page from elsewhere.
+
+A TCP connection has no SO_PEERCRED, but the kernel lists whose end of it is whose. Must never let in whom the unix
+socket's mode keeps out, nor answer a name that is not this machine's: a page from elsewhere could have a browser here
+read the answer, by a name that it has pointed at 127.0.0.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from nodeagent.api.errors import ApiError
+
+TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+"""Of this process's network namespace; a dual-stack client's end is in the second."""
+ESTABLISHED = "01"
+NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+
+
+def guest_middleware(guarded: Iterable[str], uid: int) -> Middleware:
+    """Lets only those who may read get to the ``guarded`` paths. ``uid``: the agent's own."""
+    paths = frozenset(guarded)
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in paths:
+            _check_name(request.host)
+            if uid != 0:  # root's socket is open to every user of the machine
+                who = await asyncio.to_thread(_owner, *_ends(request))
+                if who not in (0, uid):
+                    raise ApiError("permission", "this agent shows its jobs to its own user only", "ask as that user")
+        return await handler(request)
+
+    return middleware
+
+
+def _check_name(host: str) -> None:
+    """Raises ``ApiError``. The port may be any: it may be forwarded."""
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    if name.lower() not in NAMES:
+        raise ApiError(
+            "permission",
+            f"this is asked for as {host!r}, which is no name for loopback",
+            "ask as 127.0.0.1 or localhost (from elsewhere: ssh -L 9470:127.0.0.1:9470 NODE), or over https with a "
+            "token",
+        )
+
+
+def _ends(request: web.Request) -> tuple[tuple[str, int], tuple[str, int]]:
+    """The client's end of the connection, and ours."""
+    transport = request.transport
+    client, mine = (None, None) if transport is None else map(transport.get_extra_info, ("peername", "sockname"))
+    if client is None or mine is None:
+        raise ApiError("permission", "nobody says who asks", "ask again")
+    return client[:2], mine[:2]
+
+
+def _owner(client: tuple[str, int], mine: tuple[str, int]) -> int | None:
+    """The user of the process that holds the client's end; None: it is not on this machine, or gone."""
+    ends = [(_hex(*client), _hex(*mine)), (_mapped(*client), _mapped(*mine))]
+    for table, (there, here) in zip(TABLES, ends, strict=True):
+        try:
+            rows = table.read_text(encoding="ascii").splitlines()[1:]
+        except FileNotFoundError:  # no IPv6 here
+            continue
+        for row in rows:
+            cells = row.split()
+            if cells[1] == there and cells[2] == here and cells[3] == ESTABLISHED:
+                return int(cells[7])
+    return None
+
+
+def _hex(address: str, port: int) -> str:
+    """As the kernel prints it: words of the machine's byte order."""
+    word = int.from_bytes(socket.inet_aton(address), sys.byteorder)
+    return f"{word:08X}:{port:04X}"
+
+
+def _mapped(address: str, port: int) -> str:
+    marker = int.from_bytes(b"\0\0\xff\xff", sys.byteorder)
+    return f"{0:016X}{marker:08X}{_hex(address, port)}"

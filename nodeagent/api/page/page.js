@@ -1,0 +1,201 @@
+// The status page: asks the agent every two seconds while somebody looks, and shows what it says. It changes nothing.
+
+import { at, badge, clock, el, keep, plural, ranges, row, setClock, since, small, tick } from "./draw.js";
+import { story, tones } from "./timeline.js";
+
+const EVERY = 2000;
+const PATIENCE = 5000;
+const MANY_NODES = 40;
+const ENDED = new Set(["succeeded", "failed", "stopped"]);
+const NODE_TONES = { ready: "good", restarting: "plan", cordoned: "warn", draining: "warn", silent: "bad", lost: "bad", left: "quiet" };
+const find = (id) => document.getElementById(id);
+
+let token = sessionStorage.getItem("nodeagent-token") ?? "";
+let heard = null; // when the agent answered last, by its clock
+let failing = null;
+
+// --- asking
+
+class Refused extends Error {
+  constructor(status, said) {
+    super(said?.message ?? `the agent answered with HTTP ${status}`);
+    this.status = status;
+    this.next = said?.next ?? "";
+  }
+}
+
+async function ask() {
+  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+  const reply = await fetch("v1/status", { headers, cache: "no-store", redirect: "error", signal: AbortSignal.timeout(PATIENCE) });
+  const said = await reply.json().catch(() => null);
+  if (!reply.ok || said === null) throw new Refused(reply.status, said?.error);
+  return said;
+}
+
+async function look() {
+  try {
+    const status = await ask();
+    setClock(status.now);
+    heard = status.now;
+    failing = null;
+    find("door").hidden = true;
+    show(status);
+  } catch (error) {
+    fail(error);
+  }
+}
+
+function fail(error) {
+  failing ??= clock();
+  const refused = error instanceof Refused;
+  const strange = refused && error.status === 401;
+  const entry = find("door");
+  if (strange && entry.hidden) {
+    entry.hidden = false;
+    find("token").focus();
+  }
+  const notices = [];
+  if (strange && token) notices.push(["bad", "The agent does not know this token.", ""]);
+  else if (refused && !strange) notices.push([error.status === 503 ? "warn" : "bad", capital(error.message), error.next]);
+  else if (!refused) {
+    const last = heard === null ? `This agent does not answer, since ${at(failing)}.` : `This agent has not answered since ${at(heard)}. What is below was so then.`;
+    notices.push(["bad", last, "Asked again every 2 s. Is it running? See: systemctl status nodeagent, or look at the page of another node."]);
+  }
+  tell(notices);
+  live(strange ? "quiet" : "bad", strange ? "waits for a token" : "no answer");
+  find("shown").classList.add("old");
+}
+
+find("door").addEventListener("submit", (event) => {
+  event.preventDefault();
+  token = find("token").value.trim();
+  sessionStorage.setItem("nodeagent-token", token);
+  find("token").value = "";
+  look();
+});
+
+// --- showing
+
+const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+function live(tone, text) {
+  find("live").dataset.tone = tone;
+  find("live-text").textContent = text;
+}
+
+function tell(notices) {
+  keep(find("notices"), notices.map((notice) => [notice[1], notice]), ([tone, text, next]) =>
+    el("p", { class: "notice", "data-tone": tone }, text, small(next)));
+}
+
+function show(status) {
+  find("cluster").textContent = status.cluster;
+  document.title = `nodeagent ${status.cluster}`;
+  find("asked").textContent = `as node ${status.node} sees it · version ${status.version}`;
+  const away = status.store_away_since;
+  tell(away === null ? [] : [["warn", `The store has not answered node ${status.node} since ${at(away)}. What is below was so then.`,
+    "Running jobs go on while their keepers lend them time; nothing can be started or changed. See: nodeagentctl doctor"]]);
+  live(away === null ? "good" : "warn", away === null ? `live, ${at(status.now)}` : "the store is away");
+  const main = find("shown");
+  main.hidden = false;
+  main.classList.toggle("old", away !== null);
+  showSummary(status);
+  showJobs(status);
+  showNodes(status.nodes);
+  tick();
+}
+
+function showSummary({ nodes, jobs, store_away_since: away }) {
+  const count = (things, key) => things.reduce((sums, thing) => ({ ...sums, [thing[key]]: (sums[thing[key]] ?? 0) + 1 }), {});
+  const listed = (sums, but) => Object.entries(sums).filter(([word]) => word !== but).map(([word, n]) => `${n} ${word}`).join(", ");
+  const states = count(nodes, "state");
+  const gpus = nodes.filter((n) => n.state !== "lost" && n.state !== "left").flatMap((n) => n.gpus);
+  const healthy = gpus.filter((g) => g.healthy).length;
+  const used = gpus.filter((g) => g.job !== null).length;
+  const phases = count(jobs, "phase");
+  const alive = jobs.filter((j) => !ENDED.has(j.phase)).length;
+  const trouble = nodes.some((n) => NODE_TONES[n.state] === "bad");
+  const tiles = [
+    ["Nodes ready", `${states.ready ?? 0} of ${nodes.length}`, listed(states, "ready") || "all of them", trouble ? "bad" : "good"],
+    ["GPUs healthy", gpus.length ? `${healthy} of ${gpus.length}` : "none", gpus.length ? `${used} used` : "workers run on CPU slots", healthy < gpus.length ? "bad" : "good"],
+    ["Live jobs", `${alive}`, listed(phases) || "none yet", phases.holding ? "warn" : "good"],
+    ["Store", away === null ? "answers" : "away", away === null ? "changes can be made" : `since ${at(away)}`, away === null ? "good" : "bad"],
+  ];
+  keep(find("summary"), tiles.map((tile) => [tile[0], tile]), ([name, value, more, tone]) =>
+    el("div", { "data-tone": tone }, el("dt", {}, name), el("dd", {}, value), el("dd", {}, more)));
+}
+
+function showJobs({ jobs, more_jobs: more }) {
+  find("no-jobs").hidden = jobs.length > 0;
+  find("jobs").hidden = jobs.length === 0;
+  find("timeline").hidden = jobs.length === 0;
+  find("more-jobs").hidden = more === 0;
+  find("more-jobs").textContent = `${plural(more, "more job")}: nodeagentctl get`;
+  keep(find("jobs").tBodies[0], jobs.map((job) => [job.uid, job]), jobRow);
+  keep(find("stories"), jobs.map((job) => [job.uid, [job, Math.floor(clock() / 10)]]), ([job]) => story(job));
+}
+
+function jobRow(job) {
+  const over = ENDED.has(job.phase);
+  const size = job.min === job.max ? `${job.target}` : `${job.target} (${job.min}-${job.max})`;
+  const { used, max } = job.budget;
+  return row([
+    ["Job", [job.name, small(job.owner)]],
+    ["Phase", [badge(job.phase, tones[job.phase]), el("small", {}, over && job.ended !== null ? `at ${at(job.ended)}` : since(job.since))], "few"],
+    ["Nodes", [`${job.world_nodes} of ${size}`, small(job.chief ? `chief ${job.chief}` : "")], "few"],
+    ["Workers", job.world_size ? [`${job.world_size}`, small(job.gpus ? plural(job.gpus, "GPU") : "")] : "", "few"],
+    ["Generation", job.generation ? [`${job.generation}`, small(job.generation_state === "ended" ? "" : job.generation_state)] : "", "few"],
+    ["Restarts", [`${job.restarts}`, small(`${used} of ${max} spent`)], "few"],
+    ["Checkpoint", job.checkpoint ? [`step ${job.checkpoint.step}`, small(`generation ${job.checkpoint.generation}`)] : "", "few"],
+    ["Why", job.reason, "wide"],
+  ], { class: over ? "over" : "" });
+}
+
+function showNodes(nodes) {
+  const plain = (n) => n.state === "ready" && !n.condition && n.gpus.every((g) => g.healthy);
+  const many = nodes.length > MANY_NODES;
+  const rest = many ? nodes.filter(plain) : [];
+  const entries = (list) => list.map((node) => [node.name, node]);
+  keep(find("nodes").tBodies[0], entries(many ? nodes.filter((n) => !plain(n)) : nodes), nodeRow);
+  const well = find("well");
+  well.hidden = !rest.length;
+  well.querySelector("summary").textContent = `${plural(rest.length, "node")} ready, with nothing to say of them`;
+  const table = well.querySelector("table");
+  if (!table.tHead.childElementCount) table.tHead.append(find("nodes").tHead.rows[0].cloneNode(true));
+  if (!well.hidden) keep(table.tBodies[0], well.open ? entries(rest) : [], nodeRow);
+}
+
+function nodeRow(node) {
+  const healthy = node.gpus.filter((g) => g.healthy).length;
+  const sick = node.gpus.filter((g) => !g.healthy).map((g) => `GPU ${g.index}: ${g.why}`);
+  const next = node.verdicts.find((v) => v.stage === "active" && v.severity !== "info")?.next ?? "";
+  const told = [...new Set([node.reason, ...sick, node.condition, node.breaker && `breaker ${node.breaker}`].filter(Boolean))];
+  return row([
+    ["Node", node.name],
+    ["State", badge(node.state, NODE_TONES[node.state]), "few"],
+    ["GPUs", node.gpus.length ? [`${healthy} of ${node.gpus.length} healthy`, gpus(node.gpus)] : "", "few"],
+    ["CPU slots", node.cpu_slots ? `${node.cpu_slots_used} of ${node.cpu_slots} used` : "", "few"],
+    ["Work", node.pods.map((p) => el("div", {}, p.job, small(p.stopping && !p.ranks.length ? "stopping" : p.ranks.length ? `ranks ${ranges(p.ranks)}` : "")))],
+    ["Condition", told.length ? [...told.map((text) => el("div", {}, text)), small(next && `Next: ${next}`)] : "", "wide"],
+  ], { class: node.state === "left" ? "over" : "" });
+}
+
+function gpus(list) {
+  const word = (g) => (g.healthy ? (g.job === null ? "free" : `used by ${g.job}`) : `unfit: ${g.why}`);
+  const said = list.map((g) => `GPU ${g.index} ${word(g)}`).join(", ");
+  return el("div", { class: "cells", role: "img", "aria-label": said }, ...list.map((g) =>
+    el("span", { class: `gpu ${g.healthy ? (g.job === null ? "" : "used") : "unfit"}`, title: `GPU ${g.index} ${g.name}: ${word(g)}` })));
+}
+
+// --- for as long as somebody looks
+
+async function forever() {
+  for (;;) {
+    if (!document.hidden) await look();
+    await new Promise((done) => setTimeout(done, EVERY));
+  }
+}
+document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
+find("well").addEventListener("toggle", look);
+setInterval(tick, 1000);
+forever();

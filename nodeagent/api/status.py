@@ -1,0 +1,161 @@
+"""GET /v1/status: the whole cluster in one answer, for the status page. All that it says, every reader of the API may
+know; commands, environments and lines of logs are not in it.
+
+Made from the snapshot, at most once a second however many look. The audit log is read only when a generation has
+changed since it was read last. Must never cost anything while nobody looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import defaultdict
+
+from aiohttp import web
+
+from nodeagent import __version__
+from nodeagent.api.shapes import API_VERSION, Json, budget_json, job_json, node_json, work_on
+from nodeagent.api.story import generations
+from nodeagent.api.view import AgentView
+from nodeagent.api.waits import waits
+from nodeagent.model.event import Event
+from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.plan.cluster import Cluster
+from nodeagent.store.base import StoreUnavailableError
+
+PATH = "/v1/status"
+FRESH = 1.0
+"""Seconds that one answer serves all who ask."""
+MAX_LIVE, MAX_ENDED, MAX_GENERATIONS = 100, 10, 20
+"""Jobs and generations of a job that are shown: the oldest live ones, the newest of the others."""
+STORY_EVENTS = 2000
+"""How far back the audit log is read."""
+SETTLED = 5.0
+"""Seconds after a change in which more may be told of the same generation: how long its recovery took comes later."""
+_OF_JOB = (
+    "name", "uid", "phase", "reason", "generation", "generation_state", "restarts", "min", "max", "target", "chief",
+    "gpus", "world_nodes", "world_size", "owner", "desired", "cause", "outcome", "submitted", "started", "ended",
+    "checkpoint",
+)  # fmt: skip
+_OF_NODE = ("name", "state", "reason", "gpus", "condition", "breaker", "pods", "cpu_slots", "cpu_slots_used", "version")
+_OF_GPU = ("index", "name", "healthy", "why", "job")
+_OF_VERDICT = ("rule", "severity", "stage", "text", "gpu", "dry_run", "next")
+
+
+class StatusRoutes:
+    """The handler, over one agent's view, with the newest answer."""
+
+    def __init__(self, view: AgentView) -> None:
+        self.view = view
+        self._stories = Stories(view)
+        self._one = asyncio.Lock()
+        self._made = -FRESH
+        self._body = b""
+
+    def table(self) -> list[web.RouteDef]:
+        """The one route."""
+        return [web.get(PATH, self.status)]
+
+    async def status(self, _request: web.Request) -> web.Response:
+        """Whatever is so now, or was within the last second."""
+        async with self._one:
+            if time.monotonic() - self._made >= FRESH:
+                cluster = self.view.cluster()
+                jobs, more = shown(cluster)
+                stories = await self._stories.read(jobs)
+                answer = status_json(self.view, cluster, jobs, stories, time.time()) | {"more_jobs": more}
+                self._body, self._made = json.dumps(answer).encode(), time.monotonic()
+        return web.Response(
+            body=self._body, content_type="application/json", headers={"Cache-Control": "no-store"}
+        )  # fmt: skip
+
+
+class Stories:
+    """Generations of jobs, as they were told last."""
+
+    def __init__(self, view: AgentView) -> None:
+        self._view = view
+        self._of: tuple[object, ...] = ()
+        self._changed = 0.0
+        self._rows: dict[str, list[Json]] = {}
+
+    async def read(self, jobs: list[JobRecord]) -> dict[str, list[Json]]:
+        """By uid; read anew if anything about them has changed. Without the store: what the records say."""
+        now = (self._view.health().store_away_since is None, *(_mark(job) for job in jobs))
+        if now != self._of:
+            self._of, self._changed = now, time.monotonic()
+        elif time.monotonic() - self._changed > SETTLED:
+            return self._rows
+        told: defaultdict[str, list[Event]] = defaultdict(list)
+        for event in await self._events():
+            told[event.uid].append(event)
+        self._rows = {job.uid: generations(job, told[job.uid]) for job in jobs}
+        return self._rows
+
+    async def _events(self) -> tuple[Event, ...]:
+        if self._view.health().store_away_since is None:
+            with contextlib.suppress(StoreUnavailableError):
+                return await self._view.store.events("0-0", -STORY_EVENTS)
+        return ()
+
+
+def _mark(job: JobRecord) -> tuple[object, ...]:
+    """Differs when another story is to be told of the job."""
+    head = job.head
+    return (job.uid, job.phase, len(job.budget), job.restarts, *(() if head is None else (head.number, head.state)))
+
+
+def shown(cluster: Cluster) -> tuple[list[JobRecord], int]:
+    """(live jobs in the order of their submission, then ended ones, newest first; how many are left out)."""
+    live = sorted((j for j in cluster.jobs.values() if j.phase not in TERMINAL), key=lambda j: (j.order, j.submitted))
+    over = sorted((j for j in cluster.jobs.values() if j.phase in TERMINAL), key=lambda j: j.ended or 0.0, reverse=True)
+    jobs = live[:MAX_LIVE] + over[:MAX_ENDED]
+    return jobs, len(cluster.jobs) - len(jobs)
+
+
+def status_json(
+    view: AgentView, cluster: Cluster, jobs: list[JobRecord], stories: dict[str, list[Json]], now: float
+) -> Json:
+    """The answer. Times are Unix seconds, so that it stays the same while nothing happens."""
+    work = work_on(cluster)
+    nodes = [_node(node_json(cluster.nodes[name], cluster, now, work)) for name in sorted(cluster.nodes)]
+    return {
+        "apiVersion": API_VERSION,
+        "cluster": view.config.cluster,
+        "node": view.node,
+        "version": __version__,
+        "now": now,
+        "store_away_since": view.health().store_away_since,
+        "nodes": nodes,
+        "jobs": [_job(view, cluster, job, stories.get(job.uid, []), now) for job in jobs],
+    }
+
+
+def _job(view: AgentView, cluster: Cluster, job: JobRecord, story: list[Json], now: float) -> Json:
+    row = job_json(job, cluster, {}, now) | waits(view, job, cluster)
+    costs = [g["stood_still"] for g in story if g["stood_still"] is not None]
+    ran = [g for g in story if g["state"] != "not formed"]
+    return {
+        **{key: row[key] for key in _OF_JOB},
+        "since": round(now - max(0, cluster.served - job.since) / 1000),
+        "budget": budget_json(job, cluster),
+        "generations": [_generation(g) for g in story[-MAX_GENERATIONS:]],
+        "earlier": max(0, len(story) - MAX_GENERATIONS),
+        "stood_still": round(sum(costs), 3),
+        "all_known": len(costs) == job.restarts and len(ran) == job.restarts + 1,
+    }
+
+
+def _generation(told: Json) -> Json:
+    ended = told["ended_by"]
+    return told | {"ended_by": None if ended is None else {k: v for k, v in ended.items() if k != "error"}}
+
+
+def _node(row: Json) -> Json:
+    return {
+        **{key: row[key] for key in _OF_NODE},
+        "gpus": [{key: gpu[key] for key in _OF_GPU} for gpu in row["gpus"]],
+        "verdicts": [{key: verdict[key] for key in _OF_VERDICT} for verdict in row["verdicts"]],
+    }
