@@ -9,6 +9,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing, millis
 from nodeagent.plan.cluster import Cluster, Refusal
+from nodeagent.plan.notes import Notes
 from nodeagent.store.messages import BeatReply
 
 
@@ -30,6 +31,9 @@ class Snapshot:
         self._returned: float | None = None
         """When a node last came back from a silence, this one included (our clock)."""
         self._anew: Snapshot | None = None
+        self._shown: tuple[Mapping[str, NodeRecord], Mapping[str, JobRecord]] | None = None
+        """Copies of both as they are in the views that were given out, until one of them changes."""
+        self._notes = Notes()
         self.rev = 0
         self.era = ""
         """The era of the store that ``rev`` belongs to."""
@@ -49,7 +53,9 @@ class Snapshot:
         """Take in a beat's reply received at ``now``. A store with another identity replaces everything."""
         if self.complete and (now - self._at > self._timing.lease or self._came_back(reply)):
             self._returned = now
-        self._lapsed, self._next_lapse = frozenset(reply.lapsed), reply.next_lapse
+        if self._lapsed != (lapsed := frozenset(reply.lapsed)):
+            self._lapsed = lapsed
+        self._next_lapse = reply.next_lapse
         self._served, self._at = reply.served, now
         self.recovering = reply.recovering
         if reply.recovering:
@@ -60,8 +66,10 @@ class Snapshot:
                 self._replace(self._anew)
             return
         if reply.cluster_uid != self.cluster_uid:
-            self._nodes, self._jobs, self.complete = {}, {}, False
+            self._nodes, self._jobs, self.complete, self._shown = {}, {}, False, None
         self.cluster_uid = reply.cluster_uid
+        if reply.nodes or reply.gone:
+            self._shown = None
         for node in reply.nodes:
             self._nodes[node.id] = node
         for job in reply.jobs:
@@ -86,7 +94,7 @@ class Snapshot:
         return False
 
     def _replace(self, other: Snapshot) -> None:
-        self._nodes, self._jobs = other._nodes, other._jobs
+        self._nodes, self._jobs, self._shown = other._nodes, other._jobs, None
         self.rev, self.era, self.cluster_uid = other.rev, other.era, other.cluster_uid
         self.complete, self._anew = True, None
 
@@ -97,7 +105,7 @@ class Snapshot:
         known = self._jobs.get(job.uid)
         if known is not None and known.rev > job.rev:
             return False
-        self._jobs[job.uid] = job
+        self._jobs[job.uid], self._shown = job, None
         return True
 
     def forget_job(self, uid: str) -> None:
@@ -105,6 +113,7 @@ class Snapshot:
         if self._anew is not None:
             self._anew.forget_job(uid)
         self._jobs.pop(uid, None)
+        self._shown = None
 
     def read_again(self, era: str) -> None:
         """Read everything again, of this era (empty: whichever the store is in); until then the view stays."""
@@ -113,7 +122,7 @@ class Snapshot:
 
     def forget(self) -> None:
         """Know nothing any more: it was another cluster's."""
-        self._nodes, self._jobs, self.complete = {}, {}, False
+        self._nodes, self._jobs, self.complete, self._shown = {}, {}, False, None
         self.rev, self.era, self.cluster_uid, self._anew = 0, "", "", None
 
     @property
@@ -125,15 +134,19 @@ class Snapshot:
         """The view at ``now``: served time goes on by our own clock, but never by more than one credit."""
         ahead = min(max(0.0, now - self._at), self._timing.credit)
         settling = self._timing.heartbeat + 2 * self._timing.store_timeout
+        if self._shown is None:
+            self._shown = dict(self._nodes), dict(self._jobs)
+        nodes, jobs = self._shown
         return Cluster(
             served=self._served + millis(ahead),
-            nodes=dict(self._nodes),
-            jobs=dict(self._jobs),
+            nodes=nodes,
+            jobs=jobs,
             lapsed=self._lapsed,
             timing=self._timing,
             refused=refused or {},
             next_lapse=self._next_lapse,
             more_to_return=self._returned is not None and now < self._returned + settling,
+            notes=self._notes,
         )
 
     def node(self, name: str) -> NodeRecord | None:

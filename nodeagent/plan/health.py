@@ -40,7 +40,9 @@ def bar(facts: NodeFacts) -> str:
 def worn(cluster: Cluster, node: str) -> bool:
     """Something on the node is degraded: others are taken first."""
     record = cluster.nodes.get(node)
-    found = [v for v in record.facts.health if _degraded(v)] if record is not None else []
+    if record is None or not record.facts.health:
+        return False
+    found = [v for v in record.facts.health if _degraded(v)]
     return any(v.rule != APP_REPEATS or not _elsewhere(cluster, node, v) for v in found)
 
 
@@ -48,12 +50,13 @@ def sick_members(cluster: Cluster, head: Head) -> tuple[tuple[Sick, ...], tuple[
     """Members to be taken out now, and what is to be said of those that the breaker keeps."""
     go: list[Sick] = []
     kept: list[str] = []
-    crowd = _Crowd(cluster)
+    crowd: _Crowd | None = None
     for member in head.ordered():
         record = cluster.nodes.get(member.node)
         found = _against(record, member) if record is not None and cluster.live(member.node, member.life) else []
         if record is None or not found:
             continue
+        crowd = crowd or _Crowd(cluster)
         text = _told(record, found[0])
         unfit = max(crowd.at(v.since) for v in found)
         if unfit <= crowd.limit:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import random
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from nodeagent.agent.identity import Identity
@@ -18,7 +19,6 @@ from nodeagent.api.scaling import Verb, read
 from nodeagent.api.scaling import wish as choose_size
 from nodeagent.model.health import Verdict
 from nodeagent.model.job import Control, JobRecord, first_control
-from nodeagent.model.jobspec import JobSpec, Nodes, RestartLimits, Role, Submitter
 from nodeagent.model.node import Cordon, NodeFacts
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Token
@@ -26,11 +26,12 @@ from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.memory import MemoryServer, MemoryStore
 from nodeagent.trust.key import ClusterKey
-from nodeagent.trust.ledger import Entry
 from nodeagent.trust.seal import Seal
-from tests.sim.invariants import Checker
-from tests.sim.machine import SimHost, SimMachine
+from tests.sim.host import SimHost
+from tests.sim.invariants import Broken, Checker
+from tests.sim.machine import SimMachine
 from tests.sim.network import Gate, Link, LinkedStore, PeerNet, SimPeers
+from tests.sim.parts import SimLedger, WatchedServer, in_memory, sim_spec
 from tests.sim.virtual import SimClock
 
 TIMING = Timing(cooldown=8.0)
@@ -38,19 +39,6 @@ KEY = ClusterKey(bytes(32))
 
 
 SEAL = Seal(KEY, "default")
-
-
-class SimLedger:
-    """What an agent remembers of signed jobs: outlives its process and its machine's boots."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, Entry] = {}
-
-    def load(self) -> dict[str, Entry]:
-        return dict(self.kept)
-
-    async def save(self, entries: Mapping[str, Entry]) -> None:
-        self.kept = dict(entries)
 
 
 class Node:
@@ -164,7 +152,7 @@ class Node:
 
     def freeze_machine(self) -> None:
         self.gate.close()
-        self.machine.frozen.close()
+        self.machine.freeze()
 
     def thaw(self) -> None:
         self.machine.thaw()
@@ -182,8 +170,9 @@ class SimCluster:
         self.net = PeerNet(random.Random(self.rng.random()))
         loop = asyncio.get_running_loop()
         self.clock_step = 0.0
-        self.server = MemoryServer(lambda: loop.time() + self.clock_step)
-        self._temporary = tempfile.TemporaryDirectory(prefix="na-sim-")
+        self._stirred = asyncio.Event()
+        self.server: MemoryServer = WatchedServer(lambda: loop.time() + self.clock_step, self._stepped)
+        self._temporary = tempfile.TemporaryDirectory(prefix="na-sim-", dir=in_memory())
         self.folder = Path(self._temporary.name)
         self.nodes: dict[str, Node] = {}
         self.checker = Checker(self.server, {})
@@ -195,8 +184,13 @@ class SimCluster:
         self.checker.machines = {n.name: n.machine for n in self.nodes.values()}
         return node
 
-    def observe(self) -> None:
-        self.checker.check()
+    def observe(self, machine: str) -> None:
+        self._stirred.set()
+        self.checker.machine(machine)
+
+    def _stepped(self) -> None:
+        self._stirred.set()
+        self.checker.records()
 
     async def empty_store(self) -> None:
         """The store loses everything, and with it every job that no agent knows of until it is given back."""
@@ -307,21 +301,25 @@ class SimCluster:
         job = self.find(name)
         if job is None or job.phase != "running" or job.head is None:
             return False
-        running = {n.name: t for n in self.nodes.values() if (t := n.machine.running(job.uid)) is not None}
-        if running != dict.fromkeys(job.head.members, job.head.token):
+        if self.checker.running(job.uid) != dict.fromkeys(job.head.members, job.head.token):
             return False
         return all(len(self.nodes[m].machine.pods[job.uid].alive) == 2 for m in job.head.members)
 
     async def until(self, condition: object, limit: float, what: str) -> float:
-        """Wait in virtual time; AssertionError after ``limit`` seconds. Returns the seconds it took."""
+        """Wait in virtual time; AssertionError after ``limit`` seconds. Returns the seconds it took.
+
+        Looks when the store or a machine changed, and now and then in case it is something else that is awaited."""
         loop = asyncio.get_running_loop()
         start = loop.time()
         assert callable(condition)
         while not condition():
             if loop.time() - start > limit:
                 raise AssertionError(f"not within {limit} s of virtual time: {what}\n{self.describe()}")
-            await asyncio.sleep(0.01)
-            self.checker.check()
+            self._stirred.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await self._stirred.wait()
+            self.checker.check(loop.time())
         return loop.time() - start
 
     def describe(self) -> str:
@@ -350,6 +348,8 @@ class SimCluster:
     async def close(self) -> None:
         """End everything; raises Broken if an invariant did not hold at some moment."""
         try:
+            with contextlib.suppress(Broken):  # it is kept
+                self.checker.sweep()
             for node in self.nodes.values():
                 node.thaw()
                 await node.kill_agent()
@@ -358,14 +358,3 @@ class SimCluster:
             self._temporary.cleanup()
         if self.checker.first is not None:
             raise self.checker.first
-
-
-def sim_spec(name: str, minimum: int, maximum: int, target: int, **more: object) -> JobSpec:
-    """A small job of two workers a node."""
-    role = Role(command=("train",), nodes=Nodes(min=minimum, max=maximum, target=target), workers_per_node=2)
-    submitter = Submitter(user="u", uid=1000, gid=1000, host="login", cwd="/")
-    fields: dict[str, object] = {
-        "name": name, "roles": (role,), "working_dir": "/", "user": "u", "submitter": submitter, "grace": 5.0,
-        "restarts": RestartLimits(max=60, window=5.0, backoff_max=0.0),
-    }  # fmt: skip
-    return JobSpec.model_validate(fields | more)
