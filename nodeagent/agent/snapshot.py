@@ -3,8 +3,10 @@ decides nothing."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
+from nodeagent.agent.known import Known
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing, millis
@@ -30,6 +32,10 @@ class Snapshot:
         self._returned: float | None = None
         """When a node last came back from a silence, this one included (our clock)."""
         self._anew: Snapshot | None = None
+        self.touched = asyncio.Event()
+        """Set at each change; whoever keeps copies clears it."""
+        self.wanted = 0
+        """The newest revision that somebody waits for until it is on disks."""
         self.rev = 0
         self.era = ""
         """The era of the store that ``rev`` belongs to."""
@@ -51,7 +57,10 @@ class Snapshot:
             self._returned = now
         self._lapsed, self._next_lapse = frozenset(reply.lapsed), reply.next_lapse
         self._served, self._at = reply.served, now
-        self.recovering = reply.recovering
+        before, after = (self.recovering, self.wanted), (reply.recovering, reply.asked)
+        if before != after or (reply.rev, reply.era) != (self.rev, self.era):
+            self.touched.set()
+        self.recovering, self.wanted = after
         if reply.recovering:
             return
         if self._anew is not None:
@@ -89,6 +98,7 @@ class Snapshot:
         self._nodes, self._jobs = other._nodes, other._jobs
         self.rev, self.era, self.cluster_uid = other.rev, other.era, other.cluster_uid
         self.complete, self._anew = True, None
+        self.touched.set()
 
     def absorb_job(self, job: JobRecord) -> bool:
         """Take in one job's record; false if it is older than what is known."""
@@ -98,6 +108,7 @@ class Snapshot:
         if known is not None and known.rev > job.rev:
             return False
         self._jobs[job.uid] = job
+        self.touched.set()
         return True
 
     def forget_job(self, uid: str) -> None:
@@ -105,11 +116,31 @@ class Snapshot:
         if self._anew is not None:
             self._anew.forget_job(uid)
         self._jobs.pop(uid, None)
+        self.touched.set()
 
     def read_again(self, era: str) -> None:
         """Read everything again, of this era (empty: whichever the store is in); until then the view stays."""
         self._anew = Snapshot(self._timing)
         self._anew.era = era
+
+    @property
+    def rereads(self) -> bool:
+        """The view is an old one, until everything has been read again."""
+        return self._anew is not None
+
+    def known(self, now: float) -> Known:
+        """What could be given back to a store that lost it."""
+        view = self.cluster(now)
+        return Known(
+            cluster_uid=self.cluster_uid,
+            era=self.era,
+            rev=self.rev if self.complete else 0,
+            served=view.served,
+            nodes=tuple(view.nodes.values()),
+            jobs=tuple(view.jobs.values()),
+            lapsed=self._lapsed,
+            whole=self.complete,
+        )
 
     def forget(self) -> None:
         """Know nothing any more: it was another cluster's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from nodeagent.model.jobspec import JobSpec
@@ -362,6 +362,9 @@ class SimHost:
 
     async def adopt(self) -> None:
         await self._gate.passed()
+
+    def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
+        return {uid: token.number for uid in uids if (token := self._machine.promised.get(uid)) is not None}
 
     def _do(self, action: Callable[[], None]) -> None:
         if self.dead:
