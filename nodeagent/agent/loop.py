@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from nodeagent.agent.acknowledge import Acknowledged, Acknowledger
 from nodeagent.agent.advert import Advert
 from nodeagent.agent.apply import Applier
 from nodeagent.agent.clock import Clock, wait_for
@@ -20,11 +21,13 @@ from nodeagent.agent.commits import Commits
 from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.guard import Guard
 from nodeagent.agent.identity import Identity
+from nodeagent.agent.kept import Disk, Writing
 from nodeagent.agent.lease import PODS_REFRESH, Lease
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.peers import Peers
-from nodeagent.agent.published import pod_states, readiness
+from nodeagent.agent.published import agent_health, pod_states, readiness
 from nodeagent.agent.restarts import RestartCounter
+from nodeagent.agent.saver import Saver
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.stopwatch import Stopwatch
 from nodeagent.agent.turns import Turns
@@ -38,6 +41,7 @@ from nodeagent.plan.missed import missed
 from nodeagent.plan.pod import Keep, Report, SendAck, plan_pods
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
+from nodeagent.store.messages import Saved
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import Ledger
 from nodeagent.trust.seal import Seal
@@ -64,6 +68,7 @@ class Agent:
         *,
         key: ClusterKey,
         ledger: Ledger,
+        disk: Disk,
         store: Store,
         host: PodHost,
         clock: Clock,
@@ -81,10 +86,19 @@ class Agent:
         self._guard = Guard(node, self._seal, ledger, metrics)
         self._store, self._host, self._clock, self._metrics = store, host, clock, metrics
         self._snapshot = Snapshot(config.timing)
+        self._beat_now = asyncio.Event()
+        self.saver = Saver(
+            node, disk, Writing(key, config.cluster), snapshot=self._snapshot, clock=clock, metrics=metrics,
+            told=self._beat_now.set,
+        )  # fmt: skip
         self._lease = Lease(
             node, facts, config.timing, store=store, host=host, clock=clock, identity=identity,
-            incarnation=incarnation, snapshot=self._snapshot, metrics=metrics,
+            incarnation=incarnation, snapshot=self._snapshot, metrics=metrics, saved=lambda: self.saver.saved,
         )  # fmt: skip
+        self._lease.kept, self._lease.regroup = self.saver.load(), config.saving.regroup
+        self._acknowledge = Acknowledger(
+            node, self.saver, store=store, clock=clock, cluster=self.cluster, bound=config.saving.acknowledge
+        )
         self._failsafe = Failsafe(
             config.timing, lease=self._lease, host=host, clock=clock, peers=peers, cluster=self.cluster
         )
@@ -101,7 +115,6 @@ class Agent:
         """Looks after the node's health; None: nobody does."""
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
         self._wake = asyncio.Event()
-        self._beat_now = asyncio.Event()
         self._turns = Turns(node, config.timing.turn)
         self._lag = 0.0
         self._leaving = False
@@ -126,7 +139,7 @@ class Agent:
                 tasks.create_task(t())
                 for t in (
                     self._beats, self._watch, self._rounds, self._relay, self._failsafe.run,
-                    upkeep.remember, upkeep.renew,
+                    upkeep.remember, upkeep.renew, self.saver.run,
                 )
             ]  # fmt: skip
             await stop.wait()
@@ -372,17 +385,14 @@ class Agent:
         return self._host.status()
 
     def health(self) -> AgentHealth:
-        now = self._clock.now()
-        return AgentHealth(
-            joined=self._lease.joined,
-            reason=self._lease.reason,
-            lease_left=max(0.0, self._lease.fence_at - now),
-            beat_age=max(0.0, now - self._lease.beat_sent),
-            store_away_since=self._lease.away_since,
-            loop_lag=self._lag,
-            lent={uid: end - now for uid, end in self._failsafe.lent.items() if end > now},
-            not_lent=dict(self._failsafe.refusals),
-        )
+        return agent_health(self._lease, self._failsafe, self._lag, self._clock.now())
+
+    @property
+    def era(self) -> str:
+        return self._snapshot.era
+
+    async def acknowledged(self, rev: int, era: str) -> Acknowledged:
+        return await self._acknowledge(Saved(era=era, rev=rev))
 
     async def refresh(self) -> None:
         await self._lease.beat()

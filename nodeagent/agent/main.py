@@ -149,6 +149,7 @@ async def _serve(config: AgentConfig, split: Split) -> int:
     from nodeagent.agent.care import Care
     from nodeagent.agent.clock import SystemClock
     from nodeagent.agent.identity import Identity
+    from nodeagent.agent.kept import FileDisk
     from nodeagent.agent.logs import setup_logging
     from nodeagent.agent.loop import Agent
     from nodeagent.agent.machine import boot_id, find_address, find_gpus, node_facts
@@ -196,8 +197,9 @@ async def _serve(config: AgentConfig, split: Split) -> int:
         care = Care(config, config.health, facts, os.environ, clock, host.status, changed)
         facts = facts.model_copy(update=care.facts())
     agent = Agent(
-        config, node, facts, key=key, ledger=FileLedger(config.dirs.state / "trust.json"), store=store, host=host,
-        clock=clock, identity=identity, incarnation=incarnation, metrics=metrics, peers=peers,
+        config, node, facts, key=key, ledger=FileLedger(config.dirs.state / "trust.json"),
+        disk=FileDisk(config.dirs.state / "jobs.kept"), store=store, host=host, clock=clock, identity=identity,
+        incarnation=incarnation, metrics=metrics, peers=peers,
         progress=notifier.alive, meter=Meter().measure, care=care,
     )  # fmt: skip
     try:

@@ -3,8 +3,10 @@ decides nothing."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
+from nodeagent.agent.known import Known
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing, millis
@@ -34,6 +36,10 @@ class Snapshot:
         self._shown: tuple[Mapping[str, NodeRecord], Mapping[str, JobRecord]] | None = None
         """Copies of both as they are in the views that were given out, until one of them changes."""
         self._notes = Notes()
+        self.touched = asyncio.Event()
+        """Set at each change; whoever keeps copies clears it."""
+        self.wanted = 0
+        """The newest revision that somebody waits for until it is on disks."""
         self.rev = 0
         self.era = ""
         """The era of the store that ``rev`` belongs to."""
@@ -57,7 +63,10 @@ class Snapshot:
             self._lapsed = lapsed
         self._next_lapse = reply.next_lapse
         self._served, self._at = reply.served, now
-        self.recovering = reply.recovering
+        before, after = (self.recovering, self.wanted), (reply.recovering, reply.asked)
+        if before != after or (reply.rev, reply.era) != (self.rev, self.era):
+            self.touched.set()
+        self.recovering, self.wanted = after
         if reply.recovering:
             return
         if self._anew is not None:
@@ -97,6 +106,7 @@ class Snapshot:
         self._nodes, self._jobs, self._shown = other._nodes, other._jobs, None
         self.rev, self.era, self.cluster_uid = other.rev, other.era, other.cluster_uid
         self.complete, self._anew = True, None
+        self.touched.set()
 
     def absorb_job(self, job: JobRecord) -> bool:
         """Take in one job's record; false if it is older than what is known."""
@@ -106,6 +116,7 @@ class Snapshot:
         if known is not None and known.rev > job.rev:
             return False
         self._jobs[job.uid], self._shown = job, None
+        self.touched.set()
         return True
 
     def forget_job(self, uid: str) -> None:
@@ -114,11 +125,31 @@ class Snapshot:
             self._anew.forget_job(uid)
         self._jobs.pop(uid, None)
         self._shown = None
+        self.touched.set()
 
     def read_again(self, era: str) -> None:
         """Read everything again, of this era (empty: whichever the store is in); until then the view stays."""
         self._anew = Snapshot(self._timing)
         self._anew.era = era
+
+    @property
+    def rereads(self) -> bool:
+        """The view is an old one, until everything has been read again."""
+        return self._anew is not None
+
+    def known(self, now: float) -> Known:
+        """What could be given back to a store that lost it."""
+        view = self.cluster(now)
+        return Known(
+            cluster_uid=self.cluster_uid,
+            era=self.era,
+            rev=self.rev if self.complete else 0,
+            served=view.served,
+            nodes=tuple(view.nodes.values()),
+            jobs=tuple(view.jobs.values()),
+            lapsed=self._lapsed,
+            whole=self.complete,
+        )
 
     def forget(self) -> None:
         """Know nothing any more: it was another cluster's."""

@@ -15,6 +15,7 @@ from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodStatus
 
 if TYPE_CHECKING:
+    from nodeagent.agent.acknowledge import Acknowledged
     from nodeagent.agent.care import Care
 
 
@@ -87,6 +88,15 @@ class AgentView(Protocol):
         ...
 
     def health(self) -> AgentHealth: ...
+
+    @property
+    def era(self) -> str:
+        """The store's history that this agent has read: of whatever is written next."""
+        ...
+
+    async def acknowledged(self, rev: int, era: str) -> Acknowledged:
+        """Wait, within a bound, until this revision of an era is on enough disks. Raises nothing."""
+        ...
 
     async def refresh(self) -> None:
         """Read the store's changes now, so that what was just written is in ``cluster()``. Raises StoreError."""

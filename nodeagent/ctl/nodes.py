@@ -18,6 +18,7 @@ from nodeagent.ctl.options import (
     wait_options,
 )
 from nodeagent.ctl.output import Column, show, span
+from nodeagent.ctl.saved import demand_saved, mention_unsaved
 from nodeagent.ctl.waiting import PATIENCE, wait
 
 Json = dict[str, Any]
@@ -86,6 +87,7 @@ def cordon(ctx: click.Context, node: str, reason: str, request_id: str | None) -
     """Give NODE no new work. What runs there goes on. A NODE that is being drained stops being drained."""
     after = connect(ctx).change("POST", node_path(node) + "/cordon", request_id, reason=reason)
     click.echo(f"node/{after['name']} cordoned")
+    demand_saved(f"node/{after['name']} cordon", after)
 
 
 @click.command(short_help="Let a node take work again.")
@@ -97,6 +99,7 @@ def uncordon(ctx: click.Context, node: str, request_id: str | None) -> None:
     """Let NODE take work again."""
     after = connect(ctx).change("POST", node_path(node) + "/uncordon", request_id)
     click.echo(f"node/{after['name']} uncordoned")
+    demand_saved(f"node/{after['name']} uncordon", after)
 
 
 @click.command(short_help="Move a node's work away, and give it no more.")
@@ -115,7 +118,9 @@ def drain(ctx: click.Context, node: str, reason: str, timeout: float, no_wait: b
     after = client.change("POST", node_path(node) + "/drain", request_id, reason=reason)
     if no_wait:
         click.echo(f"node/{after['name']} draining")
+        demand_saved(f"node/{after['name']} drain", after)
         return
+    mention_unsaved(f"node/{after['name']} drain", after)
     client.endure(PATIENCE)
     try:
         wait(lambda: client.get(node_path(node)), lambda n: not n["pods"], _line, timeout, f"draining {node}")
@@ -142,6 +147,7 @@ def forget(ctx: click.Context, node: str, fmt: str | None) -> None:
         click.echo(f"node/{after['name']} forgotten")
     else:
         show(after, fmt, "node", COLUMNS, single=True)
+    demand_saved(f"node/{after['name']} forget", after)
 
 
 def _line(node: Json) -> str:

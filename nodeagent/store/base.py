@@ -107,8 +107,8 @@ class Store(Protocol):
         """Renew. Refused when the view sent is not one of this store's (``behind``: of another era and not the one that
         this era continues with ``rev`` within it, or beyond the store's revision) or the node has no record
         (``behind``). Refused unless the whole incarnation is current (``not_current``), not lost or left (``lost``),
-        seq newer (``stale``). A lapsed but not lost life is renewed. Unchanged facts or readiness raise no revision, what
-        is saved never does."""
+        seq newer (``stale``). A lapsed but not lost life is renewed. Unchanged facts or readiness raise no revision;
+        what is saved never does."""
         ...
 
     async def restore(self, offer: Offer) -> Restored:

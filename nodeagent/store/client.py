@@ -35,7 +35,6 @@ from nodeagent.store.messages import (
     Offer,
     Proposal,
     Restored,
-    Saved,
     Saves,
     Settlement,
 )

@@ -32,7 +32,6 @@ from nodeagent.store.messages import (
 from nodeagent.store.twin import commits, generation, lease, operator, restore
 from nodeagent.store.twin.state import State, event_order
 
-
 Written = TypeVar("Written", JobRecord, NodeRecord)
 
 

@@ -8,7 +8,7 @@ nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from nodeagent.model.base import Record
@@ -98,6 +98,11 @@ class PodHost(Protocol):
     async def adopt(self) -> None:
         """Find the shims that outlived an earlier agent of this node and take them over. Called once, before
         anything else."""
+        ...
+
+    def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
+        """The highest generation that was ever promised here, by uid, as the disk knows it: also of pods that are long
+        gone."""
         ...
 
     def prepare(self, uid: str, spec: JobSpec) -> None:

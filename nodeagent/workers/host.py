@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,6 +31,7 @@ from nodeagent.workers.pod_folder import (
     own_folder,
     pod_file,
     pods_folder,
+    promised_number,
     run_folder,
     state_folder,
     write_pod_file,
@@ -125,6 +126,10 @@ class ShimHost:
                 handle.sweep()
                 continue
             handle.attach(link)
+
+    def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
+        found = {uid: promised_number(state_folder(self._state, uid)) for uid in uids}
+        return {uid: number for uid, number in found.items() if number}
 
     def prepare(self, uid: str, spec: JobSpec) -> None:
         pod = self._pods.get(uid)

@@ -27,6 +27,7 @@ from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.memory import MemoryServer, MemoryStore
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import Seal
+from tests.sim.disk import SimDisk
 from tests.sim.host import SimHost
 from tests.sim.invariants import Broken, Checker
 from tests.sim.machine import SimMachine
@@ -56,6 +57,7 @@ class Node:
         self.run_dir = cluster.folder / name
         self.agent: Agent | None = None
         self.ledger = SimLedger()
+        self.disk = SimDisk(name)
         self.sick: tuple[Verdict, ...] = ()
         """What its health monitor would say."""
         self._host: SimHost | None = None
@@ -84,9 +86,9 @@ class Node:
         self._peers = SimPeers(self.name, self.cluster.net, self.gate)
         store = LinkedStore(self.cluster.server, self.link, self.gate).as_store()
         self.agent = Agent(
-            AgentConfig(timing=TIMING), self.name, facts, key=KEY, ledger=self.ledger, store=store, host=self._host,
-            clock=self.clock, identity=self._identity, incarnation=self._identity.take(), metrics=Metrics(),
-            peers=self._peers, random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
+            AgentConfig(timing=TIMING), self.name, facts, key=KEY, ledger=self.ledger, disk=self.disk, store=store,
+            host=self._host, clock=self.clock, identity=self._identity, incarnation=self._identity.take(),
+            metrics=Metrics(), peers=self._peers, random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
         )  # fmt: skip
         self._task = self.cluster.tasks.create_task(self.agent.run(asyncio.Event()), name=f"agent {self.name}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.world import Token
@@ -25,6 +25,9 @@ class SimHost:
 
     async def adopt(self) -> None:
         await self._gate.passed()
+
+    def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
+        return {uid: token.number for uid in uids if (token := self._machine.promised.get(uid)) is not None}
 
     def _do(self, action: Callable[[], None]) -> None:
         if self.dead:

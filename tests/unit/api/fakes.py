@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nodeagent.agent.acknowledge import Acknowledged
 from nodeagent.agent.care import Care
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
@@ -90,6 +91,8 @@ class FakeView:
         self.away_since: float | None = None
         self.lent: dict[str, float] = {}
         self.not_lent: dict[str, str] = {}
+        self.disks: tuple[str, ...] = ("n1", "n2")
+        """Nodes on whose disks everything is."""
         self.unlike: dict[str, dict[str, Any]] = {}
         """Facts of a node that a test wants otherwise, from its next join on."""
         self._seq = 0
@@ -113,6 +116,15 @@ class FakeView:
         for name in self.names:
             await self.store.join(name, self.lives[name], self.facts(name), Timing())
         await self.refresh()
+
+    @property
+    def era(self) -> str:
+        return self.server.state.era
+
+    async def acknowledged(self, rev: int, era: str) -> Acknowledged:
+        assert rev > 0
+        assert era == self.era
+        return Acknowledged(nodes=self.disks, wanted=2, waited=0.0)
 
     async def refresh(self) -> None:
         """All nodes but the silent ones beat; the snapshot is what the last reply says."""
