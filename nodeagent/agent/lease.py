@@ -21,7 +21,7 @@ from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
 from nodeagent.model.usage import PodUsage
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
-from nodeagent.store.messages import Beat, BeatReply
+from nodeagent.store.messages import Beat, BeatReply, Note
 from nodeagent.workers.base import PodHost
 
 PODS_REFRESH = 5.0
@@ -30,6 +30,9 @@ PODS_REFRESH = 5.0
 REFUSED_LIMIT = 3.0
 """An id that another life holds is given up after this many leases: then the other one is alive, not a dead one's
 rest."""
+
+MOST_NOTES = 16
+"""Most notes in one beat."""
 
 OFFERS = 4
 """Most offers to a store that may have lost writes, within one beat."""
@@ -72,6 +75,8 @@ class Lease:
         self.newest_event = "0-0"
         self.usage: Mapping[str, PodUsage] = {}
         """What the pods use, by job uid: goes along whenever their states are told, and is no reason to tell them."""
+        self.notes: list[Note] = []
+        """For the event log: they go with the next beat."""
         self._first_join: float | None = None
         self._seq = 0
         self._lock = asyncio.Lock()
@@ -161,6 +166,7 @@ class Lease:
         sent = self._clock.now()
         self._seq = max(self._seq + 1, millis(sent))  # grows over restarts of the agent too
         pods = self._pods
+        notes = tuple(self.notes[:MOST_NOTES])
         pods_due = pods != self._pods_sent or (pods and sent - self._pods_at > PODS_REFRESH)
         era, rev = self._snapshot.asked
         beat = Beat(
@@ -173,6 +179,7 @@ class Lease:
             facts=self.facts if self.facts != self._facts_sent else None,
             readiness=self._readiness if self._readiness != self._readiness_sent else None,
             pods=tuple(p.model_copy(update={"usage": self.usage.get(p.uid)}) for p in pods) if pods_due else None,
+            notes=notes,
         )
         try:
             reply = await self._store.beat(beat)
@@ -206,6 +213,7 @@ class Lease:
             self._facts_sent = beat.facts
         if beat.readiness is not None:
             self._readiness_sent = beat.readiness
+        del self.notes[: len(beat.notes)]
         if beat.pods is not None:
             self._pods_sent, self._pods_at = pods, sent
         if self.beat_sent:

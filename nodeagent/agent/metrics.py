@@ -83,6 +83,12 @@ class Metrics:
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0),
             registry=self.registry,
         )
+        self._repairs = Counter(
+            "nodeagent_repairs",
+            "Repairs and verify runs of this node, since this agent's start, by what became of them.",
+            ["kind", "outcome"],
+            registry=self.registry,
+        )
         self._gauges = Gauges(self.registry)
         self._xids = Counter(
             "nodeagent_xids", "Xids of this node's GPUs, since this agent's start.", ["gpu", "xid"],
@@ -94,6 +100,10 @@ class Metrics:
         """The workers of a re-formed gang run."""
         for phase, seconds in phases.items():
             self._recovery.labels(phase=phase, cause=cause).observe(seconds)
+
+    def repaired(self, kind: str, outcome: str) -> None:
+        """A repair, or a verify run, is over."""
+        self._repairs.labels(kind=kind, outcome=outcome).inc()
 
     def page(self, view: AgentView) -> bytes:
         """The page that Prometheus reads, as of now."""

@@ -89,6 +89,7 @@ class RedisStore:
         if beat.readiness is not None:
             arguments["readiness"] = codec.encode_readiness(beat.readiness)
         arguments["pods"] = [{"uid": pod.uid, "body": pod.to_json()} for pod in beat.pods or ()]
+        arguments["notes"] = [note.model_dump() for note in beat.notes]
         cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering = await self._step(
             "beat", arguments
         )

@@ -45,6 +45,13 @@ class BeatReply(Record):
     """The store is recovering: the reply brings no records, and ``rev`` is the one that was sent."""
 
 
+class Note(Record):
+    """What an agent has to tell of its node, for the event log."""
+
+    kind: str
+    text: str
+
+
 class Beat(Record):
     """One heartbeat: renews the lease and brings changes both ways."""
 
@@ -65,6 +72,7 @@ class Beat(Record):
     pods: tuple[PodState, ...] | None = None
     """Only when something changed, or to refresh their TTL (all pods of this node); pod keys not named are left to
     expire."""
+    notes: tuple[Note, ...] = ()
 
 
 class Offer(Record):
