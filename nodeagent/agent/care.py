@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import TypedDict
 
 from nodeagent.agent.clock import Clock
+from nodeagent.agent.hands import Commands
+from nodeagent.agent.mend import Bounds, Mender
+from nodeagent.agent.repairlog import FileRepairLog
 from nodeagent.agent.usage import roots_of
 from nodeagent.health.driver import asked_for_gpus
 from nodeagent.health.judge import Policy
@@ -16,6 +19,8 @@ from nodeagent.health.monitor import Machine, Monitor
 from nodeagent.health.told import gpus
 from nodeagent.model.health import Verdict
 from nodeagent.model.node import Gpu, NodeFacts
+from nodeagent.model.repair import LABEL, Mending
+from nodeagent.plan.repair import Means
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.healthconfig import HealthConfig
 from nodeagent.workers.base import PodStatus
@@ -30,6 +35,7 @@ class Facts(TypedDict):
 
     gpus: tuple[Gpu, ...]
     health: tuple[Verdict, ...]
+    mending: Mending | None
 
 
 class Care:
@@ -44,6 +50,8 @@ class Care:
         clock: Clock,
         statuses: Callable[[], Mapping[str, PodStatus]],
         changed: Callable[[], None],
+        node: str,
+        counted: Callable[[str, str], None],
     ) -> None:
         self._found = facts.gpus
         self._statuses = statuses
@@ -52,13 +60,23 @@ class Care:
         self.monitor = Monitor(
             machine(config, health, facts.boot_id), config.dirs.state, environ, clock,
             policy=self.policy, changed=changed, ours=self._ours,
+            checked=bool(health.repair.commands()) and health.repair.verify is not None,
         )  # fmt: skip
+        self.mender = mender(config, health, node, facts.boot_id, environ, self.monitor, clock, counted)
+        """Repairs the node; None where no repair is configured."""
 
     def facts(self) -> Facts:
         """The facts that follow from the verdicts, as of now."""
         monitor = self.monitor
         found = gpus(self._found, monitor.last_gpus, monitor.told, self._may_join)
-        return {"gpus": found, "health": monitor.told}
+        mending = self.mender.mending if self.mender is not None else None
+        claim = mending.claim if mending is not None else None
+        if claim is not None:
+            aside = {"healthy": False, "why": f"is set aside for its repair ({LABEL[claim.kind]})"}
+            found = tuple(
+                gpu.model_copy(update=aside) if gpu.healthy and claim.takes(gpu.uuid) else gpu for gpu in found
+            )
+        return {"gpus": found, "health": monitor.told, "mending": mending}
 
     def _ours(self) -> frozenset[int]:
         roots = [pid for status in self._statuses().values() for pid in roots_of(status)]
@@ -73,3 +91,17 @@ def machine(config: AgentConfig, health: HealthConfig, boot: str) -> Machine:
         boot=boot, gpus=asked_for_gpus(config), configured=named, folders=health.folders,
         interfaces=(interface,) if interface else (),
     )  # fmt: skip
+
+
+def mender(
+    config: AgentConfig, health: HealthConfig, node: str, boot: str, environ: Mapping[str, str], monitor: Monitor,
+    clock: Clock, counted: Callable[[str, str], None],
+) -> Mender | None:  # fmt: skip
+    """What repairs the node, as far as there is a command for it."""
+    repair = health.repair
+    if not repair.commands():
+        return None
+    bounds = Bounds(Means(repair.whole(), repair.per_day), repair.deadline)
+    hands = Commands(repair, node, config.dirs.logs / "repairs", environ)
+    log = FileRepairLog(config.dirs.state / "repairs.json")
+    return Mender(node, boot, bounds, monitor, log, hands, clock, counted)

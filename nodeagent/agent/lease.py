@@ -22,7 +22,7 @@ from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
 from nodeagent.model.usage import PodUsage
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
-from nodeagent.store.messages import Beat, BeatReply, Saved
+from nodeagent.store.messages import Beat, BeatReply, Note, Saved
 from nodeagent.workers.base import PodHost
 
 PODS_REFRESH = 5.0
@@ -31,6 +31,9 @@ PODS_REFRESH = 5.0
 REFUSED_LIMIT = 3.0
 """An id that another life holds is given up after this many leases: then the other one is alive, not a dead one's
 rest."""
+
+MOST_NOTES = 16
+"""Most notes in one beat."""
 
 OFFERS = 4
 """Most offers to a store that may have lost writes, within one beat."""
@@ -81,6 +84,8 @@ class Lease:
         """Seconds for which a store that is given that waits for others who may know better."""
         self._saved = saved
         self._saved_sent: Saved | None = None
+        self.notes: list[Note] = []
+        """For the event log: they go with the next beat."""
         self._first_join: float | None = None
         self._seq = 0
         self._lock = asyncio.Lock()
@@ -188,6 +193,7 @@ class Lease:
         sent = self._clock.now()
         self._seq = max(self._seq + 1, millis(sent))  # grows over restarts of the agent too
         pods = self._pods
+        notes = tuple(self.notes[:MOST_NOTES])
         pods_due = pods != self._pods_sent or (pods and sent - self._pods_at > PODS_REFRESH)
         era, rev = self._snapshot.asked
         saved = self._saved()
@@ -202,6 +208,7 @@ class Lease:
             readiness=self._readiness if self._readiness != self._readiness_sent else None,
             saved=saved if saved != self._saved_sent else None,
             pods=tuple(p.model_copy(update={"usage": self.usage.get(p.uid)}) for p in pods) if pods_due else None,
+            notes=notes,
         )
         try:
             reply = await self._store.beat(beat)
@@ -237,6 +244,7 @@ class Lease:
             self._readiness_sent = beat.readiness
         if beat.saved is not None:
             self._saved_sent = beat.saved
+        del self.notes[: len(beat.notes)]
         if beat.pods is not None:
             self._pods_sent, self._pods_at = pods, sent
         if self.beat_sent:

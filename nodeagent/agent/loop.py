@@ -34,6 +34,7 @@ from nodeagent.agent.turns import Turns
 from nodeagent.agent.upkeep import Upkeep
 from nodeagent.api.view import AgentHealth
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
+from nodeagent.model.repair import Mending
 from nodeagent.model.usage import PodUsage
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
@@ -164,6 +165,16 @@ class Agent:
         if self.care is not None:
             self.advert.health(self.care.facts())
             self._beat_now.set()
+
+    def tell_mending(self, mending: Mending) -> None:
+        """How repairs stand changed: the same."""
+        self.advert.health(self.care.facts() if self.care is not None else {"mending": mending})
+        self._beat_now.set()
+
+    async def round_over(self) -> None:
+        """Wait until a round that began before is over."""
+        async with self._acting:
+            return
 
     @property
     def settled(self) -> bool:

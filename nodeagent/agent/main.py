@@ -194,7 +194,7 @@ async def _serve(config: AgentConfig, split: Split) -> int:
         def changed() -> None:
             agent.tell_health()
 
-        care = Care(config, config.health, facts, os.environ, clock, host.status, changed)
+        care = Care(config, config.health, facts, os.environ, clock, host.status, changed, node, metrics.repaired)
         facts = facts.model_copy(update=care.facts())
     agent = Agent(
         config, node, facts, key=key, ledger=FileLedger(config.dirs.state / "trust.json"),
@@ -305,8 +305,13 @@ async def _serve_api(agent: Agent, metrics: Metrics, address: str) -> None:
 async def _watch_health(agent: Agent) -> None:
     """Until cancelled; not before the lease is safe."""
     await agent.joined.wait()
-    if agent.care is not None:
-        await agent.care.monitor.run()
+    care = agent.care
+    if care is None:
+        return
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(care.monitor.run())
+        if care.mender is not None:
+            tasks.create_task(care.mender.run(agent))
 
 
 async def _say_ready(agent: Agent, notifier: Notifier, node: str) -> None:

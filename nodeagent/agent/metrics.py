@@ -100,6 +100,12 @@ class Metrics:
             ["job", "cause"],
             registry=self.registry,
         )
+        self._repairs = Counter(
+            "nodeagent_repairs",
+            "Repairs and verify runs of this node, since this agent's start, by what became of them.",
+            ["kind", "outcome"],
+            registry=self.registry,
+        )
         self._gauges = Gauges(self.registry)
         self._xids = Counter(
             "nodeagent_xids", "Xids of this node's GPUs, since this agent's start.", ["gpu", "xid"],
@@ -112,6 +118,10 @@ class Metrics:
         self._standstill.labels(job=job, cause=cause).inc(phases["whole"])
         for phase, seconds in phases.items():
             self._recovery.labels(phase=phase, cause=cause).observe(seconds)
+
+    def repaired(self, kind: str, outcome: str) -> None:
+        """A repair, or a verify run, is over."""
+        self._repairs.labels(kind=kind, outcome=outcome).inc()
 
     def page(self, view: AgentView) -> bytes:
         """The page that Prometheus reads, as of now."""

@@ -56,6 +56,7 @@ COLUMNS = (
     Column("JOBS", lambda n: ",".join(sorted({p["job"] for p in n["pods"]}))),
     Column("REASON", lambda n: n["reason"]),
     Column("CONDITION", lambda n: n["condition"]),
+    Column("REPAIR", lambda n: n["repair"], wide=True),
     Column("AGENT", lambda n: n["agent_pid"], wide=True),
     Column("AGE", lambda n: span(n["agent_age"]), wide=True),
     Column("VERSION", lambda n: n["version"], wide=True),

@@ -132,8 +132,8 @@ def _verdict(node: NodeRecord, verdict: Verdict) -> Finding:
     what = f"{f'GPU {index}' if verdict.device else 'the node'} is {verdict.severity}: {verdict.text} ({verdict.rule})"
     if verdict.dry_run or verdict.stage != "active":
         note = "dry run" if verdict.dry_run else verdict.stage
-        return Finding(severity="info", what=f"{what}, {note}", fix=next_step(verdict, node.id))
-    return (_error if verdict.severity == "fatal" else _warning)(what, next_step(verdict, node.id))
+        return Finding(severity="info", what=f"{what}, {note}", fix=next_step(verdict, node))
+    return (_error if verdict.severity == "fatal" else _warning)(what, next_step(verdict, node))
 
 
 def _gpus(cluster: Cluster) -> Iterator[Placed]:

@@ -15,6 +15,7 @@ from nodeagent.model.world import Ack, Head, PodReport, Token
 from nodeagent.plan.blame import describe, farewell, is_failure
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.faults import final_report
+from nodeagent.plan.health import claimed
 from nodeagent.plan.keepers import better, chooser, must_let_go
 from nodeagent.plan.membership import natural, should_prepare, strays
 from nodeagent.workers.base import PodStatus
@@ -127,6 +128,8 @@ def plan_pods(
         action = _plan_pod(cluster, node, incarnation.life, job, status, uid, uid in lent)
         if uid in cluster.refused and isinstance(action, Prepare | Promise | Start):
             action = None
+        if isinstance(action, Promise | Start) and job is not None and _set_aside(cluster, job, node):
+            action = None  # others chose these devices before they knew; they choose again
         if job is not None and _may_wait(action, status):
             action = _keep(cluster, job, node, incarnation.life, uid in lent) or action
         kept = isinstance(action, Prepare) or (action is None and status is not None)
@@ -144,6 +147,13 @@ def _spare(job: JobRecord, node: str) -> bool:
     if job.control.desired == "pause":
         return True
     return job.phase == "running" and job.head is not None and node not in job.head.members
+
+
+def _set_aside(cluster: Cluster, job: JobRecord, node: str) -> bool:
+    """Devices that the job would use here are kept free for a repair."""
+    me, member = cluster.nodes.get(node), job.head.members.get(node) if job.head is not None else None
+    claim = claimed(me.facts) if me is not None else None
+    return claim is not None and member is not None and any(claim.takes(device) for device in member.devices)
 
 
 def _queue_place(cluster: Cluster, uid: str) -> tuple[int, int, str]:

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from nodeagent.spec import units
 from nodeagent.spec.errors import CheckError, raise_all
+from nodeagent.spec.repairconfig import RepairConfig
 from nodeagent.spec.section import OptionalFile, Section, absolute
 from nodeagent.spec.suggest import closest
 
@@ -81,6 +82,8 @@ class HealthConfig(Section):
     folders: Annotated[tuple[str, ...], BeforeValidator(_folders), WithJsonSchema(_IDS)] = ()
     """Folders that jobs need: said to be sick when full, read-only, missing, or when they do not answer."""
     diag: DiagConfig = DiagConfig()
+    repair: RepairConfig = RepairConfig()
+    """What the agent repairs by itself, with which commands: nothing, without any."""
 
 
 def health_or_off(value: object) -> object:

@@ -106,6 +106,7 @@ class RedisStore:
         arguments["pods"] = [{"uid": pod.uid, "body": pod.to_json()} for pod in beat.pods or ()]
         if beat.saved is not None:
             arguments["saved"] = beat.saved.model_dump()
+        arguments["notes"] = [note.model_dump() for note in beat.notes]
         cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked = await self._step(
             "beat", arguments
         )

@@ -64,6 +64,13 @@ class BeatReply(Record):
     """The store is recovering: the reply brings no records, and ``rev`` is the one that was sent."""
 
 
+class Note(Record):
+    """What an agent has to tell of its node, for the event log."""
+
+    kind: str
+    text: str
+
+
 class Beat(Record):
     """One heartbeat: renews the lease and brings changes both ways."""
 
@@ -87,6 +94,7 @@ class Beat(Record):
     saved: Saved | None = None
     """Only when it changed. Told on (``Store.saved``) if it is the first of this node that covers what operators
     wrote last. It is no part of the node's record: it raises no revision."""
+    notes: tuple[Note, ...] = ()
 
 
 class Offer(Record):

@@ -1,4 +1,5 @@
--- beat: node, life, start, seq, length, rev, era, facts?, address?, pid?, readiness?, pods (list of {uid, body}), saved?
+-- beat: node, life, start, seq, length, rev, era, facts?, address?, pid?, readiness?, pods (list of {uid, body}), saved?,
+--   notes (list of {kind, text})
 local PAGE, SAVES_KEPT = 256, 1000
 local id = A.node
 local continued = A.era == meta.parent and A.rev <= known -- all that it has read is in this era too
@@ -24,6 +25,9 @@ new.readiness = A.readiness or new.readiness
 node_save(new)
 for _, pod in ipairs(A.pods) do
   redis.call('SET', P .. 'pod:' .. pod.uid .. ':' .. id, pod.body, 'PX', int(math.max(10 * lease_ms, 30000)))
+end
+for _, note in ipairs(A.notes) do
+  event({ kind = note.kind, node = id, by = id, text = note.text })
 end
 
 local asked = tonumber(meta.asked or '0')

@@ -109,6 +109,8 @@ def beat(s: State, b: Beat) -> BeatReply:
             s.saves += 1
     for pod in b.pods or ():
         s.pods[pod.uid, b.node] = (pod, s.now + max(10 * s.lease_ms, 30_000))
+    for note in b.notes:
+        s.event(note.kind, node=b.node, by=b.node, text=note.text)
     return _news(s, b)
 
 
