@@ -5,7 +5,8 @@ Judges nothing (``health/``), and decides nothing (``plan/health.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Collection, Mapping
 from typing import TypedDict
 
 from nodeagent.agent.clock import Clock
@@ -54,14 +55,15 @@ class Care:
             policy=self.policy, changed=changed, ours=self._ours,
         )  # fmt: skip
 
-    def facts(self) -> Facts:
-        """The facts that follow from the verdicts, as of now."""
+    def facts(self, held: Collection[str] = ()) -> Facts:
+        """The facts that follow from the verdicts, as of now. ``held``: GPUs that are being checked by work."""
         monitor = self.monitor
-        found = gpus(self._found, monitor.last_gpus, monitor.told, self._may_join)
+        found = gpus(self._found, monitor.last_gpus, monitor.told, self._may_join, held)
         return {"gpus": found, "health": monitor.told}
 
     def _ours(self) -> frozenset[int]:
-        roots = [pid for status in self._statuses().values() for pid in roots_of(status)]
+        """The pods' processes, and the agent's own: checks of the GPUs, for one."""
+        roots = [os.getpid(), *(pid for status in self._statuses().values() for pid in roots_of(status))]
         return frozenset(family(roots, MOST_PROCESSES))
 
 

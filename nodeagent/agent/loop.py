@@ -45,6 +45,7 @@ from nodeagent.workers.base import PodHost, PodStatus
 
 if TYPE_CHECKING:
     from nodeagent.agent.care import Care
+    from nodeagent.agent.diagnosis import Diagnosis
 
 ROUNDS = 32
 """Most rounds without a pause: each round that changed something is followed by another at once."""
@@ -75,6 +76,7 @@ class Agent:
         progress: Callable[[], None] = lambda: None,
         meter: Callable[[Mapping[str, PodStatus], float], Mapping[str, PodUsage]] = lambda _statuses, _now: {},
         care: Care | None = None,
+        diagnosis: Diagnosis | None = None,
     ) -> None:
         self._config, self._node, self._timing = config, node, config.timing
         self._key, self._seal = key, Seal(key, config.cluster)
@@ -97,7 +99,7 @@ class Agent:
         self._restarts = RestartCounter(node, metrics)
         self.advert = Advert(node, config.cluster, key, self._lease)
         self._commits = Commits(self._lease, store=store, host=host, snapshot=self._snapshot)
-        self.care = care
+        self.care, self.diagnosis = care, diagnosis
         """Looks after the node's health; None: nobody does."""
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
         self._wake = asyncio.Event()
@@ -147,10 +149,14 @@ class Agent:
         self._beat_now.set()
 
     def tell_health(self) -> None:
-        """The verdicts on this node changed: the others hear of it at once."""
+        """The verdicts on this node, or its figures, changed: the others hear of it at once."""
+        facts: dict[str, object] = {}
+        if self.diagnosis is not None:
+            facts["figures"] = self.diagnosis.figures
         if self.care is not None:
-            self.advert.health(self.care.facts())
-            self._beat_now.set()
+            facts |= self.care.facts(self.diagnosis.held if self.diagnosis is not None else ())
+        self.advert.health(facts)
+        self._beat_now.set()
 
     @property
     def settled(self) -> bool:

@@ -148,6 +148,7 @@ async def _serve(config: AgentConfig, split: Split) -> int:
 
     from nodeagent.agent.care import Care
     from nodeagent.agent.clock import SystemClock
+    from nodeagent.agent.diagnosis import Diagnosis
     from nodeagent.agent.identity import Identity
     from nodeagent.agent.logs import setup_logging
     from nodeagent.agent.loop import Agent
@@ -188,17 +189,19 @@ async def _serve(config: AgentConfig, split: Split) -> int:
     metrics = Metrics()
     incarnation = identity.take()  # from here on a stand-in is dead, and what it wrote is there to be read
     care = None
+
+    def changed() -> None:
+        agent.tell_health()
+
+    diagnosis = Diagnosis(config, os.environ, clock, changed)
+    facts = facts.model_copy(update={"figures": diagnosis.figures})
     if config.health is not None:
-
-        def changed() -> None:
-            agent.tell_health()
-
         care = Care(config, config.health, facts, os.environ, clock, host.status, changed)
         facts = facts.model_copy(update=care.facts())
     agent = Agent(
         config, node, facts, key=key, ledger=FileLedger(config.dirs.state / "trust.json"), store=store, host=host,
         clock=clock, identity=identity, incarnation=incarnation, metrics=metrics, peers=peers,
-        progress=notifier.alive, meter=Meter().measure, care=care,
+        progress=notifier.alive, meter=Meter().measure, care=care, diagnosis=diagnosis,
     )  # fmt: skip
     try:
         await _until_ended(agent, identity, split, clock, notifier, metrics, address)

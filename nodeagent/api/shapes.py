@@ -328,6 +328,7 @@ def node_json(node: NodeRecord, cluster: Cluster, now: float) -> Json:
         "gpus": [g.model_dump() | {"job": booked.get(g.uuid)} for g in facts.gpus],
         "condition": _condition(node),
         "verdicts": [verdict_json(v, node, now) for v in facts.health],
+        "figures": [figure.model_dump() for figure in facts.figures],
         "breaker": breaker(cluster, facts),
         "pods": pods,
         "labels": dict(facts.labels),

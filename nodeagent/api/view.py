@@ -16,6 +16,7 @@ from nodeagent.workers.base import PodStatus
 
 if TYPE_CHECKING:
     from nodeagent.agent.care import Care
+    from nodeagent.agent.diagnosis import Diagnosis
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,11 @@ class AgentView(Protocol):
 
     @property
     def store(self) -> Store: ...
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """Checks this node's hardware by work."""
+        ...
 
     @property
     def care(self) -> Care | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nodeagent.agent.care import Care
+from nodeagent.agent.diagnosis import Diagnosis
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
 from nodeagent.api.view import AgentHealth
@@ -74,6 +75,7 @@ class FakeView:
         self.seal = Seal(self.key, "default")
         self.node = "n1"
         self.care: Care | None = None
+        self.diagnosis: Diagnosis | None = None
         self.names = names
         self.server = MemoryServer(time.time)
         self.store = FlakyStore(self.server)
