@@ -52,35 +52,37 @@ class Diagnosis:
         """Of the newest run: what it does; Unix times."""
         self.report: Report | None = None
         """Of the newest run, once it has ended."""
+        self.whole = False
+        """The newest run was of all that this node has free."""
         self.held: frozenset[str] = frozenset()
         """GPUs that are being checked, and so not given to anybody."""
         self.figures = self._remembered()
 
     @property
     def running(self) -> bool:
-        return self._task is not None and not self._task.done()
+        return self._task is not None and not self.ended
 
     def start(
         self, gpus: Collection[str], used: Collection[str], busy: Literal["refuse", "skip", "check"],
-        peers: Iterable[NodeRecord], request: str = "",
+        peers: Iterable[NodeRecord], request: str = "", *, whole: bool, bound: float | None = None,
     ) -> asyncio.Task[Report]:  # fmt: skip
-        """Begin a run on these GPUs (none: the CPU); ``used`` are those of them that jobs have. Not while one is
-        running."""
+        """Begin a run on these GPUs (none: the CPU); ``used`` are those of them that jobs have. ``whole``: all that
+        could be checked is; ``bound``: seconds for all of it. Not while one is running."""
         assert not self.running
         from nodeagent.diag.command import make_order
 
         figures = [figure for node in peers for figure in node.facts.figures]
         order = make_order(self._config, sorted(gpus), busy, figures)
-        self.request, self.step, self.report = request, "start", None
+        self.request, self.step, self.report, self.whole = request, "start", None, whole
         self.began, self.ended = self._clock.wall(), 0.0
         self.held = frozenset(gpus) - frozenset(used)
         self._changed()
-        self._task = asyncio.create_task(self._run(order.to_json()))
+        self._task = asyncio.create_task(self._run(order.to_json(), bound or STEPS * self._bound))
         return self._task
 
-    async def _run(self, order: str) -> Report:
+    async def _run(self, order: str, bound: float) -> Report:
         try:
-            self.report = await self._work(order)
+            self.report = await self._work(order, bound)
         except OSError as error:
             self.report = could_not(f"the checks cannot be started: {error.strerror}")
         finally:
@@ -93,9 +95,8 @@ class Diagnosis:
         told("checked by work", passed=report["passed"], failed=bad, problem=report["problem"])
         return report
 
-    async def _work(self, order: str) -> Report:
+    async def _work(self, order: str, bound: float) -> Report:
         """Raises OSError."""
-        bound = STEPS * self._bound
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "nodeagent.diag.order", env=self._environ, stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,

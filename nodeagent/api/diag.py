@@ -53,7 +53,7 @@ class DiagRoutes:
                 "drain it first, choose a GPU with --gpu, or check it all the same with --busy (it slows the job down)",
             )
         others = [record for record in cluster.nodes.values() if record.id != node.id]
-        diagnosis.start(gpus, taken, "check" if busy else "refuse", others, name)
+        diagnosis.start(gpus, taken, "check" if busy else "refuse", others, name, whole=not gpu)
         return web.json_response(self._state())
 
     @property

@@ -85,7 +85,7 @@ async def test_a_hand_that_hangs_is_a_failure_and_the_run_ends(tmp_path: Path) -
 
 async def test_gpus_are_not_given_away_while_they_are_checked(tmp_path: Path) -> None:
     _, diagnosis = await made(tmp_path, hands(tmp_path))
-    run = diagnosis.start(("GPU-a", "GPU-b"), ("GPU-b",), "check", ())
+    run = diagnosis.start(("GPU-a", "GPU-b"), ("GPU-b",), "check", (), whole=True)
     assert diagnosis.held == {"GPU-a"}, "those that a job has it keeps"
     async with asyncio.timeout(BOUND):
         await run
