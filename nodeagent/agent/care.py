@@ -5,7 +5,8 @@ Judges nothing (``health/``), and decides nothing (``plan/health.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Collection, Mapping
 from typing import TypedDict
 
 from nodeagent.agent.clock import Clock
@@ -65,10 +66,10 @@ class Care:
         self.mender = mender(config, health, node, facts.boot_id, environ, self.monitor, clock, counted)
         """Repairs the node; None where no repair is configured."""
 
-    def facts(self) -> Facts:
-        """The facts that follow from the verdicts, as of now."""
+    def facts(self, held: Collection[str] = ()) -> Facts:
+        """The facts that follow from the verdicts, as of now. ``held``: GPUs that are being checked by work."""
         monitor = self.monitor
-        found = gpus(self._found, monitor.last_gpus, monitor.told, self._may_join)
+        found = gpus(self._found, monitor.last_gpus, monitor.told, self._may_join, held)
         mending = self.mender.mending if self.mender is not None else None
         claim = mending.claim if mending is not None else None
         if claim is not None:
@@ -79,7 +80,8 @@ class Care:
         return {"gpus": found, "health": monitor.told, "mending": mending}
 
     def _ours(self) -> frozenset[int]:
-        roots = [pid for status in self._statuses().values() for pid in roots_of(status)]
+        """The pods' processes, and the agent's own: checks of the GPUs, for one."""
+        roots = [os.getpid(), *(pid for status in self._statuses().values() for pid in roots_of(status))]
         return frozenset(family(roots, MOST_PROCESSES))
 
 

@@ -50,6 +50,8 @@ from nodeagent.workers.base import PodHost, PodStatus
 
 if TYPE_CHECKING:
     from nodeagent.agent.care import Care
+    from nodeagent.agent.diagnosis import Diagnosis
+    from nodeagent.agent.preflight import Preflight
 
 ROUNDS = 32
 """Most rounds without a pause: each round that changed something is followed by another at once."""
@@ -81,6 +83,8 @@ class Agent:
         progress: Callable[[], None] = lambda: None,
         meter: Callable[[Mapping[str, PodStatus], float], Mapping[str, PodUsage]] = lambda _statuses, _now: {},
         care: Care | None = None,
+        diagnosis: Diagnosis | None = None,
+        preflight: Preflight | None = None,
     ) -> None:
         self._config, self._node, self._timing = config, node, config.timing
         self._key, self._seal = key, Seal(key, config.cluster)
@@ -112,7 +116,7 @@ class Agent:
         self._restarts = RestartCounter(node, metrics)
         self.advert = Advert(node, config.cluster, key, self._lease)
         self._commits = Commits(self._lease, store=store, host=host, snapshot=self._snapshot)
-        self.care = care
+        self.care, self.diagnosis, self._preflight = care, diagnosis, preflight
         """Looks after the node's health; None: nobody does."""
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
         self._wake = asyncio.Event()
@@ -161,10 +165,14 @@ class Agent:
         self._beat_now.set()
 
     def tell_health(self) -> None:
-        """The verdicts on this node changed: the others hear of it at once."""
+        """The verdicts on this node, or its figures, changed: the others hear of it at once."""
+        facts: dict[str, object] = {}
+        if self.diagnosis is not None:
+            facts["figures"] = self.diagnosis.figures
         if self.care is not None:
-            self.advert.health(self.care.facts())
-            self._beat_now.set()
+            facts |= self.care.facts(self.diagnosis.held if self.diagnosis is not None else ())
+        self.advert.health(facts)
+        self._beat_now.set()
 
     def tell_mending(self, mending: Mending) -> None:
         """How repairs stand changed: the same."""
@@ -330,7 +338,10 @@ class Agent:
         await self._commits.carry()
         cluster = self.cluster()
         statuses = self._host.status()
-        if self._lease.publish(readiness(statuses), pod_states(cluster, self._node, statuses)):
+        ready = readiness(statuses)
+        if self._preflight is not None:
+            ready = self._preflight.amend(ready, cluster)
+        if self._lease.publish(ready, pod_states(cluster, self._node, statuses)):
             await self._lease.beat()
             cluster = self.cluster()
         due = self._failsafe.next_end()

@@ -148,6 +148,7 @@ async def _serve(config: AgentConfig, split: Split) -> int:
 
     from nodeagent.agent.care import Care
     from nodeagent.agent.clock import SystemClock
+    from nodeagent.agent.diagnosis import Diagnosis
     from nodeagent.agent.identity import Identity
     from nodeagent.agent.kept import FileDisk
     from nodeagent.agent.logs import setup_logging
@@ -156,6 +157,7 @@ async def _serve(config: AgentConfig, split: Split) -> int:
     from nodeagent.agent.metrics import Metrics
     from nodeagent.agent.notify import Notifier
     from nodeagent.agent.peers import UdpPeers
+    from nodeagent.agent.preflight import Preflight
     from nodeagent.agent.usage import Meter
     from nodeagent.spec.agentconfig import node_id
     from nodeagent.store.client import RedisStore
@@ -189,18 +191,23 @@ async def _serve(config: AgentConfig, split: Split) -> int:
     metrics = Metrics()
     incarnation = identity.take()  # from here on a stand-in is dead, and what it wrote is there to be read
     care = None
+
+    def changed() -> None:
+        agent.tell_health()
+
+    diagnosis = Diagnosis(config, os.environ, clock, changed)
+    facts = facts.model_copy(update={"figures": diagnosis.figures})
+    preflight = None
     if config.health is not None:
-
-        def changed() -> None:
-            agent.tell_health()
-
+        if config.health.preflight is not None:
+            preflight = Preflight(config.health.preflight, node, diagnosis, clock)
         care = Care(config, config.health, facts, os.environ, clock, host.status, changed, node, metrics.repaired)
         facts = facts.model_copy(update=care.facts())
     agent = Agent(
         config, node, facts, key=key, ledger=FileLedger(config.dirs.state / "trust.json"),
         disk=FileDisk(config.dirs.state / "jobs.kept"), store=store, host=host, clock=clock, identity=identity,
         incarnation=incarnation, metrics=metrics, peers=peers,
-        progress=notifier.alive, meter=Meter().measure, care=care,
+        progress=notifier.alive, meter=Meter().measure, care=care, diagnosis=diagnosis, preflight=preflight,
     )  # fmt: skip
     try:
         await _until_ended(agent, identity, split, clock, notifier, metrics, address)

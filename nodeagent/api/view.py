@@ -17,6 +17,7 @@ from nodeagent.workers.base import PodStatus
 if TYPE_CHECKING:
     from nodeagent.agent.acknowledge import Acknowledged
     from nodeagent.agent.care import Care
+    from nodeagent.agent.diagnosis import Diagnosis
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,11 @@ class AgentView(Protocol):
 
     @property
     def store(self) -> Store: ...
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """Checks this node's hardware by work."""
+        ...
 
     @property
     def care(self) -> Care | None:

@@ -36,11 +36,9 @@ def diag(config: AgentConfig, gpus: Sequence[str], busy: bool, verify: bool, as_
     return code
 
 
-def make_order(
-    config: AgentConfig, gpus: Sequence[str], busy: str, peers: Sequence[Figure], health: HealthConfig | None = None
-) -> Order:
+def make_order(config: AgentConfig, gpus: Sequence[str], busy: str, peers: Sequence[Figure]) -> Order:
     """As the config has it; ``gpus``: these only."""
-    health = health or config.health or HealthConfig()
+    health = config.health or HealthConfig()
     named = config.node.gpus if isinstance(config.node.gpus, tuple) else ()
     return Order.model_validate(
         {

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from nodeagent.diag.crew import Outcome
+from nodeagent.diag.history import median
 from nodeagent.model.figure import Figure
 
 FEWEST_OWN = 3

@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from typing import TYPE_CHECKING
 
-from nodeagent.diag.crew import Outcome
 from nodeagent.model.figure import Figure
 from nodeagent.workers.linux import write_atomic
+
+if TYPE_CHECKING:
+    from nodeagent.diag.crew import Outcome
 
 VERSION = 1
 FILE = "diag.json"
@@ -62,6 +64,12 @@ def with_results(past: Sequence[Past], outcomes: Iterable[Outcome]) -> tuple[Pas
         values = (*(old.values if old is not None else ()), outcome.value)[-MOST_VALUES:]
         known[outcome.kind, outcome.name] = Past(outcome.kind, outcome.name, outcome.unit, values)
     return tuple(known.values())[-MOST_TOLD:]
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one. (The standard library's brings two megabytes along, and agents read this file.)"""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def figures(past: Iterable[Past]) -> tuple[Figure, ...]:

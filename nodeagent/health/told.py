@@ -31,14 +31,20 @@ def _rough(verdict: Verdict) -> Verdict:
 
 
 def gpus(
-    known: Sequence[Gpu], seen: Collection[GpuReading], verdicts: Iterable[Verdict], may_join: bool
+    known: Sequence[Gpu],
+    seen: Collection[GpuReading],
+    verdicts: Iterable[Verdict],
+    may_join: bool,
+    held: Collection[str] = (),
 ) -> tuple[Gpu, ...]:
     """The node's GPUs: those known, and (``may_join``) those that were only found by now. One with a verdict that bars
-    it is left out, with its worst one's words."""
+    it is left out, with its worst one's words; and so are those that are ``held`` for a check."""
     why: dict[str, str] = {}
     for verdict in verdicts:
         if verdict.device and verdict.bars:
             why.setdefault(verdict.device, f"{verdict.text} ({verdict.rule}){_stage(verdict)}")
+    for uuid in held:
+        why.setdefault(uuid, "it is being checked (nodeagentctl diag)")
     found = {gpu.uuid: Gpu(uuid=gpu.uuid, index=gpu.index, name=gpu.name) for gpu in seen}
     base = {gpu.uuid: found.get(gpu.uuid, gpu) for gpu in known}
     if may_join:

@@ -54,6 +54,19 @@ def _duration(example: str) -> WithJsonSchema:
     return WithJsonSchema({"type": ["string", "number"], "examples": [example]})
 
 
+def health_or_off(value: object) -> object:
+    """``off`` is no section at all."""
+    return None if value == OFF else value
+
+
+def or_off(schema: dict[str, Any]) -> None:
+    """JSON Schema: the word instead of null."""
+    for choice in schema["anyOf"]:
+        if choice == {"type": "null"}:
+            choice.clear()
+            choice["const"] = OFF
+
+
 class DiagConfig(Section):
     """Checks of the hardware by work: `nodeagentctl diag`."""
 
@@ -63,6 +76,15 @@ class DiagConfig(Section):
     """Longest time of one check; the start may take four times, the collective twice as long."""
     slower: Annotated[float, BeforeValidator(units.share), WithJsonSchema(_SHARE), Field(ge=0, le=1)] = 0.8
     """A GPU fails whose speed is below this share of the usual one; 0: speeds are not judged."""
+
+
+class PreflightConfig(Section):
+    """Checks by work before a node takes part in a gang."""
+
+    reuse: Annotated[float, BeforeValidator(units.duration), _duration("1d"), Field(ge=60, le=30 * 86_400)] = 86_400.0
+    """How long a run that passed counts."""
+    bound: Annotated[float, BeforeValidator(units.duration), _duration("5m"), Field(ge=1, le=3600)] = 300.0
+    """Longest time of a whole run: a node that takes longer does not take part."""
 
 
 class HealthConfig(Section):
@@ -84,16 +106,5 @@ class HealthConfig(Section):
     diag: DiagConfig = DiagConfig()
     repair: RepairConfig = RepairConfig()
     """What the agent repairs by itself, with which commands: nothing, without any."""
-
-
-def health_or_off(value: object) -> object:
-    """``off`` is no section at all."""
-    return None if value == OFF else value
-
-
-def or_off(schema: dict[str, Any]) -> None:
-    """JSON Schema: the word instead of null."""
-    for choice in schema["anyOf"]:
-        if choice == {"type": "null"}:
-            choice.clear()
-            choice["const"] = OFF
+    preflight: Annotated[PreflightConfig | None, BeforeValidator(health_or_off), Field(json_schema_extra=or_off)] = None
+    """Check by work before a node takes part in a gang; `off`: nobody does."""

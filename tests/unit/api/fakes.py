@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from nodeagent.agent.acknowledge import Acknowledged
 from nodeagent.agent.care import Care
+from nodeagent.agent.diagnosis import Diagnosis
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
 from nodeagent.api.view import AgentHealth
@@ -75,6 +76,7 @@ class FakeView:
         self.seal = Seal(self.key, "default")
         self.node = "n1"
         self.care: Care | None = None
+        self.diagnosis: Diagnosis | None = None
         self.names = names
         self.server = MemoryServer(time.time)
         self.store = FlakyStore(self.server)
