@@ -50,6 +50,7 @@ class FileDisk:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._writer: threading.Thread | None = None
+        self._busy = False
 
     def read(self) -> bytes | None:
         try:
@@ -63,12 +64,13 @@ class FileDisk:
 
     async def write(self, data: bytes) -> None:
         """In a thread of its own, one at a time: one that hangs costs nobody else theirs."""
-        if self._writer is not None and self._writer.is_alive():
+        if self._busy and self._writer is not None and self._writer.is_alive():  # a stand-in's is not
             raise OSError("the last write has not ended yet: the disk hangs")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 
         def settle(error: OSError | None) -> None:
+            self._busy = False
             if not done.done():
                 done.set_result(None) if error is None else done.set_exception(error)
 
@@ -81,6 +83,7 @@ class FileDisk:
             with contextlib.suppress(RuntimeError):  # the loop ended meanwhile: nobody waits
                 loop.call_soon_threadsafe(settle, failure)
 
+        self._busy = True
         self._writer = threading.Thread(target=work, name="kept", daemon=True)
         self._writer.start()
         try:

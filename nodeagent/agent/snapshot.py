@@ -87,8 +87,9 @@ class Snapshot:
             kind, _, name = key.partition(":")
             (self._nodes if kind == "node" else self._jobs).pop(name, None)
         self.rev, self.era = reply.rev, reply.era
-        if not reply.more:
+        if not reply.more and not self.complete:
             self.complete = True
+            self.touched.set()
 
     def _came_back(self, reply: BeatReply) -> bool:
         """A node renewed a lease that had run out, in the life that it had."""

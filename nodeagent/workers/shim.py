@@ -238,6 +238,8 @@ class Shim:
         gang.start()
 
     def _do_stop(self, command: Command) -> None:
+        if self.hang is not None:
+            self.hang.stop_reading()
         if self.gang is not None:
             self.gang.stop(command["grace"])
 
