@@ -12,7 +12,7 @@ from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodPhase, WorkerState
 from nodeagent.model.stall import RankFacts, Stall
 from nodeagent.model.world import Token, WorkerExit
-from nodeagent.workers.base import CommitWish, PodStatus, Rendezvous, StartOrder
+from nodeagent.workers.base import CommitWish, GivenUp, PodStatus, Rendezvous, StartOrder
 from tests.sim.network import Gate
 from tests.sim.virtual import SimClock
 
@@ -309,7 +309,7 @@ class SimMachine:
         pod.phase = "running"
         self.touch()
 
-    def stop(self, uid: str, grace: float | None) -> None:
+    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None) -> None:
         pod = self.pods.get(uid)
         if pod is None or not pod.alive:
             return
@@ -385,8 +385,8 @@ class SimHost:
     def start(self, uid: str, order: StartOrder) -> None:
         self._do(lambda: self._machine.start(uid, order))
 
-    def stop(self, uid: str, grace: float | None) -> None:
-        self._do(lambda: self._machine.stop(uid, grace))
+    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None) -> None:
+        self._do(lambda: self._machine.stop(uid, grace, given_up))
 
     def look(self, uid: str) -> None:
         self._do(lambda: self._machine.look(uid))
