@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.support import ROOT, Cluster, read_steps
+from tests.e2e.support import ROOT, Cluster, bounded, is_alive, read_steps
+from tests.e2e.test_faults_nodes import go_on, is_guard, stop_all
 from tests.e2e.test_snapshots import lost_steps
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
@@ -42,7 +44,7 @@ def job(calm: Cluster, name: str, script: str, nodes: str, workers: int, more: s
     path.write_text(script)
     calm.submit(
         f"name: {name}\ncommand: {json.dumps([sys.executable, str(path)])}\nnodes: {nodes}\n"
-        f"workers_per_node: {workers}\ncheckpoint_dir: {calm.work / (name + '.ckpt')}\ngrace: 20s\n"
+        f"workers_per_node: {workers}\ncheckpoint_dir: {calm.work / (name + '.ckpt')}\ngrace: 100s\n"
         f"env: {{PYTHONPATH: {json.dumps(str(ROOT))}}}\n{more}"
     )
 
@@ -81,3 +83,51 @@ def test_parts_of_two_nodes_go_on_where_they_were_on_others(calm: Cluster) -> No
     calm.ctl("uncordon", drained)
     calm.ctl("stop", "parts", "--timeout", "60s")
     calm.until_phase("parts", "stopped")
+
+
+KEEPS = """
+import os, time
+from nodeagent.train import Link, context
+from nodeagent.train.memory import Header, Memory, size_of
+
+place, link = context(), Link.of_environment()
+if place.rank == 0 and place.generation == 1:  # the other node has no snapshot, so it is waited for a while
+    memory = Memory.of_size(size_of(64, 0))
+    link.ask("snapshot.put", 30, fds=(memory.fd,), index=0, bytes=memory.size)
+    memory.seal(Header(place.generation, 7, 0, place.world_size, True, 64, 0, 0, 0))
+print("kept", flush=True)
+time.sleep(600)
+"""
+
+
+def helpers(pids: set[int]) -> list[int]:
+    return [p for p in pids if is_alive(p) and b"nodeagent.train.writeout" in Path(f"/proc/{p}/cmdline").read_bytes()]
+
+
+def test_a_node_that_was_frozen_as_it_wrote_commits_nothing(calm: Cluster) -> None:
+    """A whole node freezes between being told to write out and its commit; it thaws when a newer generation runs."""
+    job(calm, "frozen", KEEPS, "1:2", 1)
+    first = calm.until_running("frozen", 2)
+    calm.until(lambda: any(p["snapshot_bytes"] for p in calm.job("frozen")["pods"]), 30, "there is a snapshot")
+    folder = calm.work / "frozen.ckpt"
+    with bounded(calm.start("pause", "frozen", "--timeout", "60s")):  # it may speak to the node that freezes
+        calm.until(lambda: any(folder.glob(".writeout-*/offers-0")), 20, "the helper has offered")
+        stopped = stop_all(calm, first["chief"])
+    try:
+        (helper,) = helpers(stopped)
+        calm.until_phase("frozen", "paused", 30)
+        assert calm.job("frozen")["checkpoint"] is None
+        calm.ctl("resume", "frozen", "--timeout", "60s")
+        calm.until_running("frozen", 1, 30, above=first["generation"])
+        go_on([helper])  # before anything that guards it: it writes, and asks for its commit
+        calm.until(lambda: any(folder.glob("ckpt-*/nodeagent-manifest.json")), 20, "the helper has written")
+    finally:
+        go_on(pid for pid in stopped if not is_guard(pid))  # the agent, before the shim can act
+        go_on(stopped)
+        calm.frozen.clear()
+    calm.until(lambda: not is_alive(helper), 20, "the stale helper is gone")
+    calm.until_running("frozen", 2, above=first["generation"] + 1)
+    assert calm.job("frozen")["checkpoint"] is None
+    assert not list(folder.glob("ckpt-*/nodeagent-committed"))
+    calm.ctl("stop", "frozen")
+    calm.until_phase("frozen", "stopped")
