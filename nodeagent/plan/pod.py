@@ -18,7 +18,7 @@ from nodeagent.plan.faults import final_report
 from nodeagent.plan.health import claimed
 from nodeagent.plan.keepers import better, chooser, must_let_go
 from nodeagent.plan.membership import natural, should_prepare, strays
-from nodeagent.workers.base import PodStatus
+from nodeagent.workers.base import GivenUp, PodStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,14 @@ class Promise:
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Stop what runs; ``grace`` None is SIGKILL now. ``promise``: what to promise while it dies, so that disk and
-    rendezvous cost no time of their own; only where nobody is left who could still need the old rendezvous."""
+    rendezvous cost no time of their own; only where nobody is left who could still need the old rendezvous.
+    ``given_up``: have the snapshots in memory written out."""
 
     uid: str
     grace: float | None
     why: str
     promise: Promise | None = None
+    given_up: GivenUp | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,13 +303,28 @@ def read_report(status: PodStatus) -> PodReport | None:
 
 def _farewell(status: PodStatus) -> PodReport | None:
     """What its workers' planned stop has to say."""
-    text = farewell(status.exits)
+    text = "; ".join(filter(None, (farewell(status.exits), status.written)))
     return PodReport(state="left", exits=status.exits, reason=text) if text else None
 
 
 def _stop(job: JobRecord, head: Head | None, planned: bool, why: str) -> Stop:
     grace = job.spec.grace if head is None or head.grace is None else head.grace
-    return Stop(job.uid, grace if planned else None, why)
+    return Stop(job.uid, grace if planned else None, why, given_up=_given_up(job, head) if planned else None)
+
+
+def _given_up(job: JobRecord, head: Head | None) -> GivenUp | None:
+    """What the snapshots of those that stop have to be written out for; None where all nodes go on, with their memory.
+    The same on each of them, as long as none has acknowledged: and none does before its snapshots are written."""
+    if head is None:
+        return None
+    since = (job.checkpoint.number, job.checkpoint.step) if job.checkpoint is not None else (0, 0)
+    if head.state == "ended":
+        return GivenUp(stays=False, world=0, since=since)
+    lives = {node: member.life for node, member in head.members.items()}
+    stay = [node for node, holder in head.holders.items() if lives.get(node) == holder.life]
+    if len(stay) == len(head.holders):
+        return None
+    return GivenUp(stays=bool(stay), world=head.world_size, since=since)
 
 
 def _may_wait(action: PodAction | None, status: PodStatus | None) -> bool:

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.world import Token
-from nodeagent.workers.base import CommitWish, PodStatus, StartOrder
+from nodeagent.workers.base import CommitWish, GivenUp, PodStatus, StartOrder
 from nodeagent.workers.host_pod import LOOK_AGAIN, PodHandle, connect
 from nodeagent.workers.linux import MARK, boot_id, has_mark, is_running, power_mark, start_time
 from nodeagent.workers.pod_folder import (
@@ -153,8 +153,8 @@ class ShimHost:
     def start(self, uid: str, order: StartOrder) -> None:
         self._command(uid, "start", **order.model_dump())
 
-    def stop(self, uid: str, grace: float | None) -> None:
-        self._command(uid, "stop", grace=grace)
+    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None) -> None:
+        self._command(uid, "stop", grace=grace, given_up=given_up.model_dump() if given_up is not None else None)
 
     def look(self, uid: str) -> None:
         self._command(uid, "look")

@@ -14,6 +14,7 @@ import shutil
 import socket
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from nodeagent.workers.shim_prepare import Preparation
 from nodeagent.workers.shim_rendezvous import Holder
 from nodeagent.workers.shim_snapshots import Snapshots, available_memory
 from nodeagent.workers.shim_spawn import RLIMITS, limit_value
+from nodeagent.workers.shim_writeout import WriteOut
 
 IDLE_EXIT = 60.0
 """Seconds without an agent and without work until the shim ends."""
@@ -218,7 +220,7 @@ class Shim:
             environments = [env | page for env, page in zip(environments, pages, strict=False)]
         parts = Parts(
             self.loop, self.guard, self.children, self.preparation.standby, self.pod, self.state, self.logs,
-            self._gang_changed, self._file,
+            self._gang_changed, self._file, self._write_out,
         )  # fmt: skip
         self.gang = gang = Gang(parts, token, environments, command["ranks"])
         if boottime() > command["not_after"]:
@@ -241,7 +243,7 @@ class Shim:
         if self.hang is not None:
             self.hang.stop_reading()
         if self.gang is not None:
-            self.gang.stop(command["grace"])
+            self.gang.stop(command["grace"], command.get("given_up"))
 
     def _do_committed(self, command: Command) -> None:
         self.commits.answered(command["wish"], command["refused"])
@@ -249,6 +251,10 @@ class Shim:
     def _do_look(self, _command: Command) -> None:
         if self.hang is not None:
             self.hang.ask()
+
+    def _write_out(self, changed: Callable[[], None]) -> WriteOut:
+        log = self._file(self.logs / "pod.log")
+        return WriteOut(self.loop, self.guard, self.children, self.snapshots, self.commits, log, changed)
 
     def _do_retire(self, command: Command) -> None:
         self.retiring = True
@@ -326,6 +332,7 @@ class Shim:
             "rendezvous": self.holder.held,
             "commit": self.commits.wish(),
             "snapshot_bytes": self.snapshots.bytes,
+            "written": gang.written if gang else "",
             "stall": self.hang.stall if self.hang is not None else None,
         }
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.world import Token
-from nodeagent.workers.base import CommitWish, PodStatus, StartOrder
+from nodeagent.workers.base import CommitWish, GivenUp, PodStatus, StartOrder
 from tests.sim.machine import SimMachine
 from tests.sim.network import Gate
 
@@ -51,8 +51,8 @@ class SimHost:
     def start(self, uid: str, order: StartOrder) -> None:
         self._do(lambda: self._machine.start(uid, order))
 
-    def stop(self, uid: str, grace: float | None) -> None:
-        self._do(lambda: self._machine.stop(uid, grace))
+    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None) -> None:
+        self._do(lambda: self._machine.stop(uid, grace, given_up))
 
     def look(self, uid: str) -> None:
         self._do(lambda: self._machine.look(uid))

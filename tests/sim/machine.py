@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from nodeagent.model.pod import PodPhase, WorkerState
 from nodeagent.model.stall import RankFacts, Stall
 from nodeagent.model.world import Token, WorkerExit
-from nodeagent.workers.base import CommitWish, PodStatus, Rendezvous, StartOrder
+from nodeagent.workers.base import CommitWish, GivenUp, PodStatus, Rendezvous, StartOrder
 from tests.sim.network import Gate
 from tests.sim.virtual import SimClock
 
@@ -322,7 +322,7 @@ class SimMachine:
         pod.phase = "running"
         self.touch()
 
-    def stop(self, uid: str, grace: float | None) -> None:
+    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None) -> None:
         pod = self.pods.get(uid)
         if pod is None or not pod.alive:
             return
