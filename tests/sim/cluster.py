@@ -8,6 +8,7 @@ import random
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.loop import Agent
@@ -53,6 +54,10 @@ class SimLedger:
         self.kept = dict(entries)
 
 
+if TYPE_CHECKING:
+    from tests.sim.repairs import Repairs
+
+
 class Node:
     """One machine and the agent process on it, if any."""
 
@@ -70,6 +75,8 @@ class Node:
         self.ledger = SimLedger()
         self.sick: tuple[Verdict, ...] = ()
         """What its health monitor would say."""
+        self.repairs: Repairs | None = None
+        """Looks after its health in the place of that."""
         self._host: SimHost | None = None
         self._identity: Identity | None = None
         self._task: asyncio.Task[None] | None = None
@@ -92,6 +99,9 @@ class Node:
             address=self.name, hostname=self.name, boot_id=f"boot-{self.boots}", agent_pid=1, agent_version="sim",
             started=0.0, cpu_slots=4, peer=f"{self.name}:1", health=self.sick,
         )  # fmt: skip
+        if self.repairs is not None:
+            health, mending = self.repairs.begin()
+            facts = facts.model_copy(update={"health": health, "mending": mending})
         self._host = SimHost(self.machine, self.gate)
         self._peers = SimPeers(self.name, self.cluster.net, self.gate)
         store = LinkedStore(self.cluster.server, self.link, self.gate).as_store()
@@ -101,6 +111,8 @@ class Node:
             peers=self._peers, random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
         )  # fmt: skip
         self._task = self.cluster.tasks.create_task(self.agent.run(asyncio.Event()), name=f"agent {self.name}")
+        if self.repairs is not None:
+            self.repairs.run(self.agent)
 
     def find(self, *verdicts: Verdict) -> None:
         """The health monitor finds these, and nothing else any more; told with the next beat."""
@@ -144,6 +156,8 @@ class Node:
         if task is None or self._identity is None or self._host is None:
             return None
         self._host.dead = self._peers.dead = True
+        if self.repairs is not None:
+            self.repairs.stop()
         task.cancel()
         self._identity.release()
         self.agent = None
