@@ -9,6 +9,7 @@ import random
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.loop import Agent
@@ -42,6 +43,10 @@ KEY = ClusterKey(bytes(32))
 SEAL = Seal(KEY, "default")
 
 
+if TYPE_CHECKING:
+    from tests.sim.repairs import Repairs
+
+
 class Node:
     """One machine and the agent process on it, if any."""
 
@@ -60,6 +65,8 @@ class Node:
         self.disk = SimDisk(name)
         self.sick: tuple[Verdict, ...] = ()
         """What its health monitor would say."""
+        self.repairs: Repairs | None = None
+        """Looks after its health in the place of that."""
         self._host: SimHost | None = None
         self._identity: Identity | None = None
         self._task: asyncio.Task[None] | None = None
@@ -82,6 +89,9 @@ class Node:
             address=self.name, hostname=self.name, boot_id=f"boot-{self.boots}", agent_pid=1, agent_version="sim",
             started=0.0, cpu_slots=4, peer=f"{self.name}:1", health=self.sick,
         )  # fmt: skip
+        if self.repairs is not None:
+            health, mending = self.repairs.begin()
+            facts = facts.model_copy(update={"health": health, "mending": mending})
         self._host = SimHost(self.machine, self.gate)
         self._peers = SimPeers(self.name, self.cluster.net, self.gate)
         store = LinkedStore(self.cluster.server, self.link, self.gate).as_store()
@@ -91,6 +101,8 @@ class Node:
             metrics=Metrics(), peers=self._peers, random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
         )  # fmt: skip
         self._task = self.cluster.tasks.create_task(self.agent.run(asyncio.Event()), name=f"agent {self.name}")
+        if self.repairs is not None:
+            self.repairs.run(self.agent)
 
     def find(self, *verdicts: Verdict) -> None:
         """The health monitor finds these, and nothing else any more; told with the next beat."""
@@ -134,6 +146,8 @@ class Node:
         if task is None or self._identity is None or self._host is None:
             return None
         self._host.dead = self._peers.dead = True
+        if self.repairs is not None:
+            self.repairs.stop()
         task.cancel()
         self._identity.release()
         self.agent = None

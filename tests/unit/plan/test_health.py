@@ -19,6 +19,7 @@ from nodeagent.plan.membership import candidate, should_prepare
 from nodeagent.plan.placement import place
 from nodeagent.plan.steps import Activate, Decision, End, Propose
 from tests.unit.plan.build import (
+    NOW,
     REPEATABLE,
     WALL,
     life,
@@ -273,3 +274,23 @@ def test_a_forming_gang_goes_on_while_the_breaker_is_open_and_with_what_is_degra
     assert isinstance(take(all_sick, forming(*names, acks=names)).step, Activate)
     tired = [make_node(n, gpus=2, health=[verdict("pcie.width", gpu(n, 0), "degraded")]) for n in names]
     assert isinstance(take(tired, forming(*names, acks=names)).step, Activate)
+
+
+def test_a_gpu_that_is_well_again_is_taken_by_the_gang_that_runs_beside_it() -> None:
+    spec = make_spec(workers="gpu", gpus=1, size=(1, 8), uneven=True)
+    job = running("n1", "n2", spec=spec)
+    assert job.head is not None
+    less = job.head.members["n2"].model_copy(update={"workers": 1, "devices": (gpu("n2", 1),)})
+    head = job.head.model_copy(update={"members": {**job.head.members, "n2": less}})
+    short = job.model_copy(update={"head": head})
+    step = proposed(take(healthy(["n1", "n2"]), short))
+    assert (step.cause.kind, step.cause.text) == ("join", "GPUs of n2 are back")
+    assert step.members["n2"].workers == 2
+    assert step.spend is not None
+    assert not step.spend.counts
+    fresh = job.model_copy(update={"head": head.model_copy(update={"since": NOW - 1})})
+    decision = take(healthy(["n1", "n2"]), fresh)
+    assert (decision.step, decision.why[0][:29]) == (None, "n2 has more GPUs than are use")
+    assert take(healthy(["n1", "n2"]), job).step is None, "it has them all"
+    sick = make_node("n2", gpus=2, health=[lost("n2")])
+    assert take([*healthy(["n1"]), sick], short).step is None, "it is not well yet"
