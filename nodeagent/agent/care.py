@@ -53,6 +53,7 @@ class Care:
         self.monitor = Monitor(
             machine(config, health, facts.boot_id), config.dirs.state, environ, clock,
             policy=self.policy, changed=changed, ours=self._ours,
+            working=lambda: any(not status.quiet for status in statuses().values()),
         )  # fmt: skip
 
     def facts(self, held: Collection[str] = ()) -> Facts:

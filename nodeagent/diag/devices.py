@@ -63,7 +63,9 @@ def used_by(gpu: Mapping[str, Any], ours: Collection[int] = ()) -> str:
     processes = gpu.get("processes")
     others = [pid for pid, _ in processes or () if pid not in ours]
     if others:
-        return "; ".join(who(pid) for pid in others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
+        return "; ".join(who(pid) or f"pid {pid}" for pid in others[:4]) + (
+            f" and {len(others) - 4} more" if len(others) > 4 else ""
+        )
     held = gpu.get("memory_used") or 0
     if processes is not None and not processes and held > LEFTOVER:
         return f"{held >> 20} MiB of its memory are held, by no process that the driver lists"

@@ -68,8 +68,10 @@ class Monitor:
         policy: Policy,
         changed: Callable[[], None],
         ours: Callable[[], frozenset[int]],
+        working: Callable[[], bool] = lambda: False,
     ) -> None:
         self._machine, self._file, self._clock, self._policy = machine, state / "health.json", clock, policy
+        self._working = working
         self._changed, self._ours = changed, ours
         self._log = structlog.get_logger("health")
         self._memory, self._known = self._read()
@@ -159,7 +161,7 @@ class Monitor:
         events = self._ready_events()
         readings = Readings(
             boot=self._machine.boot, gpus=self.gpus, expected=self._known, events=events, host=self._host,
-            probes=tuple(probe.reading for probe in self._probes),
+            probes=tuple(probe.reading for probe in self._probes), working=self._working(),
         )  # fmt: skip
         elapsed = now - self._before_at if self._before is not None else 0.0
         memory = judge(self._memory, readings, self._before, at, elapsed, self._ours(), self._policy)
@@ -285,6 +287,7 @@ def _gpu(fields: dict[str, Any]) -> GpuReading:
         fields["slowdown"] = frozenset(fields["slowdown"])
     if fields.get("processes") is not None:
         fields["processes"] = tuple((pid, size) for pid, size in fields["processes"])
+    fields["owners"] = tuple((pid, owner) for pid, owner in fields.get("owners", ()))
     return GpuReading(**fields)
 
 

@@ -1,7 +1,7 @@
 """The GPU probe: a process of its own that reads NVML and waits for Xids, and writes what it finds as JSON lines.
 
 The driver may hang in any call, so nobody waits for this process: the agent counts deadlines (``probe.py``) and starts
-another. Standard library and nvidia-ml-py only; must never judge, and never write a value that it did not read: what a
+another. Standard library and nvidia-ml-py; must never judge, and never write a value that it did not read: what a
 driver does not tell is null.
 
     {"gpus": [...]}         every ``POLL`` seconds; fields of readings.GpuReading
@@ -20,6 +20,8 @@ from typing import Any
 
 import pynvml
 
+from nodeagent.health.users import who
+
 POLL = 2.0
 """Seconds between two looks at everything."""
 FOLD = 0.05
@@ -37,6 +39,8 @@ _UNTOLD = (
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
 )
 """This GPU, this driver or this user has no such value."""
+_MOST_OWNERS = 8
+"""Processes of a GPU whose owner is told."""
 _WAIT = 500
 """Milliseconds of one wait for an event."""
 
@@ -106,7 +110,20 @@ def _fields(handle: Any) -> Iterator[dict[str, Any]]:
     processes = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
     if processes is not None:
         yield {"processes": [[p.pid, p.usedGpuMemory or 0] for p in processes]}
+        yield {"owners": [[p.pid, _owner(p.pid)] for p in processes[:_MOST_OWNERS]]}
     yield {"vbios": ask(pynvml.nvmlDeviceGetVbiosVersion, handle) or ""}
+
+
+_owners: dict[int, str] = {}
+"""Of processes seen before: they are asked for once."""
+
+
+def _owner(pid: int) -> str:
+    if pid not in _owners:
+        if len(_owners) >= 1024:
+            _owners.clear()
+        _owners[pid] = who(pid)
+    return _owners[pid]
 
 
 def _recovery(handle: Any) -> str | None:
