@@ -23,6 +23,7 @@ from nodeagent.health.eventrules import waits_until
 from nodeagent.health.judge import Memory, Policy, acknowledged, judge, verified
 from nodeagent.health.memory import Kept
 from nodeagent.health.probe import Probe
+from nodeagent.health.probe_command import nvml_command, packages
 from nodeagent.health.readings import Event, GpuReading, HostReading, Readings
 from nodeagent.health.told import told
 from nodeagent.model.health import Verdict
@@ -99,7 +100,7 @@ class Monitor:
             self._due.set,
         )
         self._gpu_probe = Probe(
-            "nvml", lambda: (machine.python, "-m", "nodeagent.health.probe_nvml", str(NVML_PACE)), {**environ, **path},
+            "nvml", lambda: nvml_command(machine.python, NVML_PACE), {**environ, "PYTHONPATH": packages()},
             NVML_PACE, self.hear_gpus, self._due.set,
         )  # fmt: skip
         self._probes = (self._gpu_probe, self._host_probe) if machine.gpus else (self._host_probe,)
