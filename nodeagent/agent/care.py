@@ -62,6 +62,7 @@ class Care:
             machine(config, health, facts.boot_id), config.dirs.state, environ, clock,
             policy=self.policy, changed=changed, ours=self._ours,
             checked=bool(health.repair.commands()) and health.repair.verify is not None,
+            working=lambda: any(not status.quiet for status in statuses().values()),
         )  # fmt: skip
         self.mender = mender(config, health, node, facts.boot_id, environ, self.monitor, clock, counted)
         """Repairs the node; None where no repair is configured."""

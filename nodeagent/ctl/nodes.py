@@ -40,6 +40,11 @@ def _healthy(node: Json) -> str:
     return f"{sum(g['healthy'] for g in gpus)}/{len(gpus)}" if gpus and node["state"] not in AWAY else "-"
 
 
+def _left_out(node: Json) -> str:
+    """GPUs that are given to nobody, and why."""
+    return "; ".join(f"GPU {gpu['index']}: {gpu['why']}" for gpu in node["gpus"] if not gpu["healthy"])
+
+
 def _slots(node: Json) -> str:
     if node["state"] in AWAY:
         return "-"
@@ -60,6 +65,7 @@ COLUMNS = (
     Column("AGENT", lambda n: n["agent_pid"], wide=True),
     Column("AGE", lambda n: span(n["agent_age"]), wide=True),
     Column("VERSION", lambda n: n["version"], wide=True),
+    Column("LEFT OUT", _left_out, wide=True),
     Column("LABELS", lambda n: ",".join(f"{k}={v}" for k, v in sorted(n["labels"].items())), wide=True),
 )
 

@@ -11,15 +11,14 @@ import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from nodeagent.diag.crew import CannotRunError, Outcome
+from nodeagent.health.probe_command import nvml_command, packages
 from nodeagent.health.rules import LEFTOVER
 from nodeagent.health.users import who
 
 LINE = 4 << 20
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,9 @@ def used_by(gpu: Mapping[str, Any], ours: Collection[int] = ()) -> str:
     processes = gpu.get("processes")
     others = [pid for pid, _ in processes or () if pid not in ours]
     if others:
-        return "; ".join(who(pid) for pid in others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
+        return "; ".join(who(pid) or f"pid {pid}" for pid in others[:4]) + (
+            f" and {len(others) - 4} more" if len(others) > 4 else ""
+        )
     held = gpu.get("memory_used") or 0
     if processes is not None and not processes and held > LEFTOVER:
         return f"{held >> 20} MiB of its memory are held, by no process that the driver lists"
@@ -73,7 +74,7 @@ def used_by(gpu: Mapping[str, Any], ours: Collection[int] = ()) -> str:
 async def _first_line(environ: Mapping[str, str], bound: float) -> tuple[dict[str, Any], str]:
     """What the probe tells first, or why it tells nothing."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "nodeagent.health.probe_nvml", env={**environ, "PYTHONPATH": str(ROOT)},
+        *nvml_command(sys.executable, 60.0), env={**environ, "PYTHONPATH": packages()},
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         start_new_session=True, limit=LINE,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from nodeagent.health.eventrules import EVENT_RULES, Fired, judge_events, remember, xid_rule
 from nodeagent.health.readings import Event, Readings
-from nodeagent.health.rules import READING_RULES, Look, Rule, looks
+from nodeagent.health.rules import FOREIGN, READING_RULES, SHARED, Look, Rule, looks
 from nodeagent.health.xids import XIDS
 from nodeagent.model.health import Action, Verdict
 
@@ -26,6 +26,8 @@ MOST_DOUBLED = 10
 """How often a probation is doubled at most."""
 _NEXT: Mapping[Action, Action] = {"reset_gpu": "reboot", "reboot": "service", "diagnose": "service"}
 """The next heavier repair, after one that did not last a week."""
+TOLD_ANEW = frozenset({FOREIGN.id, SHARED.id})
+"""Rules of which the newest reading is told, not the first: who uses the GPU now."""
 Key = tuple[str, str]
 """Rule and device."""
 
@@ -191,7 +193,8 @@ def _fire(
 ) -> Verdict:
     rule = fired.rule
     if known is not None and known.stage == "active":
-        return known.model_copy(update={"count": known.count + fired.count, "seen": at, "boot": boot})
+        raw = fired.raw if rule.id in TOLD_ANEW else known.raw
+        return known.model_copy(update={"count": known.count + fired.count, "seen": at, "boot": boot, "raw": raw})
     action = rule.action
     for repair in repairs:
         if (repair.device, repair.rule) == (fired.device, rule.id) and action == repair.action:

@@ -23,6 +23,7 @@ from nodeagent.health.eventrules import waits_until
 from nodeagent.health.judge import Key, Memory, Policy, acknowledged, escalated, judge, repaired, verified
 from nodeagent.health.memory import Kept
 from nodeagent.health.probe import Probe
+from nodeagent.health.probe_command import nvml_command, packages
 from nodeagent.health.readings import Event, GpuReading, HostReading, Readings
 from nodeagent.health.told import told
 from nodeagent.model.health import Action, Verdict
@@ -69,8 +70,10 @@ class Monitor:
         changed: Callable[[], None],
         ours: Callable[[], frozenset[int]],
         checked: bool = False,
+        working: Callable[[], bool] = lambda: False,
     ) -> None:
         self._machine, self._file, self._clock, self._policy = machine, state / "health.json", clock, policy
+        self._working = working
         self._changed, self._ours, self._checked = changed, ours, checked
         self._log = structlog.get_logger("health")
         self._memory, self._known = self._read()
@@ -102,7 +105,7 @@ class Monitor:
             self._due.set,
         )
         self._gpu_probe = Probe(
-            "nvml", lambda: (machine.python, "-m", "nodeagent.health.probe_nvml", str(NVML_PACE)), {**environ, **path},
+            "nvml", lambda: nvml_command(machine.python, NVML_PACE), {**environ, "PYTHONPATH": packages()},
             NVML_PACE, self.hear_gpus, self._due.set,
         )  # fmt: skip
         self._probes = (self._gpu_probe, self._host_probe) if machine.gpus else (self._host_probe,)
@@ -201,7 +204,7 @@ class Monitor:
         events = self._ready_events()
         readings = Readings(
             boot=self._machine.boot, gpus=self.gpus, expected=self._known, events=events, host=self._host,
-            probes=tuple(probe.reading for probe in self._probes),
+            probes=tuple(probe.reading for probe in self._probes), working=self._working(),
         )  # fmt: skip
         elapsed = now - self._before_at if self._before is not None else 0.0
         memory = judge(self._memory, readings, self._before, at, elapsed, self._ours(), self._policy)
@@ -330,6 +333,7 @@ def _gpu(fields: dict[str, Any]) -> GpuReading:
         fields["slowdown"] = frozenset(fields["slowdown"])
     if fields.get("processes") is not None:
         fields["processes"] = tuple((pid, size) for pid, size in fields["processes"])
+    fields["owners"] = tuple((pid, owner) for pid, owner in fields.get("owners", ()))
     return GpuReading(**fields)
 
 
