@@ -69,7 +69,7 @@ endurance: $(READY)
 	$(BIN)/python -m pytest -m endurance -s $(PYTEST_ARGS)
 
 nodes: $(READY)
-	$(BIN)/python -m pytest -m nodes -s $(PYTEST_ARGS) tests/nodes
+	$(BIN)/python -m pytest -m 'nodes or nodes_short' -s $(PYTEST_ARGS) tests/nodes
 
 # Each rule of the protocol, broken on purpose, and what caught it.
 mutants: $(READY)

@@ -9,12 +9,12 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from nodeagent import __version__
 from nodeagent.health.driver import asked_for_gpus
 from nodeagent.model.node import Gpu, NodeFacts
 from nodeagent.spec.agentconfig import AgentConfig
+from nodeagent.workers.linux import boot_id
 
 GPU_DEADLINE = 5.0
 """Seconds for the GPU query; no answer means that GPUs are unknown, so none is offered."""
@@ -28,11 +28,6 @@ for i in range(pynvml.nvmlDeviceGetCount()):
     out.append([pynvml.nvmlDeviceGetUUID(h), i, pynvml.nvmlDeviceGetName(h)])
 print(json.dumps(out))
 """
-
-
-def boot_id() -> str:
-    """The kernel's id of this boot; in a container of its own, still the machine's."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def find_address(config: AgentConfig, environ: Mapping[str, str]) -> str:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from nodeagent.spec.agentconfig import AgentConfig
     from nodeagent.store.base import Store
 
+LEAVE_MARGIN = 10.0
+"""Seconds beyond every bound of an orderly end, until systemd may lose its patience."""
 EXIT_CONFIG = 78
 """sysexits' EX_CONFIG: systemd's RestartPreventExitStatus, since starting again would not help."""
 
@@ -89,7 +91,8 @@ def run(file: Path | None) -> None:
     """Run the daemon in the foreground.
 
     SIGTERM: be back soon. A stand-in looks after the workers until the next start (for `stand_in` at most; then it
-    stops them and leaves); without anything to look after, leave at once. SIGINT: stop the workers and leave.
+    stops them and leaves); without anything to look after, leave at once. SIGTERM of `systemctl stop` or a shutdown:
+    have the work moved away (for `drain` at most) and leave. SIGINT: stop the workers and leave.
     """
     gc.disable()  # until all is imported: that stays, and looking through it again and again costs a fifth of the start
     # Before anything else is imported: structlog would load it for tracebacks (3 MB, 60 ms).
@@ -153,17 +156,19 @@ async def _serve(config: AgentConfig, split: Split) -> int:
     from nodeagent.agent.kept import FileDisk
     from nodeagent.agent.logs import setup_logging
     from nodeagent.agent.loop import Agent
-    from nodeagent.agent.machine import boot_id, find_address, find_gpus, node_facts
+    from nodeagent.agent.machine import find_address, find_gpus, node_facts
     from nodeagent.agent.metrics import Metrics
     from nodeagent.agent.notify import Notifier
     from nodeagent.agent.peers import UdpPeers
     from nodeagent.agent.preflight import Preflight
+    from nodeagent.agent.systemd import this_unit
     from nodeagent.agent.usage import Meter
     from nodeagent.spec.agentconfig import node_id
     from nodeagent.store.client import RedisStore
     from nodeagent.trust.key import ClusterKey
     from nodeagent.trust.ledger import FileLedger
     from nodeagent.workers.host import ShimHost
+    from nodeagent.workers.linux import boot_id
 
     setup_logging(config.log)
     key = ClusterKey.load(config.cluster_key)
@@ -181,7 +186,7 @@ async def _serve(config: AgentConfig, split: Split) -> int:
     logs = config.jobs.logs
     host = ShimHost(
         node, config.dirs.run, config.dirs.state, config.dirs.logs, address, config.ports.rendezvous,
-        logs.max_bytes, logs.keep, config.jobs.allow_root,
+        logs.max_bytes, logs.keep, config.jobs.allow_root, unit=(unit := this_unit()),
     )  # fmt: skip
     store = RedisStore(config.redis, config.cluster, config.timing.store_timeout)
     gc.freeze()
@@ -210,7 +215,7 @@ async def _serve(config: AgentConfig, split: Split) -> int:
         progress=notifier.alive, meter=Meter().measure, care=care, diagnosis=diagnosis, preflight=preflight,
     )  # fmt: skip
     try:
-        await _until_ended(agent, identity, split, clock, notifier, metrics, address)
+        await _until_ended(agent, identity, split, clock, notifier, metrics, address, unit)
     finally:
         peers.close()
         await host.close()
@@ -221,12 +226,15 @@ async def _serve(config: AgentConfig, split: Split) -> int:
 
 
 async def _until_ended(
-    agent: Agent, identity: Identity, split: Split, clock: Clock, notifier: Notifier, metrics: Metrics, address: str
-) -> None:
+    agent: Agent, identity: Identity, split: Split, clock: Clock, notifier: Notifier, metrics: Metrics, address: str,
+    unit: str,
+) -> None:  # fmt: skip
     """The agent and its helpers, until a signal ends them in order."""
     import structlog
 
+    from nodeagent.agent import goodbye
     from nodeagent.agent.standin import end_as_planned
+    from nodeagent.agent.systemd import comes_back
 
     stop, end, leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -242,6 +250,12 @@ async def _until_ended(
 
     async def end_in_order() -> None:
         await end.wait()
+        if not await comes_back(unit):
+            patience = agent.config.drain + agent.config.timing.stuck + agent.config.timing.kill + LEAVE_MARGIN
+            notifier.stopping(patience)
+            await goodbye.drain(agent, clock)
+            leave.set()
+            return
         notifier.stopping()
         notifier.hush()
         for task in helpers:
@@ -258,6 +272,7 @@ async def _until_ended(
             tasks.create_task(_say_ready(agent, notifier, agent.node)),
             tasks.create_task(_serve_api(agent, metrics, address)),
             tasks.create_task(_watch_health(agent)),
+            tasks.create_task(goodbye.come_back(agent)),
         ]
         endings = [tasks.create_task(_leave(agent, leave, stop)), tasks.create_task(end_in_order())]
         structlog.get_logger("agent").bind(node=agent.node).info(

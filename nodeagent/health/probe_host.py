@@ -33,6 +33,7 @@ LATE = 5.0
 """Seconds after which a folder that does not answer is told as one that does not."""
 FULL = 256 << 20
 """Free bytes below which a folder is as good as full."""
+INIT_ROOT = "/proc/1/root"
 HOUR = 3600.0
 _MANAGER = "nvidia-fabricmanager.service"
 _RECORD = 8192
@@ -128,7 +129,7 @@ class Folders:
 
     def _ask(self, path: str) -> None:
         try:
-            state = os.statvfs(path)
+            state = os.statvfs(as_init_sees(path))
             free = state.f_bavail * state.f_frsize
             wrong = "read-only" if state.f_flag & os.ST_RDONLY else f"{free >> 20} MiB free" if free < FULL else ""
         except OSError as error:
@@ -148,6 +149,13 @@ def _names(folder: str) -> list[str]:
         return sorted(os.listdir(folder))
     except OSError:
         return []
+
+
+def as_init_sees(path: str) -> str:
+    """The path as it is on the node, not in the agent's sandbox, where it may be read-only or hidden. Only root can
+    look from there."""
+    outside = f"{INIT_ROOT}{os.path.realpath(path)}"
+    return outside if os.geteuid() == 0 and os.access(INIT_ROOT, os.X_OK) else path
 
 
 def available_memory(proc: str) -> float | None:

@@ -259,6 +259,10 @@ class AgentConfig(Section):
         float, BeforeValidator(units.duration), WithJsonSchema(_DURATION_SCHEMA), Field(ge=1, le=3600)
     ] = 30.0
     """How long an agent that was told to end (SIGTERM) has a stand-in wait for its next start."""
+    drain: Annotated[float, BeforeValidator(units.duration), WithJsonSchema(_DURATION_SCHEMA), Field(ge=1, le=3600)] = (
+        60.0
+    )
+    """How long `systemctl stop` and a shutdown wait for the node's work to move away."""
     saving: SavingConfig = SavingConfig()
     jobs: JobsConfig = JobsConfig()
     health: Annotated[HealthConfig | None, BeforeValidator(health_or_off), Field(json_schema_extra=or_off)] = (

@@ -54,7 +54,9 @@ def promised_number(folder: Path) -> int:
 
 def own_folder(path: Path, uid: int, gid: int) -> None:
     """Make the folder, private to the user; folders above it that are missing can be passed through by everybody."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True)
+        path.parent.chmod(0o755)  # whatever the umask
     path.mkdir(exist_ok=True, mode=0o700)
     if os.geteuid() == 0:
         os.chown(path, uid, gid, follow_symlinks=False)

@@ -78,6 +78,7 @@ class Node:
         self._groups = [CGROUP2 / group, *([NAMED / group] if NAMED.is_dir() else [])]
         self._nspawn: subprocess.Popen[bytes] | None = None
         self._leader = 0
+        self.is_frozen = False
         self.image_anew()
 
     @property
@@ -164,6 +165,7 @@ class Node:
     def _down(self) -> None:
         assert self._nspawn is not None
         self._nspawn.wait(END_LIMIT)
+        self.is_frozen = False
         for group in self._groups:
             remove_group(group)
 
@@ -172,9 +174,11 @@ class Node:
         (self._groups[0] / "cgroup.freeze").write_text("1")
         events = self._groups[0] / "cgroup.events"
         wait_for(lambda: "frozen 1" in events.read_text(), 10.0, f"{self.name} is frozen")
+        self.is_frozen = True
 
     def thaw(self) -> None:
         (self._groups[0] / "cgroup.freeze").write_text("0")
+        self.is_frozen = False
 
     def remove(self) -> None:
         """End it, and forget its disk."""
@@ -183,6 +187,10 @@ class Node:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- inside
+
+    def here(self, path: str) -> Path:
+        """A path of the running node as this machine can open it."""
+        return Path(f"/proc/{self._leader}/root{path}")
 
     def run(
         self, *command: str, check: bool = True, given: str = "", limit: float = EXEC_LIMIT,
