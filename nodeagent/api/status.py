@@ -16,6 +16,7 @@ from collections import defaultdict
 from aiohttp import web
 
 from nodeagent import __version__
+from nodeagent.api.errors import not_joined
 from nodeagent.api.shapes import API_VERSION, Json, budget_json, job_json, node_json, work_on
 from nodeagent.api.story import generations
 from nodeagent.api.view import AgentView
@@ -60,11 +61,13 @@ class StatusRoutes:
 
     async def status(self, _request: web.Request) -> web.Response:
         """Whatever is so now, or was within the last second."""
+        if self.view.me() is None:
+            raise not_joined(self.view)
         async with self._one:
             if time.monotonic() - self._made >= FRESH:
                 cluster = self.view.cluster()
                 jobs, more = shown(cluster)
-                stories = await self._stories.read(jobs)
+                stories = await self._stories.read(jobs, time.monotonic())
                 answer = status_json(self.view, cluster, jobs, stories, time.time()) | {"more_jobs": more}
                 self._body, self._made = json.dumps(answer).encode(), time.monotonic()
         return web.Response(
@@ -81,12 +84,13 @@ class Stories:
         self._changed = 0.0
         self._rows: dict[str, list[Json]] = {}
 
-    async def read(self, jobs: list[JobRecord]) -> dict[str, list[Json]]:
-        """By uid; read anew if anything about them has changed. Without the store: what the records say."""
+    async def read(self, jobs: list[JobRecord], at: float) -> dict[str, list[Json]]:
+        """By uid; read anew if anything about them has changed. Without the store: what the records say. ``at``: of a
+        clock that never goes back, in seconds."""
         now = (self._view.health().store_away_since is None, *(_mark(job) for job in jobs))
         if now != self._of:
-            self._of, self._changed = now, time.monotonic()
-        elif time.monotonic() - self._changed > SETTLED:
+            self._of, self._changed = now, at
+        elif at - self._changed > SETTLED:
             return self._rows
         told: defaultdict[str, list[Event]] = defaultdict(list)
         for event in await self._events():

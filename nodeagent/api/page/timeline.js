@@ -12,11 +12,12 @@ export const tones = {
 
 export function story(job) {
   const ran = job.generations.filter((g) => g.active !== null);
-  const known = job.generations.length > 0;
+  const first = job.generations.length === 1 && !job.generations[0].ended_by && ran.length === 1;
   return el("article", { class: "story" },
     el("header", {}, el("h3", {}, job.name), badge(job.phase, tones[job.phase]), el("p", {}, ...cost(job))),
     ...(ran.length ? strip(job, ran) : []),
-    known ? table(job) : el("p", { class: "key" }, "It has not started yet."));
+    first ? el("p", { class: "alone" }, `generation ${ran[0].number}: ${ran[0].cause}`)
+      : job.generations.length ? table(job) : el("p", { class: "alone" }, "It has not started yet."));
 }
 
 /** What all of it cost, in a sentence. */
