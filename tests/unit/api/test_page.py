@@ -7,7 +7,8 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -125,22 +126,29 @@ async def test_a_name_that_a_page_from_elsewhere_pointed_here_is_not(tmp_path: P
         assert (await fetched(server, "/healthz", Host=name))[0] == 200, "Prometheus may use any name"
 
 
-async def answered(folder: Path, uid: int, client_family: socket.AddressFamily, owner: Owner) -> str:
-    """The first line that the guard of an agent of this user lets through to a client."""
+@asynccontextmanager
+async def guarded(folder: Path, uid: int, owner: Owner | None) -> AsyncIterator[int]:
+    """The port of something that the agent of this user guards."""
     app = web.Application(middlewares=[error_middleware(FakeView(folder)), guest_middleware(["/x"], uid, owner)])
     app.router.add_get("/x", _nothing)
     runner = web.AppRunner(app)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+async def answered(folder: Path, uid: int, client_family: socket.AddressFamily, owner: Owner) -> str:
+    """The first line that a client gets."""
+    async with guarded(folder, uid, owner) as port:
         there = "127.0.0.1" if client_family == socket.AF_INET else "::ffff:127.0.0.1"
-        reader, writer = await asyncio.open_connection(there, runner.addresses[0][1], family=client_family)
+        reader, writer = await asyncio.open_connection(there, port, family=client_family)
         writer.write(b"GET /x HTTP/1.0\r\nHost: localhost\r\n\r\n")
         line = await reader.readline()
         writer.close()
         return line.decode().strip()
-    finally:
-        await runner.cleanup()
 
 
 async def _nothing(_request: web.Request) -> web.Response:
@@ -157,6 +165,25 @@ async def test_the_kernel_says_whose_the_other_end_is(tmp_path: Path, family: so
 
     assert await answered(tmp_path, 4242, family, noted) == "HTTP/1.0 200 OK"
     assert said == [os.geteuid()]
+
+
+CLIENT = r"""
+exec 3<>/dev/tcp/127.0.0.1/$0
+printf 'GET /x HTTP/1.0\r\nHost: localhost\r\n\r\n' >&3
+head -n 1 <&3
+"""
+"""Of bash: what another user can run whatever may be read of this Python."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize(("client", "line"), [(65534, "200 OK"), (0, "200 OK"), (1, "403 Forbidden")])
+async def test_a_real_other_user_is_refused(tmp_path: Path, client: int, line: str) -> None:
+    async with guarded(tmp_path, 65534, None) as port:
+        asked = await asyncio.create_subprocess_exec(
+            "bash", "-c", CLIENT, str(port), stdout=asyncio.subprocess.PIPE, user=client, group=client, cwd="/"
+        )
+        said, _ = await asyncio.wait_for(asked.communicate(), 10)
+    assert said.decode().strip() == f"HTTP/1.0 {line}"
 
 
 def test_of_an_end_that_is_not_there_it_says_nothing() -> None:
