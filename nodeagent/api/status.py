@@ -110,29 +110,33 @@ class Stories:
 
     def __init__(self, view: AgentView) -> None:
         self._view = view
-        self._of: tuple[object, ...] = ()
+        self._marks: dict[str, object] = {}
         self._changed = 0.0
         self._rows: dict[str, list[Json]] = {}
 
     async def read(self, jobs: list[JobRecord], at: float) -> dict[str, list[Json]]:
-        """By uid; read anew if anything about them has changed. Without the store: what the records say. ``at``: of a
-        clock that never goes back, in seconds."""
-        now = (self._view.health().store_away_since is None, *(_mark(job) for job in jobs))
-        if now != self._of:
-            self._of, self._changed = now, at
-        elif at - self._changed > SETTLED:
+        """By uid; read anew if anything about them has changed. While the store is away: as they were told last, of a
+        job that has changed since what its record says. ``at``: of a clock that never goes back, in seconds."""
+        marks: dict[str, object] = {job.uid: _mark(job) for job in jobs}
+        if marks == self._marks and at - self._changed > SETTLED:
             return self._rows
+        events = await self._events()
+        if events is None:
+            same = {uid for uid, mark in marks.items() if self._marks.get(uid) == mark}
+            return {job.uid: self._rows[job.uid] if job.uid in same else generations(job, ()) for job in jobs}
+        if marks != self._marks:
+            self._marks, self._changed = marks, at
         told: defaultdict[str, list[Event]] = defaultdict(list)
-        for event in await self._events():
+        for event in events:
             told[event.uid].append(event)
         self._rows = {job.uid: generations(job, told[job.uid]) for job in jobs}
         return self._rows
 
-    async def _events(self) -> tuple[Event, ...]:
+    async def _events(self) -> tuple[Event, ...] | None:
         if self._view.health().store_away_since is None:
             with contextlib.suppress(StoreUnavailableError):
                 return await self._view.store.events("0-0", -STORY_EVENTS)
-        return ()
+        return None
 
 
 def _mark(job: JobRecord) -> tuple[object, ...]:

@@ -227,8 +227,14 @@ async def test_the_audit_log_is_read_when_something_has_changed(tmp_path: Path) 
     await view.form(view.job("digits"), 1)
     await view.refresh()
     assert (await read(200.0), store.read) == ([1, 2, 3], 3)
+    await view.form(view.job("digits"), 2)
+    await view.refresh()
     view.away_since = time.time()
-    assert (await read(300.0), store.read) == ([1, 3], 3), "what the record says, without the store"
+    assert (await read(300.0), store.read) == ([1, 4], 3), "what the record says, without the store"
+    view.away_since = None
+    assert (await read(301.0), store.read) == ([1, 2, 3, 4], 4)
+    view.away_since = time.time()
+    assert (await read(302.0), store.read) == ([1, 2, 3, 4], 4), "what was known stays"
 
 
 async def test_one_answer_serves_all_who_ask_within_a_second(tmp_path: Path) -> None:
