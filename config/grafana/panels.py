@@ -51,14 +51,27 @@ class Panel:
             "gridPos": {"h": self.height, "w": self.width, "x": x, "y": y},
             "fieldConfig": {"defaults": defaults, "overrides": []},
             "options": _OPTIONS[self.kind],
-            "transformations": _MERGED if self.kind == "table" else [],
+            "transformations": self._merged() if self.kind == "table" else [],
             "targets": [self._target(i, *query) for i, query in enumerate(self.queries)],
         }
+
+    def _merged(self) -> list[Json]:
+        """A table has one row for each set of labels, with the value of each query in a column of its name."""
+        if len(self.queries) == 1:
+            names = {"Value": self.queries[0][1]}
+        else:
+            names = {f"Value #{_letter(i)}": legend for i, (_, legend) in enumerate(self.queries)}
+        hidden = {"Time": True} | dict.fromkeys((name for name, legend in names.items() if not legend), True)
+        names = {name: legend for name, legend in names.items() if legend}
+        return [
+            {"id": "merge", "options": {}},
+            {"id": "organize", "options": {"excludeByName": hidden, "renameByName": names}},
+        ]
 
     def _target(self, index: int, expr: str, legend: str) -> Json:
         now = self.kind in INSTANT
         return {
-            "refId": chr(ord("A") + index),
+            "refId": _letter(index),
             "datasource": SOURCE,
             "expr": expr,
             "legendFormat": legend,
@@ -79,11 +92,10 @@ _OPTIONS: dict[Kind, Json] = {
     "table": {"showHeader": True, "cellHeight": "sm"},
     "bargauge": {"reduceOptions": _LAST, "orientation": "horizontal", "displayMode": "basic"},
 }
-_MERGED: list[Json] = [
-    {"id": "merge", "options": {}},
-    {"id": "organize", "options": {"excludeByName": {"Time": True}}},
-]
-"""A table has one row for each set of labels, with the value of each query in a column."""
+
+
+def _letter(index: int) -> str:
+    return chr(ord("A") + index)
 
 
 def variable(name: str, query: str) -> Json:

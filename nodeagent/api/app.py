@@ -42,9 +42,10 @@ def create_app(
     middlewares = [error_middleware(view)]
     if door is not None:
         middlewares.append(door_middleware(*door))
-    if not full:
+    if full:
+        middlewares += [joined_middleware(view), answering_middleware(view)]
+    else:
         middlewares.append(guest_middleware((status.PATH, *pagefiles.FILES), os.geteuid()))
-    middlewares += [joined_middleware(view), answering_middleware(view)]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     for routes in (HealthRoutes(view, metrics).table(), StatusRoutes(view).table(), pagefiles.table()):
         app.router.add_routes(routes)

@@ -92,6 +92,7 @@ class Https:
                 await door.serve(listening, runner.server)
             finally:
                 await runner.cleanup()
+                door.hang_up()
 
 
 async def _listen(address: str, port: int) -> socket.socket:
@@ -119,6 +120,7 @@ class _Door:
         self._context, self._bounds = context, bounds
         self._free = asyncio.Semaphore(bounds.connections)
         self._silent: dict[asyncio.BaseTransport, asyncio.TimerHandle] = {}
+        self._here: set[asyncio.WriteTransport] = set()
 
     async def serve(self, listening: socket.socket, server: Callable[[], asyncio.Protocol]) -> None:
         """Accept until cancelled. Raises ``OSError`` when it cannot any more."""
@@ -150,7 +152,13 @@ class _Door:
 
     def _came(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
+        self._here.add(transport)
         self._silent[transport] = asyncio.get_running_loop().call_later(self._bounds.silent, transport.abort)
+
+    def hang_up(self) -> None:
+        """At once, on everybody: a browser would leave the end of TLS unanswered for as long as it likes."""
+        for transport in list(self._here):
+            transport.abort()
 
     def passed(self, transport: asyncio.BaseTransport) -> None:
         """Whoever is at the other end has said who he is."""
@@ -158,6 +166,8 @@ class _Door:
             late.cancel()
 
     def _went(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._here.discard(transport)
         self.passed(transport)
         self._free.release()
 

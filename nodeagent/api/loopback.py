@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from aiohttp import web
@@ -24,8 +24,16 @@ ESTABLISHED = "01"
 NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
-def guest_middleware(guarded: Iterable[str], uid: int) -> Middleware:
-    """Lets only those who may read get to the ``guarded`` paths. ``uid``: the agent's own."""
+End = tuple[str, int]
+"""Address and port."""
+
+
+def guest_middleware(
+    guarded: Iterable[str], uid: int, owner: Callable[[End, End], int | None] | None = None
+) -> Middleware:
+    """Lets only those who may read get to the ``guarded`` paths. ``uid``: the agent's own; ``owner``: who says whose
+    the client's end of a connection is, the kernel if nobody else."""
+    whose = owner or end_owner
     paths = frozenset(guarded)
 
     @web.middleware
@@ -33,7 +41,7 @@ def guest_middleware(guarded: Iterable[str], uid: int) -> Middleware:
         if request.path in paths:
             _check_name(request.host)
             if uid != 0:  # root's socket is open to every user of the machine
-                who = await asyncio.to_thread(_owner, *_ends(request))
+                who = await asyncio.to_thread(whose, *_ends(request))
                 if who not in (0, uid):
                     raise ApiError("permission", "this agent shows its jobs to its own user only", "ask as that user")
         return await handler(request)
@@ -53,7 +61,7 @@ def _check_name(host: str) -> None:
         )
 
 
-def _ends(request: web.Request) -> tuple[tuple[str, int], tuple[str, int]]:
+def _ends(request: web.Request) -> tuple[End, End]:
     """The client's end of the connection, and ours."""
     transport = request.transport
     client, mine = (None, None) if transport is None else map(transport.get_extra_info, ("peername", "sockname"))
@@ -62,7 +70,7 @@ def _ends(request: web.Request) -> tuple[tuple[str, int], tuple[str, int]]:
     return client[:2], mine[:2]
 
 
-def _owner(client: tuple[str, int], mine: tuple[str, int]) -> int | None:
+def end_owner(client: End, mine: End) -> int | None:
     """The user of the process that holds the client's end; None: it is not on this machine, or gone."""
     ends = [(_hex(*client), _hex(*mine)), (_mapped(*client), _mapped(*mine))]
     for table, (there, here) in zip(TABLES, ends, strict=True):

@@ -286,7 +286,7 @@ def verdict_json(verdict: Verdict, node: NodeRecord, now: float) -> Json:
     }
 
 
-def _condition(node: NodeRecord) -> str:
+def condition(node: NodeRecord) -> str:
     """The worst verdict's text; empty if there is none that anything follows from."""
     worst = next((v for v in node.facts.health if v.severity in ("fatal", "degraded", "unknown")), None)
     if worst is None:
@@ -341,7 +341,7 @@ def node_json(node: NodeRecord, cluster: Cluster, now: float, work: Mapping[str,
         "agent_pid": facts.agent_pid,
         "restarting_for": round(max(0.0, now - facts.restarting), 1) if facts.restarting else None,
         "gpus": [g.model_dump() | {"job": booked.get(g.uuid)} for g in facts.gpus],
-        "condition": _condition(node),
+        "condition": condition(node),
         "verdicts": [verdict_json(v, node, now) for v in facts.health],
         "figures": [figure.model_dump() for figure in facts.figures],
         "breaker": breaker(cluster, facts),

@@ -16,13 +16,25 @@ from collections import defaultdict
 from aiohttp import web
 
 from nodeagent import __version__
-from nodeagent.api.shapes import API_VERSION, Json, budget_json, job_json, node_json, work_on
+from nodeagent.api.errors import not_joined
+from nodeagent.api.shapes import (
+    API_VERSION,
+    Json,
+    budget_json,
+    condition,
+    job_json,
+    node_state,
+    verdict_json,
+    work_on,
+)
 from nodeagent.api.story import generations
 from nodeagent.api.view import AgentView
 from nodeagent.api.waits import waits
 from nodeagent.model.event import Event
 from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.node import NodeRecord
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.health import breaker
 from nodeagent.store.base import StoreUnavailableError
 
 PATH = "/v1/status"
@@ -39,8 +51,6 @@ _OF_JOB = (
     "gpus", "world_nodes", "world_size", "owner", "desired", "cause", "outcome", "submitted", "started", "ended",
     "checkpoint",
 )  # fmt: skip
-_OF_NODE = ("name", "state", "reason", "gpus", "condition", "breaker", "pods", "cpu_slots", "cpu_slots_used", "version")
-_OF_GPU = ("index", "name", "healthy", "why", "job")
 _OF_VERDICT = ("rule", "severity", "stage", "text", "gpu", "dry_run", "next")
 
 
@@ -60,16 +70,39 @@ class StatusRoutes:
 
     async def status(self, _request: web.Request) -> web.Response:
         """Whatever is so now, or was within the last second."""
+        if self.view.me() is None:
+            raise not_joined(self.view)
         async with self._one:
             if time.monotonic() - self._made >= FRESH:
                 cluster = self.view.cluster()
                 jobs, more = shown(cluster)
-                stories = await self._stories.read(jobs)
-                answer = status_json(self.view, cluster, jobs, stories, time.time()) | {"more_jobs": more}
-                self._body, self._made = json.dumps(answer).encode(), time.monotonic()
-        return web.Response(
-            body=self._body, content_type="application/json", headers={"Cache-Control": "no-store"}
-        )  # fmt: skip
+                stories = await self._stories.read(jobs, time.monotonic())
+                why = {job.uid: waits(self.view, job, cluster) for job in jobs}
+                about = self._about() | {"more_jobs": more}
+                # a thousand nodes take tens of milliseconds, and names of users come from who knows where
+                self._body = await asyncio.to_thread(_body, about, cluster, jobs, why, stories)
+                self._made = time.monotonic()
+        return web.Response(body=self._body, content_type="application/json", headers={"Cache-Control": "no-store"})
+
+    def _about(self) -> Json:
+        return {
+            "apiVersion": API_VERSION,
+            "cluster": self.view.config.cluster,
+            "node": self.view.node,
+            "version": __version__,
+            "store_away_since": self.view.health().store_away_since,
+        }
+
+
+def _body(
+    about: Json, cluster: Cluster, jobs: list[JobRecord], why: dict[str, Json], stories: dict[str, list[Json]]
+) -> bytes:
+    now = time.time()
+    rows = {
+        "nodes": nodes_json(cluster, now),
+        "jobs": [_job(cluster, job, why[job.uid], stories.get(job.uid, []), now) for job in jobs],
+    }
+    return json.dumps(about | {"now": now} | rows).encode()
 
 
 class Stories:
@@ -77,28 +110,33 @@ class Stories:
 
     def __init__(self, view: AgentView) -> None:
         self._view = view
-        self._of: tuple[object, ...] = ()
+        self._marks: dict[str, object] = {}
         self._changed = 0.0
         self._rows: dict[str, list[Json]] = {}
 
-    async def read(self, jobs: list[JobRecord]) -> dict[str, list[Json]]:
-        """By uid; read anew if anything about them has changed. Without the store: what the records say."""
-        now = (self._view.health().store_away_since is None, *(_mark(job) for job in jobs))
-        if now != self._of:
-            self._of, self._changed = now, time.monotonic()
-        elif time.monotonic() - self._changed > SETTLED:
+    async def read(self, jobs: list[JobRecord], at: float) -> dict[str, list[Json]]:
+        """By uid; read anew if anything about them has changed. While the store is away: as they were told last, of a
+        job that has changed since what its record says. ``at``: of a clock that never goes back, in seconds."""
+        marks: dict[str, object] = {job.uid: _mark(job) for job in jobs}
+        if marks == self._marks and at - self._changed > SETTLED:
             return self._rows
+        events = await self._events()
+        if events is None:
+            same = {uid for uid, mark in marks.items() if self._marks.get(uid) == mark}
+            return {job.uid: self._rows[job.uid] if job.uid in same else generations(job, ()) for job in jobs}
+        if marks != self._marks:
+            self._marks, self._changed = marks, at
         told: defaultdict[str, list[Event]] = defaultdict(list)
-        for event in await self._events():
+        for event in events:
             told[event.uid].append(event)
         self._rows = {job.uid: generations(job, told[job.uid]) for job in jobs}
         return self._rows
 
-    async def _events(self) -> tuple[Event, ...]:
+    async def _events(self) -> tuple[Event, ...] | None:
         if self._view.health().store_away_since is None:
             with contextlib.suppress(StoreUnavailableError):
                 return await self._view.store.events("0-0", -STORY_EVENTS)
-        return ()
+        return None
 
 
 def _mark(job: JobRecord) -> tuple[object, ...]:
@@ -115,26 +153,15 @@ def shown(cluster: Cluster) -> tuple[list[JobRecord], int]:
     return jobs, len(cluster.jobs) - len(jobs)
 
 
-def status_json(
-    view: AgentView, cluster: Cluster, jobs: list[JobRecord], stories: dict[str, list[Json]], now: float
-) -> Json:
-    """The answer. Times are Unix seconds, so that it stays the same while nothing happens."""
+def nodes_json(cluster: Cluster, now: float) -> list[Json]:
+    """By name; less of each than ``node_json`` says, since there may be many."""
     work = work_on(cluster)
-    nodes = [_node(node_json(cluster.nodes[name], cluster, now, work)) for name in sorted(cluster.nodes)]
-    return {
-        "apiVersion": API_VERSION,
-        "cluster": view.config.cluster,
-        "node": view.node,
-        "version": __version__,
-        "now": now,
-        "store_away_since": view.health().store_away_since,
-        "nodes": nodes,
-        "jobs": [_job(view, cluster, job, stories.get(job.uid, []), now) for job in jobs],
-    }
+    return [_node(cluster.nodes[name], cluster, *work.get(name, ({}, [])), now) for name in sorted(cluster.nodes)]
 
 
-def _job(view: AgentView, cluster: Cluster, job: JobRecord, story: list[Json], now: float) -> Json:
-    row = job_json(job, cluster, {}, now) | waits(view, job, cluster)
+def _job(cluster: Cluster, job: JobRecord, why: Json, story: list[Json], now: float) -> Json:
+    """Times are Unix seconds, so that it stays the same while nothing happens."""
+    row = job_json(job, cluster, {}, now) | why
     costs = [g["stood_still"] for g in story if g["stood_still"] is not None]
     ran = [g for g in story if g["state"] != "not formed"]
     return {
@@ -153,9 +180,23 @@ def _generation(told: Json) -> Json:
     return told | {"ended_by": None if ended is None else {k: v for k, v in ended.items() if k != "error"}}
 
 
-def _node(row: Json) -> Json:
+def _node(node: NodeRecord, cluster: Cluster, booked: dict[str, str], pods: list[Json], now: float) -> Json:
+    state, reason = node_state(node, cluster)
+    facts = node.facts
+    verdicts = [verdict_json(verdict, node, now) for verdict in facts.health]
     return {
-        **{key: row[key] for key in _OF_NODE},
-        "gpus": [{key: gpu[key] for key in _OF_GPU} for gpu in row["gpus"]],
-        "verdicts": [{key: verdict[key] for key in _OF_VERDICT} for verdict in row["verdicts"]],
+        "name": node.id,
+        "state": state,
+        "reason": reason,
+        "gpus": [
+            {"index": gpu.index, "name": gpu.name, "healthy": gpu.healthy, "why": gpu.why, "job": booked.get(gpu.uuid)}
+            for gpu in facts.gpus
+        ],
+        "condition": condition(node),
+        "verdicts": [{key: verdict[key] for key in _OF_VERDICT} for verdict in verdicts],
+        "breaker": breaker(cluster, facts),
+        "pods": pods,
+        "cpu_slots": facts.cpu_slots,
+        "cpu_slots_used": sum(device.startswith("cpu") for device in booked),
+        "version": facts.agent_version,
     }

@@ -72,6 +72,7 @@ def node_lines(node: Json, colour: bool = False) -> list[str]:
     if node["restarting_for"] is not None:
         lines.append(_field("Restarting", f"for {span(node['restarting_for'])}"))
     if node["http"]:
+        lines.append(_field("Page", f"{node['http']}/ (from that machine)"))
         lines.append(_field("Health", f"{node['http']}/healthz (from that machine)"))
     if node["https"]:
         lines.append(_field("API", f"{node['https']} (certificate {node['fingerprint']})"))

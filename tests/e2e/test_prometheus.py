@@ -4,6 +4,7 @@ job that fails again and again fires, and the dashboards' queries answer with wh
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import signal
@@ -115,6 +116,7 @@ def test_prometheus_counts_each_kill_once_and_its_alerts_evaluate(calm: Cluster,
         every_name_is_documented(server)
         every_panel_tells(calm, server)
         panels_tell_the_truth(server)
+        every_page_tells_the_same(calm)
 
 
 def every_panel_tells(cluster: Cluster, server: Prometheus) -> None:
@@ -150,6 +152,20 @@ def panels_tell_the_truth(server: Prometheus) -> None:
     assert set(shown(server, "node.json", "Joined")) == {1}
     assert sum(shown(server, "node.json", "Xids")) == 1
     assert shown(server, "cluster.json", "Agents without the store") == [0]
+
+
+def every_page_tells_the_same(cluster: Cluster) -> None:
+    """The status page's answer, of each agent: so many restarts, and what each cost."""
+    for url in pages(cluster):
+        with urllib.request.urlopen(url + "/v1/status", timeout=10) as reply:
+            told = json.load(reply)
+        (job,) = told["jobs"]
+        assert (job["restarts"], job["generation"], job["all_known"]) == (KILLS, KILLS + 1, True)
+        assert [g["ended_by"] and g["ended_by"]["kind"] for g in job["generations"]] == ["worker_failed"] * KILLS + [
+            None
+        ]
+        assert 0 < sum(g["stood_still"] for g in job["generations"][1:]) == pytest.approx(job["stood_still"], abs=0.01)
+        assert [len(node["gpus"]) for node in told["nodes"]] == [EACH] * NODES
 
 
 def shown(server: Prometheus, name: str, title: str) -> list[float]:

@@ -22,7 +22,7 @@ ANSWER_LIMIT = 20.0
 
 
 class Page:
-    """One tab. ``problems`` are exceptions, blocked loads and errors of its console; ``asked`` all URLs it asked for."""
+    """One tab. ``problems`` are exceptions, blocked loads, errors of its console; ``asked`` all URLs it asked for."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -88,7 +88,9 @@ class Page:
 
     async def picture(self, file: Path) -> None:
         """The whole page, as PNG."""
-        said = await self.do("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        whole = (await self.do("Page.getLayoutMetrics"))["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": whole["width"], "height": whole["height"], "scale": 1}
+        said = await self.do("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         await asyncio.to_thread(file.write_bytes, base64.b64decode(said["data"]))
 
 

@@ -55,7 +55,17 @@ async def test_it_shows_the_cluster_on_wide_and_narrow_screens(page: Page, tmp_p
         await page.until(SHOWN, "the cluster is shown")
         assert await page.value(OVERFLOW) == 0
         rows = (await page.text("#jobs tbody")).replace("\t", " ")
-        said = ("resnet50", "running", "3 of 3 (2-3)", "llama-8b", "queued", "smoke", "succeeded", "1 of 10 spent")
+        said = (
+            "resnet50",
+            "running",
+            "3 of 3",
+            "may be 2-3, chief n1",
+            "llama-8b",
+            "queued",
+            "smoke",
+            "succeeded",
+            "1 of 10 spent",
+        )
         for words in (*said, "needs 4 nodes, 3 fit: n4 is cordoned"):
             assert words in rows
         told = await page.text("#stories article")
@@ -70,7 +80,7 @@ async def test_it_shows_the_cluster_on_wide_and_narrow_screens(page: Page, tmp_p
         ]
         nodes = await page.text("#nodes tbody")
         assert (
-            "7 of 8 healthy" in nodes and "GPU 5: fell off the bus (xid.79)" in nodes and "reboot the machine" in nodes
+            "7 of 8 healthy" in nodes and "GPU 5: fell off the bus (fatal)" in nodes and "reboot the machine" in nodes
         )
         assert await page.value("document.querySelector('#nodes [role=img]').ariaLabel.startsWith('GPU 0 free')")
         for width in (NARROW, WIDE):
@@ -79,6 +89,7 @@ async def test_it_shows_the_cluster_on_wide_and_narrow_screens(page: Page, tmp_p
                 await page.until(SHOWN, "the cluster is shown")
                 assert await page.value(OVERFLOW) == 0, f"nothing sticks out at {width}"
                 assert await page.value(DIM) == [], scheme
+                await page.picture(tmp_path / f"{width}-{scheme}.png")  # for whoever looks: pytest keeps it
         no_fault(page, server.http_url)
 
 

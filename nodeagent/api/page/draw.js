@@ -81,7 +81,10 @@ export function at(unix) {
 export function since(unix) {
   return el("time", { "data-since": String(unix), datetime: new Date(unix * 1000).toISOString() }, long(unix));
 }
-const long = (unix) => span(Math.floor(clock() - unix));
+const long = (unix) => {
+  const seconds = Math.max(0, Math.floor(clock() - unix));
+  return seconds < 60 ? `${seconds} s` : span(seconds);
+};
 export function tick() {
   for (const time of document.querySelectorAll("time[data-since]")) time.textContent = long(Number(time.dataset.since));
 }

@@ -132,17 +132,18 @@ function showJobs({ jobs, more_jobs: more }) {
   find("more-jobs").hidden = more === 0;
   find("more-jobs").textContent = `${plural(more, "more job")}: nodeagentctl get`;
   keep(find("jobs").tBodies[0], jobs.map((job) => [job.uid, job]), jobRow);
-  keep(find("stories"), jobs.map((job) => [job.uid, [job, Math.floor(clock() / 10)]]), ([job]) => story(job));
+  const turn = (job) => (ENDED.has(job.phase) ? 0 : Math.floor(clock() / 10)); // the strip of a live one grows
+  keep(find("stories"), jobs.map((job) => [job.uid, [job, turn(job)]]), ([job]) => story(job));
 }
 
 function jobRow(job) {
   const over = ENDED.has(job.phase);
-  const size = job.min === job.max ? `${job.target}` : `${job.target} (${job.min}-${job.max})`;
+  const about = [job.min === job.max ? "" : `may be ${job.min}-${job.max}`, job.chief ? `chief ${job.chief}` : ""];
   const { used, max } = job.budget;
   return row([
     ["Job", [job.name, small(job.owner)]],
-    ["Phase", [badge(job.phase, tones[job.phase]), el("small", {}, over && job.ended !== null ? `at ${at(job.ended)}` : since(job.since))], "few"],
-    ["Nodes", [`${job.world_nodes} of ${size}`, small(job.chief ? `chief ${job.chief}` : "")], "few"],
+    ["Phase", [badge(job.phase, tones[job.phase]), el("small", {}, ...(over && job.ended !== null ? [`at ${at(job.ended)}`] : ["for ", since(job.since)]))], "few"],
+    ["Nodes", [`${job.world_nodes} of ${job.target}`, small(about.filter(Boolean).join(", "))], "few"],
     ["Workers", job.world_size ? [`${job.world_size}`, small(job.gpus ? plural(job.gpus, "GPU") : "")] : "", "few"],
     ["Generation", job.generation ? [`${job.generation}`, small(job.generation_state === "ended" ? "" : job.generation_state)] : "", "few"],
     ["Restarts", [`${job.restarts}`, small(`${used} of ${max} spent`)], "few"],
@@ -167,7 +168,7 @@ function showNodes(nodes) {
 
 function nodeRow(node) {
   const healthy = node.gpus.filter((g) => g.healthy).length;
-  const sick = node.gpus.filter((g) => !g.healthy).map((g) => `GPU ${g.index}: ${g.why}`);
+  const sick = node.gpus.filter((g) => !g.healthy && !node.condition.startsWith(`GPU ${g.index}:`)).map((g) => `GPU ${g.index}: ${g.why}`);
   const next = node.verdicts.find((v) => v.stage === "active" && v.severity !== "info")?.next ?? "";
   const told = [...new Set([node.reason, ...sick, node.condition, node.breaker && `breaker ${node.breaker}`].filter(Boolean))];
   return row([
@@ -175,7 +176,7 @@ function nodeRow(node) {
     ["State", badge(node.state, NODE_TONES[node.state]), "few"],
     ["GPUs", node.gpus.length ? [`${healthy} of ${node.gpus.length} healthy`, gpus(node.gpus)] : "", "few"],
     ["CPU slots", node.cpu_slots ? `${node.cpu_slots_used} of ${node.cpu_slots} used` : "", "few"],
-    ["Work", node.pods.map((p) => el("div", {}, p.job, small(p.stopping && !p.ranks.length ? "stopping" : p.ranks.length ? `ranks ${ranges(p.ranks)}` : "")))],
+    ["Work", node.pods.map((p) => el("div", {}, p.job, el("span", { class: "quiet" }, p.ranks.length ? ` ranks ${ranges(p.ranks)}` : " stopping"))), "work"],
     ["Condition", told.length ? [...told.map((text) => el("div", {}, text)), small(next && `Next: ${next}`)] : "", "wide"],
   ], { class: node.state === "left" ? "over" : "" });
 }

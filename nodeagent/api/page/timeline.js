@@ -12,11 +12,12 @@ export const tones = {
 
 export function story(job) {
   const ran = job.generations.filter((g) => g.active !== null);
-  const known = job.generations.length > 0;
+  const first = job.generations.length === 1 && !job.generations[0].ended_by && ran.length === 1;
   return el("article", { class: "story" },
     el("header", {}, el("h3", {}, job.name), badge(job.phase, tones[job.phase]), el("p", {}, ...cost(job))),
     ...(ran.length ? strip(job, ran) : []),
-    known ? table(job) : el("p", { class: "key" }, "It has not started yet."));
+    first ? el("p", { class: "alone" }, `generation ${ran[0].number}: ${ran[0].cause}`)
+      : job.generations.length ? table(job) : el("p", { class: "alone" }, "It has not started yet."));
 }
 
 /** What all of it cost, in a sentence. */
@@ -25,7 +26,7 @@ function cost(job) {
   const faults = job.generations.filter((g) => FAULTS.has(g.ended_by?.kind)).length;
   const parts = [plural(job.restarts, "restart"), faults && !job.earlier ? plural(faults, "fault") : ""];
   const least = job.all_known ? "" : "at least ";
-  if (job.restarts) parts.push(`stood still ${least}${span(job.stood_still)}`);
+  if (job.restarts && (job.all_known || job.stood_still)) parts.push(`stood still ${least}${span(job.stood_still)}`);
   if (job.all_known && job.restarts) {
     const whole = Math.max(1, (job.ended ?? clock()) - job.started);
     parts.push(`trained ${(100 * Math.max(0, 1 - job.stood_still / whole)).toFixed(2)} % of the time`);
@@ -61,8 +62,10 @@ function tone(job, generation) {
 
 function kind(job, generation) {
   if (generation.number === job.generation && job.cause) return job.cause.kind;
-  return job.generations.filter((g) => g.number < generation.number && g.ended_by).at(-1)?.ended_by.kind ?? "start";
+  return before(job, generation)?.kind ?? "start";
 }
+
+const before = (job, generation) => job.generations.filter((g) => g.number < generation.number && g.ended_by).at(-1)?.ended_by;
 
 function table(job) {
   const rows = [...job.generations].reverse();
@@ -87,7 +90,7 @@ function body(job, rows) {
     return row([
       ["Generation", [`${g.number}`, g.state === "ended" ? null : small(g.state)]],
       ["Started", g.active === null ? "" : [at(g.active), g.state === "active" ? el("small", {}, since(g.active), " ago") : null], "few"],
-      ["Formed because", [why === "start" ? null : badge(why.replaceAll("_", " "), tone(job, g)), why === "start" ? null : " ", g.cause, small(g.recovery)], "wide"],
+      ["Formed because", [why === "start" ? null : badge(why.replaceAll("_", " "), tone(job, g)), why === "start" ? null : " ", g.cause || before(job, g)?.text, small(g.recovery)], "wide"],
       ["Stood still", g.stood_still === null ? "" : span(g.stood_still), "few"],
       ["Ended by", ended ? [ended.text || ended.kind.replaceAll("_", " "), small(ended.counts ? "spent one restart of the budget" : "")] : "", "wide"],
     ]);

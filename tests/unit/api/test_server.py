@@ -72,9 +72,17 @@ async def test_a_taken_port_is_told_and_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "status"),
-    [("/healthz", 200), ("/readyz", 200), ("/metrics", 200), ("/v1/jobs", 404), ("/v1/version", 404)],
+    [
+        ("/healthz", 200),
+        ("/readyz", 200),
+        ("/metrics", 200),
+        ("/", 200),
+        ("/v1/jobs", 404),
+        ("/v1/version", 404),
+        ("/page/../app.py", 404),
+    ],
 )
-async def test_loopback_serves_health_only(tmp_path: Path, path: str, status: int) -> None:
+async def test_loopback_serves_health_and_the_page_only(tmp_path: Path, path: str, status: int) -> None:
     async with (
         ApiServer(FakeView(tmp_path), Metrics()) as server,
         aiohttp.ClientSession() as session,
