@@ -4,6 +4,7 @@
 #     make check      ruff, mypy, unit and contract tests, a short simulation: about a minute
 #     make test       ruff, mypy and every test: what CI runs
 #     make endurance  what takes many minutes, and is no part of make test: Redis away for 10 minutes
+#     make nodes      real systemd nodes on a private switch, fault after fault; root, debootstrap, systemd-nspawn
 #     make bench      the figures of docs/benchmarks.md
 #     make packages   wheel, sdist, offline bundle and .deb, into dist/
 #
@@ -26,9 +27,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
 
-.PHONY: help setup demo test check endurance bench packages sim mutants clean
+.PHONY: help setup demo test check endurance nodes bench packages sim mutants clean
 help:
-	@sed -n '3,8s/^#     //p' Makefile
+	@sed -n '3,9s/^#     //p' Makefile
 
 setup: $(READY)
 
@@ -66,6 +67,9 @@ sim: $(READY)
 
 endurance: $(READY)
 	$(BIN)/python -m pytest -m endurance -s $(PYTEST_ARGS)
+
+nodes: $(READY)
+	$(BIN)/python -m pytest -m nodes -s $(PYTEST_ARGS) tests/nodes
 
 # Each rule of the protocol, broken on purpose, and what caught it.
 mutants: $(READY)
