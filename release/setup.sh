@@ -3,6 +3,7 @@
 # wheels lie beside this file.
 #
 #   setup.sh install     install or upgrade; a running agent is restarted, and training goes on meanwhile
+#   setup.sh status      which version this bundle is; exit code 3 where it is not the one in use
 #   setup.sh rollback    back to the version before
 #   setup.sh remove      remove the program; config, state and logs stay. Refused while workers run here: drain the node
 #                        first (nodeagentctl drain NODE), or say --drain
@@ -12,7 +13,7 @@
 #
 # Each version lies in a folder of its own, and /opt/nodeagent/bin points to the one in use: shims, workers and a
 # stand-in that were started by the old version find all of their files until the last of them has ended.
-# Exit codes: 0 done, 1 failed (nothing was switched), 2 usage, 6 refused.
+# Exit codes: 0 done, 1 failed (nothing was switched), 2 usage, 3 not in use, 6 refused.
 set -eu
 
 prefix=/opt/nodeagent
@@ -34,7 +35,7 @@ die() {
     exit "$code"
 }
 usage() {
-    sed -n '5,13s/^#   \{0,1\}//p' "$0" >&2
+    sed -n '5,14s/^#   \{0,1\}//p' "$0" >&2
     exit 2
 }
 booted() { [ -d /run/systemd/system ]; }
@@ -111,9 +112,24 @@ install_files() {
     ln -sfn "$prefix/bin/nodeagentctl" /usr/local/bin/nodeagentctl
 }
 
-do_install() {
+name_version() {
     wheel=$(ls "$here"/wheels/nodeagent-*.whl) || die 1 "$here/wheels holds no nodeagent: unpack the bundle again"
     version=$(basename "$wheel" | cut -d- -f2)-$(cat "$here"/wheels/*.whl | sha256sum | cut -c1-8)
+}
+
+do_status() {
+    name_version
+    if [ "$(current)" = "$version" ]; then
+        say "$version is in use"
+    else
+        was=$(current)
+        say "$version is not in use, ${was:-nothing} is"
+        exit 3
+    fi
+}
+
+do_install() {
+    name_version
     folder=$prefix/versions/$version
     python=$(find_python)
     if [ ! -e "$folder/.complete" ]; then
@@ -194,6 +210,6 @@ for option in "$@"; do
     *) usage ;;
     esac
 done
-case $verb in install | rollback | remove | purge) ;; *) usage ;; esac
+case $verb in install | status | rollback | remove | purge) ;; *) usage ;; esac
 [ "$(id -u)" -eq 0 ] || die 1 "only root can do this"
 "do_$verb"

@@ -1,7 +1,7 @@
 """Lines of the kernel's log that tell of broken hardware: which there are, and how many alike are folded into one.
 
-Standard library only (and no dataclasses, nor typing: importing them costs the probe 1.5 and 0.7 MB), pure. The words are those that
-NVIDIA's driver and the Linux kernel write.
+Standard library only (and no dataclasses, nor typing: importing them costs the probe 1.5 and 0.7 MB), pure. The words
+are those that NVIDIA's driver and the Linux kernel write.
 """
 
 from __future__ import annotations

@@ -82,7 +82,10 @@ def test_installed_upgraded_rolled_back_and_removed(bundles: Path, tmp_path: Pat
         bundles,
         tmp_path,
         """
+        fails 3 sh /mnt/a/setup.sh status
         sh /mnt/a/setup.sh install
+        sh /mnt/a/setup.sh status
+        fails 3 sh /mnt/b/setup.sh status
         first=$(current)
         /usr/local/bin/nodeagentctl --version
         /usr/local/bin/nodeagent check-config /etc/nodeagent/nodeagent.yaml
