@@ -10,7 +10,16 @@ from pathlib import Path
 from release.pages import write_completion, write_man
 from release.wheels import ROOT, collect
 
-COPIES = ("release/setup.sh", "systemd/nodeagent.service", "config/nodeagent.yaml", "LICENSE", "CHANGELOG.md")
+COPIES = (
+    "release/setup.sh",
+    "systemd/nodeagent.service",
+    "systemd/nodeagent.slice",
+    "systemd/nodeagent.sysusers.conf",
+    "systemd/nodeagent.tmpfiles.conf",
+    "config/nodeagent.yaml",
+    "LICENSE",
+    "CHANGELOG.md",
+)
 
 
 def lay_out(wheel: Path, pythons: Sequence[str], machine: str, folder: Path) -> None:

@@ -60,7 +60,10 @@ def build(bundle: Path, version: str, machine: str, out: Path) -> Path:
     where dpkg-deb refuses, FileNotFoundError where there is none."""
     tree = out / "deb"
     shutil.copytree(bundle, tree / PLACE)
-    _move(tree / PLACE / "nodeagent.service", tree / "usr/lib/systemd/system/nodeagent.service")
+    for unit in ("nodeagent.service", "nodeagent.slice"):
+        _move(tree / PLACE / unit, tree / "usr/lib/systemd/system" / unit)
+    for kind in ("sysusers", "tmpfiles"):
+        _move(tree / PLACE / f"nodeagent.{kind}.conf", tree / f"usr/lib/{kind}.d/nodeagent.conf")
     for page in (bundle / "man").iterdir():
         target = tree / f"usr/share/man/man1/{page.name}.gz"
         target.parent.mkdir(parents=True, exist_ok=True)

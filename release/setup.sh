@@ -21,7 +21,7 @@ etc=/etc/nodeagent
 here=$(cd "$(dirname "$0")" && pwd)
 # Everything outside of the prefix that `install` writes. The .deb brings these files itself, and says so by FILES=no.
 files=${FILES:-yes}
-unit=/etc/systemd/system/nodeagent.service
+units=/etc/systemd/system
 man=/usr/local/share/man
 bash_completion=/usr/local/share/bash-completion/completions/nodeagentctl
 zsh_completion=/usr/local/share/zsh/site-functions/_nodeagentctl
@@ -64,6 +64,7 @@ find_python() {
 
 restart() {
     booted || return 0
+    systemd-sysusers nodeagent.conf
     systemctl daemon-reload
     if ! systemctl is-active --quiet nodeagent; then
         systemctl enable --quiet nodeagent
@@ -101,7 +102,9 @@ prune() {
 }
 
 install_files() {
-    install -D -m 644 "$here/nodeagent.service" "$unit"
+    install -D -m 644 "$here/nodeagent.service" "$here/nodeagent.slice" -t "$units"
+    install -D -m 644 "$here/nodeagent.sysusers.conf" /etc/sysusers.d/nodeagent.conf
+    install -D -m 644 "$here/nodeagent.tmpfiles.conf" /etc/tmpfiles.d/nodeagent.conf
     for page in "$here"/man/*; do
         install -D -m 644 "$page" "$man/man${page##*.}/${page##*/}"
     done
@@ -185,7 +188,8 @@ do_remove() {
         sleep 1
     done
     if [ "$files" = yes ]; then
-        rm -f "$unit" "$bash_completion" "$zsh_completion" "$man"/man1/nodeagent*.1 \
+        rm -f "$units/nodeagent.service" "$units/nodeagent.slice" /etc/sysusers.d/nodeagent.conf \
+            /etc/tmpfiles.d/nodeagent.conf "$bash_completion" "$zsh_completion" "$man"/man1/nodeagent*.1 \
             /usr/local/bin/nodeagent /usr/local/bin/nodeagentctl
         booted && systemctl daemon-reload
     fi

@@ -7,9 +7,10 @@ import base64
 import itertools
 import os
 import shutil
+import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,9 @@ async def browser(folder: Path) -> AsyncIterator[Page]:
     if os.geteuid() == 0:
         command.insert(1, "--no-sandbox")
     quiet = asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(*command, stdin=quiet, stdout=quiet, stderr=quiet)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+    )
     try:
         port = await asyncio.to_thread(_port, folder / "DevToolsActivePort")
         async with aiohttp.ClientSession() as session:
@@ -118,8 +121,8 @@ async def browser(folder: Path) -> AsyncIterator[Page]:
                 listening.cancel()
                 await asyncio.gather(listening, return_exceptions=True)
     finally:
-        if process.returncode is None:
-            process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # Debian's chromium is a script that starts it
         await process.wait()
 
 

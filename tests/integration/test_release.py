@@ -36,7 +36,8 @@ fails() { expected=$1; shift; code=0; "$@" || code=$?; [ "$code" = "$expected" ]
 current() { readlink /opt/nodeagent/bin; }
 nothing_left() {
     for path in /opt/nodeagent /etc/nodeagent /var/lib/nodeagent /var/log/nodeagent /run/nodeagent \
-        /etc/systemd/system/nodeagent.service /usr/lib/systemd/system/nodeagent.service /usr/lib/nodeagent; do
+        /etc/systemd/system/nodeagent.service /usr/lib/systemd/system/nodeagent.service /usr/lib/nodeagent \
+        /etc/sysusers.d/nodeagent.conf /usr/lib/tmpfiles.d/nodeagent.conf; do
         [ ! -e $path ]
     done
     there=$(find /usr/local/bin /usr/local/share /usr/bin /usr/share/man /usr/share/bash-completion -name '*nodeagent*')

@@ -35,7 +35,8 @@ from nodeagent.workers.base import PodStatus
 from tests.sim import cluster as cluster_module
 from tests.sim import provocations, saved
 from tests.sim.cluster import Node, SimCluster
-from tests.sim.machine import SimHost, SimMachine
+from tests.sim.host import SimHost
+from tests.sim.machine import SimMachine
 from tests.sim.virtual import run_virtual
 
 Provocation = Callable[[SimCluster], Awaitable[None]]
