@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -35,7 +36,7 @@ RESULTS = Path(__file__).with_name("lease.json")
 NODES = 2
 """Per clockwork."""
 SAVE_EVERY = 30.0
-"""Seconds between two writings of the results."""
+"""Seconds between two writings of the results, and between two agents that are killed."""
 RENEWED = re.compile(rb'"HSET" "na:\{[^}]*\}:node:([^"]+)" "seq" ')
 """What the beat script does once per renewal, as MONITOR shows it."""
 CLOCKWORKS = (
@@ -68,6 +69,10 @@ class Study:
                    if value != getattr(Timing(), key)}  # fmt: skip
         self._ours = Ours(folder, None, NODES, environ=environ)
         self._last: dict[bytes, float] = {}
+        self._killed: dict[bytes, float] = {}
+        """When (Unix time) the agents were killed that have not renewed since."""
+        self._restarts: list[float] = []
+        """Seconds between the renewals around such a death."""
         self._began = 0.0
 
     def __enter__(self) -> Study:
@@ -105,8 +110,19 @@ class Study:
     def _renewed(self, node: bytes, at: float) -> None:
         before = self._last.get(node)
         self._last[node] = at
-        if before is not None:
+        if before is None:
+            return
+        if at > self._killed.get(node, at):
+            del self._killed[node]
+            self._restarts.append(round(at - before, 3))
+        else:
             self.gaps.add(at - before)
+
+    def kill_agent(self) -> None:
+        """kill -9 of a random one; the supervisor starts it again after 100 ms, as systemd does."""
+        node = random.choice([node for node in self._ours.status()["nodes"] if node["agent_pid"]])
+        os.kill(node["agent_pid"], signal.SIGKILL)
+        self._killed[node["name"].encode()] = time.time()
 
     def result(self) -> dict[str, Any]:
         """So far."""
@@ -118,6 +134,7 @@ class Study:
             "lost": sum(event["kind"] == "NodeLost" for event in events),
             "reformed": job["generation"] - self._generation,
             "gaps": self.gaps.as_json(),
+            "restarts": sorted(self._restarts),
         }
 
 
@@ -145,15 +162,19 @@ def main() -> int:
     results: dict[str, Any] = {"machine": machine.describe(), "load": vars(arguments) | {"cores": cores}}
     with tempfile.TemporaryDirectory(prefix="nodeagent-lease-") as scratch, ExitStack() as stack:
         studies = [
-            stack.enter_context(Study(Path(scratch) / f"{number}", timing)) for number, timing in enumerate(CLOCKWORKS)
+            stack.enter_context(Study(Path(scratch) / f"{number}", timing))
+            for number, timing in enumerate((*CLOCKWORKS, Timing()))
         ]
+        killed = studies.pop()
         stack.enter_context(load(arguments.per_core * cores, arguments.nice))
         until, loads = time.monotonic() + 60 * arguments.minutes, []
         while (left := until - time.monotonic()) > 0:
+            killed.kill_agent()
             time.sleep(min(SAVE_EVERY, left))
             loads.append(os.getloadavg()[0])
             results["load_average"] = [round(value, 1) for value in (min(loads), sum(loads) / len(loads), max(loads))]
             results["clockworks"] = [study.result() for study in studies]
+            results["killed"] = killed.result()
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     print(tables(results))
     return 0

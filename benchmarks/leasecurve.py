@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from bisect import bisect_right
 from typing import Any
 
@@ -83,7 +84,20 @@ def tables(results: Results) -> str:
         if bound > heartbeat:
             past = " | ".join(rate(over(default["gaps"], heartbeat, limit), hours) for limit in (bound, lease))
             rows.append(f"| {lease:g} s | {bound:.2f} s | {past} |")
-    return "\n".join(rows) + "\n"
+    return "\n".join(rows) + "\n" + _restarts(results["killed"])
+
+
+def _restarts(killed: Results) -> str:
+    gaps = killed["restarts"]
+    if not gaps:
+        return ""
+    p95 = gaps[int(0.95 * (len(gaps) - 1))]
+    return (
+        "\nBeside them a cluster of the default clockwork had one of its agents killed (kill -9), and started again, "
+        f"now and then: the gap around its death was {statistics.median(gaps):.2f} s (median of {len(gaps)}; "
+        f"p95 {p95:.2f}, longest {gaps[-1]:.2f}); nodes lost: {killed['lost']}, gangs re-formed: "
+        f"{killed['reformed']}.\n"
+    )
 
 
 def rate(count: int, hours: float) -> str:
