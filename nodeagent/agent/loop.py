@@ -372,6 +372,10 @@ class Agent:
     def config(self) -> AgentConfig:
         return self._config
 
+    def reconfigure(self, config: AgentConfig) -> None:
+        """From now on this config; only what ``reload.LIVE`` names may differ from the old one."""
+        self._config = config
+
     @property
     def node(self) -> str:
         return self._node

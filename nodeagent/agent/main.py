@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,8 @@ def run(file: Path | None) -> None:
 
     SIGTERM: be back soon. A stand-in looks after the workers until the next start (for `stand_in` at most; then it
     stops them and leaves); without anything to look after, leave at once. SIGTERM of `systemctl stop` or a shutdown:
-    have the work moved away (for `drain` at most) and leave. SIGINT: stop the workers and leave.
+    have the work moved away (for `drain` at most) and leave. SIGINT: stop the workers and leave. SIGHUP: read the
+    config again, whole or not at all.
     """
     gc.disable()  # until all is imported: that stays, and looking through it again and again costs a fifth of the start
     # Before anything else is imported: structlog would load it for tracebacks (3 MB, 60 ms).
@@ -101,12 +103,13 @@ def run(file: Path | None) -> None:
 
     prefer()  # what comes next takes a quarter of a second of CPU time, and running workers wait for its end
     from nodeagent.agent.standin import Split
+    from nodeagent.spec.configfile import load_config
 
     config = _load(file)
     code = 0
     try:
         split = Split()
-        code = split.run(_serve(config, split))
+        code = split.run(_serve(config, lambda: load_config(file, os.environ), split))
     except* _hopeless() as group:
         for error in _leaves(group):
             click.echo(f"nodeagent: {error}", err=True)
@@ -145,8 +148,8 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     return out
 
 
-async def _serve(config: AgentConfig, split: Split) -> int:
-    """Everything from the first lock to the last signal."""
+async def _serve(config: AgentConfig, again: Callable[[], AgentConfig], split: Split) -> int:
+    """Everything from the first lock to the last signal; ``again`` reads the config anew."""
     import structlog
 
     from nodeagent.agent.care import Care
@@ -161,6 +164,7 @@ async def _serve(config: AgentConfig, split: Split) -> int:
     from nodeagent.agent.notify import Notifier
     from nodeagent.agent.peers import UdpPeers
     from nodeagent.agent.preflight import Preflight
+    from nodeagent.agent.reload import reload
     from nodeagent.agent.systemd import this_unit
     from nodeagent.agent.usage import Meter
     from nodeagent.spec.agentconfig import node_id
@@ -214,6 +218,14 @@ async def _serve(config: AgentConfig, split: Split) -> int:
         incarnation=incarnation, metrics=metrics, peers=peers,
         progress=notifier.alive, meter=Meter().measure, care=care, diagnosis=diagnosis, preflight=preflight,
     )  # fmt: skip
+
+    def take(new: AgentConfig) -> None:
+        agent.reconfigure(new)
+        host.reconfigure(new.jobs)
+
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGHUP, lambda: notifier.status(reload(again, agent.config, take))
+    )
     try:
         await _until_ended(agent, identity, split, clock, notifier, metrics, address, unit)
     finally:

@@ -55,6 +55,7 @@ async def comes_back(unit: str) -> bool:
             jobs, _ = await process.communicate()
     except TimeoutError:
         process.kill()
+        await process.wait()
         log.error("systemd does not say why this is the end: taken for a restart", waited=ASK_LIMIT)
         return True
     job = job_of(unit, jobs.decode())

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.world import Token
+from nodeagent.spec.agentconfig import JobsConfig
 from nodeagent.workers import units
 from nodeagent.workers.base import CommitWish, GivenUp, PodStatus, StartOrder
 from nodeagent.workers.host_pod import LOOK_AGAIN, NotStartedError, PodHandle, connect
@@ -188,6 +189,10 @@ class ShimHost:
     def connected(self, uid: str) -> bool:
         """This pod's shim hears us now."""
         return uid in self._pods and self._pods[uid].connected
+
+    def reconfigure(self, jobs: JobsConfig) -> None:
+        """For shims that start from now on."""
+        self._log_max_bytes, self._log_keep, self._allow_root = jobs.logs.max_bytes, jobs.logs.keep, jobs.allow_root
 
     async def close(self) -> None:
         for pod in self._pods.values():

@@ -66,7 +66,7 @@ async def start(command: Sequence[str]) -> None:
     try:
         process = subprocess.Popen(  # noqa: ASYNC220 (it returns when the program has begun)
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+            env={"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"},
         )  # fmt: skip
     except OSError as error:
         raise UnitError(str(error)) from error

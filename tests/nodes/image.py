@@ -30,7 +30,8 @@ PACKAGES = (
 MASKED = (
     "getty@tty1.service", "console-getty.service", "apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer",
     "fstrim.timer", "e2scrub_all.timer", "e2scrub_reap.service", "systemd-timesyncd.service",
-    "systemd-networkd.service", "systemd-resolved.service", "ssh.socket",
+    "systemd-networkd.service", "systemd-resolved.service", "ssh.socket", "systemd-ask-password-console.path",
+    "systemd-ask-password-wall.path",
 )  # fmt: skip
 """Nothing that needs hardware, seats or a way out."""
 BUILD_LIMIT = 900.0

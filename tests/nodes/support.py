@@ -28,7 +28,7 @@ STORE = "store"
 PASSWORD = "only-in-tests"
 UNITS = Path("/etc/systemd/system")
 POD_UNITS = "nodeagent-pod-*.service"
-READY_LIMIT = 60.0
+READY_LIMIT = 120.0
 REDIS_CONF = f"""bind 0.0.0.0
 port 6379
 requirepass {PASSWORD}

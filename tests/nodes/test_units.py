@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.e2e.support import check_complete, check_steps, check_undisturbed
+from tests.nodes.lab import SHARED
 from tests.nodes.support import CTL, Site
 
 pytestmark = [pytest.mark.nodes_short, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(300)]
@@ -96,9 +97,7 @@ def test_a_power_cut_costs_a_lease(calm: Site, reference: dict[int, float]) -> N
 
 def test_run_follows_a_training_across_nodes(calm: Site) -> None:
     script = "import torch.distributed as d; d.init_process_group('gloo'); print('rank', d.get_rank(), 'of 3')"
-    words = ["run", "--nodes", "3", "--nproc-per-node", "1", "--", "/usr/bin/env", "python", "-c", script]
-    python = calm.lab.nodes["n2"].run("sh", "-c", f"cd /shared && PATH={calm.python_path} exec \"$@\"", "sh", CTL, *words,
-                                      user="train", limit=120)  # fmt: skip
-    assert {f"rank {rank} of 3" for rank in range(3)} <= {
-        line.partition(": ")[2] for line in python.stdout.splitlines()
-    }
+    words = [CTL, "run", "--nodes", "3", "--nproc-per-node", "1", "--", "python", "-c", script]
+    environ = ["env", "-C", str(SHARED), f"PATH={calm.python_path}"]
+    said = calm.lab.nodes["n2"].run(*environ, *words, user="train", limit=120).stdout
+    assert {f"rank {rank} of 3" for rank in range(3)} <= {line.partition(": ")[2] for line in said.splitlines()}, said
