@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import os
 import shutil
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -74,7 +76,7 @@ class Page:
         assert "exceptionDetails" not in said, (script, said["exceptionDetails"])
         return said["result"].get("value")
 
-    async def until(self, script: str, what: str, limit: float = 15.0) -> None:
+    async def until(self, script: str, what: str, limit: float = 30.0) -> None:
         """Until the expression is true."""
         end = time.monotonic() + limit
         while not await self.value(script):
@@ -105,7 +107,9 @@ async def browser(folder: Path) -> AsyncIterator[Page]:
     if os.geteuid() == 0:
         command.insert(1, "--no-sandbox")
     quiet = asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(*command, stdin=quiet, stdout=quiet, stderr=quiet)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+    )
     try:
         port = await asyncio.to_thread(_port, folder / "DevToolsActivePort")
         async with aiohttp.ClientSession() as session:
@@ -118,8 +122,8 @@ async def browser(folder: Path) -> AsyncIterator[Page]:
                 listening.cancel()
                 await asyncio.gather(listening, return_exceptions=True)
     finally:
-        if process.returncode is None:
-            process.kill()
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(process.pid, signal.SIGKILL)  # Debian's is a script that waits for the program
         await process.wait()
 
 
