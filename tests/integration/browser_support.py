@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import os
 import shutil
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ class Page:
         assert "exceptionDetails" not in said, (script, said["exceptionDetails"])
         return said["result"].get("value")
 
-    async def until(self, script: str, what: str, limit: float = 15.0) -> None:
+    async def until(self, script: str, what: str, limit: float = 30.0) -> None:
         """Until the expression is true."""
         end = time.monotonic() + limit
         while not await self.value(script):
@@ -121,8 +122,8 @@ async def browser(folder: Path) -> AsyncIterator[Page]:
                 listening.cancel()
                 await asyncio.gather(listening, return_exceptions=True)
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # Debian's chromium is a script that starts it
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(process.pid, signal.SIGKILL)  # Debian's is a script that waits for the program
         await process.wait()
 
 
