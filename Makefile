@@ -60,10 +60,12 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit tests/contract tests/sim
 
-# A failing schedule prints its seed. A second or two each: SCHEDULES=100 for a short look.
+# Random schedules on all cores, then the directed ones with 200 nodes. A failing schedule prints how to replay it.
 SCHEDULES ?= 10000
+FIRST ?= 1
 sim: $(READY)
-	NODEAGENT_SIM_COUNT=$(SCHEDULES) $(BIN)/python -m pytest tests/sim $(PYTEST_ARGS)
+	$(BIN)/python -m tests.sim.many --schedules $(SCHEDULES) --first $(FIRST)
+	$(BIN)/python -m pytest -q -m large tests/sim $(PYTEST_ARGS)
 
 endurance: $(READY)
 	$(BIN)/python -m pytest -m endurance -s $(PYTEST_ARGS)

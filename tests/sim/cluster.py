@@ -87,7 +87,7 @@ class Node:
         self._identity = Identity(self.run_dir, f"boot-{self.boots}")
         facts = NodeFacts(
             address=self.name, hostname=self.name, boot_id=f"boot-{self.boots}", agent_pid=1, agent_version="sim",
-            started=0.0, cpu_slots=4, peer=f"{self.name}:1", health=self.sick,
+            started=0.0, cpu_slots=self.cluster.slots, peer=f"{self.name}:1", health=self.sick,
         )  # fmt: skip
         if self.repairs is not None:
             health, mending = self.repairs.begin()
@@ -180,9 +180,9 @@ class Node:
 class SimCluster:
     """Everything of one run, reproducible from its seed."""
 
-    def __init__(self, seed: int, size: int, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, seed: int, size: int, tasks: asyncio.TaskGroup, slots: int = 4) -> None:
         self.rng = random.Random(seed)
-        self.tasks = tasks
+        self.tasks, self.slots = tasks, slots
         self.net = PeerNet(random.Random(self.rng.random()))
         loop = asyncio.get_running_loop()
         self.clock_step = 0.0

@@ -95,6 +95,10 @@ class Link:
         """Mean extra one-way delay in seconds."""
         self.loss = 0.0
 
+    def mend(self) -> None:
+        self.cut = self.cut_replies = False
+        self.loss = self.slow = 0.0
+
     def delay(self) -> float:
         base = self.rng.uniform(0.0001, 0.002)
         return base + (self.rng.expovariate(1 / self.slow) if self.slow else 0.0)

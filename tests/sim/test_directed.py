@@ -11,12 +11,12 @@ from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.virtual import run_virtual
 
 
-def simulate(size: int, scenario: Callable[[SimCluster], Awaitable[None]], seed: int = 1) -> None:
+def simulate(size: int, scenario: Callable[[SimCluster], Awaitable[None]], seed: int = 1, slots: int = 4) -> None:
     """Run one scenario on ``size`` joined nodes."""
 
     async def main() -> None:
         async with asyncio.TaskGroup() as tasks:
-            cluster = SimCluster(seed, size, tasks)
+            cluster = SimCluster(seed, size, tasks, slots)
             for node in cluster.nodes.values():
                 node.start_agent()
             try:

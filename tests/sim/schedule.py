@@ -1,0 +1,136 @@
+"""One random schedule: a cluster and jobs drawn from its seed, a storm of faults, and then everything is mended.
+
+The same seed always gives the same schedule. Invariants are checked all along; once the faults have stopped, every job
+must come to its end or be whole again, as large as it is to be and its nodes allow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+
+from nodeagent.model.job import TERMINAL, JobRecord
+from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.faults import FAULTS
+from tests.sim.virtual import run_virtual
+
+WORKERS = 2
+"""Of each job on each of its nodes."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of one job."""
+
+    low: int
+    high: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a seed's cluster is: mostly small, since most mistakes need few nodes; one in 25 has 50 to 200."""
+
+    nodes: int
+    jobs: tuple[Sizes, ...]
+    slots: int
+    """Workers that a node takes: enough for all jobs at once, or for one only. Either way there are enough nodes for
+    all jobs at their largest."""
+    pause: float
+    """Mean seconds between two faults."""
+
+
+def shape(seed: int) -> Shape:
+    rng = random.Random(f"shape {seed}")
+    low, high = rng.choices([(3, 8), (9, 24), (25, 49), (50, 200)], [70, 20, 6, 4])[0]
+    nodes = rng.randint(low, high)
+    pause = rng.choice([1.0, 2.0, 2.0, 4.0])
+    if rng.random() < 0.6:
+        count = rng.choice([1, 2, 2, 2, 3])
+        return Shape(nodes, tuple(_sizes(rng, nodes) for _ in range(count)), WORKERS * count, pause)
+    count = rng.randint(1, min(10, nodes))
+    parts = [nodes // count] * count
+    return Shape(nodes, tuple(_sizes(rng, part) for part in parts), WORKERS, pause)
+
+
+def _sizes(rng: random.Random, most: int) -> Sizes:
+    high = rng.choice([most, rng.randint(1, most)])
+    low = rng.choice([1, max(1, high // 2), rng.randint(1, high)])
+    return Sizes(low, high, rng.choice([high, rng.randint(low, high)]))
+
+
+async def _storm(cluster: SimCluster, seconds: float, pause: float) -> None:
+    """Faults at random moments, several at once."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    async with asyncio.TaskGroup() as faults:
+        while loop.time() < end:
+            await asyncio.sleep(cluster.rng.expovariate(1 / pause))
+            fault = cluster.rng.choice(FAULTS)
+            faults.create_task(fault(cluster), name=fault.__name__)  # type: ignore[arg-type]
+
+
+async def _heal(cluster: SimCluster) -> None:
+    """Everything is mended: what was cut is joined, what was stopped goes on, everybody is wanted again."""
+    cluster.net.cut.clear()
+    for node in cluster.nodes.values():
+        node.link.mend()
+        node.machine.guard_late = 0.0
+        node.thaw()
+        node.find()
+        node.power_on()
+        await cluster.cordon(node.name, None)
+    for job in list(cluster.server.state.jobs.values()):
+        if job.phase not in TERMINAL:
+            await cluster.operate(job.name, desired="run")
+
+
+def _lively(cluster: SimCluster) -> bool:
+    """Every job has ended, or is whole on as many nodes as its target and the machines allow, and no scale is left
+    open. Who was scaled in by name does not come back by itself."""
+    return all(job.phase in TERMINAL or _fine(cluster, job) for job in cluster.server.state.jobs.values())
+
+
+def _fine(cluster: SimCluster, job: JobRecord) -> bool:
+    if not cluster.whole(job.name) or job.head is None:
+        return False
+    scale = job.control.scale
+    if scale is not None and scale.state == "pending":
+        return False
+    members, target = job.head.members, job.control.target
+    if len(members) >= target:
+        return len(members) == target
+    return not any(_has_room(cluster, n) for n in cluster.nodes if n not in members and n not in job.control.leaving)
+
+
+def _has_room(cluster: SimCluster, node: str) -> bool:
+    """For one more job."""
+    heads = [job.head for job in cluster.server.state.jobs.values() if job.head is not None]
+    there = sum(node in (head.holders if head.state == "ended" else head.members) for head in heads)
+    return WORKERS * (there + 1) <= cluster.slots
+
+
+async def _run(seed: int) -> int:
+    drawn = shape(seed)
+    async with asyncio.TaskGroup() as tasks:
+        cluster = SimCluster(seed, drawn.nodes, tasks, slots=drawn.slots)
+        try:
+            for node in cluster.nodes.values():
+                node.start_agent()
+            for i, job in enumerate(drawn.jobs):
+                await cluster.submit(f"j{i}", job.low, job.high, job.target)
+            await cluster.until(lambda: _lively(cluster), 90, "all jobs whole at first")
+            await _storm(cluster, 60, drawn.pause)
+            await _heal(cluster)
+            limit = TIMING.cooldown * 3 + TIMING.form_margin * 2 + 60
+            await cluster.until(lambda: _lively(cluster), limit, "all jobs whole after the storm")
+            cluster.checker.check_kept()
+            return cluster.checker.checks
+        finally:
+            await cluster.close()
+
+
+def run(seed: int) -> int:
+    """The whole schedule; returns how often something was checked. Raises an exception group of what went wrong."""
+    return run_virtual(_run(seed))
