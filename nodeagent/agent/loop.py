@@ -384,7 +384,7 @@ class Agent:
         return self._host.status()
 
     def health(self) -> AgentHealth:
-        return agent_health(self._lease, self._failsafe, self._lag, self._clock.now())
+        return agent_health(self._lease, self._failsafe, self.saver, self._lag, self._clock.now())
 
     @property
     def era(self) -> str:

@@ -80,7 +80,7 @@ def test_nodes_that_do_not_come_back_are_waited_for_within_a_bound() -> None:
             c.nodes[name].power_on()
         await asyncio.sleep(40)
         assert c.server.state.recovering
-        assert c.server.state.awaited == {"n4"}
+        assert c.server.state.awaited == frozenset({"n4"})
         await whole(c, 40)
 
     simulate(4, scenario)
