@@ -176,8 +176,11 @@ class Agent:
 
     def tell_mending(self, mending: Mending) -> None:
         """How repairs stand changed: the same."""
-        self.advert.health(self.care.facts() if self.care is not None else {"mending": mending})
-        self._beat_now.set()
+        if self.care is not None:
+            self.tell_health()
+        else:
+            self.advert.health({"mending": mending})
+            self._beat_now.set()
 
     async def round_over(self) -> None:
         """Wait until a round that began before is over."""
@@ -411,7 +414,7 @@ class Agent:
         return self._host.status()
 
     def health(self) -> AgentHealth:
-        return agent_health(self._lease, self._failsafe, self._lag, self._clock.now())
+        return agent_health(self._lease, self._failsafe, self.saver, self._lag, self._clock.now())
 
     @property
     def era(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.lease import Lease
+from nodeagent.agent.saver import Saver
 from nodeagent.api.view import AgentHealth
 from nodeagent.model.node import Readiness
 from nodeagent.model.pod import PodState
@@ -55,7 +56,7 @@ def pod_states(cluster: Cluster, node: str, statuses: Mapping[str, PodStatus]) -
     return tuple(out)
 
 
-def agent_health(lease: Lease, failsafe: Failsafe, lag: float, now: float) -> AgentHealth:
+def agent_health(lease: Lease, failsafe: Failsafe, saver: Saver, lag: float, now: float) -> AgentHealth:
     """How the agent itself is doing; ``lag``: how late its last heartbeat was."""
     return AgentHealth(
         joined=lease.joined,
@@ -66,4 +67,5 @@ def agent_health(lease: Lease, failsafe: Failsafe, lag: float, now: float) -> Ag
         loop_lag=lag,
         lent={uid: end - now for uid, end in failsafe.lent.items() if end > now},
         not_lent=dict(failsafe.refusals),
+        unsaved=saver.trouble,
     )

@@ -66,6 +66,7 @@ class DoctorRoutes:
             lease_left=health.lease_left,
             store_away=None if away is None else max(0.0, time.time() - away),
             loop_lag=health.loop_lag,
+            unsaved=health.unsaved,
             https_missing=me is not None
             and me.facts.https is None
             and serves(self.view.config.api.listen, me.facts.address),

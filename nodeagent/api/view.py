@@ -40,6 +40,8 @@ class AgentHealth:
     """Jobs whose workers here run on time that their keepers lend, by uid: what is left of it."""
     not_lent: Mapping[str, str]
     """Jobs with workers here that nobody lends time to, by uid: why."""
+    unsaved: str = ""
+    """Why the last write of the jobs to this node's disk failed; empty if it did not."""
 
 
 class AgentView(Protocol):

@@ -34,6 +34,8 @@ class Standing(Record):
     store_away: float | None = None
     """For how long the store has not answered; None while it does."""
     loop_lag: float = 0.0
+    unsaved: str = ""
+    """Why the jobs cannot be kept on its disk."""
     https_missing: bool = False
     """It is to serve others over https, and does not."""
 
@@ -75,6 +77,13 @@ def judge_agent(agent: Standing) -> tuple[Finding, ...]:
     if agent.loop_lag > LATE:
         found.append(
             _warning(f"its agent's loop is {agent.loop_lag:.1f} s late: the machine is overloaded or was frozen", "top")
+        )
+    if agent.unsaved:
+        found.append(
+            _error(
+                f"it cannot keep the jobs on its disk ({agent.unsaved}): no command is acknowledged by it",
+                "df -h and mount, for the folder dirs.state of its config",
+            )
         )
     if agent.https_missing:
         found.append(

@@ -6,6 +6,7 @@ import os
 import stat
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.unit.ctl.samples import node
 KEY = ClusterKey(bytes(32))
 
 
-def job(uid: str, **more: object) -> JobRecord:
+def job(uid: str, **more: Any) -> JobRecord:
     return sample(uid=uid, name=uid, **more)
 
 

@@ -3,12 +3,15 @@ another life holds is given up."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from nodeagent.agent.identity import Identity
+from nodeagent.agent.known import Known
 from nodeagent.agent.lease import PODS_REFRESH, REFUSED_LIMIT, IdTakenError, Lease
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
@@ -20,6 +23,7 @@ from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.memory import MemoryServer, MemoryStore
 from nodeagent.store.messages import Beat, BeatReply, JoinReply
 from nodeagent.workers.base import PodHost
+from tests.contract.bench import MemoryBench
 from tests.unit.ctl.samples import node
 
 TIMING = Timing()
@@ -42,6 +46,9 @@ class Host:
 
     def grant(self, until: float, seq: int) -> None:
         pass
+
+    def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
+        return {uid: 7 if uid == "u1" else 7_000_000 for uid in uids}
 
 
 class Recorder(MemoryStore):
@@ -131,3 +138,52 @@ async def test_how_old_the_lease_was_is_measured_at_each_renewal_but_the_first(t
     assert read("nodeagent_lease_age_seconds_count") == 2
     assert read("nodeagent_lease_age_seconds_sum") == 2.25
     assert read("nodeagent_lease_age_seconds_bucket", {"le": "1.5"}) == 1
+
+
+async def kept_by_another_process() -> Known:
+    """Two jobs of a cluster, as a disk has them."""
+    clock = [100.0]
+    server = MemoryServer(lambda: clock[0])
+    bench = MemoryBench(MemoryStore(server), server, clock)
+    await bench.join("n1", timing=TIMING)
+    for uid, name in (("u1", "one"), ("u2", "two")):
+        await bench.submit(uid, name)
+    snapshot = Snapshot(TIMING)
+    snapshot.absorb(await bench.beat("n1"), 0.0)
+    return snapshot.known(0.0)
+
+
+async def test_what_the_disk_kept_is_given_back_before_each_try_to_join(tmp_path: Path) -> None:
+    clock = Clock()
+    server, kept = MemoryServer(clock.now), await kept_by_another_process()
+    lease = make_lease(tmp_path, clock, MemoryStore(server), "reborn")
+    lease.kept, lease.regroup = kept, 60.0
+    for _ in range(2):
+        with pytest.raises(StoreRefusedError) as refused:
+            await lease.join()
+        assert refused.value.code == "recovering", "its earlier life may still run something"
+        assert set(server.state.jobs) == {"u1", "u2"}
+        assert server.state.highest == {"one": 7}, "a promise that cannot be one is not believed"
+        server.restart(keep_data=False)
+    with pytest.raises(StoreRefusedError):
+        await lease.join()
+    while server.state.recovering:
+        clock.at += TIMING.heartbeat
+        server.step()
+    await lease.join()
+    await lease.beat()
+    await lease.join()
+    assert lease.kept is None
+
+
+async def test_another_clusters_jobs_are_left(tmp_path: Path) -> None:
+    clock = Clock()
+    server = MemoryServer(clock.now)
+    bench = MemoryBench(MemoryStore(server), server, [clock.at])
+    await bench.join("n2", timing=TIMING)
+    await bench.submit("u9", "theirs")
+    lease = make_lease(tmp_path, clock, MemoryStore(server), "x")
+    lease.kept, lease.regroup = replace(await kept_by_another_process(), cluster_uid="another"), 60.0
+    await lease.join()
+    assert lease.joined
+    assert set(server.state.jobs) == {"u9"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ from tests.unit.ctl.samples import node
 BOUND = 5.0
 
 
-def job(uid: str, **more: object) -> JobRecord:
+def job(uid: str, **more: Any) -> JobRecord:
     return sample(uid=uid, name=uid, **more)
 
 
@@ -125,7 +126,7 @@ async def test_what_nobody_waits_for_is_gathered(monkeypatch: pytest.MonkeyPatch
     "news", [{"asked": 4}, {"jobs": (job("a", checkpoint=Checkpoint(name="g1", step=1, number=1, order=1)),)}]
 )
 async def test_what_somebody_waits_for_is_written_at_once(
-    monkeypatch: pytest.MonkeyPatch, news: dict[str, object]
+    monkeypatch: pytest.MonkeyPatch, news: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(saver_module, "SETTLE", 60.0)
     scene = Scene()

@@ -142,6 +142,7 @@ def test_the_agent_that_is_asked() -> None:
         ({"lease_left": 0.0}, "error", "lease has run out"),
         ({"store_away": 7.2, "lease_left": 0.0}, "error", "no answer from the store for 7 s"),
         ({"loop_lag": 3.0}, "warning", "3.0 s late"),
+        ({"unsaved": "no space left on device"}, "error", "jobs on its disk (no space left on device)"),
         ({"https_missing": True}, "warning", "serves nobody over https"),
     ]
     for change, severity, what in cases:
