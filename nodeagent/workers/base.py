@@ -66,6 +66,8 @@ class PodStatus(Record):
     snapshot_bytes: int = 0
     """Memory that the shim keeps for its workers' snapshots."""
     commit: CommitWish | None = None
+    stepped: float | None = None
+    """When (CLOCK_BOOTTIME) the last worker of ``generation`` told its first step; None: not all have."""
     stall: Stall | None = None
     """What the workers of ``generation`` do, while they or others of their gang make no progress."""
 

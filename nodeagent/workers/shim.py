@@ -40,6 +40,7 @@ from nodeagent.workers.shim_prepare import Preparation
 from nodeagent.workers.shim_rendezvous import Holder
 from nodeagent.workers.shim_snapshots import Snapshots, available_memory
 from nodeagent.workers.shim_spawn import RLIMITS, limit_value
+from nodeagent.workers.shim_stepped import FirstSteps
 
 IDLE_EXIT = 60.0
 """Seconds without an agent and without work until the shim ends."""
@@ -72,6 +73,7 @@ class Shim:
         self.commits = Commits(self.link, self.changed)
         self.snapshots = Snapshots(self.link, self.changed, available_memory)
         self.leaving = Leaving(self.link, lambda: self.gang)
+        self.first_steps = FirstSteps(self.link, self.loop, lambda: self.gang, self.changed)
         self.highest = self._read_token("highest.json")
         self.started = self._read_token("started.json")
         self.retiring = False
@@ -326,6 +328,7 @@ class Shim:
             "rendezvous": self.holder.held,
             "commit": self.commits.wish(),
             "snapshot_bytes": self.snapshots.bytes,
+            "stepped": self.first_steps.at,
             "stall": self.hang.stall if self.hang is not None else None,
         }
 
