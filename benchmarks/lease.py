@@ -30,6 +30,7 @@ from benchmarks import machine
 from benchmarks.launcher import PYTHON, LaunchError
 from benchmarks.leasecurve import Gaps, tables
 from benchmarks.ours import JOB, Ours
+from nodeagent.local.supervisor import RESTART_DELAY
 from nodeagent.model.timing import Timing
 
 RESULTS = Path(__file__).with_name("lease.json")
@@ -112,7 +113,7 @@ class Study:
         self._last[node] = at
         if before is None:
             return
-        if at > self._killed.get(node, at):
+        if at > self._killed.get(node, at) + RESTART_DELAY:
             del self._killed[node]
             self._restarts.append(round(at - before, 3))
         else:

@@ -83,10 +83,8 @@ def main() -> None:
 
         leaving = Leaving()
     while step < FOREVER:
-        if args.helped:
-            progress(step)
-            if leaving.at(step):
-                leaving.leave(step, partial(save, checkpoint, step, model) if rank == 0 else lambda: None)
+        if args.helped and leaving.at(step):
+            leaving.leave(step, partial(save, checkpoint, step, model) if rank == 0 else lambda: None)
         generator = torch.Generator().manual_seed(step * world + rank)
         images = torch.randn(BATCH, FEATURES, generator=generator)
         labels = torch.randint(CLASSES, (BATCH,), generator=generator)
@@ -99,6 +97,8 @@ def main() -> None:
         step += 1
         line = {"step": step, **who, "mono": time.clock_gettime(time.CLOCK_MONOTONIC)}
         os.write(log, (json.dumps(line) + "\n").encode())
+        if args.helped:
+            progress(step)
         if rank == 0 and step % args.ckpt_every == 0:
             save(checkpoint, step, model)
         time.sleep(args.step_delay)

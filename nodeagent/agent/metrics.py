@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.metrics import MetricWrapperBase
 
 from nodeagent.agent.gauges import Gauges, live_jobs
+from nodeagent.agent.stopwatch import STEPPED
 from nodeagent.api.view import AgentView
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import RefusalKind
@@ -117,7 +118,13 @@ class Metrics:
         """The workers of a re-formed gang run."""
         self._standstill.labels(job=job, cause=cause).inc(phases["whole"])
         for phase, seconds in phases.items():
-            self._recovery.labels(phase=phase, cause=cause).observe(seconds)
+            if phase != STEPPED:
+                self._recovery.labels(phase=phase, cause=cause).observe(seconds)
+
+    def stepped(self, cause: str, phases: Mapping[str, float]) -> None:
+        """They made their first step, as far as they tell it."""
+        if STEPPED in phases:
+            self._recovery.labels(phase=STEPPED, cause=cause).observe(phases[STEPPED])
 
     def repaired(self, kind: str, outcome: str) -> None:
         """A repair, or a verify run, is over."""

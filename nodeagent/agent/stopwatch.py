@@ -14,8 +14,13 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.workers.base import PodStatus
 
+STEPPED = "stepped"
+"""The phase from the start to the first step, of workers that tell their steps."""
+
 TELL_AFTER = 1.0
 """Seconds from the start of the workers until it is told: writing to the store must not disturb their first steps."""
+STEP_BOUND = 600.0
+"""Seconds for which the first step is waited for, of a job that tells it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class _Watch:
     active: float | None = None
     started: float | None = None
     counted: bool = False
+    stepped: float | None = None
 
 
 class Stopwatch:
@@ -54,11 +60,14 @@ class Stopwatch:
         self._faults: dict[str, tuple[int, float, float]] = {}
         """Job to (generation at fault, when it was known here, seconds from the worker's death to its report)."""
         self._watches: dict[str, _Watch] = {}
+        self._telling: set[str] = set()
+        """Jobs whose workers here have told a first step."""
 
     def look(self, jobs: Mapping[str, JobRecord], statuses: Mapping[str, PodStatus], now: float) -> None:
         """Note what has changed since the last look."""
         self._faults = {uid: fault for uid, fault in self._faults.items() if uid in jobs}
         self._watches = {uid: watch for uid, watch in self._watches.items() if uid in jobs}
+        self._telling &= jobs.keys()
         for job in jobs.values():
             if job.head is not None and job.head.state == "forming":
                 self._forming(job, job.head.number, statuses.get(job.uid), now)
@@ -81,14 +90,18 @@ class Stopwatch:
         assert job.head is not None
         if any(report.seq for report in job.head.reports.values()):
             self._faults.setdefault(job.uid, (job.head.number, now, _detected(job.head.reports)))
+        mine = status if status is not None and status.generation == job.head.token else None
+        stepped = mine.stepped if mine is not None else None
+        if stepped is not None:
+            self._telling.add(job.uid)
         watch = self._watches.get(job.uid)
         if watch is None or watch.number != job.head.number:
             return
         if watch.active is None:
             watch.active = now
-        runs = status is not None and status.generation == job.head.token and status.phase != "starting"
-        if runs and watch.started is None:
+        if mine is not None and mine.phase != "starting" and watch.started is None:
             watch.started = now
+        watch.stepped = stepped
 
     def stamp(self, uid: str, token: Token, ack: Ack, now: float) -> Ack:
         """The acknowledgement, with how long this node took."""
@@ -112,9 +125,12 @@ class Stopwatch:
         """The same, to tell people of now: those after which the workers run undisturbed."""
         out = []
         for uid, watch in list(self._watches.items()):
-            if watch.started is not None and now >= watch.started + TELL_AFTER and uid in jobs:
-                del self._watches[uid]
-                out.append(self._recovery(jobs[uid], watch))
+            if watch.active is None or watch.started is None or now < watch.started + TELL_AFTER or uid not in jobs:
+                continue
+            if uid in self._telling and watch.stepped is None and now < watch.started + STEP_BOUND:
+                continue
+            del self._watches[uid]
+            out.append(self._recovery(jobs[uid], watch))
         return [recovery for recovery in out if recovery is not None]
 
     def _recovery(self, job: JobRecord, watch: _Watch) -> Recovery | None:
@@ -130,6 +146,7 @@ class Stopwatch:
             "acknowledged": max((ack.ready for ack in head.acks.values()), default=0.0),
             "formed": formed,
             "started": started,
+            **({} if watch.stepped is None else {STEPPED: max(0.0, watch.stepped - watch.started)}),
             "whole": watch.detected + formed + started,
         }
         return Recovery(job.uid, head.token, head.cause.kind, phases)

@@ -86,6 +86,8 @@ def _job(job: JobRecord, pods: Sequence[PodState]) -> Json:
     head = job.head
     members = head.ordered() if head is not None and head.state != "ended" else ()
     part = {m.node for m in members} | (set(head.holders) if head is not None else set())
+    if job.phase == "paused" and head is not None:
+        part |= set(head.members)  # they keep its interpreters
     mine = [p for p in pods if p.node in part]
     return {
         "name": job.name,

@@ -1,8 +1,9 @@
 """Progress, told by the worker: which step it is at, and which phase it is in. By it nodeagent sees that a gang hangs.
 
 A shared page of 64 bytes that NODEAGENT_PROGRESS names; the shim looks at it now and then. So a call costs a
-microsecond and no system call, and cannot block. Standard library only. Must never raise for what is wrong outside of
-the script.
+microsecond and no system call, and cannot block. The first step alone is said to the shim as well, within a bound: by
+it nodeagent knows how long a recovery took. Standard library only. Must never raise for what is wrong outside of the
+script.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _NEWS, _PHASE = struct.Struct("<qd"), struct.Struct("<d32s")
 
 _page: mmap.mmap | None = None
 _opened = False
+_stepped = False
 _step, _phase, _bound = NO_STEP, "", -1.0
 
 
@@ -30,7 +32,10 @@ def progress(step: int | None = None, phase: str = TRAIN, bound: float | None = 
     Call it once a step, on every rank. A phase other than ``train`` (``evaluate``, ``checkpoint``, any name) may take
     longer than the job's limit: up to ``bound`` seconds, or the job file's ``hang.phases``; it ends with the next call.
     """
-    global _step, _phase, _bound  # noqa: PLW0603 (one page for each process)
+    global _step, _phase, _bound, _stepped  # noqa: PLW0603 (one page for each process)
+    if step is not None and not _stepped:
+        _stepped = True
+        _say_stepped()
     page = _page if _opened else _open()
     if page is None:
         return
@@ -40,6 +45,14 @@ def progress(step: int | None = None, phase: str = TRAIN, bound: float | None = 
     if step is not None:
         _step = int(step)
     _NEWS.pack_into(page, 8, _step, time.clock_gettime(time.CLOCK_BOOTTIME))
+
+
+def _say_stepped() -> None:
+    from nodeagent.train.link import Link
+
+    if (link := Link.of_environment()) is not None:
+        link.tell("stepped")
+        link.close()
 
 
 def _open() -> mmap.mmap | None:

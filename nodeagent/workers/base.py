@@ -80,6 +80,8 @@ class PodStatus(Record):
     written: str = ""
     """What became of the snapshots of ``generation`` when the pod was given up; empty if there was nothing to do."""
     commit: CommitWish | None = None
+    stepped: float | None = None
+    """When (CLOCK_BOOTTIME) the last worker of ``generation`` told its first step; None: not all have."""
     stall: Stall | None = None
     """What the workers of ``generation`` do, while they or others of their gang make no progress."""
 

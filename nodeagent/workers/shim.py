@@ -42,6 +42,7 @@ from nodeagent.workers.shim_prepare import Preparation
 from nodeagent.workers.shim_rendezvous import Holder
 from nodeagent.workers.shim_snapshots import Snapshots, available_memory
 from nodeagent.workers.shim_spawn import RLIMITS, limit_value
+from nodeagent.workers.shim_stepped import FirstSteps
 from nodeagent.workers.shim_writeout import WriteOut
 
 IDLE_EXIT = 60.0
@@ -77,6 +78,7 @@ class Shim:
         self.commits = Commits(self.link, self.changed)
         self.snapshots = Snapshots(self.link, self.changed, available_memory)
         self.leaving = Leaving(self.link, lambda: self.gang)
+        self.first_steps = FirstSteps(self.link, self.loop, lambda: self.gang, self.changed)
         self.highest = self._read_token("highest.json")
         self.started = self._read_token("started.json")
         self.retiring = False
@@ -344,6 +346,7 @@ class Shim:
             "commit": self.commits.wish(),
             "snapshot_bytes": self.snapshots.bytes,
             "written": gang.written if gang else "",
+            "stepped": self.first_steps.at,
             "stall": self.hang.stall if self.hang is not None else None,
         }
 

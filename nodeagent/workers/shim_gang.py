@@ -70,6 +70,8 @@ class Worker:
     step: int | None = None
     doing: str = ""
     """What it told of its progress, as last shown."""
+    stepped: float | None = None
+    """When (CLOCK_BOOTTIME) it told its first step."""
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -112,6 +113,22 @@ async def test_who_computes_without_a_word_is_left_alone(bench: Bench) -> None:
 async def test_who_writes_is_left_alone(bench: Bench) -> None:
     await bench.ready(script(bench, "for i in range(14): print(i, flush=True); time.sleep(0.25)"))
     await quiet_to_the_end(bench)
+
+
+async def test_the_first_step_is_told_with_or_without_a_watch(bench: Bench) -> None:
+    code = (
+        "from nodeagent.train import progress\nprogress(phase='compile')\n"
+        "while not os.path.exists(f'go{os.environ[\"WHICH\"]}'): time.sleep(0.02)\n"
+        "progress(1)\nprogress(2)\ntime.sleep(600)"
+    )
+    await bench.ready(script(bench, code, hang=None))
+    began = time.clock_gettime(time.CLOCK_BOOTTIME)
+    await bench.running(environments=({"WHICH": "0"}, {"WHICH": "1"}))
+    (bench.root / "go0").touch()
+    (bench.root / "go1").touch()
+    status = await bench.until(lambda s: s.stepped)
+    assert status.stepped is not None
+    assert began < status.stepped < time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 async def test_nothing_is_watched_unless_the_job_wants_it(bench: Bench) -> None:

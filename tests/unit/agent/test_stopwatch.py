@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodeagent.agent.stopwatch import TELL_AFTER, Recovery, Stopwatch
+from nodeagent.agent.stopwatch import STEP_BOUND, TELL_AFTER, Recovery, Stopwatch
 from nodeagent.model.job import JobRecord
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Ack, PodReport, Token
@@ -21,9 +21,11 @@ class Watched:
     def __init__(self, node: str = "n1") -> None:
         self.watch, self.now = Stopwatch(node), 100.0
 
-    def see(self, after: float, job: JobRecord, phase: PodPhase, generation: Token = OLD) -> None:
+    def see(
+        self, after: float, job: JobRecord, phase: PodPhase, generation: Token = OLD, stepped: float | None = None
+    ) -> None:
         self.now += after
-        status = PodStatus(uid=UID, phase=phase, generation=generation)
+        status = PodStatus(uid=UID, phase=phase, generation=generation, stepped=stepped)
         self.watch.look({job.uid: job}, {job.uid: status}, self.now)
 
     def told(self, job: JobRecord) -> list[Recovery]:
@@ -91,6 +93,33 @@ def test_it_is_counted_at_once_and_once() -> None:
     seen.see(0.3, running(2, n2=FAULT), "running", NEW)  # the next fault comes before it could be told
     seen.see(0.01, forming(3), "stopping", NEW)
     assert seen.counted(job) == seen.told(job) == []
+
+
+def test_the_first_step_of_those_who_tell_it() -> None:
+    seen = Watched()
+    job = recover(seen)
+    seen.see(0.3, job, "running", NEW, stepped=seen.now + 0.125)
+    seen.now += TELL_AFTER
+    (recovery,) = seen.told(job)
+    assert phases(recovery)["stepped"] == 0.125
+    assert phases(recovery)["whole"] == 0.049, "to the start, as ever"
+    assert recovery.text.endswith("started 0.007, stepped 0.125")
+
+
+def test_a_late_first_step_is_waited_for_where_one_was_told_before() -> None:
+    seen = Watched()
+    seen.see(0.0, running(), "running", OLD, stepped=seen.now)
+    job = recover(seen)
+    seen.now += STEP_BOUND / 2
+    assert seen.told(job) == []
+    seen.see(0.0, job, "running", NEW, stepped=seen.now)
+    assert phases(seen.told(job)[0])["stepped"] == STEP_BOUND / 2
+
+    seen = Watched()
+    seen.see(0.0, running(), "running", OLD, stepped=seen.now)
+    job = recover(seen)
+    seen.now += STEP_BOUND
+    assert "stepped" not in phases(seen.told(job)[0]), "it may have stopped telling"
 
 
 def test_only_group_rank_0_tells_and_not_of_the_first_start() -> None:

@@ -56,6 +56,11 @@ def test_a_dead_node_uses_nothing() -> None:
     assert job["pods"] == []
 
 
+def test_what_is_kept_for_a_paused_job_is_counted() -> None:
+    _, job = answer(pod("n1"), pod("n3"), phase="paused", head=samples.head(state="ended"))
+    assert (job["nodes"], job["memory"], [p["node"] for p in job["pods"]]) == (0, 1000, ["n1"])
+
+
 def test_ended_jobs_are_left_out_once_nothing_of_them_runs() -> None:
     assert live_jobs(samples.cluster(samples.FAILED)) == []
     stopping = samples.job(
