@@ -32,6 +32,8 @@ LOOK_AGAIN = (0.01, 0.1)
 """Seconds between two looks at what the other nodes have said: at first, and at most."""
 SHARED_BOUND = 3.0
 """Seconds that nodes which have offered nothing are waited for where any copy will do: one may have no snapshot."""
+PARTS_BOUND = 0.75
+"""Of the time there is, where each rank's part is needed: workers elsewhere may live for half of the grace."""
 WRITERS = 8
 """Parts written at a time by one node."""
 _PIECE = 4 << 20
@@ -150,7 +152,7 @@ class _Talk:
         """Whether those who have not offered are not waited for any longer: with a state that is the same on all ranks
         they can bring one that is newer by little, with parts nothing can be done without them."""
         shared = any(o.replicated for t in told.values() for o in t.offers)
-        return self._took() > (SHARED_BOUND if shared else (self._order.until - self._began) / 2)
+        return self._took() > (SHARED_BOUND if shared else PARTS_BOUND * (self._order.until - self._began))
 
     def _plan(self, told: Mapping[int, Told]) -> Plan | None:
         order = self._order

@@ -28,6 +28,8 @@ from nodeagent.workers.shim_writeout import WriteOut
 
 STUCK_AFTER = 10.0
 """Seconds after SIGKILL until what has not gone is told as stuck."""
+EARLY = 0.5
+"""Of the grace: then snapshots of workers that still live begin to be written out, if the pod is given up."""
 REAP_BOUND = 5.0
 """Seconds until a standby that does not reap is killed, so that the shim can."""
 
@@ -95,6 +97,7 @@ class Gang:
     _kill_at: float | None = None
     _grace: float = 0.0
     _kill: Delay | None = None
+    _early: Delay | None = None
     _stuck_check: Delay | None = None
     _given_up: Mapping[str, Any] | None = None
     _write_out: WriteOut | None = None
@@ -163,9 +166,11 @@ class Gang:
             at = time.monotonic() + grace
             if self._kill_at is None or at < self._kill_at:
                 self._kill_at, self._grace = at, grace
-                if self._kill is not None:
-                    self._kill.cancel()
+                for delay in (self._kill, self._early):
+                    if delay is not None:
+                        delay.cancel()
                 self._kill = self.parts.loop.after(grace, self._grace_over)
+                self._early = self.parts.loop.after(grace * EARLY, self._write_early)
         self.parts.changed()
         self.settle()
 
@@ -200,7 +205,7 @@ class Gang:
             if self.workers and not self.fenced and self._run_hook("post_stop", self._after_post_stop):
                 self.parts.changed()
                 return
-        for delay in (self._kill, self._stuck_check):
+        for delay in (self._kill, self._early, self._stuck_check):
             if delay is not None:
                 delay.cancel()
         for w in self.workers:
@@ -210,17 +215,26 @@ class Gang:
         self.settled, self.stuck = True, []
         self.parts.changed()
 
+    def _write_early(self) -> None:
+        """Workers that take all of the grace, stuck in a collective perhaps, leave no time for it after their end."""
+        if self._hook is None and any(w.leave is None for w in self._living()):
+            self._begin_write_out()
+
     def _is_written_out(self) -> bool:
         """Nothing is left to do for the snapshots. Those who saved a checkpoint as they left need none."""
+        if not (self.workers and all(w.farewell.saved_in is not None for w in self.workers)):
+            self._begin_write_out()
+        if self._write_out is not None:
+            self._write_out.workers_ended()
+        return self._write_out is None or self._write_out.over
+
+    def _begin_write_out(self) -> None:
         if self._write_out is None and self._given_up is not None and self._kill_at is not None and not self.fenced:
-            if self.workers and all(w.farewell.saved_in is not None for w in self.workers):
-                return True
             self._write_out = self.parts.write_out(self.settle)
             environment = self.environments[0] if self.environments else {}
             self._write_out.begin(
                 self.parts.pod, self.token, environment, self.ranks, self._given_up, self._kill_at
             )  # fmt: skip
-        return self._write_out is None or self._write_out.over
 
     def _start_workers(self, problem: str) -> None:
         self._hook = None

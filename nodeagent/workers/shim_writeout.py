@@ -25,13 +25,15 @@ from nodeagent.workers.shim_output import RotatingFile
 from nodeagent.workers.shim_peer import VERSION, Command, Peer
 from nodeagent.workers.shim_snapshots import Snapshots
 
+LAST_CALL = 0.1
+"""Of the grace, at most 2 s: what workers that still live leave to the commit."""
 PROGRAM = (sys.executable, "-sP", "-m", "nodeagent.train.writeout")
 """Not the job's Python: it needs no torch, and the shim does not know where torch is."""
 MOST_TEXT = 500
 
 
 class WriteOut:
-    """One try, of one generation that has ended on this node. ``changed`` is called when it is over."""
+    """One try, of one generation that is being stopped on this node. ``changed`` is called when it is over."""
 
     def __init__(
         self,
@@ -48,6 +50,8 @@ class WriteOut:
         self._hook: Hook | None = None
         self._peer: Peer | None = None
         self._token: dict[str, Any] = {}
+        self._held: Callable[[], None] | None = None
+        self._ended_all = self._outdone = False
         self.over = False
         self.text = ""
         """What became of it; "" if there was nothing to write."""
@@ -81,8 +85,10 @@ class WriteOut:
                 "nodes": int(environment.get("GROUP_WORLD_SIZE", 1)), "ranks": list(ranks), "world": world,
                 "memories": memories, "since": since, "stays": given_up["stays"], "until": until,
             }  # fmt: skip
+            left = until - time.monotonic()
+            self._loop.after(left - min(2.0, LAST_CALL * left), self.workers_ended)
             try:
-                self._start(order, until - time.monotonic())
+                self._start(order, left)
             except OSError as error:
                 self._give_up(f"its helper could not be started: {error.strerror}")
 
@@ -104,18 +110,36 @@ class WriteOut:
             self._give_up(why)
             self._changed()
 
+    def workers_ended(self) -> None:
+        """They save nothing any more. Called as often as wanted."""
+        self._ended_all = True
+        if self._held is not None:
+            held, self._held = self._held, None
+            held()
+
     def _heard(self, peer: Peer, said: Command) -> None:
+        """A commit is held back while workers live: theirs may be on its way, and is later."""
         if self.over:
             return
         if said.get("op") == "commit":
+            self._held = lambda: self._wish(peer, said)
+            if self._ended_all:
+                self.workers_ended()
+        else:
+            self.text = "" if self._outdone else str(said.get("text", ""))[:MOST_TEXT]
 
-            def answer(refused: str) -> None:
-                peer.send(json.dumps({"v": VERSION, "refused": refused}))
+    def _wish(self, peer: Peer, said: Command) -> None:
+        def answer(refused: str) -> None:
+            peer.send(json.dumps({"v": VERSION, "refused": refused}))
 
+        if self.over:
+            return
+        self._outdone = self._commits.newest(self._token) >= (self._token["number"], said["step"])
+        if self._outdone:
+            answer("the workers have saved a later checkpoint")
+        else:
             asker = Asker(lambda: not self.over, answer)
             self._commits.wish_of(self._token, said["name"], said["step"], said["order"], asker)
-        else:
-            self.text = str(said.get("text", ""))[:MOST_TEXT]
 
     def _ended(self, problem: str) -> None:
         if self._peer is not None:

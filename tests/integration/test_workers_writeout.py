@@ -36,7 +36,10 @@ for index, step in enumerate((6, 7)):
 print("kept", flush=True)
 if "STAYS" in os.environ:
     import signal
-    signal.signal(signal.SIGTERM, lambda *_: print("no", flush=True))
+    signal.signal(signal.SIGTERM, lambda *_: save())
+def save():
+    if "COMMITS" in os.environ and rank == 0:
+        link.ask("commit", 20, name="own", step=int(os.environ["COMMITS"]), order=9)
 while True:
     time.sleep(600)
 """
@@ -163,7 +166,32 @@ async def test_a_part_that_no_rank_has_leaves_nothing_behind(tmp_path: Path) -> 
         assert entries(tmp_path / "ckpt") == []
 
 
-async def test_workers_that_take_all_of_the_grace_and_jobs_without_a_folder(tmp_path: Path) -> None:
+async def test_workers_that_take_all_of_the_grace_leave_the_last_of_it_to_the_commit(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await training(bench, STAYS="yes")
+        bench.host.stop(UID, 6.0, ALL_GO)
+        status = await bench.until(lambda s: s.commit)
+        assert status.commit is not None
+        assert all(w.state == "running" for w in status.workers), "it did not wait for their end"
+        bench.host.committed(UID, status.commit, "")
+        assert (await written(bench)).startswith("snapshot of step 7 written out in ")
+        assert [end.overdue for end in bench.state().exits] == [6.0, 6.0]
+
+
+async def test_what_the_workers_committed_meanwhile_is_later(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await training(bench, STAYS="yes", COMMITS="8")
+        bench.host.stop(UID, 6.0, ALL_GO)
+        status = await bench.until(lambda s: s.commit)
+        assert status.commit is not None
+        assert status.commit.name == "own"
+        await wait_for(lambda: any((tmp_path / "ckpt").glob("ckpt-*/nodeagent-manifest.json")))
+        bench.host.committed(UID, status.commit, "")
+        assert await written(bench) == ""
+        assert entries(tmp_path / "ckpt") == []
+
+
+async def test_a_job_without_a_folder(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         await training(bench, folder=None)
         bench.host.stop(UID, 30, ALL_GO)
