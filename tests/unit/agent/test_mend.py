@@ -33,6 +33,7 @@ class World:
         self.verdicts: tuple[Verdict, ...] = ()
         self.waiting: frozenset[str] = frozenset()
         self.processes: Mapping[str, Sequence[int]] | None = {}
+        self.strangers: frozenset[int] = frozenset()
         self.did: list[str] = []
         self.disk: tuple[Attempt, ...] = past
         self.full = self.unreadable = False
@@ -251,7 +252,7 @@ async def test_after_the_reboot_it_is_verified_and_never_done_again() -> None:
 async def test_a_start_in_the_same_boot_waits_for_what_was_left_and_does_not_believe_it() -> None:
     async with mending(World(attempt())) as world:
         await asyncio.sleep(1.0)
-        assert world.did == ["waited for 7 for at most 60 s"]
+        assert world.did == ["pause", "waited for 7 for at most 60 s", "resume"]
         assert last(world) == ("reset_gpu", "interrupted", True)
         assert world.mender.mending.claim is None
     async with mending(World(attempt("reboot", whole=True))) as world:
@@ -259,7 +260,7 @@ async def test_a_start_in_the_same_boot_waits_for_what_was_left_and_does_not_bel
         await asyncio.sleep(DEADLINE - 1)
         assert last(world) == ("reboot", "", False)
         await asyncio.sleep(5.0)
-        assert world.did[1] == "escalated: reboot did not help: the agent was started again, and the machine was not"
+        assert world.did[2] == "escalated: reboot did not help: the agent was started again, and the machine was not"
     async with mending(World(attempt(boot="before"))) as world:
         await asyncio.sleep(1.0)
         assert (world.did, last(world)) == ([], ("reset_gpu", "interrupted", True))
