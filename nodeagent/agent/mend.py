@@ -169,6 +169,7 @@ class Mender:
             [uid for uid, pod in pods.items() if not pod.quiet],
             [uid for uid, pod in pods.items() if pod.phase == "stuck"],
             self._ward.processes,
+            self._ward.strangers,
         )
 
     async def _tell(self, claim: Claim | None, why: str = "") -> None:
@@ -295,7 +296,12 @@ class Mender:
         if attempt.boot == self._boot:
             left = attempt.at + self._bounds.deadline - self._clock.wall()
             left = min(left, self._bounds.deadline)  # a clock that was set back makes nobody wait for longer
-            await self._hands.outlived(attempt, left)
+            if attempt.kind == "reset_gpu":
+                await self._ward.pause()
+            try:
+                await self._hands.outlived(attempt, left)
+            finally:
+                self._ward.resume()
             if attempt.kind == "reboot":
                 await asyncio.sleep(max(0.0, min(attempt.at + self._bounds.deadline - self._clock.wall(), left)))
                 await self._failed(attempt, "the agent was started again, and the machine was not")

@@ -89,6 +89,7 @@ class Monitor:
         self._before: Readings | None = None
         self._before_at = 0.0
         self._fine_since: dict[str, float] = {}
+        self._our_pids: frozenset[int] = frozenset()
         self._paused = self._stale = False
         """The driver is left alone; and has not answered since."""
         self.waiting: frozenset[str] = frozenset()
@@ -164,6 +165,11 @@ class Monitor:
             return None
         return {g.uuid: [pid for pid, _ in g.processes] for g in gpus if g.processes is not None}
 
+    @property
+    def strangers(self) -> frozenset[int]:
+        """Those of them that were none of this node's workers when it was judged last."""
+        return frozenset(pid for pids in (self.processes or {}).values() for pid in pids) - self._our_pids
+
     async def pause(self) -> None:
         """Leave the driver alone until ``resume``."""
         self._paused = self._stale = True
@@ -207,7 +213,8 @@ class Monitor:
             probes=tuple(probe.reading for probe in self._probes), working=self._working(),
         )  # fmt: skip
         elapsed = now - self._before_at if self._before is not None else 0.0
-        memory = judge(self._memory, readings, self._before, at, elapsed, self._ours(), self._policy)
+        self._our_pids = self._ours()
+        memory = judge(self._memory, readings, self._before, at, elapsed, self._our_pids, self._policy)
         if self._before is None or readings.gpus is not self._before.gpus:
             self._before, self._before_at = readings, now
         self._take(self._verify(memory, now, at))

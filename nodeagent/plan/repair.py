@@ -22,6 +22,8 @@ from nodeagent.plan.placement import place
 DAY = 86_400.0
 AWAY = 3600.0
 """Seconds that a node which does not come back from its repair keeps others from theirs."""
+PATIENCE = 600.0
+"""Seconds that hardware is set aside while something still uses it; then it is the next one's turn."""
 _HEAVY: tuple[Kind, ...] = ("reboot", "reset_gpu")
 """The heavier first: a reboot mends what a reset would."""
 
@@ -45,6 +47,8 @@ class Use:
     """Uids of jobs with processes here that cannot even be killed: nobody knows what they hold."""
     processes: Mapping[str, Sequence[int]] | None = None
     """Pids on each GPU, as the driver tells; a GPU that it tells nothing of is missing."""
+    strangers: frozenset[int] = frozenset()
+    """Those of them that are none of our jobs'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,9 @@ def obstacle(
     if verdict.severity != "fatal":
         busy = users(cluster, node, claim, use)
         return f"it is no reason to stop what runs: {busy}" if busy else ""
+    strangers = _pids(claim, use) & use.strangers
+    if strangers:
+        return f"somebody else uses it: {_named(strangers)}"
     return _needed(cluster, node) if claim.whole else ""
 
 
@@ -108,12 +115,12 @@ def onward(
         reason = obstacle(cluster, node, claim, verdicts, means, past, use, wall)
         if reason:
             return Next(None, reason)
-        full = _full(cluster, node, asking=True, wall=wall)
+        full = _full(cluster, node, claim, wall)
         return Next("asks", full) if full else Next("holds")
     me = cluster.nodes.get(node)
     if me is None or not cluster.live(node) or me.cordon is not None:
         return Next(None, "the node was cordoned" if me is not None and me.cordon is not None else "it has left")
-    if full := _full(cluster, node, asking=False, wall=wall):
+    if full := _full(cluster, node, claim, wall):
         return Next("asks", full)
     verdict = next((v for v in verdicts if (v.rule, v.device) == (claim.rule, claim.device)), None)
     if verdict is None or verdict.stage != "active" or verdict.action != claim.kind:
@@ -121,6 +128,8 @@ def onward(
     busy = users(cluster, node, claim, use)
     if busy and verdict.severity != "fatal":
         return Next(None, f"it is no reason to stop what runs: {busy}")
+    if busy and wall - claim.since > PATIENCE:
+        return Next(None, f"given up for now, since it did not come free: {busy}")
     return Next("holds", f"waits until it is free: {busy}") if busy else Next("runs")
 
 
@@ -158,11 +167,19 @@ def users(cluster: Cluster, node: str, claim: Claim, use: Use) -> str:
             jobs.append(f"job {job.name}")
     unknown = {*use.pods, *use.stuck} if claim.whole else set(use.stuck)
     jobs += [f"job {uid}" for uid in sorted(unknown - set(cluster.jobs))]
-    told = use.processes or {}
-    pids = {pid for gpu, some in told.items() if claim.whole or gpu == claim.device for pid in some}
-    if pids:
-        jobs.append(f"process {', '.join(map(str, sorted(pids)[:8]))}")
+    if pids := _pids(claim, use):
+        jobs.append(_named(pids))
     return ", ".join(jobs)
+
+
+def _pids(claim: Claim, use: Use) -> set[int]:
+    """Processes on the hardware that the repair needs."""
+    told = use.processes or {}
+    return {pid for gpu, some in told.items() if claim.whole or gpu == claim.device for pid in some}
+
+
+def _named(pids: Iterable[int]) -> str:
+    return f"process {', '.join(map(str, sorted(pids)[:8]))}"
 
 
 def _wanted(verdicts: Iterable[Verdict], means: Means) -> list[tuple[Verdict, Kind]]:
@@ -188,9 +205,11 @@ def _needed(cluster: Cluster, node: str) -> str:
     return ""
 
 
-def _full(cluster: Cluster, node: str, asking: bool, wall: float) -> str:
-    """Who is away for a repair already, or asks and comes first, if there is no room for one more."""
+def _full(cluster: Cluster, node: str, mine: Claim, wall: float) -> str:
+    """Who is away for a repair already, or asked before, if there is no room for one more. Who asked first is fairness
+    only, so that nodes' clocks may differ: that too many are not away rests on ``holds`` being looked at again."""
     away, before, size = [], [], 0
+    first = (mine.since, natural(node))
     for record in cluster.nodes.values():
         live = cluster.live(record.id)
         claim = record.facts.mending.claim if record.facts.mending is not None else None
@@ -200,13 +219,13 @@ def _full(cluster: Cluster, node: str, asking: bool, wall: float) -> str:
             continue
         if counts:
             away.append(record.id)
-        elif live and claim.phase == "asks" and natural(record.id) < natural(node):
+        elif live and claim.phase == "asks" and (claim.since, natural(record.id)) < first:
             before.append(record.id)
     limit = max(1, size // ONE_IN)
-    first = sorted(away, key=natural) + (sorted(before, key=natural) if asking else [])
-    if len(first) < limit:
+    others = sorted(away, key=natural) + (sorted(before, key=natural) if mine.phase == "asks" else [])
+    if len(others) < limit:
         return ""
-    return f"waits for {', '.join(first[:8])}: no more than {limit} of {size} nodes are repaired at once"
+    return f"waits for {', '.join(others[:8])}: no more than {limit} of {size} nodes are repaired at once"
 
 
 def described(record: NodeRecord) -> str:

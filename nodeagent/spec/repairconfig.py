@@ -28,7 +28,7 @@ def _command(value: object) -> tuple[str, ...] | None:
     if not isinstance(value, list | tuple) or not value or not all(isinstance(v, str) and v for v in value):
         raise CheckError(f"{units.show(value)} is not a command", "write its words as a list: [systemctl, reboot]")
     for word in value:
-        for name in re.findall(r"\{([^{}]*)\}", word):
+        for name in re.findall(r"(?<!\$)\{([a-z_]+)\}", word):
             if name not in PLACES:
                 raise CheckError(f"{{{name}}} stands for nothing in a command", "use {gpu}, {node} or {rule}")
     return tuple(value)

@@ -21,7 +21,7 @@ from nodeagent.model.world import Ack, Cause, Head, Member, PodReport, Token
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.link import Link, Links
 from nodeagent.store.memory import MemoryServer
-from nodeagent.store.messages import Beat, BeatReply, Ending, Proposal, Saved
+from nodeagent.store.messages import Beat, BeatReply, Ending, Note, Proposal, Saved
 from nodeagent.store.twin.state import State
 
 FAST = Timing(heartbeat=0.05, credit=0.1, gap=1.5, lease=0.3)
@@ -117,6 +117,7 @@ class Bench:
         readiness: dict[str, Readiness] | None = None,
         pods: tuple[PodState, ...] | None = None,
         saved: Saved | None = None,
+        notes: tuple[Note, ...] = (),
     ) -> BeatReply:
         self._seq[node] = self._seq.get(node, 0) + 1
         return await self.store.beat(
@@ -131,6 +132,7 @@ class Bench:
                 readiness=readiness,
                 pods=pods,
                 saved=saved,
+                notes=notes,
             )
         )
 

@@ -7,6 +7,7 @@ import pytest
 from nodeagent.model.node import Cordon, Incarnation, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
+from nodeagent.store.messages import Note
 from tests.contract.bench import FAST, LONG, Bench, facts, head, refused
 
 
@@ -284,3 +285,13 @@ async def test_the_lease_has_the_length_that_was_asked_for(bench: Bench, length:
         assert "n2" in reply.lapsed
     else:
         assert sent.served + length == reply.served + reply.next_lapse
+
+
+async def test_what_a_node_has_to_tell_is_in_the_event_log(bench: Bench) -> None:
+    await bench.up("n1")
+    notes = (Note(kind="RepairStarted", text="reboot: began"), Note(kind="RepairDone", text="it was 'fine'"))
+    await bench.beat("n1", notes=notes)
+    events = (await bench.store.events("0-0", 10))[-2:]
+    assert [(e.kind, e.node, e.by, e.text) for e in events] == [(n.kind, "n1", "n1", n.text) for n in notes]
+    await refused("stale", bench.beat("n1", seq=1, notes=notes))
+    assert await bench.kinds() == ["NodeJoined", "RepairStarted", "RepairDone"]

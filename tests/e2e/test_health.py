@@ -166,7 +166,7 @@ def test_the_breaker_keeps_what_runs_when_all_nodes_become_unfit_at_once(calm: W
 
 def test_an_application_error_on_every_node_bars_nothing(calm: Ward) -> None:
     cluster = calm.cluster
-    before = calm.start("faulty")
+    before = calm.start("faulty", "restarts: {max: 1}\n")
     calm.driver.xid(31, *range(0, NODES * EACH, EACH))
     nodes = list(cluster.nodes())
     cluster.until(lambda: all("xid.31" in calm.rules(n) for n in nodes), BOUND, "every node has seen it")
@@ -174,6 +174,11 @@ def test_an_application_error_on_every_node_bars_nothing(calm: Ward) -> None:
     cluster.until(lambda: len(read_steps(cluster.work, "faulty")) > steps + 100, BOUND, "it goes on")
     job = cluster.job("faulty")
     assert (job["generation"], job["world_nodes"], job["budget"]["used"]) == (before["generation"], NODES, 0)
+    os.kill(cluster.workers("faulty")[0], signal.SIGKILL)
+    cluster.until_running("faulty", NODES, above=job["generation"])
+    assert cluster.job("faulty")["budget"]["used"] == 1, "what the application does is the job's to pay"
+    os.kill(cluster.workers("faulty")[0], signal.SIGKILL)
+    assert "budget" in cluster.until_phase("faulty", "failed")["reason"]
     assert set(cluster.nodes().values()) == {"ready"}
     assert [calm.healthy(n) for n in nodes] == [EACH] * NODES
 

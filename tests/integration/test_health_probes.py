@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from nodeagent.health.probe import DEADLINE, MOST_STUCK, Probe
+from nodeagent.workers.linux import is_running
 from tests.fakenvml.build import build, write_state
 
 ROOT = Path(__file__).parents[2]
@@ -309,3 +310,23 @@ async def test_a_probe_that_writes_what_nobody_understands_is_started_again(line
         task = group.create_task(probe.run())
     assert "does not understand" in probe.reading.problem
     assert starts == 2
+
+
+async def test_a_paused_probe_has_no_process_and_says_nothing_of_it() -> None:
+    lines: asyncio.Queue[Told] = asyncio.Queue()
+    command = (
+        sys.executable,
+        "-S",
+        "-c",
+        "import os, time; print('{\"pid\": %d}' % os.getpid(), flush=True); time.sleep(60)",
+    )
+    probe = Probe("nvml", lambda: command, os.environ, 1.0, lines.put_nowait, lambda: None, DEADLINE, 0.05)
+    async with asyncio.timeout(BOUND), asyncio.TaskGroup() as group:
+        task = group.create_task(probe.run())
+        first = (await lines.get())["pid"]
+        await probe.pause()
+        assert not is_running(first)
+        assert (probe.reading.missed, probe.reading.problem) == (0, "")
+        probe.resume()
+        assert (await lines.get())["pid"] != first
+        task.cancel()

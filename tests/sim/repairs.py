@@ -114,6 +114,10 @@ class Repairs:
     def processes(self) -> Mapping[str, Sequence[int]] | None:
         return None
 
+    @property
+    def strangers(self) -> frozenset[int]:
+        return frozenset()
+
     def repaired(self, devices: Collection[str], action: Action) -> None:
         for device in devices:
             self._memory = repaired(self._memory, device, action, self._clock.wall())

@@ -11,6 +11,7 @@ from nodeagent.model.health import Action, Severity, Verdict
 from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.node import Cordon, Gpu, Https, Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState, WorkerState
+from nodeagent.model.repair import Claim, Mending
 from nodeagent.model.world import Cause, Head, Holder, Member, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
 from tests.unit.api.fakes import spec
@@ -187,4 +188,20 @@ def sick_node() -> dict[str, Any]:
     well = node("n1")
     gpus = (well.facts.gpus[0].model_copy(update={"healthy": False, "why": "xid.79"}), well.facts.gpus[1])
     sick = well.model_copy(update={"facts": well.facts.model_copy(update={"gpus": gpus, "health": verdicts})})
+    return node_json(sick, Cluster(served=9_600, nodes={"n1": sick}), NOW)
+
+
+def repairing_node() -> dict[str, Any]:
+    """n1, which makes room for its reboot."""
+    found = Verdict(
+        rule="xid.79", device="GPU-n1-0", severity="fatal", action="reboot", text="GPU has fallen off the bus",
+        since=NOW - 4, seen=NOW,
+    )  # fmt: skip
+    claim = Claim(
+        kind="reboot", rule="xid.79", device="GPU-n1-0", whole=True, phase="holds", since=NOW - 3,
+        why="waits until it is free: job digits",
+    )  # fmt: skip
+    well = node("n1")
+    facts = {"health": (found,), "mending": Mending(kinds=("reboot",), claim=claim)}
+    sick = well.model_copy(update={"facts": well.facts.model_copy(update=facts)})
     return node_json(sick, Cluster(served=9_600, nodes={"n1": sick}), NOW)

@@ -44,6 +44,8 @@ CASES: dict[str, Callable[[], list[str]]] = {
     "describe-restarting-node": lambda: node_lines(samples.restarting_node("n2")),
     "describe-cordoned-node": lambda: node_lines(samples.shown_node("n3")),
     "describe-sick-node": lambda: node_lines(samples.sick_node()),
+    "describe-repairing-node": lambda: node_lines(samples.repairing_node()),
+    "nodes-repairing": lambda: table_lines(nodes.COLUMNS, [samples.repairing_node()]),
     "nodes-sick": lambda: table_lines([c for c in nodes.COLUMNS if not c.wide], [samples.sick_node()]),
     "describe-lost-node": lambda: node_lines(samples.shown_node("n4")),
 }

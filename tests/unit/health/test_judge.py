@@ -12,6 +12,7 @@ from nodeagent.health.judge import (
     Memory,
     Policy,
     acknowledged,
+    escalated,
     judge,
     repaired,
     rules,
@@ -185,6 +186,34 @@ def test_the_driver_hangs_and_answers_again() -> None:
     assert [(v.rule, v.severity) for v in node.see(silent[1])] == [("probe.nvml.hung", "fatal")]
     node.see(replace(FINE, probes=(ProbeReading("nvml"),)))
     assert node.stages() == [("probe.nvml.hung", "repaired")]
+
+
+def test_a_repair_that_did_not_help_asks_for_the_next_and_holds() -> None:
+    node = Node()
+    node.see(node.xid(95))
+    node.memory = repaired(node.memory, A, "reset_gpu", node.now)
+    node.memory = escalated(node.memory, {("xid.95", A)}, node.now, "verify run: gemm")
+    (verdict,) = node.see()
+    assert (verdict.stage, verdict.action, verdict.raw) == ("active", "reboot", "verify run: gemm")
+    node.memory = escalated(node.memory, {("xid.95", A)}, node.now, "still there")
+    node.memory = escalated(node.memory, {("xid.95", A), ("xid.79", "other")}, node.now, "still there")
+    assert [v.action for v in node.memory.verdicts] == ["service"], "there is nothing heavier"
+
+
+def test_each_relapse_within_a_week_doubles_the_probation() -> None:
+    node = Node()
+    lengths = []
+    for _ in range(3):
+        node.see(node.xid(95))
+        (verdict,) = node.memory.verdicts
+        node.memory = repaired(node.memory, A, verdict.action, node.now)
+        node.memory = verified(node.memory, [A], node.now)
+        (verdict,) = node.memory.verdicts
+        assert verdict.until is not None
+        lengths.append(verdict.until - node.now)
+    assert lengths == [PROBATION, 2 * PROBATION, 4 * PROBATION]
+    node.memory = acknowledged(node.memory, A, None, node.now)
+    assert node.memory.verdicts[0].until == node.now + PROBATION, "a person vouches for it"
 
 
 def test_dry_run_tells_and_bars_nothing() -> None:

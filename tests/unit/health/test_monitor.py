@@ -26,11 +26,20 @@ class Clock:
 class Watched:
     """A monitor whose probes never run: the test speaks for them, and moves the clock."""
 
-    def __init__(self, folder: Path, *, configured: tuple[str, ...] = (), gpus: bool = True, **policy: Any) -> None:
+    def __init__(
+        self, folder: Path, *, configured: tuple[str, ...] = (), gpus: bool = True, checked: bool = False, **policy: Any
+    ) -> None:
         self.clock, self.changes = Clock(), 0
         machine = Machine(boot="boot", gpus=gpus, configured=configured)
         self.monitor = Monitor(
-            machine, folder, {}, self.clock, policy=Policy(**policy), changed=self._changed, ours=frozenset
+            machine,
+            folder,
+            {},
+            self.clock,
+            policy=Policy(**policy),
+            changed=self._changed,
+            ours=frozenset,
+            checked=checked,
         )
 
     def _changed(self) -> None:
@@ -124,6 +133,43 @@ def test_what_was_repaired_is_read_for_a_while_before_its_probation(tmp_path: Pa
     assert one.found == [("nvml.recovery.reset", "GPU-a", "repaired")]
     one.later(1)
     assert one.found == [("nvml.recovery.reset", "GPU-a", "probation")]
+
+
+def test_with_a_verify_run_it_waits_for_that_and_a_fault_meanwhile_begins_anew(tmp_path: Path) -> None:
+    one = Watched(tmp_path, checked=True)
+    one.read(*UUIDS)
+    one.kernel(95, BUS["GPU-a"])
+    one.monitor.repaired(["GPU-a"], "reset_gpu")
+    one.read(*UUIDS)
+    one.later(VERIFY - 1)
+    assert one.monitor.waiting == frozenset()
+    one.later(1)
+    assert one.monitor.waiting == {"GPU-a"}
+    assert one.found == [("xid.95", "GPU-a", "repaired")]
+    one.monitor.passed(["GPU-a"])
+    assert one.found == [("xid.95", "GPU-a", "probation")]
+    one.monitor.escalate([("xid.95", "GPU-a")], "no")
+    one.later(1)
+    assert (one.found, one.monitor.waiting) == ([("xid.95", "GPU-a", "active")], frozenset())
+
+
+def unknown(one: Watched) -> bool:
+    return one.monitor.gpus is None and one.monitor.processes is None
+
+
+async def test_while_the_driver_is_left_alone_nothing_is_known_of_its_gpus(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS, processes=[(7, 1)])
+    assert one.monitor.processes == {"GPU-a": [7]}
+    await one.monitor.pause()
+    assert unknown(one)
+    one.read(*UUIDS)  # a line that was on its way
+    assert unknown(one)
+    one.monitor.resume()
+    assert unknown(one)
+    one.read(*UUIDS, processes=[])
+    assert one.monitor.processes == {"GPU-a": []}
+    assert len(one.monitor.last_gpus) == 2
 
 
 async def test_a_restart_forgets_nothing_and_fears_no_file(tmp_path: Path) -> None:

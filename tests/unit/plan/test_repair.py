@@ -16,7 +16,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.health import WINDOW, bar, next_step, sick_members
 from nodeagent.plan.pod import Start, plan_pods
-from nodeagent.plan.repair import AWAY, DAY, Means, Next, Use, call, described, onward, users, wish
+from nodeagent.plan.repair import AWAY, DAY, PATIENCE, Means, Next, Use, call, described, onward, users, wish
 from nodeagent.plan.steps import Propose
 from nodeagent.workers.base import PodStatus
 from tests.unit.plan.build import REPEATABLE, UID, WALL, life, make_cluster, make_node, make_spec, verdict
@@ -144,7 +144,32 @@ def test_what_is_degraded_is_repaired_when_nothing_uses_it() -> None:
     assert wished(worn, use=foreign)[1] == "it is no reason to stop what runs: process 77"
 
 
+def test_other_peoples_processes_are_waited_for_before_anything_is_drained() -> None:
+    found = asks("reboot", gpu("n2", 1))
+    theirs = Use(processes={gpu("n2", 0): [7, 8]}, strangers=frozenset({8}))
+    assert wished(found, use=theirs) == (None, "somebody else uses it: process 8")
+    assert wished(found, use=Use(processes={gpu("n2", 0): [7]}))[0] is not None, "ours goes when it is drained"
+    alone = asks("reset_gpu", gpu("n2", 1))
+    assert wished(alone, use=theirs)[0] is not None, "they are on the other GPU"
+
+
 # --- whose turn it is
+
+
+def test_what_does_not_come_free_lets_the_next_one_go() -> None:
+    found, theirs = asks("reboot"), Use(pods=["u"])
+
+    def at(wall: float, use: Use) -> Next:
+        one = claim(phase="holds")
+        me = mending(make_node("n2", health=[found]), one)
+        return onward(make_cluster([me]), "n2", one, [found], ALL, (), use, wall)
+
+    assert at(WALL + PATIENCE, theirs).phase == "holds"
+    given_up = at(WALL + PATIENCE + 1, theirs)
+    assert (given_up.phase, given_up.why) == (None, "given up for now, since it did not come free: job u")
+    assert at(WALL + PATIENCE + 1, IDLE).phase == "runs"
+    early = mending(make_node("n9"), claim().model_copy(update={"since": WALL - 1}))
+    assert go(claim(), found, [early]).phase == "asks", "who asked first goes first"
 
 
 def test_it_asks_then_holds_then_runs() -> None:

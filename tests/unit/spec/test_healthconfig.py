@@ -49,7 +49,7 @@ def test_a_reset_that_names_its_gpu_needs_that_gpu_alone() -> None:
     assert found is not None
     assert found.repair.whole() == {"reset_gpu": False, "reboot": True, "service": False}
     assert (found.repair.verify, found.repair.deadline, found.repair.per_day) == (None, 120.0, 1)
-    every = config("health: {repair: {gpu_reset: [reset, all]}}").health
+    every = config('health: {repair: {gpu_reset: [sh, -c, "reset ${all} {}"]}}').health
     assert every is not None
     assert every.repair.whole() == {"reset_gpu": True}
 
