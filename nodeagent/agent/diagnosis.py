@@ -6,10 +6,7 @@ Must never import torch, judge a figure, or wait without a bound.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -18,6 +15,7 @@ from typing import Any, Literal
 import structlog
 
 from nodeagent.agent.clock import Clock
+from nodeagent.health.ending import end
 from nodeagent.model.figure import Figure
 from nodeagent.model.node import NodeRecord
 from nodeagent.spec.agentconfig import AgentConfig
@@ -27,7 +25,6 @@ Report = dict[str, Any]
 STEPS = 16
 """How many bounds of one check a whole run may take: the lock, the driver, the start (4), four checks, the collective
 (2), and room for them to end."""
-DIES = 1.0
 ROOT = Path(__file__).parents[2]
 
 
@@ -118,7 +115,7 @@ class Diagnosis:
         except (ConnectionError, ValueError) as error:
             return could_not(f"the checks broke off: {error}")
         finally:
-            await _end(process)
+            await end(process)
         return found if found is not None else could_not(f"the process of the checks died (at: {self.step})")
 
     def _remembered(self) -> tuple[Figure, ...]:
@@ -130,16 +127,6 @@ class Diagnosis:
         except (OSError, ValueError) as error:
             self._log.warning("earlier results are not known", why=str(error))
             return ()
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Its workers die with it; one that is stuck in the driver is left to itself."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(DIES):
-            await process.wait()
 
 
 def could_not(why: str) -> Report:

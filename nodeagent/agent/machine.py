@@ -1,33 +1,15 @@
-"""Facts about this machine: address, boot id, CPUs, GPUs. The GPU query runs in a process of its own with a
-deadline, since NVML can hang."""
+"""Facts about this machine: address, boot id, CPUs. Its GPUs are found by ``gpus.py``."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import socket
-import sys
 from collections.abc import Mapping
 
 from nodeagent import __version__
-from nodeagent.health.driver import asked_for_gpus
 from nodeagent.model.node import Gpu, NodeFacts
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.workers.linux import boot_id
-
-GPU_DEADLINE = 5.0
-"""Seconds for the GPU query; no answer means that GPUs are unknown, so none is offered."""
-
-_GPU_QUERY = """
-import json, pynvml
-pynvml.nvmlInit()
-out = []
-for i in range(pynvml.nvmlDeviceGetCount()):
-    h = pynvml.nvmlDeviceGetHandleByIndex(i)
-    out.append([pynvml.nvmlDeviceGetUUID(h), i, pynvml.nvmlDeviceGetName(h)])
-print(json.dumps(out))
-"""
 
 
 def find_address(config: AgentConfig, environ: Mapping[str, str]) -> str:
@@ -42,37 +24,6 @@ def find_address(config: AgentConfig, environ: Mapping[str, str]) -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"
-
-
-async def find_gpus(config: AgentConfig) -> tuple[tuple[Gpu, ...], str]:
-    """The GPUs this node offers, and a sentence if they could not be read."""
-    if not asked_for_gpus(config):
-        return (), ""
-    found, problem = await _query_gpus()
-    if config.node.gpus == "auto":
-        return found, problem
-    by_uuid = {g.uuid: g for g in found}
-    wanted = config.node.gpus
-    missing = [u for u in wanted if u not in by_uuid]
-    gpus = tuple(by_uuid.get(u) or Gpu(uuid=u, index=i, healthy=False, why="not found") for i, u in enumerate(wanted))
-    return gpus, problem or (f"GPUs of the config not found: {', '.join(missing)}" if missing else "")
-
-
-async def _query_gpus() -> tuple[tuple[Gpu, ...], str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _GPU_QUERY, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        async with asyncio.timeout(GPU_DEADLINE):
-            out, err = await process.communicate()
-    except TimeoutError:
-        process.kill()  # not waited for: a process stuck in the driver does not die
-        return (), f"the GPU query did not answer within {GPU_DEADLINE:g} s: GPUs are unknown, none is offered"
-    if process.returncode != 0:
-        last = err.decode(errors="replace").strip().splitlines()[-1:]
-        absent = any("NVMLError_LibraryNotFound" in line or "NVMLError_DriverNotLoaded" in line for line in last)
-        return (), "" if absent else f"the GPU query failed: {''.join(last)}"
-    return tuple(Gpu(uuid=u, index=i, name=n) for u, i, n in json.loads(out)), ""
 
 
 def node_facts(config: AgentConfig, address: str, gpus: tuple[Gpu, ...], started: float, peer: str) -> NodeFacts:

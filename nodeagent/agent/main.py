@@ -155,11 +155,12 @@ async def _serve(config: AgentConfig, again: Callable[[], AgentConfig], split: S
     from nodeagent.agent.care import Care
     from nodeagent.agent.clock import SystemClock
     from nodeagent.agent.diagnosis import Diagnosis
+    from nodeagent.agent.gpus import find_gpus
     from nodeagent.agent.identity import Identity
     from nodeagent.agent.kept import FileDisk
     from nodeagent.agent.logs import setup_logging
     from nodeagent.agent.loop import Agent
-    from nodeagent.agent.machine import find_address, find_gpus, node_facts
+    from nodeagent.agent.machine import find_address, node_facts
     from nodeagent.agent.metrics import Metrics
     from nodeagent.agent.notify import Notifier
     from nodeagent.agent.peers import UdpPeers
@@ -181,7 +182,7 @@ async def _serve(config: AgentConfig, again: Callable[[], AgentConfig], split: S
     clock = SystemClock()
     identity = Identity(config.dirs.run, boot_id())
     identity.queue()
-    gpus, problem = await find_gpus(config)
+    gpus, problem = await find_gpus(config, boot_id(), os.environ)
     if problem:
         log.warning("GPUs", why=problem)
     address = find_address(config, os.environ)

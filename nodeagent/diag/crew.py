@@ -9,12 +9,13 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from nodeagent.health.ending import end
 
 WORKER = Path(__file__).with_name("worker.py")
 SLOW_START = 4.0
@@ -25,8 +26,6 @@ CPU_CHECKS = ("matmul", "memory_bandwidth")
 COLLECTIVE = "collective"
 CPU_CREW = 2
 """Processes of the collective where there is no GPU: a check of the check."""
-DIES = 1.0
-"""Seconds in which a killed process is gone, unless the kernel holds it."""
 
 Say = Callable[[str], None]
 
@@ -112,11 +111,7 @@ class _Hand:
     async def end(self) -> None:
         """Kill it; one that is stuck in the driver is left to itself."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(DIES):
-                    await self._process.wait()
+            await end(self._process)
         if self._errors is not None:
             self._errors.close()
 

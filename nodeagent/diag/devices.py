@@ -6,7 +6,6 @@ Must never wait for a driver that hangs, and never take a GPU that could not be 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.diag.crew import CannotRunError, Outcome
+from nodeagent.health.ending import end
 from nodeagent.health.probe_command import nvml_command, packages
 from nodeagent.health.rules import LEFTOVER
 from nodeagent.health.users import who
@@ -85,8 +85,7 @@ async def _first_line(environ: Mapping[str, str], bound: float) -> tuple[dict[st
     except TimeoutError:
         return {}, f"hung: the driver did not answer within {bound:g} s"
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()  # not waited for: a process stuck in the driver does not die
+        await end(process)
     if not text:
         return {"problem": "the probe of the driver ended at once"}, ""
     line: dict[str, Any] = json.loads(text)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:]+)(?:\.\d)?\): (\d+)")
+_XID_BEGINS = b"NVRM: Xid ("
 _BUS = re.compile(r"\b([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})\b")
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("off_bus", re.compile(r"NVRM: .*fallen off the bus")),
@@ -32,11 +33,13 @@ MOST_KEPT = 256
 class Line:
     """One kind of event of one device: its first line, how many there were, and when the last came."""
 
-    __slots__ = ("at", "code", "count", "device", "kind", "raw")
+    __slots__ = ("at", "code", "count", "device", "kind", "newest", "raw")
 
     def __init__(self, kind: str, device: str, code: int, raw: str, at: float) -> None:
         self.kind, self.device, self.code, self.raw, self.at = kind, device, code, raw, at
         self.count = 1
+        self.newest = b""
+        """The newest record of those that were only counted."""
 
     def told(self) -> dict[str, Any]:
         """As readings.Event takes it."""
@@ -78,17 +81,37 @@ def record(data: bytes, boot_time: float) -> tuple[str, float] | None:
 class Folder:
     """Gathers lines until they are taken; equal ones become one."""
 
-    def __init__(self) -> None:
+    def __init__(self, boot_time: float = 0.0) -> None:
+        self._boot_time = boot_time
         self._lines: dict[tuple[str, str, int], Line] = {}
+        self._xids: dict[bytes, Line] = {}
+        """By the beginning of their records' text."""
         self.beyond = 0
         """Lines of which not even the kind was kept."""
+
+    def read(self, data: bytes, since: float) -> None:
+        """Take in a record of /dev/kmsg, if it is newer. Of a storm almost all are Xids that were seen a moment ago:
+        those are counted without being understood anew."""
+        start = data.find(_XID_BEGINS)
+        end = data.find(b",", start)
+        xid = data[start:end] if 0 < start < end else b""
+        if xid and (known := self._xids.get(xid)) is not None:
+            known.count += 1
+            known.newest = data
+            return
+        found = record(data, self._boot_time)
+        if found is None or found[1] <= since or (line := parse(*found)) is None:
+            return
+        self.add(line)
+        if xid and len(self._xids) < MOST_KEPT:
+            self._xids[xid] = self._lines.get((line.kind, line.device, line.code), line)
 
     def add(self, line: Line) -> None:
         """Count it in."""
         key = (line.kind, line.device, line.code)
         if known := self._lines.get(key):
             known.count += 1
-            known.at = line.at
+            known.at, known.newest = line.at, b""
         elif len(self._lines) < MOST_KEPT:
             self._lines[key] = line
         else:
@@ -96,6 +119,10 @@ class Folder:
 
     def take(self) -> list[dict[str, Any]]:
         """All of them, and begin anew."""
+        for line in self._lines.values():
+            if line.newest and (found := record(line.newest, self._boot_time)):
+                line.at = found[1]
         taken = [line.told() for line in self._lines.values()]
         self._lines.clear()
+        self._xids.clear()
         return taken

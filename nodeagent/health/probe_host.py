@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from nodeagent.health.kernellog import Folder, parse, record
+from nodeagent.health.kernellog import Folder
 
 TYPE_CHECKING = False  # without typing and pathlib: they cost 1.3 MB
 if TYPE_CHECKING:
@@ -47,26 +47,24 @@ class KernelLog:
     def __init__(self, path: str, since: float) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         self._since = since
-        self._boot_time = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
-        self.folder = Folder()
+        self.folder = Folder(time.time() - time.clock_gettime(time.CLOCK_MONOTONIC))
 
     def fileno(self) -> int:
         return self._fd
 
     def read(self) -> None:
         """What is there, but no more than a share: a storm must not hold up the rest."""
+        read, take, fd, since = os.read, self.folder.read, self._fd, self._since
         for _ in range(_AT_ONCE):
             try:
-                data = os.read(self._fd, _RECORD)
+                data = read(fd, _RECORD)
             except BlockingIOError:
                 return
             except BrokenPipeError:  # overwritten before we came: go on with the oldest there is
                 continue
             if not data:
                 return
-            found = record(data, self._boot_time)
-            if found is not None and found[1] > self._since and (line := parse(*found)):
-                self.folder.add(line)
+            take(data, since)
 
 
 class Ports:

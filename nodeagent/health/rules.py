@@ -167,8 +167,12 @@ SHARED = Rule("gpu.shared", "degraded", "none", "reading", "somebody else's proc
               "NVML processes", after=5.0)  # fmt: skip
 LEFT = Rule("gpu.leftover", "degraded", "reset_gpu", "reading", "memory of the GPU is held though nothing of ours runs",
             "NVML memory", after=5.0)  # fmt: skip
-NVML_LATE = Rule("probe.nvml.late", "unknown", "none", "reading", "the driver has not answered in time", "own deadline")
-NVML_HUNG = Rule("probe.nvml.hung", "fatal", "reboot", "reading", "the driver does not answer", "own deadline, twice")
+NVML_LATE = Rule(
+    "probe.nvml.late", "unknown", "none", "reading", "GPUs unknown: the driver has not answered", "own deadline"
+)
+NVML_HUNG = Rule(
+    "probe.nvml.hung", "fatal", "reboot", "reading", "GPUs unknown: the driver does not answer", "own deadline, twice"
+)
 PROBE_LATE = Rule("probe.late", "unknown", "none", "reading", "a probe has not answered in time", "own deadline")
 PROBE_BROKEN = Rule("probe.broken", "unknown", "diagnose", "reading", "a probe cannot read", "own check")
 PORT = Rule("port.down", "fatal", "service", "reading", "a network port is down that was up", "sysfs")

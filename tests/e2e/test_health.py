@@ -10,6 +10,8 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ NODES = 4
 EACH = 2
 """GPUs of a node."""
 PROBATION = "2s"
+BEATS_WHILE_HUNG = 15
+"""Of half a second, in the two deadlines of 7 s that a driver has."""
 BOUND = 60.0
 """Seconds for what takes one or two on an idle machine."""
 
@@ -132,6 +136,7 @@ def test_a_driver_that_hangs_under_one_node_costs_it_its_work_and_not_its_lease(
     calm.start("hung")
     agent = cluster.node("n3")["agent_pid"]
     (probe,) = probes(agent)
+    before = {node: beats(cluster, node) for node in cluster.nodes()}
     os.kill(probe, signal.SIGSTOP)
     cluster.until(lambda: calm.rules("n3") == {"probe.nvml.late": "active"}, BOUND, "nobody knows how n3's GPUs are")
     assert cluster.job("hung")["world_nodes"] == NODES, "unknown evicts nobody"
@@ -140,10 +145,16 @@ def test_a_driver_that_hangs_under_one_node_costs_it_its_work_and_not_its_lease(
     assert (job["cause"]["kind"], job["cause"]["node"], job["budget"]["used"]) == ("hardware", "n3", 0)
     assert cluster.nodes()["n3"] == "ready", "its lease is kept"
     assert cluster.node("n3")["agent_pid"] == agent
+    during = {node: beats(cluster, node) - before[node] for node in before}
+    told = {node: dict(late) for node, late in during.items()}
+    assert during["n3"]["all"] >= BEATS_WHILE_HUNG, told
+    others = max(late["late"] for node, late in during.items() if node != "n3")
+    assert during["n3"]["late"] <= others + 1, f"no later than where the driver answers, on this same machine: {told}"
     # The probe is replaced, the new one is answered, and n3 comes back by itself.
     cluster.until_running("hung", NODES, above=job["generation"])
     assert calm.rules("n3") == {}
     assert cluster.job("hung")["budget"]["used"] == 0
+    assert probe not in probes(agent)
 
 
 def test_the_breaker_keeps_what_runs_when_all_nodes_become_unfit_at_once(calm: Ward) -> None:
@@ -221,6 +232,15 @@ def test_a_drill_is_for_the_nodes_own_agent_and_a_restart_forgets_nothing(calm: 
     cluster.until(lambda: len(probes(cluster.node("n4")["agent_pid"])) == 1, BOUND, "it asks the driver again")
     assert calm.healthy("n4") == EACH - 1
     assert "xid.79" in cluster.ctl("health", "rules").stdout
+
+
+def beats(cluster: Cluster, node: str) -> Counter[str]:
+    """Heartbeats of a node's agent so far: all, and those that were more than a quarter of a second late."""
+    with urllib.request.urlopen(cluster.node(node)["http"] + "/metrics", timeout=10) as page:
+        lines = dict(line.rsplit(" ", 1) for line in page.read().decode().splitlines() if not line.startswith("#"))
+    name = "nodeagent_heartbeat_late_seconds"
+    every, in_time = (int(float(lines[one])) for one in (f"{name}_count", f'{name}_bucket{{le="0.25"}}'))
+    return Counter({"all": every, "late": every - in_time})
 
 
 def probes(agent: int) -> list[int]:

@@ -14,11 +14,14 @@
  *
  * Layouts of the structures: nvml.h of CUDA 12 and 13, as nvidia-ml-py declares them. */
 #define _GNU_SOURCE
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef struct { int number; } *device_t;
 typedef unsigned long long u64;
@@ -323,18 +326,37 @@ int nvmlDeviceRegisterEvents(device_t d, u64 types, struct set *set) {
   return SUCCESS;
 }
 int nvmlEventSetFree(struct set *set) { free(set); return SUCCESS; }
+/* Sleeps, as a real driver does, until the file is replaced or the time is over. */
+static void until_replaced(int milliseconds) {
+  static int watch = -1;
+  char folder[LINE], told[4096];
+  struct pollfd one;
+  if (watch < 0) {
+    const char *path = getenv("FAKE_NVML");
+    snprintf(folder, sizeof folder, "%s", path ? path : "/");
+    if (strrchr(folder, '/')) *strrchr(folder, '/') = 0;
+    watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    inotify_add_watch(watch, *folder ? folder : "/", IN_MOVED_TO);
+  }
+  one = (struct pollfd){.fd = watch, .events = POLLIN};
+  poll(&one, 1, milliseconds);
+  while (read(watch, told, sizeof told) > 0) continue;
+}
 int nvmlEventSetWait_v2(struct set *set, event_t *out, unsigned milliseconds) {
-  struct timespec moment = {0, 20000000}; /* a real driver sleeps until there is one */
-  int gpu;
+  struct timespec now, began;
+  int gpu, left;
   u64 code;
   memset(out, 0, sizeof *out);
-  for (unsigned waited = 0;; waited += 20) {
+  clock_gettime(CLOCK_MONOTONIC, &began);
+  for (;;) {
     ENTER(NULL, 0);
     if (next_event(set, &gpu, &code)) {
       *out = (event_t){(device_t)&devices[gpu], XID, code, ~0u, ~0u};
       return SUCCESS;
     }
-    if (waited >= milliseconds) return TIMEOUT;
-    nanosleep(&moment, NULL);
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    left = (int)milliseconds - (int)((now.tv_sec - began.tv_sec) * 1000 + (now.tv_nsec - began.tv_nsec) / 1000000);
+    if (left <= 0) return TIMEOUT;
+    until_replaced(left);
   }
 }

@@ -1,4 +1,4 @@
-"""Facts about the machine: the address in its order of preference, GPUs as configured, slots."""
+"""Facts about the machine: the address in its order of preference, slots."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.agent.machine import find_address, find_gpus, node_facts
+from nodeagent.agent.machine import find_address, node_facts
 from nodeagent.model.node import Gpu
 from nodeagent.spec.agentconfig import AgentConfig, DirsConfig, NodeConfig
 from nodeagent.workers.linux import boot_id
@@ -23,10 +23,6 @@ def test_the_configured_address_goes_before_the_pods_and_both_before_the_routes(
     assert find_address(config(address="10.1.1.1"), {"POD_IP": "10.2.2.2"}) == "10.1.1.1"
     assert find_address(config(), {"POD_IP": "10.2.2.2"}) == "10.2.2.2"
     ipaddress.ip_address(find_address(config(), {}))
-
-
-async def test_no_gpus_means_that_none_is_asked_for() -> None:
-    assert await find_gpus(config(gpus="none")) == ((), "")
 
 
 def test_facts() -> None:

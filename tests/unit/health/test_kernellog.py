@@ -75,3 +75,33 @@ def test_what_is_beyond_all_bounds_is_counted() -> None:
     for code in range(MOST_KEPT + 7):
         folder.add(Line("xid", "", code, "", 0))
     assert (len(folder.take()), folder.beyond) == (MOST_KEPT, 7)
+
+
+def xid_record(number: int, code: int = 45, bus: str = "0000:3b:00", channel: int = 0) -> bytes:
+    return b"3,%d,%d,-;NVRM: Xid (PCI:%s): %d, pid=7, Ch %08x\n" % (
+        number, number * 1_000_000, bus.encode(), code, channel
+    )  # fmt: skip
+
+
+def test_records_of_a_storm_are_counted_without_being_understood_anew() -> None:
+    """Each kind once, with the first line, all of them counted, and the time of the newest."""
+    folder = Folder(boot_time=1000.0)
+    for number in range(1, 301):
+        folder.read(xid_record(number, 45 if number % 3 else 13, channel=number), since=0.0)
+    folder.read(xid_record(301, 45, "0000:5e:00"), since=0.0)
+    folder.read(b"6,302,302000000,-;eth0: link is up\n", since=0.0)
+    found = {(e["code"], e["device"]): (e["count"], e["at"]) for e in folder.take()}
+    assert found == {
+        (45, "0000:3b:00"): (200, 1299.0), (13, "0000:3b:00"): (100, 1300.0), (45, "0000:5e:00"): (1, 1301.0),
+    }  # fmt: skip
+    folder.read(xid_record(303), since=0.0)
+    assert [(e["count"], e["raw"].startswith("NVRM: Xid")) for e in folder.take()] == [(1, True)]
+
+
+def test_records_told_before_are_left_out_and_code_4_is_not_code_45() -> None:
+    folder = Folder()
+    folder.read(xid_record(10), since=10.0)
+    assert folder.take() == []
+    folder.read(xid_record(11, 45), since=10.0)
+    folder.read(xid_record(12, 4), since=10.0)
+    assert [e["code"] for e in folder.take()] == [45, 4]

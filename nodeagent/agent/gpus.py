@@ -1,0 +1,93 @@
+"""Which GPUs a node starts with. The driver is asked in a process of its own, since it can hang, and the start waits
+for it a moment only: GPUs that are found later join later, by the health monitor.
+
+Owns one file: the GPUs of this boot, so that a restart under a hung driver still knows what its workers run on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from nodeagent.health.driver import asked_for_gpus
+from nodeagent.health.ending import end
+from nodeagent.model.node import Gpu
+from nodeagent.spec.agentconfig import AgentConfig
+from nodeagent.workers.linux import write_atomic
+
+PATIENCE = 1.0
+"""Seconds that a start waits for the driver."""
+DEADLINE = 5.0
+"""Seconds where nobody looks after the node's health, so that no GPU could join later."""
+FILE = "gpus.json"
+"""In the ``state`` folder."""
+_QUERY = """
+import json, pynvml
+pynvml.nvmlInit()
+out = []
+for i in range(pynvml.nvmlDeviceGetCount()):
+    h = pynvml.nvmlDeviceGetHandleByIndex(i)
+    out.append([pynvml.nvmlDeviceGetUUID(h), i, pynvml.nvmlDeviceGetName(h)])
+print(json.dumps(out))
+"""
+
+
+async def find_gpus(config: AgentConfig, boot: str, environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str]:
+    """The GPUs this node offers, and a sentence if they could not be read."""
+    if not asked_for_gpus(config):
+        return (), ""
+    file = config.dirs.state / FILE
+    found, problem = await _ask(environ, DEADLINE if config.health is None else PATIENCE)
+    if found is None:
+        found = _remembered(file, boot)
+        problem += f"; {len(found)} are known from before" if found else "; none is offered until it does"
+    elif not problem:
+        problem = _remember(file, boot, found)
+    if config.node.gpus == "auto":
+        return found, problem
+    by_uuid = {g.uuid: g for g in found}
+    wanted = config.node.gpus
+    missing = [u for u in wanted if u not in by_uuid]
+    gpus = tuple(by_uuid.get(u) or Gpu(uuid=u, index=i, healthy=False, why="not found") for i, u in enumerate(wanted))
+    return gpus, problem or (f"GPUs of the config not found: {', '.join(missing)}" if missing else "")
+
+
+async def _ask(environ: Mapping[str, str], patience: float) -> tuple[tuple[Gpu, ...] | None, str]:
+    """What the driver says; None: it did not answer."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _QUERY, env=dict(environ), stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(patience):
+            out, err = await process.communicate()
+    except TimeoutError:
+        await end(process)
+        return None, f"GPUs unknown: the driver did not answer within {patience:g} s"
+    if process.returncode != 0:
+        last = err.decode(errors="replace").strip().splitlines()[-1:]
+        absent = any("NVMLError_LibraryNotFound" in line or "NVMLError_DriverNotLoaded" in line for line in last)
+        return (), "" if absent else f"the GPU query failed: {''.join(last)}"
+    return tuple(Gpu(uuid=u, index=i, name=n) for u, i, n in json.loads(out)), ""
+
+
+def _remember(file: Path, boot: str, gpus: tuple[Gpu, ...]) -> str:
+    """For the next start; what went wrong with it."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, json.dumps({"boot": boot, "gpus": [[g.uuid, g.index, g.name] for g in gpus]}), durable=False)
+    except OSError as error:
+        return f"{file}: {error.strerror}"
+    return ""
+
+
+def _remembered(file: Path, boot: str) -> tuple[Gpu, ...]:
+    """Those of this boot; none if they are not known."""
+    try:
+        kept = json.loads(file.read_text())
+        return tuple(Gpu(uuid=u, index=i, name=n) for u, i, n in kept["gpus"]) if kept["boot"] == boot else ()
+    except (OSError, ValueError, KeyError, TypeError):  # nothing known: the driver is asked again anyway
+        return ()
