@@ -47,6 +47,8 @@ class Site:
     def __init__(self, one: Lab, url: str) -> None:
         self.lab, self.url = one, url
         self.key = secrets.token_hex(32)
+        self.unasked: set[str] = set()
+        """Nodes whose agents are not asked: they are cut off and know nothing new, or hang."""
         self.wheel = image.build_wheel(one.folder)
 
     @property
@@ -93,7 +95,8 @@ class Site:
 
     def ask(self, path: str) -> Any:
         """What the API says, asked of the first agents that are up; as root of their node."""
-        up = [node for node in self.lab.nodes.values() if node.name != STORE and node.is_up and not node.is_frozen]
+        away = {STORE} | self.unasked
+        up = [node for node in self.lab.nodes.values() if node.name not in away and node.is_up and not node.is_frozen]
         sockets = [str(node.here("/run/nodeagent/api.sock")) for node in up]
         return Client(sockets, patience=READY_LIMIT).get(path)
 
@@ -173,6 +176,7 @@ class Site:
 
     def at_rest(self) -> None:
         """Every node up and ready, and no job lives: what one test leaves to the next."""
+        self.unasked.clear()
         for node in self.lab.nodes.values():
             if node.is_frozen:
                 node.thaw()
@@ -190,7 +194,7 @@ class Site:
         """What a person would look at when something hangs."""
         out: list[str] = []
         for node in self.lab.nodes.values():
-            if node.is_up and node.name != STORE and not node.is_frozen:
+            if node.is_up and node.name not in {STORE} | self.unasked and not node.is_frozen:
                 if not out:
                     for words in (["get"], ["nodes"], ["events", "--limit", "30"], ["describe"]):
                         done = self.ctl(node.name, *words, check=False)

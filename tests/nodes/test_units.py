@@ -10,7 +10,7 @@ from tests.e2e.support import check_complete, check_steps, check_undisturbed
 from tests.nodes.lab import SHARED
 from tests.nodes.support import CTL, Site
 
-pytestmark = [pytest.mark.nodes_short, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nodes_short, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(900)]
 
 NODES = 3
 EXPOSURE = 3.0
