@@ -34,6 +34,8 @@ MASKED = (
     "systemd-ask-password-wall.path",
 )  # fmt: skip
 """Nothing that needs hardware, seats or a way out."""
+PRIVATE = ("unshare", "--mount", "--propagation", "private")
+"""A mount namespace of its own, which takes its mounts with it."""
 BUILD_LIMIT = 900.0
 """Seconds for one step of the building: a slow mirror."""
 VENV = Path("/opt/nodeagent")
@@ -69,7 +71,8 @@ def base() -> Path:
         if folder is not None:
             arguments = ["--variant=minbase", f"--include={','.join(PACKAGES)}", f"--components={components}"]
             arguments += [f"--keyring={keyring}"] if keyring.startswith("/") else []
-            run(["debootstrap", *arguments, codename, str(folder), uri])
+            # what it mounts there must not stay if it is killed: whoever removes the draft would remove /proc
+            run([*PRIVATE, "debootstrap", *arguments, codename, str(folder), uri])
             _settle(folder)
     return _place("base", recipe)
 
@@ -120,8 +123,7 @@ def dependencies(root: Path) -> tuple[Path, Path]:
                 'chroot "$2/merged" /opt/nodeagent/bin/pip install --no-index --no-deps --no-cache-dir --quiet $4'
             )
             files = " ".join(f"/mnt/w/{wheel.name}" for wheel in sorted(wheels.glob("*.whl")))
-            private = ["unshare", "--mount", "--propagation", "private"]
-            run([*private, "sh", "-ec", script, "sh", str(root), str(folder), str(wheels), files])
+            run([*PRIVATE, "sh", "-ec", script, "sh", str(root), str(folder), str(wheels), files])
     return _place("deps", recipe) / "upper", wheels
 
 
@@ -176,7 +178,7 @@ def _made(kind: str, recipe: Sequence[str]) -> Iterator[Path | None]:
             return
         draft = place.with_suffix(".new")
         if draft.exists():
-            shutil.rmtree(draft)
+            run(["rm", "-rf", "--one-file-system", str(draft)])
         draft.mkdir()
         yield draft
         draft.rename(place)

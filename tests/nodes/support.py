@@ -40,6 +40,20 @@ daemonize no
 supervised systemd
 """
 
+SERVICE = "gpus"
+WATCHED = "min-replicas-to-write 1\nmin-replicas-max-lag 2\n"
+SENTINEL_CONF = f"""bind 0.0.0.0
+protected-mode no
+port 26379
+dir /var/lib/redis
+supervised systemd
+sentinel monitor {SERVICE} {{first}} 6379 2
+sentinel auth-pass {SERVICE} {PASSWORD}
+sentinel down-after-milliseconds {SERVICE} 3000
+sentinel failover-timeout {SERVICE} 6000
+"""
+"""As docs/config.md asks for: max lag + 1 + fence < down-after + lease."""
+
 
 class Site:
     """See above. Made by ``site()``."""
@@ -47,6 +61,8 @@ class Site:
     def __init__(self, one: Lab, url: str) -> None:
         self.lab, self.url = one, url
         self.key = secrets.token_hex(32)
+        self.unasked: set[str] = set()
+        """Nodes whose agents are not asked: they are cut off and know nothing new, or hang."""
         self.wheel = image.build_wheel(one.folder)
 
     @property
@@ -91,9 +107,13 @@ class Site:
 
     # --- questions
 
+    def _agents(self) -> list[Node]:
+        """The nodes that have one."""
+        return [node for node in self.lab.nodes.values() if not node.name.startswith(STORE)]
+
     def ask(self, path: str) -> Any:
         """What the API says, asked of the first agents that are up; as root of their node."""
-        up = [node for node in self.lab.nodes.values() if node.name != STORE and node.is_up and not node.is_frozen]
+        up = [node for node in self._agents() if node.is_up and not node.is_frozen and node.name not in self.unasked]
         sockets = [str(node.here("/run/nodeagent/api.sock")) for node in up]
         return Client(sockets, patience=READY_LIMIT).get(path)
 
@@ -173,12 +193,13 @@ class Site:
 
     def at_rest(self) -> None:
         """Every node up and ready, and no job lives: what one test leaves to the next."""
+        self.unasked.clear()
         for node in self.lab.nodes.values():
             if node.is_frozen:
                 node.thaw()
             self.lab.net.plug(node.name)
         self.lab.boot()
-        names = [name for name in self.lab.nodes if name != STORE]
+        names = [node.name for node in self._agents()]
         for name in names:
             self.lab.nodes[name].run("systemctl", "start", "--no-block", "nodeagent")
         self.until_nodes("ready", *names)
@@ -189,8 +210,8 @@ class Site:
     def story(self) -> str:
         """What a person would look at when something hangs."""
         out: list[str] = []
-        for node in self.lab.nodes.values():
-            if node.is_up and node.name != STORE and not node.is_frozen:
+        for node in self._agents():
+            if node.is_up and node.name not in self.unasked and not node.is_frozen:
                 if not out:
                     for words in (["get"], ["nodes"], ["events", "--limit", "30"], ["describe"]):
                         done = self.ctl(node.name, *words, check=False)
@@ -207,13 +228,26 @@ def redis_on(node: Node, more: str = "") -> str:
     return f"redis://:{PASSWORD}@{node.address}:6379/0"
 
 
+def sentinels_on(nodes: Sequence[Node]) -> str:
+    """A primary on the first of these nodes, replicas on the others, a sentinel on each; their URL."""
+    first = nodes[0].address
+    for node in nodes:
+        replica = f"replicaof {first} 6379\n" if node is not nodes[0] else ""
+        node.write("/etc/redis/redis.conf", REDIS_CONF + WATCHED + replica)
+        node.write("/etc/redis/sentinel.conf", SENTINEL_CONF.format(first=first))
+        node.run("chown", "redis:redis", "/etc/redis/redis.conf", "/etc/redis/sentinel.conf")
+        node.run("systemctl", "enable", "--now", "redis-server", "redis-sentinel")
+    hosts = ",".join(f"{node.address}:26379" for node in nodes)
+    return f"redis+sentinel://:{PASSWORD}@{hosts}/{SERVICE}/0"
+
+
 @contextmanager
-def site(nodes: int) -> Iterator[Site]:
-    """So many nodes, n1 to nN, with an agent each, and a Redis beside them."""
+def site(nodes: int, stores: int = 1) -> Iterator[Site]:
+    """So many nodes, n1 to nN, with an agent each; beside them a Redis on a host of its own, or more with sentinels."""
     with lab() as one:
-        one.add(STORE, [])
+        hosts = [one.add(f"{STORE}{number or ''}", []) for number in range(stores)]
         names = [one.add(f"n{number}").name for number in range(1, nodes + 1)]
         one.boot()
-        place = Site(one, redis_on(one.nodes[STORE]))
+        place = Site(one, redis_on(hosts[0]) if stores == 1 else sentinels_on(hosts))
         place.install(*names)
         yield place

@@ -8,9 +8,10 @@ import pytest
 
 from tests.e2e.support import check_complete, check_steps, check_undisturbed
 from tests.nodes.lab import SHARED
+from tests.nodes.node import Node
 from tests.nodes.support import CTL, Site
 
-pytestmark = [pytest.mark.nodes_short, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nodes_short, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(900)]
 
 NODES = 3
 EXPOSURE = 3.0
@@ -34,24 +35,31 @@ def test_a_shim_is_a_service_with_a_logins_rights_and_no_sandbox(calm: Site) -> 
     pod = job["pods"][0]
     (unit,) = calm.pod_units(pod["node"])
     node = calm.lab.nodes[pod["node"]]
-    shown = node.run("systemctl", "show", unit, "-p", "MainPID,Slice,User,ProtectSystem,LimitNOFILE,OOMPolicy").stdout
+    shown = node.run("systemctl", "show", unit, "-p", "MainPID,Slice,User,ProtectSystem,OOMPolicy").stdout
     told = dict(line.split("=", 1) for line in shown.splitlines())
     assert told == {
         "MainPID": str(pod["shim_pid"]), "Slice": "nodeagent.slice", "User": "train", "ProtectSystem": "no",
-        "LimitNOFILE": "1048576", "OOMPolicy": "continue",
+        "OOMPolicy": "continue",
     }  # fmt: skip
     agent = int(node.run("systemctl", "show", "nodeagent", "-p", "MainPID", "--value").stdout)
     worker = pod["workers"][0]["pid"]
     assert node.here(f"/proc/{worker}/ns/mnt").readlink() == node.here("/proc/1/ns/mnt").readlink()
     assert node.here(f"/proc/{agent}/ns/mnt").readlink() != node.here("/proc/1/ns/mnt").readlink()
+    assert limits(node, worker) == limits(node, agent)
     status = node.here(f"/proc/{worker}/status").read_text()
     assert "NoNewPrivs:\t0" in status and "Seccomp:\t0" in status and "CapEff:\t0000000000000000" in status
     calm.ctl("n1", "stop", "service", user="train")
     calm.until(lambda: calm.pod_units(pod["node"]) == [], 30, "its unit is gone with the job")
 
 
+def limits(node: Node, pid: int) -> set[str]:
+    """The resource limits that nodeagent's unit sets."""
+    lines = node.here(f"/proc/{pid}/limits").read_text().splitlines()
+    return {" ".join(line.split()) for line in lines if line.startswith(("Max open files", "Max locked memory"))}
+
+
 def test_restart_loses_no_step_and_stop_is_a_graceful_leave(calm: Site, reference: dict[int, float]) -> None:
-    calm.train("served", nodes="'2:3'", steps=150)
+    calm.train("served", nodes="'2:3'", steps=80)
     calm.until_running("served", 3)
     calm.until_steps("served", 10)
     for name in ("n1", "n2", "n3"):  # under load, all of them
@@ -65,20 +73,20 @@ def test_restart_loses_no_step_and_stop_is_a_graceful_leave(calm: Site, referenc
     took = time.monotonic() - started
     assert calm.states()["n2"] == "left"
     after = calm.until_running("served", 2, above=before["generation"])
-    assert after["restarts"] == before["restarts"]
+    assert after["generation"] == before["generation"] + 1
     print(f"\nsystemctl stop: {took:.2f} s")
     calm.lab.nodes["n2"].run("systemctl", "start", "nodeagent")
     calm.until_nodes("ready", "n2")
-    calm.until_phase("served", "succeeded", 120)
+    calm.until_phase("served", "succeeded", 240)
     rows = calm.steps("served")
     check_steps(rows, reference)
-    check_complete(rows, 150)
+    check_complete(rows, 80)
     made = [row["step"] for row in rows if row["rank"] == 0]
     assert len(made) == len(set(made)), "a step was made twice: it had not been saved when the node was told to stop"
 
 
 def test_a_power_cut_costs_a_lease(calm: Site, reference: dict[int, float]) -> None:
-    calm.train("cut", nodes="'2:3'", steps=200)
+    calm.train("cut", nodes="'2:3'", steps=100)
     before = calm.until_running("cut", 3)
     calm.until_steps("cut", 10)
     victim = next(p["node"] for p in before["pods"] if p["node"] != before["chief"])
@@ -90,9 +98,9 @@ def test_a_power_cut_costs_a_lease(calm: Site, reference: dict[int, float]) -> N
     assert took < 15
     calm.lab.boot(victim)
     calm.until_nodes("ready", victim)
-    calm.until_phase("cut", "succeeded", 120)
+    calm.until_phase("cut", "succeeded", 240)
     check_steps(calm.steps("cut"), reference)
-    check_complete(calm.steps("cut"), 200)
+    check_complete(calm.steps("cut"), 100)
 
 
 def test_run_follows_a_training_across_nodes(calm: Site) -> None:

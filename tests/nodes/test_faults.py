@@ -1,0 +1,251 @@
+"""Fault after fault on four nodes, as ``make nodes`` runs them. Each leaves the site whole for the next."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.netns import both
+from tests.e2e.support import check_complete, check_steps, check_undisturbed
+from tests.nodes import image
+from tests.nodes.net import HUB
+from tests.nodes.support import STORE, UNITS, Site
+
+pytestmark = [pytest.mark.nodes, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(900)]
+
+NODES = 4
+FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
+ALL = ("n1", "n2", "n3", "n4")
+
+
+def running(calm: Site, name: str, nodes: str, count: int, steps: int = 100, delay: float = 0.1) -> dict[str, Any]:
+    """A training that has made its first steps."""
+    calm.train(name, nodes=nodes, steps=steps, delay=delay)
+    job = calm.until_running(name, count)
+    calm.until_steps(name, 5)
+    return job
+
+
+def ends_well(calm: Site, name: str, reference: dict[int, float], steps: int = 100) -> None:
+    """It reaches its last step, with the losses of an undisturbed run; no worker of an older generation ever stepped
+    beside a newer one."""
+    calm.until_phase(name, "succeeded", 400)
+    rows = calm.steps(name)
+    check_steps(rows, reference)
+    check_complete(rows, steps)
+
+
+def undisturbed(calm: Site, name: str, reference: dict[int, float], steps: int = 100) -> None:
+    ends_well(calm, name, reference, steps)
+    check_undisturbed(calm.steps(name))
+
+
+def member(job: dict[str, Any]) -> str:
+    """A node that runs it, but not rank 0."""
+    return next(str(p["node"]) for p in job["pods"] if p["node"] != job["chief"])
+
+
+def starts(calm: Site) -> dict[str, int]:
+    return {n["name"]: n["incarnation"]["start"] for n in calm.ask("/v1/nodes")["items"]}
+
+
+def told(what: str, since: float) -> None:
+    print(f"\n{what}: {time.monotonic() - since:.2f} s")
+
+
+def newer(calm: Site, folder: Path) -> Path:
+    """A wheel of the next version."""
+    source = folder / "source"
+    source.mkdir()
+    for name in ("README.md", "LICENSE", "pyproject.toml"):
+        shutil.copy(image.ROOT / name, source)
+    shutil.copytree(image.ROOT / "nodeagent", source / "nodeagent", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "nodeagent/__init__.py"):
+        file = source / name
+        file.write_text(file.read_text().replace('"0.1.0"', '"0.1.1"'))
+    return image.build_wheel(folder, source)
+
+
+def test_every_agent_is_upgraded_under_load(calm: Site, reference: dict[int, float], tmp_path: Path) -> None:
+    wheel = newer(calm, tmp_path)
+    running(calm, "upgraded", "4", 4, steps=200)
+    before, started = starts(calm), time.monotonic()
+    for name in ALL:  # the new files are there while the old agents still run
+        calm.put_wheel(calm.lab.nodes[name], wheel)
+    for name in ALL:
+        calm.lab.nodes[name].run("systemctl", "restart", "--no-block", "nodeagent")
+    calm.until(lambda: starts(calm) == {n: s + 1 for n, s in before.items()}, 120, "all are upgraded")
+    told("upgrade of 4 agents", started)
+    undisturbed(calm, "upgraded", reference, 200)
+    assert "0.1.1" in calm.lab.nodes["n1"].run(f"{image.VENV}/bin/nodeagent", "--version").stdout
+
+
+def test_a_rolling_upgrade_in_the_middle_of_a_fault(calm: Site, reference: dict[int, float], tmp_path: Path) -> None:
+    wheel = newer(calm, tmp_path)
+    job = running(calm, "rolling", "'2:4'", 4, steps=200)
+    victim = member(job)
+    for name in [n for n in ALL if n != victim]:
+        calm.put_wheel(calm.lab.nodes[name], wheel)
+        if name == [n for n in ALL if n != victim][1]:
+            calm.lab.nodes[victim].cut_power()
+        calm.lab.nodes[name].run("systemctl", "restart", "nodeagent")
+    calm.until_running("rolling", 3, above=job["generation"])
+    calm.lab.boot(victim)
+    ends_well(calm, "rolling", reference, 200)
+
+
+def test_a_node_that_was_frozen_for_6_s_does_no_harm(calm: Site, reference: dict[int, float]) -> None:
+    job = running(calm, "frozen", "'2:3'", 3)
+    victim, started = member(job), time.monotonic()
+    calm.lab.nodes[victim].freeze()
+    calm.until_running("frozen", 3, above=job["generation"])  # the fourth node steps in
+    told("freeze to the next generation", started)
+    time.sleep(max(0.0, 6 - (time.monotonic() - started)))
+    calm.lab.nodes[victim].thaw()
+    calm.until_nodes("ready", victim)
+    ends_well(calm, "frozen", reference)  # no step, and no commit, of what was thawed
+
+
+def test_cable_out_and_back(calm: Site, reference: dict[int, float]) -> None:
+    job = running(calm, "cable", "'2:3'", 3)
+    victim, started = member(job), time.monotonic()
+    with calm.lab.net.unplugged(victim):
+        calm.unasked.add(victim)
+        calm.until_running("cable", 3, above=job["generation"])
+        told("cable out to the next generation", started)
+    calm.unasked.clear()
+    calm.until_nodes("ready", victim)
+    ends_well(calm, "cable", reference)
+
+
+def test_a_one_way_cut(calm: Site, reference: dict[int, float]) -> None:
+    """It hears all others, and none of them hears it."""
+    job = running(calm, "oneway", "'2:3'", 3)
+    victim = member(job)
+    with calm.lab.net.cut([(victim, other) for other in (*ALL, STORE) if other != victim]):
+        calm.unasked.add(victim)
+        calm.until_running("oneway", 3, above=job["generation"])
+    calm.unasked.clear()
+    calm.until_nodes("ready", victim)
+    ends_well(calm, "oneway", reference)
+
+
+def test_a_slow_cable(calm: Site, reference: dict[int, float]) -> None:
+    """25 ms each way, one frame in two hundred lost, 20 Mbit/s: slower steps, and nothing else."""
+    with calm.lab.net.slow("n2", delay=0.025, loss=0.005, rate=2.5e6):
+        calm.train("slow", nodes="4", steps=40)
+        calm.until_running("slow", 4)
+        undisturbed(calm, "slow", reference, 40)
+
+
+def test_redis_is_cut_off_for_10_s(calm: Site, reference: dict[int, float]) -> None:
+    running(calm, "storecut", "4", 4, steps=200)
+    with calm.lab.net.cut(both([STORE], [*ALL, HUB])):
+        time.sleep(10)
+        calm.until_steps("storecut", 5)
+    calm.until_nodes("ready", *ALL)
+    undisturbed(calm, "storecut", reference, 200)
+
+
+def test_the_host_of_redis_is_rebooted(calm: Site, reference: dict[int, float]) -> None:
+    running(calm, "storeboot", "4", 4, steps=200)
+    calm.lab.nodes[STORE].power_off()
+    time.sleep(5)
+    calm.lab.boot(STORE)
+    calm.until_nodes("ready", *ALL)
+    undisturbed(calm, "storeboot", reference, 200)
+
+
+def test_a_clock_that_is_an_hour_ahead(calm: Site, reference: dict[int, float]) -> None:
+    node = calm.lab.nodes["n2"]
+    environ = f"LD_PRELOAD={FAKETIME} FAKETIME=+3600 FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_DONT_RESET=1"
+    node.write(f"{UNITS}/nodeagent.service.d/clock.conf", f"[Service]\nEnvironment={environ}\n")
+    try:
+        running(calm, "clock", "4", 4)
+        node.run("systemctl", "daemon-reload")
+        node.run("systemctl", "restart", "nodeagent")
+        calm.until_nodes("ready", "n2")
+        undisturbed(calm, "clock", reference)
+        calm.train("clock2", nodes="4", steps=20, at="n2")  # signed an hour ahead
+        ends_well(calm, "clock2", reference, 20)
+    finally:
+        node.run("rm", f"{UNITS}/nodeagent.service.d/clock.conf")
+        node.run("systemctl", "daemon-reload")
+        node.run("systemctl", "restart", "nodeagent")
+
+
+def test_the_watchdog_of_an_agent_that_hangs(calm: Site, reference: dict[int, float]) -> None:
+    """Its workers end with their granted time, the job goes on elsewhere, and the agent is back by itself."""
+    job = running(calm, "watchdog", "'2:3'", 3)
+    victim = member(job)
+    node, before, started = calm.lab.nodes[victim], starts(calm)[victim], time.monotonic()
+    node.run("systemctl", "kill", "--kill-who=main", "--signal=STOP", "nodeagent")
+    calm.unasked.add(victim)
+    calm.until_running("watchdog", 3, above=job["generation"])
+    calm.until(lambda: starts(calm)[victim] == before + 1, 60, "it is back")
+    told("hang to the agent's return", started)
+    calm.unasked.clear()
+    assert "Watchdog timeout" in node.journal()
+    ends_well(calm, "watchdog", reference)
+
+
+def test_a_killed_agent_is_back_before_its_workers_miss_it(calm: Site, reference: dict[int, float]) -> None:
+    job = running(calm, "crash", "4", 4)
+    victim = member(job)
+    before, started = starts(calm)[victim], time.monotonic()
+    calm.lab.nodes[victim].run("systemctl", "kill", "--kill-who=main", "--signal=KILL", "nodeagent")
+    calm.until(lambda: starts(calm)[victim] == before + 1, 60, "it is back")
+    told("kill -9 of an agent to its return", started)
+    ends_well(calm, "crash", reference)
+    assert calm.job("crash")["restarts"] == 0
+
+
+def test_a_node_that_is_imaged_anew_under_its_name(calm: Site, reference: dict[int, float]) -> None:
+    job = running(calm, "anew", "'2:4'", 4)
+    victim = member(job)
+    node, life = calm.lab.nodes[victim], calm.node(victim)["incarnation"]["life"]
+    node.cut_power()
+    calm.until_running("anew", 3, above=job["generation"])
+    node.image_anew()
+    calm.lab.prepare(node)
+    calm.lab.boot(victim)
+    calm.install(victim)
+    assert calm.node(victim)["incarnation"]["life"] != life
+    ends_well(calm, "anew", reference)
+
+
+def test_a_full_disk_does_not_stop_training(calm: Site, reference: dict[int, float]) -> None:
+    node = calm.lab.nodes["n3"]
+    folders = ("/var/lib/nodeagent", "/var/log/nodeagent")
+    node.run("systemctl", "stop", "nodeagent")
+    for folder in folders:
+        node.run("mount", "-t", "tmpfs", "-o", "size=4m,mode=755", "tmpfs", folder)
+    node.run("systemctl", "start", "nodeagent")
+    try:
+        calm.until_nodes("ready", *ALL)
+        running(calm, "full", "4", 4)
+        for folder in folders:
+            node.run("sh", "-c", f"cat /dev/zero >{folder}/ballast", check=False)
+        calm.until_steps("full", 20)
+        undisturbed(calm, "full", reference)
+        assert calm.states()["n3"] == "ready"
+    finally:
+        node.run("systemctl", "stop", "nodeagent")
+        node.run("systemctl", "stop", "nodeagent-pod-*.service")
+        for folder in folders:
+            node.run("umount", "--lazy", folder)
+
+
+def test_a_fifth_node_joins_the_running_job(calm: Site, reference: dict[int, float]) -> None:
+    job = running(calm, "fifth", "'2:5'", 4, steps=200, delay=0.4)
+    started = time.monotonic()
+    calm.lab.add("n5")
+    calm.lab.boot("n5")
+    calm.install("n5")
+    calm.until_running("fifth", 5, limit=120, above=job["generation"])
+    told("a fifth node, from its power switch to its first generation", started)
+    ends_well(calm, "fifth", reference, 200)
