@@ -3,6 +3,7 @@ job that fails again and again fires, and the dashboards' queries answer with wh
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import os
@@ -22,6 +23,8 @@ from docs.generate import METRICS
 from tests.dashboards_support import filled, queries
 from tests.e2e.driver import Driver
 from tests.e2e.support import ROOT, Cluster, home
+from tests.integration.browser_support import CHROMIUM, browser
+from tests.integration.browser_support import WHY_NOT as NO_BROWSER
 from tests.integration.prometheus_support import PROMETHEUS, PROMTOOL, WHY_NOT, Prometheus, prometheus, sample
 
 pytestmark = [
@@ -166,6 +169,25 @@ def every_page_tells_the_same(cluster: Cluster) -> None:
         ]
         assert 0 < sum(g["stood_still"] for g in job["generations"][1:]) == pytest.approx(job["stood_still"], abs=0.01)
         assert [len(node["gpus"]) for node in told["nodes"]] == [EACH] * NODES
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
+def test_the_status_page_of_a_real_agent_shows_it_live(calm: Cluster) -> None:
+    """In a real browser: the job as it runs, and a kill, while somebody looks."""
+    calm.submit(yaml.safe_dump(JOB | {"name": "looked-at"}))
+    calm.until_running("looked-at", 2)
+
+    async def look() -> None:
+        async with browser(calm.work / "chromium") as page:
+            await page.open(pages(calm)[0])
+            story = "[...document.querySelectorAll('#stories article')].find((a) => a.innerText.includes('looked-at'))"
+            await page.until(f"{story}?.innerText.includes('0 restarts')", "the job is shown")
+            os.kill(calm.workers("looked-at")[1], signal.SIGKILL)
+            await page.until(f"{story}.innerText.includes('1 restart · 1 fault · stood still')", "so is the fault")
+            assert "rank 1 on n2 failed first: SIGKILL (9)" in await page.value(f"{story}.innerText")
+            assert page.problems == []
+
+    asyncio.run(look())
 
 
 def shown(server: Prometheus, name: str, title: str) -> list[float]:
