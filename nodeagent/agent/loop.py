@@ -1,7 +1,8 @@
 """The daemon's loop: observe, plan, apply. Tasks: beats keep the lease, a watch on the event stream wakes,
 rounds decide and act, the failsafe bridges a store that is away.
 
-Owns the order of things and the agent's own view for the API; decisions are ``plan/``'s, effects ``apply.py``'s.
+Owns the order of things and the agent's own view for the API; what a round does is ``rounds.py``'s, decisions are
+``plan/``'s, effects ``apply.py``'s.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from nodeagent.agent.kept import Disk, Writing
 from nodeagent.agent.lease import PODS_REFRESH, Lease
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.peers import Peers
-from nodeagent.agent.published import agent_health, pod_states, readiness
+from nodeagent.agent.published import agent_health
 from nodeagent.agent.restarts import RestartCounter
+from nodeagent.agent.rounds import Rounds
 from nodeagent.agent.saver import Saver
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.stopwatch import Stopwatch
@@ -39,7 +41,6 @@ from nodeagent.model.usage import PodUsage
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.missed import missed
-from nodeagent.plan.pod import Keep, Report, SendAck, plan_pods
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import Saved
@@ -107,20 +108,24 @@ class Agent:
         self._failsafe = Failsafe(
             config.timing, lease=self._lease, host=host, clock=clock, peers=peers, cluster=self.cluster
         )
-        self._stopwatch = Stopwatch(node)
-        self._applier = Applier(
+        stopwatch = Stopwatch(node)
+        applier = Applier(
             self._lease, store=store, host=host, clock=clock, snapshot=self._snapshot, random_id=random_id,
             seal=self._seal, allowed=lambda job: self._guard.refusal(job, clock.wall()) is None,
-            stopwatch=self._stopwatch,
+            stopwatch=stopwatch,
         )  # fmt: skip
         self._restarts = RestartCounter(node, metrics)
         self.advert = Advert(node, config.cluster, key, self._lease)
-        self._commits = Commits(self._lease, store=store, host=host, snapshot=self._snapshot)
-        self.care, self.diagnosis, self._preflight = care, diagnosis, preflight
+        self._round = Rounds(
+            node, lease=self._lease, host=host, clock=clock, failsafe=self._failsafe, applier=applier,
+            commits=Commits(self._lease, store=store, host=host, snapshot=self._snapshot), stopwatch=stopwatch,
+            turns=Turns(node, config.timing.turn), metrics=metrics, preflight=preflight, cluster=self.cluster,
+            standbys=lambda: self._config.jobs.standbys, counted=self._count_restarts,
+        )  # fmt: skip
+        self.care, self.diagnosis = care, diagnosis
         """Looks after the node's health; None: nobody does."""
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
         self._wake = asyncio.Event()
-        self._turns = Turns(node, config.timing.turn)
         self._lag = 0.0
         self._leaving = False
         self._acting = asyncio.Lock()
@@ -305,7 +310,7 @@ class Agent:
                         return None
                     if self._leaving:  # what would be started now nobody would wait for
                         return None
-                    changed, due = await self._round()
+                    changed, due = await self._round.once()
                 if not changed:
                     return due
             self._log.error("still changing after many rounds", rounds=ROUNDS)
@@ -322,49 +327,6 @@ class Agent:
 
     def _quiet(self) -> bool:
         return all(status.quiet for status in self._host.status().values())
-
-    # --- one round --------------------------------------------------------------------------------
-
-    async def _round(self) -> tuple[bool, float | None]:
-        changed = False
-        statuses = self._host.status()
-        self._stopwatch.look(self.cluster().jobs, statuses, self._clock.now())
-        standbys = self._config.jobs.standbys
-        lent = self._failsafe.lending()
-        actions = plan_pods(self.cluster(), self._node, self._lease.incarnation, statuses, standbys, lent)
-        # What this node does by itself comes first: it must not wait for a store that may not answer.
-        for action in sorted(actions, key=lambda a: isinstance(a, SendAck | Report | Keep)):
-            if isinstance(action, Keep):
-                changed |= await self._failsafe.replace_keepers(action, self._applier.pod)
-            else:
-                changed |= await self._applier.pod(action)
-        await self._commits.carry()
-        cluster = self.cluster()
-        statuses = self._host.status()
-        ready = readiness(statuses)
-        if self._preflight is not None:
-            ready = self._preflight.amend(ready, cluster)
-        if self._lease.publish(ready, pod_states(cluster, self._node, statuses)):
-            await self._lease.beat()
-            cluster = self.cluster()
-        due = self._failsafe.next_end()
-        for job in cluster.jobs.values():
-            decision = decide(cluster, job, self._clock.wall())
-            if decision.step is None:
-                continue
-            at = self._turns.at(cluster, job, decision, self._clock.now())
-            if self._clock.now() >= at:
-                changed |= await self._applier.job(job, decision)
-            else:
-                due = at if due is None else min(due, at)
-        self._turns.looked()
-        self._count_restarts()
-        for recovery in self._stopwatch.over(cluster.jobs):
-            self._metrics.recovered(cluster.jobs[recovery.uid].name, recovery.cause, recovery.phases)
-        for recovery in self._stopwatch.finished(cluster.jobs, self._clock.now()):
-            self._metrics.stepped(recovery.cause, recovery.phases)
-            changed |= await self._applier.tell(recovery)
-        return changed, due
 
     def _count_restarts(self) -> None:
         if self._snapshot.complete:

@@ -1,0 +1,106 @@
+"""One round: what this node does by itself, what it publishes, and the next step of each job, as ``plan/`` decides.
+
+Owns the order within a round, and nothing between rounds. Must never wait for a store before what this node has to do
+by itself is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nodeagent.agent.apply import Applier
+from nodeagent.agent.clock import Clock
+from nodeagent.agent.commits import Commits
+from nodeagent.agent.failsafe import Failsafe
+from nodeagent.agent.lease import Lease
+from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.published import pod_states, readiness
+from nodeagent.agent.stopwatch import Stopwatch
+from nodeagent.agent.turns import Turns
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.gang import decide
+from nodeagent.plan.pod import Keep, Report, SendAck, plan_pods
+from nodeagent.workers.base import PodHost
+
+if TYPE_CHECKING:
+    from nodeagent.agent.preflight import Preflight
+
+
+class Rounds:
+    """One agent's rounds. ``standbys``: how many the node keeps, by the config of the day; ``counted``: the jobs'
+    restarts are to be looked at."""
+
+    def __init__(
+        self,
+        node: str,
+        *,
+        lease: Lease,
+        host: PodHost,
+        clock: Clock,
+        failsafe: Failsafe,
+        applier: Applier,
+        commits: Commits,
+        stopwatch: Stopwatch,
+        turns: Turns,
+        metrics: Metrics,
+        preflight: Preflight | None,
+        cluster: Callable[[], Cluster],
+        standbys: Callable[[], int],
+        counted: Callable[[], None],
+    ) -> None:
+        self._node, self._lease, self._host, self._clock = node, lease, host, clock
+        self._failsafe, self._applier, self._commits, self._stopwatch = failsafe, applier, commits, stopwatch
+        self._turns, self._metrics, self._preflight = turns, metrics, preflight
+        self._cluster, self._standbys, self._counted = cluster, standbys, counted
+
+    async def once(self) -> tuple[bool, float | None]:
+        """Whether something changed, and when (our clock) to look again. Raises StoreUnavailableError and
+        StoreRefusedError."""
+        changed = await self._this_node()
+        statuses = self._host.status()
+        cluster = self._cluster()
+        ready = readiness(statuses)
+        if self._preflight is not None:
+            ready = self._preflight.amend(ready, cluster)
+        if self._lease.publish(ready, pod_states(cluster, self._node, statuses)):
+            await self._lease.beat()
+            cluster = self._cluster()
+        due = self._failsafe.next_end()
+        for job in cluster.jobs.values():
+            decision = decide(cluster, job, self._clock.wall())
+            if decision.step is None:
+                continue
+            at = self._turns.at(cluster, job, decision, self._clock.now())
+            if self._clock.now() >= at:
+                changed |= await self._applier.job(job, decision)
+            else:
+                due = at if due is None else min(due, at)
+        self._turns.looked()
+        self._counted()
+        return changed | await self._tell(cluster), due
+
+    async def _this_node(self) -> bool:
+        changed = False
+        statuses = self._host.status()
+        self._stopwatch.look(self._cluster().jobs, statuses, self._clock.now())
+        lent = self._failsafe.lending()
+        actions = plan_pods(self._cluster(), self._node, self._lease.incarnation, statuses, self._standbys(), lent)
+        # What this node does by itself comes first: it must not wait for a store that may not answer.
+        for action in sorted(actions, key=lambda a: isinstance(a, SendAck | Report | Keep)):
+            if isinstance(action, Keep):
+                changed |= await self._failsafe.replace_keepers(action, self._applier.pod)
+            else:
+                changed |= await self._applier.pod(action)
+        await self._commits.carry()
+        return changed
+
+    async def _tell(self, cluster: Cluster) -> bool:
+        """How long recoveries took."""
+        changed = False
+        for recovery in self._stopwatch.over(cluster.jobs):
+            self._metrics.recovered(cluster.jobs[recovery.uid].name, recovery.cause, recovery.phases)
+        for recovery in self._stopwatch.finished(cluster.jobs, self._clock.now()):
+            self._metrics.stepped(recovery.cause, recovery.phases)
+            changed |= await self._applier.tell(recovery)
+        return changed
