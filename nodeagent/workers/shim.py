@@ -36,7 +36,7 @@ from nodeagent.workers.shim_hang import HangWatch
 from nodeagent.workers.shim_leaving import Leaving
 from nodeagent.workers.shim_link import OPS, WorkerLink
 from nodeagent.workers.shim_loop import Delay, Loop
-from nodeagent.workers.shim_output import RotatingFile
+from nodeagent.workers.shim_output import RotatingFile, log_to
 from nodeagent.workers.shim_peer import VERSION, Command, Peer
 from nodeagent.workers.shim_prepare import Preparation
 from nodeagent.workers.shim_rendezvous import Holder
@@ -61,7 +61,7 @@ class Shim:
         self.pod: dict[str, Any] = json.loads((folder / "pod.json").read_text())
         self.state, self.logs = Path(self.pod["state"]), Path(self.pod["logs"])
         if agent is None:
-            self._log_to(self.logs / "shim.log")
+            log_to(self.logs / "shim.log")
         for name in ("exits", "errors"):
             (self.state / name).mkdir(exist_ok=True)
         self.loop, self.guard, self.children = Loop(), Guard(), Children()
@@ -103,13 +103,6 @@ class Shim:
         self.changed()
         self._watch_idle()
         self.loop.run()
-
-    def _log_to(self, path: Path) -> None:
-        """As the agent has it for a shim that it forks; the journal has what was said before."""
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
-        for number in (1, 2):
-            os.dup2(log, number)
-        os.close(log)
 
     def _limit(self, name: str, value: int | str) -> None:
         """Workers inherit it. One that may not be set makes the pod unfit in ``_check``."""
