@@ -25,7 +25,7 @@ from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.world import Token
 from nodeagent.workers.base import CommitWish, PodStatus, StartOrder
 from nodeagent.workers.host_pod import LOOK_AGAIN, PodHandle, connect
-from nodeagent.workers.linux import MARK, boot_id, has_mark, is_running, power_mark, start_time
+from nodeagent.workers.linux import MARK, boot_id, has_mark, is_running, power_mark, prefer_session, start_time
 from nodeagent.workers.pod_folder import (
     log_folder,
     own_folder,
@@ -229,6 +229,7 @@ class ShimHost:
                         f"every user can read it"
                     ) from error
                 raise
+        prefer_session(process.pid)  # the job's user may not
         handle = self._handle(uid, folder, logs, content["mark"])
         handle.started(process)
         handle.attach(ours)
