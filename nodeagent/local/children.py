@@ -31,11 +31,13 @@ class Children:
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
 
     def start(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-        """Start a command that dies with this process; its output is appended to ``log``."""
+        """Start a command that dies with this process, in a session of its own, as a service has; its output is
+        appended to ``log``."""
         with log.open("ab") as output:
             process = subprocess.Popen(
-                tethered(command), env=dict(environ), stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
+                tethered(command), env=dict(environ), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                start_new_session=True,
+            )  # fmt: skip
         self.own(process.pid)
         return process
 

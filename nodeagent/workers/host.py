@@ -28,7 +28,7 @@ from nodeagent.spec.agentconfig import JobsConfig
 from nodeagent.workers import units
 from nodeagent.workers.base import CommitWish, GivenUp, PodStatus, StartOrder
 from nodeagent.workers.host_pod import LOOK_AGAIN, NotStartedError, PodHandle, connect
-from nodeagent.workers.linux import MARK, boot_id, has_mark, is_running, power_mark, start_time
+from nodeagent.workers.linux import MARK, boot_id, has_mark, is_running, power_mark, prefer_session, start_time
 from nodeagent.workers.pod_folder import (
     log_folder,
     own_folder,
@@ -262,6 +262,7 @@ class ShimHost:
                         f"every user can read it"
                     ) from error
                 raise
+        prefer_session(process.pid)  # the job's user may not
         return process, ours
 
 

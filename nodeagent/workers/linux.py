@@ -43,6 +43,15 @@ def prefer() -> None:
     if os.getpriority(os.PRIO_PROCESS, 0) > PREFERRED:
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, PREFERRED)
+    prefer_session(os.getpid())
+
+
+def prefer_session(leader: int) -> None:
+    """The same for the session of this process, if it leads one: where the kernel shares out time among sessions first
+    (autogroup), niceness counts only inside of each."""
+    with contextlib.suppress(OSError):  # it has ended, we may not, or the kernel has no such groups
+        if os.getsid(leader) == leader:
+            Path(f"/proc/{leader}/autogroup").write_text(str(PREFERRED))
 
 
 def prefer_no_more() -> None:

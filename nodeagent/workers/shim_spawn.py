@@ -10,7 +10,7 @@ import resource
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
-from nodeagent.workers.linux import allow_tracer, die_with_parent, prefer_no_more
+from nodeagent.workers.linux import allow_tracer, die_with_parent, prefer_no_more, prefer_session
 
 RLIMITS: dict[str, int] = {
     name.removeprefix("RLIMIT_").lower(): getattr(resource, name)
@@ -53,7 +53,9 @@ def start_function(body: Callable[[], None], out: int, err: int, what: str, *, p
         die_with_parent(parent)
         allow_tracer(parent)
         _default_signals()
-        if not preferred:
+        if preferred:
+            prefer_session(os.getpid())
+        else:
             prefer_no_more()
         null = os.open("/dev/null", os.O_RDWR)
         os.dup2(null, 0)

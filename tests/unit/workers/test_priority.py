@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from nodeagent.workers.linux import PREFERRED
 
@@ -22,6 +25,7 @@ os.waitpid(start_function(say, 1, 2, "the watchdog", preferred=True), 0)
 os.waitpid(start_function(say, 1, 2, "the checks"), 0)
 os.waitpid(start_program(["nice"], {"PATH": os.defpath}, "/", 1, 2), 0)
 """
+GROUPS = Path("/proc/self/autogroup")
 
 
 def numbers(*command: str) -> list[int]:
@@ -33,6 +37,17 @@ def test_only_the_shim_and_its_watchdog_go_before_others() -> None:
     may = numbers("nice", "-n", "-1", "nice") == [ours - 1]
     high = PREFERRED if may else ours
     assert numbers(sys.executable, "-c", PROGRAM) == [high, high, max(0, high), max(0, high)]
+
+
+@pytest.mark.skipif(not GROUPS.exists() or os.geteuid() != 0, reason="needs root, and a kernel with autogroup")
+def test_where_time_is_shared_among_sessions_theirs_goes_before_others() -> None:
+    program = PROGRAM.replace("os.getpriority(os.PRIO_PROCESS, 0)", f"int(open('{GROUPS}').read().split()[-1])")
+    program = program.replace("os.waitpid(start_program", "# ")
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, start_new_session=True)
+    assert done.stdout.split() == [str(PREFERRED), str(PREFERRED), "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split()[0] != str(PREFERRED), "the session is another's"
 
 
 def test_whoever_was_put_behind_others_may_stay_there() -> None:
