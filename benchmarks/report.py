@@ -188,6 +188,8 @@ def _recovery_row(results: Results, phase: str, text: str) -> tuple[str, ...]:
     measured = results[phase]
     ours, lost = measured["nodeagent"], measured["nodeagent_lost"]
     floor = results.get("floor", {}).get("seconds")
+    if not ours:
+        return text, measured["nodeagent_instead"], "", "", "0", "", *_rival(results, phase)
     median = statistics.median(ours)
     return (
         text,
