@@ -55,7 +55,7 @@ METHOD = f"""\
   local clusters wait 5 s before a newcomer is let in (30 s elsewhere), while training goes on.
 - **Drained, scaled down:** as there, from two nodes to one; then back. The script says with `nodeagent.train.Leaving`
   when it has saved (`--helped`, which does nothing under torchrun). torchrun's node leaves by SIGTERM to its launcher.
-- **Resumed:** from the request to the first step, 5 s after the job had been paused.
+- **Resumed:** from the request to the first step, 4 s after the job had been paused.
 - **Steps per second:** no sleep between steps, a checkpoint every {FLAT_OUT.ckpt_every}. Both trainings are up and step
   in turns of {TURN:g} s, while everything of the other one (launchers, agents, Redis) is frozen, so that the machine's
   noise strikes both alike. torchrun runs at its defaults here. Each turn of nodeagent's is compared with torchrun's
