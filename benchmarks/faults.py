@@ -20,6 +20,8 @@ TIMEOUT = 120.0
 """Seconds for a gang to step again."""
 SETTLE = (2.0, 3.0)
 """Seconds of undisturbed steps before each fault, drawn anew each time so that no timer is in step with it."""
+TRIES = 5
+"""Of a second kill that must come soon after the first."""
 PATIENCE = 60.0
 """Seconds after which a gang that is not expected to come back is given up."""
 
@@ -51,7 +53,7 @@ def kill_worker(training: Launcher, world: int) -> Trial:
 def kill_worker_again(training: Launcher, world: int) -> Trial:
     """kill -9 of a worker that has only just started: the second of two kills, so soon after the first that nothing
     can have been parked in between. Those that came too late are tried again."""
-    while True:
+    for _ in range(TRIES):
         settle()
         old = training.log.newest()
         first = _kill_one(old)
@@ -60,6 +62,7 @@ def kill_worker_again(training: Launcher, world: int) -> Trial:
         new = _next(training, between, world)
         if at - first < REFILL_AFTER:
             return _since(training, at, between, new)
+    raise EndedError("the machine is too busy for it")
 
 
 def kill_worker_for_good(training: Launcher, world: int) -> Trial:

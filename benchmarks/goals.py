@@ -104,5 +104,6 @@ GOALS = (
 
 def judged(results: Results) -> list[tuple[Goal, float, bool]]:
     """Each goal whose phase has run, its value, and whether it is met."""
-    found = [(goal, goal.value(results)) for goal in GOALS if goal.phase in results]
+    run = [goal for goal in GOALS if goal.phase in results and results[goal.phase].get("nodeagent", True)]
+    found = [(goal, goal.value(results)) for goal in run]
     return [(goal, value, goal.met(value)) for goal, value in found]

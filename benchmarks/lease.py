@@ -170,8 +170,8 @@ def main() -> int:
         stack.enter_context(load(arguments.per_core * cores, arguments.nice))
         until, loads = time.monotonic() + 60 * arguments.minutes, []
         while (left := until - time.monotonic()) > 0:
-            killed.kill_agent()
             time.sleep(min(SAVE_EVERY, left))
+            killed.kill_agent()
             loads.append(os.getloadavg()[0])
             results["load_average"] = [round(value, 1) for value in (min(loads), sum(loads) / len(loads), max(loads))]
             results["clockworks"] = [study.result() for study in studies]

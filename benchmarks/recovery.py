@@ -76,7 +76,7 @@ ROWS = {
         lambda t: faults.kill_node(t, FULL, LEFT),
         5,
         lambda t: faults.kill_node(t, FULL, LEFT),
-        3,
+        2,
     ),
     "first_node_killed": Row(
         "node of rank 0 and of the rendezvous killed → the same",
@@ -99,7 +99,7 @@ ROWS = {
         lambda t: faults.join_node(t, "n3", FULL, GROWN),
         5,
         lambda t: faults.join_node(t, "n3", FULL, GROWN),
-        3,
+        2,
     ),
     "drain": Row(
         "node drained: training stands still",

@@ -18,7 +18,7 @@ from nodeagent.ctl.client import job_path, node_path
 
 WATCHED = 6.0
 """Seconds after an agent's death in which training must not stand still: two leases."""
-PAUSED = 5.0
+PAUSED = 4.0
 """Seconds that a paused job stays so."""
 
 

@@ -26,6 +26,7 @@ COST = {"processes": 2, "pss_mb": 50.0, "cpu_percent": 0.4}
 RESULTS: dict[str, Any] = {
     "floor": {"seconds": [0.1, 0.1]},
     "worker_killed": rows([0.1, 0.2, 0.3], [8.0, 10.0]),
+    "empty_pool": {"nodeagent": [], "nodeagent_lost": [], "nodeagent_instead": "the machine is too busy for it"},
     "node_killed": rows([3.1], [6.0]),
     "first_node_killed": rows([3.1], [], "its job is dead"),
     "node_joins": rows([0.5], [6.0]),
@@ -102,6 +103,7 @@ def test_goals_are_judged_and_shown() -> None:
     assert "61 MB | **no** |" in text
     assert "| 2.0 | 9.00 |" in text, "times the floor, then torchrun's median"
     assert "its job is dead" in text
+    assert "| the machine is too busy for it |" in text
     assert "once: no step within 60 s." in text
 
 
