@@ -229,12 +229,11 @@ class Gang:
         return self._write_out is None or self._write_out.over
 
     def _begin_write_out(self) -> None:
-        if self._write_out is None and self._given_up is not None and self._kill_at is not None and not self.fenced:
-            self._write_out = self.parts.write_out(self.settle)
-            environment = self.environments[0] if self.environments else {}
-            self._write_out.begin(
-                self.parts.pod, self.token, environment, self.ranks, self._given_up, self._kill_at
-            )  # fmt: skip
+        given_up, until = self._given_up, self._kill_at
+        if self._write_out is not None or given_up is None or until is None or self.fenced or not self.environments:
+            return
+        self._write_out = self.parts.write_out(self.settle)
+        self._write_out.begin(self.parts.pod, self.token, self.environments[0], self.ranks, given_up, until)
 
     def _start_workers(self, problem: str) -> None:
         self._hook = None
