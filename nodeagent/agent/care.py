@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import TypedDict
 
 from nodeagent.agent.clock import Clock
@@ -27,6 +28,8 @@ from nodeagent.spec.healthconfig import HealthConfig
 from nodeagent.workers.base import PodStatus
 from nodeagent.workers.linux import family
 
+HOST_PIDS = 0xEFFFFFFC
+"""Inode of the machine's own pid namespace: there the driver and /proc speak of the same pids."""
 MOST_PROCESSES = 4096
 """Processes of this node's pods that are told from others' on a GPU."""
 
@@ -58,11 +61,12 @@ class Care:
         self._statuses = statuses
         self._may_join = config.node.gpus == "auto"
         self.policy = Policy(health.probation, health.dry_run, health.ignore)
+        own_pids = Path("/proc/self/ns/pid").stat().st_ino != HOST_PIDS
         self.monitor = Monitor(
             machine(config, health, facts.boot_id), config.dirs.state, environ, clock,
             policy=self.policy, changed=changed, ours=self._ours,
             checked=bool(health.repair.commands()) and health.repair.verify is not None,
-            working=lambda: any(not status.quiet for status in statuses().values()),
+            working=lambda: own_pids and any(not status.quiet for status in statuses().values()),
         )  # fmt: skip
         self.mender = mender(config, health, node, facts.boot_id, environ, self.monitor, clock, counted)
         """Repairs the node; None where no repair is configured."""

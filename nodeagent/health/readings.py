@@ -118,5 +118,5 @@ class Readings:
     """Those since the last readings."""
     host: HostReading | None = None
     working: bool = False
-    """Workers of this node's pods run."""
+    """Workers of this node's pods run, and the driver may know them by other pids than this machine's."""
     probes: tuple[ProbeReading, ...] = field(default=())
