@@ -4,7 +4,9 @@
 #     make check      ruff, mypy, unit and contract tests, a short simulation: about a minute
 #     make test       ruff, mypy and every test: what CI runs
 #     make endurance  what takes many minutes, and is no part of make test: Redis away for 10 minutes
-#     make bench      the figures of docs/benchmarks.md
+#     make nodes      real systemd nodes on a private switch, fault after fault; root, debootstrap, systemd-nspawn
+#     make bench      the figures of docs/benchmarks.md; make bench ONLY=drain for a single row
+#     make packages   wheel, sdist, offline bundle and .deb, into dist/
 #
 # On Linux the usual torch wheel brings CUDA along (gigabytes); any build will do here. With an index or a folder that
 # has CPU builds:  make setup PIP_TORCH="--index-url URL"  (or --find-links FOLDER).
@@ -25,9 +27,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
 
-.PHONY: help setup demo test check endurance bench sim mutants clean
+.PHONY: help setup demo test check endurance nodes bench bench-lease packages sim mutants clean
 help:
-	@sed -n '3,7s/^#     //p' Makefile
+	@sed -n '3,9s/^#     //p' Makefile
 
 setup: $(READY)
 
@@ -66,12 +68,27 @@ sim: $(READY)
 endurance: $(READY)
 	$(BIN)/python -m pytest -m endurance -s $(PYTEST_ARGS)
 
+nodes: $(READY)
+	$(BIN)/python -m pytest -m 'nodes or nodes_short' -s $(PYTEST_ARGS) tests/nodes
+
 # Each rule of the protocol, broken on purpose, and what caught it.
 mutants: $(READY)
 	@$(BIN)/python -m tests.sim.mutants
 
+# ONLY="drain empty_pool": those alone, written nowhere.
+ONLY ?=
 bench: $(READY)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(foreach row,$(ONLY),--only $(row))
+
+# How short a lease may be: an hour with every core busy. The next `make bench` takes its figures into the document.
+MINUTES ?= 60
+bench-lease: $(READY)
+	$(BIN)/python -m benchmarks.lease --minutes $(MINUTES)
+
+# For which Pythons nodes get compiled wheels: those of Debian 12 and 13, Ubuntu 24.04 and 26.04.
+PYTHONS ?= 3.11 3.12 3.13 3.14
+packages: $(READY)
+	@$(BIN)/python -m release --python $(PYTHONS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build demo-out

@@ -1,4 +1,5 @@
-"""``python -m benchmarks``: run the phases, print the tables, write ``docs/benchmarks.md`` and ``results.json``.
+"""``python -m benchmarks``: run the phases, print the tables, write ``docs/benchmarks.md``, its picture and
+``results.json``.
 
 Exit code 1 when a phase could not be measured, or with ``--check`` when a goal is missed. Only a whole run is written.
 """
@@ -18,13 +19,17 @@ from benchmarks import machine
 from benchmarks.goals import Results, judged
 from benchmarks.launcher import LaunchError
 from benchmarks.phases import PHASES, QUICK, Effort
+from benchmarks.plot import svg
 from benchmarks.report import markdown, tables
 from benchmarks.steplog import NotReachedError
 from nodeagent.local.layout import LocalError
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parent / "docs" / "benchmarks.md"
+PLOT = DOCUMENT.with_suffix(".svg")
 RESULTS = HERE / "results.json"
+LEASE_RESULTS = HERE / "lease.json"
+"""The lease study's, which is run apart: it takes an hour (``make bench-lease``)."""
 
 
 def main() -> int:
@@ -44,8 +49,10 @@ def main() -> int:
         print(f"NOT MEASURED: {failure}", file=sys.stderr)
     if not (arguments.quick or arguments.only or failures):
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-        DOCUMENT.write_text(markdown(results))
-        print(f"written: {DOCUMENT.relative_to(HERE.parent)}, {RESULTS.relative_to(HERE.parent)}")
+        lease = json.loads(LEASE_RESULTS.read_text()) if LEASE_RESULTS.exists() else None
+        DOCUMENT.write_text(markdown(results, lease))
+        PLOT.write_text(svg(results))
+        print("written: " + ", ".join(str(file.relative_to(HERE.parent)) for file in (DOCUMENT, PLOT, RESULTS)))
     missed = arguments.check and not all(met for _, _, met in judged(results))
     return 1 if failures or missed else 0
 
@@ -57,9 +64,9 @@ def run(phases: list[str], effort: Effort) -> tuple[Results, list[str]]:
     with tempfile.TemporaryDirectory(prefix="nodeagent-bench-") as scratch:
         for name in phases:
             began = time.monotonic()
-            print(f"{name}: {PHASES[name].__doc__}", flush=True)
+            print(f"{name}: {PHASES[name].text}", flush=True)
             try:
-                results[name] = PHASES[name](Path(scratch) / name, effort)
+                results[name] = PHASES[name].measure(Path(scratch) / name, effort)
             except (NotReachedError, LaunchError, LocalError, subprocess.TimeoutExpired) as error:
                 failures.append(f"{name}: {error}")
                 print(f"  failed: {error}", flush=True)

@@ -27,6 +27,10 @@ class Shape:
     step_delay: float = 0.02
     """Seconds of sleep after each step: the machine's few cores are then not full before the fault."""
     ckpt_every: int = 10
+    helped: bool = False
+    """The script uses ``nodeagent.train``."""
+    hang: float | None = None
+    """Seconds without progress that are a hang; None: nobody looks."""
 
     @property
     def world(self) -> int:
@@ -39,6 +43,7 @@ class Shape:
             *("--folder", str(folder)),
             *("--step-delay", str(self.step_delay)),
             *("--ckpt-every", str(self.ckpt_every)),
+            *(("--helped",) if self.helped else ()),
         ]
 
 

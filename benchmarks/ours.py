@@ -6,11 +6,11 @@ is not counted as recovery.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,7 +18,8 @@ from typing import Any, Self
 import yaml
 
 from benchmarks.launcher import MAX_RESTARTS, PYTHON, LaunchError, Shape, tail
-from benchmarks.steplog import StepLog
+from benchmarks.steplog import POLL, NotReachedError, StepLog
+from nodeagent.ctl.client import Client, job_path
 from nodeagent.local import control, power
 from nodeagent.local.layout import HOME_VARIABLE, Folders
 from nodeagent.local.registry import Cluster, cluster, clusters
@@ -32,11 +33,15 @@ class Ours:
     """A local cluster and, unless ``shape`` is None, a running training. Use as a context manager: leaves no
     process and no folder but the given one."""
 
-    def __init__(self, folder: Path, shape: Shape | None, nodes: int = 2) -> None:
+    def __init__(
+        self, folder: Path, shape: Shape | None, nodes: int = 2, environ: Mapping[str, str] | None = None
+    ) -> None:
         self.shape = shape
         self.log = StepLog(folder / "steps.jsonl")
         self._nodes = nodes if shape is None else shape.nodes
-        self._folder = folder
+        self.folder = folder
+        self._environ = dict(environ or {})
+        """The agents' own, beside this process's."""
         self._home = tempfile.TemporaryDirectory(prefix="nab-", dir="/tmp")  # short: it holds sockets
         home = Path(self._home.name)
         self._folders = Folders(home / "run", home / "data")
@@ -45,15 +50,15 @@ class Ours:
         """The supervisor and Redis."""
 
     def __enter__(self) -> Self:
-        self._folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True)
         try:
             self.ctl("local", "up", "--nodes", str(self._nodes))
             status = self.status()
             self._uid = self.cluster().uid
             self._shared = {status["pid"], status["redis"]["pid"]}
             if self.shape is not None:
-                file = self._folder / "job.yaml"
-                file.write_text(yaml.safe_dump(job_file(self._folder, self.shape), sort_keys=False))
+                file = self.folder / "job.yaml"
+                file.write_text(yaml.safe_dump(job_file(self.folder, self.shape), sort_keys=False))
                 self.ctl("submit", str(file))
         except BaseException:
             self._clear_away()
@@ -67,7 +72,7 @@ class Ours:
         """Run ``nodeagentctl`` and return its output. Raises LaunchError."""
         done = subprocess.run(
             [PYTHON, "-c", "from nodeagent.ctl.main import main; main()", *words],
-            env=power.unmarked(os.environ) | {HOME_VARIABLE: self._home.name},
+            env=power.unmarked(os.environ) | self._environ | {HOME_VARIABLE: self._home.name},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -83,8 +88,32 @@ class Ours:
 
     def job(self) -> dict[str, Any]:
         """The job as ``get -o json`` shows it."""
-        found: dict[str, Any] = json.loads(self.ctl("get", JOB, "-o", "json"))
-        return found["items"][0] if "items" in found else found
+        return self._client().get(job_path(JOB))
+
+    def change(self, path: str, **body: Any) -> None:
+        """Ask an agent for a change, as the tool does."""
+        self._client().change("POST", path, **body)
+
+    def until_phase(self, phase: str, bound: float) -> None:
+        """Raises NotReachedError."""
+        until = time.monotonic() + bound
+        while (now := self.job()["phase"]) != phase:
+            if time.monotonic() > until:
+                raise NotReachedError(f"the job is {now}, not {phase}, after {bound:g} s")
+            time.sleep(POLL)
+
+    def node_of(self, rank: int) -> str:
+        """Where this rank of the newest gang runs."""
+        job = self.job()
+        return next(
+            str(pod["node"])
+            for pod in job["pods"]
+            if pod["generation"] == job["generation"] and rank in [worker["rank"] for worker in pod["workers"]]
+        )
+
+    def _client(self) -> Client:
+        sockets = [node["socket"] for node in self.status()["nodes"] if node["power"] == "on"]
+        return Client(sockets, patience=CTL_TIMEOUT)
 
     def status(self) -> dict[str, Any]:
         """The supervisor's status: nodes, agents, Redis."""
@@ -128,6 +157,7 @@ class Ours:
 
 def job_file(folder: Path, shape: Shape) -> dict[str, Any]:
     """The job that runs the same script as torchrun does, with as little patience between restarts."""
+    hang = {} if shape.hang is None else {"hang": {"progress": f"{shape.hang:g}s"}}
     return {
         "name": JOB,
         "command": [PYTHON, *shape.command(folder)],
@@ -136,4 +166,5 @@ def job_file(folder: Path, shape: Shape) -> dict[str, Any]:
         "working_dir": str(folder),
         "preload": ["torch"],
         "restarts": {"max": MAX_RESTARTS, "backoff": "0s..0s"},
+        **hang,
     }

@@ -1,26 +1,25 @@
-"""The measurements, one function each: what is run, how often, and what comes back. Each leaves nothing behind.
+"""The measurements by name: what is run, how often, and what comes back. Each leaves nothing behind.
 
-Times are in seconds, one number per trial.
+Times are in seconds, one number per trial. The recovery table's rows are ``recovery.py``'s.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import faults, rest, speed
-from benchmarks.launcher import Launcher, LaunchError, Shape
+from benchmarks import floor, recovery, rest, speed
+from benchmarks.launcher import Shape
 from benchmarks.ours import Ours
+from benchmarks.recovery import START_TIMEOUT
 from benchmarks.steplog import NotReachedError
 from benchmarks.torchrun import Torchrun
 from nodeagent.local import power
 from nodeagent.workers.linux import stat_fields
 
-START_TIMEOUT = 120.0
 WARM_UP = 3.0
 """Seconds of steps before speed is measured."""
 Results = dict[str, Any]
@@ -28,41 +27,29 @@ Results = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How often each thing is done: nodeagent, torchrun."""
+    """How much of each thing is done."""
 
-    worker_kills: tuple[int, int] = (20, 5)
-    node_kills: tuple[int, int] = (5, 3)
-    joins: tuple[int, int] = (5, 3)
+    share: float = 1.0
+    """Of the trials of each row of the recovery table."""
+    floors: int = 10
     turns: int = 100
     """Of 0.7 s, when steps per second are measured."""
     rest_window: float = 30.0
 
 
-QUICK = Effort((2, 1), (1, 1), (1, 1), 5, 3.0)
+QUICK = Effort(0.0, 2, 5, 3.0)
 
-FULL_GANG = Shape()
-SHRINKING = Shape(least=1)
-GROWING = Shape(most=3)
 FLAT_OUT = Shape(step_delay=0.0, ckpt_every=100)
 IDLE = Shape(workers=4, step_delay=1.0)
 """At rest: eight workers that do next to nothing."""
 
 
-def worker_killed(folder: Path, effort: Effort) -> Results:
-    """kill -9 of a worker, to the first step of the re-formed gang."""
-    return _both(folder, FULL_GANG, effort.worker_kills, lambda t: faults.kill_worker(t, FULL_GANG.world))
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One measurement; ``measure`` is given a folder that does not exist yet."""
 
-
-def node_killed(folder: Path, effort: Effort) -> Results:
-    """Power cut of one of two nodes, to the first step of the gang on the other."""
-    full, left = SHRINKING.world, SHRINKING.least * SHRINKING.workers
-    return _both(folder, SHRINKING, effort.node_kills, lambda t: faults.kill_node(t, full, left))
-
-
-def node_joins(folder: Path, effort: Effort) -> Results:
-    """A third node joins two: how long training stands still."""
-    before, after = GROWING.world, GROWING.most * GROWING.workers
-    return _both(folder, GROWING, effort.joins, lambda t: faults.join_node(t, "n3", before, after))
+    text: str
+    measure: Callable[[Path, Effort], Results]
 
 
 def steps_per_second(folder: Path, effort: Effort) -> Results:
@@ -98,34 +85,22 @@ def at_rest(folder: Path, effort: Effort) -> Results:
     return out
 
 
-PHASES: dict[str, Callable[[Path, Effort], Results]] = {
-    "worker_killed": worker_killed,
-    "node_killed": node_killed,
-    "node_joins": node_joins,
-    "steps_per_second": steps_per_second,
-    "at_rest": at_rest,
+def _row(row: recovery.Row) -> Phase:
+    return Phase(row.text, lambda folder, effort: recovery.measure(row, folder, effort.share))
+
+
+PHASES: dict[str, Phase] = {
+    "floor": Phase(
+        "fork, process group, checkpoint and a step, with nothing around it",
+        lambda folder, effort: floor.measure(folder, effort.floors),
+    ),
+    **{name: _row(row) for name, row in recovery.ROWS.items()},
+    "torchrun_default": Phase(
+        "torchrun at its defaults, worker killed", lambda folder, _: recovery.default_torchrun(folder)
+    ),
+    "steps_per_second": Phase("undisturbed steps per second, both launchers in turns", steps_per_second),
+    "at_rest": Phase("memory and CPU per kind of process", at_rest),
 }
-
-
-@contextmanager
-def _training(name: str, folder: Path, shape: Shape) -> Iterator[Launcher]:
-    with Ours(folder, shape) if name == "nodeagent" else Torchrun(folder, shape) as training:
-        try:
-            training.log.wait(shape.world, START_TIMEOUT, check=training.check)
-            yield training
-        except NotReachedError as error:
-            raise LaunchError(f"{name}: {error}\n{training.evidence()}") from error
-
-
-def _both(folder: Path, shape: Shape, trials: tuple[int, int], trial: Callable[[Launcher], float]) -> Results:
-    out: Results = {}
-    for name, count in zip(("nodeagent", "torchrun"), trials, strict=True):
-        with _training(name, folder / name, shape) as training:
-            out[name] = []
-            for _ in range(count):
-                out[name].append(trial(training))
-                print(f"  {name}: {out[name][-1]:.3f} s", flush=True)
-    return out
 
 
 def _kinds(ours: Ours) -> dict[str, list[int]]:

@@ -9,21 +9,19 @@ from typing import Any
 
 import yaml
 
-from benchmarks.goals import LEASE, judged, speed_ratio, times_faster
+from benchmarks import leasecurve
+from benchmarks.goals import LEASE, judged, p95, speed_ratio, times_faster
 from benchmarks.launcher import PYTHON, TRAIN, Shape
 from benchmarks.ours import job_file
-from benchmarks.phases import FLAT_OUT, FULL_GANG, GROWING, IDLE, SHRINKING
+from benchmarks.phases import FLAT_OUT, IDLE
+from benchmarks.recovery import FULL_GANG, GROWING, HANGING, LEAVING, ROWS, SHRINKING
 from benchmarks.speed import TURN, ratios
 from benchmarks.torchrun import ENVIRONMENT, rendezvous_arguments
 
 Results = dict[str, Any]
 
-RECOVERY = {
-    "worker_killed": "worker `kill -9` → first step of the re-formed gang",
-    "node_killed": "node killed → first step on the node that is left",
-    "node_joins": "third node joins: training stands still",
-}
-
+VERDICT = ""
+"""What follows from the lease study for the default."""
 METHOD = f"""\
 ## Method
 
@@ -32,14 +30,23 @@ METHOD = f"""\
   steps. What travels to another machine are the ratios.
 - Each rank logs each step with the monotonic clock. "First step" is the moment when the *last* rank of the new gang
   has done one, so process start, rendezvous, process group and checkpoint are all inside.
+- "Steps lost" is how many steps had been done and were to be done again (median).
 - **Worker killed:** SIGKILL to a random worker, rank 0 included, after 2 to 3 s of undisturbed steps, with a pause of
-  {FULL_GANG.step_delay * 1000:.0f} ms after each step.
+  {FULL_GANG.step_delay * 1000:.0f} ms after each step. **No parked worker left:** a second kill, within 0.4 s of the
+  first one: before that no new worker is parked, so all are forked on demand.
+- **Worker hung:** SIGSTOP to a random worker, in a job with `hang: {{progress: {HANGING.hang:g}s}}` whose script tells
+  its progress. The seconds hold that limit, and the reading of all workers' stacks.
 - **Node killed:** all processes of a node (launcher or agent, shim, workers) are stopped and killed at once; the clock
   starts before the first signal. nodeagent loses either node; torchrun only the one that does not host its rendezvous
   store, since its job is dead otherwise. nodeagent's figure holds its lease ({LEASE:g} s by default), torchrun's its
   keep-alive, tuned to 3 s.
+- **Agent killed:** kill -9 of a random agent alone; what is measured is the longest pause between two steps of rank 0
+  in the 6 s after it, less a normal step. A re-formed gang would fail the measurement.
 - **Third node joins:** the longest pause between two steps of rank 0 around the join, less a normal step. nodeagent's
   local clusters wait 5 s before a newcomer is let in (30 s elsewhere), while training goes on.
+- **Drained, scaled down:** as there, from two nodes to one; then back. The script says with `nodeagent.train.Leaving`
+  when it has saved (`--helped`, which does nothing under torchrun). torchrun's node leaves by SIGTERM to its launcher.
+- **Resumed:** from the request to the first step, 5 s after the job had been paused.
 - **Steps per second:** no sleep between steps, a checkpoint every {FLAT_OUT.ckpt_every}. Both trainings are up and step
   in turns of {TURN:g} s, while everything of the other one (launchers, agents, Redis) is frozen, so that the machine's
   noise strikes both alike. torchrun runs at its defaults here. Each turn of nodeagent's is compared with torchrun's
@@ -60,8 +67,8 @@ imports most.
 """
 
 
-def markdown(results: Results) -> str:
-    """The whole document."""
+def markdown(results: Results, lease: Results | None) -> str:
+    """The whole document; ``lease``: the lease study's results, if there are any."""
     head = results["machine"]
     facts = [f"- {key}: {head[key]}" for key in ("date", "machine", "system", "versions", "load")]
     parts = [
@@ -69,29 +76,61 @@ def markdown(results: Results) -> str:
         "Written by `make bench`; do not edit. The figures of each trial are in "
         "[`benchmarks/results.json`](../benchmarks/results.json).\n",
         "\n".join(facts) + "\n",
-        tables(results),
+        tables(results, "![Seconds, on a scale of powers of ten](benchmarks.svg)\n"),
+        *([study(lease)] if lease is not None else []),
         METHOD,
         commands(),
     ]
     return "\n".join(parts)
 
 
-def tables(results: Results) -> str:
+def study(lease: Results) -> str:
+    """The lease study."""
+    load, machine = lease["load"], lease["machine"]
+    least, mean, most = lease["load_average"]
+    return (
+        "## How short may a lease be?\n\n"
+        f"Taken on {machine['date']} with `make bench-lease`: for each clockwork a cluster of two nodes with an idle "
+        f"job, all at once, beside {load['per_core'] * load['cores']} processes that never rest (niceness "
+        f"{load['nice']}) on {load['cores']} cores; load average {least:g} to {most:g}, mean {mean:g}. A gap is the "
+        "time between two renewals of a node, as the store served them: beyond the fence its workers would have been "
+        "stopped (or gone on with time that keepers lend), beyond the lease the node would have been taken for lost."
+        "\n\n"
+        f"{leasecurve.tables(lease)}\n{VERDICT}"
+    )
+
+
+def tables(results: Results, picture: str = "") -> str:
     """All tables, of the phases that have run."""
     parts = []
-    faults = [_recovery_row(results, phase, text) for phase, text in RECOVERY.items() if phase in results]
+    faults = [_recovery_row(results, phase, row.text) for phase, row in ROWS.items() if phase in results]
     if faults:
         titles = (
             "",
             "nodeagent: median",
             "min / p95 / max",
+            "steps lost",
             "trials",
+            "times the floor",
             "torchrun: median",
             "min / max",
+            "steps lost",
             "trials",
             "ratio",
         )
         parts.append("## Recovery (seconds)\n\n" + _table(titles, faults))
+        parts += [picture] if picture else []
+    if "floor" in results:
+        floor = results["floor"]["seconds"]
+        parts.append(
+            f"The floor, {statistics.median(floor):.3f} s (median of {len(floor)}; {min(floor):.3f} to "
+            f"{max(floor):.3f}), is what a plain fork of the same four workers takes until all have stepped, with "
+            "nothing around it. Workers that were parked ahead and warmed up start below it.\n"
+        )
+    if "torchrun_default" in results:
+        default = results["torchrun_default"]
+        told = default.get("default_instead") or f"{default['default'][0]:.1f} s"
+        parts.append(f"torchrun at its defaults (`--max-restarts` given), worker killed, once: {told}.\n")
     if "steps_per_second" in results:
         rates = results["steps_per_second"]
         compared = ratios(rates["nodeagent"], rates["torchrun"])
@@ -124,7 +163,7 @@ def tables(results: Results) -> str:
 
 def commands() -> str:
     """What was run, without this machine's paths."""
-    shapes = {"worker killed": FULL_GANG, "node killed": SHRINKING, "node joins": GROWING}
+    shapes = {"worker killed": FULL_GANG, "node killed": SHRINKING, "node joins": GROWING, "drain": LEAVING}
     calls = [f"# {name}\n{_torchrun_line(shape)}" for name, shape in shapes.items()]
     environ = " ".join(f"{key}={value!r}" for key, value in ENVIRONMENT.items())
     job = yaml.safe_dump(job_file(Path("FOLDER"), FULL_GANG), sort_keys=False)
@@ -134,33 +173,45 @@ def commands() -> str:
         f"torchrun, once per node (`is_host=0` on all but the first), with `{environ}`:\n\n"
         "```\n" + "\n".join(calls) + "\n```\n\n"
         "nodeagent: `nodeagentctl local up --nodes 2`, then `nodeagentctl submit job.yaml` with this file "
-        "(`nodes: 1:2` for node killed, `2:3` for node joins):\n\n"
+        "(`nodes: 1:2` where a node goes, `2:3` for node joins, `--helped` and `hang` as above):\n\n"
         "```yaml\n" + job + "```\n"
     )
 
 
 def _torchrun_line(shape: Shape) -> str:
     words = ["torchrun", *rendezvous_arguments(shape, "HOST:PORT", host=True), "train.py", "--folder", "FOLDER"]
+    words += ["--helped"] if shape.helped else []
     return " ".join(words)
 
 
 def _recovery_row(results: Results, phase: str, text: str) -> tuple[str, ...]:
-    ours, torchrun = results[phase]["nodeagent"], results[phase]["torchrun"]
+    measured = results[phase]
+    ours, lost = measured["nodeagent"], measured["nodeagent_lost"]
+    floor = results.get("floor", {}).get("seconds")
+    median = statistics.median(ours)
     return (
         text,
-        f"**{statistics.median(ours):.3f}**",
+        f"**{median:.3f}**",
         f"{min(ours):.3f} / {p95(ours):.3f} / {max(ours):.3f}",
+        f"{statistics.median(lost):g}",
         str(len(ours)),
-        f"{statistics.median(torchrun):.2f}",
-        f"{min(torchrun):.2f} / {max(torchrun):.2f}",
-        str(len(torchrun)),
-        f"**{times_faster(results, phase):.1f}x**",
+        f"{median / statistics.median(floor):.1f}" if floor else "",
+        *_rival(results, phase),
     )
 
 
-def p95(values: Sequence[float]) -> float:
-    """The value that 95 % do not exceed; the largest of fewer than 20."""
-    return sorted(values)[-(len(values) // 20) - 1]
+def _rival(results: Results, phase: str) -> tuple[str, ...]:
+    measured = results[phase]
+    torchrun = measured.get("torchrun")
+    if not torchrun:
+        return measured.get("torchrun_instead") or ROWS[phase].instead, "", "", "", ""
+    return (
+        f"{statistics.median(torchrun):.2f}",
+        f"{min(torchrun):.2f} / {max(torchrun):.2f}",
+        f"{statistics.median(measured['torchrun_lost']):g}",
+        str(len(torchrun)),
+        f"**{times_faster(results, phase):.1f}x**",
+    )
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -37,6 +37,9 @@ class Gang:
     """When each rank had done its first step."""
     steps: list[float] = field(default_factory=list)
     """When rank 0 had done each of its steps."""
+    lowest: int = 0
+    """The number of the earliest step that any of its ranks has done."""
+    highest: int = 0
 
     @property
     def whole(self) -> bool:
@@ -68,7 +71,15 @@ class StepLog:
             raise NotReachedError(f"nobody has stepped yet ({self.path})")
         return gangs[-1]
 
-    def wait(self, world: int, timeout: float, *, after: int = -1, check: Callable[[], None] | None = None) -> Gang:
+    def wait(
+        self,
+        world: int,
+        timeout: float,
+        *,
+        after: int = -1,
+        check: Callable[[], None] | None = None,
+        poll: float = POLL,
+    ) -> Gang:
         """The first whole gang of this world size with a number above ``after``. ``check`` may raise to end the
         wait. Raises NotReachedError."""
         checked = time.monotonic()
@@ -83,7 +94,7 @@ class StepLog:
             if time.monotonic() > until:
                 seen = ", ".join(f"{g.world} ranks, {len(g.began)} stepped" for g in self.gangs() if g.number > after)
                 raise NotReachedError(f"no gang of {world} stepped within {timeout:g} s (seen: {seen or 'none'})")
-            time.sleep(POLL)
+            time.sleep(poll)
 
     def _read(self) -> None:
         if not self.path.exists():
@@ -101,6 +112,8 @@ class StepLog:
         rank = line["rank"]
         gang.pids[rank] = line["pid"]
         gang.began.setdefault(rank, line["mono"])
+        gang.lowest = min(gang.lowest or line["step"], line["step"])
+        gang.highest = max(gang.highest, line["step"])
         if rank == 0:
             gang.steps.append(line["mono"])
 
@@ -111,6 +124,18 @@ def standstill(gangs: Sequence[Gang], old: Gang, new: Gang) -> float:
     normal = statistics.median(b - a for a, b in pairwise(old.steps))
     steps = sorted(at for gang in gangs if old.number < gang.number <= new.number for at in gang.steps)
     return max(b - a for a, b in pairwise([old.steps[-1], *steps])) - normal
+
+
+def steps_lost(gangs: Sequence[Gang], old: Gang, new: Gang) -> int:
+    """Steps done by ``old``, or a gang after it, that ``new`` has to do again."""
+    return max(gang.highest for gang in gangs if old.number <= gang.number < new.number) - (new.lowest - 1)
+
+
+def longest_pause(gang: Gang, start: float, end: float) -> float:
+    """Seconds by which rank 0's longest pause around these moments is longer than a normal step."""
+    normal = statistics.median(b - a for a, b in pairwise(gang.steps))
+    inside = [(a, b) for a, b in pairwise(gang.steps) if b >= start and a <= end]
+    return max((b - a for a, b in inside), default=end - start) - normal
 
 
 def steps_per_second(gang: Gang, start: float, end: float) -> float:

@@ -21,7 +21,7 @@ from nodeagent.local import power
 
 ADDRESS = "127.0.0.1"
 TUNED_RENDEZVOUS = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
-TUNED_FLAGS = ("--monitor-interval=0.05", f"--max-restarts={MAX_RESTARTS}")
+TUNED_FLAGS = ("--monitor-interval=0.05",)
 ENVIRONMENT = {
     # Without it, restarted gloo workers of torch 2.13 read the dead ones' addresses and never recover.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
@@ -73,10 +73,16 @@ class Torchrun:
         self._launchers.pop(node).wait()
         return at
 
+    def leave_node(self, node: str) -> None:
+        """Have a node leave in order, and wait until it has."""
+        launcher = self._launchers.pop(node)
+        launcher.terminate()
+        launcher.wait()
+
     def start_node(self, node: str) -> None:
         arguments = rendezvous_arguments(self.shape, f"{ADDRESS}:{self._port}", host=node == "n1", tuned=self._tuned)
         command = [PYTHON, "-m", "torch.distributed.run", *arguments, *self.shape.command(self._folder)]
-        environ = os.environ | ENVIRONMENT | {power.MARK: power.mark(self._mark, node)}
+        environ = os.environ | (ENVIRONMENT if self._tuned else {}) | {power.MARK: power.mark(self._mark, node)}
         with self._log_of(node).open("ab") as log:
             self._launchers[node] = subprocess.Popen(
                 command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -117,6 +123,7 @@ def rendezvous_arguments(shape: Shape, endpoint: str, *, host: bool, tuned: bool
         *("--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=bench", f"--local-addr={ADDRESS}"),
         f"--rdzv-conf=is_host={int(host)}" + (f",{TUNED_RENDEZVOUS}" if tuned else ""),
         *(TUNED_FLAGS if tuned else ()),
+        f"--max-restarts={MAX_RESTARTS}",
     ]
 
 

@@ -1,6 +1,7 @@
 """The training that both launchers run: data parallel on the CPU, with checkpoint and resume, and a log of steps.
 
-A plain torchrun script that knows nothing of nodeagent. It averages gradients and steps by hand: the first use of
+A plain torchrun script that knows nothing of nodeagent, unless ``--helped`` has it use ``nodeagent.train``, which does
+nothing under torchrun. It averages gradients and steps by hand: the first use of
 ``DistributedDataParallel`` or ``torch.optim`` imports torch._dynamo, over a second of CPU in every process that
 torchrun starts afresh, so leaving them out favours torchrun.
 
@@ -15,6 +16,7 @@ import io
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,6 +36,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=256, help="of the hidden layer")
     parser.add_argument("--step-delay", type=float, default=0.0, metavar="SECONDS", help="sleep after each step")
     parser.add_argument("--ckpt-every", type=int, default=10, metavar="STEPS")
+    parser.add_argument("--helped", action="store_true", help="tell progress, and leave gracefully when asked to")
     return parser.parse_args()
 
 
@@ -74,7 +77,16 @@ def main() -> None:
         "restarts": os.environ.get("TORCHELASTIC_RESTART_COUNT"),
         "generation": os.environ.get("NODEAGENT_GENERATION"),
     }
+    if args.helped:
+        from nodeagent.train import progress
+        from nodeagent.train.leaving import Leaving
+
+        leaving = Leaving()
     while step < FOREVER:
+        if args.helped:
+            progress(step)
+            if leaving.at(step):
+                leaving.leave(step, partial(save, checkpoint, step, model) if rank == 0 else lambda: None)
         generator = torch.Generator().manual_seed(step * world + rank)
         images = torch.randn(BATCH, FEATURES, generator=generator)
         labels = torch.randint(CLASSES, (BATCH,), generator=generator)

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
-from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, NODE_STATES
+from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, MENDING, NODE_STATES
 from nodeagent.agent.metrics import Metrics
 from nodeagent.health.judge import rules
 from nodeagent.model.health import Severity
 from nodeagent.model.job import Phase
 from nodeagent.model.pod import PodPhase
+from nodeagent.model.repair import Kind
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import RefusalKind
@@ -77,6 +78,9 @@ LABELS: dict[str, str] = {
     "gpu": "UUID of a GPU of this node; empty for the node itself",
     "rule": "id of a [rule](health.md) that is in force",
     "severity": words(Severity),
+    "kind": f"{words(Kind)}, `verify`",
+    "outcome": "`done` (it helped, as far as that was verified), `failed`, `interrupted` (its end was not seen)",
+    "stage": words(MENDING),
     "xid": "code of an Xid that a GPU of this node reported",
     "phase": f"of jobs: {words(Phase)}; of pods: {words(PodPhase)}; "
     "of recoveries: [these](architecture.md#what-a-recovery-is-made-of)",

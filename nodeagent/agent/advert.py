@@ -6,8 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nodeagent.agent.lease import Lease
+from nodeagent.store.messages import Note
 from nodeagent.trust.endpoint import vouch
 from nodeagent.trust.key import ClusterKey
+
+MOST_NOTED = 64
 
 
 class Advert:
@@ -39,6 +42,11 @@ class Advert:
     def health(self, facts: Mapping[str, object]) -> None:
         """What is known of the node's health."""
         self._tell(**facts)
+
+    def note(self, kind: str, text: str) -> None:
+        """An event of this node, for the log; beyond ``MOST_NOTED`` that nobody took the oldest go."""
+        self._lease.notes.append(Note(kind=kind, text=text))
+        del self._lease.notes[:-MOST_NOTED]
 
     def _tell(self, **facts: object) -> None:
         self._lease.facts = self._lease.facts.model_copy(update=facts)

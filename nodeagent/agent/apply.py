@@ -58,9 +58,9 @@ class Applier:
                 if job is not None and self._allowed(job):
                     log.debug("prepare", why=why)
                     self._host.prepare(uid, job.spec)
-            case pod.Stop(uid, grace, why, promise):
+            case pod.Stop(uid, grace, why, promise, given_up):
                 log.debug("stop", why=why, grace=grace)
-                self._host.stop(uid, grace)
+                self._host.stop(uid, grace, given_up)
                 if promise is not None:
                     return await self.pod(promise)
             case pod.Promise(uid, token, rendezvous, why):

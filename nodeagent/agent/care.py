@@ -5,17 +5,23 @@ Judges nothing (``health/``), and decides nothing (``plan/health.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Collection, Mapping
 from typing import TypedDict
 
 from nodeagent.agent.clock import Clock
-from nodeagent.agent.machine import DRIVER_SIGNS
+from nodeagent.agent.hands import Commands
+from nodeagent.agent.mend import Bounds, Mender
+from nodeagent.agent.repairlog import FileRepairLog
 from nodeagent.agent.usage import roots_of
+from nodeagent.health.driver import asked_for_gpus
 from nodeagent.health.judge import Policy
 from nodeagent.health.monitor import Machine, Monitor
 from nodeagent.health.told import gpus
 from nodeagent.model.health import Verdict
 from nodeagent.model.node import Gpu, NodeFacts
+from nodeagent.model.repair import LABEL, Mending
+from nodeagent.plan.repair import Means
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.healthconfig import HealthConfig
 from nodeagent.workers.base import PodStatus
@@ -30,6 +36,7 @@ class Facts(TypedDict):
 
     gpus: tuple[Gpu, ...]
     health: tuple[Verdict, ...]
+    mending: Mending | None
 
 
 class Care:
@@ -44,6 +51,8 @@ class Care:
         clock: Clock,
         statuses: Callable[[], Mapping[str, PodStatus]],
         changed: Callable[[], None],
+        node: str,
+        counted: Callable[[str, str], None],
     ) -> None:
         self._found = facts.gpus
         self._statuses = statuses
@@ -52,25 +61,50 @@ class Care:
         self.monitor = Monitor(
             machine(config, health, facts.boot_id), config.dirs.state, environ, clock,
             policy=self.policy, changed=changed, ours=self._ours,
+            checked=bool(health.repair.commands()) and health.repair.verify is not None,
+            working=lambda: any(not status.quiet for status in statuses().values()),
         )  # fmt: skip
+        self.mender = mender(config, health, node, facts.boot_id, environ, self.monitor, clock, counted)
+        """Repairs the node; None where no repair is configured."""
 
-    def facts(self) -> Facts:
-        """The facts that follow from the verdicts, as of now."""
+    def facts(self, held: Collection[str] = ()) -> Facts:
+        """The facts that follow from the verdicts, as of now. ``held``: GPUs that are being checked by work."""
         monitor = self.monitor
-        found = gpus(self._found, monitor.last_gpus, monitor.told, self._may_join)
-        return {"gpus": found, "health": monitor.told}
+        found = gpus(self._found, monitor.last_gpus, monitor.told, self._may_join, held)
+        mending = self.mender.mending if self.mender is not None else None
+        claim = mending.claim if mending is not None else None
+        if claim is not None:
+            aside = {"healthy": False, "why": f"is set aside for its repair ({LABEL[claim.kind]})"}
+            found = tuple(
+                gpu.model_copy(update=aside) if gpu.healthy and claim.takes(gpu.uuid) else gpu for gpu in found
+            )
+        return {"gpus": found, "health": monitor.told, "mending": mending}
 
     def _ours(self) -> frozenset[int]:
-        roots = [pid for status in self._statuses().values() for pid in roots_of(status)]
+        """The pods' processes, and the agent's own: checks of the GPUs, for one."""
+        roots = [os.getpid(), *(pid for status in self._statuses().values() for pid in roots_of(status))]
         return frozenset(family(roots, MOST_PROCESSES))
 
 
 def machine(config: AgentConfig, health: HealthConfig, boot: str) -> Machine:
     """What there is to look at: the driver is asked where there is one, or where the config says so."""
     named = config.node.gpus if isinstance(config.node.gpus, tuple) else ()
-    driver = bool(named) or (config.node.gpus == "auto" and any(sign.exists() for sign in DRIVER_SIGNS))
     interface = config.node.data_interface
     return Machine(
-        boot=boot, gpus=driver, configured=named, folders=health.folders,
+        boot=boot, gpus=asked_for_gpus(config), configured=named, folders=health.folders,
         interfaces=(interface,) if interface else (),
     )  # fmt: skip
+
+
+def mender(
+    config: AgentConfig, health: HealthConfig, node: str, boot: str, environ: Mapping[str, str], monitor: Monitor,
+    clock: Clock, counted: Callable[[str, str], None],
+) -> Mender | None:  # fmt: skip
+    """What repairs the node, as far as there is a command for it."""
+    repair = health.repair
+    if not repair.commands():
+        return None
+    bounds = Bounds(Means(repair.whole(), repair.per_day), repair.deadline)
+    hands = Commands(repair, node, config.dirs.logs / "repairs", environ)
+    log = FileRepairLog(config.dirs.state / "repairs.json")
+    return Mender(node, boot, bounds, monitor, log, hands, clock, counted)

@@ -26,8 +26,9 @@ from nodeagent.workers.base import PodStatus
 if TYPE_CHECKING:
     from nodeagent.agent.care import Care
 
-NODE_STATES = ("ready", "restarting", "cordoned", "draining", "silent", "lost", "left")
+NODE_STATES = ("ready", "restarting", "repairing", "cordoned", "draining", "silent", "lost", "left")
 GPU_STATES = ("used", "free", "unfit")
+MENDING = ("asks", "holds", "runs", "verifies", "probation")
 MAX_JOBS = 200
 """Most jobs that have series of their own, the oldest first; jobs beyond it are counted in ``nodeagent_jobs`` only."""
 
@@ -44,6 +45,11 @@ class Gauges:
         self.jobs = gauge("jobs", "Jobs with a record, by phase.", "phase")
         self.refused = gauge("jobs_refused", "Jobs that this agent runs nothing of now, by reason.", "reason")
         self.nodes = gauge("nodes", "Nodes with a record, by state.", "state")
+        self.mending = gauge(
+            "nodes_mending",
+            "Live nodes with a repair to come, under way or being verified, and those with hardware on probation.",
+            "stage",
+        )
         self.generation = gauge("generation", "Newest generation of each live job.", "job")
         self.cause = gauge(
             "generation_cause",
@@ -99,6 +105,7 @@ class Gauges:
         _set(self.nodes, "state", NODE_STATES, Tally(node_state(n, cluster)[0] for n in cluster.nodes.values()))
         self.build.labels(version=__version__, node=view.node).set(1)
         self._read_gpus(view.node, cluster)
+        _set(self.mending, "stage", MENDING, mending_stages(cluster))
         self._read_jobs(cluster)
         self._read_health(view.health())
         self._read_pods(cluster, view.pods())
@@ -168,6 +175,14 @@ class Gauges:
                 self.snapshot_bytes.labels(job=job.name).set(pod.snapshot_bytes)
                 if steps := [worker.step for worker in pod.workers if worker.step is not None]:
                     self.step.labels(job=job.name).set(max(steps))
+
+
+def mending_stages(cluster: Cluster) -> Tally[str]:
+    """How many live nodes are how far on their way back to health; one may be counted in two."""
+    live = [record.facts for record in cluster.nodes.values() if cluster.live(record.id)]
+    found: Tally[str] = Tally(f.mending.claim.phase for f in live if f.mending is not None and f.mending.claim)
+    found["probation"] = sum(any(v.bars and v.stage == "probation" for v in facts.health) for facts in live)
+    return found
 
 
 def live_jobs(cluster: Cluster) -> list[JobRecord]:

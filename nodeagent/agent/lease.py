@@ -7,12 +7,13 @@ decides nothing about jobs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import structlog
 
 from nodeagent.agent.clock import Clock
 from nodeagent.agent.identity import Identity
+from nodeagent.agent.known import Known
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.recovery import offer
 from nodeagent.agent.snapshot import Snapshot
@@ -21,7 +22,7 @@ from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
 from nodeagent.model.usage import PodUsage
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
-from nodeagent.store.messages import Beat, BeatReply
+from nodeagent.store.messages import Beat, BeatReply, Note, Saved
 from nodeagent.workers.base import PodHost
 
 PODS_REFRESH = 5.0
@@ -30,6 +31,9 @@ PODS_REFRESH = 5.0
 REFUSED_LIMIT = 3.0
 """An id that another life holds is given up after this many leases: then the other one is alive, not a dead one's
 rest."""
+
+MOST_NOTES = 16
+"""Most notes in one beat."""
 
 OFFERS = 4
 """Most offers to a store that may have lost writes, within one beat."""
@@ -55,7 +59,9 @@ class Lease:
         incarnation: Incarnation,
         snapshot: Snapshot,
         metrics: Metrics,
+        saved: Callable[[], Saved | None] = lambda: None,
     ) -> None:
+        """``saved``: what is on the disk by now."""
         self.node, self.facts, self._timing = node, facts, timing
         self._store, self._host, self._clock = store, host, clock
         self._identity, self._snapshot, self._metrics = identity, snapshot, metrics
@@ -72,6 +78,14 @@ class Lease:
         self.newest_event = "0-0"
         self.usage: Mapping[str, PodUsage] = {}
         """What the pods use, by job uid: goes along whenever their states are told, and is no reason to tell them."""
+        self.kept: Known | None = None
+        """What was on the disk at the start, until the store has been read: it is given back if the store lost it."""
+        self.regroup = 0.0
+        """Seconds for which a store that is given that waits for others who may know better."""
+        self._saved = saved
+        self._saved_sent: Saved | None = None
+        self.notes: list[Note] = []
+        """For the event log: they go with the next beat."""
         self._first_join: float | None = None
         self._seq = 0
         self._lock = asyncio.Lock()
@@ -90,6 +104,7 @@ class Lease:
         id)."""
         facts = self.facts
         try:
+            await self._give_back()
             reply = await self._store.join(self.node, self.incarnation, facts, self._timing)
         except StoreUnavailableError:
             self._refused_since = None  # no lease runs out while the store serves nobody
@@ -111,6 +126,23 @@ class Lease:
         self._facts_sent = facts
         self._readiness_sent = self._pods_sent = None
         self._log.info("joined", life=self.incarnation.life, start=self.incarnation.start, served=reply.served)
+
+    async def _give_back(self) -> None:
+        """What was on the disk, before each try to join: the store may have lost it, and may lose it again."""
+        if self.kept is None or self._snapshot.complete:
+            self.kept = None
+            return
+        ms, promised = millis(self.regroup), self._host.promised([job.uid for job in self.kept.jobs])
+        try:
+            await offer(self._store, self.kept, self._timing, self.node, regroup=ms, promised=promised)
+        except StoreRefusedError as refusal:
+            if refusal.code != "foreign":
+                raise
+            self._log.error(
+                "the jobs kept on this disk are another cluster's than the store's: they are left", why=str(refusal),
+                jobs=sorted(job.name for job in self.kept.jobs)[:20],
+            )  # fmt: skip
+            self.kept = None
 
     def _give_up_when_hopeless(self, refusal: StoreRefusedError) -> None:
         now = self._clock.now()
@@ -147,7 +179,7 @@ class Lease:
         """The store may have lost writes: offer it what is known here, and go on in the same life. Workers are not
         touched: what was granted is good until its fence."""
         try:
-            era = await offer(self._store, self._snapshot, self._timing, self.node, self._clock.now())
+            era = await offer(self._store, self._snapshot.known(self._clock.now()), self._timing, self.node)
         except StoreRefusedError as refusal:
             if refusal.code == "foreign":
                 self.joined, self.lost, self.reason = False, True, str(refusal)
@@ -161,8 +193,10 @@ class Lease:
         sent = self._clock.now()
         self._seq = max(self._seq + 1, millis(sent))  # grows over restarts of the agent too
         pods = self._pods
+        notes = tuple(self.notes[:MOST_NOTES])
         pods_due = pods != self._pods_sent or (pods and sent - self._pods_at > PODS_REFRESH)
         era, rev = self._snapshot.asked
+        saved = self._saved()
         beat = Beat(
             node=self.node,
             incarnation=self.incarnation,
@@ -172,7 +206,9 @@ class Lease:
             era=era,
             facts=self.facts if self.facts != self._facts_sent else None,
             readiness=self._readiness if self._readiness != self._readiness_sent else None,
+            saved=saved if saved != self._saved_sent else None,
             pods=tuple(p.model_copy(update={"usage": self.usage.get(p.uid)}) for p in pods) if pods_due else None,
+            notes=notes,
         )
         try:
             reply = await self._store.beat(beat)
@@ -206,6 +242,9 @@ class Lease:
             self._facts_sent = beat.facts
         if beat.readiness is not None:
             self._readiness_sent = beat.readiness
+        if beat.saved is not None:
+            self._saved_sent = beat.saved
+        del self.notes[: len(beat.notes)]
         if beat.pods is not None:
             self._pods_sent, self._pods_at = pods, sent
         if self.beat_sent:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from nodeagent.agent.acknowledge import Acknowledged, Acknowledger
 from nodeagent.agent.advert import Advert
 from nodeagent.agent.apply import Applier
 from nodeagent.agent.clock import Clock, wait_for
@@ -20,17 +21,20 @@ from nodeagent.agent.commits import Commits
 from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.guard import Guard
 from nodeagent.agent.identity import Identity
+from nodeagent.agent.kept import Disk, Writing
 from nodeagent.agent.lease import PODS_REFRESH, Lease
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.peers import Peers
-from nodeagent.agent.published import pod_states, readiness
+from nodeagent.agent.published import agent_health, pod_states, readiness
 from nodeagent.agent.restarts import RestartCounter
+from nodeagent.agent.saver import Saver
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.stopwatch import Stopwatch
 from nodeagent.agent.turns import Turns
 from nodeagent.agent.upkeep import Upkeep
 from nodeagent.api.view import AgentHealth
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
+from nodeagent.model.repair import Mending
 from nodeagent.model.usage import PodUsage
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
@@ -38,6 +42,7 @@ from nodeagent.plan.missed import missed
 from nodeagent.plan.pod import Keep, Report, SendAck, plan_pods
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
+from nodeagent.store.messages import Saved
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import Ledger
 from nodeagent.trust.seal import Seal
@@ -45,6 +50,8 @@ from nodeagent.workers.base import PodHost, PodStatus
 
 if TYPE_CHECKING:
     from nodeagent.agent.care import Care
+    from nodeagent.agent.diagnosis import Diagnosis
+    from nodeagent.agent.preflight import Preflight
 
 ROUNDS = 32
 """Most rounds without a pause: each round that changed something is followed by another at once."""
@@ -64,6 +71,7 @@ class Agent:
         *,
         key: ClusterKey,
         ledger: Ledger,
+        disk: Disk,
         store: Store,
         host: PodHost,
         clock: Clock,
@@ -75,16 +83,27 @@ class Agent:
         progress: Callable[[], None] = lambda: None,
         meter: Callable[[Mapping[str, PodStatus], float], Mapping[str, PodUsage]] = lambda _statuses, _now: {},
         care: Care | None = None,
+        diagnosis: Diagnosis | None = None,
+        preflight: Preflight | None = None,
     ) -> None:
         self._config, self._node, self._timing = config, node, config.timing
         self._key, self._seal = key, Seal(key, config.cluster)
         self._guard = Guard(node, self._seal, ledger, metrics)
         self._store, self._host, self._clock, self._metrics = store, host, clock, metrics
         self._snapshot = Snapshot(config.timing)
+        self._beat_now = asyncio.Event()
+        self.saver = Saver(
+            node, disk, Writing(key, config.cluster), snapshot=self._snapshot, clock=clock, metrics=metrics,
+            told=self._beat_now.set,
+        )  # fmt: skip
         self._lease = Lease(
             node, facts, config.timing, store=store, host=host, clock=clock, identity=identity,
-            incarnation=incarnation, snapshot=self._snapshot, metrics=metrics,
+            incarnation=incarnation, snapshot=self._snapshot, metrics=metrics, saved=lambda: self.saver.saved,
         )  # fmt: skip
+        self._lease.kept, self._lease.regroup = self.saver.load(), config.saving.regroup
+        self._acknowledge = Acknowledger(
+            node, self.saver, store=store, clock=clock, cluster=self.cluster, bound=config.saving.acknowledge
+        )
         self._failsafe = Failsafe(
             config.timing, lease=self._lease, host=host, clock=clock, peers=peers, cluster=self.cluster
         )
@@ -97,11 +116,10 @@ class Agent:
         self._restarts = RestartCounter(node, metrics)
         self.advert = Advert(node, config.cluster, key, self._lease)
         self._commits = Commits(self._lease, store=store, host=host, snapshot=self._snapshot)
-        self.care = care
+        self.care, self.diagnosis, self._preflight = care, diagnosis, preflight
         """Looks after the node's health; None: nobody does."""
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
         self._wake = asyncio.Event()
-        self._beat_now = asyncio.Event()
         self._turns = Turns(node, config.timing.turn)
         self._lag = 0.0
         self._leaving = False
@@ -126,7 +144,7 @@ class Agent:
                 tasks.create_task(t())
                 for t in (
                     self._beats, self._watch, self._rounds, self._relay, self._failsafe.run,
-                    upkeep.remember, upkeep.renew,
+                    upkeep.remember, upkeep.renew, self.saver.run,
                 )
             ]  # fmt: skip
             await stop.wait()
@@ -147,10 +165,24 @@ class Agent:
         self._beat_now.set()
 
     def tell_health(self) -> None:
-        """The verdicts on this node changed: the others hear of it at once."""
+        """The verdicts on this node, or its figures, changed: the others hear of it at once."""
+        facts: dict[str, object] = {}
+        if self.diagnosis is not None:
+            facts["figures"] = self.diagnosis.figures
         if self.care is not None:
-            self.advert.health(self.care.facts())
-            self._beat_now.set()
+            facts |= self.care.facts(self.diagnosis.held if self.diagnosis is not None else ())
+        self.advert.health(facts)
+        self._beat_now.set()
+
+    def tell_mending(self, mending: Mending) -> None:
+        """How repairs stand changed: the same."""
+        self.advert.health(self.care.facts() if self.care is not None else {"mending": mending})
+        self._beat_now.set()
+
+    async def round_over(self) -> None:
+        """Wait until a round that began before is over."""
+        async with self._acting:
+            return
 
     @property
     def settled(self) -> bool:
@@ -306,7 +338,10 @@ class Agent:
         await self._commits.carry()
         cluster = self.cluster()
         statuses = self._host.status()
-        if self._lease.publish(readiness(statuses), pod_states(cluster, self._node, statuses)):
+        ready = readiness(statuses)
+        if self._preflight is not None:
+            ready = self._preflight.amend(ready, cluster)
+        if self._lease.publish(ready, pod_states(cluster, self._node, statuses)):
             await self._lease.beat()
             cluster = self.cluster()
         due = self._failsafe.next_end()
@@ -336,6 +371,10 @@ class Agent:
     @property
     def config(self) -> AgentConfig:
         return self._config
+
+    def reconfigure(self, config: AgentConfig) -> None:
+        """From now on this config; only what ``reload.LIVE`` names may differ from the old one."""
+        self._config = config
 
     @property
     def node(self) -> str:
@@ -372,17 +411,14 @@ class Agent:
         return self._host.status()
 
     def health(self) -> AgentHealth:
-        now = self._clock.now()
-        return AgentHealth(
-            joined=self._lease.joined,
-            reason=self._lease.reason,
-            lease_left=max(0.0, self._lease.fence_at - now),
-            beat_age=max(0.0, now - self._lease.beat_sent),
-            store_away_since=self._lease.away_since,
-            loop_lag=self._lag,
-            lent={uid: end - now for uid, end in self._failsafe.lent.items() if end > now},
-            not_lent=dict(self._failsafe.refusals),
-        )
+        return agent_health(self._lease, self._failsafe, self._lag, self._clock.now())
+
+    @property
+    def era(self) -> str:
+        return self._snapshot.era
+
+    async def acknowledged(self, rev: int, era: str) -> Acknowledged:
+        return await self._acknowledge(Saved(era=era, rev=rev))
 
     async def refresh(self) -> None:
         await self._lease.beat()

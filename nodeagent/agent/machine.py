@@ -9,17 +9,15 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from nodeagent import __version__
+from nodeagent.health.driver import asked_for_gpus
 from nodeagent.model.node import Gpu, NodeFacts
 from nodeagent.spec.agentconfig import AgentConfig
+from nodeagent.workers.linux import boot_id
 
 GPU_DEADLINE = 5.0
 """Seconds for the GPU query; no answer means that GPUs are unknown, so none is offered."""
-
-DRIVER_SIGNS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
-"""Without any of these there is no NVIDIA driver to ask, and an agent's restart need not wait for the answer."""
 
 _GPU_QUERY = """
 import json, pynvml
@@ -30,11 +28,6 @@ for i in range(pynvml.nvmlDeviceGetCount()):
     out.append([pynvml.nvmlDeviceGetUUID(h), i, pynvml.nvmlDeviceGetName(h)])
 print(json.dumps(out))
 """
-
-
-def boot_id() -> str:
-    """The kernel's id of this boot; in a container of its own, still the machine's."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def find_address(config: AgentConfig, environ: Mapping[str, str]) -> str:
@@ -53,7 +46,7 @@ def find_address(config: AgentConfig, environ: Mapping[str, str]) -> str:
 
 async def find_gpus(config: AgentConfig) -> tuple[tuple[Gpu, ...], str]:
     """The GPUs this node offers, and a sentence if they could not be read."""
-    if config.node.gpus == "none" or (config.node.gpus == "auto" and not any(p.exists() for p in DRIVER_SIGNS)):
+    if not asked_for_gpus(config):
         return (), ""
     found, problem = await _query_gpus()
     if config.node.gpus == "auto":

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from nodeagent.spec.agentconfig import AgentConfig
     from nodeagent.store.base import Store
 
+LEAVE_MARGIN = 10.0
+"""Seconds beyond every bound of an orderly end, until systemd may lose its patience."""
 EXIT_CONFIG = 78
 """sysexits' EX_CONFIG: systemd's RestartPreventExitStatus, since starting again would not help."""
 
@@ -67,13 +70,31 @@ def keygen(file: Path) -> None:
     click.echo(f"{file}: a new key. Copy it to every node of the cluster (mode 0600, the agent's user)")
 
 
+@main.command("diag")
+@click.option("--config", "file", type=click.Path(path_type=Path), help="The config [/etc/nodeagent/nodeagent.yaml].")
+@click.option("--gpu", "gpus", metavar="UUID", multiple=True, help="This GPU only (may be repeated).")
+@click.option("--busy", is_flag=True, help="Check GPUs that somebody uses, too.")
+@click.option("--verify", is_flag=True, help="After a repair: leave out GPUs that somebody uses.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+def diag(file: Path | None, gpus: tuple[str, ...], busy: bool, verify: bool, as_json: bool) -> None:
+    """Check this machine's GPUs by work (without any, its CPU): matrix product, memory, copies, a collective.
+
+    The exit code is 0 when all passed, 1 when a check failed, 2 when nothing could be checked.
+    """
+    from nodeagent.diag.command import diag as check
+
+    sys.exit(check(_load(file), gpus, busy, verify, as_json))
+
+
 @main.command("run")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="The config [/etc/nodeagent/nodeagent.yaml].")
 def run(file: Path | None) -> None:
     """Run the daemon in the foreground.
 
     SIGTERM: be back soon. A stand-in looks after the workers until the next start (for `stand_in` at most; then it
-    stops them and leaves); without anything to look after, leave at once. SIGINT: stop the workers and leave.
+    stops them and leaves); without anything to look after, leave at once. SIGTERM of `systemctl stop` or a shutdown:
+    have the work moved away (for `drain` at most) and leave. SIGINT: stop the workers and leave. SIGHUP: read the
+    config again, whole or not at all.
     """
     gc.disable()  # until all is imported: that stays, and looking through it again and again costs a fifth of the start
     # Before anything else is imported: structlog would load it for tracebacks (3 MB, 60 ms).
@@ -82,12 +103,13 @@ def run(file: Path | None) -> None:
 
     prefer()  # what comes next takes a quarter of a second of CPU time, and running workers wait for its end
     from nodeagent.agent.standin import Split
+    from nodeagent.spec.configfile import load_config
 
     config = _load(file)
     code = 0
     try:
         split = Split()
-        code = split.run(_serve(config, split))
+        code = split.run(_serve(config, lambda: load_config(file, os.environ), split))
     except* _hopeless() as group:
         for error in _leaves(group):
             click.echo(f"nodeagent: {error}", err=True)
@@ -126,25 +148,31 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     return out
 
 
-async def _serve(config: AgentConfig, split: Split) -> int:
-    """Everything from the first lock to the last signal."""
+async def _serve(config: AgentConfig, again: Callable[[], AgentConfig], split: Split) -> int:
+    """Everything from the first lock to the last signal; ``again`` reads the config anew."""
     import structlog
 
     from nodeagent.agent.care import Care
     from nodeagent.agent.clock import SystemClock
+    from nodeagent.agent.diagnosis import Diagnosis
     from nodeagent.agent.identity import Identity
+    from nodeagent.agent.kept import FileDisk
     from nodeagent.agent.logs import setup_logging
     from nodeagent.agent.loop import Agent
-    from nodeagent.agent.machine import boot_id, find_address, find_gpus, node_facts
+    from nodeagent.agent.machine import find_address, find_gpus, node_facts
     from nodeagent.agent.metrics import Metrics
     from nodeagent.agent.notify import Notifier
     from nodeagent.agent.peers import UdpPeers
+    from nodeagent.agent.preflight import Preflight
+    from nodeagent.agent.reload import reload
+    from nodeagent.agent.systemd import this_unit
     from nodeagent.agent.usage import Meter
     from nodeagent.spec.agentconfig import node_id
     from nodeagent.store.client import RedisStore
     from nodeagent.trust.key import ClusterKey
     from nodeagent.trust.ledger import FileLedger
     from nodeagent.workers.host import ShimHost
+    from nodeagent.workers.linux import boot_id
 
     setup_logging(config.log)
     key = ClusterKey.load(config.cluster_key)
@@ -162,7 +190,7 @@ async def _serve(config: AgentConfig, split: Split) -> int:
     logs = config.jobs.logs
     host = ShimHost(
         node, config.dirs.run, config.dirs.state, config.dirs.logs, address, config.ports.rendezvous,
-        logs.max_bytes, logs.keep, config.jobs.allow_root,
+        logs.max_bytes, logs.keep, config.jobs.allow_root, unit=(unit := this_unit()),
     )  # fmt: skip
     store = RedisStore(config.redis, config.cluster, config.timing.store_timeout)
     gc.freeze()
@@ -172,20 +200,34 @@ async def _serve(config: AgentConfig, split: Split) -> int:
     metrics = Metrics()
     incarnation = identity.take()  # from here on a stand-in is dead, and what it wrote is there to be read
     care = None
+
+    def changed() -> None:
+        agent.tell_health()
+
+    diagnosis = Diagnosis(config, os.environ, clock, changed)
+    facts = facts.model_copy(update={"figures": diagnosis.figures})
+    preflight = None
     if config.health is not None:
-
-        def changed() -> None:
-            agent.tell_health()
-
-        care = Care(config, config.health, facts, os.environ, clock, host.status, changed)
+        if config.health.preflight is not None:
+            preflight = Preflight(config.health.preflight, node, diagnosis, clock)
+        care = Care(config, config.health, facts, os.environ, clock, host.status, changed, node, metrics.repaired)
         facts = facts.model_copy(update=care.facts())
     agent = Agent(
-        config, node, facts, key=key, ledger=FileLedger(config.dirs.state / "trust.json"), store=store, host=host,
-        clock=clock, identity=identity, incarnation=incarnation, metrics=metrics, peers=peers,
-        progress=notifier.alive, meter=Meter().measure, care=care,
+        config, node, facts, key=key, ledger=FileLedger(config.dirs.state / "trust.json"),
+        disk=FileDisk(config.dirs.state / "jobs.kept"), store=store, host=host, clock=clock, identity=identity,
+        incarnation=incarnation, metrics=metrics, peers=peers,
+        progress=notifier.alive, meter=Meter().measure, care=care, diagnosis=diagnosis, preflight=preflight,
     )  # fmt: skip
+
+    def take(new: AgentConfig) -> None:
+        agent.reconfigure(new)
+        host.reconfigure(new.jobs)
+
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGHUP, lambda: notifier.status(reload(again, agent.config, take))
+    )
     try:
-        await _until_ended(agent, identity, split, clock, notifier, metrics, address)
+        await _until_ended(agent, identity, split, clock, notifier, metrics, address, unit)
     finally:
         peers.close()
         await host.close()
@@ -196,12 +238,15 @@ async def _serve(config: AgentConfig, split: Split) -> int:
 
 
 async def _until_ended(
-    agent: Agent, identity: Identity, split: Split, clock: Clock, notifier: Notifier, metrics: Metrics, address: str
-) -> None:
+    agent: Agent, identity: Identity, split: Split, clock: Clock, notifier: Notifier, metrics: Metrics, address: str,
+    unit: str,
+) -> None:  # fmt: skip
     """The agent and its helpers, until a signal ends them in order."""
     import structlog
 
+    from nodeagent.agent import goodbye
     from nodeagent.agent.standin import end_as_planned
+    from nodeagent.agent.systemd import comes_back
 
     stop, end, leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -217,6 +262,12 @@ async def _until_ended(
 
     async def end_in_order() -> None:
         await end.wait()
+        if not await comes_back(unit):
+            patience = agent.config.drain + agent.config.timing.stuck + agent.config.timing.kill + LEAVE_MARGIN
+            notifier.stopping(patience)
+            await goodbye.drain(agent, clock)
+            leave.set()
+            return
         notifier.stopping()
         notifier.hush()
         for task in helpers:
@@ -233,6 +284,7 @@ async def _until_ended(
             tasks.create_task(_say_ready(agent, notifier, agent.node)),
             tasks.create_task(_serve_api(agent, metrics, address)),
             tasks.create_task(_watch_health(agent)),
+            tasks.create_task(goodbye.come_back(agent)),
         ]
         endings = [tasks.create_task(_leave(agent, leave, stop)), tasks.create_task(end_in_order())]
         structlog.get_logger("agent").bind(node=agent.node).info(
@@ -287,8 +339,13 @@ async def _serve_api(agent: Agent, metrics: Metrics, address: str) -> None:
 async def _watch_health(agent: Agent) -> None:
     """Until cancelled; not before the lease is safe."""
     await agent.joined.wait()
-    if agent.care is not None:
-        await agent.care.monitor.run()
+    care = agent.care
+    if care is None:
+        return
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(care.monitor.run())
+        if care.mender is not None:
+            tasks.create_task(care.mender.run(agent))
 
 
 async def _say_ready(agent: Agent, notifier: Notifier, node: str) -> None:

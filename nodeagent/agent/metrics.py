@@ -77,6 +77,16 @@ class Metrics:
         )
         for reason in get_args(RefusalKind):
             self.refused.labels(reason=reason)  # from 0 on, so that the first one shows as an increase
+        self.save_seconds = Histogram(
+            "nodeagent_save_seconds",
+            "Time of writing the jobs to this node's disk, fsync included.",
+            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0),
+            registry=self.registry,
+        )
+        self.save_errors = Counter(
+            "nodeagent_save_errors", "Times that the jobs could not be written to this node's disk.",
+            registry=self.registry,
+        )  # fmt: skip
         self._recovery = Histogram(
             "nodeagent_recovery_seconds",
             "Phases of re-forming a gang, told by the agent of its group rank 0.",
@@ -88,6 +98,12 @@ class Metrics:
             "nodeagent_standstill_seconds",
             "Time that each job stood still to be re-formed, by cause; told by the agent of its group rank 0.",
             ["job", "cause"],
+            registry=self.registry,
+        )
+        self._repairs = Counter(
+            "nodeagent_repairs",
+            "Repairs and verify runs of this node, since this agent's start, by what became of them.",
+            ["kind", "outcome"],
             registry=self.registry,
         )
         self._gauges = Gauges(self.registry)
@@ -102,6 +118,10 @@ class Metrics:
         self._standstill.labels(job=job, cause=cause).inc(phases["whole"])
         for phase, seconds in phases.items():
             self._recovery.labels(phase=phase, cause=cause).observe(seconds)
+
+    def repaired(self, kind: str, outcome: str) -> None:
+        """A repair, or a verify run, is over."""
+        self._repairs.labels(kind=kind, outcome=outcome).inc()
 
     def page(self, view: AgentView) -> bytes:
         """The page that Prometheus reads, as of now."""

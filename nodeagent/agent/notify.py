@@ -32,8 +32,9 @@ class Notifier:
             self._status = text
             self._send(f"STATUS={text}")
 
-    def stopping(self) -> None:
-        self._send("STOPPING=1")
+    def stopping(self, patience: float | None = None) -> None:
+        """``patience``: seconds that this may take, whatever the unit says."""
+        self._send("STOPPING=1" + (f"\nEXTEND_TIMEOUT_USEC={round(patience * 1e6)}" if patience is not None else ""))
 
     def hush(self) -> None:
         """Say nothing any more: this process is not the unit's main one."""

@@ -1,10 +1,13 @@
-"""What a node tells others of its pods: readiness for placement, states for people. Pure translation of shim
-states."""
+"""What a node tells others: readiness for placement, states of its pods and of its agent for people. Pure
+translation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from nodeagent.agent.failsafe import Failsafe
+from nodeagent.agent.lease import Lease
+from nodeagent.api.view import AgentHealth
 from nodeagent.model.node import Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
@@ -50,3 +53,17 @@ def pod_states(cluster: Cluster, node: str, statuses: Mapping[str, PodStatus]) -
             )
         )
     return tuple(out)
+
+
+def agent_health(lease: Lease, failsafe: Failsafe, lag: float, now: float) -> AgentHealth:
+    """How the agent itself is doing; ``lag``: how late its last heartbeat was."""
+    return AgentHealth(
+        joined=lease.joined,
+        reason=lease.reason,
+        lease_left=max(0.0, lease.fence_at - now),
+        beat_age=max(0.0, now - lease.beat_sent),
+        store_away_since=lease.away_since,
+        loop_lag=lag,
+        lent={uid: end - now for uid, end in failsafe.lent.items() if end > now},
+        not_lent=dict(failsafe.refusals),
+    )

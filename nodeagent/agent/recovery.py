@@ -1,4 +1,4 @@
-"""Giving a store that may have lost writes what this agent knows: its view, page by page.
+"""Giving a store that may have lost writes what this agent knows, in memory or from its disk: its view, page by page.
 
 Owns the order of an offer; what the store takes of it is the store's to decide, and what is done afterwards (join, read
 again) the lease's.
@@ -6,11 +6,11 @@ again) the lease's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
-from nodeagent.agent.snapshot import Snapshot
+from nodeagent.agent.known import Known
 from nodeagent.model.base import Record
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
@@ -22,31 +22,43 @@ PAGE = 64
 """Records in one call: some hundred kB, well within the store timeout."""
 
 
-async def offer(store: Store, snapshot: Snapshot, timing: Timing, node: str, now: float) -> str:
-    """Offer what the store lacks. Returns the era to which the store's records then belong, or nothing if there was
+BELIEVED = 1000
+"""Most generations in the moment that a record on the disk is old."""
+
+
+async def offer(
+    store: Store, known: Known, timing: Timing, node: str, *,
+    regroup: int = 0, promised: Mapping[str, int] | None = None,
+) -> str:  # fmt: skip
+    """``regroup`` (ms) for a view from the disk (``Offer``), with what generations this node's disk knows of, by uid.
+
+    Offer what the store lacks. Returns the era to which the store's records then belong, or nothing if there was
     nothing to offer. Raises as every step does; StoreRefusedError ``foreign`` means that jobs known here are not, and
     will not be, in that store."""
-    if not snapshot.cluster_uid:
+    if not known.cluster_uid:
         return ""
-    view = snapshot.cluster(now)
     header = Offer(
-        cluster_uid=snapshot.cluster_uid,
+        cluster_uid=known.cluster_uid,
         timing=timing,
-        era=snapshot.era,
-        rev=snapshot.rev if snapshot.complete else 0,
-        served=view.served,
+        era=known.era,
+        rev=known.rev,
+        served=known.served,
         by=node,
+        numbers={j.name: n for j in known.jobs if _ahead(j, n := (promised or {}).get(j.uid, 0))},
+        regroup=regroup,
+        awaited=known.live if regroup else (),
     )
     try:
         reply = await store.restore(header)
     except StoreRefusedError as refusal:
-        if refusal.code == "foreign" and not view.jobs:
+        if refusal.code == "foreign" and not known.jobs:
             return ""
         raise
     if reply.recovering and header.rev > reply.known:
-        nodes, jobs, uids = list(view.nodes.values()), list(view.jobs.values()), tuple(sorted(view.jobs))
+        nodes, jobs = list(known.nodes), list(known.jobs)
+        uids = tuple(sorted(job.uid for job in jobs)) if known.whole else None
     else:  # the store knows better, but for the replies of our own newest steps
-        nodes, jobs, uids = [], [job for job in view.jobs.values() if job.rev > reply.known], None
+        nodes, jobs, uids = [], [job for job in known.jobs if job.rev > reply.known], None
     if nodes or jobs:
         structlog.get_logger("recovery").warning(
             "restoring the store", node=node, jobs=len(jobs), nodes=len(nodes), known=reply.known, rev=header.rev
@@ -62,6 +74,13 @@ async def offer(store: Store, snapshot: Snapshot, timing: Timing, node: str, now
             )
         )
     return reply.era
+
+
+def _ahead(job: JobRecord, promised: int) -> bool:
+    """A generation of it was promised that its record does not know of. A pod's files are its user's: a number that no
+    generation can have had by then is not believed."""
+    number = job.head.number if job.head is not None else 0
+    return number < promised <= number + BELIEVED
 
 
 def _pages(records: Sequence[Record]) -> list[tuple[bool, Sequence[Record]]]:

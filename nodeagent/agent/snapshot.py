@@ -3,12 +3,15 @@ decides nothing."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
+from nodeagent.agent.known import Known
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing, millis
 from nodeagent.plan.cluster import Cluster, Refusal
+from nodeagent.plan.notes import Notes
 from nodeagent.store.messages import BeatReply
 
 
@@ -30,6 +33,13 @@ class Snapshot:
         self._returned: float | None = None
         """When a node last came back from a silence, this one included (our clock)."""
         self._anew: Snapshot | None = None
+        self._shown: tuple[Mapping[str, NodeRecord], Mapping[str, JobRecord]] | None = None
+        """Copies of both as they are in the views that were given out, until one of them changes."""
+        self._notes = Notes()
+        self.touched = asyncio.Event()
+        """Set at each change; whoever keeps copies clears it."""
+        self.wanted = 0
+        """The newest revision that somebody waits for until it is on disks."""
         self.rev = 0
         self.era = ""
         """The era of the store that ``rev`` belongs to."""
@@ -49,9 +59,14 @@ class Snapshot:
         """Take in a beat's reply received at ``now``. A store with another identity replaces everything."""
         if self.complete and (now - self._at > self._timing.lease or self._came_back(reply)):
             self._returned = now
-        self._lapsed, self._next_lapse = frozenset(reply.lapsed), reply.next_lapse
+        if self._lapsed != (lapsed := frozenset(reply.lapsed)):
+            self._lapsed = lapsed
+        self._next_lapse = reply.next_lapse
         self._served, self._at = reply.served, now
-        self.recovering = reply.recovering
+        before, after = (self.recovering, self.wanted), (reply.recovering, reply.asked)
+        if before != after or (reply.rev, reply.era) != (self.rev, self.era):
+            self.touched.set()
+        self.recovering, self.wanted = after
         if reply.recovering:
             return
         if self._anew is not None:
@@ -60,8 +75,10 @@ class Snapshot:
                 self._replace(self._anew)
             return
         if reply.cluster_uid != self.cluster_uid:
-            self._nodes, self._jobs, self.complete = {}, {}, False
+            self._nodes, self._jobs, self.complete, self._shown = {}, {}, False, None
         self.cluster_uid = reply.cluster_uid
+        if reply.nodes or reply.gone:
+            self._shown = None
         for node in reply.nodes:
             self._nodes[node.id] = node
         for job in reply.jobs:
@@ -70,8 +87,9 @@ class Snapshot:
             kind, _, name = key.partition(":")
             (self._nodes if kind == "node" else self._jobs).pop(name, None)
         self.rev, self.era = reply.rev, reply.era
-        if not reply.more:
+        if not reply.more and not self.complete:
             self.complete = True
+            self.touched.set()
 
     def _came_back(self, reply: BeatReply) -> bool:
         """A node renewed a lease that had run out, in the life that it had."""
@@ -86,9 +104,10 @@ class Snapshot:
         return False
 
     def _replace(self, other: Snapshot) -> None:
-        self._nodes, self._jobs = other._nodes, other._jobs
+        self._nodes, self._jobs, self._shown = other._nodes, other._jobs, None
         self.rev, self.era, self.cluster_uid = other.rev, other.era, other.cluster_uid
         self.complete, self._anew = True, None
+        self.touched.set()
 
     def absorb_job(self, job: JobRecord) -> bool:
         """Take in one job's record; false if it is older than what is known."""
@@ -97,7 +116,8 @@ class Snapshot:
         known = self._jobs.get(job.uid)
         if known is not None and known.rev > job.rev:
             return False
-        self._jobs[job.uid] = job
+        self._jobs[job.uid], self._shown = job, None
+        self.touched.set()
         return True
 
     def forget_job(self, uid: str) -> None:
@@ -105,15 +125,36 @@ class Snapshot:
         if self._anew is not None:
             self._anew.forget_job(uid)
         self._jobs.pop(uid, None)
+        self._shown = None
+        self.touched.set()
 
     def read_again(self, era: str) -> None:
         """Read everything again, of this era (empty: whichever the store is in); until then the view stays."""
         self._anew = Snapshot(self._timing)
         self._anew.era = era
 
+    @property
+    def rereads(self) -> bool:
+        """The view is an old one, until everything has been read again."""
+        return self._anew is not None
+
+    def known(self, now: float) -> Known:
+        """What could be given back to a store that lost it."""
+        view = self.cluster(now)
+        return Known(
+            cluster_uid=self.cluster_uid,
+            era=self.era,
+            rev=self.rev if self.complete else 0,
+            served=view.served,
+            nodes=tuple(view.nodes.values()),
+            jobs=tuple(view.jobs.values()),
+            lapsed=self._lapsed,
+            whole=self.complete,
+        )
+
     def forget(self) -> None:
         """Know nothing any more: it was another cluster's."""
-        self._nodes, self._jobs, self.complete = {}, {}, False
+        self._nodes, self._jobs, self.complete, self._shown = {}, {}, False, None
         self.rev, self.era, self.cluster_uid, self._anew = 0, "", "", None
 
     @property
@@ -125,15 +166,19 @@ class Snapshot:
         """The view at ``now``: served time goes on by our own clock, but never by more than one credit."""
         ahead = min(max(0.0, now - self._at), self._timing.credit)
         settling = self._timing.heartbeat + 2 * self._timing.store_timeout
+        if self._shown is None:
+            self._shown = dict(self._nodes), dict(self._jobs)
+        nodes, jobs = self._shown
         return Cluster(
             served=self._served + millis(ahead),
-            nodes=dict(self._nodes),
-            jobs=dict(self._jobs),
+            nodes=nodes,
+            jobs=jobs,
             lapsed=self._lapsed,
             timing=self._timing,
             refused=refused or {},
             next_lapse=self._next_lapse,
             more_to_return=self._returned is not None and now < self._returned + settling,
+            notes=self._notes,
         )
 
     def node(self, name: str) -> NodeRecord | None:

@@ -14,6 +14,7 @@ from nodeagent.agent.metrics import Metrics
 from nodeagent.api import pagefiles, status
 from nodeagent.api.body import MAX_BODY
 from nodeagent.api.care import CareRoutes
+from nodeagent.api.diag import DiagRoutes
 from nodeagent.api.doctor import DoctorRoutes
 from nodeagent.api.errors import answering_middleware, error_middleware, joined_middleware
 from nodeagent.api.events import EventRoutes
@@ -63,7 +64,7 @@ def create_app(
         )
 
     app.router.add_get("/v1/version", version)
-    nouns = (JobRoutes, NodeRoutes, CareRoutes, LogRoutes, EventRoutes, TopRoutes, DoctorRoutes)
+    nouns = (JobRoutes, NodeRoutes, CareRoutes, DiagRoutes, LogRoutes, EventRoutes, TopRoutes, DoctorRoutes)
     for noun in nouns:
         app.router.add_routes(noun(view).table())
     return app

@@ -62,10 +62,10 @@ class CareRoutes:
     async def acknowledge(self, request: web.Request) -> web.Response:
         """POST .../health/ack {gpu, rule, request_id}: it is repaired, so its probation begins. Without ``gpu``:
         everything of the node."""
-        node, _, care, asked = await self._may(request)
+        node, care, _, asked = await self._may(request)
         gpu, rule = body.text(asked, "gpu"), body.text(asked, "rule")
         if gpu:
-            _known_gpu(node, gpu)
+            known_gpu(node, gpu)
         meant = [
             v for v in care.monitor.verdicts if (not gpu or v.device == gpu) and (not rule or v.rule == rule)
         ]  # fmt: skip
@@ -81,40 +81,48 @@ class CareRoutes:
 
     async def inject(self, request: web.Request) -> web.Response:
         """POST .../health/inject {xid, gpu, request_id}: judge an Xid that the hardware did not report."""
-        node, who, care, asked = await self._may(request)
+        node, care, who, asked = await self._may(request)
         code, gpu = asked.get("xid"), body.text(asked, "gpu")
         if not isinstance(code, int) or isinstance(code, bool) or not 1 <= code <= MOST_XID:
             raise ApiError("usage", f"xid must be a whole number from 1 to {MOST_XID}", "NVIDIA's catalog lists them")
         if not node.facts.gpus:
             raise ApiError("state", f"node {node.id} has no GPU", "see: nodeagentctl nodes")
-        device = _known_gpu(node, gpu) if gpu else node.facts.gpus[0].uuid
+        device = known_gpu(node, gpu) if gpu else node.facts.gpus[0].uuid
         care.monitor.inject(Event("xid", time.time(), device, code, f"drill by {who.name}: Xid {code}"))
         return web.json_response({"name": node.id, "gpu": device, "xid": code})
 
-    async def _may(self, request: web.Request) -> tuple[NodeRecord, auth.Caller, Care, dict[str, Any]]:
+    async def _may(self, request: web.Request) -> tuple[NodeRecord, Care, auth.Caller, dict[str, Any]]:
         """The node, which must be this agent's own, and who may change it."""
         asked = await body.read(request)
         body.request_id(asked)
         node = find_node(self.view.cluster(), request.match_info["node"])
         who = await auth.caller(request, self.view.config.jobs)
         auth.may_change_nodes(who, node.id)
-        if node.id != self.view.node:
-            where = f" --agent {node.facts.https.url}" if node.facts.https is not None else ""
-            raise ApiError(
-                ELSEWHERE,
-                f"node {node.id} keeps its own health, and this is the agent of {self.view.node}",
-                f"run it on {node.facts.hostname}" + (f", or ask its agent: nodeagentctl{where}" if where else ""),
-            )
+        own_node(self.view, node.id)
         if self.view.care is None:
             raise ApiError(
                 "state",
                 f"nobody looks after the health of node {node.id}",
                 "take `health: off` out of its agent's config",
             )
-        return node, who, self.view.care, asked
+        return node, self.view.care, who, asked
 
 
-def _known_gpu(node: NodeRecord, uuid: str) -> str:
+def own_node(view: AgentView, name: str) -> NodeRecord:
+    """The node of that name, if it is this agent's own."""
+    node = find_node(view.cluster(), name)
+    if node.id != view.node:
+        where = f" --agent {node.facts.https.url}" if node.facts.https is not None else ""
+        raise ApiError(
+            ELSEWHERE,
+            f"node {node.id} keeps its own health, and this is the agent of {view.node}",
+            f"run it on {node.facts.hostname}" + (f", or ask its agent: nodeagentctl{where}" if where else ""),
+        )
+    return node
+
+
+def known_gpu(node: NodeRecord, uuid: str) -> str:
+    """The GPU, if the node has it."""
     if all(uuid != gpu.uuid for gpu in node.facts.gpus):
         raise unknown(f"GPU of node {node.id}", uuid, (gpu.uuid for gpu in node.facts.gpus))
     return uuid

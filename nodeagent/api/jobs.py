@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from nodeagent.api import auth, body, intents, scaling
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.lookup import find_job
+from nodeagent.api.saved import saved
 from nodeagent.api.shapes import Json, budget_json, items, job_json, lent_json
 from nodeagent.api.story import generations
 from nodeagent.api.view import AgentView
@@ -160,14 +161,15 @@ class JobRoutes:
                     "choose another name",
                 )
             return web.json_response({"dry_run": True, "spec": spec.model_dump()})
-        uid, now, seal = uuid.uuid4().hex, time.time(), self.view.seal
+        uid, now, seal, era = uuid.uuid4().hex, time.time(), self.view.seal, self.view.era
         job = await self.view.store.submit(
             uid, spec, who.uid, now, who.name, body.request_id(asked),
             control=seal.control(uid, first_control(spec, who.name, None)),
             admission=seal.admit(uid, who.uid, spec, now, self.view.node),
         )  # fmt: skip
         await self._seen()
-        return web.json_response(await self._json(job), status=201)
+        kept = await saved(self.view, job.rev, era)
+        return web.json_response(await self._json(job) | kept, status=201)
 
     def _scale(self, verb: scaling.Verb) -> Callable[[web.Request], Any]:
         """POST .../scale {target}, .../scaleout {count}, .../scalein {count | nodes}; {timeout?, request_id}."""
@@ -185,12 +187,13 @@ class JobRoutes:
         uid = find_job(self.view.cluster(), ref).uid
         for _ in range(WRITE_TRIES):
             await self.view.refresh()  # the deadline is in served time: an old view of it could be past already
-            job = self._known(uid, ref)
+            job, era = self._known(uid, ref), self.view.era
             auth.may_change_job(who, job)
             base = self._foundation(job)  # before anything else is read: the verdict is of this very record
             earlier = await self.view.store.request(asked.request)
             if earlier is not None:
-                return web.json_response(await self._json(job) | scaling.repeated(asked, job, earlier))
+                kept = await saved(self.view, job.rev, era)
+                return web.json_response(await self._json(job) | kept | scaling.repeated(asked, job, earlier))
             wish = scaling.wish(asked, base, self.view.cluster().served) or _anew(job, base)
             new = None if wish is None else self._signed(base, wish, who)
             did = asked.did(base, base.control.target if new is None else new.target)
@@ -203,7 +206,7 @@ class JobRoutes:
                 continue
             if after.control == (new or job.control):
                 await self._seen()
-                more = scaling.outcome(did, changed=new is not None)
+                more = scaling.outcome(did, changed=new is not None) | await saved(self.view, after.rev, era)
                 return web.json_response(await self._json(after) | more)
         raise ApiError(
             "state",
@@ -229,12 +232,13 @@ class JobRoutes:
         for attempt in range(WRITE_TRIES):
             if attempt:
                 await self.view.refresh()
-            job = self._known(uid, ref)
+            job, era = self._known(uid, ref), self.view.era
             auth.may_change_job(who, job)
             base = self._foundation(job, ends=intent in (intents.stop, intents.delete))
             wish = intent(base) or _anew(job, base)
             if wish is None:
-                return web.json_response(await self._json(job) | {"changed": False})
+                kept = await saved(self.view, job.rev, era)
+                return web.json_response(await self._json(job) | kept | {"changed": False})
             control, text = self._signed(base, wish, who), f"{wish.text} (by {who.name})"
             try:
                 after = await self.view.store.control(uid, job.control.rev, control, name, wish.event, text)
@@ -243,7 +247,8 @@ class JobRoutes:
                     raise
                 continue
             await self._seen()
-            return web.json_response(await self._json(after) | {"changed": True})
+            kept = await saved(self.view, after.rev, era)
+            return web.json_response(await self._json(after) | kept | {"changed": True})
         raise AssertionError("unreachable: the last try returns or raises")
 
     def _foundation(self, job: JobRecord, *, ends: bool = False) -> JobRecord:

@@ -11,6 +11,7 @@ from aiohttp import web
 from nodeagent.api import auth, body
 from nodeagent.api.errors import ApiError
 from nodeagent.api.lookup import find_node
+from nodeagent.api.saved import saved
 from nodeagent.api.shapes import items, node_json, work_on
 from nodeagent.api.view import AgentView
 from nodeagent.model.node import Cordon, NodeRecord
@@ -62,7 +63,8 @@ class NodeRoutes:
     async def forget(self, request: web.Request) -> web.Response:
         """POST .../forget: its caller vouches that the node, whose lease has lapsed, is off for good."""
         node, who = await self._may(request)
-        return await self._written(await self.view.store.forget(node.id, who.name))
+        era = self.view.era
+        return await self._written(await self.view.store.forget(node.id, who.name), era)
 
     async def _set(self, request: web.Request, drain: bool) -> web.Response:
         asked = await body.read(request)
@@ -75,7 +77,8 @@ class NodeRoutes:
         node, who = await self._may(request)
         name = body.request_id(asked)
         cordon = None if want is None else Cordon(reason=want[0], by=who.name, at=time.time(), drain=want[1])
-        return await self._written(await self.view.store.cordon(node.id, cordon, name))
+        era = self.view.era
+        return await self._written(await self.view.store.cordon(node.id, cordon, name), era)
 
     async def _may(self, request: web.Request) -> tuple[NodeRecord, auth.Caller]:
         """The node that is meant, and who may change it."""
@@ -84,7 +87,8 @@ class NodeRoutes:
         auth.may_change_nodes(who, node.id)
         return node, who
 
-    async def _written(self, record: NodeRecord) -> web.Response:
+    async def _written(self, record: NodeRecord, era: str) -> web.Response:
         with contextlib.suppress(StoreUnavailableError):  # it is written; the snapshot follows with the next beat
             await self.view.refresh()
-        return web.json_response(node_json(record, self.view.cluster(), time.time()))
+        kept = await saved(self.view, record.rev, era)
+        return web.json_response(node_json(record, self.view.cluster(), time.time()) | kept)

@@ -16,8 +16,9 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.world import Head, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.health import breaker, next_step
+from nodeagent.plan.health import breaker, claimed, next_step
 from nodeagent.plan.membership import natural
+from nodeagent.plan.repair import described
 from nodeagent.plan.restarts import spent
 from nodeagent.workers.base import PodStatus
 
@@ -266,6 +267,9 @@ def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
         return "silent", "its lease has lapsed; nobody has needed to declare it lost"
     if node.cordon is not None:
         return ("draining" if node.cordon.drain else "cordoned"), f"{node.cordon.reason} (by {node.cordon.by})"
+    claim = claimed(node.facts)
+    if claim is not None and claim.whole:
+        return "repairing", described(node)
     if node.facts.restarting:
         return "restarting", "its agent was told to end; a stand-in looks after its workers until the next start"
     return "ready", ""
@@ -278,7 +282,7 @@ def verdict_json(verdict: Verdict, node: NodeRecord, now: float) -> Json:
         "gpu": index,
         "age": round(max(0.0, now - verdict.since), 1),
         "left": None if verdict.until is None else round(max(0.0, verdict.until - now), 1),
-        "next": next_step(verdict, node.id),
+        "next": next_step(verdict, node),
     }
 
 
@@ -339,7 +343,10 @@ def node_json(node: NodeRecord, cluster: Cluster, now: float, work: Mapping[str,
         "gpus": [g.model_dump() | {"job": booked.get(g.uuid)} for g in facts.gpus],
         "condition": condition(node),
         "verdicts": [verdict_json(v, node, now) for v in facts.health],
+        "figures": [figure.model_dump() for figure in facts.figures],
         "breaker": breaker(cluster, facts),
+        "mending": None if facts.mending is None else facts.mending.model_dump(),
+        "repair": described(node),
         "pods": pods,
         "labels": dict(facts.labels),
         "cpu_slots": facts.cpu_slots,

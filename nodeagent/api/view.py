@@ -15,7 +15,9 @@ from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodStatus
 
 if TYPE_CHECKING:
+    from nodeagent.agent.acknowledge import Acknowledged
     from nodeagent.agent.care import Care
+    from nodeagent.agent.diagnosis import Diagnosis
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,11 @@ class AgentView(Protocol):
     def store(self) -> Store: ...
 
     @property
+    def diagnosis(self) -> Diagnosis | None:
+        """Checks this node's hardware by work."""
+        ...
+
+    @property
     def care(self) -> Care | None:
         """Looks after this node's health; None: nobody does."""
         ...
@@ -87,6 +94,15 @@ class AgentView(Protocol):
         ...
 
     def health(self) -> AgentHealth: ...
+
+    @property
+    def era(self) -> str:
+        """The store's history that this agent has read: of whatever is written next."""
+        ...
+
+    async def acknowledged(self, rev: int, era: str) -> Acknowledged:
+        """Wait, within a bound, until this revision of an era is on enough disks. Raises nothing."""
+        ...
 
     async def refresh(self) -> None:
         """Read the store's changes now, so that what was just written is in ``cluster()``. Raises StoreError."""

@@ -18,6 +18,7 @@ from nodeagent.ctl.options import (
     wait_options,
     which_job,
 )
+from nodeagent.ctl.saved import demand_saved, mention_unsaved
 from nodeagent.ctl.waiting import PATIENCE, job_line, wait
 
 Json = dict[str, Any]
@@ -112,7 +113,9 @@ def _simple(ctx: click.Context, verb: str, past: str, done: Callable[[Json], boo
     after = client.change("POST", f"{job_path(ref)}/{verb}", asked["request_id"])
     if asked["no_wait"]:
         click.echo(f"job/{after['name']} {verb} {'asked for' if after['changed'] else 'was asked for already'}")
+        demand_saved(f"job/{after['name']} {verb}", after)
         return
+    mention_unsaved(f"job/{after['name']} {verb}", after)
     try:
         last = _wait(client, after["uid"], done, asked["timeout"], f"{verb} {after['name']}")
     except TimedOutError as late:
@@ -139,7 +142,9 @@ def delete(
     name, uid = after["name"], after["uid"]
     if no_wait:
         click.echo(f"job/{name} delete asked for")
+        demand_saved(f"job/{name} delete", after)
         return
+    mention_unsaved(f"job/{name} delete", after)
     client.endure(PATIENCE)
 
     def look() -> Json | None:

@@ -1,7 +1,6 @@
 """``health``: the rules on sick hardware, an operator's word that it is repaired, and drills.
 
-A node's health is its own agent's business, so what changes it is sent there: to the agent that answers, else to the
-node's own socket where it is on this machine.
+A node's health is its own agent's business, so what changes it is sent there.
 """
 
 from __future__ import annotations
@@ -11,14 +10,11 @@ from typing import Any
 import click
 
 from nodeagent.ctl.client import Client, node_path
-from nodeagent.ctl.errors import CtlError
+from nodeagent.ctl.nearby import asked_of
 from nodeagent.ctl.options import agent_option, connect, node_argument, output_option, request_id_option
 from nodeagent.ctl.output import Column, show
 
 Json = dict[str, Any]
-
-ELSEWHERE = "other_node"
-"""The agent's word for a node that is not its own."""
 
 RULES = (
     Column("RULE", lambda r: r["name"]),
@@ -77,15 +73,8 @@ def inject(ctx: click.Context, node: str, xid: int, gpu: str, request_id: str | 
 
 
 def _change(client: Client, node: str, what: str, request_id: str | None, **more: object) -> Json:
-    """Ask this agent, and where it is another node's, the node's own on this machine."""
+    """Ask the node's own agent."""
     name = node.removeprefix("node/")
     path = f"{node_path(name)}/health/{what}"
-    try:
-        return client.change("POST", path, request_id, **more)
-    except CtlError as refusal:
-        if refusal.kind != ELSEWHERE or client.remote is not None:
-            raise
-        near = client.near(name)
-        if near is None:
-            raise
-        return near.change("POST", path, request_id, **more)
+    _, answer = asked_of(client, name, lambda one: one.change("POST", path, request_id, **more))
+    return answer

@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "drain": ("nodes", "Move a node's work away, and give it no more."),
     "forget": ("nodes", "Vouch that a silent node is off for good."),
     "health": ("health", "The rules on sick hardware; say that it is repaired; drills."),
+    "diag": ("diag", "Have a node check its GPUs by work."),
     "hosts": ("hosts", "Print the hosts of a job's world, for Horovod."),
     "doctor": ("doctor", "Say what is wrong, and what to do about it."),
     "local": ("local", "A development cluster of real agents on this machine."),

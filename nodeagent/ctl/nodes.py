@@ -18,6 +18,7 @@ from nodeagent.ctl.options import (
     wait_options,
 )
 from nodeagent.ctl.output import Column, show, span
+from nodeagent.ctl.saved import demand_saved, mention_unsaved
 from nodeagent.ctl.waiting import PATIENCE, wait
 
 Json = dict[str, Any]
@@ -39,6 +40,11 @@ def _healthy(node: Json) -> str:
     return f"{sum(g['healthy'] for g in gpus)}/{len(gpus)}" if gpus and node["state"] not in AWAY else "-"
 
 
+def _left_out(node: Json) -> str:
+    """GPUs that are given to nobody, and why."""
+    return "; ".join(f"GPU {gpu['index']}: {gpu['why']}" for gpu in node["gpus"] if not gpu["healthy"])
+
+
 def _slots(node: Json) -> str:
     if node["state"] in AWAY:
         return "-"
@@ -55,9 +61,11 @@ COLUMNS = (
     Column("JOBS", lambda n: ",".join(sorted({p["job"] for p in n["pods"]}))),
     Column("REASON", lambda n: n["reason"]),
     Column("CONDITION", lambda n: n["condition"]),
+    Column("REPAIR", lambda n: n["repair"], wide=True),
     Column("AGENT", lambda n: n["agent_pid"], wide=True),
     Column("AGE", lambda n: span(n["agent_age"]), wide=True),
     Column("VERSION", lambda n: n["version"], wide=True),
+    Column("LEFT OUT", _left_out, wide=True),
     Column("LABELS", lambda n: ",".join(f"{k}={v}" for k, v in sorted(n["labels"].items())), wide=True),
 )
 
@@ -86,6 +94,7 @@ def cordon(ctx: click.Context, node: str, reason: str, request_id: str | None) -
     """Give NODE no new work. What runs there goes on. A NODE that is being drained stops being drained."""
     after = connect(ctx).change("POST", node_path(node) + "/cordon", request_id, reason=reason)
     click.echo(f"node/{after['name']} cordoned")
+    demand_saved(f"node/{after['name']} cordon", after)
 
 
 @click.command(short_help="Let a node take work again.")
@@ -97,6 +106,7 @@ def uncordon(ctx: click.Context, node: str, request_id: str | None) -> None:
     """Let NODE take work again."""
     after = connect(ctx).change("POST", node_path(node) + "/uncordon", request_id)
     click.echo(f"node/{after['name']} uncordoned")
+    demand_saved(f"node/{after['name']} uncordon", after)
 
 
 @click.command(short_help="Move a node's work away, and give it no more.")
@@ -115,7 +125,9 @@ def drain(ctx: click.Context, node: str, reason: str, timeout: float, no_wait: b
     after = client.change("POST", node_path(node) + "/drain", request_id, reason=reason)
     if no_wait:
         click.echo(f"node/{after['name']} draining")
+        demand_saved(f"node/{after['name']} drain", after)
         return
+    mention_unsaved(f"node/{after['name']} drain", after)
     client.endure(PATIENCE)
     try:
         wait(lambda: client.get(node_path(node)), lambda n: not n["pods"], _line, timeout, f"draining {node}")
@@ -142,6 +154,7 @@ def forget(ctx: click.Context, node: str, fmt: str | None) -> None:
         click.echo(f"node/{after['name']} forgotten")
     else:
         show(after, fmt, "node", COLUMNS, single=True)
+    demand_saved(f"node/{after['name']} forget", after)
 
 
 def _line(node: Json) -> str:

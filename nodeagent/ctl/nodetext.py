@@ -27,6 +27,7 @@ NEXT = {
     "ready": "nothing is wrong",
     "restarting": "start its agent again (systemctl start nodeagent); "
     "if it will not be back: nodeagentctl drain {name}",
+    "repairing": "nothing: nodeagent repairs it; in your own hands instead: nodeagentctl cordon {name} --reason TEXT",
     "cordoned": "let it take work again: nodeagentctl uncordon {name}",
     "draining": "wait until no pod is left; then work on it, and: nodeagentctl uncordon {name}",
     "silent": "see whether the machine and its agent run (systemctl status nodeagent) and reach the store; "
@@ -79,6 +80,8 @@ def node_lines(node: Json, colour: bool = False) -> list[str]:
         lines += ["", "GPUs:", *("  " + line for line in table_lines(GPUS, node["gpus"]))]
     if node["verdicts"]:
         lines += ["", "Verdicts:", *(line for verdict in node["verdicts"] for line in _verdict(verdict))]
+    if node["repair"]:
+        lines.append("  " + _field("Repair", node["repair"]))
     if node["breaker"]:
         lines.append("  " + _field("Breaker", node["breaker"]))
     lines += ["", "Pods:"]

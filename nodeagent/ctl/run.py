@@ -15,6 +15,7 @@ from nodeagent.ctl import client as agent_client
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.errors import RUN_CODES, CtlError, Exit, UnreachableError
 from nodeagent.ctl.options import agent_option, request_id_option
+from nodeagent.ctl.saved import mention_unsaved
 from nodeagent.ctl.session import Session
 from nodeagent.ctl.submit import send
 from nodeagent.ctl.where import Where
@@ -64,7 +65,9 @@ def run(ctx: click.Context, /, local: int | None, detach: bool, request_id: str 
             spec = _with_shell(spec)
         session = Session(client, stays=not private)
         with session.signals():
-            session.begin(send(client, spec, request_id))
+            after = send(client, spec, request_id)
+            mention_unsaved(f"job/{after['name']} submit", after)
+            session.begin(after)
             if detach:
                 click.echo(f"job/{spec.name}")
                 return

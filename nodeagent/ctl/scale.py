@@ -27,6 +27,7 @@ from nodeagent.ctl.options import (
     request_id_option,
     which_job,
 )
+from nodeagent.ctl.saved import demand_saved, mention_unsaved
 from nodeagent.ctl.waiting import PATIENCE, job_line, wait
 
 Json = dict[str, Any]
@@ -115,7 +116,9 @@ def _change(client: Client, verb: str, ref: str, asked: dict[str, Any], **body: 
         told += " was asked for with this request id before: nothing new was done"
     if asked["no_wait"] or after["desired"] == "pause":
         click.echo(told + (" (paused: it counts when it runs again)" if after["desired"] == "pause" else ""))
+        demand_saved(f"job/{name} {verb}", after)
         return
+    mention_unsaved(f"job/{name} {verb}", after)
     last = _wait(client, after, request, want, asked["timeout"])
     click.echo(f"job/{name} scaled: trains on {count(last['world_nodes'], 'node')}")
 

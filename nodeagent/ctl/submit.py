@@ -13,6 +13,7 @@ from nodeagent.ctl.client import Client
 from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.options import agent_option, connect, request_id_option
 from nodeagent.ctl.output import dump
+from nodeagent.ctl.saved import demand_saved
 
 if TYPE_CHECKING:
     from nodeagent.model.jobspec import JobSpec
@@ -71,6 +72,7 @@ def submit(ctx: click.Context, file: str, dry_run: bool, request_id: str | None)
         click.echo(f"job/{spec.name} would be submitted (dry run)", err=True)
         return
     click.echo(f"job/{after['name']} submitted (uid {after['uid']})")
+    demand_saved(f"job/{after['name']} submit", after)
 
 
 @click.command(short_help="Check a job file; tell every mistake.")

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.agent.machine import DRIVER_SIGNS
+from nodeagent.health.driver import SIGNS
 from nodeagent.model.hostfacts import FolderFacts, HostFacts
 from nodeagent.spec.agentconfig import AgentConfig, ephemeral_clash
 from nodeagent.spec.apiconfig import OFF
@@ -100,7 +100,7 @@ def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> H
         # A shell's limit says nothing of a unit's.
         memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if running else None,
         pins_memory=any(path.exists() for path in PINNING),
-        gpus_missed=gpus == 0 and config.node.gpus == "auto" and any(path.exists() for path in DRIVER_SIGNS),
+        gpus_missed=gpus == 0 and config.node.gpus == "auto" and any(path.exists() for path in SIGNS),
         address=address,
         address_problem=_address_problem(address) if address else "",
         interface=config.node.data_interface or "",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from nodeagent.health.eventrules import EVENT_RULES, Fired, judge_events, remember, xid_rule
 from nodeagent.health.readings import Event, Readings
-from nodeagent.health.rules import READING_RULES, Look, Rule, looks
+from nodeagent.health.rules import FOREIGN, READING_RULES, SHARED, Look, Rule, looks
 from nodeagent.health.xids import XIDS
 from nodeagent.model.health import Action, Verdict
 
@@ -22,8 +22,12 @@ PROBATION = 600.0
 QUIET = 3600.0
 """Seconds without a new event after which a verdict that heals by quiet is forgotten."""
 WEEK = 7 * 86_400.0
+MOST_DOUBLED = 10
+"""How often a probation is doubled at most."""
 _NEXT: Mapping[Action, Action] = {"reset_gpu": "reboot", "reboot": "service", "diagnose": "service"}
 """The next heavier repair, after one that did not last a week."""
+TOLD_ANEW = frozenset({FOREIGN.id, SHARED.id})
+"""Rules of which the newest reading is told, not the first: who uses the GPU now."""
 Key = tuple[str, str]
 """Rule and device."""
 
@@ -122,9 +126,22 @@ def repaired(memory: Memory, device: str, action: Action, at: float) -> Memory:
 def verified(memory: Memory, devices: Collection[str], at: float, policy: Policy = Policy()) -> Memory:
     """A check of these devices passed: what waits for it is on probation from now."""
     verdicts = tuple(
-        _on_probation(v, at, policy) if v.stage == "repaired" and v.device in devices else v for v in memory.verdicts
+        _on_probation(v, at, policy, _relapses(memory, v)) if v.stage == "repaired" and v.device in devices else v
+        for v in memory.verdicts
     )
     return replace(memory, verdicts=verdicts)
+
+
+def escalated(memory: Memory, keys: Collection[Key], at: float, raw: str) -> Memory:
+    """The repair of these verdicts did not help, which ``raw`` tells: each holds, and asks for the next heavier one."""
+    meant = [v for v in memory.verdicts if (v.rule, v.device) in keys]
+    repairs = tuple(Repair(v.device, v.rule, v.action, at) for v in meant)
+    verdicts = tuple(
+        v.model_copy(update={"stage": "active", "until": None, "raw": raw, "action": _NEXT.get(v.action, v.action)})
+        if v in meant else v
+        for v in memory.verdicts
+    )  # fmt: skip
+    return replace(memory, verdicts=verdicts, repairs=(*memory.repairs, *repairs))
 
 
 def acknowledged(memory: Memory, device: str, rule: str | None, at: float, policy: Policy = Policy()) -> Memory:
@@ -145,8 +162,15 @@ def _combined(seen: Iterable[Look]) -> dict[Key, Look]:
     return out
 
 
-def _on_probation(verdict: Verdict, at: float, policy: Policy) -> Verdict:
-    return verdict.model_copy(update={"stage": "probation", "until": at + policy.probation})
+def _relapses(memory: Memory, verdict: Verdict) -> int:
+    """How often the verdict's repair in the last week was not the last."""
+    return sum((r.rule, r.device) == (verdict.rule, verdict.device) for r in memory.repairs) - 1
+
+
+def _on_probation(verdict: Verdict, at: float, policy: Policy, relapses: int = 0) -> Verdict:
+    """Each relapse within a week doubles it."""
+    length = min(policy.probation * 2 ** max(0, min(relapses, MOST_DOUBLED)), max(WEEK, policy.probation))
+    return verdict.model_copy(update={"stage": "probation", "until": at + length})
 
 
 def _onward(verdict: Verdict, fine: bool, at: float, boot: str, policy: Policy) -> Verdict | None:
@@ -169,7 +193,8 @@ def _fire(
 ) -> Verdict:
     rule = fired.rule
     if known is not None and known.stage == "active":
-        return known.model_copy(update={"count": known.count + fired.count, "seen": at, "boot": boot})
+        raw = fired.raw if rule.id in TOLD_ANEW else known.raw
+        return known.model_copy(update={"count": known.count + fired.count, "seen": at, "boot": boot, "raw": raw})
     action = rule.action
     for repair in repairs:
         if (repair.device, repair.rule) == (fired.device, rule.id) and action == repair.action:

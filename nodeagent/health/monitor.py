@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,13 @@ import structlog
 from nodeagent.agent.clock import Clock
 from nodeagent.health import memory as kept_memory
 from nodeagent.health.eventrules import waits_until
-from nodeagent.health.judge import Memory, Policy, acknowledged, judge, verified
+from nodeagent.health.judge import Key, Memory, Policy, acknowledged, escalated, judge, repaired, verified
 from nodeagent.health.memory import Kept
 from nodeagent.health.probe import Probe
+from nodeagent.health.probe_command import nvml_command, packages
 from nodeagent.health.readings import Event, GpuReading, HostReading, Readings
 from nodeagent.health.told import told
-from nodeagent.model.health import Verdict
+from nodeagent.model.health import Action, Verdict
 
 NVML_PACE = 2.0
 HOST_PACE = 5.0
@@ -68,9 +69,12 @@ class Monitor:
         policy: Policy,
         changed: Callable[[], None],
         ours: Callable[[], frozenset[int]],
+        checked: bool = False,
+        working: Callable[[], bool] = lambda: False,
     ) -> None:
         self._machine, self._file, self._clock, self._policy = machine, state / "health.json", clock, policy
-        self._changed, self._ours = changed, ours
+        self._working = working
+        self._changed, self._ours, self._checked = changed, ours, checked
         self._log = structlog.get_logger("health")
         self._memory, self._known = self._read()
         self.told = told(self._memory.verdicts)
@@ -85,6 +89,10 @@ class Monitor:
         self._before: Readings | None = None
         self._before_at = 0.0
         self._fine_since: dict[str, float] = {}
+        self._paused = self._stale = False
+        """The driver is left alone; and has not answered since."""
+        self.waiting: frozenset[str] = frozenset()
+        """With ``checked``: devices that were repaired, read without a fault for a while, and wait for ``passed``."""
         self._due = asyncio.Event()
         path = {"PYTHONPATH": str(ROOT)}
         bare = {"PATH": environ.get("PATH", "")} | path
@@ -97,7 +105,7 @@ class Monitor:
             self._due.set,
         )
         self._gpu_probe = Probe(
-            "nvml", lambda: (machine.python, "-m", "nodeagent.health.probe_nvml", str(NVML_PACE)), {**environ, **path},
+            "nvml", lambda: nvml_command(machine.python, NVML_PACE), {**environ, "PYTHONPATH": packages()},
             NVML_PACE, self.hear_gpus, self._due.set,
         )  # fmt: skip
         self._probes = (self._gpu_probe, self._host_probe) if machine.gpus else (self._host_probe,)
@@ -109,7 +117,7 @@ class Monitor:
     @property
     def gpus(self) -> tuple[GpuReading, ...] | None:
         """As last read; None while the driver does not answer."""
-        return None if self._gpu_probe.reading.missed else self._gpus
+        return None if self._stale or self._gpu_probe.reading.missed else self._gpus
 
     @property
     def last_gpus(self) -> tuple[GpuReading, ...]:
@@ -128,6 +136,43 @@ class Monitor:
         """An operator's word that a device (empty: the node) is repaired: its probation begins."""
         self._take(acknowledged(self._memory, device, rule, self._clock.wall(), self._policy))
         self._due.set()
+
+    def repaired(self, devices: Collection[str], action: Action) -> None:
+        """This repair was done to these devices: what it heals waits to be verified."""
+        memory = self._memory
+        for device in devices:
+            memory = repaired(memory, device, action, self._clock.wall())
+            self._fine_since.pop(device, None)
+        self._take(memory)
+        self._due.set()
+
+    def passed(self, devices: Collection[str]) -> None:
+        """They were verified: probation begins."""
+        self._take(verified(self._memory, devices, self._clock.wall(), self._policy))
+        self._due.set()
+
+    def escalate(self, keys: Collection[Key], why: str) -> None:
+        """The repair of these verdicts did not help: the next heavier one is asked for."""
+        self._take(escalated(self._memory, keys, self._clock.wall(), why))
+        self._due.set()
+
+    @property
+    def processes(self) -> Mapping[str, Sequence[int]] | None:
+        """Pids on each GPU, of those that the driver tells them of; None while it does not answer."""
+        gpus = self.gpus
+        if gpus is None:
+            return None
+        return {g.uuid: [pid for pid, _ in g.processes] for g in gpus if g.processes is not None}
+
+    async def pause(self) -> None:
+        """Leave the driver alone until ``resume``."""
+        self._paused = self._stale = True
+        await self._gpu_probe.pause()
+
+    def resume(self) -> None:
+        """Ask the driver again; until it has answered nothing is known."""
+        self._paused = False
+        self._gpu_probe.resume()
 
     def inject(self, event: Event) -> None:
         """A drill: judge an event that nobody wrote."""
@@ -159,7 +204,7 @@ class Monitor:
         events = self._ready_events()
         readings = Readings(
             boot=self._machine.boot, gpus=self.gpus, expected=self._known, events=events, host=self._host,
-            probes=tuple(probe.reading for probe in self._probes),
+            probes=tuple(probe.reading for probe in self._probes), working=self._working(),
         )  # fmt: skip
         elapsed = now - self._before_at if self._before is not None else 0.0
         memory = judge(self._memory, readings, self._before, at, elapsed, self._ours(), self._policy)
@@ -192,6 +237,8 @@ class Monitor:
         fine = (waiting - sick) & readable
         self._fine_since = {device: self._fine_since.get(device, now) for device in fine}
         done = [device for device, since in self._fine_since.items() if now - since >= VERIFY]
+        if self._checked:
+            self.waiting, done = frozenset(done), []
         return verified(memory, done, at, self._policy)
 
     def _take(self, memory: Memory) -> None:
@@ -222,6 +269,7 @@ class Monitor:
     def hear_gpus(self, line: dict[str, Any]) -> None:
         """What the probe of the driver tells."""
         if "gpus" in line:
+            self._stale = self._paused
             every = tuple(_gpu(fields) for fields in line["gpus"])
             self._buses |= {gpu.pci: gpu.uuid for gpu in every if gpu.pci}
             mine = self._machine.configured
@@ -285,6 +333,7 @@ def _gpu(fields: dict[str, Any]) -> GpuReading:
         fields["slowdown"] = frozenset(fields["slowdown"])
     if fields.get("processes") is not None:
         fields["processes"] = tuple((pid, size) for pid, size in fields["processes"])
+    fields["owners"] = tuple((pid, owner) for pid, owner in fields.get("owners", ()))
     return GpuReading(**fields)
 
 

@@ -47,11 +47,15 @@ class Probe:
         self._command, self._environ, self._heard, self._changed = command, environ, heard, changed
         self._bound, self._again, self._kill = pace + deadline, again, kill
         self._stuck: list[subprocess.Popen[bytes]] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._wanted = asyncio.Event()
+        self._wanted.set()
         self.reading = ProbeReading(name)
 
     async def run(self) -> None:
         """Until cancelled: start it, hear it, start it again."""
         while True:
+            await self._wanted.wait()
             self._stuck = [process for process in self._stuck if process.poll() is None]
             if len(self._stuck) >= MOST_STUCK:
                 self._tell(self.reading.missed + 1, f"{len(self._stuck)} of its processes hang and cannot be killed")
@@ -62,11 +66,23 @@ class Probe:
             except OSError as error:
                 self._tell(self.reading.missed + 1, f"it cannot be started: {error.strerror}")
             else:
+                self._process = process
                 try:
                     await self._listen(process)
                 finally:
+                    self._process = None
                     await self._end(process)
             await asyncio.sleep(self._again)
+
+    async def pause(self) -> None:
+        """Have no process until ``resume``: a GPU that anything holds open cannot be reset."""
+        self._wanted.clear()
+        if self._process is not None:
+            await self._end(self._process)
+
+    def resume(self) -> None:
+        """Read again."""
+        self._wanted.set()
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -86,6 +102,8 @@ class Probe:
                 try:
                     async with asyncio.timeout(self._bound):
                         line = await lines.readline()
+                    if not line and not self._wanted.is_set():
+                        return
                     if not line:
                         self._tell(self.reading.missed, self.reading.problem or "its process ended")
                         return

@@ -12,7 +12,6 @@ Argument: JSON with ``proc``, ``sys``, ``kmsg`` (paths), ``folders``, ``interfac
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
@@ -20,10 +19,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 from nodeagent.health.kernellog import Folder, parse, record
+
+TYPE_CHECKING = False  # without typing and pathlib: they cost 1.3 MB
+if TYPE_CHECKING:
+    from typing import Any
 
 POLL = 5.0
 GATHER = 0.1
@@ -32,6 +33,7 @@ LATE = 5.0
 """Seconds after which a folder that does not answer is told as one that does not."""
 FULL = 256 << 20
 """Free bytes below which a folder is as good as full."""
+INIT_ROOT = "/proc/1/root"
 HOUR = 3600.0
 _MANAGER = "nvidia-fabricmanager.service"
 _RECORD = 8192
@@ -70,7 +72,7 @@ class KernelLog:
 class Ports:
     """Network ports that were up once."""
 
-    def __init__(self, sys_root: Path, interfaces: Sequence[str]) -> None:
+    def __init__(self, sys_root: str, interfaces: Sequence[str]) -> None:
         self._sys, self._interfaces = sys_root, interfaces
         self._down: dict[str, float | None] = {}
         self._flaps: dict[str, list[float]] = {}
@@ -93,12 +95,17 @@ class Ports:
         }
 
     def _states(self) -> Iterator[tuple[str, bool]]:
-        for state in sorted(self._sys.glob("class/infiniband/*/ports/*/state")):
-            with contextlib.suppress(OSError):
-                yield f"{state.parts[-4]}/{state.parts[-2]}", "ACTIVE" in state.read_text()
+        adapters = f"{self._sys}/class/infiniband"
+        for adapter in _names(adapters):
+            for port in _names(f"{adapters}/{adapter}/ports"):
+                try:
+                    state = _text(f"{adapters}/{adapter}/ports/{port}/state")
+                except OSError:
+                    continue
+                yield f"{adapter}/{port}", "ACTIVE" in state
         for name in self._interfaces:
             try:
-                yield name, (self._sys / "class/net" / name / "carrier").read_text().strip() == "1"
+                yield name, _text(f"{self._sys}/class/net/{name}/carrier").strip() == "1"
             except OSError:  # gone, or administratively down
                 yield name, False
 
@@ -122,7 +129,7 @@ class Folders:
 
     def _ask(self, path: str) -> None:
         try:
-            state = os.statvfs(path)
+            state = os.statvfs(as_init_sees(path))
             free = state.f_bavail * state.f_frsize
             wrong = "read-only" if state.f_flag & os.ST_RDONLY else f"{free >> 20} MiB free" if free < FULL else ""
         except OSError as error:
@@ -131,22 +138,42 @@ class Folders:
         del self._asked[path]
 
 
-def available_memory(proc: Path) -> float | None:
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _names(folder: str) -> list[str]:
+    """What is in it, in order; nothing where there is none."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def as_init_sees(path: str) -> str:
+    """The path as it is on the node, not in the agent's sandbox, where it may be read-only or hidden. Only root can
+    look from there."""
+    outside = f"{INIT_ROOT}{os.path.realpath(path)}"
+    return outside if os.geteuid() == 0 and os.access(INIT_ROOT, os.X_OK) else path
+
+
+def available_memory(proc: str) -> float | None:
     """Share of the memory that new processes could have."""
     values = {}
-    for line in (proc / "meminfo").read_text().splitlines():
+    for line in _text(f"{proc}/meminfo").splitlines():
         name, _, rest = line.partition(":")
         values[name] = rest.split()
     total, free = values.get("MemTotal"), values.get("MemAvailable")
     return int(free[0]) / int(total[0]) if total and free else None
 
 
-def fabric_manager(sys_root: Path, units: Path) -> bool | None:
+def fabric_manager(sys_root: str, units: str) -> bool | None:
     """Whether its unit has processes; None if it is not installed."""
-    if not (units / _MANAGER).exists():
+    if not os.path.exists(f"{units}/{_MANAGER}"):
         return None
     try:
-        return "populated 1" in (sys_root / "fs/cgroup/system.slice" / _MANAGER / "cgroup.events").read_text()
+        return "populated 1" in _text(f"{sys_root}/fs/cgroup/system.slice/{_MANAGER}/cgroup.events")
     except OSError:
         return False
 
@@ -160,7 +187,7 @@ def tell(what: dict[str, Any]) -> None:
 def main() -> None:
     """Look and follow, for as long as somebody reads."""
     given = json.loads(sys.argv[1])
-    proc, sys_root = Path(given["proc"]), Path(given["sys"])
+    proc, sys_root = given["proc"], given["sys"]
     ports, folders = Ports(sys_root, given["interfaces"]), Folders(given["folders"])
     log: KernelLog | None = None
     wrong = {}
@@ -183,7 +210,7 @@ def main() -> None:
             host = {
                 "memory_available": available_memory(proc),
                 "full_disks": folders.look(now),
-                "fabric_manager": fabric_manager(sys_root, Path(given["units"])),
+                "fabric_manager": fabric_manager(sys_root, given["units"]),
             }
             tell({"host": host | ports.look(now)} | wrong)
             due = now + given["poll"]

@@ -56,6 +56,8 @@ class GpuReading:
     """Bytes."""
     processes: tuple[tuple[int, int], ...] | None = None
     """Pid and bytes of every process that uses it."""
+    owners: tuple[tuple[int, str], ...] = ()
+    """Of the first few processes: who they are, in words; empty for one that is not to be seen from here."""
     driver: str = ""
     vbios: str = ""
 
@@ -115,4 +117,6 @@ class Readings:
     events: tuple[Event, ...] = ()
     """Those since the last readings."""
     host: HostReading | None = None
+    working: bool = False
+    """Workers of this node's pods run."""
     probes: tuple[ProbeReading, ...] = field(default=())

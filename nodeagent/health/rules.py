@@ -24,6 +24,8 @@ PORT_DOWN = 30.0
 """Seconds after which a network port that was up once is lost."""
 FLAPS = 3
 LOW_MEMORY = 0.03
+_NAMED = 3
+"""Processes of others that are named."""
 _MUCH_REMAPPED = 512
 """Remapped rows after which NVIDIA replaces the card (GPU memory error management, RMA policy)."""
 
@@ -161,6 +163,8 @@ REPLAYS = Rule("pcie.replays", "degraded", "service", "quiet", "more PCIe replay
                "DCGM: bit error rate 1e-12")  # fmt: skip
 FOREIGN = Rule("gpu.foreign", "degraded", "none", "reading", "somebody else's processes use the GPU",
                "NVML processes", after=5.0)  # fmt: skip
+SHARED = Rule("gpu.shared", "degraded", "none", "reading", "somebody else's processes use the GPU beside ours",
+              "NVML processes", after=5.0)  # fmt: skip
 LEFT = Rule("gpu.leftover", "degraded", "reset_gpu", "reading", "memory of the GPU is held though nothing of ours runs",
             "NVML memory", after=5.0)  # fmt: skip
 NVML_LATE = Rule("probe.nvml.late", "unknown", "none", "reading", "the driver has not answered in time", "own deadline")
@@ -174,9 +178,12 @@ FABRIC_MANAGER = Rule("fabric.manager", "fatal", "reboot", "reading", "the fabri
 DISK = Rule("disk", "degraded", "none", "reading", "a folder that jobs need cannot be written to", "statvfs")
 MEMORY = Rule("host.memory", "info", "none", "reading", "the machine is short of memory", "/proc/meminfo", after=30.0)
 
+TAKEN = frozenset({FOREIGN.id, LEFT.id})
+"""While one of these holds, the GPU is somebody else's: no job is given it."""
+
 READING_RULES: tuple[Rule, ...] = (
     *(one.rule for one in GPU_RULES),
-    MISSING, REPLAYS, FOREIGN, LEFT, NVML_LATE, NVML_HUNG, PROBE_LATE, PROBE_BROKEN,
+    MISSING, REPLAYS, FOREIGN, SHARED, LEFT, NVML_LATE, NVML_HUNG, PROBE_LATE, PROBE_BROKEN,
     PORT, FLAP, FABRIC_MANAGER, DISK, MEMORY,
 )  # fmt: skip
 
@@ -199,13 +206,14 @@ def looks(now: Readings, before: Readings | None, elapsed: float, ours: frozense
         yield from _probe(probe)
     if now.gpus is not None:
         earlier = {} if before is None or before.gpus is None else {g.uuid: g for g in before.gpus}
+        blind = now.working and not any(pid in ours for gpu in now.gpus for pid, _ in gpu.processes or ())
         for gpu in now.gpus:
             for one in GPU_RULES:
                 fires = one.check(gpu)
                 if fires is not None:
                     yield Look(one.rule, gpu.uuid, fires, one.show(gpu) if fires else "")
             yield from _replays(gpu, earlier.get(gpu.uuid), elapsed)
-            yield from _users(gpu, ours)
+            yield from _users(gpu, ours, blind)
         present = {g.uuid for g in now.gpus}
         for uuid in now.expected:
             yield Look(MISSING, uuid, uuid not in present, f"not among the {len(present)} GPUs that NVML lists")
@@ -234,13 +242,21 @@ def _replays(gpu: GpuReading, before: GpuReading | None, elapsed: float) -> Iter
     yield Look(REPLAYS, gpu.uuid, rate > bound, f"{rate:.0f} replays a minute, {bound} are usual")
 
 
-def _users(gpu: GpuReading, ours: frozenset[int]) -> Iterable[Look]:
-    if gpu.processes is not None:
-        others = [pid for pid, _ in gpu.processes if pid not in ours]
-        yield Look(FOREIGN, gpu.uuid, bool(others), "processes " + ", ".join(map(str, others[:8])))
-        if gpu.memory_used is not None:
-            left = not gpu.processes and gpu.memory_used > LEFTOVER
-            yield Look(LEFT, gpu.uuid, left, f"{gpu.memory_used >> 20} MiB in use, no process listed")
+def _users(gpu: GpuReading, ours: frozenset[int], blind: bool) -> Iterable[Look]:
+    """``blind``: our workers run, and the driver lists none of them, as in a container with pids of its own: what it
+    lists, or does not, may be ours."""
+    if gpu.processes is None or blind:
+        return
+    owners = dict(gpu.owners)
+    others = [pid for pid, _ in gpu.processes if pid not in ours]
+    beside = len(others) < len(gpu.processes)
+    raw = "; ".join(owners.get(pid) or f"pid {pid}" for pid in sorted(others)[:_NAMED])
+    raw += f"; and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    yield Look(FOREIGN, gpu.uuid, bool(others) and not beside, raw)
+    yield Look(SHARED, gpu.uuid, bool(others) and beside, raw)
+    if gpu.memory_used is not None:
+        left = not gpu.processes and gpu.memory_used > LEFTOVER
+        yield Look(LEFT, gpu.uuid, left, f"{gpu.memory_used >> 20} MiB in use, no process listed")
 
 
 def _host(host: HostReading) -> Iterable[Look]:

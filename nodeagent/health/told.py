@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from nodeagent.health.readings import GpuReading
+from nodeagent.health.rules import TAKEN
 from nodeagent.model.health import ORDER, Verdict
 from nodeagent.model.node import Gpu
 
@@ -31,14 +32,23 @@ def _rough(verdict: Verdict) -> Verdict:
 
 
 def gpus(
-    known: Sequence[Gpu], seen: Collection[GpuReading], verdicts: Iterable[Verdict], may_join: bool
+    known: Sequence[Gpu],
+    seen: Collection[GpuReading],
+    verdicts: Iterable[Verdict],
+    may_join: bool,
+    held: Collection[str] = (),
 ) -> tuple[Gpu, ...]:
     """The node's GPUs: those known, and (``may_join``) those that were only found by now. One with a verdict that bars
-    it is left out, with its worst one's words."""
+    it is left out, with its worst one's words; and so are those that somebody else uses, or that are ``held`` for a
+    check."""
     why: dict[str, str] = {}
     for verdict in verdicts:
+        if verdict.rule in TAKEN and not verdict.dry_run:
+            why.setdefault(verdict.device, f"used by somebody else: {verdict.raw} ({verdict.rule})")
         if verdict.device and verdict.bars:
             why.setdefault(verdict.device, f"{verdict.text} ({verdict.rule}){_stage(verdict)}")
+    for uuid in held:
+        why.setdefault(uuid, "it is being checked (nodeagentctl diag)")
     found = {gpu.uuid: Gpu(uuid=gpu.uuid, index=gpu.index, name=gpu.name) for gpu in seen}
     base = {gpu.uuid: found.get(gpu.uuid, gpu) for gpu in known}
     if may_join:

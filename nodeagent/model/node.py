@@ -10,7 +10,9 @@ from typing import Literal
 from pydantic import Field
 
 from nodeagent.model.base import RECORD_VERSION, Record
+from nodeagent.model.figure import Figure
 from nodeagent.model.health import Verdict
+from nodeagent.model.repair import Mending
 
 
 class Incarnation(Record):
@@ -70,6 +72,10 @@ class NodeFacts(Record):
     """Unix time since which only a stand-in is there, until the next start of the agent; 0: the agent is."""
     health: tuple[Verdict, ...] = Field(default=(), max_length=32)
     """What is wrong with the node and its GPUs, the worst first; counts and times are rough."""
+    mending: Mending | None = None
+    """What the agent repairs by itself; None: nothing."""
+    figures: tuple[Figure, ...] = Field(default=(), max_length=16)
+    """What the node's checks by work measured: the standard of its peers."""
 
     def devices(self) -> tuple[str, ...]:
         """Names of all devices a worker may be given: healthy GPUs by uuid, then cpu slots."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing, millis
+from nodeagent.plan.notes import Notes
 
+T = TypeVar("T")
 RefusalKind = Literal["unsigned", "changed", "ended", "early", "expired", "size", "gang", "control"]
 
 
@@ -43,6 +45,14 @@ class Cluster:
     more_to_return: bool = False
     """A node has just come back from a silence, in the life that it had: others that went silent with it may follow
     within a heartbeat and two calls."""
+    notes: Notes = field(default_factory=Notes, compare=False, repr=False)
+    """Shared by views in which ``nodes``, ``jobs`` and ``lapsed`` are the same objects: what was
+    worked out from these is worked out once."""
+
+    def once(self, what: str, work: Callable[[T | None], T], of: object = None) -> T:
+        """What ``work`` makes of ``nodes``, ``jobs``, ``lapsed`` and ``of``, and of nothing else; it is given what it
+        made of other ones (``Notes.once``)."""
+        return self.notes.once(what, (self.nodes, self.jobs, self.lapsed, of), work)
 
     def live(self, node: str, life: str | None = None) -> bool:
         """The node holds its lease (in this life, if given)."""

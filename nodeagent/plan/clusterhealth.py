@@ -12,9 +12,11 @@ from typing import Literal
 
 from nodeagent.model.base import Record
 from nodeagent.model.finding import Finding, Severity
+from nodeagent.model.health import Verdict
 from nodeagent.model.job import TERMINAL
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.health import breaker, next_step
 
 Placed = tuple[str, Finding]
 """(where, what)"""
@@ -88,7 +90,14 @@ def judge_cluster(
     cluster: Cluster, states: Mapping[str, tuple[str, str]], why: Mapping[str, tuple[str, ...]]
 ) -> tuple[Placed, ...]:
     """``states``: node to (state, reason); ``why``: job uid to what it waits for."""
-    parts = (_nodes(cluster, states), _gpus(cluster), _jobs(cluster, why), _versions(cluster), _addresses(cluster))
+    parts = (
+        _nodes(cluster, states),
+        _sick(cluster),
+        _gpus(cluster),
+        _jobs(cluster, why),
+        _versions(cluster),
+        _addresses(cluster),
+    )
     return tuple(found for part in parts for found in part)
 
 
@@ -107,10 +116,32 @@ def _nodes(cluster: Cluster, states: Mapping[str, tuple[str, str]]) -> Iterator[
             yield f"node/{name}", Finding(severity="info", what=reason, fix=f"on {host}: systemctl start nodeagent")
 
 
-def _gpus(cluster: Cluster) -> Iterator[Placed]:
+def _sick(cluster: Cluster) -> Iterator[Placed]:
+    """What the nodes' agents found on their hardware, each with the step that mends it."""
     for name, node in sorted(_live(cluster).items()):
+        for verdict in node.facts.health:
+            if verdict.severity in ("fatal", "degraded", "unknown"):
+                yield f"node/{name}", _verdict(node, verdict)
+        if held := breaker(cluster, node.facts):
+            fix = f"who believes the verdicts: nodeagentctl drain {name}; else see what the nodes have in common"
+            yield f"node/{name}", _warning(f"the breaker is {held}", fix)
+
+
+def _verdict(node: NodeRecord, verdict: Verdict) -> Finding:
+    index = next((str(g.index) for g in node.facts.gpus if g.uuid == verdict.device), verdict.device)
+    what = f"{f'GPU {index}' if verdict.device else 'the node'} is {verdict.severity}: {verdict.text} ({verdict.rule})"
+    if verdict.dry_run or verdict.stage != "active":
+        note = "dry run" if verdict.dry_run else verdict.stage
+        return Finding(severity="info", what=f"{what}, {note}", fix=next_step(verdict, node))
+    return (_error if verdict.severity == "fatal" else _warning)(what, next_step(verdict, node))
+
+
+def _gpus(cluster: Cluster) -> Iterator[Placed]:
+    """Those that are left out for another reason than a verdict."""
+    for name, node in sorted(_live(cluster).items()):
+        told = {verdict.device for verdict in node.facts.health if verdict.bars}
         for gpu in node.facts.gpus:
-            if not gpu.healthy:
+            if not gpu.healthy and gpu.uuid not in told:
                 what = f"GPU {gpu.index} ({gpu.uuid}) is left out: {gpu.why or 'it is not healthy'}"
                 yield f"node/{name}", _warning(what, f"on {node.facts.hostname}: nvidia-smi -q -i {gpu.uuid}")
 

@@ -11,6 +11,7 @@ from nodeagent.model.job import TERMINAL, JobRecord, Outcome
 from nodeagent.model.world import Head
 from nodeagent.plan import faults
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.health import sick_members
 from nodeagent.plan.keepers import silence
 from nodeagent.plan.membership import gone_nodes, holding_nodes, natural, strays
 from nodeagent.plan.running import after_fault, decide_running
@@ -90,6 +91,9 @@ def _forming(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decis
         return after_fault(cluster, job, found, gone)
     if gone:
         return _form_again(cluster, job, head, gone, {})
+    sick, _ = sick_members(cluster, head)
+    if sick:  # nothing runs yet: the placement avoids what is sick, on the same nodes where that will do
+        return _form_again(cluster, job, head, (), {}, "; ".join(one.text for one in sick))
     silent = [m.node for m in head.ordered() if m.node not in head.acks]
     ready = {n: cluster.nodes[n].readiness.get(job.uid) for n in silent}
     unfit = {n: f"{n} cannot run it: {r.reason}" for n, r in ready.items() if r is not None and r.state == "unfit"}
@@ -116,11 +120,11 @@ def _forming(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decis
 
 
 def _form_again(
-    cluster: Cluster, job: JobRecord, head: Head, gone: tuple[str, ...], drop: Mapping[str, str]
+    cluster: Cluster, job: JobRecord, head: Head, gone: tuple[str, ...], drop: Mapping[str, str], why: str = ""
 ) -> Decision:
     """The forming generation cannot become whole as it is: propose it anew without those gone, and without those to
     ``drop`` (node to why)."""
     members_gone = [n for n in gone if n in head.members]
-    news = "; ".join(drop.values()) or (f"then node {', '.join(members_gone)} lost" if members_gone else "")
+    news = why or "; ".join(drop.values()) or (f"then node {', '.join(members_gone)} lost" if members_gone else "")
     cause = head.cause.model_copy(update={"text": f"{head.cause.text}; {news}"}) if news else head.cause
     return propose_or_hold(cluster, job, cause, gone, None, head.planned, without=drop, grace=head.grace)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from nodeagent.model.health import Action, Verdict
 from nodeagent.model.node import NodeFacts, NodeRecord
+from nodeagent.model.repair import LABEL, Claim
 from nodeagent.model.world import Head, Member
 from nodeagent.plan.cluster import Cluster
 
@@ -34,13 +35,24 @@ class Sick:
 
 def bar(facts: NodeFacts) -> str:
     """Why no work may be given to the node as a whole: a phrase that follows its name; empty if it may."""
+    claim = claimed(facts)
+    if claim is not None and claim.whole:
+        return f"is being repaired: {LABEL[claim.kind]} ({claim.rule})"
     return next((f"is unfit: {_words(v)}" for v in facts.health if v.bars and not v.device), "")
+
+
+def claimed(facts: NodeFacts) -> Claim | None:
+    """The repair that hardware of the node is set aside for."""
+    claim = facts.mending.claim if facts.mending is not None else None
+    return claim if claim is not None and claim.bars else None
 
 
 def worn(cluster: Cluster, node: str) -> bool:
     """Something on the node is degraded: others are taken first."""
     record = cluster.nodes.get(node)
-    found = [v for v in record.facts.health if _degraded(v)] if record is not None else []
+    if record is None or not record.facts.health:
+        return False
+    found = [v for v in record.facts.health if _degraded(v)]
     return any(v.rule != APP_REPEATS or not _elsewhere(cluster, node, v) for v in found)
 
 
@@ -48,12 +60,19 @@ def sick_members(cluster: Cluster, head: Head) -> tuple[tuple[Sick, ...], tuple[
     """Members to be taken out now, and what is to be said of those that the breaker keeps."""
     go: list[Sick] = []
     kept: list[str] = []
-    crowd = _Crowd(cluster)
+    crowd: _Crowd | None = None
     for member in head.ordered():
         record = cluster.nodes.get(member.node)
-        found = _against(record, member) if record is not None and cluster.live(member.node, member.life) else []
-        if record is None or not found:
+        if record is None or not cluster.live(member.node, member.life):
             continue
+        claim = claimed(record.facts)
+        if claim is not None and any(claim.takes(device) for device in member.devices):
+            go.append(Sick(member.node, f"{record.id} makes room for a repair: {LABEL[claim.kind]} ({claim.rule})"))
+            continue
+        found = _against(record, member)
+        if not found:
+            continue
+        crowd = crowd or _Crowd(cluster)
         text = _told(record, found[0])
         unfit = max(crowd.at(v.since) for v in found)
         if unfit <= crowd.limit:
@@ -105,6 +124,7 @@ class _Crowd:
         return bisect_right(self._begin, time) - bisect_left(self._end, time)
 
 
+PROBATION = "nothing: it is trusted again when its probation ends"
 _REPAIRS: Mapping[Action, str] = {
     "diagnose": "find out what is wrong (nodeagentctl doctor, dcgmi diag)",
     "reset_gpu": "reset the GPU (nvidia-smi --gpu-reset, nothing may run on it)",
@@ -113,16 +133,26 @@ _REPAIRS: Mapping[Action, str] = {
 }
 
 
-def next_step(verdict: Verdict, node: str) -> str:
+def next_step(verdict: Verdict, node: NodeRecord) -> str:
     """What a person does about it."""
     if verdict.stage == "probation":
-        return "nothing: it is trusted again when its probation ends"
+        return PROBATION
+    mending = node.facts.mending
+    claim = mending.claim if mending is not None else None
+    if claim is not None and (claim.whole or claim.device == verdict.device):
+        return f"nothing: nodeagent repairs it ({LABEL[claim.kind]}{f'; {claim.why}' if claim.why else ''})"
+    hold = f" ({mending.why})" if mending is not None and mending.why else ""
     if verdict.stage == "repaired":
+        if hold:
+            return f"see why it is not verified{hold}, or: nodeagentctl health ack {node.id}"
         return "nothing: its probation begins once it was read without a fault for a while"
     repair = _REPAIRS.get(verdict.action)
     if repair is None:
         return "look at the application" if verdict.action == "restart_app" else "nothing: it is told only"
-    return repair if verdict.severity == "unknown" else f"{repair}, then: nodeagentctl health ack {node}"
+    if verdict.severity == "unknown":
+        return repair
+    own = f"; nodeagent does not by itself{hold}" if hold and mending and verdict.action in mending.kinds else ""
+    return f"{repair}, then: nodeagentctl health ack {node.id}{own}"
 
 
 def _against(record: NodeRecord, member: Member) -> list[Verdict]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Member
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.membership import natural
+from nodeagent.plan.membership import in_order, natural
 
 MOST = 5
 """Members asked, by rank: one that does not answer costs the whole gang its time, so not more than needed."""
@@ -25,7 +25,7 @@ def choose(cluster: Cluster, members: Iterable[Member]) -> dict[str, str]:
     if not all(_can_be_asked(cluster, m.node) for m in ordered):
         return {}
     chosen = {m.node: m.life for m in ordered}
-    for node in sorted(cluster.nodes, key=natural):
+    for node in in_order(cluster):
         if len(chosen) >= LEAST:
             break
         if node not in chosen and _can_be_asked(cluster, node):

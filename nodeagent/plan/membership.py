@@ -4,8 +4,9 @@ may."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from nodeagent.model.job import TERMINAL, JobRecord
@@ -33,10 +34,16 @@ class Candidate:
     joined: int = 0
 
 
+@lru_cache(maxsize=4096)
 def natural(name: str) -> tuple[tuple[int, int | str], ...]:
     """Sort key under which n2 comes before n10. No two names are equal under it (n1, n01): all agents sort alike."""
     parts = (p for p in re.split(r"([0-9]+)", name) if p)
     return (*((0, int(p)) if p.isdecimal() else (1, p) for p in parts), (-1, name))
+
+
+def in_order(cluster: Cluster) -> Sequence[str]:
+    """All known nodes in natural order."""
+    return cluster.once("order", lambda _before: sorted(cluster.nodes, key=natural))
 
 
 def gpus_per_worker(role: Role, facts: NodeFacts) -> int:
@@ -52,20 +59,34 @@ def workers_wanted(role: Role, facts: NodeFacts) -> int:
     return max(1, len(facts.gpus) // per) if per else 1
 
 
-def used_devices(cluster: Cluster, node: str, by_others_than: str) -> frozenset[str]:
-    """Devices of a node that other jobs hold: as members of a generation not ended, or because they may still run
-    there."""
-    used: set[str] = set()
+Booked = Mapping[str, Sequence[tuple[str, tuple[str, ...]]]]
+"""Node to the jobs (uid) that hold devices there: as members of a generation not ended, or because they may still run
+there."""
+
+
+def booked(cluster: Cluster) -> Booked:
+    return cluster.once("booked", lambda _before: _booked(cluster))
+
+
+def _booked(cluster: Cluster) -> Booked:
+    found: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
     for job in cluster.jobs.values():
-        if job.uid == by_others_than or job.head is None:
+        head = job.head
+        if head is None:
             continue
-        member = job.head.members.get(node)
-        if member is not None and job.head.state != "ended" and not cluster.gone(node, member.life):
-            used.update(member.devices)
-        holder = job.head.holders.get(node)
-        if holder is not None and not cluster.gone(node, holder.life):
-            used.update(holder.devices)
-    return frozenset(used)
+        for node, member in head.members.items() if head.state != "ended" else ():
+            if not cluster.gone(node, member.life):
+                found.setdefault(node, []).append((job.uid, member.devices))
+        for node, holder in head.holders.items():
+            if not cluster.gone(node, holder.life):
+                found.setdefault(node, []).append((job.uid, holder.devices))
+    return found
+
+
+def used_devices(all_booked: Booked, node: str, by_others_than: str) -> frozenset[str]:
+    """Devices of a node that other jobs hold."""
+    jobs = all_booked.get(node)
+    return frozenset(d for uid, devices in jobs if uid != by_others_than for d in devices) if jobs else frozenset()
 
 
 def offer(role: Role, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]) -> tuple[str, ...] | str:
@@ -73,7 +94,8 @@ def offer(role: Role, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]
     taken = set(used)
     keep = [d for d in facts.devices() if d not in taken]
     held = set(mine)
-    keep.sort(key=lambda d: d not in held)  # stable: the same devices again where possible
+    if held:
+        keep.sort(key=lambda d: d not in held)  # stable: the same devices again where possible
     want = workers_wanted(role, facts)
     per = gpus_per_worker(role, facts)
     if per == 0:
@@ -91,21 +113,40 @@ def offer(role: Role, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]
     return tuple(sorted(gpus[: fits * per], key=lambda u: order[u]))
 
 
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """All that a candidate's standing depends on, but for the job's role."""
+
+    node: NodeRecord
+    live: bool
+    used: frozenset[str]
+    """Devices that other jobs hold."""
+    own: tuple[str, ...]
+    """Devices that this job has there."""
+
+
 def candidate(cluster: Cluster, job: JobRecord, node: NodeRecord) -> Candidate:
     """How this node stands to this job, right now."""
-    life = node.incarnation.life
+    return _judge(job, _case(cluster, booked(cluster), job, node))
+
+
+def _case(cluster: Cluster, all_booked: Booked, job: JobRecord, node: NodeRecord) -> _Case:
+    return _Case(node, cluster.live(node.id), used_devices(all_booked, node.id, job.uid), _own(job, node.id))
+
+
+def _judge(job: JobRecord, case: _Case) -> Candidate:
+    node, life = case.node, case.node.incarnation.life
 
     def no(standing: Standing, why: str, code: int = 0, devices: tuple[str, ...] = ()) -> Candidate:
         return Candidate(node.id, life, standing, f"{node.id} {why}", devices, code, node.joined)
 
-    if not cluster.live(node.id):
+    if not case.live:
         return no("out", "has left" if node.left else "is not live (its lease has lapsed)")
     if node.cordon is not None:
         return no("out", f"is {'draining' if node.cordon.drain else 'cordoned'} ({node.cordon.reason})")
     if sick := bar(node.facts):
         return no("out", sick)
-    member = _own(job, node.id)
-    got = offer(job.spec.role, node.facts, used_devices(cluster, node.id, job.uid), member)
+    got = offer(job.spec.role, node.facts, case.used, case.own)
     if isinstance(got, str):
         return no("out", got)
     ready = node.readiness.get(job.uid)
@@ -121,14 +162,36 @@ def candidate(cluster: Cluster, job: JobRecord, node: NodeRecord) -> Candidate:
 
 def candidates(cluster: Cluster, job: JobRecord) -> tuple[Candidate, ...]:
     """Every known node in natural order; those that see another checkpoint folder are unfit."""
+    return cluster.once(f"candidates:{job.uid}", lambda before: _all(cluster, job, before), job).found
+
+
+@dataclass(frozen=True, slots=True)
+class _All:
+    """The candidates of a job, and what each was judged by: most of it is the same in the next view."""
+
+    role: Role
+    judged: Mapping[str, tuple[_Case, Candidate]]
+    found: tuple[Candidate, ...]
+
+
+def _all(cluster: Cluster, job: JobRecord, before: _All | None) -> _All:
+    known = before.judged if before is not None and before.role == job.spec.role else {}
+    judged: dict[str, tuple[_Case, Candidate]] = {}
+    all_booked = booked(cluster)
+    for name in in_order(cluster):
+        case, last = _case(cluster, all_booked, job, cluster.nodes[name]), known.get(name)
+        same = last is not None and last[0].node is case.node and last[0] == case
+        judged[name] = last if last is not None and same else (case, _judge(job, case))
     astray = strays(cluster, job)
-    found = (candidate(cluster, job, cluster.nodes[n]) for n in sorted(cluster.nodes, key=natural))
-    return tuple(
-        replace(c, standing="unfit", why=astray[c.node], devices=())
-        if c.node in astray and c.standing in ("fit", "pending")
-        else c
-        for c in found
-    )
+    found = (candidate for _, candidate in judged.values())
+    if astray:
+        found = (
+            replace(c, standing="unfit", why=astray[c.node], devices=())
+            if c.node in astray and c.standing in ("fit", "pending")
+            else c
+            for c in found
+        )
+    return _All(job.spec.role, judged, tuple(found))
 
 
 def strays(cluster: Cluster, job: JobRecord, newer: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -141,11 +204,11 @@ def strays(cluster: Cluster, job: JobRecord, newer: Mapping[str, str] | None = N
         return {}
     ready = {n: r for n, record in cluster.nodes.items() if (r := record.readiness.get(job.uid)) and cluster.live(n)}
     seen = {n: r.folder for n, r in ready.items() if r.state != "unfit"} | dict(newer or {})
+    if len({folder for folder in seen.values() if folder}) < 2:
+        return {}
     by_folder: dict[str, list[str]] = {}
     for node in sorted((n for n, folder in seen.items() if folder), key=natural):
         by_folder.setdefault(seen[node], []).append(node)
-    if len(by_folder) < 2:
-        return {}
     members = {m.node for m in survivors(cluster, job)}
     groups = list(by_folder.values())  # of the greatest, max() takes the one with the first node
     right = max(groups, key=lambda nodes: (len(members.intersection(nodes)), len(nodes)))
@@ -168,9 +231,9 @@ def survivors(cluster: Cluster, job: JobRecord) -> tuple[Member, ...]:
 def ranked(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> list[str]:
     """The order in which nodes are chosen: members by rank, then the others as given; then those that are worn; last
     those scaled in by name."""
-    members = [m.node for m in survivors(cluster, job)]
+    members = dict.fromkeys(m.node for m in survivors(cluster, job))
     rest = [n for n in nodes if n not in members]
-    return sorted(members + rest, key=lambda n: (n in job.control.leaving, worn(cluster, n)))  # stable
+    return sorted([*members, *rest], key=lambda n: (n in job.control.leaving, worn(cluster, n)))  # stable
 
 
 def gone_nodes(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
@@ -191,19 +254,30 @@ def holding_nodes(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
 
 def should_prepare(cluster: Cluster, job: JobRecord, node: str) -> bool:
     """Whether a node keeps a pod ready for a job: members, those who will be needed to reach the target, one spare,
-    and those whose check failed: their verdict is kept and checked again, not forgotten and found anew."""
-    if job.phase in TERMINAL or job.control.desired != "run":
+    and those whose check failed: their verdict is kept and checked again, not forgotten and found anew. Of a paused
+    job those who were members, so that it can go on without importing anew."""
+    if job.phase in TERMINAL or job.control.desired == "stop":
         return False
+    member = job.head.members.get(node) if job.head is not None else None
+    alive = member is not None and cluster.live(node, member.life)
+    record = cluster.nodes.get(node)
+    if job.control.desired == "pause":
+        return alive and record is not None and record.cordon is None and not bar(record.facts)
+    if alive:
+        return True
+    if record is None or candidate(cluster, job, record).standing == "out":
+        return False  # most nodes of a large cluster run other jobs: they need not look at all the others
+    return node in cluster.once(f"prepare:{job.uid}", lambda _before: _to_prepare(cluster, job), job)
+
+
+def _to_prepare(cluster: Cluster, job: JobRecord) -> frozenset[str]:
+    """Of those that are no members."""
     members = {m.node for m in survivors(cluster, job)}
-    if node in members:
-        return True
     everyone = candidates(cluster, job)
-    if any(c.node == node and c.standing == "unfit" for c in everyone):
-        return True
     waiting = [c.node for c in everyone if c.standing in ("fit", "pending") and c.node not in members]
     waiting.sort(key=lambda n: (n in job.control.leaving, worn(cluster, n)))
     missing = max(0, job.control.target - len(members))
-    return node in waiting[: missing + 1]
+    return frozenset(waiting[: missing + 1]).union(c.node for c in everyone if c.standing == "unfit")
 
 
 def _own(job: JobRecord, node: str) -> tuple[str, ...]:

@@ -15,9 +15,10 @@ from nodeagent.model.world import Ack, Head, PodReport, Token
 from nodeagent.plan.blame import describe, farewell, is_failure
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.faults import final_report
+from nodeagent.plan.health import claimed
 from nodeagent.plan.keepers import better, chooser, must_let_go
 from nodeagent.plan.membership import natural, should_prepare, strays
-from nodeagent.workers.base import PodStatus
+from nodeagent.workers.base import GivenUp, PodStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,14 @@ class Promise:
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Stop what runs; ``grace`` None is SIGKILL now. ``promise``: what to promise while it dies, so that disk and
-    rendezvous cost no time of their own; only where nobody is left who could still need the old rendezvous."""
+    rendezvous cost no time of their own; only where nobody is left who could still need the old rendezvous.
+    ``given_up``: have the snapshots in memory written out."""
 
     uid: str
     grace: float | None
     why: str
     promise: Promise | None = None
+    given_up: GivenUp | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +121,8 @@ def plan_pods(
     lent: Collection[str] = (),
 ) -> tuple[PodAction, ...]:
     """Every action this node should take now, at most one per pod: the next action follows when its effect is
-    seen. ``standbys``: how many pods are kept ready here for running jobs that this node is no member of. ``lent``:
-    jobs (uids) that a promise of this node may still lend time to."""
+    seen. ``standbys``: how many pods are kept ready here for paused jobs, and for running jobs that this node is no
+    member of. ``lent``: jobs (uids) that a promise of this node may still lend time to."""
     out: list[PodAction] = []
     spares = 0
     for uid in sorted({*cluster.jobs, *statuses}, key=lambda uid: _queue_place(cluster, uid)):
@@ -127,16 +130,32 @@ def plan_pods(
         action = _plan_pod(cluster, node, incarnation.life, job, status, uid, uid in lent)
         if uid in cluster.refused and isinstance(action, Prepare | Promise | Start):
             action = None
+        if isinstance(action, Promise | Start) and job is not None and _set_aside(cluster, job, node):
+            action = None  # others chose these devices before they knew; they choose again
         if job is not None and _may_wait(action, status):
             action = _keep(cluster, job, node, incarnation.life, uid in lent) or action
-        spare = job is not None and job.phase == "running" and job.head is not None and node not in job.head.members
-        if spare and (isinstance(action, Prepare) or (action is None and status is not None)):
+        kept = isinstance(action, Prepare) or (action is None and status is not None)
+        if kept and job is not None and _spare(job, node):
             spares += 1
             if spares > standbys:
                 action = Retire(uid, f"this node keeps {standbys} standbys for other jobs already") if status else None
         if action is not None:
             out.append(action)
     return tuple(out)
+
+
+def _spare(job: JobRecord, node: str) -> bool:
+    """A pod that this node may keep ready for the job runs nothing."""
+    if job.control.desired == "pause":
+        return True
+    return job.phase == "running" and job.head is not None and node not in job.head.members
+
+
+def _set_aside(cluster: Cluster, job: JobRecord, node: str) -> bool:
+    """Devices that the job would use here are kept free for a repair."""
+    me, member = cluster.nodes.get(node), job.head.members.get(node) if job.head is not None else None
+    claim = claimed(me.facts) if me is not None else None
+    return claim is not None and member is not None and any(claim.takes(device) for device in member.devices)
 
 
 def _queue_place(cluster: Cluster, uid: str) -> tuple[int, int, str]:
@@ -284,13 +303,28 @@ def read_report(status: PodStatus) -> PodReport | None:
 
 def _farewell(status: PodStatus) -> PodReport | None:
     """What its workers' planned stop has to say."""
-    text = farewell(status.exits)
+    text = "; ".join(filter(None, (farewell(status.exits), status.written)))
     return PodReport(state="left", exits=status.exits, reason=text) if text else None
 
 
 def _stop(job: JobRecord, head: Head | None, planned: bool, why: str) -> Stop:
     grace = job.spec.grace if head is None or head.grace is None else head.grace
-    return Stop(job.uid, grace if planned else None, why)
+    return Stop(job.uid, grace if planned else None, why, given_up=_given_up(job, head) if planned else None)
+
+
+def _given_up(job: JobRecord, head: Head | None) -> GivenUp | None:
+    """What the snapshots of those that stop have to be written out for; None where all nodes go on, with their memory.
+    The same on each of them, as long as none has acknowledged: and none does before its snapshots are written."""
+    if head is None:
+        return None
+    since = (job.checkpoint.number, job.checkpoint.step) if job.checkpoint is not None else (0, 0)
+    if head.state == "ended":
+        return GivenUp(stays=False, world=0, since=since)
+    lives = {node: member.life for node, member in head.members.items()}
+    stay = [node for node, holder in head.holders.items() if lives.get(node) == holder.life]
+    if len(stay) == len(head.holders):
+        return None
+    return GivenUp(stays=bool(stay), world=head.world_size, since=since)
 
 
 def _may_wait(action: PodAction | None, status: PodStatus | None) -> bool:

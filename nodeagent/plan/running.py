@@ -88,8 +88,11 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
         cause = Cause(kind="scale", text=f"scaled from {size} to {target} nodes by {who}")
         return _propose_or_stay(cluster, job, cause, wall, grace=grace)
     if target > size:
-        return _scale_out(cluster, job, head, wall) or _grow(cluster, job, head, wall)
-    return Decision(None)
+        grown = _scale_out(cluster, job, head, wall) or _grow(cluster, job, head, wall)
+        if grown.step is not None or grown.at:
+            return grown
+        return _regain(cluster, job, head, wall) or grown
+    return _regain(cluster, job, head, wall) or Decision(None)
 
 
 def _evict(cluster: Cluster, job: JobRecord, cause: Cause, wall: float) -> Decision:
@@ -136,6 +139,32 @@ def _grow(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision
         return Decision(None, (f"{short}; {names} joins after the cool-down of {cluster.timing.cooldown:g} s",), at)
     cause = Cause(kind="join", text=f"{names} joined")
     return _propose_or_stay(cluster, job, cause, wall, left)
+
+
+def _regain(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision | None:
+    """A member that runs on fewer devices than it could, since some were sick when the gang was formed: after the
+    cool-down the gang takes them again. None where there is none."""
+    role = job.spec.role
+    if not role.uneven or role.workers_per_node != "gpu":
+        return None  # a node takes part with all that it has, or not at all
+    if not any(_healthy(cluster, m.node) > len(m.devices) for m in head.members.values()):
+        return None
+    chosen = {c.node: c for c in place(cluster, job, job.control.leaving - set(head.members)).chosen}
+    if not head.members.keys() <= chosen.keys():
+        return None
+    more = [m.node for m in head.ordered() if len(chosen[m.node].devices) > len(m.devices)]
+    if not more or any(len(chosen[m.node].devices) < len(m.devices) for m in head.ordered()):
+        return None
+    names, at = ", ".join(more), head.since + millis(cluster.timing.cooldown)
+    if cluster.served < at:
+        cool = f"the cool-down of {cluster.timing.cooldown:g} s"
+        return Decision(None, (f"{names} has more GPUs than are used; they are taken after {cool}",), at)
+    return _propose_or_stay(cluster, job, Cause(kind="join", text=f"GPUs of {names} are back"), wall)
+
+
+def _healthy(cluster: Cluster, node: str) -> int:
+    record = cluster.nodes.get(node)
+    return 0 if record is None else sum(gpu.healthy for gpu in record.facts.gpus)
 
 
 def _propose_or_stay(

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from nodeagent.model.job import JobRecord
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.membership import natural, survivors
+from nodeagent.plan.membership import in_order, survivors
 
 
 def order(cluster: Cluster, job: JobRecord) -> list[str]:
     """Proposers in order: live members by rank, then nodes that have the job ready, then all other live nodes."""
-    members = [m.node for m in survivors(cluster, job)]
-    rest = [n for n in sorted(cluster.nodes, key=natural) if n not in members and cluster.live(n)]
-    ready = [n for n in rest if job.uid in cluster.nodes[n].readiness]
-    return members + ready + [n for n in rest if n not in ready]
+    members = dict.fromkeys(m.node for m in survivors(cluster, job))
+    rest = [n for n in in_order(cluster) if n not in members and cluster.live(n)]
+    return [*members, *sorted(rest, key=lambda n: job.uid not in cluster.nodes[n].readiness)]  # stable
 
 
 def turn(cluster: Cluster, job: JobRecord, node: str) -> int:

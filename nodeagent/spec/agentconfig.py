@@ -215,6 +215,19 @@ class LogConfig(Section):
     """`auto`: console on a terminal, JSON elsewhere."""
 
 
+class SavingConfig(Section):
+    """The copy of the cluster's jobs on each node's disk."""
+
+    acknowledge: Annotated[
+        float, BeforeValidator(units.duration), WithJsonSchema(_DURATION_SCHEMA), Field(ge=0.1, le=20)
+    ] = 2.0
+    """How long an answer to a command waits until two nodes have it on their disks."""
+    regroup: Annotated[
+        float, BeforeValidator(units.duration), WithJsonSchema(_DURATION_SCHEMA), Field(ge=1, le=86_400)
+    ] = 60.0
+    """How long a store that was restored from disks alone waits for the nodes that were live."""
+
+
 class AgentConfig(Section):
     """One agent's whole configuration, every default filled in."""
 
@@ -246,6 +259,11 @@ class AgentConfig(Section):
         float, BeforeValidator(units.duration), WithJsonSchema(_DURATION_SCHEMA), Field(ge=1, le=3600)
     ] = 30.0
     """How long an agent that was told to end (SIGTERM) has a stand-in wait for its next start."""
+    drain: Annotated[float, BeforeValidator(units.duration), WithJsonSchema(_DURATION_SCHEMA), Field(ge=1, le=3600)] = (
+        60.0
+    )
+    """How long `systemctl stop` and a shutdown wait for the node's work to move away."""
+    saving: SavingConfig = SavingConfig()
     jobs: JobsConfig = JobsConfig()
     health: Annotated[HealthConfig | None, BeforeValidator(health_or_off), Field(json_schema_extra=or_off)] = (
         HealthConfig()

@@ -11,7 +11,8 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from nodeagent.spec import units
 from nodeagent.spec.errors import CheckError, raise_all
-from nodeagent.spec.section import Section, absolute
+from nodeagent.spec.repairconfig import RepairConfig
+from nodeagent.spec.section import OptionalFile, Section, absolute
 from nodeagent.spec.suggest import closest
 
 OFF = "off"
@@ -46,6 +47,46 @@ def _folders(value: object) -> tuple[str, ...]:
 Rules = Annotated[frozenset[str], BeforeValidator(_rules), WithJsonSchema(_IDS)]
 
 
+_SHARE = {"type": ["string", "number"], "examples": ["80%"]}
+
+
+def _duration(example: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": ["string", "number"], "examples": [example]})
+
+
+def health_or_off(value: object) -> object:
+    """``off`` is no section at all."""
+    return None if value == OFF else value
+
+
+def or_off(schema: dict[str, Any]) -> None:
+    """JSON Schema: the word instead of null."""
+    for choice in schema["anyOf"]:
+        if choice == {"type": "null"}:
+            choice.clear()
+            choice["const"] = OFF
+
+
+class DiagConfig(Section):
+    """Checks of the hardware by work: `nodeagentctl diag`."""
+
+    python: OptionalFile = None
+    """The Python that does the checks, with torch in it. Default: the agent's own."""
+    bound: Annotated[float, BeforeValidator(units.duration), _duration("30s"), Field(ge=1, le=600)] = 30.0
+    """Longest time of one check; the start may take four times, the collective twice as long."""
+    slower: Annotated[float, BeforeValidator(units.share), WithJsonSchema(_SHARE), Field(ge=0, le=1)] = 0.8
+    """A GPU fails whose speed is below this share of the usual one; 0: speeds are not judged."""
+
+
+class PreflightConfig(Section):
+    """Checks by work before a node takes part in a gang."""
+
+    reuse: Annotated[float, BeforeValidator(units.duration), _duration("1d"), Field(ge=60, le=30 * 86_400)] = 86_400.0
+    """How long a run that passed counts."""
+    bound: Annotated[float, BeforeValidator(units.duration), _duration("5m"), Field(ge=1, le=3600)] = 300.0
+    """Longest time of a whole run: a node that takes longer does not take part."""
+
+
 class HealthConfig(Section):
     """Looking after the node and its GPUs."""
 
@@ -62,16 +103,8 @@ class HealthConfig(Section):
     """Rules that are not looked at."""
     folders: Annotated[tuple[str, ...], BeforeValidator(_folders), WithJsonSchema(_IDS)] = ()
     """Folders that jobs need: said to be sick when full, read-only, missing, or when they do not answer."""
-
-
-def health_or_off(value: object) -> object:
-    """``off`` is no section at all."""
-    return None if value == OFF else value
-
-
-def or_off(schema: dict[str, Any]) -> None:
-    """JSON Schema: the word instead of null."""
-    for choice in schema["anyOf"]:
-        if choice == {"type": "null"}:
-            choice.clear()
-            choice["const"] = OFF
+    diag: DiagConfig = DiagConfig()
+    repair: RepairConfig = RepairConfig()
+    """What the agent repairs by itself, with which commands: nothing, without any."""
+    preflight: Annotated[PreflightConfig | None, BeforeValidator(health_or_off), Field(json_schema_extra=or_off)] = None
+    """Check by work before a node takes part in a gang; `off`: nobody does."""

@@ -14,6 +14,7 @@ _DURATION = re.compile(rf"(?:{_PART.pattern})+")
 _POWERS = {"": 0, "B": 0, "KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4}
 _SIZE = re.compile(r"(\d{1,15})\s*([A-Za-z]*)")
 _PORTS = re.compile(r"(\d{1,6})\s*-\s*(\d{1,6})")
+_SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,3})?)\s*%")
 _LOOKALIKE = {"sec": "s", "secs": "s", "second": "s", "seconds": "s", "min": "m", "mins": "m", "minute": "m",
               "minutes": "m", "hour": "h", "hours": "h", "hr": "h", "day": "d", "days": "d"}  # fmt: skip
 
@@ -112,3 +113,12 @@ def port_range(value: object) -> tuple[int, int]:
     if not 1 <= low <= high <= 65535:
         raise CheckError(f"{low}-{high} is not a range of ports", "ports go from 1 to 65535, the lower one first")
     return low, high
+
+
+def share(value: object) -> float:
+    """A share of a whole: ``80%``, or a number from 0 to 1."""
+    if isinstance(value, str) and (found := _SHARE.fullmatch(value.strip())):
+        return float(found[1]) / 100
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    raise CheckError(f"{show(value)} is not a share", "write for instance 80%, or 0.8")

@@ -44,7 +44,18 @@ from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, PodReport, Token
-from nodeagent.store.messages import Answer, Beat, BeatReply, Ending, JoinReply, Offer, Proposal, Restored, Settlement
+from nodeagent.store.messages import (
+    Answer,
+    Beat,
+    BeatReply,
+    Ending,
+    JoinReply,
+    Offer,
+    Proposal,
+    Restored,
+    Saves,
+    Settlement,
+)
 
 
 class StoreError(Exception):
@@ -96,7 +107,8 @@ class Store(Protocol):
         """Renew. Refused when the view sent is not one of this store's (``behind``: of another era and not the one that
         this era continues with ``rev`` within it, or beyond the store's revision) or the node has no record
         (``behind``). Refused unless the whole incarnation is current (``not_current``), not lost or left (``lost``),
-        seq newer (``stale``). A lapsed but not lost life is renewed. Unchanged facts or readiness raise no revision."""
+        seq newer (``stale``). A lapsed but not lost life is renewed. Unchanged facts or readiness raise no revision;
+        what is saved never does."""
         ...
 
     async def restore(self, offer: Offer) -> Restored:
@@ -234,6 +246,11 @@ class Store(Protocol):
     async def wait(self, after: str, timeout: float) -> str:
         """Return the newest event's id as soon as one after ``after`` exists, or ``after`` when ``timeout`` seconds
         have passed. Uses its own connection."""
+        ...
+
+    async def saved(self, after: str, timeout: float) -> Saves:
+        """What each node has told of its disk: as soon as one told on after ``after`` (empty: at once), or when
+        ``timeout`` seconds have passed. Uses the connections of ``wait``."""
         ...
 
     async def close(self) -> None:

@@ -23,9 +23,21 @@ from nodeagent.model.timing import Timing, millis
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store import codec, keys
+from nodeagent.store.arguments import ended_by, expectation, told_facts, told_timing, who
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.link import Link, Links
-from nodeagent.store.messages import Answer, Beat, BeatReply, Ending, JoinReply, Offer, Proposal, Restored, Settlement
+from nodeagent.store.messages import (
+    Answer,
+    Beat,
+    BeatReply,
+    Ending,
+    JoinReply,
+    Offer,
+    Proposal,
+    Restored,
+    Saves,
+    Settlement,
+)
 from nodeagent.store.scripts import load
 from nodeagent.store.trouble import NotReplicatedError, trouble
 from nodeagent.store.wire import ReplyError
@@ -61,13 +73,13 @@ class RedisStore:
         self._waits = Links(config, WAIT_LINKS, timeout)
 
     async def join(self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
-        arguments = _who(node, incarnation) | _facts(facts) | _timing(timing)
+        arguments = who(node, incarnation) | told_facts(facts) | told_timing(timing)
         arguments["uid"] = uuid.uuid4().hex
         cluster_uid, served = await self._timed("join", arguments, timing)
         return JoinReply(cluster_uid=cluster_uid, served=served)
 
     async def restore(self, offer: Offer) -> Restored:
-        arguments = _timing(offer.timing) | {
+        arguments = told_timing(offer.timing) | {
             "uid": offer.cluster_uid,
             "era": offer.era,
             "rev": offer.rev,
@@ -77,19 +89,25 @@ class RedisStore:
             "cordons": {node.id: codec.encode_optional(node.cordon) or "" for node in offer.nodes},
             "jobs": [codec.encode_job(job) for job in offer.jobs],
             "uids": offer.uids,
+            "numbers": offer.numbers,
+            "regroup": offer.regroup,
+            "awaited": offer.awaited,
         }
         era, known, recovering = await self._timed("restore", arguments, offer.timing)
         return Restored(era=era, known=int(known), recovering=bool(recovering))
 
     async def beat(self, beat: Beat) -> BeatReply:
-        arguments: dict[str, object] = _who(beat.node, beat.incarnation)
+        arguments: dict[str, object] = who(beat.node, beat.incarnation)
         arguments |= {"seq": beat.seq, "length": beat.length, "rev": beat.rev, "era": beat.era}
         if beat.facts is not None:
-            arguments |= _facts(beat.facts)
+            arguments |= told_facts(beat.facts)
         if beat.readiness is not None:
             arguments["readiness"] = codec.encode_readiness(beat.readiness)
         arguments["pods"] = [{"uid": pod.uid, "body": pod.to_json()} for pod in beat.pods or ()]
-        cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering = await self._step(
+        if beat.saved is not None:
+            arguments["saved"] = beat.saved.model_dump()
+        arguments["notes"] = [note.model_dump() for note in beat.notes]
+        cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked = await self._step(
             "beat", arguments
         )
         nodes, jobs, gone = [], [], []
@@ -114,13 +132,14 @@ class RedisStore:
                 event=event,
                 era=era,
                 recovering=bool(recovering),
+                asked=int(asked),
             )
 
     async def leave(self, node: str, incarnation: Incarnation) -> None:
-        await self._step("leave", _who(node, incarnation))
+        await self._step("leave", who(node, incarnation))
 
     async def propose(self, proposal: Proposal) -> JobRecord:
-        arguments = _ended_by(proposal) | {
+        arguments = ended_by(proposal) | {
             "id": proposal.id,
             "members": {node: member.to_json() for node, member in proposal.members.items()},
             "cause": proposal.cause.to_json(),
@@ -135,7 +154,7 @@ class RedisStore:
     async def ack(
         self, uid: str, token: Token, node: str, incarnation: Incarnation, ack: Ack, last: PodReport | None
     ) -> JobRecord:
-        arguments = _who(node, incarnation) | {"uid": uid, "token": token.model_dump(), "ack": ack.to_json()}
+        arguments = who(node, incarnation) | {"uid": uid, "token": token.model_dump(), "ack": ack.to_json()}
         if last is not None:
             arguments["last"] = codec.encode_report(last)
         return await self._job("ack", arguments)
@@ -144,18 +163,18 @@ class RedisStore:
         return await self._job("activate", {"uid": uid, "token": token.model_dump()})
 
     async def report(self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport) -> JobRecord:
-        arguments = _who(node, incarnation) | {"uid": uid, "token": token.model_dump(), "reason": report.reason}
+        arguments = who(node, incarnation) | {"uid": uid, "token": token.model_dump(), "reason": report.reason}
         return await self._job("report", arguments | codec.encode_report(report))
 
     async def commit(
         self, uid: str, token: Token, node: str, incarnation: Incarnation, name: str, step: int, order: int
     ) -> JobRecord:
         checkpoint = Checkpoint(name=name, step=step, number=token.number, order=order)
-        arguments = _who(node, incarnation) | {"uid": uid, "token": token.model_dump()}
+        arguments = who(node, incarnation) | {"uid": uid, "token": token.model_dump()}
         return await self._job("commit", arguments | {"checkpoint": checkpoint.to_json()})
 
     async def end(self, ending: Ending) -> JobRecord:
-        arguments = _ended_by(ending) | {
+        arguments = ended_by(ending) | {
             "phase": ending.phase,
             "reason": ending.reason,
             "outcome": codec.encode_optional(ending.outcome),
@@ -220,7 +239,7 @@ class RedisStore:
         expect: Mapping[str, str],
         keepers: Mapping[str, str],
     ) -> JobRecord:
-        arguments = _who(node, incarnation) | {"uid": uid, "token": token.model_dump()}
+        arguments = who(node, incarnation) | {"uid": uid, "token": token.model_dump()}
         arguments |= {"expect": codec.encode_texts(expect), "keepers": codec.encode_texts(keepers)}
         return await self._job("keep", arguments)
 
@@ -239,7 +258,7 @@ class RedisStore:
 
     async def settle(self, settlement: Settlement) -> JobRecord:
         new = settlement.control.model_copy(update={"rev": settlement.control_rev + 1})
-        arguments = _expectation(settlement) | {
+        arguments = expectation(settlement) | {
             "control": new.to_json(),
             "event": settlement.event,
             "text": settlement.text,
@@ -282,6 +301,17 @@ class RedisStore:
                 return after
             newest = await link.ask("XREVRANGE", stream, "+", "-", "COUNT", 1)
         return str(newest[0][0])
+
+    async def saved(self, after: str, timeout: float) -> Saves:
+        stream, told = keys.saves(self._prefix), keys.saved(self._prefix)
+        async with self._bounded(self._waits, timeout + self._timeout) as link:
+            if after:
+                await link.ask("XREAD", "COUNT", 1, "BLOCK", max(1, millis(timeout)), "STREAMS", stream, after)
+            newest = await link.ask("XREVRANGE", stream, "+", "-", "COUNT", 1)
+            found = codec.pairs(await link.ask("HGETALL", told))
+        with _strict():
+            nodes = {node: codec.decode_saved(text) for node, text in found.items()}
+            return Saves(at=str(newest[0][0]) if newest else "0-0", nodes=nodes)
 
     async def close(self) -> None:
         await self._commands.close()
@@ -352,41 +382,5 @@ def _strict() -> Iterator[None]:
 
 def _brings_jobs(beat_reply: list[Any]) -> bool:
     """Whether an agent may start or stop workers because of this reply."""
-    *_, records, _era, _recovering = beat_reply
+    *_, records, _era, _recovering, _asked = beat_reply
     return any(key.startswith("job:") for key, *_ in records)
-
-
-def _who(node: str, incarnation: Incarnation) -> dict[str, object]:
-    return {"node": node, "life": incarnation.life, "start": incarnation.start}
-
-
-def _facts(facts: NodeFacts) -> dict[str, object]:
-    return {"facts": codec.encode_facts(facts), "address": facts.address, "pid": facts.agent_pid}
-
-
-def _timing(timing: Timing) -> dict[str, object]:
-    return {
-        "timing": timing.to_json(),
-        "lease": millis(timing.lease),
-        "credit": millis(timing.credit),
-        "gap": millis(timing.gap),
-        "limit": millis(timing.failsafe_limit),
-    }
-
-
-def _expectation(step: Proposal | Ending | Settlement) -> dict[str, object]:
-    return {
-        "uid": step.uid,
-        "expect": step.expect.model_dump() if step.expect is not None else None,
-        "expect_state": step.expect_state,
-        "control_rev": step.control_rev,
-        "by": step.by,
-    }
-
-
-def _ended_by(step: Proposal | Ending) -> dict[str, object]:
-    return _expectation(step) | {
-        "spend": codec.encode_optional(step.spend),
-        "lost": sorted(set(step.lost)),
-        "planned": step.planned,
-    }

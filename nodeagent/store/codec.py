@@ -14,6 +14,7 @@ from nodeagent.model.event import Event
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
 from nodeagent.model.world import PodReport
+from nodeagent.store.messages import Saved
 
 JOB_RAW = (
     "version", "owner", "spec", "admission", "control", "submitted", "ended", "since", "order", "first_active",
@@ -154,6 +155,12 @@ def decode_node(flat: Sequence[str], cordon: str) -> NodeRecord:
     node["incarnation"] = _object({"life": json.dumps(fields["life"]), "start": fields["start"]})
     node["cordon"] = cordon or "null"
     return NodeRecord.from_json(_object(node))
+
+
+def decode_saved(text: str) -> Saved:
+    """Raises ValueError."""
+    rev, _, era = text.partition(" ")
+    return Saved(era=era, rev=int(rev))
 
 
 def decode_event(entry: tuple[str, Sequence[str]]) -> Event:

@@ -2,7 +2,8 @@
 
 ``meta`` cluster uid, version, timing, served clock, counters · ``lease`` node to lease end · ``node:<id>`` ·
 ``cordons`` · ``job:<uid>`` · ``names`` name to uid · ``highest`` name to number · ``alloc:<node>`` device to uid ·
-``changes`` record to revision · ``requests`` (capped) · ``events`` (capped stream) · ``pod:<uid>:<node>`` (TTL)
+``changes`` record to revision · ``requests`` (capped) · ``events`` (capped stream) · ``pod:<uid>:<node>`` (TTL) ·
+``saved`` node to what is on its disk · ``saves`` (capped stream) of what somebody waits for
 """
 
 from __future__ import annotations
@@ -29,3 +30,13 @@ def requests(cluster_prefix: str) -> str:
 def events(cluster_prefix: str) -> str:
     """The stream of events."""
     return cluster_prefix + "events"
+
+
+def saved(cluster_prefix: str) -> str:
+    """The hash of what is on each node's disk."""
+    return cluster_prefix + "saved"
+
+
+def saves(cluster_prefix: str) -> str:
+    """The stream that wakes who waits for that."""
+    return cluster_prefix + "saves"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from nodeagent.model.event import Event
 from nodeagent.model.job import Admission, Control, JobRecord, first_control
@@ -16,9 +17,22 @@ from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, PodReport, Token
-from nodeagent.store.messages import Answer, Beat, BeatReply, Ending, JoinReply, Offer, Proposal, Restored, Settlement
+from nodeagent.store.messages import (
+    Answer,
+    Beat,
+    BeatReply,
+    Ending,
+    JoinReply,
+    Offer,
+    Proposal,
+    Restored,
+    Saves,
+    Settlement,
+)
 from nodeagent.store.twin import commits, generation, lease, operator, restore
 from nodeagent.store.twin.state import State, event_order
+
+Written = TypeVar("Written", JobRecord, NodeRecord)
 
 
 class MemoryServer:
@@ -31,7 +45,7 @@ class MemoryServer:
         self._clock = clock
         self._starts = 1
         self._bell = asyncio.Event()
-        self._rung = "0-0"
+        self._rung = ("0-0", 0)
         self.state = State("memory-1")
 
     @property
@@ -44,13 +58,13 @@ class MemoryServer:
         self._starts += 1
         if not keep_data:
             self.state = State(f"memory-{self._starts}")
-            self._rung = "0-0"
+            self._rung = ("0-0", 0)
 
     def put_back(self, state: State) -> None:
         """A new server process with older data."""
         self.restart()
         self.state = state
-        self._rung = state.newest_event
+        self._rung = (state.newest_event, state.saves)
 
     def now(self) -> int:
         """The server's clock in whole milliseconds."""
@@ -68,14 +82,15 @@ class MemoryServer:
         return state
 
     def ring(self) -> None:
-        """Wake waiters if events were written since."""
-        if self.state.newest_event != self._rung:
-            self._rung = self.state.newest_event
+        """Wake waiters if events were written, or saves told on, since."""
+        newest = (self.state.newest_event, self.state.saves)
+        if newest != self._rung:
+            self._rung = newest
             self._bell.set()
             self._bell = asyncio.Event()
 
     async def rung(self) -> None:
-        """Until the next event is written."""
+        """Until the next event is written, or save told on."""
         await self._bell.wait()
 
 
@@ -91,7 +106,9 @@ class MemoryStore:
         return reply
 
     async def beat(self, beat: Beat) -> BeatReply:
-        return lease.beat(self._server.step(), beat)
+        reply = lease.beat(self._server.step(), beat)
+        self._server.ring()
+        return reply
 
     async def restore(self, offer: Offer) -> Restored:
         reply = restore.restore(self._server.step(), offer)
@@ -137,12 +154,14 @@ class MemoryStore:
         admission: Admission | None = None,
     ) -> JobRecord:
         signed = first_control(spec, by, control), admission
-        return self._done(operator.submit(self._server.settled(), uid, spec, owner, wall, by, request, *signed))
+        job = operator.submit(self._server.settled(), uid, spec, owner, wall, by, request, *signed)
+        return self._asked(job)
 
     async def control(
         self, uid: str, expect_rev: int, control: Control | None, request: str, event: str, text: str, did: str = ""
     ) -> JobRecord:
-        return self._done(operator.control(self._server.settled(), uid, expect_rev, control, request, event, text, did))
+        job = operator.control(self._server.settled(), uid, expect_rev, control, request, event, text, did)
+        return self._asked(job)
 
     async def renew(self, uid: str, expect: str, admission: Admission) -> JobRecord:
         return self._done(operator.renew(self._server.settled(), uid, expect, admission))
@@ -166,18 +185,14 @@ class MemoryStore:
         return self._done(step)
 
     async def forget(self, node: str, by: str) -> NodeRecord:
-        record = lease.forget(self._server.settled(), node, by)
-        self._server.ring()
-        return record
+        return self._asked(lease.forget(self._server.settled(), node, by))
 
     async def remove(self, uid: str) -> None:
         operator.remove(self._server.settled(), uid)
         self._server.ring()
 
     async def cordon(self, node: str, cordon: Cordon | None, request: str) -> NodeRecord:
-        record = lease.cordon(self._server.settled(), node, cordon, request)
-        self._server.ring()
-        return record
+        return self._asked(lease.cordon(self._server.settled(), node, cordon, request))
 
     async def pods(self, uid: str) -> tuple[PodState, ...]:
         state, now = self._server.state, self._server.now()
@@ -198,8 +213,24 @@ class MemoryStore:
             return after
         return self._server.state.newest_event
 
+    async def saved(self, after: str, timeout: float) -> Saves:
+        try:
+            async with asyncio.timeout(timeout):
+                while after and f"{self._server.state.saves}-0" == after:
+                    await self._server.rung()
+        except TimeoutError:
+            pass
+        state = self._server.state
+        return Saves(at=f"{state.saves}-0", nodes=dict(state.saved))
+
     async def close(self) -> None:
         return None
+
+    def _asked(self, record: Written) -> Written:
+        """An operator wrote: somebody waits until it is on the disks of nodes."""
+        self._server.state.asked = self._server.state.rev
+        self._server.ring()
+        return record
 
     def _done(self, job: JobRecord) -> JobRecord:
         self._server.ring()

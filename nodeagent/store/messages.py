@@ -5,12 +5,29 @@ The steps themselves are ``base.py``'s. Must never hold behaviour.
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from nodeagent.model.base import Record
 from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Cause, Member, Token
+
+
+class Saved(Record):
+    """What a node has on its disk: everything up to ``rev`` of ``era``."""
+
+    era: str
+    rev: int = Field(ge=0)
+
+
+class Saves(Record):
+    """What nodes have told of their disks."""
+
+    at: str
+    """Wait for what is told after it."""
+    nodes: dict[str, Saved] = {}
 
 
 class JoinReply(Record):
@@ -41,8 +58,17 @@ class BeatReply(Record):
     event: str = "0-0"
     """Id of the newest event: wait for what comes after it."""
     era: str = ""
+    asked: int = 0
+    """The newest revision that an operator wrote: somebody waits until it is on disks."""
     recovering: bool = False
     """The store is recovering: the reply brings no records, and ``rev`` is the one that was sent."""
+
+
+class Note(Record):
+    """What an agent has to tell of its node, for the event log."""
+
+    kind: str
+    text: str
 
 
 class Beat(Record):
@@ -65,6 +91,10 @@ class Beat(Record):
     pods: tuple[PodState, ...] | None = None
     """Only when something changed, or to refresh their TTL (all pods of this node); pod keys not named are left to
     expire."""
+    saved: Saved | None = None
+    """Only when it changed. Told on (``Store.saved``) if it is the first of this node that covers what operators
+    wrote last. It is no part of the node's record: it raises no revision."""
+    notes: tuple[Note, ...] = ()
 
 
 class Offer(Record):
@@ -83,8 +113,12 @@ class Offer(Record):
     has ended, which the amnesty shelters. The first offer that brings something begins a new era (event
     StoreRestored), ``served`` = max(its own, the offer's).
 
-    After the recovery an offer adds only jobs that are not there and newer than ``known``: their generation has ended,
-    for its nodes have been silent too long, and the job holds.
+    After the recovery an offer adds only jobs that are not there, were not removed in this history, and are newer than
+    ``known``: their generation has ended, for its nodes have been silent too long, and the job holds.
+
+    ``regroup``: the view is from a disk, nobody has it in memory, so others may have a newer one. If it opens the
+    recovery, that is longer by this, until every node that was live when the view was saved (``awaited`` of the newest
+    view so far) has made an offer, or one brings a newer view from memory; then ``credit + lease`` are left at most.
     """
 
     cluster_uid: str
@@ -99,6 +133,12 @@ class Offer(Record):
     jobs: tuple[JobRecord, ...] = ()
     uids: tuple[str, ...] | None = None
     """Every job of the complete view: on its last page only."""
+    numbers: dict[str, int] = {}
+    """Job name to the highest number of a generation that this node promised on its disk."""
+    regroup: int = Field(default=0, ge=0)
+    """In ms; 0: the view is from memory."""
+    awaited: tuple[str, ...] = ()
+    """Nodes that were live by this view."""
 
 
 class Restored(Record):

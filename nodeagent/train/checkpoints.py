@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from nodeagent.train import folder as files
+from nodeagent.train import written
 from nodeagent.train.context import context
 from nodeagent.train.flat import State
 from nodeagent.train.folder import Entry
@@ -71,9 +72,9 @@ class Checkpoints:
         entry = Entry(self._agreed(order), step, self._place.generation)
         path = self.folder / entry.name
         path.mkdir(parents=True, exist_ok=True)
-        written = dcp.async_save(_taken(state), checkpoint_id=path, process_group=self._group)
+        writing = dcp.async_save(_taken(state), checkpoint_id=path, process_group=self._group)
         self._committed = False
-        self._thread = threading.Thread(target=self._finish, args=(entry, written), name="checkpoint")
+        self._thread = threading.Thread(target=self._finish, args=(entry, writing), name="checkpoint")
         self._thread.start()
         return True
 
@@ -91,12 +92,12 @@ class Checkpoints:
         self._group = self._talk = None
         return committed
 
-    def _finish(self, entry: Entry, written: Any) -> None:
+    def _finish(self, entry: Entry, writing: Any) -> None:
         path = self.folder / entry.name
         mine: dict[str, list[int]] = {}
         problem = ""
         try:
-            written.result()
+            writing.result()
             mine = files.described(path, self._own_files(path))
         except Exception as error:  # noqa: BLE001 (whatever it was: the others must hear of it, and training goes on)
             problem = f"rank {self._rank}: {type(error).__name__}: {error}"
@@ -113,11 +114,11 @@ class Checkpoints:
         names = sorted(file.name for file in path.glob(f"__{self._rank}_*"))
         return [*names, ".metadata"] if self._rank == 0 else names
 
-    def _commit(self, entry: Entry, written: Mapping[str, list[int]]) -> str:
+    def _commit(self, entry: Entry, named: Mapping[str, list[int]]) -> str:
         """Rank 0's; why it was not committed, or ""."""
         path = self.folder / entry.name
         try:
-            files.write_manifest(path, written)
+            files.write_manifest(path, named)
             if self._link is not None:
                 self._link.ask("commit", COMMIT_BOUND, name=entry.name, step=entry.step, order=entry.order)
             files.mark_committed(path)
@@ -148,15 +149,19 @@ class Checkpoints:
         passed over."""
         for entry in self._candidates():
             path = self.folder / entry.name
-            problem = next(filter(None, self._gathered(self._damage(path))), "")
+            if entry.snapshot:
+                problem = written.load(state, path, self._rank, self._world)
+            else:
+                problem = next(filter(None, self._gathered(self._damage(path))), "")
             if problem:
                 self._damaged.add(entry)
                 if self._rank == 0:
                     say(f"the checkpoint of step {entry.step} is passed over: {problem}")
                 continue
-            taken = _taken(state)
-            dcp.load(taken, checkpoint_id=path, process_group=self._group)
-            _put(state, taken)
+            if not entry.snapshot:
+                taken = _taken(state)
+                dcp.load(taken, checkpoint_id=path, process_group=self._group)
+                _put(state, taken)
             return entry.step
         return None
 

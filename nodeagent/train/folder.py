@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 MANIFEST = "nodeagent-manifest.json"
 MARKER = "nodeagent-committed"
-_NAME = re.compile(r"ckpt-(\d{6,})-step-(\d+)-g(\d+)")
+_NAME = re.compile(r"ckpt-(\d{6,})-step-(\d+)-g(\d+)(-snapshot)?")
+_TALK = re.compile(r"\.writeout-g(\d+)-\w+")
 _PIECE = 1 << 20
 
 
@@ -27,15 +28,18 @@ class Entry(NamedTuple):
     order: int
     step: int
     generation: int
+    snapshot: bool = False
+    """Written out of memory when a node was given up (``writeout.py``), not with torch.distributed.checkpoint."""
 
     @property
     def name(self) -> str:
-        return f"ckpt-{self.order:06d}-step-{self.step:08d}-g{self.generation}"
+        kind = "-snapshot" if self.snapshot else ""
+        return f"ckpt-{self.order:06d}-step-{self.step:08d}-g{self.generation}{kind}"
 
 
 def entry_of(name: str) -> Entry | None:
     found = _NAME.fullmatch(name)
-    return Entry(*map(int, found.groups())) if found else None
+    return Entry(int(found[1]), int(found[2]), int(found[3]), bool(found[4])) if found else None
 
 
 def entries(folder: Path) -> list[Entry]:
@@ -115,11 +119,34 @@ def mark_committed(folder: Path) -> None:
 
 def prune(folder: Path, newest: Entry, keep: int, damaged: Collection[Entry] = ()) -> None:
     """After ``newest`` was committed: keep that many committed ones that are whole as far as is known, and nothing else
-    that is older."""
+    that is older. What was written out of memory is not counted: another number of ranks may not be able to load it."""
     older = [e for e in entries(folder) if e.order < newest.order]
-    committed = [e for e in older if e not in damaged and (folder / e.name / MARKER).exists()]
+    committed = [e for e in older if not e.snapshot and e not in damaged and (folder / e.name / MARKER).exists()]
     for entry in set(older) - set(committed[: keep - 1]):
         shutil.rmtree(folder / entry.name, ignore_errors=True)
+
+
+def prune_snapshots(folder: Path, newest: Entry) -> None:
+    """After ``newest`` was written out and committed: of those before it the last stays, and what older generations
+    talked over is removed. Checkpoints are left alone."""
+    older = [e for e in entries(folder) if e.snapshot and e.order < newest.order]
+    committed = [e for e in older if (folder / e.name / MARKER).exists()]
+    for entry in set(older) - set(committed[:1]):
+        shutil.rmtree(folder / entry.name, ignore_errors=True)
+    for path in folder.iterdir():
+        found = _TALK.fullmatch(path.name)
+        if found and int(found[1]) < newest.generation:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def part_name(rank: int) -> str:
+    """The file with this rank's state in what was written out of memory: a snapshot as it lay there (``memory.py``)."""
+    return f"rank-{rank:05d}.snapshot"
+
+
+def talk_folder(folder: Path, generation: int, token: str) -> Path:
+    """Where the nodes of a generation talk over what they write out."""
+    return folder / f".writeout-g{generation}-{token}"
 
 
 def drop_uncommitted(folder: Path, newest: Entry, but: Collection[str]) -> None:

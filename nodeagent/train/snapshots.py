@@ -17,10 +17,11 @@ from typing import NamedTuple
 
 import torch
 
-from nodeagent.train import gang
+from nodeagent.train import gang, written
 from nodeagent.train.choose import Choice, Offer, choose
 from nodeagent.train.context import Context, context
 from nodeagent.train.flat import Flat, Place, State, copy_into, cut, put_back, put_together, take_apart, total
+from nodeagent.train.folder import entry_of
 from nodeagent.train.link import Link, LinkError
 from nodeagent.train.memory import HEADER, Header, Memory, header_of, size_of
 
@@ -208,6 +209,17 @@ def snapshot(state: State, step: int, *, replicated: bool = False) -> bool:
 
 
 def restore(state: State) -> int | None:
-    """Load the newest snapshot that every rank can have into ``state``, in place; its step. None: there is none, and
-    nothing was changed. Every rank calls it once, after ``init_process_group``."""
-    return own_snapshots().load(state)
+    """Load the newest snapshot that every rank can have into ``state``, in place; its step. From memory, or from the
+    disk if it was written there when the job's nodes were given up. None: there is none, and nothing was changed. Every
+    rank calls it once, after ``init_process_group``."""
+    place = context()
+    entry = entry_of(place.checkpoint)
+    if entry is None or not entry.snapshot or place.checkpoint_dir is None:
+        return own_snapshots().load(state)
+    step = own_snapshots().load(state, (entry.generation, entry.step))
+    if step is not None:
+        return step
+    problem = written.load(state, place.checkpoint_dir / entry.name, place.rank, place.world_size)
+    if problem and place.rank == 0:
+        say(f"the snapshot of step {entry.step} is passed over: {problem}")
+    return None if problem else entry.step

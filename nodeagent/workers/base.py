@@ -8,7 +8,7 @@ nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from nodeagent.model.base import Record
@@ -33,6 +33,18 @@ class CommitWish(Record):
     name: str
     step: int
     order: int
+
+
+class GivenUp(Record):
+    """A planned stop after which not all of the gang goes on where it was: what its nodes have in memory would be
+    lost, or be of no use."""
+
+    stays: bool
+    """Some of its nodes go on, with their memory."""
+    world: int
+    """Ranks of the gang that goes on; 0 if none is being formed."""
+    since: tuple[int, int] = (0, 0)
+    """(generation, step) of the checkpoint that is committed: nothing older need be kept."""
 
 
 class PodStatus(Record):
@@ -65,6 +77,8 @@ class PodStatus(Record):
     rendezvous: Rendezvous | None = None
     snapshot_bytes: int = 0
     """Memory that the shim keeps for its workers' snapshots."""
+    written: str = ""
+    """What became of the snapshots of ``generation`` when the pod was given up; empty if there was nothing to do."""
     commit: CommitWish | None = None
     stall: Stall | None = None
     """What the workers of ``generation`` do, while they or others of their gang make no progress."""
@@ -100,6 +114,11 @@ class PodHost(Protocol):
         anything else."""
         ...
 
+    def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
+        """The highest generation that was ever promised here, by uid, as the disk knows it: also of pods that are long
+        gone."""
+        ...
+
     def prepare(self, uid: str, spec: JobSpec) -> None:
         """Have a shim with its checks done and its standby warm. A ``gone`` pod is swept (every process of it
         killed) and prepared anew."""
@@ -115,9 +134,9 @@ class PodHost(Protocol):
         or something older lives."""
         ...
 
-    def stop(self, uid: str, grace: float | None) -> None:
+    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None) -> None:
         """Stop whatever runs: SIGTERM, then SIGKILL after ``grace`` seconds; None is SIGKILL now. A shorter grace
-        overrides a longer one."""
+        overrides a longer one. ``given_up``: the snapshots in memory are written out, within the grace."""
         ...
 
     def look(self, uid: str) -> None:

@@ -16,21 +16,25 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.world import Token
-from nodeagent.workers.base import CommitWish, PodStatus, StartOrder
-from nodeagent.workers.host_pod import LOOK_AGAIN, PodHandle, connect
+from nodeagent.spec.agentconfig import JobsConfig
+from nodeagent.workers import units
+from nodeagent.workers.base import CommitWish, GivenUp, PodStatus, StartOrder
+from nodeagent.workers.host_pod import LOOK_AGAIN, NotStartedError, PodHandle, connect
 from nodeagent.workers.linux import MARK, boot_id, has_mark, is_running, power_mark, start_time
 from nodeagent.workers.pod_folder import (
     log_folder,
     own_folder,
     pod_file,
     pods_folder,
+    promised_number,
     run_folder,
     state_folder,
     write_pod_file,
@@ -39,6 +43,8 @@ from nodeagent.workers.pod_folder import (
 log = logging.getLogger(__name__)
 
 _SOURCE = Path(__file__).parents[2]
+LISTEN_LIMIT = 10.0
+"""Seconds from a shim's start to its socket."""
 
 
 class UserError(Exception):
@@ -71,7 +77,8 @@ def find_login(user: str, node: str, allow_root: bool) -> Login:
 
 
 class ShimHost:
-    """See base.PodHost. ``python`` is the interpreter of the shims: each job's user must be able to run it."""
+    """See base.PodHost. ``python`` is the interpreter of the shims: each job's user must be able to run it. ``unit``:
+    the agent's own one, where systemd starts the shims as services; empty where they are its children."""
 
     def __init__(
         self,
@@ -85,12 +92,13 @@ class ShimHost:
         log_keep: int,
         allow_root: bool,
         python: str = sys.executable,
+        unit: str = "",
     ) -> None:
         self.changed = asyncio.Event()
         self._node, self._run, self._state, self._logs = node, run_dir, state_dir, logs_dir
         self._address, self._ports = address, ports
         self._log_max_bytes, self._log_keep = log_max_bytes, log_keep
-        self._allow_root, self._python = allow_root, python
+        self._allow_root, self._python, self._unit = allow_root, python, unit
         self._pods: dict[str, PodHandle] = {}
         self._unfit: dict[str, tuple[float, PodStatus]] = {}
         self._grant: tuple[float, int] | None = None
@@ -126,6 +134,10 @@ class ShimHost:
                 continue
             handle.attach(link)
 
+    def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
+        found = {uid: promised_number(state_folder(self._state, uid)) for uid in uids}
+        return {uid: number for uid, number in found.items() if number}
+
     def prepare(self, uid: str, spec: JobSpec) -> None:
         pod = self._pods.get(uid)
         if pod is not None and not pod.may_restart:
@@ -148,8 +160,8 @@ class ShimHost:
     def start(self, uid: str, order: StartOrder) -> None:
         self._command(uid, "start", **order.model_dump())
 
-    def stop(self, uid: str, grace: float | None) -> None:
-        self._command(uid, "stop", grace=grace)
+    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None) -> None:
+        self._command(uid, "stop", grace=grace, given_up=given_up.model_dump() if given_up is not None else None)
 
     def look(self, uid: str) -> None:
         self._command(uid, "look")
@@ -177,6 +189,10 @@ class ShimHost:
     def connected(self, uid: str) -> bool:
         """This pod's shim hears us now."""
         return uid in self._pods and self._pods[uid].connected
+
+    def reconfigure(self, jobs: JobsConfig) -> None:
+        """For shims that start from now on."""
+        self._log_max_bytes, self._log_keep, self._allow_root = jobs.logs.max_bytes, jobs.logs.keep, jobs.allow_root
 
     async def close(self) -> None:
         for pod in self._pods.values():
@@ -210,16 +226,33 @@ class ShimHost:
         write_pod_file(folder, content, login.uid, login.gid)
         env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(_SOURCE), "LANG": "C.UTF-8", MARK: content["mark"]}
         env |= power_mark()
+        command = [self._python, "-sP", "-m", "nodeagent.workers.shim", str(folder)]
+        if self._unit:
+            unit = units.unit_name(folder.name)
+            whole = units.start_command(unit, self._unit, spec.name, login.name, env, command)
+            handle = self._handle(uid, folder, logs, content["mark"])
+            handle.starts(_started_as(unit, whole, folder, content["mark"]))
+        else:
+            process, link = self._fork_shim(command, env, logs / "shim.log", login)
+            handle = self._handle(uid, folder, logs, content["mark"])
+            handle.started(process)
+            handle.attach(link)
+        if self._grant is not None:
+            handle.command("grant", until=self._grant[0], seq=self._grant[1])
+
+    def _fork_shim(
+        self, command: list[str], env: Mapping[str, str], log_file: Path, login: Login
+    ) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """A child of ours, and a connection to it."""
         ours, theirs = socket.socketpair()
         switch: dict[str, Any] = {}
         if os.geteuid() == 0:
             switch = {"user": login.uid, "group": login.gid, "extra_groups": login.groups}
-        with theirs, open_log(logs / "shim.log") as output:
+        with theirs, open_log(log_file) as output:
             try:
                 process = subprocess.Popen(
-                    [self._python, "-sP", "-m", "nodeagent.workers.shim", str(folder), str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", env=env, umask=0o022,
-                    start_new_session=True, pass_fds=(theirs.fileno(),), **switch,
+                    [*command, str(theirs.fileno())], stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/",
+                    env=env, umask=0o022, start_new_session=True, pass_fds=(theirs.fileno(),), **switch,
                 )  # fmt: skip
             except OSError as error:
                 ours.close()
@@ -229,11 +262,23 @@ class ShimHost:
                         f"every user can read it"
                     ) from error
                 raise
-        handle = self._handle(uid, folder, logs, content["mark"])
-        handle.started(process)
-        handle.attach(ours)
-        if self._grant is not None:
-            handle.command("grant", until=self._grant[0], seq=self._grant[1])
+        return process, ours
+
+
+async def _started_as(unit: str, command: list[str], folder: Path, mark: str) -> int:
+    """Have systemd start a shim; its pidfd, once it listens. Raises NotStartedError."""
+    try:
+        await units.start(command)
+    except units.UnitError as error:
+        raise NotStartedError(f"{error}; more in: journalctl -u {unit}") from error
+    deadline = time.monotonic() + LISTEN_LIMIT
+    while time.monotonic() < deadline:
+        pid = _identity(folder, mark)
+        if pid is not None:
+            with suppress(ProcessLookupError):  # it has ended just now
+                return os.pidfd_open(pid)
+        await asyncio.sleep(LISTEN_LIMIT / 1000)
+    raise NotStartedError(f"it does not listen; more in: journalctl -u {unit}")
 
 
 def open_log(path: Path) -> BinaryIO:

@@ -12,7 +12,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,10 @@ LOOK_AGAIN = 5.0
 """Seconds until what this node could not even try (no such user, no shim) is tried again on request."""
 STUCK_AFTER = 10.0
 """Seconds until what a dead shim left behind is told as stuck."""
+
+
+class NotStartedError(Exception):
+    """A shim that somebody else was to start did not come; ``str()`` says why."""
 
 
 class PodHandle:
@@ -57,6 +61,7 @@ class PodHandle:
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._timer: asyncio.TimerHandle | None = None
+        self._start: asyncio.Task[None] | None = None
         self._sweeping_since = 0.0
         self._started_here = self._spoke = False
         self.retiring = False
@@ -71,6 +76,24 @@ class PodHandle:
         self._process, self._started_here = process, True
         self.watch(os.pidfd_open(process.pid))
 
+    def starts(self, start: Coroutine[None, None, int]) -> None:
+        """Somebody else starts it, and this tells its pidfd: then it listens. Raises ``NotStartedError``."""
+
+        async def begin() -> None:
+            try:
+                pidfd = await start
+            except NotStartedError as error:
+                self._start = None
+                self._set(reason=str(error))
+                self.sweep()
+            else:
+                self._start = None
+                self.watch(pidfd)
+                self._reconnect()
+
+        self._started_here = True
+        self._start = self._loop.create_task(begin())
+
     def watch(self, pidfd: int) -> None:
         """Learn of its death."""
         self._pidfd = pidfd
@@ -84,7 +107,7 @@ class PodHandle:
     @property
     def gone(self) -> bool:
         """The shim is dead."""
-        return self._pidfd < 0
+        return self._pidfd < 0 and self._start is None
 
     def _died(self) -> None:
         self._unwatch()
@@ -114,7 +137,8 @@ class PodHandle:
                 self._ended(self)
             elif self._started_here and not self._spoke:
                 self.retry_at = self._loop.time() + LOOK_AGAIN
-                self._set(phase="unfit", reason=f"the shim could not start: {last_line(self._log)}")
+                why = self.status.reason or last_line(self._log)
+                self._set(phase="unfit", reason=f"the shim could not start: {why}")
             else:
                 self._set(
                     phase="gone", reason="the shim died", folder="", standby_pid=None, standby_warm=False,
@@ -234,6 +258,8 @@ class PodHandle:
         """Forget the shim and leave it running."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._start is not None:
+            self._start.cancel()
         self._unwatch()
         self._detach()
         if self._process is not None:

@@ -25,6 +25,7 @@ POWER = "NODEAGENT_POWER"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_PTRACER = 1, 36, 0x59616D61
 _TFD_CLOEXEC, _TFD_TIMER_ABSTIME, _CLOCK_BOOTTIME = 0o2000000, 1, 7
 _SUN_PATH = 107
+_BOOT_ID = "proc/sys/kernel/random/boot_id"
 
 PREFERRED = -10
 """Niceness of what must be on time for workers to live: agents and shims."""
@@ -61,7 +62,11 @@ def power_mark() -> dict[str, str]:
 
 
 def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    """The kernel's id of this boot, or what a container has in its place: as its init sees it, since a sandbox may hide
+    that. Only root can look from there, and nobody else is in a sandbox."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/1/root", _BOOT_ID).read_text().strip()
+    return Path("/", _BOOT_ID).read_text().strip()
 
 
 def die_with_parent(parent: int) -> None:

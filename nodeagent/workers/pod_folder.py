@@ -36,9 +36,27 @@ def log_folder(logs_dir: Path, job: str, uid: str) -> Path:
     return logs_dir / f"{job}-{uid[:8]}"
 
 
+def promised_number(folder: Path) -> int:
+    """The highest generation that the pod of this state folder ever promised; 0 if there is none to be read. The folder
+    is the job's user's: what lies there may be anything."""
+    try:
+        fd = os.open(folder / "highest.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        number = json.loads(os.read(fd, 4096))["number"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    finally:
+        os.close(fd)
+    return number if isinstance(number, int) and number > 0 else 0
+
+
 def own_folder(path: Path, uid: int, gid: int) -> None:
     """Make the folder, private to the user; folders above it that are missing can be passed through by everybody."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True)
+        path.parent.chmod(0o755)  # whatever the umask
     path.mkdir(exist_ok=True, mode=0o700)
     if os.geteuid() == 0:
         os.chown(path, uid, gid, follow_symlinks=False)

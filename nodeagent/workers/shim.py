@@ -1,8 +1,9 @@
 """The shim: one small process per pod that owns its workers and outlives the agent.
 
-``python -m nodeagent.workers.shim FOLDER FD``: FOLDER holds pod.json (written by the host), FD is a connection to the
-agent that started it. Standard library only; runs as the job's user in its own session. It stops everything by
-itself when the agent's granted time runs out, and everything dies with it. Must never decide what should run.
+``python -m nodeagent.workers.shim FOLDER [FD]``: FOLDER holds pod.json (written by the host), FD is a connection to the
+agent that started it; without one (systemd started it) the agent calls. Standard library only; runs as the job's user
+in its own session. It stops everything by itself when the agent's granted time runs out, and everything dies with it.
+Must never decide what should run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 import socket
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ from nodeagent.workers.shim_prepare import Preparation
 from nodeagent.workers.shim_rendezvous import Holder
 from nodeagent.workers.shim_snapshots import Snapshots, available_memory
 from nodeagent.workers.shim_spawn import RLIMITS, limit_value
+from nodeagent.workers.shim_writeout import WriteOut
 
 IDLE_EXIT = 60.0
 """Seconds without an agent and without work until the shim ends."""
@@ -52,10 +55,12 @@ GENERATIONS_KEPT = 20
 class Shim:
     """The pod's state, and the commands on it."""
 
-    def __init__(self, folder: Path, agent: int) -> None:
+    def __init__(self, folder: Path, agent: int | None) -> None:
         self.folder = folder
         self.pod: dict[str, Any] = json.loads((folder / "pod.json").read_text())
         self.state, self.logs = Path(self.pod["state"]), Path(self.pod["logs"])
+        if agent is None:
+            self._log_to(self.logs / "shim.log")
         for name in ("exits", "errors"):
             (self.state / name).mkdir(exist_ok=True)
         self.loop, self.guard, self.children = Loop(), Guard(), Children()
@@ -80,8 +85,9 @@ class Shim:
         self._last = ""
         self._idle: Delay | None = None
         self._listener = self._listen()
-        os.set_inheritable(agent, False)  # no worker can speak for us
-        self._connect(socket.socket(fileno=agent))
+        if agent is not None:
+            os.set_inheritable(agent, False)  # no worker can speak for us
+            self._connect(socket.socket(fileno=agent))
 
     # -- life
 
@@ -95,6 +101,13 @@ class Shim:
         self.changed()
         self._watch_idle()
         self.loop.run()
+
+    def _log_to(self, path: Path) -> None:
+        """As the agent has it for a shim that it forks; the journal has what was said before."""
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+        for number in (1, 2):
+            os.dup2(log, number)
+        os.close(log)
 
     def _limit(self, name: str, value: int | str) -> None:
         """Workers inherit it. One that may not be set makes the pod unfit in ``_check``."""
@@ -218,7 +231,7 @@ class Shim:
             environments = [env | page for env, page in zip(environments, pages, strict=False)]
         parts = Parts(
             self.loop, self.guard, self.children, self.preparation.standby, self.pod, self.state, self.logs,
-            self._gang_changed, self._file,
+            self._gang_changed, self._file, self._write_out,
         )  # fmt: skip
         self.gang = gang = Gang(parts, token, environments, command["ranks"])
         if boottime() > command["not_after"]:
@@ -238,8 +251,10 @@ class Shim:
         gang.start()
 
     def _do_stop(self, command: Command) -> None:
+        if self.hang is not None:
+            self.hang.stop_reading()
         if self.gang is not None:
-            self.gang.stop(command["grace"])
+            self.gang.stop(command["grace"], command.get("given_up"))
 
     def _do_committed(self, command: Command) -> None:
         self.commits.answered(command["wish"], command["refused"])
@@ -247,6 +262,10 @@ class Shim:
     def _do_look(self, _command: Command) -> None:
         if self.hang is not None:
             self.hang.ask()
+
+    def _write_out(self, changed: Callable[[], None]) -> WriteOut:
+        log = self._file(self.logs / "pod.log")
+        return WriteOut(self.loop, self.guard, self.children, self.snapshots, self.commits, log, changed)
 
     def _do_retire(self, command: Command) -> None:
         self.retiring = True
@@ -324,6 +343,7 @@ class Shim:
             "rendezvous": self.holder.held,
             "commit": self.commits.wish(),
             "snapshot_bytes": self.snapshots.bytes,
+            "written": gang.written if gang else "",
             "stall": self.hang.stall if self.hang is not None else None,
         }
 
@@ -372,7 +392,7 @@ def main() -> None:
     # forks are safe here: the only other thread sits in a read, and every child execs or only looks at files
     warnings.simplefilter("ignore", DeprecationWarning)
     become_subreaper()
-    Shim(Path(sys.argv[1]), int(sys.argv[2])).run()
+    Shim(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None).run()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""A worker's wish to commit a checkpoint, on its way to the store: the agent sees it in the status and answers.
+"""A wish to commit a checkpoint, on its way to the store: the agent sees it in the status and answers.
 
-Standard library only. One wish at a time, of the present generation, with its token; what a worker that has ended
-wished is forgotten. Must never answer by itself that something was committed.
+A worker's, or that of the shim's own helper (``shim_writeout.py``). Standard library only. One wish at a time, of the
+present generation, with its token; what a process that has ended wished is forgotten. Must never answer by itself that
+something was committed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.workers.shim_link import Call, WorkerLink
@@ -15,14 +17,23 @@ MOST = 1 << 53
 """Numbers above are not exact everywhere."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who wishes."""
+
+    lives: Callable[[], bool]
+    answer: Callable[[str], None]
+    """Told why it was refused; "" if it is committed."""
+
+
 class Commits:
     """``changed`` is called when there is another wish."""
 
     def __init__(self, link: WorkerLink, changed: Callable[[], None]) -> None:
         self._changed = changed
-        self._call: Call | None = None
+        self._asker: Asker | None = None
         self._wish: dict[str, Any] = {}
-        self._last: tuple[dict[str, Any], str] = ({}, "")
+        self._last: dict[str, Any] = {}
         link.add("commit", self._asked)
         link.add("commit.last", self._asked_last)
 
@@ -32,31 +43,42 @@ class Commits:
             raise ValueError("a checkpoint's name is a folder's")
         if not all(isinstance(n, int) and 0 <= n < MOST for n in (step, order)):
             raise ValueError("step and order are numbers")
-        if self._call is not None:
-            self._call.refuse("another commit was asked for meanwhile")
-        self._call = call
-        self._wish = {"token": call.token, "name": name, "step": int(step), "order": int(order)}
+
+        def answer(refused: str) -> None:
+            if refused:
+                call.refuse(refused)
+            else:
+                call.answer(name=name)
+
+        self.wish_of(call.token, name, int(step), int(order), Asker(lambda: not call.worker.ended, answer))
+
+    def wish_of(self, token: dict[str, Any], name: str, step: int, order: int, asker: Asker) -> None:
+        """Another wish."""
+        if self._asker is not None:
+            self._asker.answer("another commit was asked for meanwhile")
+        self._asker = asker
+        self._wish = {"token": token, "name": name, "step": step, "order": order}
         self._changed()
 
     def _asked_last(self, call: Call) -> None:
         """Which one of its generation was committed last, as far as is known here; "" for none."""
-        token, name = self._last
-        call.answer(name=name if token == call.token else "")
+        call.answer(name=self._last["name"] if self._last.get("token") == call.token else "")
+
+    def newest(self, token: dict[str, Any]) -> tuple[int, int]:
+        """(generation, step) of what this generation committed last through here; (0, 0) if nothing."""
+        return (token["number"], self._last["step"]) if self._last.get("token") == token else (0, 0)
 
     def wish(self) -> dict[str, Any] | None:
         """As base.CommitWish; None if there is none."""
-        if self._call is not None and self._call.worker.ended:
-            self._call = None
-        return self._wish if self._call is not None else None
+        if self._asker is not None and not self._asker.lives():
+            self._asker = None
+        return self._wish if self._asker is not None else None
 
     def answered(self, wish: dict[str, Any], refused: str) -> None:
         """The store has taken it, or refused with this sentence."""
         if not refused:
-            self._last = (wish["token"], wish["name"])
-        if self.wish() != wish or self._call is None:
+            self._last = wish
+        if self.wish() != wish or self._asker is None:
             return  # an answer to an earlier one
-        call, self._call = self._call, None
-        if refused:
-            call.refuse(refused)
-        else:
-            call.answer(name=wish["name"])
+        asker, self._asker = self._asker, None
+        asker.answer(refused)

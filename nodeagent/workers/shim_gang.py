@@ -1,7 +1,7 @@
 """The workers of one generation on this node: started together, watched, stopped, accounted for.
 
 Standard library only. The generation has settled when every worker is dead and reaped, nothing they left behind is
-alive, and post_stop has run. Must never start a second time.
+alive, its snapshots are written out if the pod is given up, and post_stop has run. Must never start a second time.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from nodeagent.workers.shim_output import Capture, RotatingFile
 from nodeagent.workers.shim_record import Farewell, exit_record, record_text
 from nodeagent.workers.shim_spawn import start_program
 from nodeagent.workers.shim_standby import Standby
+from nodeagent.workers.shim_writeout import WriteOut
 
 STUCK_AFTER = 10.0
 """Seconds after SIGKILL until what has not gone is told as stuck."""
@@ -44,6 +45,8 @@ class Parts:
     logs: Path
     changed: Callable[[], None]
     file: Callable[[Path], RotatingFile]
+    write_out: Callable[[Callable[[], None]], WriteOut]
+    """A new one; it calls this when it is over."""
 
 
 @dataclass(slots=True)
@@ -91,6 +94,8 @@ class Gang:
     _grace: float = 0.0
     _kill: Delay | None = None
     _stuck_check: Delay | None = None
+    _given_up: Mapping[str, Any] | None = None
+    _write_out: WriteOut | None = None
 
     @property
     def phase(self) -> str:
@@ -131,10 +136,11 @@ class Gang:
         if not self._run_hook("pre_start", self._start_workers):
             self._start_workers("")
 
-    def stop(self, grace: float | None) -> None:
+    def stop(self, grace: float | None, given_up: Mapping[str, Any] | None = None) -> None:
         """See base.PodHost.stop."""
         if self.settled:
             return
+        self._given_up = given_up if grace is not None else None
         for w in self._living():
             if pidfd_ended(w.pidfd):
                 self._on_end(w)
@@ -162,6 +168,11 @@ class Gang:
         self.settle()
 
     @property
+    def written(self) -> str:
+        """What became of its snapshots when the pod was given up."""
+        return self._write_out.text if self._write_out is not None else ""
+
+    @property
     def grace_left(self) -> float | None:
         """Seconds until SIGKILL, once a planned stop has begun."""
         return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
@@ -180,6 +191,8 @@ class Gang:
         if self.parts.children.kill_orphans():
             self._watch_for_stuck()
             return
+        if not self._is_written_out():
+            return
         if not self._post_stop_done:
             self._post_stop_done = True
             if self.workers and not self.fenced and self._run_hook("post_stop", self._after_post_stop):
@@ -194,6 +207,18 @@ class Gang:
             w.log.close()
         self.settled, self.stuck = True, []
         self.parts.changed()
+
+    def _is_written_out(self) -> bool:
+        """Nothing is left to do for the snapshots. Those who saved a checkpoint as they left need none."""
+        if self._write_out is None and self._given_up is not None and self._kill_at is not None and not self.fenced:
+            if self.workers and all(w.farewell.saved_in is not None for w in self.workers):
+                return True
+            self._write_out = self.parts.write_out(self.settle)
+            environment = self.environments[0] if self.environments else {}
+            self._write_out.begin(
+                self.parts.pod, self.token, environment, self.ranks, self._given_up, self._kill_at
+            )  # fmt: skip
+        return self._write_out is None or self._write_out.over
 
     def _start_workers(self, problem: str) -> None:
         self._hook = None
@@ -305,10 +330,12 @@ class Gang:
     def _grace_over(self) -> None:
         for w in self._living():
             w.farewell.overdue = self._grace
-        self._kill_all()
+        self._kill_all(f"was not done when the grace of {self._grace:g} s was over")
 
-    def _kill_all(self) -> None:
+    def _kill_all(self, why: str = "was stopped") -> None:
         self._kill_at = time.monotonic()
+        if self._write_out is not None:
+            self._write_out.kill(f"the helper {why}")
         for w in self._living():
             self.parts.guard.signal(w.pid, signal.SIGKILL)
         self._watch_for_stuck()
@@ -330,8 +357,9 @@ class Gang:
         if not argv:
             return False
         log = self.parts.file(self.parts.logs / "pod.log")
+        pod = self.parts.pod
         self._hook = Hook(
-            name, argv, self.environments[0], self.parts.pod["working_dir"], self.parts.pod["hooks"]["timeout"],
+            f"hook {name}", argv, self.environments[0], pod["working_dir"], pod["hooks"]["timeout"],
             log, self.parts.loop, self.parts.guard, self.parts.children, done,
         )  # fmt: skip
         return True

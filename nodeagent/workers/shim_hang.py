@@ -36,6 +36,13 @@ LEAST_WAIT, MOST_WAIT = 0.25, 10.0
 """Seconds between two looks."""
 LEAST_FRESH = 5.0
 """Seconds (or a tenth of the limit) for which stacks are not taken again."""
+NATIVE_FROM = 40.0
+"""From such a limit on, native stacks are read before it is reached: halted meanwhile, a worker that is only slow has
+still time to get on. With a shorter one the reading itself might make it late, so it reads what does not halt it."""
+MOST_AHEAD = 3
+"""Readings before the limit, in one generation: steps may often take nearly as long."""
+HELD = ("stopped", "blocked", "zombie")
+"""States of workers whose native stacks cannot be had, and are not asked for."""
 SHOWN_EVERY = 5.0
 """Seconds between two steps of a worker that are shown: as often as agents tell their pods' states anyway."""
 MOST_LINE = 1 << 20
@@ -89,6 +96,12 @@ class HangWatch:
         self._lines = b""
         self._stacks: dict[int, Facts] = {}
         self._stacks_at = 0.0
+        self._ahead = 0
+        """Readings that were begun before the limit."""
+        self._native = False
+        """The last reading was one of native stacks too."""
+        self._early = False
+        """What this reading has told so far was enough, and has been told on."""
         self.stall: Facts | None = None
         """As model.stall.Stall; None: nothing to tell."""
 
@@ -112,6 +125,11 @@ class HangWatch:
             self._asked = True
             self._judge()
 
+    def stop_reading(self) -> None:
+        """The workers are being stopped: what has been read by now is all there will be."""
+        if self._helper:
+            os.killpg(self._helper, signal.SIGKILL)  # until reaped it is ours
+
     def close(self) -> None:
         self._gang = None
         if self._delay is not None:
@@ -125,6 +143,7 @@ class HangWatch:
     def _next(self) -> None:
         shortest = self._limit or min((t.limit for t in self._tracks.values()), default=FIRST_LIMIT)
         wait = min(max(shortest / LOOKS, LEAST_WAIT), MOST_WAIT)
+        wait = min([wait, *(t.left + 0.01 for t in self._tracks.values() if t.left > 0)])
         self._delay = self._loop.after(wait, self._tick)
 
     def _tick(self) -> None:
@@ -176,23 +195,49 @@ class HangWatch:
             if self.stall is not None:
                 self.stall = None
                 self._changed()
+            self._take_ahead(gang, ranks)
             return
         now = (suspects, *kinds(ranks))
-        if self._helper or now == self._told:
+        if self._helper:
+            self._tell_early()
+            return
+        if now == self._told:
             return
         self._told = now
-        if self._stacks_hold(ranks):
+        if self._stacks_hold(ranks) and (self._native or self._known(ranks)):
             self._tell(ranks, suspects)
             return
         try:
-            self._take_stacks(gang, ranks)
+            self._take_stacks(gang, ranks, native=True)
         except OSError as error:
             print(f"no stacks: {error}", file=sys.stderr, flush=True)
             self._tell(ranks, suspects)
 
+    def _take_ahead(self, gang: Gang | None, ranks: list[Facts]) -> None:
+        """Begin with the stacks while the limit is not reached yet, if all looks as if it will be."""
+        if gang is None or gang.phase != "running" or not ranks or self._helper or self._ahead >= MOST_AHEAD:
+            return
+        lead = self._lead
+        soon = [track.facts(lead) for _, track in sorted(self._tracks.items())]
+        if suspicious(soon) and not self._stacks_hold(ranks):
+            self._ahead += 1
+            try:
+                self._take_stacks(gang, ranks, native=self._longest >= NATIVE_FROM)
+            except OSError as error:
+                print(f"no stacks ahead of time: {error}", file=sys.stderr, flush=True)
+
+    @property
+    def _longest(self) -> float:
+        return max(t.limit for t in self._tracks.values())
+
+    @property
+    def _lead(self) -> float:
+        """Seconds before the limit is reached: more than a native reading may take, where there is one."""
+        return min(20.0, self._longest / 4) if self._longest >= NATIVE_FROM else min(5.0, self._longest / 2)
+
     def _stacks_hold(self, ranks: list[Facts]) -> bool:
         """The last stacks are young, and of the standstill that is seen now."""
-        fresh = max(LEAST_FRESH, max(t.limit for t in self._tracks.values()) / 10)
+        fresh = max(LEAST_FRESH, self._longest / 10) + self._lead
         return boottime() - self._stacks_at < fresh and not self._moved(ranks)
 
     def _moved(self, ranks: list[Facts]) -> bool:
@@ -202,8 +247,7 @@ class HangWatch:
 
     def _tell(self, ranks: list[Facts], suspects: bool) -> None:
         told = [f | self._stacks.get(f["rank"], {}) for f in ranks]
-        limit = max(t.limit for t in self._tracks.values())
-        self.stall = {"limit": limit, "suspects": suspects, "ranks": told}
+        self.stall = {"limit": self._longest, "suspects": suspects, "ranks": told}
         self._changed()
 
     # -- stacks
@@ -211,7 +255,7 @@ class HangWatch:
     def _file(self, gang: Gang, rank: int) -> Path:
         return self._folder / f"g{gang.token['number']}-rank{rank}.txt"
 
-    def _take_stacks(self, gang: Gang, ranks: list[Facts]) -> None:
+    def _take_stacks(self, gang: Gang, ranks: list[Facts], native: bool) -> None:
         self._folder.mkdir(exist_ok=True)
         self._prune(gang.token["number"])
         pids = {w.rank: w.pid for w in gang.workers if w.pid and not w.ended}
@@ -220,7 +264,9 @@ class HangWatch:
             rank = facts["rank"]
             pid = pids[rank]
             title = f"rank {rank} of generation {gang.token['number']}, pid {pid}, {stamp(time.time())}: {facts}"
-            targets.append({"rank": rank, "pid": pid, "file": str(self._file(gang, rank)), "title": title})
+            targets.append(
+                {"rank": rank, "pid": pid, "file": str(self._file(gang, rank)), "title": title, "native": native}
+            )
         argv = [sys.executable, "-sP", "-m", "nodeagent.workers.shim_stacks", json.dumps(targets)]
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -230,11 +276,31 @@ class HangWatch:
             raise
         finally:
             os.close(write)
-        self._pipe, self._lines, self._stacks_at = read, b"", boottime()
+        self._pipe, self._lines, self._stacks_at, self._early = read, b"", boottime(), False
+        self._native = native
         self._stacks = {t["rank"]: {"stacks": t["file"]} for t in targets}
         bound = self._loop.after(STACKS_BOUND, lambda: os.killpg(pid, signal.SIGKILL))  # until reaped it is ours
-        self._loop.watch(read, self._read)
+        self._loop.watch(read, self._said)
         self._children.expect(pid, lambda: self._taken(bound))
+
+    def _said(self) -> None:
+        self._read()
+        self._tell_early()
+
+    def _known(self, ranks: list[Facts]) -> bool:
+        """Of each worker it has been read whether it waits for others, or it is held where it is."""
+        read = [(f["state"], self._stacks.get(f["rank"], {})) for f in ranks]
+        return all("site" in told and (state in HELD or told["waits"] is not None) for state, told in read)
+
+    def _tell_early(self) -> None:
+        """While the stacks are still being taken: tell as soon as they tell whose turn each worker's is."""
+        gang, ranks = self._gang, self._facts()
+        suspects = suspicious(ranks)
+        if self._early or not (self._known(ranks) and (suspects or self._asked)) or self._moved(ranks):
+            return
+        if gang is not None and gang.phase == "running":
+            self._early, self._told = True, (suspects, *kinds(ranks))
+            self._tell(ranks, suspects)
 
     def _read(self) -> bool:
         """What the helper has said since; False when there is no more now."""
@@ -242,7 +308,13 @@ class HangWatch:
             data = os.read(self._pipe, 1 << 16)
         except BlockingIOError:
             return False
-        self._lines = (self._lines + data)[:MOST_LINE]
+        *lines, self._lines = (self._lines + data)[:MOST_LINE].split(b"\n")
+        for line in lines:
+            try:
+                told = json.loads(line)
+                self._stacks[told["rank"]] |= {"waits": told["waits"], "site": told["site"]}
+            except (ValueError, KeyError, TypeError):  # not the helper's own words
+                continue
         if not data:
             self._loop.forget(self._pipe)
             os.close(self._pipe)
@@ -261,18 +333,16 @@ class HangWatch:
             self._loop.forget(self._pipe)
             os.close(self._pipe)
             self._pipe = -1
-        for line in self._lines.splitlines():
-            try:
-                told = json.loads(line)
-                self._stacks[told["rank"]] |= {"waits": told["waits"], "site": told["site"]}
-            except (ValueError, KeyError, TypeError):  # cut short by the bound
-                continue
         gang, ranks = self._gang, self._facts()
         suspects = suspicious(ranks)
         if gang is None or gang.phase != "running" or not ranks or not (suspects or self._asked):
             return
-        self._told = (suspects, *kinds(ranks))
-        if suspects and self._moved(ranks):  # they got on meanwhile, and stand still again elsewhere
+        now = (suspects, *kinds(ranks))
+        if self._early and now == self._told:
+            return
+        self._told = now
+        enough = self._native or self._known(ranks)  # else it was begun before the limit
+        if not enough or (suspects and self._moved(ranks)):  # they got on meanwhile, and stand still again elsewhere
             self._told = None
             self._judge()
         else:

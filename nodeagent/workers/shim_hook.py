@@ -1,4 +1,4 @@
-"""One run of a hook: a program with the job's environment, its output in the pod's own log, a bound, an outcome.
+"""One run of a hook, or of a helper: a program, its output in the pod's own log, a bound, an outcome.
 
 Standard library only.
 """
@@ -31,13 +31,15 @@ class Hook:
         guard: Guard,
         children: Children,
         done: Callable[[str], None],
+        keep: Sequence[int] = (),
     ) -> None:
+        """``name``: how it is called when something goes wrong. ``keep``: descriptors it inherits."""
         self._name, self._timeout = name, timeout
         self._guard, self._children, self._done = guard, children, done
         self._why, self._log = "", log
         self._captures = [Capture(loop, log, stream) for stream in ("stdout", "stderr")]
         out, err = self._captures
-        self._pid = start_program(argv, env, cwd, out.write_end, err.write_end)
+        self._pid = start_program(argv, env, cwd, out.write_end, err.write_end, keep)
         for capture in self._captures:
             capture.started()
         children.expect(self._pid, self._ended)
@@ -62,4 +64,4 @@ class Hook:
         why = "was stopped: nobody granted this pod time" if fenced else self._why
         if not why and code:
             why = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
-        self._done(f"hook {self._name} {why}{': ' + tail if tail else ''}" if why else "")
+        self._done(f"{self._name} {why}{': ' + tail if tail else ''}" if why else "")

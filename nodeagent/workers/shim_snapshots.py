@@ -53,6 +53,10 @@ class Snapshots:
         call.answer()
         self._changed()
 
+    def memories(self) -> list[tuple[int, int, int]]:
+        """Local rank, index and descriptor of each that is kept; the descriptors stay the shim's."""
+        return [(slot, index, fd) for (slot, index), fd in sorted(self._kept.items())]
+
     def _get(self, call: Call) -> None:
         if "slot" not in call.message:
             call.answer(slots=sorted({slot for slot, _ in self._kept}))

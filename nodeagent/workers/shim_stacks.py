@@ -1,9 +1,9 @@
 """The stacks of a pod's workers, taken by a process of its own: it may block for as long as a worker does.
 
-``python -m nodeagent.workers.shim_stacks JSON``: a list of ``{rank, pid, file, title}``. Each file gets what the kernel
-says of each thread, the Python stacks, and the native ones, as far as they can be had (py-spy reads them from outside:
-the worker need not help). One JSON line a rank and reading goes to standard output: what its main thread does. Standard
-library only. Must never stop a worker for longer than one native reading takes.
+``python -m nodeagent.workers.shim_stacks JSON``: a list of ``{rank, pid, file, title, native}``. Each file gets what
+the kernel says of each thread, the Python stacks, and the native ones, as far as they are wanted and can be had
+(py-spy reads them from outside: the worker need not help). One JSON line a rank and reading goes to standard output:
+what its main thread does. Standard library only. Must never stop a worker for longer than one native reading takes.
 """
 
 from __future__ import annotations
@@ -176,6 +176,8 @@ def read_one(target: dict[str, Any], program: str | None) -> None:
     letter = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1]
     if letter and letter[0] in "TtDZ":  # it cannot be halted, or is already
         report.add("native", f"none: the process is in state {letter[0]}")
+        return
+    if not target["native"]:
         return
     threads, problem = dump(program, pid, "--native", NATIVE_BOUND)
     report.add("native and Python", text(threads) or f"none: {problem}")

@@ -79,9 +79,17 @@ class Track:
         while len(self._looks) > 1 and self._looks[1][0] <= look.at - self.limit:
             self._looks.popleft()
 
-    def facts(self) -> dict[str, Any]:
-        """As model.stall.RankFacts, without what stacks tell."""
+    @property
+    def left(self) -> float:
+        """Seconds from the last look until progress that is told becomes overdue; below 0 if it is, or none is told."""
         told = self.told
+        if told is None or told.phase != TRAIN:
+            return -1.0
+        return (told.bound or self.limit) - (self._now - told.at)
+
+    def facts(self, lead: float = 0.0) -> dict[str, Any]:
+        """As model.stall.RankFacts, without what stacks tell; as they would be with limits shorter by ``lead``."""
+        told, limit = self.told, self.limit - lead
         since = told.at if told is not None else self._written_at
         return {
             "rank": self.rank,
@@ -89,10 +97,10 @@ class Track:
             "step": None if told is None else told.step,
             "phase": "" if told is None or told.phase == TRAIN else told.phase,
             "age": round(max(0.0, self._now - since), 1),
-            "overdue": self._overdue(),
-            "silent": self._now - self._written_at >= self.limit,
-            "quiet": self._quiet(),
-            "frozen": self._frozen and self._now - self._letter_since >= self.limit,
+            "overdue": self._overdue(lead),
+            "silent": self._now - self._written_at >= limit,
+            "quiet": self._quiet(limit),
+            "frozen": self._frozen and self._now - self._letter_since >= limit,
         }
 
     @property
@@ -104,15 +112,14 @@ class Track:
             return FROZEN[self._letter]
         return "busy" if _cores(list(self._looks)) >= BUSY else "idle"
 
-    def _quiet(self) -> bool:
-        if not self._looks or self._looks[-1][0] - self._looks[0][0] < self.limit:
-            return False
-        return _cores(list(self._looks)) < QUIET
+    def _quiet(self, limit: float) -> bool:
+        before = sum(at <= self._now - limit for at, _ in self._looks)
+        return before > 0 and _cores(list(self._looks)[before - 1 :]) < QUIET
 
-    def _overdue(self) -> str | None:
+    def _overdue(self, lead: float) -> str | None:
         if self.told is None:
             return None
-        age = self._now - self.told.at
+        age = self._now - self.told.at + lead
         if self.told.phase != TRAIN:
             return "long" if age >= (self.told.bound or self._phases) else "no"
         limit = self.told.bound or self.limit

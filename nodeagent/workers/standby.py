@@ -28,6 +28,8 @@ import types
 from typing import Any
 
 TORCH_PARTS = ("torch.distributed", "torch.optim", "torch._dynamo", "torch.utils.data")
+REHEARSAL_BOUND = 10
+"""Seconds for a step of a small network; the kernel ends one that hangs."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -60,12 +62,25 @@ def warm_up(preload: list[str]) -> dict[str, Any]:
             except Exception as error:  # noqa: BLE001 (whatever a module raises is told, not fatal)
                 notes.append(f"preload {part}: {type(error).__name__}: {error}")
                 break
+    if "torch" in sys.modules and rehearsal_is_safe():
+        helper("rehearse")
     gc.collect()
     gc.freeze()
     problem = helper("huge_pages")
     if problem:
         notes.append(f"large pages: {problem}")
     return {"event": "warm", "torch": has_torch(), "unusable": why_unusable(), "notes": notes}
+
+
+def rehearsal_is_safe() -> bool:
+    """Tried in a fork: what fails there, or leaves a thread or a CUDA context, would spoil the standby."""
+    me = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent(me)
+        signal.alarm(REHEARSAL_BOUND)
+        os._exit(1 if helper("rehearse") or why_unusable() else 0)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def has_torch() -> bool:

@@ -1,6 +1,7 @@
-"""What makes forks fast. In the standby: large pages, so that a fork copies and an end frees few of them. In a parked
-worker: a little of what a training does first, so that its first forward, backward, checkpoint and collective find
-their code, kernels and memory touched.
+"""What makes forks fast. In the standby: a step of a small network, so that a worker forked on demand finds the code of
+its first one ready too; and large pages, so that a fork copies and an end frees few of them. In a parked worker: a
+little of what a training does first, so that its first forward, backward, checkpoint and collective find their code,
+kernels and memory touched.
 
 Loaded by ``standby.py`` in the job's Python (3.8 or later): standard library, and frameworks only if they have been
 preloaded. Must leave nothing that a fresh worker would not have: no thread, group, socket, variable, hook or device.
@@ -51,8 +52,17 @@ def huge_pages() -> None:
             madvise(ctypes.c_void_p(at), ctypes.c_size_t(min(AT_ONCE, end - at)), MADV_COLLAPSE)
 
 
+def rehearse() -> None:
+    """In the standby itself. Raises whatever the framework does."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compute(torch)
+
+
 def warm_up() -> None:
-    """Raises whatever the framework does."""
+    """In a parked worker. Raises whatever the framework does."""
     torch = sys.modules.get("torch")
     if torch is None:
         return

@@ -21,7 +21,7 @@ from nodeagent.model.world import Ack, Cause, Head, Member, PodReport, Token
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.link import Link, Links
 from nodeagent.store.memory import MemoryServer
-from nodeagent.store.messages import Beat, BeatReply, Ending, Proposal
+from nodeagent.store.messages import Beat, BeatReply, Ending, Proposal, Saved
 from nodeagent.store.twin.state import State
 
 FAST = Timing(heartbeat=0.05, credit=0.1, gap=1.5, lease=0.3)
@@ -116,6 +116,7 @@ class Bench:
         new_facts: NodeFacts | None = None,
         readiness: dict[str, Readiness] | None = None,
         pods: tuple[PodState, ...] | None = None,
+        saved: Saved | None = None,
     ) -> BeatReply:
         self._seq[node] = self._seq.get(node, 0) + 1
         return await self.store.beat(
@@ -129,6 +130,7 @@ class Bench:
                 facts=new_facts,
                 readiness=readiness,
                 pods=pods,
+                saved=saved,
             )
         )
 

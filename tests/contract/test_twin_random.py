@@ -22,7 +22,18 @@ from nodeagent.store.client import RedisStore
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
 from nodeagent.store.memory import MemoryServer, MemoryStore
-from nodeagent.store.messages import Beat, BeatReply, Ending, JoinReply, Offer, Proposal, Restored, Settlement
+from nodeagent.store.messages import (
+    Beat,
+    BeatReply,
+    Ending,
+    JoinReply,
+    Offer,
+    Proposal,
+    Restored,
+    Saved,
+    Saves,
+    Settlement,
+)
 from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import MemoryBench, RedisBench, cause, facts, spec, spend
 
@@ -111,7 +122,7 @@ class Twins:
         options = [
             (5, self.join), (8, self.beat), (1, self.leave), (1, self.forget), (2, self.submit), (2, self.control),
             (1, self.remove), (1, self.cordon), (8, self.propose), (16, self.ack), (3, self.keep), (3, self.activate),
-            (6, self.report), (5, self.end), (2, self.settle), (2, self.request), (2, self.renew),
+            (6, self.report), (5, self.end), (2, self.settle), (2, self.request), (2, self.renew), (2, self.saved),
             (12 if self.server.state.recovering or not self.server.state.jobs else 2, self.restore),
         ]  # fmt: skip
         chosen = self.random.choices([o for _, o in options], [w for w, _ in options])[0]
@@ -167,6 +178,9 @@ class Twins:
             readiness={"u": Readiness(state=self.random.choice(("ready", "preparing")))}
             if self.random.random() < 0.3
             else None,
+            saved=Saved(era="e", rev=self.random.randint(0, self.server.state.rev + 1))
+            if self.random.random() < 0.3
+            else None,
         )
         view = self.random.choice(self._views)
         if self.random.random() < 0.8:
@@ -180,16 +194,23 @@ class Twins:
         jobs = view.jobs if whole else tuple(j for j in view.jobs if self.random.random() < 0.5)
         uids = tuple(j.uid for j in view.jobs) if whole else None
         rev = view.rev if self.random.random() < 0.8 else view.rev - 1
+        by, cold = self.node(), self.random.random() < 0.5
+        awaited = tuple(n for n in NODES if self.random.random() < 0.5) if cold else ()
+        numbers = {self.random.choice(NAMES): self.random.randint(1, 9)} if self.random.random() < 0.3 else {}
 
         def offer(store: Store) -> Awaitable[object]:
             return store.restore(
                 Offer(
                     cluster_uid=view.cluster[store], timing=STILL, era=view.era[store], rev=rev,
-                    served=view.served, by="n1", nodes=nodes, jobs=jobs, uids=uids,
+                    served=view.served, by=by, nodes=nodes, jobs=jobs, uids=uids, numbers=numbers,
+                    regroup=cold * 5000, awaited=awaited,
                 )
             )  # fmt: skip
 
         return offer
+
+    def saved(self) -> Step:
+        return lambda store: store.saved("", 1.0)
 
     def leave(self) -> Step:
         node = self.node()
@@ -403,6 +424,8 @@ def plain(reply: object) -> object:
         return reply.model_copy(update={"cluster_uid": "", "event": "", "era": "", "jobs": jobs})
     if isinstance(reply, Restored):
         return reply.model_copy(update={"era": ""})
+    if isinstance(reply, Saves):
+        return reply.nodes
     if isinstance(reply, JobRecord):
         return reply.model_copy(update={"started": reply.started is not None})
     if isinstance(reply, JoinReply):

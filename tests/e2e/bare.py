@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -54,7 +55,7 @@ class Bare(Cluster):
         another one, that becomes it."""
         run, data = self.home / "local" / "run" / "b" / node, self.home / "local" / "data" / "b" / node
         for folder in (run, data / "state", data / "logs"):
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
         config = {
             "cluster": self.home.name.replace("_", "-"),  # several may share one store
             "node": {"id": node, "address": address, "data_interface": interface, "cpu_slots": 8, "gpus": "none"},
@@ -72,6 +73,12 @@ class Bare(Cluster):
                 tethered(under([*AGENT, str(data / "agent.yaml")])), env=marked, cwd="/", stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log,
             )  # fmt: skip
+
+    def cut(self, node: str) -> None:
+        """A power cut of one node; nothing of its ``run`` folder is left."""
+        power.cut(self.home.name, node)
+        self._agents.pop(node).wait()
+        shutil.rmtree(self.home / "local" / "run" / "b" / node)
 
     def ctl(
         self, *arguments: str, check: int | None = 0, limit: float = CALL_LIMIT

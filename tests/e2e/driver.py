@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
-from tests.e2e.support import ROOT
+from tests.fakenvml.build import build, write_state
 
 
 class Driver:
@@ -16,9 +15,7 @@ class Driver:
         self.set()
 
     def set(self, *lines: str) -> None:
-        draft = self.state.with_suffix(".new")
-        draft.write_text("\n".join((f"gpus {self._gpus}", "model H100", *lines)) + "\n")
-        draft.replace(self.state)
+        write_state(self.state, f"gpus {self._gpus}", "model H100", *lines)
 
     def xid(self, code: int, *gpus: int) -> None:
         """An Xid on each of these GPUs, at once."""
@@ -30,8 +27,4 @@ class Driver:
 
     def environ(self, folder: Path) -> dict[str, str]:
         """What makes a process take this driver for the machine's. The library is built in ``folder``."""
-        library = folder / "libnvidia-ml.so.1"
-        source = ROOT / "tests" / "fakenvml" / "fakenvml.c"
-        command = ["cc", "-shared", "-fPIC", "-O1", "-Wl,-soname,libnvidia-ml.so.1", "-o", str(library), str(source)]
-        subprocess.run(command, check=True, capture_output=True)
-        return {"LD_LIBRARY_PATH": str(folder), "FAKE_NVML": str(self.state)}
+        return {"LD_LIBRARY_PATH": str(build(folder)), "FAKE_NVML": str(self.state)}

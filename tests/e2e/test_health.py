@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,6 +176,24 @@ def test_an_application_error_on_every_node_bars_nothing(calm: Ward) -> None:
     assert (job["generation"], job["world_nodes"], job["budget"]["used"]) == (before["generation"], NODES, 0)
     assert set(cluster.nodes().values()) == {"ready"}
     assert [calm.healthy(n) for n in nodes] == [EACH] * NODES
+
+
+def test_a_gpu_that_somebody_else_uses_is_not_free_and_its_user_is_named(calm: Ward) -> None:
+    cluster = calm.cluster
+    with subprocess.Popen(["sleep", "600"], env={"SLURM_JOB_ID": "4711"}) as intruder:
+        try:
+            calm.driver.set(f"2.processes {intruder.pid}:1073741824", "1.memory_used 1073741824")
+            cluster.until(lambda: calm.healthy("n2") == calm.healthy("n1") == 1, BOUND, "neither is counted as free")
+            assert calm.rules("n2") == {"gpu.foreign": "active"}
+            assert calm.rules("n1") == {"gpu.leftover": "active"}
+            told = cluster.ctl("describe", "node/n2").stdout
+            assert f"used by somebody else: pid {intruder.pid} (" in told
+            assert "sleep 600, of job 4711 of Slurm)" in told
+            assert "used by somebody else: pid" in cluster.ctl("nodes", "n2", "-o", "wide").stdout
+        finally:
+            intruder.kill()
+    calm.driver.set()
+    cluster.until(calm.well, BOUND, "both are free again")
 
 
 def test_a_drill_is_for_the_nodes_own_agent_and_a_restart_forgets_nothing(calm: Ward) -> None:

@@ -1,5 +1,5 @@
-/* A libnvidia-ml.so.1 for tests: its answers come from the text file $FAKE_NVML, read anew on every call, so that a test
- * injects a fault by replacing the file. nvidia-ml-py loads it unmodified. Lines of the file, the last of a kind wins:
+/* A libnvidia-ml.so.1 for tests: its answers come from the text file $FAKE_NVML, read anew when it is another, so that a
+ * test injects a fault by replacing the file. nvidia-ml-py loads it unmodified. Lines of the file, the last of a kind wins:
  *
  *   gpus N                    how many GPUs there are
  *   model H100 | A100 | L4    what kind: memory, NVLinks, fabric
@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 typedef struct { int number; } *device_t;
@@ -36,42 +37,54 @@ typedef struct { unsigned version; unsigned sensor; int value; } temperature_t;
 enum {
   SUCCESS = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_LOST = 15,
 };
-enum { XID = 8, RECOVERY_ACTION = 230, MOST = 16, LINE = 256 };
+enum { XID = 8, RECOVERY_ACTION = 230, MOST = 16, LINE = 256, MOST_LINES = 512 };
 
 static struct { int number; } devices[MOST];
 static int initialized;
 
-/* The value of the last line "KEY VALUE"; NULL if there is none. Not for two threads at once. */
-static const char *look(const char *key) {
-  static char value[LINE];
+/* The file's lines as key and rest, read again when it is another file (it is replaced, never written into): reading it
+ * on each of the hundreds of calls of a look would be most of what the probe seems to cost. Not for two threads at once. */
+static struct { char key[LINE], rest[LINE]; } lines[MOST_LINES];
+static int count_of_lines;
+
+static void refresh(void) {
+  static struct stat known;
+  struct stat now;
+  char line[2 * LINE];
   const char *path = getenv("FAKE_NVML");
-  FILE *file = path ? fopen(path, "re") : NULL;
-  char line[LINE], name[LINE], rest[LINE];
-  int found = 0;
-  if (!file) return NULL;
-  while (fgets(line, sizeof line, file))
-    if (sscanf(line, "%255s %255[^\n]", name, rest) == 2 && !strcmp(name, key)) {
-      strcpy(value, rest);
-      found = 1;
-    }
+  FILE *file;
+  if (!path || stat(path, &now)) {
+    count_of_lines = 0;
+    memset(&known, 0, sizeof known);
+    return;
+  }
+  if (now.st_ino == known.st_ino && now.st_size == known.st_size && now.st_mtim.tv_sec == known.st_mtim.tv_sec &&
+      now.st_mtim.tv_nsec == known.st_mtim.tv_nsec)
+    return;
+  known = now;
+  count_of_lines = 0;
+  if (!(file = fopen(path, "re"))) return;
+  while (count_of_lines < MOST_LINES && fgets(line, sizeof line, file))
+    if (sscanf(line, "%255s %255[^\n]", lines[count_of_lines].key, lines[count_of_lines].rest) == 2) count_of_lines++;
   fclose(file);
-  return found ? value : NULL;
+}
+
+/* The value of the last line "KEY VALUE"; NULL if there is none. */
+static const char *look(const char *key) {
+  for (int i = count_of_lines - 1; i >= 0; i--)
+    if (!strcmp(lines[i].key, key)) return lines[i].rest;
+  return NULL;
 }
 
 /* A line "KIND FUNCTION ..." is there; its third word as a number, or 1. */
 static int ordered(const char *kind, const char *function) {
-  const char *path = getenv("FAKE_NVML");
-  FILE *file = path ? fopen(path, "re") : NULL;
-  char line[LINE], first[LINE], second[LINE];
-  int found = 0;
-  if (!file) return 0;
-  while (fgets(line, sizeof line, file)) {
+  char second[LINE];
+  for (int i = count_of_lines - 1; i >= 0; i--) {
     int code = 1;
-    if (sscanf(line, "%255s %255s %d", first, second, &code) >= 2 && !strcmp(first, kind) && !strcmp(second, function))
-      found = code;
+    if (!strcmp(lines[i].key, kind) && sscanf(lines[i].rest, "%255s %d", second, &code) >= 1 && !strcmp(second, function))
+      return code;
   }
-  fclose(file);
-  return found;
+  return 0;
 }
 
 static int is_model(const char *name) {
@@ -102,7 +115,7 @@ static int count(void) {
 static int enter(const char *function, device_t d, int of_device) {
   struct timespec moment = {0, 10000000};
   int code;
-  while (ordered("hang", function)) nanosleep(&moment, NULL);
+  for (refresh(); ordered("hang", function); refresh()) nanosleep(&moment, NULL);
   if ((code = ordered("error", function))) return code;
   if (!initialized) return UNINITIALIZED;
   if (!of_device) return SUCCESS;
@@ -279,20 +292,15 @@ int nvmlDeviceGetGpuFabricInfo(device_t d, fabric_t *out) {
 struct set { u64 seen; unsigned registered; };
 
 static int next_event(struct set *set, int *gpu, u64 *code) {
-  const char *path = getenv("FAKE_NVML");
-  FILE *file = path ? fopen(path, "re") : NULL;
-  char line[LINE];
   u64 sequence, best = ~0ULL, value;
   int of;
-  if (!file) return 0;
-  while (fgets(line, sizeof line, file))
-    if (sscanf(line, "xid %llu %d %llu", &sequence, &of, &value) == 3 && sequence > set->seen && sequence < best &&
-        of >= 0 && of < MOST && (set->registered >> of & 1)) {
+  for (int i = 0; i < count_of_lines; i++)
+    if (!strcmp(lines[i].key, "xid") && sscanf(lines[i].rest, "%llu %d %llu", &sequence, &of, &value) == 3 &&
+        sequence > set->seen && sequence < best && of >= 0 && of < MOST && (set->registered >> of & 1)) {
       best = sequence;
       *gpu = of;
       *code = value;
     }
-  fclose(file);
   if (best == ~0ULL) return 0;
   set->seen = best;
   return 1;
@@ -316,11 +324,11 @@ int nvmlDeviceRegisterEvents(device_t d, u64 types, struct set *set) {
 }
 int nvmlEventSetFree(struct set *set) { free(set); return SUCCESS; }
 int nvmlEventSetWait_v2(struct set *set, event_t *out, unsigned milliseconds) {
-  struct timespec moment = {0, 5000000};
+  struct timespec moment = {0, 20000000}; /* a real driver sleeps until there is one */
   int gpu;
   u64 code;
   memset(out, 0, sizeof *out);
-  for (unsigned waited = 0;; waited += 5) {
+  for (unsigned waited = 0;; waited += 20) {
     ENTER(NULL, 0);
     if (next_event(set, &gpu, &code)) {
       *out = (event_t){(device_t)&devices[gpu], XID, code, ~0u, ~0u};

@@ -15,20 +15,11 @@ from typing import Any
 import pytest
 
 from nodeagent.health.probe import DEADLINE, MOST_STUCK, Probe
+from tests.fakenvml.build import build, write_state
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "tests" / "fakenvml" / "fakenvml.c"
 BOUND = 30.0
 Told = dict[str, Any]
-
-
-def build(folder: Path, *flags: str) -> Path:
-    """The fake driver's library in a folder of its own."""
-    folder.mkdir()
-    out = folder / "libnvidia-ml.so.1"
-    command = ["cc", "-shared", "-fPIC", "-O1", "-Wl,-soname,libnvidia-ml.so.1", *flags, "-o", str(out), str(SOURCE)]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +40,7 @@ class Machine:
         self.came = asyncio.Event()
 
     def set(self, *lines: str) -> None:
-        new = self.state.with_suffix(".new")
-        new.write_text("\n".join(lines) + "\n")
-        new.replace(self.state)
+        write_state(self.state, *lines)
 
     def heard(self, told: Told) -> None:
         self.told.append(told)

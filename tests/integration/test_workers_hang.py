@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -70,6 +71,31 @@ async def test_a_worker_that_gets_no_further_is_told_with_its_stacks_until_it_do
     assert text.count("stands_still") >= 2
     (bench.root / "go").touch()
     await bench.until(lambda s: s.stall is None)
+
+
+async def test_stacks_are_begun_before_the_limit_is_reached(bench: Bench) -> None:
+    """So that nobody waits for them when it is."""
+    code = "import signal\nfrom nodeagent.train import progress\nprogress(7)\nos.kill(os.getpid(), signal.SIGSTOP)"
+    await bench.ready(script(bench, code, hang=Hang(progress=4.0)))
+    await bench.running()
+    (facts,) = stall(await bench.until(lambda s: s.stall)).ranks
+    assert (facts.overdue, facts.state, facts.step) == ("long", "stopped", 7)
+    begun = re.search(r"'age': ([0-9.]+)", read(facts.stacks))
+    assert begun is not None
+    assert 2.0 <= float(begun[1]) < 4.0
+
+
+async def test_a_reading_before_the_limit_halts_nobody_whose_limit_is_short(bench: Bench) -> None:
+    """It could make late who is only slow. Who gets on afterwards was never told."""
+    code = (
+        "import glob\nfrom nodeagent.train import progress\nprogress(7)\nend = time.monotonic() + 30\n"
+        "while not glob.glob('**/stacks/g1-rank0.txt', recursive=True) and time.monotonic() < end: time.sleep(0.05)\n"
+    )
+    await bench.ready(script(bench, code, hang=Hang(progress=6.0)))
+    await quiet_to_the_end(bench)
+    text = read(str(bench.logs / "stacks" / "g1-rank0.txt"))
+    assert "--- kernel, each thread" in text
+    assert "native" not in text
 
 
 async def test_a_phase_that_is_told_may_take_longer(bench: Bench) -> None:

@@ -136,6 +136,28 @@ async def test_a_framework_that_fails_to_warm_up_is_told_and_parked_all_the_same
         assert {pid_of(w) for w in again.workers} == set(status.parked)
 
 
+async def test_a_framework_whose_first_step_starts_a_thread_does_not_spoil_the_standby(tmp_path: Path) -> None:
+    """That is tried in a fork first."""
+    (tmp_path / "threads.py").write_text(
+        "import sys, threading, time, types\n"
+        "class Torch(types.ModuleType):\n"
+        "    def __getattr__(self, name):\n"
+        "        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        "        raise AttributeError(name)\n"
+        "torch = sys.modules['torch'] = Torch('torch')\n"
+        "torch.cuda = types.SimpleNamespace(is_initialized=lambda: False)\n"
+        "torch.default_generator = types.SimpleNamespace(seed=lambda: None)\n"
+        "torch.get_num_threads = lambda: 1\ntorch.set_num_threads = lambda count: None\n"
+    )
+    (tmp_path / "t.py").write_text(SLEEP)
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec((PYTHON, "t.py"), tmp_path, preload=("threads",)))
+        await bench.running(1, ({},))
+        status = await parked(bench, 1)
+        assert status.standby_warm
+        assert "parked workers wait without warming up" in status.reason
+
+
 async def test_they_die_with_the_standby(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         status = await started(bench, tmp_path)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import random
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.loop import Agent
@@ -18,7 +20,6 @@ from nodeagent.api.scaling import Verb, read
 from nodeagent.api.scaling import wish as choose_size
 from nodeagent.model.health import Verdict
 from nodeagent.model.job import Control, JobRecord, first_control
-from nodeagent.model.jobspec import JobSpec, Nodes, RestartLimits, Role, Submitter
 from nodeagent.model.node import Cordon, NodeFacts
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Token
@@ -26,11 +27,13 @@ from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.memory import MemoryServer, MemoryStore
 from nodeagent.trust.key import ClusterKey
-from nodeagent.trust.ledger import Entry
 from nodeagent.trust.seal import Seal
-from tests.sim.invariants import Checker
-from tests.sim.machine import SimHost, SimMachine
+from tests.sim.disk import SimDisk
+from tests.sim.host import SimHost
+from tests.sim.invariants import Broken, Checker
+from tests.sim.machine import SimMachine
 from tests.sim.network import Gate, Link, LinkedStore, PeerNet, SimPeers
+from tests.sim.parts import SimLedger, WatchedServer, in_memory, sim_spec
 from tests.sim.virtual import SimClock
 
 TIMING = Timing(cooldown=8.0)
@@ -40,17 +43,8 @@ KEY = ClusterKey(bytes(32))
 SEAL = Seal(KEY, "default")
 
 
-class SimLedger:
-    """What an agent remembers of signed jobs: outlives its process and its machine's boots."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, Entry] = {}
-
-    def load(self) -> dict[str, Entry]:
-        return dict(self.kept)
-
-    async def save(self, entries: Mapping[str, Entry]) -> None:
-        self.kept = dict(entries)
+if TYPE_CHECKING:
+    from tests.sim.repairs import Repairs
 
 
 class Node:
@@ -68,8 +62,11 @@ class Node:
         self.run_dir = cluster.folder / name
         self.agent: Agent | None = None
         self.ledger = SimLedger()
+        self.disk = SimDisk(name)
         self.sick: tuple[Verdict, ...] = ()
         """What its health monitor would say."""
+        self.repairs: Repairs | None = None
+        """Looks after its health in the place of that."""
         self._host: SimHost | None = None
         self._identity: Identity | None = None
         self._task: asyncio.Task[None] | None = None
@@ -92,15 +89,20 @@ class Node:
             address=self.name, hostname=self.name, boot_id=f"boot-{self.boots}", agent_pid=1, agent_version="sim",
             started=0.0, cpu_slots=4, peer=f"{self.name}:1", health=self.sick,
         )  # fmt: skip
+        if self.repairs is not None:
+            health, mending = self.repairs.begin()
+            facts = facts.model_copy(update={"health": health, "mending": mending})
         self._host = SimHost(self.machine, self.gate)
         self._peers = SimPeers(self.name, self.cluster.net, self.gate)
         store = LinkedStore(self.cluster.server, self.link, self.gate).as_store()
         self.agent = Agent(
-            AgentConfig(timing=TIMING), self.name, facts, key=KEY, ledger=self.ledger, store=store, host=self._host,
-            clock=self.clock, identity=self._identity, incarnation=self._identity.take(), metrics=Metrics(),
-            peers=self._peers, random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
+            AgentConfig(timing=TIMING), self.name, facts, key=KEY, ledger=self.ledger, disk=self.disk, store=store,
+            host=self._host, clock=self.clock, identity=self._identity, incarnation=self._identity.take(),
+            metrics=Metrics(), peers=self._peers, random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
         )  # fmt: skip
         self._task = self.cluster.tasks.create_task(self.agent.run(asyncio.Event()), name=f"agent {self.name}")
+        if self.repairs is not None:
+            self.repairs.run(self.agent)
 
     def find(self, *verdicts: Verdict) -> None:
         """The health monitor finds these, and nothing else any more; told with the next beat."""
@@ -144,6 +146,8 @@ class Node:
         if task is None or self._identity is None or self._host is None:
             return None
         self._host.dead = self._peers.dead = True
+        if self.repairs is not None:
+            self.repairs.stop()
         task.cancel()
         self._identity.release()
         self.agent = None
@@ -164,7 +168,7 @@ class Node:
 
     def freeze_machine(self) -> None:
         self.gate.close()
-        self.machine.frozen.close()
+        self.machine.freeze()
 
     def thaw(self) -> None:
         self.machine.thaw()
@@ -182,8 +186,9 @@ class SimCluster:
         self.net = PeerNet(random.Random(self.rng.random()))
         loop = asyncio.get_running_loop()
         self.clock_step = 0.0
-        self.server = MemoryServer(lambda: loop.time() + self.clock_step)
-        self._temporary = tempfile.TemporaryDirectory(prefix="na-sim-")
+        self._stirred = asyncio.Event()
+        self.server: MemoryServer = WatchedServer(lambda: loop.time() + self.clock_step, self._stepped)
+        self._temporary = tempfile.TemporaryDirectory(prefix="na-sim-", dir=in_memory())
         self.folder = Path(self._temporary.name)
         self.nodes: dict[str, Node] = {}
         self.checker = Checker(self.server, {})
@@ -195,8 +200,13 @@ class SimCluster:
         self.checker.machines = {n.name: n.machine for n in self.nodes.values()}
         return node
 
-    def observe(self) -> None:
-        self.checker.check()
+    def observe(self, machine: str) -> None:
+        self._stirred.set()
+        self.checker.machine(machine)
+
+    def _stepped(self) -> None:
+        self._stirred.set()
+        self.checker.records()
 
     async def empty_store(self) -> None:
         """The store loses everything, and with it every job that no agent knows of until it is given back."""
@@ -307,21 +317,25 @@ class SimCluster:
         job = self.find(name)
         if job is None or job.phase != "running" or job.head is None:
             return False
-        running = {n.name: t for n in self.nodes.values() if (t := n.machine.running(job.uid)) is not None}
-        if running != dict.fromkeys(job.head.members, job.head.token):
+        if self.checker.running(job.uid) != dict.fromkeys(job.head.members, job.head.token):
             return False
         return all(len(self.nodes[m].machine.pods[job.uid].alive) == 2 for m in job.head.members)
 
     async def until(self, condition: object, limit: float, what: str) -> float:
-        """Wait in virtual time; AssertionError after ``limit`` seconds. Returns the seconds it took."""
+        """Wait in virtual time; AssertionError after ``limit`` seconds. Returns the seconds it took.
+
+        Looks when the store or a machine changed, and now and then in case it is something else that is awaited."""
         loop = asyncio.get_running_loop()
         start = loop.time()
         assert callable(condition)
         while not condition():
             if loop.time() - start > limit:
                 raise AssertionError(f"not within {limit} s of virtual time: {what}\n{self.describe()}")
-            await asyncio.sleep(0.01)
-            self.checker.check()
+            self._stirred.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await self._stirred.wait()
+            self.checker.check(loop.time())
         return loop.time() - start
 
     def describe(self) -> str:
@@ -350,6 +364,8 @@ class SimCluster:
     async def close(self) -> None:
         """End everything; raises Broken if an invariant did not hold at some moment."""
         try:
+            with contextlib.suppress(Broken):  # it is kept
+                self.checker.sweep()
             for node in self.nodes.values():
                 node.thaw()
                 await node.kill_agent()
@@ -358,14 +374,3 @@ class SimCluster:
             self._temporary.cleanup()
         if self.checker.first is not None:
             raise self.checker.first
-
-
-def sim_spec(name: str, minimum: int, maximum: int, target: int, **more: object) -> JobSpec:
-    """A small job of two workers a node."""
-    role = Role(command=("train",), nodes=Nodes(min=minimum, max=maximum, target=target), workers_per_node=2)
-    submitter = Submitter(user="u", uid=1000, gid=1000, host="login", cwd="/")
-    fields: dict[str, object] = {
-        "name": name, "roles": (role,), "working_dir": "/", "user": "u", "submitter": submitter, "grace": 5.0,
-        "restarts": RestartLimits(max=60, window=5.0, backoff_max=0.0),
-    }  # fmt: skip
-    return JobSpec.model_validate(fields | more)

@@ -3,13 +3,16 @@ the design."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from nodeagent.model.job import Checkpoint, JobRecord, Phase
-from nodeagent.model.world import Head, Token
+from nodeagent.model.world import Head, Member, Token
 from nodeagent.plan.phases import allowed
 from nodeagent.store.memory import MemoryServer
 from tests.sim.machine import SimMachine
+
+SWEEP = 1.0
+"""Seconds between two looks at everything."""
 
 
 class Broken(AssertionError):  # noqa: N818 - it is a verdict, not an error of the program
@@ -17,14 +20,32 @@ class Broken(AssertionError):  # noqa: N818 - it is a verdict, not an error of t
 
 
 class Checker:
-    """Watches machines and the store's records."""
+    """Watches machines and the store's records: told of each change, it looks at what changed, at once.
+
+    This is as strong as looking at everything after every step. What workers execute changes only on one machine, which
+    tells (``machine``); what the store knows changes only in a step of the store, which tells too (``records``), and a
+    record that is the very same object has not changed. Every rule is about one machine, one record, or one job's
+    workers on all machines; the last are counted by generation as machines tell. So that a change of which nobody told
+    cannot hide, everything is looked at anew each second and at the end (``sweep``): what was told must be what is
+    there. The mutants show that nothing slips through (``make mutants``).
+    """
 
     def __init__(self, server: MemoryServer, machines: Mapping[str, SimMachine]) -> None:
         self.server, self.machines = server, machines
+        self._on: dict[str, dict[str, Token]] = {}
+        """Machine to what it executes: job (uid) to generation."""
+        self._running: dict[str, dict[str, Token]] = {}
+        """The same by job: uid to machine to generation."""
+        self._generations: dict[str, dict[Token, int]] = {}
+        """Job to the generations that execute, each with the number of machines."""
+        self._seen: dict[str, JobRecord] = {}
+        """Records as they were looked at last."""
+        self._swept = 0.0
         self._highest: dict[str, int] = {}
         self._phases: dict[str, Phase] = {}
         self._started: dict[tuple[str, str], int] = {}
-        self._orders: dict[str, tuple[Token, tuple[str, ...]]] = {}
+        self._orders: dict[str, tuple[Token, Mapping[str, Member]]] = {}
+        """Job to its newest generation and that one's members."""
         self._active: dict[str, int] = {}
         """Highest generation of a job that was ever seen active."""
         self._pointers: dict[str, Checkpoint | None] = {}
@@ -36,19 +57,34 @@ class Checker:
         self.first: Broken | None = None
         """The first one broken: kept, since some checks run where an exception would go nowhere."""
 
-    def check(self) -> None:
-        """All of them, now. Raises Broken, and keeps it."""
-        self.checks += 1
-        try:
-            self._check()
-        except Broken as broken:
-            self.first = self.first or broken
-            raise
+    # --- who tells
+
+    def machine(self, name: str) -> None:
+        """What this machine executes may have changed. Raises Broken, and keeps it, as all of these do."""
+        self._keeping(self._records)
+        self._keeping(lambda: self._machine(self.machines[name]))
+
+    def records(self) -> None:
+        """The store has done a step."""
+        self._keeping(self._records)
+
+    def check(self, now: float) -> None:
+        """Time has passed."""
+        if now - self._swept >= SWEEP:
+            self._swept = now
+            self.sweep()
+        else:
+            self.records()
+
+    def sweep(self) -> None:
+        """Everything, whoever told."""
+        self._keeping(self._sweep)
 
     def store_loses(self) -> None:
         """The store is about to go back in time, or to lose everything: what it says afterwards is no step from what it
         says now. What runs is watched on."""
-        self.check()
+        self.sweep()
+        self._seen.clear()
         self._highest.clear()
         self._phases.clear()
         self._orders.clear()
@@ -61,59 +97,112 @@ class Checker:
             self.first = self.first or Broken(f"invariant 6: lost jobs: {sorted(missing)}")
             raise self.first
 
-    def _check(self) -> None:
-        for job in self.server.state.jobs.values():
-            if job.active is not None:
-                self._active[job.uid] = max(self._active.get(job.uid, 0), job.active.number)
-        self._one_generation()
-        self._devices()
-        if self.server.state.recovering or self.server.state.run != self.server.run_id:
-            return  # its records are not the truth yet
-        for job in self.server.state.jobs.values():
-            self._newest(job)
-            self._pointer(job)
-            self._head(job)
-            self._phase(job)
-            self._budget(job)
+    def running(self, uid: str) -> Mapping[str, Token]:
+        """Which generation of a job each machine executes that executes any."""
+        return self._running.get(uid, {})
 
-    def _one_generation(self) -> None:
-        """Invariant 2: never do workers of two generations of a job execute at the same time; invariant 4: only of
-        an active one."""
-        uids = {uid for m in self.machines.values() for uid in m.pods}
-        for uid in uids:
-            running = {m.name: t for m in self.machines.values() if (t := m.running(uid)) is not None}
-            if len(set(running.values())) > 1:
-                raise Broken(f"invariant 2: two generations of {uid} run at once: {running}")
-            for name, token in running.items():
-                seen = self._started.get((uid, name), 0)
-                if token.number < seen:
-                    raise Broken(f"invariant 2: {name} went back from generation {seen} to {token.number} of {uid}")
-                if token.number > seen:
-                    self._started[uid, name] = token.number
-                    if self._active.get(uid, 0) < token.number:
-                        raise Broken(f"invariant 4: {name} started {token}, which was never active")
+    def _keeping(self, look: Callable[[], None]) -> None:
+        self.checks += 1
+        try:
+            look()
+        except Broken as broken:
+            self.first = self.first or broken
+            raise
 
-    def _devices(self) -> None:
-        """No device is used by workers of two jobs at once."""
+    # --- what is looked at
+
+    def _sweep(self) -> None:
+        self._seen.clear()
+        self._records()
         for machine in self.machines.values():
-            used: dict[str, str] = {}
-            for uid in machine.pods:
-                token = machine.running(uid)
-                job = self.server.state.jobs.get(uid)
-                if token is None or job is None or job.head is None or job.head.token != token:
-                    continue
-                member = job.head.members.get(machine.name)
-                for device in member.devices if member is not None else ():
-                    if device in used:
-                        raise Broken(f"{machine.name}: {device} is used by {used[device]} and {uid}")
-                    used[device] = uid
+            if self._on.get(machine.name, {}) != _executes(machine):
+                raise Broken(f"{machine.name} changed what it executes, and nobody told: the simulation is wrong")
+            self._devices(machine)
+        for uid in self._running:
+            self._one_generation(uid)
+
+    def _records(self) -> None:
+        state = self.server.state
+        settled = not state.recovering and state.run == self.server.run_id  # else its records are not the truth yet
+        for uid, job in state.jobs.items():
+            if self._seen.get(uid) is job:
+                continue
+            if job.active is not None:
+                self._active[uid] = max(self._active.get(uid, 0), job.active.number)
+            if settled:
+                self._record(job)
+                self._seen[uid] = job
+        if not settled:
+            self._seen.clear()
+        elif len(self._seen) > len(state.jobs):
+            self._seen = {uid: job for uid, job in self._seen.items() if uid in state.jobs}
+
+    def _record(self, job: JobRecord) -> None:
+        self._newest(job)
+        self._pointer(job)
+        self._head(job)
+        self._phase(job)
+        self._budget(job)
+
+    def _machine(self, machine: SimMachine) -> None:
+        name, now = machine.name, _executes(machine)
+        before = self._on.get(name, {})
+        if now == before:
+            return
+        self._on[name] = now
+        for uid in before.keys() | now.keys():
+            old, new = before.get(uid), now.get(uid)
+            if old == new:
+                continue
+            generations = self._generations.setdefault(uid, {})
+            if old is not None:
+                del self._running[uid][name]
+                generations[old] -= 1
+                if not generations[old]:
+                    del generations[old]
+            if new is not None:
+                self._running.setdefault(uid, {})[name] = new
+                generations[new] = generations.get(new, 0) + 1
+                self._one_generation(uid)
+                self._may_run(name, uid, new)
+        self._devices(machine)
+
+    def _one_generation(self, uid: str) -> None:
+        """Invariant 2: never do workers of two generations of a job execute at the same time."""
+        if len(self._generations.get(uid, ())) > 1:
+            raise Broken(f"invariant 2: two generations of {uid} run at once: {self._running[uid]}")
+
+    def _may_run(self, name: str, uid: str, token: Token) -> None:
+        """Invariant 4: workers only of a generation that was active; and a node never goes back."""
+        seen = self._started.get((uid, name), 0)
+        if token.number < seen:
+            raise Broken(f"invariant 2: {name} went back from generation {seen} to {token.number} of {uid}")
+        if token.number > seen:
+            self._started[uid, name] = token.number
+            if self._active.get(uid, 0) < token.number:
+                raise Broken(f"invariant 4: {name} started {token}, which was never active")
+        if (job := self._seen.get(uid)) is not None:
+            self._newest(job)
+
+    def _devices(self, machine: SimMachine) -> None:
+        """No device is used by workers of two jobs at once."""
+        used: dict[str, str] = {}
+        for uid, token in self._on.get(machine.name, {}).items():
+            job = self.server.state.jobs.get(uid)
+            if job is None or job.head is None or job.head.token != token:
+                continue
+            member = job.head.members.get(machine.name)
+            for device in member.devices if member is not None else ():
+                if device in used:
+                    raise Broken(f"{machine.name}: {device} is used by {used[device]} and {uid}")
+                used[device] = uid
 
     def _newest(self, job: JobRecord) -> None:
         """Nothing runs that is newer than what the store knows: a generation that it lost came back."""
-        for machine in self.machines.values():
-            token = machine.running(job.uid)
-            if token is not None and (job.head is None or token.number > job.head.number):
-                raise Broken(f"{machine.name} runs generation {token.number} of {job.name}, the store has {job.head}")
+        for token in self._generations.get(job.uid, ()):
+            if job.head is None or token.number > job.head.number:
+                names = sorted(n for n, t in self._running[job.uid].items() if t == token)
+                raise Broken(f"{names} run generation {token.number} of {job.name}, the store has {job.head}")
 
     def _pointer(self, job: JobRecord) -> None:
         """Invariant 1: only the newest generation that was active moves the pointer."""
@@ -132,6 +221,16 @@ class Checker:
         if head.number < self._highest.get(job.name, 0):
             raise Broken(f"generation of {job.name} went down to {head.number}")
         self._highest[job.name] = head.number
+        if head.state == "active" and (not set(head.members) <= set(head.acks) or head.holders):
+            raise Broken(f"invariant 4: active without every acknowledgement: {head}")
+        last = self._orders.get(job.uid)
+        if last is not None and last[0] == head.token:  # its world is frozen
+            if last[1] != head.members:
+                raise Broken(f"invariant 3: the members of {head.token} changed from {last[1]} to {head.members}")
+            return
+        self._orders[job.uid] = (head.token, head.members)
+        for name in self._running.get(job.uid, ()):
+            self._devices(self.machines[name])
         ordered = head.ordered()
         if [m.group_rank for m in ordered] != list(range(len(ordered))):
             raise Broken(f"invariant 3: group ranks of {job.name} are not a permutation: {ordered}")
@@ -141,17 +240,12 @@ class Checker:
         size = job.spec.role.nodes
         if not size.min <= len(ordered) <= size.max:
             raise Broken(f"invariant 4: {len(ordered)} nodes, not within {size.min}..{size.max}")
-        names = tuple(m.node for m in ordered)
-        last = self._orders.get(job.uid)
+        names = [m.node for m in ordered]
         if last is not None and last[0].number + 1 == head.number:  # else one in between went by unseen
-            stayed = [n for n in last[1] if n in names]
+            stayed = [m.node for m in sorted(last[1].values(), key=lambda m: m.group_rank) if m.node in head.members]
             if [n for n in names if n in stayed] != stayed:
                 raise Broken(f"invariant 3: survivors changed their order: {last[1]} to {names}")
-        if last is None or last[0] != head.token:
-            self._all_or_nothing(job, head)
-        self._orders[job.uid] = (head.token, names)
-        if head.state == "active" and (set(head.acks) < set(names) or head.holders):
-            raise Broken(f"invariant 4: active without every acknowledgement: {head}")
+        self._all_or_nothing(job, head)
 
     def _all_or_nothing(self, job: JobRecord, head: Head) -> None:
         """A scale-out that is pending takes all its newcomers or none."""
@@ -175,3 +269,7 @@ class Checker:
         counted = sum(1 for e in job.budget.values() if e.counts)
         if counted > job.spec.restarts.max + 1:
             raise Broken(f"invariant 5: {counted} restarts spent of {job.spec.restarts.max}")
+
+
+def _executes(machine: SimMachine) -> dict[str, Token]:
+    return {uid: token for uid in machine.pods if (token := machine.running(uid)) is not None}

@@ -1,18 +1,16 @@
-"""One simulated machine: shims and workers that outlive agents, the fence, power. And the PodHost an agent sees of
-it."""
+"""One simulated machine: shims and workers that outlive agents, the fence, power."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodPhase, WorkerState
 from nodeagent.model.stall import RankFacts, Stall
 from nodeagent.model.world import Token, WorkerExit
-from nodeagent.workers.base import CommitWish, PodStatus, Rendezvous, StartOrder
+from nodeagent.workers.base import CommitWish, GivenUp, PodStatus, Rendezvous, StartOrder
 from tests.sim.network import Gate
 from tests.sim.virtual import SimClock
 
@@ -60,9 +58,10 @@ class SimPod:
 
 
 class SimMachine:
-    """Hardware, shims and workers of one node. ``observe`` is called after each change of who runs what."""
+    """Hardware, shims and workers of one node. ``observe`` is called with its name after each change of who
+    runs what."""
 
-    def __init__(self, name: str, clock: SimClock, rng: random.Random, observe: Callable[[], None]) -> None:
+    def __init__(self, name: str, clock: SimClock, rng: random.Random, observe: Callable[[str], None]) -> None:
         self.name, self.clock, self.rng, self.observe = name, clock, rng, observe
         self.pods: dict[str, SimPod] = {}
         self.looks = 0
@@ -85,6 +84,8 @@ class SimMachine:
         self._guards: dict[str, asyncio.TimerHandle] = {}
         """The shims' timers: one for all ("") and one for each pod that was granted time for itself."""
         self._timers: set[asyncio.TimerHandle] = set()
+        self._losing: set[tuple[str, Token]] = set()
+        """Generations whose workers here are about to notice that a peer is gone."""
 
     # --- used by tests and checks
 
@@ -108,7 +109,7 @@ class SimMachine:
 
     def touch(self) -> None:
         self.changed.set()
-        self.observe()
+        self.observe(self.name)
 
     def worker_ends(
         self, uid: str, local: int, *, code: int | None = None, signal: int | None = None, error: str = ""
@@ -146,11 +147,16 @@ class SimMachine:
 
     def lose_peers(self, uid: str, token: Token) -> None:
         """A peer is gone: the workers here fail in their collective a moment later."""
-        for local in range(8):
+        pod = self.pods.get(uid)
+        if pod is None or (uid, token) in self._losing:
+            return
+        self._losing.add((uid, token))
+        for local in range(len(pod.ranks) if pod.generation == token else 8):
             self.later(
                 self.rng.uniform(0.02, 0.3),
                 lambda local=local: self._victim(uid, token, local),  # type: ignore[misc]
             )
+        self.later(0.3, lambda: self._losing.discard((uid, token)))
 
     def _victim(self, uid: str, token: Token, local: int) -> None:
         pod = self.pods.get(uid)
@@ -181,10 +187,11 @@ class SimMachine:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
+        self._losing.clear()
         self._unwatch()
         lost = [(p.uid, p.generation) for p in self.pods.values() if p.alive]
         self.pods.clear()
-        self.observe()
+        self.observe(self.name)
         for uid, token in lost:
             if token is not None:
                 self.peers(uid, token, self.name)
@@ -247,10 +254,16 @@ class SimMachine:
             if pod.generation is not None:
                 self.peers(pod.uid, pod.generation, self.name)
 
+    def freeze(self) -> None:
+        """Nothing on it executes any more until it thaws."""
+        self.frozen.close()
+        self.observe(self.name)
+
     def thaw(self) -> None:
         """The machine goes on. Its shim's guard acts before its workers step: assumption A2 of the protocol."""
         self.frozen.open()
         self._fence()
+        self.observe(self.name)
 
     # --- commands
 
@@ -309,7 +322,7 @@ class SimMachine:
         pod.phase = "running"
         self.touch()
 
-    def stop(self, uid: str, grace: float | None) -> None:
+    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None) -> None:
         pod = self.pods.get(uid)
         if pod is None or not pod.alive:
             return
@@ -346,59 +359,3 @@ class SimMachine:
             pod.alive.clear()
             del self.pods[uid]
             self.touch()
-
-
-class SimHost:
-    """What one agent process sees of its machine. Commands of a stopped agent happen when it goes on."""
-
-    def __init__(self, machine: SimMachine, gate: Gate) -> None:
-        self._machine, self._gate = machine, gate
-        self._queue: list[Callable[[], None]] = []
-        self.changed = machine.changed
-        self.dead = False
-
-    def status(self) -> Mapping[str, PodStatus]:
-        return {uid: pod.status() for uid, pod in self._machine.pods.items()}
-
-    async def adopt(self) -> None:
-        await self._gate.passed()
-
-    def _do(self, action: Callable[[], None]) -> None:
-        if self.dead:
-            return
-        if self._gate.closed:
-            self._queue.append(action)
-        else:
-            action()
-
-    def thaw(self) -> None:
-        queue, self._queue = self._queue, []
-        for action in queue:
-            self._do(action)
-
-    def prepare(self, uid: str, spec: JobSpec) -> None:
-        self._do(lambda: self._machine.prepare(uid))
-
-    def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
-        self._do(lambda: self._machine.promise(uid, token, rendezvous))
-
-    def start(self, uid: str, order: StartOrder) -> None:
-        self._do(lambda: self._machine.start(uid, order))
-
-    def stop(self, uid: str, grace: float | None) -> None:
-        self._do(lambda: self._machine.stop(uid, grace))
-
-    def look(self, uid: str) -> None:
-        self._do(lambda: self._machine.look(uid))
-
-    def retire(self, uid: str) -> None:
-        self._do(lambda: self._machine.retire(uid))
-
-    def committed(self, uid: str, wish: CommitWish, refused: str) -> None:
-        self._do(lambda: self._machine.committed(uid, wish))
-
-    def grant(self, until: float, seq: int, uid: str | None = None) -> None:
-        self._do(lambda: self._machine.grant(until, seq, uid))
-
-    async def close(self) -> None:
-        self.dead = True

@@ -13,23 +13,29 @@ from typing import Any
 import pytest
 import structlog
 
+from nodeagent.agent import acknowledge
+from nodeagent.agent.acknowledge import Acknowledged, Acknowledger
 from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.guard import Guard, _Judged
+from nodeagent.agent.lease import Lease
 from nodeagent.agent.loop import Agent
+from nodeagent.agent.saver import Saver
 from nodeagent.model.job import Admission, JobRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Token
 from nodeagent.plan import gang, lending
 from nodeagent.plan.cluster import RefusalKind
 from nodeagent.plan.lending import Answer, Ask, Promises
+from nodeagent.store.messages import Saved
 from nodeagent.store.twin import commits, generation, restore
 from nodeagent.store.twin.state import State
 from nodeagent.trust.ledger import Entry
 from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodStatus
 from tests.sim import cluster as cluster_module
-from tests.sim import provocations
+from tests.sim import provocations, saved
 from tests.sim.cluster import Node, SimCluster
+from tests.sim.host import SimHost
 from tests.sim.machine import SimMachine
 from tests.sim.virtual import run_virtual
 
@@ -229,6 +235,50 @@ def takes_over_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Agent, "settled", property(lambda agent: True))
 
 
+def acknowledged_unsaved(patch: pytest.MonkeyPatch) -> None:
+    """A command is answered without waiting until it is on any disk."""
+
+    async def at_once(self: Acknowledger, write: Saved) -> Acknowledged:
+        return Acknowledged(nodes=("n1", "n2"), wanted=2, waited=0.0)
+
+    patch.setattr(Acknowledger, "__call__", at_once)
+
+
+def one_disk_is_enough(patch: pytest.MonkeyPatch) -> None:
+    """A command is answered when its own agent alone has it on disk."""
+    patch.setattr(acknowledge, "COPIES", 1)
+
+
+def said_before_it_was_written(patch: pytest.MonkeyPatch) -> None:
+    """What was handed to the disk counts as saved: nobody waits for the fsync."""
+    real = Saver._save
+
+    async def early(self: Saver) -> None:
+        known = self._snapshot.known(self._clock.now())
+        self.saved = Saved(era=known.era, rev=known.rev)
+        self._news.set()
+        self._told()
+        await asyncio.sleep(0.05)
+        await real(self)
+
+    patch.setattr(Saver, "_save", early)
+
+
+def disks_not_offered(patch: pytest.MonkeyPatch) -> None:
+    """Nobody reads what was kept."""
+    patch.setattr(Saver, "load", lambda saver: None)
+
+
+def promises_not_offered(patch: pytest.MonkeyPatch) -> None:
+    """The numbers that a node promised are not given back with its copy, which may be older."""
+    patch.setattr(SimHost, "promised", lambda host, uids: {})
+
+
+def the_first_copy_wins(patch: pytest.MonkeyPatch) -> None:
+    """A store that was restored from one disk does not wait for those that may know better: what had ended is back."""
+    patch.setattr(Lease, "regroup", property(lambda lease: 0.0, lambda lease, value: None), raising=False)
+
+
 MUTANTS = (
     Mutant(holders_forgotten, provocations.falls_silent_and_scales),
     Mutant(ack_before_stopping, provocations.falls_silent_and_scales),
@@ -250,6 +300,12 @@ MUTANTS = (
     Mutant(leaves_before_its_workers_are_gone, provocations.nobody_comes_back),
     Mutant(two_agents_at_once, provocations.taken_over),
     Mutant(takes_over_at_once, provocations.all_await_a_store_that_comes_back_empty),
+    Mutant(acknowledged_unsaved, saved.dark_after_an_answer),
+    Mutant(one_disk_is_enough, saved.dark_after_an_answer),
+    Mutant(said_before_it_was_written, saved.dark_after_an_answer),
+    Mutant(disks_not_offered, saved.all_lose_power),
+    Mutant(promises_not_offered, saved.all_lose_power),
+    Mutant(the_first_copy_wins, saved.off_while_it_ended),
 )
 
 

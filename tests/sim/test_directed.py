@@ -77,7 +77,11 @@ def test_a_hang_is_judged_when_every_pod_has_told() -> None:
         head = c.job("j").head
         assert head is not None
         c.nodes["n2"].machine.hang("uid-j", suspects=True, stopped=0)
-        told = await c.until(lambda: len(reports(c)) == 3, 5.0, "the others were asked")
+
+        def all_told() -> bool:  # the last report may be answered at once
+            return len(reports(c)) == 3 or c.job("j").phase == "forming" or c.job("j").restarts == 1
+
+        told = await c.until(all_told, 5.0, "the others were asked")
         assert told < 2.0
         took = await c.until(lambda: c.job("j").restarts == 1, 5.0, "formed again")
         assert took < 1.0

@@ -82,6 +82,7 @@ def test_an_agent_that_restarts_may_be_the_first_in_an_emptied_store() -> None:
             c.nodes[other].link.cut = True
         emptying = asyncio.ensure_future(c.empty_store())
         await asyncio.sleep(0.01)
+        c.nodes["n2"].disk.kept = None  # else it would give back what it kept there
         c.nodes["n2"].start_agent()
         await c.until(lambda: "n2" in c.server.state.nodes, 1, "n2 has begun a new cluster")
         assert c.server.state.cluster_uid != uid

@@ -10,7 +10,8 @@ import pytest
 from nodeagent.model.job import Control, JobRecord
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import LIFETIME, Seal
-from tests.sim.cluster import SimCluster, sim_spec
+from tests.sim.cluster import SimCluster
+from tests.sim.parts import sim_spec
 from tests.sim.test_directed import running, simulate
 from tests.sim.virtual import SimClock
 

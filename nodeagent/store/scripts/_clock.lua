@@ -3,7 +3,7 @@
 -- Never encode what may be empty with cjson: it cannot tell a list from a map. Floats stay text.
 local P, RUN, VERSION, A = KEYS[1], ARGV[1], ARGV[2], cjson.decode(ARGV[3])
 local META, LEASE, CHANGES, EVENTS, CORDONS = P .. 'meta', P .. 'lease', P .. 'changes', P .. 'events', P .. 'cordons'
-local NAMES, HIGHEST, REQUESTS = P .. 'names', P .. 'highest', P .. 'requests'
+local NAMES, HIGHEST, REQUESTS, SAVED = P .. 'names', P .. 'highest', P .. 'requests', P .. 'saved'
 
 local function int(number)
   return string.format('%.0f', number)

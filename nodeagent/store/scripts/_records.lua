@@ -130,6 +130,11 @@ local function remember(request, answer)
   end
 end
 
+-- An operator wrote: somebody waits until everything up to now is on the disks of nodes.
+local function ask_to_save()
+  redis.call('HSET', META, 'asked', redis.call('HGET', META, 'rev') or '0')
+end
+
 -- what: kind, text and, where they apply, job (record), node, generation, by
 local function event(what)
   local job = what.job or {}

@@ -1,5 +1,6 @@
--- beat: node, life, start, seq, length, rev, era, facts?, address?, pid?, readiness?, pods (list of {uid, body}), pod_ttl
-local PAGE = 256
+-- beat: node, life, start, seq, length, rev, era, facts?, address?, pid?, readiness?, pods (list of {uid, body}), saved?,
+--   notes (list of {kind, text})
+local PAGE, SAVES_KEPT = 256, 1000
 local id = A.node
 local continued = A.era == meta.parent and A.rev <= known -- all that it has read is in this era too
 if not node_read(id) or A.rev > revision or (A.era ~= '' and A.era ~= meta.era and not continued) then
@@ -24,6 +25,18 @@ new.readiness = A.readiness or new.readiness
 node_save(new)
 for _, pod in ipairs(A.pods) do
   redis.call('SET', P .. 'pod:' .. pod.uid .. ':' .. id, pod.body, 'PX', int(math.max(10 * lease_ms, 30000)))
+end
+for _, note in ipairs(A.notes) do
+  event({ kind = note.kind, node = id, by = id, text = note.text })
+end
+
+local asked = tonumber(meta.asked or '0')
+if A.saved then
+  local before = tonumber(string.match(redis.call('HGET', SAVED, id) or '0', '^%d+'))
+  redis.call('HSET', SAVED, id, int(A.saved.rev) .. ' ' .. A.saved.era)
+  if before < asked and A.saved.rev >= asked then
+    redis.call('XADD', P .. 'saves', 'MAXLEN', '~', SAVES_KEPT, '*', 'node', id)
+  end
 end
 
 local records, changed = {}, {}
@@ -69,4 +82,5 @@ if not next_end then
 end
 local newest = redis.call('XREVRANGE', EVENTS, '+', '-', 'COUNT', 1)[1]
 return { 1, meta.cluster_uid, int(served), gone_now, next_end and int(next_end - served) or '', rev, more,
-  newest and newest[1] or '0-0', records, meta.era or '', served < recover and 1 or 0 }
+  newest and newest[1] or '0-0', records, meta.era or '', served < recover and 1 or 0,
+  int(asked) }

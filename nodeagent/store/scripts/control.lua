@@ -4,6 +4,7 @@ if not job then
   return no_job(A.uid)
 end
 if request_seen(A.request) then
+  ask_to_save()
   return job_reply(job)
 end
 local old, new = cjson.decode(job.control), A.control and cjson.decode(A.control) or {}
@@ -18,9 +19,11 @@ if old.rev ~= A.expect_rev then
 end
 remember(A.request, job.uid .. ' ' .. A.did)
 if not A.control then
+  ask_to_save()
   return job_reply(job) -- it is so already
 end
 job.control = A.control
 job_save(job)
+ask_to_save()
 event({ kind = A.event, job = job, by = A.by, text = A.text })
 return job_reply(job)

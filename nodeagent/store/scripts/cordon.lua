@@ -20,4 +20,5 @@ if not request_seen(A.request) then
     redis.call('HSET', P .. 'node:' .. id, 'rev', node.rev)
   end
 end
+ask_to_save()
 return { 1, flat(node), was or '' }

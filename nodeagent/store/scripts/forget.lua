@@ -14,4 +14,5 @@ if node.left ~= '1' and node.lost ~= '1' then
   event({ kind = 'NodeForgotten', node = A.node, by = A.by, text = 'node ' .. A.node .. ' is off for good, says ' .. A.by })
 end
 release_keepers(A.node)
+ask_to_save()
 return { 1, flat(node_read(A.node)), redis.call('HGET', CORDONS, A.node) or '' }

@@ -45,6 +45,7 @@ for _, silent in ipairs(redis.call('ZRANGEBYSCORE', LEASE, '-inf', since, 'LIMIT
     release_keepers(silent)
     redis.call('DEL', P .. 'node:' .. silent)
     redis.call('ZREM', LEASE, silent)
+    redis.call('HDEL', SAVED, silent)
     nodes_read[silent] = nil
     touch('node:' .. silent)
   end

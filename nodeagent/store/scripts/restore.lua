@@ -1,5 +1,5 @@
 -- restore: uid, timing, lease, credit, gap, limit, era, rev, served, by, nodes (list of hashes), cordons (node
--- to JSON or ''), jobs (list of hashes), uids? (list). Twin: twin/restore.py.
+-- to JSON or ''), jobs (list of hashes), uids? (list), numbers, regroup (ms), awaited (list). Twin: twin/restore.py.
 if meta.timing and meta.timing ~= A.timing then
   return refuse('timing', meta.timing)
 end
@@ -22,7 +22,7 @@ if opens then
     redis.call('HSET', META, 'taken', '1')
   end
   known = mine and revision or 0
-  recover = served + credit_ms + lease_ms
+  recover = served + credit_ms + lease_ms + A.regroup
 end
 local late = served >= recover
 local full = not late and not has_all and A.rev > known -- a complete view, newer than the store's
@@ -39,7 +39,43 @@ if opens or ((full or brings) and meta.parent ~= '') then
   event({ kind = 'StoreRestored', by = A.by, text = 'the store lacked what node ' .. A.by
     .. ' knows: it is restored by the agents; nothing is decided meanwhile' })
 end
+for name, number in pairs(A.numbers) do
+  if number > tonumber(redis.call('HGET', HIGHEST, name) or '0') then
+    redis.call('HSET', HIGHEST, name, int(number))
+  end
+end
+
+-- Views from disks alone: others may have a newer one, so those that were live are waited for.
+local function words(text)
+  local set = {}
+  for word in string.gmatch(text or '', '%S+') do
+    set[word] = true
+  end
+  return set
+end
 if not late then
+  local awaited, heard = words(meta.awaited), words(meta.heard)
+  local waited = meta.awaited
+  if opens or (full and waited) then
+    awaited = words(A.regroup > 0 and table.concat(A.awaited, ' ') or '')
+  end
+  if opens then
+    heard, waited = {}, A.regroup > 0
+  end
+  heard[A.by] = true
+  for id in pairs(heard) do
+    awaited[id] = nil
+  end
+  if waited and next(awaited) then
+    redis.call('HSET', META, 'awaited', table.concat(sorted_keys(awaited), ' '), 'heard',
+      table.concat(sorted_keys(heard), ' '))
+  else
+    if waited then
+      recover = math.min(recover, served + credit_ms + lease_ms)
+      amnesty = math.min(amnesty, recover)
+    end
+    redis.call('HDEL', META, 'awaited', 'heard')
+  end
   local more = math.max(0, A.served - served)
   served, recover = served + more, recover + more
   amnesty = math.max(amnesty + more, recover)
@@ -120,7 +156,8 @@ end
 local function restore_job(new)
   local old = job_read(new.uid)
   raise_highest(new)
-  if (late and old) or not taken(old and tonumber(old.rev), tonumber(new.rev)) then
+  local removed = late and not old and redis.call('ZSCORE', CHANGES, 'job:' .. new.uid)
+  if (late and old) or removed or not taken(old and tonumber(old.rev), tonumber(new.rev)) then
     return
   end
   local namesake = redis.call('HGET', NAMES, new.name)

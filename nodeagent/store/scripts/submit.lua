@@ -3,10 +3,15 @@ local seen = request_seen(A.request)
 if seen then
   local uid = string.match(seen, '^%S+')
   local job = job_read(uid)
-  return job and job_reply(job) or no_job(uid)
+  if not job then
+    return no_job(uid)
+  end
+  ask_to_save()
+  return job_reply(job)
 end
 local known = job_read(A.uid)
 if known then
+  ask_to_save()
   return job_reply(known)
 end
 local old_uid = redis.call('HGET', NAMES, A.name)
@@ -32,5 +37,6 @@ local job = {
 job_save(job)
 redis.call('HSET', NAMES, A.name, A.uid)
 remember(A.request, A.uid)
+ask_to_save()
 event({ kind = 'JobSubmitted', job = job, by = A.by, text = 'job ' .. A.name .. ' submitted' })
 return job_reply(job)

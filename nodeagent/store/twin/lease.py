@@ -81,6 +81,7 @@ def _forget(s: State) -> None:
         del s.nodes[node], s.lease[node]
         s.seq.pop(node, None)
         s.dead.pop(node, None)
+        s.saved.pop(node, None)
         s.touch(f"node:{node}")
 
 
@@ -101,8 +102,15 @@ def beat(s: State, b: Beat) -> BeatReply:
     if b.readiness is not None:
         update["readiness"] = b.readiness
     s.save_node(record.model_copy(update=update))
+    if b.saved is not None:
+        before = s.saved.get(b.node)
+        s.saved[b.node] = b.saved
+        if (before.rev if before is not None else 0) < s.asked <= b.saved.rev:
+            s.saves += 1
     for pod in b.pods or ():
         s.pods[pod.uid, b.node] = (pod, s.now + max(10 * s.lease_ms, 30_000))
+    for note in b.notes:
+        s.event(note.kind, node=b.node, by=b.node, text=note.text)
     return _news(s, b)
 
 
@@ -140,6 +148,7 @@ def _news(s: State, b: Beat) -> BeatReply:
         event=s.newest_event,
         era=s.era,
         recovering=s.recovering,
+        asked=s.asked,
     )
 
 

@@ -49,7 +49,7 @@ def restore(s: State, o: Offer) -> Restored:
         s.timing, s.cluster_uid = o.timing, o.cluster_uid
         s.taken = s.taken or not mine
         s.known = s.rev if mine else 0
-        s.recover = s.served + s.credit_ms + s.lease_ms
+        s.recover = s.served + s.credit_ms + s.lease_ms + o.regroup
     late = not s.recovering
     full = not late and not has_all and o.rev > s.known
     brings = not late and not has_all and bool(o.jobs or o.nodes)
@@ -60,7 +60,10 @@ def restore(s: State, o: Offer) -> Restored:
             by=o.by,
             text=f"the store lacked what node {o.by} knows: it is restored by the agents; nothing is decided meanwhile",
         )
+    for name, number in o.numbers.items():
+        s.highest[name] = max(s.highest.get(name, 0), number)
     if not late:
+        _hear(s, o, opens, full)
         more = max(0, o.served - s.served)
         s.served, s.recover = s.served + more, s.recover + more
         s.amnesty = max(s.amnesty + more, s.recover)
@@ -77,6 +80,22 @@ def restore(s: State, o: Offer) -> Restored:
         s.known = o.rev
     s.changes = dict(sorted(s.changes.items(), key=lambda item: item[1]))
     return Restored(era=s.era, known=s.rev if has_all else s.known, recovering=not late)
+
+
+def _hear(s: State, o: Offer, opens: bool, full: bool) -> None:
+    """Views from disks alone: others may have a newer one, so those that were live are waited for."""
+    if opens:
+        s.awaited, s.heard = (frozenset() if o.regroup else None), frozenset()
+    if s.awaited is None:
+        return
+    if opens or full:
+        s.awaited = frozenset(o.awaited) if o.regroup else frozenset()
+    s.heard |= {o.by}
+    s.awaited -= s.heard
+    if not s.awaited:
+        s.recover = min(s.recover, s.served + s.credit_ms + s.lease_ms)
+        s.amnesty = min(s.amnesty, s.recover)
+        s.awaited = None
 
 
 def _node(s: State, merge: _Merge, new: NodeRecord) -> None:
@@ -110,7 +129,8 @@ def _job(s: State, merge: _Merge, new: JobRecord, by: str) -> None:
     old = s.jobs.get(new.uid)
     if new.head is not None:
         s.highest[new.name] = max(s.highest.get(new.name, 0), new.head.number)
-    if (merge.late and old is not None) or not merge.takes(old.rev if old is not None else None, new.rev):
+    removed = merge.late and old is None and f"job:{new.uid}" in s.changes
+    if (merge.late and old is not None) or removed or not merge.takes(old.rev if old is not None else None, new.rev):
         return
     namesake = s.jobs.get(s.names.get(new.name, ""))
     if namesake is not None and namesake.uid != new.uid:

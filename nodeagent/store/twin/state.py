@@ -17,7 +17,7 @@ from nodeagent.model.node import Cordon, Incarnation, NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
 from nodeagent.store.base import StoreRefusedError
-from nodeagent.store.messages import Answer
+from nodeagent.store.messages import Answer, Saved
 
 PAGE = 256
 """Most records, and most lapsed nodes, in one beat's reply."""
@@ -58,6 +58,15 @@ class State:
         self.taken = False
         """An offer has said which cluster's this is: no other one's can."""
         self.rev = 0
+        self.asked = 0
+        """The revision of what an operator wrote last."""
+        self.awaited: frozenset[str] | None = None
+        """Of a store that was restored from disks alone: who may know better."""
+        self.heard: frozenset[str] = frozenset()
+        """Who has made an offer meanwhile."""
+        self.saved: dict[str, Saved] = {}
+        self.saves = 0
+        """How often a save was told on."""
         self.order = 0
         self.nodes: dict[str, NodeRecord] = {}
         self.lease: dict[str, int] = {}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from nodeagent.agent.care import machine
-from nodeagent.agent.machine import DRIVER_SIGNS
+from nodeagent.health.driver import SIGNS
 from nodeagent.spec.agentconfig import AgentConfig, NodeConfig
 from nodeagent.spec.healthconfig import HealthConfig
 
-DRIVER = any(sign.exists() for sign in DRIVER_SIGNS)
+DRIVER = any(sign.exists() for sign in SIGNS)
 
 
 def config(**node: object) -> AgentConfig:

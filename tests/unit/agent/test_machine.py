@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.agent.machine import boot_id, find_address, find_gpus, node_facts
+from nodeagent.agent.machine import find_address, find_gpus, node_facts
 from nodeagent.model.node import Gpu
 from nodeagent.spec.agentconfig import AgentConfig, DirsConfig, NodeConfig
+from nodeagent.workers.linux import boot_id
 
 
 def config(run: Path = Path("/run/x"), **node: object) -> AgentConfig:

@@ -41,7 +41,7 @@ class Scene:
 
     async def offer(self, snapshot: Snapshot) -> str:
         self.store.offers.clear()
-        return await offer(self.store, snapshot, FAST, "n1", 0.0)
+        return await offer(self.store, snapshot.known(0.0), FAST, "n1")
 
 
 async def test_a_view_goes_in_bounded_pages_and_only_once() -> None:
@@ -114,4 +114,4 @@ async def test_other_refusals_are_the_callers() -> None:
     await scene.bench.up("n1")
     snapshot = await scene.read()
     other = FAST.model_copy(update={"lease": 7.0})
-    await refused("timing", offer(scene.store, snapshot, other, "n1", 0.0))
+    await refused("timing", offer(scene.store, snapshot.known(0.0), other, "n1"))

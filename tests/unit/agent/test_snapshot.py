@@ -123,3 +123,28 @@ def test_the_view_stays_while_the_store_recovers() -> None:
     assert (snapshot.cluster(0.0).served, snapshot.cluster(0.0).lapsed) == (5000, frozenset({"n1"}))
     snapshot.absorb(reply(rev=10, era="e2"), 0.0)
     assert (snapshot.recovering, snapshot.asked) == (False, ("e2", 10))
+
+
+def test_views_share_what_was_worked_out_until_something_changes() -> None:
+    snapshot = Snapshot(Timing())
+    snapshot.absorb(reply(nodes=(make_node("n1"), make_node("n2")), jobs=(make_job(),), lapsed=("n2",)), 0.0)
+    first = snapshot.cluster(0.0)
+    snapshot.absorb(reply(served=1500, lapsed=("n2",), rev=2), 0.5)
+    second = snapshot.cluster(0.5)
+    assert (second.nodes, second.jobs, second.lapsed) == (first.nodes, first.jobs, first.lapsed)
+    assert second.once("x", lambda _before: [1]) is first.once("x", lambda _before: [1])
+    kept = first.once("x", lambda _before: [1])
+    changes = (
+        lambda: snapshot.absorb(reply(lapsed=()), 1.0),
+        lambda: snapshot.absorb(reply(nodes=(make_node("n1", cordon=True),), rev=3), 1.0),
+        lambda: snapshot.absorb(reply(gone=("node:n2",), rev=4), 1.0),
+        lambda: snapshot.absorb_job(make_job("holding").model_copy(update={"rev": 9})),
+        lambda: snapshot.forget_job(UID),
+        lambda: snapshot.absorb(reply(cluster_uid="c2", nodes=(make_node("n1"),), jobs=(make_job(),)), 1.0),
+        snapshot.forget,
+    )
+    for change in changes:
+        change()
+        new = snapshot.cluster(1.0).once("x", lambda _before: [1])
+        assert new is not kept
+        kept = new

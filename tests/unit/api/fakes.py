@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nodeagent.agent.acknowledge import Acknowledged
 from nodeagent.agent.care import Care
+from nodeagent.agent.diagnosis import Diagnosis
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
 from nodeagent.api.view import AgentHealth
@@ -74,6 +76,7 @@ class FakeView:
         self.seal = Seal(self.key, "default")
         self.node = "n1"
         self.care: Care | None = None
+        self.diagnosis: Diagnosis | None = None
         self.names = names
         self.server = MemoryServer(time.time)
         self.store = FlakyStore(self.server)
@@ -90,6 +93,8 @@ class FakeView:
         self.away_since: float | None = None
         self.lent: dict[str, float] = {}
         self.not_lent: dict[str, str] = {}
+        self.disks: tuple[str, ...] = ("n1", "n2")
+        """Nodes on whose disks everything is."""
         self.unlike: dict[str, dict[str, Any]] = {}
         """Facts of a node that a test wants otherwise, from its next join on."""
         self._seq = 0
@@ -113,6 +118,15 @@ class FakeView:
         for name in self.names:
             await self.store.join(name, self.lives[name], self.facts(name), Timing())
         await self.refresh()
+
+    @property
+    def era(self) -> str:
+        return self.server.state.era
+
+    async def acknowledged(self, rev: int, era: str) -> Acknowledged:
+        assert rev > 0
+        assert era == self.era
+        return Acknowledged(nodes=self.disks, wanted=2, waited=0.0)
 
     async def refresh(self) -> None:
         """All nodes but the silent ones beat; the snapshot is what the last reply says."""

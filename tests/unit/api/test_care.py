@@ -27,7 +27,10 @@ async def cared_for(folder: Path, health: HealthConfig | None = None) -> FakeVie
     view.unlike["n1"] = {"gpus": GPUS}
     await view.join()
     facts = view.facts("n1")
-    view.care = Care(view.config, health or HealthConfig(), facts, {}, SystemClock(), dict, lambda: None)
+    nothing = HealthConfig() if health is None else health
+    view.care = Care(
+        view.config, nothing, facts, {}, SystemClock(), dict, lambda: None, "n1", lambda _kind, _outcome: None
+    )
     return view
 
 

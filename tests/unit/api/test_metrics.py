@@ -67,7 +67,9 @@ async def running(folder: Path) -> tuple[FakeView, Metrics]:
         workers=tuple(WorkerState(rank=i, local_rank=i, pid=7 + i, state="running", step=40 + i) for i in range(2)),
     )  # fmt: skip
     sick = view.facts("n1").model_copy(update={"gpus": (Gpu(uuid="GPU-a", index=0),)})
-    view.care = Care(view.config, HealthConfig(), sick, {}, SystemClock(), dict, lambda: None)
+    clock = SystemClock()
+    view.care = Care(view.config, HealthConfig(), sick, {}, clock, dict, lambda: None, "n1", metrics.repaired)
+    metrics.repaired("reboot", "done")
     view.care.monitor.hear_gpus({"gpus": [{"uuid": "GPU-a", "index": 0, "temperature": 61}]})
     view.care.monitor.hear(Event("xid", time.time(), "GPU-a", 79, "Xid 79"), "nvml")
     view.care.monitor.judge()
@@ -89,6 +91,8 @@ async def test_the_page(tmp_path: Path) -> None:
     assert page["nodeagent_nodes", (("state", "ready"),)] == 3
     assert page["nodeagent_lease_margin_seconds", ()] == 2.0
     assert page["nodeagent_joined", ()] == 1
+    assert page["nodeagent_repairs_total", (("kind", "reboot"), ("outcome", "done"))] == 1
+    assert page["nodeagent_nodes_mending", (("stage", "probation"),)] == 0
     assert page["nodeagent_store_errors_total", ()] == 1
     restarts = (("cause", "worker_failed"), ("job", "digits"), ("node", "n1"))
     assert page["nodeagent_restarts_total", restarts] == 3

@@ -5,19 +5,32 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.goals import judged
-from benchmarks.report import commands, p95, tables
+from benchmarks import leasecurve
+from benchmarks.goals import judged, p95
+from benchmarks.plot import svg
+from benchmarks.report import commands, tables
 from benchmarks.speed import ratios
-from benchmarks.steplog import Gang, NotReachedError, StepLog, standstill, steps_per_second
+from benchmarks.steplog import Gang, NotReachedError, StepLog, longest_pause, standstill, steps_lost, steps_per_second
+
+
+def rows(ours: list[float], torchrun: list[float], instead: str = "", lost: int = 0) -> dict[str, Any]:
+    found = {"nodeagent": ours, "nodeagent_lost": [lost for _ in ours]}
+    return found | {"torchrun": torchrun, "torchrun_lost": [3 for _ in torchrun], "torchrun_instead": instead}
+
 
 COST = {"processes": 2, "pss_mb": 50.0, "cpu_percent": 0.4}
 RESULTS: dict[str, Any] = {
-    "worker_killed": {"nodeagent": [0.1, 0.2, 0.3], "torchrun": [4.0, 5.0]},
-    "node_killed": {"nodeagent": [3.2], "torchrun": [6.0]},
-    "node_joins": {"nodeagent": [0.5], "torchrun": [6.0]},
+    "floor": {"seconds": [0.1, 0.1]},
+    "worker_killed": rows([0.1, 0.2, 0.3], [8.0, 10.0]),
+    "node_killed": rows([3.1], [6.0]),
+    "first_node_killed": rows([3.1], [], "its job is dead"),
+    "node_joins": rows([0.5], [6.0]),
+    "drain": rows([0.1], [5.0], lost=1),
+    "torchrun_default": {"default": [], "default_lost": [], "default_instead": "no step within 60 s"},
     "steps_per_second": {"nodeagent": [99.0, 99.0], "torchrun": [100.0, 100.0, 100.0]},
     "at_rest": {"no job": {"agent": COST}, "8 workers": {"agent": COST | {"pss_mb": 61.0}}},
 }
@@ -75,22 +88,58 @@ def test_p95() -> None:
 
 
 def test_goals_are_judged_and_shown() -> None:
-    met = {goal.phase + goal.unit: ok for goal, _, ok in judged(RESULTS)}
-    assert met == {
-        "worker_killedx": True,
-        "node_killed s": True,
-        "node_joins s": True,
-        "steps_per_secondx": True,
-        "at_rest MB": False,
-        "at_rest % of a core": True,
+    met = {goal.text: ok for goal, _, ok in judged(RESULTS)}
+    assert {text for text, ok in met.items() if not ok} == {
+        "worker killed: median",
+        "worker killed: p95",
+        "third node joins: median standstill",
+        "node drained: most steps lost",
+        "memory of an agent (PSS)",
     }
+    assert met["worker killed: times faster than torchrun, tuned"]
     text = tables(RESULTS)
-    assert "**22.5x**" in text
+    assert "**45.0x**" in text
     assert "61 MB | **no** |" in text
+    assert "| 2.0 | 9.00 |" in text, "times the floor, then torchrun's median"
+    assert "its job is dead" in text
+    assert "once: no step within 60 s." in text
 
 
 def test_a_phase_that_was_not_run_is_not_judged() -> None:
-    assert [goal.phase for goal, _, _ in judged({"node_joins": RESULTS["node_joins"]})] == ["node_joins"]
+    assert {goal.phase for goal, _, _ in judged({"node_joins": RESULTS["node_joins"]})} == {"node_joins"}
+
+
+def test_steps_that_are_done_again_are_lost() -> None:
+    old, between = Gang(1, 2, lowest=1, highest=17), Gang(2, 2, lowest=11, highest=19)
+    assert steps_lost([old, between, Gang(3, 2, lowest=11)], old, Gang(3, 2, lowest=11)) == 9
+    assert steps_lost([old, between], between, Gang(3, 2, lowest=20)) == 0
+
+
+def test_the_longest_pause_counts_where_it_began_before() -> None:
+    gang = Gang(1, 2, steps=[0.0, 1.0, 2.0, 6.0, 7.0, 8.0, 20.0])
+    assert longest_pause(gang, 3.0, 8.5) == 11.0
+    assert longest_pause(gang, 3.0, 7.5) == 3.0
+
+
+def test_gaps_are_counted_by_how_late_they_are() -> None:
+    gaps = leasecurve.Gaps(0.5)
+    for gap in (*[0.503] * 98, 0.42, 1.4):
+        gaps.add(gap)
+    told = gaps.as_json()
+    assert (told["count"], told["longest"][-1]) == (100, 1.4)
+    assert [leasecurve.over(told, 0.5, bound) for bound in (0.5, 0.6, 1.39, 1.41)] == [99, 1, 1, 0]
+    assert (leasecurve.quantile(told, 0.5), leasecurve.quantile(told, 0.999)) == (0.01, 0.9)
+    clockwork = {"timing": {"heartbeat": 0.5, "lease": 3.0, "fence": 2.2}, "node_hours": 2.0, "lost": 0, "reformed": 0}
+    text = leasecurve.tables(
+        {"clockworks": [clockwork | {"gaps": told}], "killed": clockwork | {"restarts": [0.7, 0.9, 1.6]}}
+    )
+    assert "was 0.90 s (median of 3; p95 0.90, longest 1.60)" in text
+    assert "| 1.5 s | 0.78 s | 0.50 | none seen (below 1.50) |" in text
+
+
+def test_the_picture_is_xml_and_has_a_bar_for_each_figure() -> None:
+    bars = [e for e in ElementTree.fromstring(svg(RESULTS)) if e.tag.endswith("rect")]
+    assert len(bars) == 1 + 5 + 4, "the ground, then nodeagent's and torchrun's"
 
 
 def test_the_commands_name_no_path_of_this_machine() -> None:

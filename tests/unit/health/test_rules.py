@@ -70,7 +70,8 @@ CASES = [
     ("pcie.width", gpu(pcie_width=8), gpu(pcie_width=8, pcie_width_max=8)),
     ("pcie.replays", gpu(pcie_replays=106), gpu(pcie_replays=105)),
     ("nvml.missing", replace(ALL_GOOD, expected=("GPU-a", "GPU-b")), replace(ALL_GOOD, gpus=None, expected=("GPU-b",))),
-    ("gpu.foreign", gpu(processes=((7, 1), (8, 1))), gpu(processes=((7, 1),))),
+    ("gpu.foreign", gpu(processes=((8, 1),)), gpu(processes=((7, 1), (8, 1)))),
+    ("gpu.shared", gpu(processes=((7, 1), (8, 1))), gpu(processes=((7, 1),))),
     ("gpu.leftover", gpu(processes=(), memory_used=(512 << 20) + 1), gpu(processes=(), memory_used=512 << 20)),
     ("probe.nvml.late", replace(ALL_GOOD, probes=(ProbeReading("nvml", 1),)), ALL_GOOD),
     (
@@ -122,6 +123,20 @@ def test_what_is_not_known_is_neither_bad_nor_fine() -> None:
 def test_without_the_driver_nothing_is_said_of_its_gpus() -> None:
     silent = replace(ALL_GOOD, gpus=None, probes=(ProbeReading("nvml", 2),))
     assert [look.rule.id for look in looks(silent, ALL_GOOD, 10, OURS) if look.device] == []
+
+
+def test_who_uses_a_gpu_is_named() -> None:
+    owners = ((8, "pid 8 (slurm: python a.py)"), (9, ""))
+    look = fired(gpu(processes=((8, 1), (9, 1), (10, 1), (11, 1)), owners=owners))["gpu.foreign"]
+    assert look.raw == "pid 8 (slurm: python a.py); pid 9; pid 10; and 1 more"
+
+
+def test_where_the_driver_does_not_list_our_own_workers_nothing_is_said_of_others() -> None:
+    """In a container with pids of its own, say: what is listed may be ours."""
+    for hidden in (gpu(processes=((8, 1),)), gpu(processes=(), memory_used=2 << 30)):
+        assert fired(hidden)
+        assert not fired(replace(hidden, working=True))
+    assert "gpu.shared" in fired(replace(gpu(processes=((7, 1), (8, 1))), working=True))
 
 
 def test_a_fault_is_the_devices_own() -> None:

@@ -45,6 +45,18 @@ def test_a_gpu_with_a_fatal_verdict_is_left_out_and_says_why() -> None:
     assert second.healthy
 
 
+def test_a_gpu_that_somebody_else_uses_or_that_is_being_checked_is_not_counted_as_free() -> None:
+    used = verdict("gpu.foreign", severity="degraded", raw="pid 8 (slurm: python a.py)")
+    first, second = gpus(KNOWN, (), [used], may_join=True, held=("GPU-b",))
+    assert (first.healthy, first.why) == (
+        False, "used by somebody else: pid 8 (slurm: python a.py) (gpu.foreign)",
+    )  # fmt: skip
+    assert (second.healthy, second.why) == (False, "it is being checked (nodeagentctl diag)")
+    beside = verdict("gpu.shared", severity="degraded", raw="pid 8")
+    dry = used.model_copy(update={"dry_run": True})
+    assert gpus(KNOWN, (), [beside, dry], may_join=True) == KNOWN
+
+
 def test_it_stays_out_until_its_probation_is_over_and_a_dry_run_leaves_nothing_out() -> None:
     on_probation = verdict("xid.79", stage="probation", until=200.0)
     assert gpus(KNOWN, (), [on_probation], may_join=True)[0].why == "it is lost (xid.79), on probation"

@@ -18,7 +18,7 @@ from nodeagent.plan.clusterhealth import (
     names,
     ranked,
 )
-from tests.unit.plan.build import UID, make_cluster, make_job
+from tests.unit.plan.build import UID, make_cluster, make_job, make_node, verdict
 
 READY = ("ready", "")
 OUTCOMES = get_args(PeerAnswer.model_fields["outcome"].annotation)
@@ -94,6 +94,25 @@ def test_gpus_that_are_left_out() -> None:
     gpu = Gpu(uuid="GPU-1", index=1, healthy=False, why="Xid 79")
     (line,) = told(changed(make_cluster(["n1"]), "n1", gpus=(gpu,), hostname="host1"))
     assert line == "warning node/n1: GPU 1 (GPU-1) is left out: Xid 79 | on host1: nvidia-smi -q -i GPU-1"
+
+
+def test_sick_nodes_are_named_with_what_mends_them() -> None:
+    lost = verdict(device="GPU-n1-0")
+    cluster = make_cluster([make_node("n1", gpus=1, health=[lost]), "n2"])
+    fix = "reboot the machine, then: nodeagentctl health ack n1"
+    assert told(cluster) == [f"error node/n1: GPU 0 is fatal: it is lost (xid.79) | {fix}"]
+    worn = verdict("disk", severity="degraded")
+    assert told(make_cluster([make_node("n1", health=[worn])]))[0].startswith("warning node/n1: the node is degraded:")
+    for harmless in (verdict(severity="info"), verdict(severity="app")):
+        assert told(make_cluster([make_node("n1", health=[harmless])])) == []
+    for over in (verdict(dry_run=True), lost.model_copy(update={"stage": "probation"})):
+        (line,) = told(make_cluster([make_node("n1", gpus=1, health=[over])]))
+        assert line.startswith("info node/n1:")
+
+
+def test_an_open_breaker_is_named() -> None:
+    lines = told(make_cluster([make_node(n, health=[verdict()]) for n in ("n1", "n2")]))
+    assert [line.startswith("warning node/n1: the breaker is open: 2 of 2 nodes") for line in lines].count(True) == 1
 
 
 def test_agents_that_differ_in_version() -> None:

@@ -17,8 +17,9 @@ from nodeagent.plan.gang import decide
 from nodeagent.plan.health import WINDOW, breaker, sick_members, worn
 from nodeagent.plan.membership import candidate, should_prepare
 from nodeagent.plan.placement import place
-from nodeagent.plan.steps import Decision, End, Propose
+from nodeagent.plan.steps import Activate, Decision, End, Propose
 from tests.unit.plan.build import (
+    NOW,
     REPEATABLE,
     WALL,
     life,
@@ -241,3 +242,55 @@ def test_application_errors_on_gpus_of_several_nodes_wear_out_none() -> None:
     apart = repeats["n2"].model_copy(update={"since": WALL + WINDOW + 1})
     later = make_cluster([make_node(n, gpus=2, health=[v]) for n, v in (repeats | {"n2": apart}).items()])
     assert worn(later, "n1")
+
+
+def forming(*names: str, spec: JobSpec = GPU_JOB, acks: Iterable[str] = ()) -> JobRecord:
+    job = running(*names, spec=spec)
+    assert job.head is not None
+    head = make_head(names, state="forming", number=2, acks=acks).model_copy(update={"members": job.head.members})
+    return make_job("forming", head, spec=spec, target=len(names), active=1)
+
+
+def test_what_falls_sick_while_a_gang_forms_is_left_out_before_anything_starts_there() -> None:
+    sick = make_node("n2", gpus=2, health=[lost("n2")])
+    step = proposed(take([*healthy(["n1", "n3"]), sick], forming("n1", "n2", "n3", acks=["n1", "n2", "n3"])))
+    assert sorted(step.members) == ["n1", "n3"]
+    assert (step.spend, step.cause.text) == (
+        None,
+        "because of start; GPU 0 of n2 is unfit: it is lost (xid.79)",
+    )
+
+
+def test_a_forming_gang_keeps_the_nodes_other_gpu() -> None:
+    spec = make_spec(workers="gpu", gpus=1, size=(1, 8), uneven=True)
+    sick = make_node("n2", gpus=2, health=[lost("n2")])
+    step = proposed(take([*healthy(["n1"]), sick], forming("n1", "n2", spec=spec)))
+    assert step.members["n2"].devices == (gpu("n2", 1),)
+
+
+def test_a_forming_gang_goes_on_while_the_breaker_is_open_and_with_what_is_degraded() -> None:
+    names = ["n1", "n2"]
+    all_sick = [make_node(n, gpus=2, health=[lost(n)]) for n in names]
+    assert isinstance(take(all_sick, forming(*names, acks=names)).step, Activate)
+    tired = [make_node(n, gpus=2, health=[verdict("pcie.width", gpu(n, 0), "degraded")]) for n in names]
+    assert isinstance(take(tired, forming(*names, acks=names)).step, Activate)
+
+
+def test_a_gpu_that_is_well_again_is_taken_by_the_gang_that_runs_beside_it() -> None:
+    spec = make_spec(workers="gpu", gpus=1, size=(1, 8), uneven=True)
+    job = running("n1", "n2", spec=spec)
+    assert job.head is not None
+    less = job.head.members["n2"].model_copy(update={"workers": 1, "devices": (gpu("n2", 1),)})
+    head = job.head.model_copy(update={"members": {**job.head.members, "n2": less}})
+    short = job.model_copy(update={"head": head})
+    step = proposed(take(healthy(["n1", "n2"]), short))
+    assert (step.cause.kind, step.cause.text) == ("join", "GPUs of n2 are back")
+    assert step.members["n2"].workers == 2
+    assert step.spend is not None
+    assert not step.spend.counts
+    fresh = job.model_copy(update={"head": head.model_copy(update={"since": NOW - 1})})
+    decision = take(healthy(["n1", "n2"]), fresh)
+    assert (decision.step, decision.why[0][:29]) == (None, "n2 has more GPUs than are use")
+    assert take(healthy(["n1", "n2"]), job).step is None, "it has them all"
+    sick = make_node("n2", gpus=2, health=[lost("n2")])
+    assert take([*healthy(["n1"]), sick], short).step is None, "it is not well yet"

@@ -8,7 +8,15 @@ import pytest
 
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import NodeRecord
-from nodeagent.plan.membership import candidate, gone_nodes, holding_nodes, natural, should_prepare, used_devices
+from nodeagent.plan.membership import (
+    booked,
+    candidate,
+    gone_nodes,
+    holding_nodes,
+    natural,
+    should_prepare,
+    used_devices,
+)
 from tests.unit.plan.build import PREPARING, UID, UNFIT, make_cluster, make_head, make_job, make_node, make_spec
 
 
@@ -75,12 +83,12 @@ def test_devices_of_members_and_holders_are_used_until_they_are_gone() -> None:
     holder = make_job("holding", make_head(["n2"], state="ended", holders=["n2"]), uid="u-h")
     ended = make_job("failed", make_head(["n3"], state="ended"), uid="u-e")
     cluster = make_cluster(["n1", "n2", "n3"], member, holder, ended)
-    assert used_devices(cluster, "n1", "u-x") == {"cpu0", "cpu1"}
-    assert used_devices(cluster, "n1", "u-m") == frozenset()
-    assert used_devices(cluster, "n2", "u-x") == {"cpu0"}
-    assert used_devices(cluster, "n3", "u-x") == frozenset()
+    assert used_devices(booked(cluster), "n1", "u-x") == {"cpu0", "cpu1"}
+    assert used_devices(booked(cluster), "n1", "u-m") == frozenset()
+    assert used_devices(booked(cluster), "n2", "u-x") == {"cpu0"}
+    assert used_devices(booked(cluster), "n3", "u-x") == frozenset()
     reborn = make_cluster([make_node("n1", of_life="new"), make_node("n2", lost=True)], member, holder)
-    assert used_devices(reborn, "n1", "u-x") == used_devices(reborn, "n2", "u-x") == frozenset()
+    assert used_devices(booked(reborn), "n1", "u-x") == used_devices(booked(reborn), "n2", "u-x") == frozenset()
 
 
 def test_a_member_is_offered_its_own_devices_again() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from nodeagent.model.job import JobRecord, Phase
+import pytest
+
+from nodeagent.model.job import Checkpoint, JobRecord, Phase
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Head, PodReport, Token, WorkerExit
 from nodeagent.plan.pod import PodAction, Prepare, Promise, Report, Retire, SendAck, Start, Stop, plan_pods, read_report
-from nodeagent.workers.base import PodStatus, Rendezvous
+from nodeagent.workers.base import GivenUp, PodStatus, Rendezvous
 from tests.unit.plan.build import (
     PREPARING,
     SUCCEEDED,
@@ -227,6 +229,53 @@ def test_a_node_of_another_life_is_no_member() -> None:
     assert action == Stop(UID, None, "this node is not in the newest generation")
 
 
+# --- given up
+
+
+@pytest.mark.parametrize(
+    ("holders", "members", "given_up"),
+    [
+        (("n1", "n2"), ("n1", "n2"), None),
+        (("n1", "n2"), ("n1", "n2", "n3"), None),
+        (("n1", "n2"), ("n1", "n3"), GivenUp(stays=True, world=2, since=(1, 40))),
+        (("n1", "n2"), ("n1",), GivenUp(stays=True, world=1, since=(1, 40))),
+        (("n1",), ("n2",), GivenUp(stays=False, world=1, since=(1, 40))),
+    ],
+)
+def test_snapshots_are_written_out_where_a_node_of_the_gang_is_given_up(
+    holders: tuple[str, ...], members: tuple[str, ...], given_up: GivenUp | None
+) -> None:
+    checkpoint = Checkpoint(name="c", step=40, number=1, order=2)
+    old = status("running", generation=OLD, highest=OLD, workers=RUNNING)
+    for planned in (True, False):
+        job = forming(holders, members=members, planned=planned).model_copy(update={"checkpoint": checkpoint})
+        for node in holders:  # also those that stay: their parts may be needed
+            stop = act(job, old, node=node, nodes=("n1", "n2", "n3"))
+            assert isinstance(stop, Stop)
+            assert stop.given_up == (given_up if planned else None)
+
+
+def test_a_node_in_another_life_does_not_stay() -> None:
+    job = forming(planned=True)
+    assert job.head is not None
+    reborn = {**job.head.members, "n2": job.head.members["n2"].model_copy(update={"life": "another"})}
+    job = job.model_copy(update={"head": job.head.model_copy(update={"members": reborn})})
+    stop = act(job, status("running", generation=OLD, highest=OLD, workers=RUNNING))
+    assert isinstance(stop, Stop)
+    assert stop.given_up == GivenUp(stays=True, world=2)
+
+
+def test_when_the_whole_gang_is_stopped_all_of_it_is_written_and_that_is_told() -> None:
+    job = make_job("pausing", ended_head("n1", "n2"), active=1)
+    stop = act(job, status("running", generation=OLD, highest=OLD, workers=RUNNING))
+    assert isinstance(stop, Stop)
+    assert stop.given_up == GivenUp(stays=False, world=0)
+    last = job.model_copy(update={"last_number": 1})
+    ack = act(last, status("exited", generation=OLD, highest=OLD, written="snapshot of step 7 written out in 0.10 s"))
+    assert isinstance(ack, SendAck)
+    assert ack.last == PodReport(state="left", reason="snapshot of step 7 written out in 0.10 s")
+
+
 # --- not needed, not there
 
 
@@ -251,9 +300,25 @@ def test_an_ended_job_stops_acknowledges_and_retires() -> None:
     assert late.grace is None, "it should not run any more"
 
 
-def test_paused_jobs_and_full_jobs_keep_no_pod() -> None:
+def test_a_paused_job_keeps_its_members_ready() -> None:
+    """Its interpreters stay warm, so that it goes on without importing anew."""
     paused = make_job("paused", ended_head(), active=1, desired="pause")
-    assert act(paused, status("ready")) == Retire(UID, "the job does not need this node")
+    assert act(paused, status("exited", generation=OLD)) is None
+    assert isinstance(act(paused, None), Prepare), "the shim died meanwhile"
+    assert isinstance(act(paused, status("ready"), node="n4", nodes=("n1", "n4")), Retire), "it was no member"
+    me = Incarnation(life=life("n1"), start=1)
+    cordoned = make_cluster([make_node("n1", cordon=True)], paused)
+    assert [type(a) for a in plan_pods(cordoned, "n1", me, {UID: status("ready")}, 2)] == [Retire]
+
+
+def test_only_so_many_paused_jobs_are_kept_ready() -> None:
+    jobs = [make_job("paused", ended_head(), active=1, desired="pause", uid=f"u-{i}") for i in range(3)]
+    pods = {f"u-{i}": status("ready") for i in range(3)}
+    kept = plan_pods(make_cluster(["n1"], *jobs), "n1", Incarnation(life=life("n1"), start=1), pods, 2)
+    assert [(type(a), a.uid) for a in kept] == [(Retire, "u-2")]
+
+
+def test_full_jobs_keep_one_spare() -> None:
     full = active(members=("n1", "n2"))
     assert act(full, None, node="n3", nodes=("n1", "n2", "n3")) == Prepare(UID, "the job may need this node")
     assert act(full, None, node="n4", nodes=("n1", "n2", "n3", "n4")) is None

@@ -294,10 +294,16 @@ def test_the_sample_is_the_defaults_and_valid_with_every_line_in_use() -> None:
     config = parse(used)
     assert config.node.id == "n7"
     assert config.redis.place.service == "mymaster"
-    plain = {
+    plain: dict[str, object] = {
         "node": parse("").node,
         "redis": parse("").redis,
         "api": parse("").api,
         "jobs": config.jobs.model_copy(update={"operators": None}),
+        "health": parse("").health,
     }
+    assert config.health is not None
+    assert set(config.health.repair.commands()) == {"reset_gpu", "reboot", "service"}
+    nothing = {"gpu_reset": None, "reboot": None, "service": None}
+    repair = config.health.repair.model_copy(update=nothing)
+    plain["health"] = config.health.model_copy(update={"repair": repair})
     assert config.model_copy(update=plain) == parse("")

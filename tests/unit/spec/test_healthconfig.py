@@ -34,9 +34,34 @@ def test_every_key() -> None:
     assert found.folders == ("/shared", "/data")
 
 
+def test_nothing_is_repaired_without_a_command() -> None:
+    found = config("").health
+    assert found is not None
+    assert (found.repair.commands(), found.repair.whole(), found.repair.per_day) == ({}, {}, 3)
+    assert found.repair.verify == ("nodeagent", "diag", "--verify", "--json")
+
+
+def test_a_reset_that_names_its_gpu_needs_that_gpu_alone() -> None:
+    found = config(
+        'health: {repair: {gpu_reset: [reset, "-i={gpu}"], reboot: [reboot], service: [call, "{node}"], verify: off, '
+        "deadline: 2m, per_day: 1}}"
+    ).health
+    assert found is not None
+    assert found.repair.whole() == {"reset_gpu": False, "reboot": True, "service": False}
+    assert (found.repair.verify, found.repair.deadline, found.repair.per_day) == (None, 120.0, 1)
+    every = config("health: {repair: {gpu_reset: [reset, all]}}").health
+    assert every is not None
+    assert every.repair.whole() == {"reset_gpu": True}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("health: {repair: {reboot: reboot}}", "is not a command, write its words as a list"),
+        ("health: {repair: {reboot: []}}", "is not a command"),
+        ('health: {repair: {gpu_reset: [reset, "{uuid}"]}}', "{uuid} stands for nothing"),
+        ("health: {repair: {per_day: 101}}", "per_day"),
+        ("health: {repair: {gpu_rest: [reset]}}", "did you mean 'gpu_reset'?"),
         ("health: {dry_run: [nvlink.dwon]}", "there is no rule 'nvlink.dwon', did you mean 'nvlink.down'?"),
         ("health: {ignore: [qqq]}", "there is no rule 'qqq', see them all: nodeagentctl health rules"),
         ("health: {ignore: xid.79}", "is not a list of rules"),

@@ -20,13 +20,17 @@ from nodeagent.train.folder import (
     mark_committed,
     next_order,
     prune,
+    prune_snapshots,
     read_manifest,
+    talk_folder,
     write_manifest,
 )
 
 
-def made(folder: Path, order: int, *, committed: bool = True, step: int = 0, generation: int = 1) -> Entry:
-    entry = Entry(order, step or order * 10, generation)
+def made(
+    folder: Path, order: int, *, committed: bool = True, step: int = 0, generation: int = 1, snapshot: bool = False
+) -> Entry:
+    entry = Entry(order, step or order * 10, generation, snapshot)
     path = folder / entry.name
     path.mkdir()
     (path / "part").write_bytes(b"x" * 100)
@@ -41,6 +45,9 @@ def test_names_come_back() -> None:
     assert entry.name == "ckpt-000012-step-123456789-g7"
     assert entry_of(entry.name) == entry
     assert entry_of("ckpt-1234567-step-00000001-g0") == Entry(1234567, 1, 0)
+    written_out = Entry(3, 4, 5, True)
+    assert written_out.name == "ckpt-000003-step-00000004-g5-snapshot"
+    assert entry_of(written_out.name) == written_out
     for other in ("", "ckpt", "ckpt-000012-step-1", "x" + entry.name, entry.name + ".tmp"):
         assert entry_of(other) is None
 
@@ -120,3 +127,20 @@ def test_what_is_damaged_is_not_kept_in_case_of_need(tmp_path: Path) -> None:
     one, two, three = made(tmp_path, 1), made(tmp_path, 2), made(tmp_path, 3)
     prune(tmp_path, three, 2, {two})
     assert entries(tmp_path) == [three, one]
+
+
+def test_what_was_written_out_of_memory_takes_no_checkpoints_place(tmp_path: Path) -> None:
+    """Another number of ranks may not be able to load it."""
+    one, two = made(tmp_path, 1), made(tmp_path, 2)
+    first, lost = made(tmp_path, 3, snapshot=True), made(tmp_path, 4, snapshot=True, committed=False)
+    second, third = made(tmp_path, 5, snapshot=True), made(tmp_path, 6, snapshot=True, generation=2)
+    ours, other = talk_folder(tmp_path, 2, "ab"), talk_folder(tmp_path, 1, "cd")
+    ours.mkdir()
+    other.mkdir()
+    prune_snapshots(tmp_path, third)
+    assert entries(tmp_path) == [third, second, two, one]
+    assert {first, lost} & set(entries(tmp_path)) == set()
+    assert (ours.exists(), other.exists()) == (True, False), "what this generation may still talk over stays"
+    newest = made(tmp_path, 7)
+    prune(tmp_path, newest, 3)
+    assert entries(tmp_path) == [newest, two, one]

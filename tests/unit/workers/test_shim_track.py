@@ -47,6 +47,20 @@ def test_a_worker_that_tells_nothing_and_does_nothing() -> None:
     }  # fmt: skip
 
 
+def test_what_will_be_a_standstill_shows_before_the_limit() -> None:
+    one = track()
+    for at in range(20):
+        got = min(at, 8)
+        one.see(seen(at, told=told(got, got), written=got, cpu=got, letter="T" if at > 8 else "S"))
+        now, soon = one.facts(), one.facts(lead=4.0)
+        assert (soon["overdue"] == "long", soon["silent"]) == (at >= 14, at >= 14)
+        assert (now["overdue"] == "long", now["silent"]) == (at >= 18, at >= 18)
+        assert (soon["quiet"], soon["frozen"]) == (at >= 14, at >= 15)
+        assert one.left == 10 - (at - got)
+    one.see(seen(20, told=told(5, 20, "evaluate")))
+    assert one.left < 0, "a phase has a bound of its own"
+
+
 def test_output_and_cpu_time_are_life() -> None:
     one = track()
     for at in range(20):

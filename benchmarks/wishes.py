@@ -1,0 +1,90 @@
+"""What only nodeagent can be asked for, or survives: a drain, a scale, a pause, the death of an agent alone.
+
+Each function takes a training that steps and leaves it as it was. Seconds are of training's standstill as the steps
+show it, so the start of a command is not in them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+from benchmarks.faults import TIMEOUT, Trial, lose_node, settle, stood
+from benchmarks.ours import JOB, Ours
+from benchmarks.steplog import Gang, NotReachedError, longest_pause, steps_lost
+from nodeagent.ctl.client import job_path, node_path
+
+WATCHED = 6.0
+"""Seconds after an agent's death in which training must not stand still: two leases."""
+PAUSED = 5.0
+"""Seconds that a paused job stays so."""
+
+
+def drain(training: Ours, full: int, left: int) -> Trial:
+    """A random node is drained, and takes work again afterwards."""
+    settle()
+    old = training.log.newest()
+    node = random.choice(training.killable())
+    training.change(f"{node_path(node)}/drain", reason="bench")
+    new = _next(training, old, left)
+    settle()
+    trial = stood(training, old, new)
+    training.change(f"{node_path(node)}/uncordon")
+    _next(training, new, full)
+    return trial
+
+
+def scale_down(training: Ours, full: int, left: int) -> Trial:
+    """From two nodes to one, and back."""
+    settle()
+    old = training.log.newest()
+    training.change(f"{job_path(JOB)}/scale", target=1)
+    new = _next(training, old, left)
+    settle()
+    trial = stood(training, old, new)
+    training.change(f"{job_path(JOB)}/scale", target=2)
+    _next(training, new, full)
+    return trial
+
+
+def resume(training: Ours, world: int) -> Trial:
+    """The job is paused; seconds from the wish to go on to the first step."""
+    settle()
+    old = training.log.newest()
+    training.change(f"{job_path(JOB)}/pause")
+    training.until_phase("paused", TIMEOUT)
+    time.sleep(PAUSED)
+    at = time.monotonic()
+    training.change(f"{job_path(JOB)}/resume")
+    new = _next(training, old, world)
+    return Trial(new.first_step - at, steps_lost(training.log.gangs(), old, new))
+
+
+def kill_agent(training: Ours) -> Trial:
+    """kill -9 of an agent alone, which is started again as systemd would. Seconds by which training's longest pause
+    in the time after it is longer than a normal step."""
+    settle()
+    gang = training.log.newest()
+    agents = {node["name"]: node["agent_pid"] for node in training.status()["nodes"]}
+    victim = random.choice(sorted(agents))
+    at = time.monotonic()
+    os.kill(agents[victim], signal.SIGKILL)
+    time.sleep(WATCHED)
+    now = training.log.newest()
+    if now.number != gang.number:
+        raise NotReachedError(f"training was re-formed when the agent of {victim} was killed")
+    if agents[victim] == next(node["agent_pid"] for node in training.status()["nodes"] if node["name"] == victim):
+        raise NotReachedError(f"the agent of {victim} did not end")
+    return Trial(longest_pause(now, at, at + WATCHED), 0)
+
+
+def lose_first_node(training: Ours, full: int, left: int) -> Trial:
+    """Power cut of rank 0's node, which also hosts the workers' rendezvous."""
+    settle()
+    return lose_node(training, training.node_of(0), full, left)
+
+
+def _next(training: Ours, old: Gang, world: int) -> Gang:
+    return training.log.wait(world, TIMEOUT, after=old.number, check=training.check)

@@ -1,0 +1,147 @@
+"""The agent's side of the checks by work: one run at a time, in a process of its own, and what came of the last.
+
+Must never import torch, judge a figure, or wait without a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import structlog
+
+from nodeagent.agent.clock import Clock
+from nodeagent.model.figure import Figure
+from nodeagent.model.node import NodeRecord
+from nodeagent.spec.agentconfig import AgentConfig
+from nodeagent.spec.healthconfig import HealthConfig
+
+Report = dict[str, Any]
+STEPS = 16
+"""How many bounds of one check a whole run may take: the lock, the driver, the start (4), four checks, the collective
+(2), and room for them to end."""
+DIES = 1.0
+ROOT = Path(__file__).parents[2]
+
+
+class Diagnosis:
+    """``changed`` is called when ``figures`` or ``held`` are others."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        environ: Mapping[str, str],
+        clock: Clock,
+        changed: Callable[[], None],
+    ) -> None:
+        self._config, self._clock, self._changed = config, clock, changed
+        self._bound = (config.health or HealthConfig()).diag.bound
+        self._environ = {**environ, "PYTHONPATH": str(ROOT)}
+        self._log = structlog.get_logger("diag")
+        self._task: asyncio.Task[Report] | None = None
+        self.request = ""
+        """Of the newest run."""
+        self.step, self.began, self.ended = "", 0.0, 0.0
+        """Of the newest run: what it does; Unix times."""
+        self.report: Report | None = None
+        """Of the newest run, once it has ended."""
+        self.whole = False
+        """The newest run was of all that this node has free."""
+        self.held: frozenset[str] = frozenset()
+        """GPUs that are being checked, and so not given to anybody."""
+        self.figures = self._remembered()
+
+    @property
+    def running(self) -> bool:
+        return self._task is not None and not self.ended
+
+    def start(
+        self, gpus: Collection[str], used: Collection[str], busy: Literal["refuse", "skip", "check"],
+        peers: Iterable[NodeRecord], request: str = "", *, whole: bool, bound: float | None = None,
+    ) -> asyncio.Task[Report]:  # fmt: skip
+        """Begin a run on these GPUs (none: the CPU); ``used`` are those of them that jobs have. ``whole``: all that
+        could be checked is; ``bound``: seconds for all of it. Not while one is running."""
+        assert not self.running
+        from nodeagent.diag.command import make_order
+
+        figures = [figure for node in peers for figure in node.facts.figures]
+        order = make_order(self._config, sorted(gpus), busy, figures)
+        self.request, self.step, self.report, self.whole = request, "start", None, whole
+        self.began, self.ended = self._clock.wall(), 0.0
+        self.held = frozenset(gpus) - frozenset(used)
+        self._changed()
+        self._task = asyncio.create_task(self._run(order.to_json(), bound or STEPS * self._bound))
+        return self._task
+
+    async def _run(self, order: str, bound: float) -> Report:
+        try:
+            self.report = await self._work(order, bound)
+        except OSError as error:
+            self.report = could_not(f"the checks cannot be started: {error.strerror}")
+        finally:
+            self.ended, self.held = self._clock.wall(), frozenset()
+            self.figures = self._remembered()
+            self._changed()
+        report = self.report
+        bad = [f"{c['name']} {c['gpu']}: {c['why']}" for c in report["checks"] if not c["passed"]]
+        told = self._log.info if report["passed"] else self._log.warning
+        told("checked by work", passed=report["passed"], failed=bad, problem=report["problem"])
+        return report
+
+    async def _work(self, order: str, bound: float) -> Report:
+        """Raises OSError."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "nodeagent.diag.order", env=self._environ, stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        found: Report | None = None
+        try:
+            async with asyncio.timeout(bound):
+                process.stdin.write(order.encode())
+                process.stdin.close()
+                async for text in process.stdout:
+                    line = json.loads(text)
+                    if "step" in line:
+                        self.step = str(line["step"])
+                    else:
+                        found = line
+        except TimeoutError:
+            return could_not(f"the checks did not end within {bound:g} s (at: {self.step})")
+        except (ConnectionError, ValueError) as error:
+            return could_not(f"the checks broke off: {error}")
+        finally:
+            await _end(process)
+        return found if found is not None else could_not(f"the process of the checks died (at: {self.step})")
+
+    def _remembered(self) -> tuple[Figure, ...]:
+        from nodeagent.diag import history
+
+        file = self._config.dirs.state / history.FILE
+        try:
+            return history.figures(history.load(file))
+        except (OSError, ValueError) as error:
+            self._log.warning("earlier results are not known", why=str(error))
+            return ()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Its workers die with it; one that is stuck in the driver is left to itself."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DIES):
+            await process.wait()
+
+
+def could_not(why: str) -> Report:
+    """The report of a run that did not come about."""
+    return {"passed": False, "checks": [], "notes": [], "problem": why}

@@ -1,0 +1,66 @@
+"""Going for longer: ``systemctl stop``, a shutdown. The node is drained, so that its jobs end their step and re-form
+without it; and what this marked is unmarked when the agent is back.
+
+Owns the mark of such a drain. Must never touch a cordon that a person set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING
+
+import structlog
+
+from nodeagent.model.node import Cordon
+from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    from nodeagent.agent.clock import Clock
+    from nodeagent.agent.loop import Agent
+
+BY = "systemctl stop"
+"""Who drained the node, in the store: no user can be called so."""
+
+
+async def drain(agent: Agent, clock: Clock) -> None:
+    """Returns when nobody counts on this node any more; at the latest after the config's ``drain``. The agent runs on
+    meanwhile: it is the caller's to have it leave."""
+    log = structlog.get_logger("goodbye").bind(node=agent.node)
+    why, limit = agent.missed(), agent.config.drain
+    if not why:
+        return
+    began = clock.now()
+    log.info("drains before the end", because=why, at_most=limit)
+    while agent.missed():
+        me = agent.me()
+        if me is None or me.cordon is None or not me.cordon.drain:
+            mark = Cordon(reason="its agent is told to stop", by=BY, at=clock.wall(), drain=True)
+            if me is not None and me.cordon is not None:  # a person's words stay
+                mark = me.cordon.model_copy(update={"drain": True})
+            try:
+                await agent.store.cordon(agent.node, mark, secrets.token_hex(8))
+                await agent.refresh()
+            except (StoreUnavailableError, StoreRefusedError) as error:
+                log.warning("not drained", why=str(error))
+        if clock.now() - began > limit:
+            log.warning("still not drained: stops the workers and leaves", because=agent.missed(), waited=limit)
+            return
+        await asyncio.sleep(agent.config.timing.heartbeat / 2)
+    log.info("drained", took=round(clock.now() - began, 3))
+
+
+async def come_back(agent: Agent) -> None:
+    """Take new work again, if it was this that said otherwise."""
+    await agent.joined.wait()
+    while True:
+        me = agent.me()
+        if me is not None and (me.cordon is None or me.cordon.by != BY):
+            return
+        try:
+            if me is not None:
+                await agent.store.cordon(agent.node, None, secrets.token_hex(8))
+            await agent.refresh()
+        except (StoreUnavailableError, StoreRefusedError) as error:
+            structlog.get_logger("goodbye").warning("still marked as drained", node=agent.node, why=str(error))
+        await asyncio.sleep(agent.config.timing.heartbeat / 2)

@@ -1,0 +1,187 @@
+"""The commands that repair and verify: each in a session of its own, held to a deadline, its output kept in a file.
+
+Nobody waits for one that even SIGKILL does not end. A command outlives the agent that started it; the next start finds
+it by its pid and start time. Must never decide whether one is run, or what its end means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from nodeagent.model.repair import Attempt
+from nodeagent.spec.repairconfig import RepairConfig
+from nodeagent.workers.linux import is_running, kill_group, start_time
+
+DIES = 2.0
+"""Seconds in which a killed command is gone, unless the kernel holds it."""
+MOST_OUTPUTS = 20
+"""Outputs kept; the oldest go first."""
+TAIL = 1 << 16
+"""Bytes of an output that are looked at."""
+SHOWN = 300
+"""Characters of it that people are told."""
+LOOK = 0.5
+"""Seconds between two looks at a command that an earlier start of the agent left."""
+
+Started = Callable[[int, int], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended."""
+
+    code: int | None
+    """128 + n for a signal; None: it was killed at its deadline."""
+    text: str
+
+
+class Hands(Protocol):
+    """What repairs this machine."""
+
+    async def repair(self, attempt: Attempt, started: Started) -> Ended:
+        """Run its command; ``started`` is told pid and start time before anything else is waited for."""
+        ...
+
+    async def verify(self, devices: Sequence[str]) -> Ended:
+        """Check these GPUs (none: the whole node)."""
+        ...
+
+    async def outlived(self, attempt: Attempt, seconds: float) -> None:
+        """Wait until a command that an earlier start of the agent left is over; after ``seconds`` kill it."""
+        ...
+
+
+class Commands:
+    """Those of the config."""
+
+    def __init__(self, config: RepairConfig, node: str, folder: Path, environ: Mapping[str, str]) -> None:
+        self._config, self._node, self._folder = config, node, folder
+        own = str(Path(sys.executable).parent)  # where `nodeagent` lies
+        kept = {k: v for k, v in environ.items() if not k.startswith("NODEAGENT__")}  # they may hold secrets
+        self._environ = kept | {"PATH": f"{environ.get('PATH', os.defpath)}:{own}"}
+
+    async def repair(self, attempt: Attempt, started: Started) -> Ended:
+        words = {"gpu": attempt.device, "node": self._node, "rule": attempt.rule}
+        command = self._config.commands()[attempt.kind]
+        told = {f"NODEAGENT_{name.upper()}": value for name, value in words.items()}
+        told |= {"NODEAGENT_REPAIR": attempt.kind, "NODEAGENT_TEXT": attempt.text}
+        argv = [fill(word, words) for word in command]
+        return await self._run(attempt.kind, argv, told, self._config.deadline, started)
+
+    async def verify(self, devices: Sequence[str]) -> Ended:
+        told = {"NODEAGENT_REPAIR": "verify", "NODEAGENT_NODE": self._node, "NODEAGENT_GPU": ",".join(devices)}
+        if devices:
+            told["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        words = {"gpu": ",".join(devices), "node": self._node, "rule": ""}
+        argv = [fill(word, words) for word in self._config.verify or ()]
+        ended = await self._run("verify", argv, told, self._config.verify_deadline, _nobody)
+        return Ended(ended.code, failed_checks(self._output("verify")) or ended.text) if ended.code == 1 else ended
+
+    async def outlived(self, attempt: Attempt, seconds: float) -> None:
+        if not attempt.pid or start_time(attempt.pid) != attempt.start:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(seconds, 0.0)):
+                while start_time(attempt.pid) == attempt.start and is_running(attempt.pid):  # noqa: ASYNC110  # not ours
+                    await asyncio.sleep(LOOK)
+                return
+        if start_time(attempt.pid) == attempt.start:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(attempt.pid, signal.SIGKILL)
+
+    async def _run(
+        self, kind: str, argv: Sequence[str], told: Mapping[str, str], deadline: float, started: Started
+    ) -> Ended:
+        try:
+            process = await asyncio.to_thread(self._start, kind, argv, told)
+        except OSError as error:
+            return Ended(127, f"{argv[0]} cannot be started: {error.strerror}")
+        await started(process.pid, start_time(process.pid) or 0)
+        if await _ends(process, deadline):
+            code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+            return Ended(code, f"exit code {code}{_quoted(self._output(kind))}")
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            kill_group(process.pid, pidfd)
+        finally:
+            os.close(pidfd)
+        gone = await _ends(process, DIES)
+        return Ended(
+            None, f"did not end within {deadline:g} s{'' if gone else ', and cannot be killed'}"
+            f"{_quoted(self._output(kind))}",
+        )  # fmt: skip
+
+    def _start(self, kind: str, argv: Sequence[str], told: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        kept = sorted(self._folder.glob("*.log"), key=lambda file: int(file.name.partition("-")[0]))
+        for file in kept[: -(MOST_OUTPUTS - 1)]:
+            file.unlink(missing_ok=True)
+        number = int(kept[-1].name.partition("-")[0]) + 1 if kept else 1
+        with (self._folder / f"{number}-{kind}.log").open("wb") as output:
+            return subprocess.Popen(
+                argv, env={**self._environ, **told}, cwd="/", stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def _output(self, kind: str) -> str:
+        """The end of the newest output of that kind."""
+        kept = sorted(self._folder.glob(f"*-{kind}.log"), key=lambda file: int(file.name.partition("-")[0]))
+        with kept[-1].open("rb") as output:
+            output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL))
+            return output.read().decode(errors="replace")
+
+
+def fill(word: str, words: Mapping[str, str]) -> str:
+    """The placeholders in one word of a command."""
+    for name, value in words.items():
+        word = word.replace("{" + name + "}", value)
+    return word
+
+
+def failed_checks(output: str) -> str:
+    """What a verify run says of the checks that failed; empty if it says nothing of the kind."""
+    begins = re.search(r"^\{", output, re.MULTILINE)
+    if begins is None:
+        return ""
+    try:
+        told, _ = json.JSONDecoder().raw_decode(output[begins.start() :])
+        failed = [f"{check['name']}: {check['why']}" for check in told["checks"] if not check["passed"]]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return "; ".join(failed)[:SHOWN]
+
+
+def _quoted(output: str) -> str:
+    last = " ".join(output.split())[-SHOWN:]
+    return f": {last}" if last else ""
+
+
+async def _nobody(_pid: int, _start: int) -> None:
+    """Nobody needs to know."""
+
+
+async def _ends(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether it ends, and is reaped, within the time."""
+    loop, ended, pidfd = asyncio.get_running_loop(), asyncio.Event(), os.pidfd_open(process.pid)
+    loop.add_reader(pidfd, ended.set)
+    try:
+        async with asyncio.timeout(seconds):
+            await ended.wait()
+    except TimeoutError:
+        return process.poll() is not None
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+    process.wait()
+    return True

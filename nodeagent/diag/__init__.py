@@ -1,0 +1,1 @@
+"""Checks of the hardware by work: matrix products, memory, copies, a collective; and what their figures mean."""

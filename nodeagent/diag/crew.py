@@ -1,0 +1,182 @@
+"""The processes that do the checks, one for each device: started, told what to do, held to deadlines, killed.
+
+A check that hangs is a failure with a name, and its process is killed and not waited for. Must never judge a figure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+WORKER = Path(__file__).with_name("worker.py")
+SLOW_START = 4.0
+"""How many bounds the start may take (importing torch from a file server), and how many (2) the collective: NCCL looks
+at the whole machine first."""
+GPU_CHECKS = ("matmul", "memory_bandwidth", "host_to_device", "device_to_host")
+CPU_CHECKS = ("matmul", "memory_bandwidth")
+COLLECTIVE = "collective"
+CPU_CREW = 2
+"""Processes of the collective where there is no GPU: a check of the check."""
+DIES = 1.0
+"""Seconds in which a killed process is gone, unless the kernel holds it."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One check of one device. Without ``value`` it did not come to a figure, and ``why`` says what happened."""
+
+    name: str
+    gpu: str
+    """UUID; empty: the CPU, or all devices together."""
+    kind: str = ""
+    """The device's name, as figures are compared by."""
+    value: float | None = None
+    unit: str = ""
+    why: str = ""
+
+
+class CannotRunError(Exception):
+    """Nothing could be checked; ``str()`` says why and what to do."""
+
+
+class _Hand:
+    """One process at one device."""
+
+    def __init__(self, gpu: str, name: str) -> None:
+        self.gpu, self.name, self.kind, self.torch = gpu, name, "", ""
+        self.failed = False
+        self._process: asyncio.subprocess.Process | None = None
+        self._errors: IO[bytes] | None = None
+
+    async def start(self, command: Sequence[str], environ: Mapping[str, str], bound: float) -> Outcome | None:
+        """Until it is ready; else what went wrong. Raises CannotRunError, OSError."""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in end())
+        self._process = await asyncio.create_subprocess_exec(
+            *command, env=dict(environ), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            stderr=self._errors, start_new_session=True,
+        )  # fmt: skip
+        line, why = await self._line(bound)
+        if why:
+            self.failed = True
+            return Outcome("start", self.gpu, why=why)
+        if "problem" in line:
+            raise CannotRunError(f"{line['problem']}; name a Python whose torch uses the GPUs in health.diag.python")
+        self.kind, self.torch = str(line["kind"]), str(line["torch"])
+        return None
+
+    async def do(self, check: str, bound: float) -> Outcome:
+        """One check."""
+        assert self._process is not None and self._process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # it has died: its missing answer says so
+            self._process.stdin.write(f"{check}\n".encode())
+            await self._process.stdin.drain()
+        line, why = await self._line(bound)
+        self.failed = bool(why)
+        if why or line["wrong"]:
+            return Outcome(check, self.gpu, self.kind, why=why or str(line["wrong"]))
+        return Outcome(check, self.gpu, self.kind, float(line["value"]), str(line["unit"]))
+
+    async def _line(self, bound: float) -> tuple[dict[str, Any], str]:
+        """Its next line, or why there is none."""
+        assert self._process is not None and self._process.stdout is not None
+        try:
+            async with asyncio.timeout(bound):
+                text = await self._process.stdout.readline()
+        except TimeoutError:
+            return {}, f"hung: no result within {bound:g} s"
+        if not text:
+            return {}, f"its process died: {self._last_words()}"
+        try:
+            line = json.loads(text)
+        except ValueError:
+            return {}, f"its process wrote what is no result: {text[:80]!r}"
+        return line, ""
+
+    def _last_words(self) -> str:
+        assert self._errors is not None
+        size = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, size - 2000))
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1][:300] if lines else "it said nothing"
+
+    async def end(self) -> None:
+        """Kill it; one that is stuck in the driver is left to itself."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DIES):
+                    await self._process.wait()
+        if self._errors is not None:
+            self._errors.close()
+
+
+async def work(
+    python: str, gpus: Sequence[tuple[str, str]], environ: Mapping[str, str], bound: float, say: Say
+) -> tuple[list[Outcome], list[str]]:
+    """Every check on each of the ``gpus`` (UUID and how people call it; none: the CPU), at the same time on all; and
+    notes on what was not checked. ``bound``: seconds of one check. Raises CannotRunError."""
+    hands = [_Hand(*gpu) for gpu in gpus] or [_Hand("", f"CPU process {i}") for i in range(CPU_CREW)]
+    out: list[Outcome] = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="nodeagent-diag-") as folder:
+            say(f"start {len(hands)} processes of {python}")
+            out += await _start(hands, python, gpus, environ, Path(folder), bound)
+            for check in GPU_CHECKS if gpus else CPU_CHECKS:
+                busy = [hand for hand in hands if not hand.failed][: None if gpus else 1]
+                say(f"{check} on " + (", ".join(hand.name for hand in busy) if gpus else "the CPU"))
+                out += await asyncio.gather(*(hand.do(check, bound) for hand in busy))
+            together, note = await _together(hands, bound, say)
+            return out + together, note
+    finally:
+        await asyncio.gather(*(hand.end() for hand in hands))
+
+
+async def _start(
+    hands: Sequence[_Hand], python: str, gpus: Sequence[tuple[str, str]], environ: Mapping[str, str], folder: Path,
+    bound: float,
+) -> list[Outcome]:  # fmt: skip
+    given = {"count": len(hands), "group": str(folder / "group")}
+    env = {**environ, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    if gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(uuid for uuid, _ in gpus)
+    starts = [
+        hand.start(
+            (python, "-I", str(WORKER), json.dumps(given | {"index": i, "gpu": hand.gpu})), env, SLOW_START * bound
+        )
+        for i, hand in enumerate(hands)
+    ]
+    ended = await asyncio.gather(*starts, return_exceptions=True)
+    for error in ended:
+        if isinstance(error, OSError):
+            raise CannotRunError(f"{python} cannot be started: {error.strerror} (health.diag.python)")
+        if isinstance(error, BaseException):
+            raise error
+    return [outcome for outcome in ended if isinstance(outcome, Outcome)]
+
+
+async def _together(hands: Sequence[_Hand], bound: float, say: Say) -> tuple[list[Outcome], list[str]]:
+    """The collective: nothing of it can be told where one does not take part."""
+    missing = [hand.name for hand in hands if hand.failed]
+    if missing:
+        return [], [f"no collective: {', '.join(missing)} takes no part in it"]
+    if not all(hand.torch for hand in hands):
+        return [], ["no collective: it needs torch (health.diag.python)"]
+    say(f"collective of {len(hands)} processes")
+    parts = await asyncio.gather(*(hand.do(COLLECTIVE, 2 * bound) for hand in hands))
+    kind = f"{len(hands)} x {hands[0].kind}"
+    wrong = [f"{hand.name}: {part.why}" for hand, part in zip(hands, parts, strict=True) if part.why]
+    if wrong:
+        return [Outcome(COLLECTIVE, "", kind, why="; ".join(wrong[:8]))], []
+    slowest = min(part.value or 0.0 for part in parts)
+    return [Outcome(COLLECTIVE, "", kind, slowest, parts[0].unit)], []

@@ -1,0 +1,173 @@
+"""One run of the checks, from what was asked to what is told. Used by ``nodeagent diag`` and, in a process of its own,
+by the agent: ``python -m nodeagent.diag.order`` reads its order, writes a line for each step, and the report as the
+last.
+
+Must never work on a GPU that somebody uses, unless told to, and has a bound for every wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Literal
+
+from nodeagent.diag import history
+from nodeagent.diag.compare import Result, judge
+from nodeagent.diag.crew import CannotRunError, Outcome, Say, work
+from nodeagent.diag.devices import Device, look
+from nodeagent.model.base import Record
+from nodeagent.model.figure import Figure
+
+Report = dict[str, Any]
+LOCK = "diag.lock"
+AGAIN = 0.5
+"""Seconds between two looks whether another run has ended."""
+
+
+class Code(IntEnum):
+    """Exit codes of ``nodeagent diag``."""
+
+    PASSED = 0
+    FAILED = 1
+    COULD_NOT = 2
+
+
+class Order(Record):
+    """What is to be checked, and how."""
+
+    python: str
+    """The Python that may have torch."""
+    state: str
+    """The agent's folder of that name: the history is there."""
+    driver: bool
+    """There is a driver to ask; without one the CPU is checked."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs; empty: all that the driver lists."""
+    busy: Literal["refuse", "skip", "check"] = "refuse"
+    """What becomes of GPUs that somebody uses."""
+    bound: float = 30.0
+    slower: float = 0.8
+    peers: tuple[Figure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    results: Sequence[Result]
+    notes: Sequence[str]
+
+
+async def run(order: Order, environ: Mapping[str, str], say: Say) -> tuple[Report, Code]:
+    """Check, remember, tell. Never raises for what is wrong with the machine."""
+    try:
+        folder = Path(order.state)
+        async with _alone(folder, order.bound, say):
+            done = await _checked(order, environ, folder / history.FILE, say)
+    except (CannotRunError, OSError, ValueError) as error:
+        return report((), (), problem=str(error)), Code.COULD_NOT
+    passed = all(result.passed for result in done.results)
+    return report(done.results, done.notes), Code.PASSED if passed else Code.FAILED
+
+
+async def _checked(order: Order, environ: Mapping[str, str], file: Path, say: Say) -> _Done:
+    past = history.load(file)
+    outcomes: list[Outcome] = []
+    devices: list[Device] = []
+    notes: list[str] = []
+    if order.driver:
+        say("ask the driver")
+        devices, outcomes = await look(order.gpus, environ, order.bound)
+        devices, notes = _free(devices, order.busy)
+        if not devices and not outcomes:
+            raise CannotRunError("no GPU can be checked: " + ("; ".join(notes) or "the driver lists none"))
+    if devices or not order.driver:
+        gpus = [(device.uuid, device.name) for device in devices]
+        worked, more = await work(order.python, gpus, environ, order.bound, say)
+        outcomes, notes = outcomes + worked, notes + more
+    alone = bool(devices) and not any(device.used for device in devices)
+    own = [(p.kind, p.check, p.values) for p in past]
+    results = judge(outcomes, own, order.peers, order.slower if alone else 0.0)
+    if devices and not alone:
+        notes.append("speeds were not judged nor remembered: somebody else used a GPU meanwhile")
+    if alone or not devices:
+        good = [o for o, result in zip(outcomes, results, strict=True) if result.passed]
+        try:
+            history.save(file, history.with_results(past, good))
+        except OSError as error:
+            notes.append(f"the results are not remembered: {file}: {error.strerror}")
+    return _Done(results, notes)
+
+
+def _free(devices: Sequence[Device], busy: str) -> tuple[list[Device], list[str]]:
+    """Those that may be worked on, and a note on each other."""
+    used = [f"{device.name} is used by {device.used}" for device in devices if device.used]
+    if not used or busy == "check":
+        return list(devices), used
+    if busy == "skip":
+        return [device for device in devices if not device.used], [f"not checked: {one}" for one in used]
+    raise CannotRunError(
+        "; ".join(used) + "; wait for its end, choose others with --gpu, or check them all the same with --busy"
+    )
+
+
+@asynccontextmanager
+async def _alone(folder: Path, bound: float, say: Say) -> AsyncIterator[None]:
+    """The only run on this machine, for as long as it takes. Raises CannotRunError, OSError."""
+    fd = _lock_file(folder)
+    try:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + bound
+        while not _locked(fd):
+            if loop.time() >= until:
+                raise CannotRunError("another run of these checks goes on here; ask again when it has ended")
+            say("wait for another run to end")
+            await asyncio.sleep(AGAIN)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _lock_file(folder: Path) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def report(results: Sequence[Result], notes: Sequence[str], problem: str = "") -> Report:
+    """As ``--json`` writes it."""
+    checks = [
+        {"name": r.name, "gpu": r.gpu, "passed": r.passed, "value": r.value, "unit": r.unit, "why": r.why}
+        for r in results
+    ]
+    passed = not problem and all(r.passed for r in results)
+    return {"passed": passed, "checks": checks, "notes": list(notes), "problem": problem}
+
+
+def main() -> None:
+    """For the agent."""
+
+    def tell(line: Report) -> None:
+        print(json.dumps(line), flush=True)
+
+    order = Order.from_json(sys.stdin.read())
+    found, code = asyncio.run(run(order, os.environ, lambda step: tell({"step": step})))
+    tell(found)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

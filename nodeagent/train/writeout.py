@@ -1,0 +1,332 @@
+"""Writing snapshots out of memory when a gang, or a node of it, is given up: the shim's helper, one on each node.
+
+``python -m nodeagent.train.writeout ORDER``: ORDER is JSON (see ``Order``), with descriptors of the memory and of a
+line to the shim. The helpers of all nodes meet in the job's checkpoint_dir, which they share: each offers what its node
+has, one of them chooses what a new generation would have chosen (``choose.py``), each writes its part, and the one that
+chose asks its shim to commit. Standard library only; must never count for anything before the store has said so, and
+ends when its time is over, done or not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nodeagent.train import folder as files
+from nodeagent.train.choose import Offer, choose
+from nodeagent.train.folder import Entry
+from nodeagent.train.memory import Header, header_of, size_of
+
+VERSION = 1
+"""Of the lines to the shim."""
+LOOK_AGAIN = (0.01, 0.1)
+"""Seconds between two looks at what the other nodes have said: at first, and at most."""
+SHARED_BOUND = 3.0
+"""Seconds that nodes which have offered nothing are waited for where any copy will do: one may have no snapshot."""
+WRITERS = 8
+"""Parts written at a time by one node."""
+_PIECE = 4 << 20
+_MAX_LINE = 1 << 16
+
+Commit = Callable[[Entry], str]
+"""Have the store take it; why it did not, or ""."""
+
+
+class Order(NamedTuple):
+    """What the shim asks for."""
+
+    folder: str
+    """The job's checkpoint_dir."""
+    generation: int
+    token: str
+    node: int
+    """Its number in the gang."""
+    nodes: int
+    ranks: Sequence[int]
+    """The node's own."""
+    world: int
+    memories: Sequence[tuple[int, int, int]]
+    """Local rank, index and descriptor of each memory that the shim keeps."""
+    since: tuple[int, int]
+    """(generation, step) of the checkpoint that is committed: what is not newer is not written."""
+    stays: bool
+    """Other nodes of the gang go on and have its state in memory, where that is the same on all ranks."""
+    until: float
+    """CLOCK_MONOTONIC: the end of the grace."""
+
+
+class Told(NamedTuple):
+    """One node's offers, as read from the folder."""
+
+    ranks: Sequence[int]
+    offers: Sequence[Offer]
+
+
+class Plan(NamedTuple):
+    """What all write: the first who says it decides."""
+
+    entry: Entry
+    parts: Mapping[int, int]
+    """Rank whose state is written, to the node that has it."""
+    generation: int
+    """That the state is of."""
+
+
+class WriteOutError(Exception):
+    """It came to nothing; ``str()`` says why."""
+
+
+class GoneError(Exception):
+    """The one that chose has ended it."""
+
+
+Found = Mapping[tuple[int, int], tuple[int, Header]]
+"""Descriptor and header of each sealed snapshot here, by local rank and index."""
+
+
+def write_out(order: Order, commit: Commit) -> str:
+    """Do it; what became of it, in words, or "" if there was nothing to do for this node. Raises WriteOutError."""
+    found = {(slot, half): (fd, header) for slot, half, fd in order.memories if (header := header_of(fd))}
+    offers = [
+        Offer(slot, half, h.generation, h.step, h.rank, h.world, h.replicated)
+        for (slot, half), (_, h) in found.items()
+        if not (order.stays and h.replicated)
+    ]
+    try:
+        return _Talk(order, found).run(offers, commit)
+    except OSError as error:
+        raise WriteOutError(f"{error.filename or order.folder}: {error.strerror or error}") from error
+
+
+class _Talk:
+    """One node's part in it."""
+
+    def __init__(self, order: Order, found: Found) -> None:
+        self._order, self._found = order, found
+        self._folder = Path(order.folder)
+        self._path = files.talk_folder(self._folder, order.generation, order.token)
+        self._began = time.monotonic()
+
+    def run(self, offers: Sequence[Offer], commit: Commit) -> str:
+        self._path.mkdir(exist_ok=True)
+        self._say(f"offers-{self._order.node}", [list(self._order.ranks), *offers])
+        try:
+            plan, chose = self._chosen()
+        except GoneError:  # without what this node offered: there was nothing to do, or another has said what failed
+            return ""
+        if chose:
+            return self._lead(plan, commit)
+        if plan is None or not self._write(plan):
+            return ""
+        return f"part of the snapshot of step {plan.entry.step} written out in {self._took():.2f} s"
+
+    def _chosen(self) -> tuple[Plan | None, bool]:
+        """What is written, and whether this node decided it."""
+        order, may = self._order, True
+        while True:
+            said = self._heard("plan")
+            if said is not None:
+                return _read_plan(said), False
+            told = {n: Told(t[0], [Offer(*o) for o in t[1:]]) for n, t in self._heard_of_all("offers", order.nodes)}
+            if may and min(told, default=-1) == order.node and (len(told) == order.nodes or self._late(told)):
+                may = self._first("choice")
+                if may:
+                    plan = self._plan(told)
+                    text = None if plan is None else [*plan.entry[:3], sorted(plan.parts.items()), plan.generation]
+                    self._say("plan", [text])
+                    return plan, True
+            self._wait("what the other nodes have in memory")
+
+    def _late(self, told: Mapping[int, Told]) -> bool:
+        """Whether those who have not offered are not waited for any longer: with a state that is the same on all ranks
+        they can bring one that is newer by little, with parts nothing can be done without them."""
+        shared = any(o.replicated for t in told.values() for o in t.offers)
+        return self._took() > (SHARED_BOUND if shared else (self._order.until - self._began) / 2)
+
+    def _plan(self, told: Mapping[int, Told]) -> Plan | None:
+        order = self._order
+        by_rank: list[Sequence[Offer]] = [()] * order.world
+        nodes = {}
+        for node, (ranks, offers) in told.items():
+            for rank in ranks:
+                by_rank[rank], nodes[rank] = offers, node
+        own = [e for e in files.candidates(self._folder, "") if e.generation == order.generation]
+        generation, step = max([tuple(order.since), *((e.generation, e.step) for e in own)])
+        choice = choose(by_rank, (generation, step + 1))
+        if choice is None:
+            return None
+        giver = choice.local[choice.giver]
+        # of a state that is the same on all ranks one copy will do
+        writers = {giver.rank: nodes[choice.giver]} if giver.replicated else {r: nodes[r] for r in choice.local}
+        entry = Entry(files.next_order(self._folder), choice.step, order.generation, True)
+        return Plan(entry, writers, choice.generation)
+
+    def _write(self, plan: Plan) -> bool:
+        """This node's parts, if it has any. Raises WriteOutError or OSError, and lets the one that chose know."""
+        mine = [(rank, _memory(self._found, rank, plan)) for rank, n in plan.parts.items() if n == self._order.node]
+        if not mine:
+            return False
+        target = self._folder / plan.entry.name
+        try:
+            target.mkdir(exist_ok=True)
+            with ThreadPoolExecutor(min(WRITERS, len(mine))) as threads:
+                copies = {rank: threads.submit(_copy, *one, target / files.part_name(rank)) for rank, one in mine}
+            written = {files.part_name(rank): copy.result() for rank, copy in copies.items()}
+        except (OSError, WriteOutError) as error:
+            self._say(f"done-{self._order.node}", [str(error), {}])
+            raise
+        self._say(f"done-{self._order.node}", ["", written])
+        return True
+
+    def _lead(self, plan: Plan | None, commit: Commit) -> str:
+        """The part of the one that chose: when all parts are there, the store is to take it."""
+        try:
+            if plan is None:
+                return ""
+            target = self._folder / plan.entry.name
+            try:
+                self._write(plan)
+                files.write_manifest(target, self._all_parts(plan))
+                refused = commit(plan.entry)
+                if refused:
+                    raise WriteOutError(refused)
+            except (OSError, WriteOutError):
+                shutil.rmtree(target, ignore_errors=True)
+                raise
+        finally:
+            shutil.rmtree(self._path, ignore_errors=True)
+        files.mark_committed(target)
+        files.prune_snapshots(self._folder, plan.entry)
+        return f"snapshot of step {plan.entry.step} written out in {self._took():.2f} s"
+
+    def _all_parts(self, plan: Plan) -> dict[str, list[int]]:
+        """All files, as a manifest has them, when all nodes have written theirs."""
+        writers = set(plan.parts.values())
+        while True:
+            done = dict(self._heard_of_all("done", self._order.nodes))
+            for node, (problem, _) in done.items():
+                if problem:
+                    raise WriteOutError(f"node {node} of the gang: {problem}")
+            if writers <= set(done):
+                return {name: found for _, written in done.values() for name, found in written.items()}
+            self._wait("the parts of the other nodes")
+
+    # -- the folder in which the nodes talk
+
+    def _say(self, name: str, content: Any) -> None:
+        """Whole or not at all."""
+        draft = self._path / f"{name}.new"
+        draft.write_text(json.dumps(content))
+        draft.replace(self._path / name)
+
+    def _first(self, name: str) -> bool:
+        """Whether this node is the first that says so."""
+        try:
+            os.close(os.open(self._path / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+        except FileExistsError:
+            return False
+        return True
+
+    def _heard(self, name: str) -> Any:
+        try:
+            return json.loads((self._path / name).read_text())
+        except FileNotFoundError:
+            return None
+
+    def _heard_of_all(self, name: str, nodes: int) -> list[tuple[int, Any]]:
+        return [(node, said) for node in range(nodes) if (said := self._heard(f"{name}-{node}")) is not None]
+
+    def _took(self) -> float:
+        return time.monotonic() - self._began
+
+    def _wait(self, what: str) -> None:
+        """A moment, until the next look. Raises WriteOutError when there is no time left."""
+        if time.monotonic() >= self._order.until:
+            raise WriteOutError(f"{what} did not come within the grace")
+        least, most = LOOK_AGAIN
+        time.sleep(min(most, max(least, self._took() / 10)))
+        try:
+            os.utime(self._path)  # a file server's client may show an old folder, but not after a change of its own
+        except FileNotFoundError:
+            raise GoneError from None
+
+
+def _read_plan(said: Sequence[Any]) -> Plan | None:
+    if said[0] is None:
+        return None
+    order, step, token_number, parts, generation = said[0]
+    return Plan(Entry(order, step, token_number, True), dict(parts), generation)
+
+
+def _memory(found: Found, rank: int, plan: Plan) -> tuple[int, Header]:
+    """The memory with this rank's state as the plan has it."""
+    for fd, header in found.values():
+        if (header.rank, header.generation, header.step) == (rank, plan.generation, plan.entry.step):
+            return fd, header
+    raise AssertionError(f"rank {rank} was not offered")
+
+
+def _copy(fd: int, header: Header, path: Path) -> list[int]:
+    """Size and checksum of what was written. Raises WriteOutError if a worker wrote to it meanwhile."""
+    size, crc = size_of(header.data_bytes, header.rest_bytes), 0
+    with path.open("wb") as out:
+        for begin in range(0, size, _PIECE):
+            piece = os.pread(fd, min(_PIECE, size - begin), begin)
+            crc = zlib.crc32(piece, crc)
+            out.write(piece)
+        out.flush()
+        os.fsync(out.fileno())
+    if header_of(fd) != header:
+        raise WriteOutError(f"rank {header.rank} took another snapshot meanwhile")
+    return [size, crc]
+
+
+class Line:
+    """To the shim: one question, one answer, one farewell."""
+
+    def __init__(self, fd: int, until: float) -> None:
+        self._socket, self._until = socket.socket(fileno=fd), until
+
+    def commit(self, entry: Entry) -> str:
+        """As Commit. Raises WriteOutError."""
+        self.say(op="commit", name=entry.name, step=entry.step, order=entry.order)
+        data = b""
+        try:
+            while b"\n" not in data and len(data) < _MAX_LINE:
+                self._socket.settimeout(max(0.001, self._until - time.monotonic()))
+                more = self._socket.recv(_MAX_LINE)
+                if not more:
+                    raise WriteOutError("the shim has gone")
+                data += more
+        except TimeoutError:
+            raise WriteOutError("the store did not take it within the grace") from None
+        refused: str = json.loads(data)["refused"]
+        return refused
+
+    def say(self, **fields: Any) -> None:
+        self._socket.settimeout(max(1.0, self._until - time.monotonic()))
+        self._socket.sendall(json.dumps({"v": VERSION, **fields}).encode() + b"\n")
+
+
+def main() -> None:
+    said = json.loads(sys.argv[1])
+    order = Order(**said["order"])
+    line = Line(said["line"], order.until)
+    try:
+        text = write_out(order, line.commit)
+    except WriteOutError as error:
+        text = f"snapshots not written out: {error}"
+    line.say(op="done", text=text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""The shim's helper that writes snapshots out of memory before a pod is given up: when, with what, and how it went.
+
+The helper (``train/writeout.py``) is a program of its own, with the memory's descriptors, a line to the shim, and the
+rest of the grace. What it asks to commit goes the way that a worker's wish goes. Standard library only. Must never hold
+up the pod's end when the grace is over, also where the helper cannot even die.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nodeagent.workers.shim_children import Children
+from nodeagent.workers.shim_commit import Asker, Commits
+from nodeagent.workers.shim_guard import Guard
+from nodeagent.workers.shim_hook import Hook
+from nodeagent.workers.shim_loop import Loop
+from nodeagent.workers.shim_output import RotatingFile
+from nodeagent.workers.shim_peer import VERSION, Command, Peer
+from nodeagent.workers.shim_snapshots import Snapshots
+
+PROGRAM = (sys.executable, "-sP", "-m", "nodeagent.train.writeout")
+"""Not the job's Python: it needs no torch, and the shim does not know where torch is."""
+MOST_TEXT = 500
+
+
+class WriteOut:
+    """One try, of one generation that has ended on this node. ``changed`` is called when it is over."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        guard: Guard,
+        children: Children,
+        snapshots: Snapshots,
+        commits: Commits,
+        log: RotatingFile,
+        changed: Callable[[], None],
+    ) -> None:
+        self._loop, self._guard, self._children, self._log = loop, guard, children, log
+        self._snapshots, self._commits, self._changed = snapshots, commits, changed
+        self._hook: Hook | None = None
+        self._peer: Peer | None = None
+        self._token: dict[str, Any] = {}
+        self.over = False
+        self.text = ""
+        """What became of it; "" if there was nothing to write."""
+
+    def begin(
+        self,
+        pod: Mapping[str, Any],
+        token: dict[str, Any],
+        environment: Mapping[str, str],
+        ranks: Sequence[int],
+        given_up: Mapping[str, Any],
+        until: float,
+    ) -> None:
+        """``environment``: a worker's. ``given_up``: as base.GivenUp. ``until``: CLOCK_MONOTONIC."""
+        memories, world = self._snapshots.memories(), int(environment.get("WORLD_SIZE", 1))
+        useless = (
+            given_up["stays"] and given_up["world"] != world
+        )  # what is the same on all ranks stays with the others
+        if not memories or useless:
+            self.over = True
+        elif not pod["checkpoint_dir"]:
+            self._give_up("the job has no checkpoint_dir")
+        elif time.monotonic() >= until:
+            self._give_up("the workers took all of the grace")
+        else:
+            self._token = token
+            since = max(tuple(given_up["since"]), self._commits.newest(token))
+            order = {
+                "folder": str(Path(pod["working_dir"], pod["checkpoint_dir"])), "generation": token["number"],
+                "token": token["id"], "node": int(environment.get("GROUP_RANK", 0)),
+                "nodes": int(environment.get("GROUP_WORLD_SIZE", 1)), "ranks": list(ranks), "world": world,
+                "memories": memories, "since": since, "stays": given_up["stays"], "until": until,
+            }  # fmt: skip
+            try:
+                self._start(order, until - time.monotonic())
+            except OSError as error:
+                self._give_up(f"its helper could not be started: {error.strerror}")
+
+    def _start(self, order: dict[str, Any], bound: float) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            argv = [*PROGRAM, json.dumps({"line": theirs.fileno(), "order": order})]
+            keep = [theirs.fileno(), *(fd for _, _, fd in order["memories"])]
+            self._peer = Peer(self._loop, ours, self._heard, lambda _: None)
+            self._hook = Hook(
+                "the helper", argv, dict(os.environ), "/", bound, self._log,
+                self._loop, self._guard, self._children, self._ended, keep,
+            )  # fmt: skip
+
+    def kill(self, why: str) -> None:
+        """SIGKILL if it is under way, and wait for nothing: it can run no more code of its own."""
+        if self._hook is not None and not self.over:
+            self._hook.kill(why)
+            self._give_up(why)
+            self._changed()
+
+    def _heard(self, peer: Peer, said: Command) -> None:
+        if self.over:
+            return
+        if said.get("op") == "commit":
+
+            def answer(refused: str) -> None:
+                peer.send(json.dumps({"v": VERSION, "refused": refused}))
+
+            asker = Asker(lambda: not self.over, answer)
+            self._commits.wish_of(self._token, said["name"], said["step"], said["order"], asker)
+        else:
+            self.text = str(said.get("text", ""))[:MOST_TEXT]
+
+    def _ended(self, problem: str) -> None:
+        if self._peer is not None:
+            self._peer.close()
+        if self.over:
+            return
+        self.over = True
+        if problem and not self.text:
+            self._give_up(problem)
+        self._changed()
+
+    def _give_up(self, why: str) -> None:
+        self.over = True
+        self.text = f"snapshots not written out: {why}"[:MOST_TEXT]

@@ -1,0 +1,219 @@
+#!/bin/sh
+# Installs, upgrades, rolls back and removes nodeagent on this node. Needs root, a Python >= 3.11, and no network: the
+# wheels lie beside this file.
+#
+#   setup.sh install     install or upgrade; a running agent is restarted, and training goes on meanwhile
+#   setup.sh status      which version this bundle is; exit code 3 where it is not the one in use
+#   setup.sh rollback    back to the version before
+#   setup.sh remove      remove the program; config, state and logs stay. Refused while workers run here: drain the node
+#                        first (nodeagentctl drain NODE), or say --drain
+#   setup.sh purge       remove, and config, keys, state and logs too
+#
+# Options: --drain (remove, purge: let the jobs leave first), --no-restart (install, rollback: you restart the agent).
+#
+# Each version lies in a folder of its own, and /opt/nodeagent/bin points to the one in use: shims, workers and a
+# stand-in that were started by the old version find all of their files until the last of them has ended.
+# Exit codes: 0 done, 1 failed (nothing was switched), 2 usage, 3 not in use, 6 refused.
+set -eu
+
+prefix=/opt/nodeagent
+etc=/etc/nodeagent
+here=$(cd "$(dirname "$0")" && pwd)
+# Everything outside of the prefix that `install` writes. The .deb brings these files itself, and says so by FILES=no.
+files=${FILES:-yes}
+units=/etc/systemd/system
+man=/usr/local/share/man
+bash_completion=/usr/local/share/bash-completion/completions/nodeagentctl
+zsh_completion=/usr/local/share/zsh/site-functions/_nodeagentctl
+patience=120 # seconds for jobs to leave, on top of their own grace
+
+say() { printf '%s\n' "nodeagent: $*"; }
+die() {
+    code=$1
+    shift
+    printf '%s\n' "nodeagent: $*" >&2
+    exit "$code"
+}
+usage() {
+    sed -n '5,14s/^#   \{0,1\}//p' "$0" >&2
+    exit 2
+}
+booted() { [ -d /run/systemd/system ]; }
+current() { readlink "$prefix/bin" 2>/dev/null | sed 's|^versions/||; s|/bin$||'; }
+
+# Processes that were started from a version's folder (all, or shims only): one command line each.
+users_of() {
+    for line in /proc/[0-9]*/cmdline; do
+        tr '\0' ' ' <"$line" 2>/dev/null | grep -F -e "$1/" || true
+    done
+}
+shims() { users_of "$prefix/versions" | grep -F -e '-m nodeagent.workers.shim ' || true; }
+
+# The first Python that this bundle has compiled wheels for.
+find_python() {
+    for python in python3 python3.11 python3.12 python3.13 python3.14; do
+        tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])' 2>/dev/null) || continue
+        for wheel in "$here"/wheels/pydantic_core-*-"$tag"-*.whl; do
+            [ -e "$wheel" ] && command -v "$python" && return
+        done
+    done
+    have=$(for w in "$here"/wheels/pydantic_core-*.whl; do echo "$w"; done | sed 's/.*-cp3\([0-9]*\)-cp.*/3.\1/' | sort -u)
+    die 1 "no Python here that these wheels are for ($(echo "$have" | tr '\n' ' ')): install one, or build a bundle for" \
+        "yours: make packages PYTHONS=3.N"
+}
+
+restart() {
+    booted || return 0
+    systemd-sysusers nodeagent.conf
+    systemctl daemon-reload
+    if ! systemctl is-active --quiet nodeagent; then
+        systemctl enable --quiet nodeagent
+        if [ -e "$etc/cluster.key" ]; then
+            systemctl start --no-block nodeagent
+            say "the agent starts: systemctl status nodeagent"
+        else
+            say "no $etc/cluster.key yet. Make one for the cluster (nodeagent keygen $etc/cluster.key), copy it to every" \
+                "node, write $etc/nodeagent.yaml, then: systemctl start nodeagent"
+        fi
+    elif [ "$restart" = yes ]; then
+        systemctl restart nodeagent
+        say "the agent has been restarted; training went on"
+    else
+        say "the agent still runs the version before: systemctl restart nodeagent"
+    fi
+}
+
+switch_to() {
+    was=$(current)
+    [ -z "$was" ] || [ "$was" = "$1" ] || ln -sfn "versions/$was" "$prefix/previous"
+    ln -sfn "versions/$1/bin" "$prefix/bin.new"
+    mv -fT "$prefix/bin.new" "$prefix/bin"
+}
+
+# Versions that are neither in use, nor the one to roll back to, nor run by anybody.
+prune() {
+    for folder in "$prefix"/versions/*; do
+        name=${folder##*/}
+        [ "$name" != "$(current)" ] || continue
+        [ "versions/$name" != "$(readlink "$prefix/previous" 2>/dev/null)" ] || continue
+        [ -z "$(users_of "$folder")" ] || continue
+        rm -rf "$folder"
+    done
+}
+
+install_files() {
+    install -D -m 644 "$here/nodeagent.service" "$here/nodeagent.slice" -t "$units"
+    install -D -m 644 "$here/nodeagent.sysusers.conf" /etc/sysusers.d/nodeagent.conf
+    install -D -m 644 "$here/nodeagent.tmpfiles.conf" /etc/tmpfiles.d/nodeagent.conf
+    for page in "$here"/man/*; do
+        install -D -m 644 "$page" "$man/man${page##*.}/${page##*/}"
+    done
+    install -D -m 644 "$here/completion/bash" "$bash_completion"
+    install -D -m 644 "$here/completion/zsh" "$zsh_completion"
+    mkdir -p /usr/local/bin
+    ln -sfn "$prefix/bin/nodeagent" /usr/local/bin/nodeagent
+    ln -sfn "$prefix/bin/nodeagentctl" /usr/local/bin/nodeagentctl
+}
+
+name_version() {
+    wheel=$(ls "$here"/wheels/nodeagent-*.whl) || die 1 "$here/wheels holds no nodeagent: unpack the bundle again"
+    version=$(basename "$wheel" | cut -d- -f2)-$(cat "$here"/wheels/*.whl | sha256sum | cut -c1-8)
+}
+
+do_status() {
+    name_version
+    if [ "$(current)" = "$version" ]; then
+        say "$version is in use"
+    else
+        was=$(current)
+        say "$version is not in use, ${was:-nothing} is"
+        exit 3
+    fi
+}
+
+do_install() {
+    name_version
+    folder=$prefix/versions/$version
+    python=$(find_python)
+    if [ ! -e "$folder/.complete" ]; then
+        rm -rf "$folder"
+        mkdir -p "$folder"
+        # pip comes as a wheel too: Debian's python3 alone has neither pip nor ensurepip.
+        "$python" -m venv --without-pip "$folder"
+        "$folder/bin/python" "$(ls "$here"/wheels/pip-*.whl)/pip" install --quiet --disable-pip-version-check \
+            --no-index --find-links "$here/wheels" --no-cache-dir nodeagent || die 1 "pip could not install the wheels"
+        "$folder/bin/nodeagent" --version >/dev/null || die 1 "the installed version does not start"
+        : >"$folder/.complete"
+    fi
+    if [ -e "$etc/nodeagent.yaml" ]; then
+        "$folder/bin/nodeagent" check-config "$etc/nodeagent.yaml" >/dev/null ||
+            die 1 "this version does not take $etc/nodeagent.yaml (above); nothing has been switched"
+    fi
+    if [ "$(current)" = "$version" ]; then
+        say "$version is installed already"
+        return
+    fi
+    [ "$files" = no ] || install_files
+    mkdir -p -m 755 "$etc"
+    [ -e "$etc/nodeagent.yaml" ] || install -m 600 "$here/nodeagent.yaml" "$etc/nodeagent.yaml"
+    install -m 755 "$here/setup.sh" "$prefix/setup"
+    switch_to "$version"
+    say "$version is installed${was:+, $was before}"
+    restart
+    prune
+}
+
+do_rollback() {
+    to=$(readlink "$prefix/previous" 2>/dev/null | sed 's|^versions/||') || true
+    [ -n "$to" ] && [ -e "$prefix/versions/$to/.complete" ] || die 6 "there is no version before to go back to"
+    [ ! -e "$etc/nodeagent.yaml" ] || "$prefix/versions/$to/bin/nodeagent" check-config "$etc/nodeagent.yaml" >/dev/null ||
+        die 1 "$to does not take $etc/nodeagent.yaml (above); nothing has been switched"
+    switch_to "$to"
+    say "back to $to, $was before"
+    restart
+}
+
+do_remove() {
+    if [ -n "$(shims)" ]; then
+        [ "$drain" = yes ] || die 6 "$(shims | wc -l) pods live here. Let them leave first: nodeagentctl drain NODE" \
+            "--reason TEXT; or have it done: --drain"
+    fi
+    if booted && [ -e "$prefix/bin" ]; then
+        systemctl disable --quiet nodeagent 2>/dev/null || true
+        systemctl stop nodeagent 2>/dev/null || true
+    fi
+    while [ -n "$(shims)" ]; do
+        [ "$patience" -gt 0 ] || die 6 "$(shims | wc -l) pods still live here; nothing has been removed. The agent is off"
+        patience=$((patience - 1))
+        sleep 1
+    done
+    if [ "$files" = yes ]; then
+        rm -f "$units/nodeagent.service" "$units/nodeagent.slice" /etc/sysusers.d/nodeagent.conf \
+            /etc/tmpfiles.d/nodeagent.conf "$bash_completion" "$zsh_completion" "$man"/man1/nodeagent*.1 \
+            /usr/local/bin/nodeagent /usr/local/bin/nodeagentctl
+        booted && systemctl daemon-reload
+    fi
+    rm -rf "$prefix"
+    say "removed"
+}
+
+do_purge() {
+    do_remove
+    rm -rf "$etc" /var/lib/nodeagent /var/log/nodeagent /run/nodeagent
+    say "config, keys, state and logs removed too"
+}
+
+[ $# -ge 1 ] || usage
+verb=$1
+shift
+drain=no restart=yes
+for option in "$@"; do
+    case $verb:$option in
+    remove:--drain | purge:--drain) drain=yes ;;
+    install:--no-restart | rollback:--no-restart) restart=no ;;
+    *) usage ;;
+    esac
+done
+case $verb in install | status | rollback | remove | purge) ;; *) usage ;; esac
+[ "$(id -u)" -eq 0 ] || die 1 "only root can do this"
+"do_$verb"

@@ -1,0 +1,24 @@
+"""Builds the fake driver's library, and holds its state."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("fakenvml.c")
+
+
+def build(folder: Path, *flags: str) -> Path:
+    """The library in a folder of its own, for LD_LIBRARY_PATH."""
+    folder.mkdir(exist_ok=True)
+    out = folder / "libnvidia-ml.so.1"
+    command = ["cc", "-shared", "-fPIC", "-O1", "-Wl,-soname,libnvidia-ml.so.1", *flags, "-o", str(out), str(SOURCE)]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def write_state(file: Path, *lines: str) -> None:
+    """Replace the driver's state as a whole."""
+    new = file.with_suffix(".new")
+    new.write_text("\n".join(lines) + "\n")
+    new.replace(file)

@@ -1,0 +1,57 @@
+"""A command that is not on enough disks yet: what the API and the tool say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.ctl.client import Client, job_path
+from tests.integration.test_api_tool import JOB_FILE, ctl, started
+from tests.unit.api.fakes import LiveAgent, live_agent
+
+UNSAVED = "accepted and will be carried out, but only 1 of 2 nodes (n1) had it on disk after"
+COMMANDS = (
+    ("pause", "digits", "--no-wait"), ("scale", "digits", "3", "--no-wait"), ("delete", "digits", "--no-wait"),
+    ("cordon", "n3", "--reason", "fan"), ("uncordon", "n3"), ("drain", "n3", "--reason", "fan", "--no-wait"),
+)  # fmt: skip
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[LiveAgent]:
+    with live_agent(tmp_path, allow_root=True) as one:
+        started(one)
+        yield one
+
+
+def test_an_answer_says_on_whose_disks_it_is(agent: LiveAgent) -> None:
+    after = Client([agent.socket]).change("POST", job_path("digits") + "/pause")
+    assert after["saved"] == {"nodes": ["n1", "n2"], "wanted": 2, "text": ""}
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_a_command_that_ends_with_the_answer_is_done_when_it_is_saved(agent: LiveAgent, words: tuple[str, ...]) -> None:
+    agent.view.disks = ("n1",)
+    late = ctl(agent, *words)
+    assert (late.exit_code, UNSAVED in late.stderr) == (4, True), late.output
+    assert "--request-id" in late.stderr
+
+
+def test_a_submit_that_is_not_saved_is_submitted_all_the_same(agent: LiveAgent) -> None:
+    agent.view.disks = ("n1",)
+    again = ("submit", "-", "--request-id", "mine-1")
+    late = ctl(agent, *again, text=JOB_FILE)
+    assert late.exit_code == 4
+    assert "job/mine submitted" in late.stdout
+    assert UNSAVED in late.stderr
+    agent.view.disks = ("n1", "n2")
+    done = ctl(agent, *again, text=JOB_FILE)
+    assert (done.exit_code, done.stdout, done.stderr) == (0, late.stdout, "")
+
+
+def test_a_command_that_waits_for_more_warns_and_goes_on(agent: LiveAgent) -> None:
+    agent.view.disks = ("n1",)
+    done = ctl(agent, "pause", "digits")
+    assert (done.exit_code, done.stdout) == (0, "job/digits paused\n")
+    assert done.stderr.count(f"nodeagentctl: warning: job/digits pause: it is {UNSAVED}") == 1

@@ -1,0 +1,172 @@
+"""A release as a node gets it: built, installed from the bundle and from the .deb, upgraded, rolled back and removed,
+in a copy of this machine's root that is thrown away (an overlay in a mount namespace of its own)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent import __version__
+from release import bundle, deb, wheels
+
+pytestmark = pytest.mark.timeout(300)
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+MACHINE = os.uname().machine
+
+ENTER = """
+mount -t tmpfs tmpfs {at}
+mkdir {at}/upper {at}/work {at}/root
+mount -t overlay overlay -o lowerdir=/,upperdir={at}/upper,workdir={at}/work {at}/root
+mount -t proc proc {at}/root/proc
+mount --rbind /dev {at}/root/dev
+mount --bind {bundles} {at}/root/mnt
+rm -rf {at}/root/opt/nodeagent {at}/root/etc/nodeagent
+exec chroot {at}/root sh -eux -c "$SCRIPT"
+"""
+HELPERS = """
+fails() { expected=$1; shift; code=0; "$@" || code=$?; [ "$code" = "$expected" ]; }
+current() { readlink /opt/nodeagent/bin; }
+nothing_left() {
+    for path in /opt/nodeagent /etc/nodeagent /var/lib/nodeagent /var/log/nodeagent /run/nodeagent \
+        /etc/systemd/system/nodeagent.service /usr/lib/systemd/system/nodeagent.service /usr/lib/nodeagent \
+        /etc/sysusers.d/nodeagent.conf /usr/lib/tmpfiles.d/nodeagent.conf; do
+        [ ! -e $path ]
+    done
+    there=$(find /usr/local/bin /usr/local/share /usr/bin /usr/share/man /usr/share/bash-completion -name '*nodeagent*')
+    [ -z "$there" ]
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with three releases, a, b and c, and the .deb of the first. They differ in a byte of their wheel."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("needs root and unshare: a release is installed into a copy of the root")
+    out = tmp_path_factory.mktemp("release")
+    wheel = wheels.build(out)
+    bundle.lay_out(wheel, [PYTHON], MACHINE, out / "a")
+    for name in ("b", "c"):
+        shutil.copytree(out / "a", out / name)
+        with zipfile.ZipFile(out / name / "wheels" / wheel.name, "a") as archive:
+            archive.comment = name.encode()
+    if shutil.which("dpkg-deb"):
+        deb.build(out / "a", __version__, MACHINE, out)
+    yield out
+    shutil.rmtree(out)
+
+
+def inside(bundles: Path, at: Path, script: str) -> str:
+    """What ``script`` says in the copy of the root, where ``bundles`` is /mnt; fails where one of its commands does."""
+    base = Path(sys.base_prefix) / "bin"
+    done = subprocess.run(
+        ["unshare", "--mount", "--pid", "--fork", "sh", "-eu", "-c", ENTER.format(at=at, bundles=bundles)],
+        env={"PATH": f"{base}:/usr/sbin:/usr/bin:/sbin:/bin", "SCRIPT": HELPERS + script, "HOME": "/root"},
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    if "mount:" in done.stderr and "+ " not in done.stderr:
+        pytest.skip(f"no overlay of the root can be mounted here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_installed_upgraded_rolled_back_and_removed(bundles: Path, tmp_path: Path) -> None:
+    said = inside(
+        bundles,
+        tmp_path,
+        """
+        fails 3 sh /mnt/a/setup.sh status
+        sh /mnt/a/setup.sh install
+        sh /mnt/a/setup.sh status
+        fails 3 sh /mnt/b/setup.sh status
+        first=$(current)
+        /usr/local/bin/nodeagentctl --version
+        /usr/local/bin/nodeagent check-config /etc/nodeagent/nodeagent.yaml
+        [ -s /usr/local/share/man/man1/nodeagentctl-scale.1 ]
+        [ -s /usr/local/share/bash-completion/completions/nodeagentctl ]
+        [ -s /etc/systemd/system/nodeagent.service ]
+        sh /mnt/a/setup.sh install
+        [ "$(current)" = "$first" ]
+        fails 6 /opt/nodeagent/setup rollback
+
+        # A shim of the first version lives through two upgrades, and finds its files.
+        /opt/nodeagent/$first/python -c 'import time; time.sleep(300)' -m nodeagent.workers.shim pod &
+        shim=$!
+        sh /mnt/b/setup.sh install
+        second=$(current)
+        [ "$second" != "$first" ]
+        sh /mnt/c/setup.sh install
+        third=$(current)
+        [ -e /opt/nodeagent/$first/nodeagent ]
+
+        /opt/nodeagent/setup rollback
+        [ "$(current)" = "$second" ]
+        echo 'cluster: [1]' >/etc/nodeagent/nodeagent.yaml
+        fails 1 sh /mnt/c/setup.sh install
+        [ "$(current)" = "$second" ]
+
+        fails 6 /opt/nodeagent/setup remove
+        [ -e /opt/nodeagent/bin/nodeagent ]
+        kill $shim
+        wait $shim || true
+        rm /etc/nodeagent/nodeagent.yaml
+        sh /mnt/c/setup.sh install
+        [ ! -e /opt/nodeagent/$first ]  # nobody runs it any more
+        fails 2 /opt/nodeagent/setup remove --now
+        /opt/nodeagent/setup remove
+        [ -e /etc/nodeagent/nodeagent.yaml ]
+        sh /mnt/a/setup.sh install
+        /opt/nodeagent/setup purge
+        nothing_left
+        """,
+    )
+    assert f"nodeagentctl {__version__}" in said
+    assert "is installed already" in said
+
+
+def test_a_debian_package(bundles: Path, tmp_path: Path) -> None:
+    if shutil.which("dpkg") is None:
+        pytest.skip("no dpkg on this machine")
+    said = inside(
+        bundles,
+        tmp_path,
+        """
+        rm -f /etc/dpkg/dpkg.cfg.d/docker  # which leaves manual pages out
+        # This machine's Python need not be the distribution's.
+        dpkg --force-depends -i /mnt/nodeagent_*.deb
+        /usr/bin/nodeagentctl --version
+        [ -s /usr/share/man/man1/nodeagentctl.1.gz ]
+        [ -s /usr/share/bash-completion/completions/nodeagentctl ]
+        [ -s /usr/lib/systemd/system/nodeagent.service ]
+        dpkg --force-depends -i /mnt/nodeagent_*.deb
+        /usr/bin/nodeagent --version
+        dpkg -r nodeagent
+        [ ! -e /opt/nodeagent ]
+        [ -s /etc/nodeagent/nodeagent.yaml ]
+        dpkg -P nodeagent
+        nothing_left
+        """,
+    )
+    assert f"nodeagentctl {__version__}" in said
+
+
+def test_no_wheels_for_the_python_that_is_there(bundles: Path, tmp_path: Path) -> None:
+    inside(
+        bundles,
+        tmp_path,
+        """
+        cp -r /mnt/a /tmp/other
+        cd /tmp/other/wheels
+        for wheel in pydantic_core-*; do mv $wheel $(echo $wheel | sed 's/cp3[0-9]*/cp39/g'); done
+        fails 1 sh /tmp/other/setup.sh install
+        [ ! -e /opt/nodeagent/bin ]
+        """,
+    )

@@ -1,0 +1,170 @@
+"""The Ansible collection against bare nodes: from nothing to a training cluster with Sentinel, upgrades and rollbacks
+under load, a node that cannot be reached, one more node, and the end of all of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from release import bundle, wheels
+from tests.nodes.image import python_version
+from tests.nodes.lab import Lab, lab
+from tests.nodes.lab import why_not as no_lab
+from tests.nodes.rollout import Rollout, why_not
+
+pytestmark = [pytest.mark.nodes, pytest.mark.timeout(1200)]
+
+NODES = ("n1", "n2", "n3")
+CTL = "/opt/nodeagent/bin/nodeagentctl"
+LEFT = ("/opt/nodeagent", "/etc/nodeagent", "/var/lib/nodeagent", "/var/log/nodeagent", "/run/nodeagent",
+        "/etc/systemd/system/nodeagent.service", "/var/cache/nodeagent", "/usr/local/bin/nodeagentctl")  # fmt: skip
+COUNTING = "while :; do echo $NODEAGENT_GENERATION $$ >>/shared/steps-$RANK; sleep 0.1; done"
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[Lab]:
+    """Four machines with systemd, sshd and Redis' packages, three of them up."""
+    if problem := no_lab() or why_not():
+        pytest.skip(problem)
+    with lab() as one:
+        for name in (*NODES, "n4"):
+            one.add(name, [])
+        one.boot(*NODES)
+        yield one
+
+
+@pytest.fixture(scope="module")
+def bundles(bare: Lab, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two releases."""
+    out = tmp_path_factory.mktemp("release")
+    wheel = wheels.build(out)
+    bundle.lay_out(wheel, [python_version(bare.base)], "x86_64", out / "old")
+    shutil.copytree(out / "old", out / "new")
+    with zipfile.ZipFile(out / "new/wheels" / wheel.name, "a") as archive:
+        archive.comment = b"another build"
+    for name in ("old", "new"):
+        bundle.pack(out / name, out / f"{name}.tar.gz")
+    return out / "old.tar.gz", out / "new.tar.gz"
+
+
+@pytest.fixture(scope="module")
+def rollout(bare: Lab, bundles: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Rollout:
+    """The operator's folder."""
+    one = Rollout(bare, tmp_path_factory.mktemp("operator"), bundles[0])
+    sentinels = ",".join(f"{bare.nodes[name].address}:26379" for name in NODES)
+    one.variables["nodeagent_redis_url"] = f"redis+sentinel://nodeagent@{sentinels}/nodeagent/0"
+    one.inventory({"redis": NODES, "nodeagent": NODES})
+    return one
+
+
+def ask(one: Lab, *words: str, node: str = "n1") -> Any:
+    return json.loads(one.nodes[node].run(CTL, *words, "-o", "json").stdout)
+
+
+def until(true: Callable[[], bool], what: str, limit: float = 60) -> None:
+    end = time.monotonic() + limit
+    while not true():
+        assert time.monotonic() < end, f"not within {limit:g} s: {what}"
+        time.sleep(0.2)
+
+
+def states(one: Lab) -> dict[str, str]:
+    return {node["name"]: node["state"] for node in ask(one, "nodes")["items"]}
+
+
+def versions(one: Lab) -> set[str]:
+    return {one.nodes[name].run("readlink", "/opt/nodeagent/bin").stdout.strip() for name in NODES}
+
+
+def workers(one: Lab) -> dict[int, int]:
+    return {w["rank"]: w["pid"] for pod in ask(one, "get", "count")["pods"] for w in pod["workers"]}
+
+
+def steps(one: Lab, rank: int) -> list[str]:
+    return (one.shared / f"steps-{rank}").read_text().splitlines()
+
+
+def test_a_dry_run_changes_nothing(bare: Lab, rollout: Rollout) -> None:
+    play = rollout.play("site", "--check")
+    assert play.code == 0, play.text
+    for name in NODES:
+        bare.nodes[name].run("sh", "-c", "! ls -d " + " ".join(LEFT[:3]))
+
+
+def test_from_nothing_and_again(bare: Lab, rollout: Rollout) -> None:
+    play = rollout.play("site")
+    assert play.code == 0, play.text
+    assert states(bare) == dict.fromkeys(NODES, "ready")
+    again = rollout.play("site")
+    assert (again.code, again.changed) == (0, 0), again.text
+    assert "agents-secret" not in play.text + again.text
+
+
+def test_upgrade_and_rollback_under_load(bare: Lab, rollout: Rollout, bundles: tuple[Path, Path]) -> None:
+    command = (CTL, "run", "--detach", "--name", "count", "--nodes", "1:4", "--", "sh", "-c", COUNTING)
+    bare.nodes["n1"].run(*command, user="train")
+    until(lambda: len(workers(bare)) == 3, "three workers run")
+    before, old = workers(bare), versions(bare)
+    rollout.variables["nodeagent_bundle"] = str(bundles[1])
+    rollout.inventory({"redis": NODES, "nodeagent": NODES})
+    play = rollout.play("agents")
+    assert play.code == 0, play.text
+    new = versions(bare)
+    assert len(new) == 1
+    assert new != old
+    assert workers(bare) == before
+    back = rollout.play("rollback")
+    assert back.code == 0, back.text
+    assert versions(bare) == old
+    assert workers(bare) == before
+    job = ask(bare, "get", "count")
+    assert (job["generation"], job["phase"]) == (1, "running")
+    assert {line.split()[0] for line in steps(bare, 0)} == {"1"}
+
+
+def test_one_node_cannot_be_reached(bare: Lab, rollout: Rollout) -> None:
+    """The others get the new config; the job's worker there is nobody's affair."""
+    rollout.variables["nodeagent_labels"] = {"rack": "r1"}
+    rollout.inventory({"redis": NODES, "nodeagent": NODES})
+    bare.nodes["n3"].run("sh", "-c", "systemctl stop ssh; pkill sshd || true")  # connections that are kept, too
+    play = rollout.play("agents")
+    assert play.code != 0
+    assert "n3 could not be reached, and is as it was" in play.text
+    assert all(play.hosts[name]["failed"] == 0 for name in ("n1", "n2")), play.text
+    for name, labelled in (("n1", True), ("n2", True), ("n3", False)):
+        text = bare.nodes[name].run("cat", "/etc/nodeagent/nodeagent.yaml").stdout
+        assert ("rack: r1" in text) == labelled
+    bare.nodes["n3"].run("systemctl", "start", "ssh")
+    assert rollout.play("agents", "--limit", "n3").code == 0
+
+
+def test_one_more_node_joins_the_running_job(bare: Lab, rollout: Rollout) -> None:
+    bare.boot("n4")
+    rollout.inventory({"redis": NODES, "nodeagent": (*NODES, "n4")})
+    play = rollout.play("agents")
+    assert play.code == 0, play.text
+    until(lambda: len(workers(bare)) == 4, "the job has grown to the new node", 90)
+
+
+def test_removal_drains_and_a_purge_leaves_nothing(bare: Lab, rollout: Rollout) -> None:
+    refused = bare.nodes["n4"].run("/opt/nodeagent/setup", "remove", check=False)
+    assert refused.returncode == 6, refused.stderr
+    rollout.inventory({"nodeagent": ["n4"]})
+    play = rollout.play("remove", nodeagent_purge="true")
+    assert play.code == 0, play.text
+    bare.nodes["n4"].run("sh", "-c", "! ls -d " + " ".join(LEFT))
+    until(lambda: ask(bare, "get", "count")["phase"] == "running" and len(workers(bare)) == 3, "the job goes on")
+    again = rollout.play("remove", nodeagent_purge="true")
+    assert (again.code, again.changed) == (0, 0), again.text
+
+
+def test_lint(rollout: Rollout) -> None:
+    """By the profile for what is shipped."""
+    assert (done := rollout.lint()).returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,103 @@
+"""The short form, which CI runs: an installation on real systemd nodes, and what its units promise to training."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.e2e.support import check_complete, check_steps, check_undisturbed
+from tests.nodes.lab import SHARED
+from tests.nodes.support import CTL, Site
+
+pytestmark = [pytest.mark.nodes_short, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(300)]
+
+NODES = 3
+EXPOSURE = 3.0
+"""What ``systemd-analyze security`` may say at most."""
+
+
+def test_units_are_sound(calm: Site) -> None:
+    node = calm.lab.nodes["n1"]
+    assert node.run("systemd-analyze", "verify", "nodeagent.service", "nodeagent.slice").stderr == ""
+    said = node.run("systemd-analyze", "security", "--no-pager", "nodeagent.service").stdout
+    line = next(line for line in said.splitlines() if "Overall exposure level" in line)
+    assert float(line.rpartition(": ")[2].split()[0]) <= EXPOSURE, said
+    node.run("systemd-tmpfiles", "--create", "--clean", "/etc/tmpfiles.d/nodeagent.conf")
+    assert node.run("getent", "group", "nodeagent-operators").stdout
+    assert node.run("systemctl", "--failed", "--no-legend").stdout == ""
+
+
+def test_a_shim_is_a_service_with_a_logins_rights_and_no_sandbox(calm: Site) -> None:
+    calm.train("service", nodes="2", steps=600)
+    job = calm.until_running("service", 2)
+    pod = job["pods"][0]
+    (unit,) = calm.pod_units(pod["node"])
+    node = calm.lab.nodes[pod["node"]]
+    shown = node.run("systemctl", "show", unit, "-p", "MainPID,Slice,User,ProtectSystem,LimitNOFILE,OOMPolicy").stdout
+    told = dict(line.split("=", 1) for line in shown.splitlines())
+    assert told == {
+        "MainPID": str(pod["shim_pid"]), "Slice": "nodeagent.slice", "User": "train", "ProtectSystem": "no",
+        "LimitNOFILE": "1048576", "OOMPolicy": "continue",
+    }  # fmt: skip
+    agent = int(node.run("systemctl", "show", "nodeagent", "-p", "MainPID", "--value").stdout)
+    worker = pod["workers"][0]["pid"]
+    assert node.here(f"/proc/{worker}/ns/mnt").readlink() == node.here("/proc/1/ns/mnt").readlink()
+    assert node.here(f"/proc/{agent}/ns/mnt").readlink() != node.here("/proc/1/ns/mnt").readlink()
+    status = node.here(f"/proc/{worker}/status").read_text()
+    assert "NoNewPrivs:\t0" in status and "Seccomp:\t0" in status and "CapEff:\t0000000000000000" in status
+    calm.ctl("n1", "stop", "service", user="train")
+    calm.until(lambda: calm.pod_units(pod["node"]) == [], 30, "its unit is gone with the job")
+
+
+def test_restart_loses_no_step_and_stop_is_a_graceful_leave(calm: Site, reference: dict[int, float]) -> None:
+    calm.train("served", nodes="'2:3'", steps=150)
+    calm.until_running("served", 3)
+    calm.until_steps("served", 10)
+    for name in ("n1", "n2", "n3"):  # under load, all of them
+        calm.lab.nodes[name].run("systemctl", "restart", "--no-block", "nodeagent")
+    calm.until(lambda: all(calm.node(n)["incarnation"]["start"] == 2 for n in ("n1", "n2", "n3")), 60, "all are back")
+    calm.until_steps("served", 10)
+    check_undisturbed(calm.steps("served"))
+    before = calm.job("served")
+    started = time.monotonic()
+    calm.lab.nodes["n2"].run("systemctl", "stop", "nodeagent")
+    took = time.monotonic() - started
+    assert calm.states()["n2"] == "left"
+    after = calm.until_running("served", 2, above=before["generation"])
+    assert after["restarts"] == before["restarts"]
+    print(f"\nsystemctl stop: {took:.2f} s")
+    calm.lab.nodes["n2"].run("systemctl", "start", "nodeagent")
+    calm.until_nodes("ready", "n2")
+    calm.until_phase("served", "succeeded", 120)
+    rows = calm.steps("served")
+    check_steps(rows, reference)
+    check_complete(rows, 150)
+    made = [row["step"] for row in rows if row["rank"] == 0]
+    assert len(made) == len(set(made)), "a step was made twice: it had not been saved when the node was told to stop"
+
+
+def test_a_power_cut_costs_a_lease(calm: Site, reference: dict[int, float]) -> None:
+    calm.train("cut", nodes="'2:3'", steps=200)
+    before = calm.until_running("cut", 3)
+    calm.until_steps("cut", 10)
+    victim = next(p["node"] for p in before["pods"] if p["node"] != before["chief"])
+    started = time.monotonic()
+    calm.lab.nodes[victim].cut_power()
+    calm.until_running("cut", 2, above=before["generation"])
+    took = time.monotonic() - started
+    print(f"\npower cut to the next generation: {took:.2f} s")
+    assert took < 15
+    calm.lab.boot(victim)
+    calm.until_nodes("ready", victim)
+    calm.until_phase("cut", "succeeded", 120)
+    check_steps(calm.steps("cut"), reference)
+    check_complete(calm.steps("cut"), 200)
+
+
+def test_run_follows_a_training_across_nodes(calm: Site) -> None:
+    script = "import torch.distributed as d; d.init_process_group('gloo'); print('rank', d.get_rank(), 'of 3')"
+    words = [CTL, "run", "--nodes", "3", "--nproc-per-node", "1", "--", "python", "-c", script]
+    environ = ["env", "-C", str(SHARED), f"PATH={calm.python_path}"]
+    said = calm.lab.nodes["n2"].run(*environ, *words, user="train", limit=120).stdout
+    assert {f"rank {rank} of 3" for rank in range(3)} <= {line.partition(": ")[2] for line in said.splitlines()}, said

@@ -1,0 +1,51 @@
+"""Small parts of a simulated cluster: the store that tells of its steps, a ledger, a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from nodeagent.model.jobspec import JobSpec, Nodes, RestartLimits, Role, Submitter
+from nodeagent.store.memory import MemoryServer
+from nodeagent.trust.ledger import Entry
+
+
+class SimLedger:
+    """What an agent remembers of signed jobs: outlives its process and its machine's boots."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Entry] = {}
+
+    def load(self) -> dict[str, Entry]:
+        return dict(self.kept)
+
+    async def save(self, entries: Mapping[str, Entry]) -> None:
+        self.kept = dict(entries)
+
+
+class WatchedServer(MemoryServer):
+    """Tells after each step that may have changed a job."""
+
+    def __init__(self, clock: Callable[[], float], stepped: Callable[[], None]) -> None:
+        super().__init__(clock)
+        self._stepped = stepped
+
+    def ring(self) -> None:
+        super().ring()
+        self._stepped()
+
+
+def in_memory() -> str | None:
+    """Where what is fsynced costs nothing, if there is such a place."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def sim_spec(name: str, minimum: int, maximum: int, target: int, **more: object) -> JobSpec:
+    """A small job of two workers a node."""
+    role = Role(command=("train",), nodes=Nodes(min=minimum, max=maximum, target=target), workers_per_node=2)
+    submitter = Submitter(user="u", uid=1000, gid=1000, host="login", cwd="/")
+    fields: dict[str, object] = {
+        "name": name, "roles": (role,), "working_dir": "/", "user": "u", "submitter": submitter, "grace": 5.0,
+        "restarts": RestartLimits(max=60, window=5.0, backoff_max=0.0),
+    }  # fmt: skip
+    return JobSpec.model_validate(fields | more)

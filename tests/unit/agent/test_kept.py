@@ -1,0 +1,168 @@
+"""The copy on the disk: what comes back, and what damage costs."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from nodeagent.agent import kept
+from nodeagent.agent.kept import ENDED_KEPT, FileDisk, Writing
+from nodeagent.agent.known import Known
+from nodeagent.model.job import JobRecord
+from nodeagent.trust.key import ClusterKey
+from nodeagent.workers.pod_folder import promised_number
+from tests.unit.ctl.samples import job as sample
+from tests.unit.ctl.samples import node
+
+KEY = ClusterKey(bytes(32))
+
+
+def job(uid: str, **more: object) -> JobRecord:
+    return sample(uid=uid, name=uid, **more)
+
+
+def view(*jobs: JobRecord, rev: int = 9) -> Known:
+    return Known(
+        cluster_uid="c1", era="e1", rev=rev, served=700, nodes=(node("n1"), node("n2")), jobs=jobs,
+        lapsed=frozenset({"n2"}),
+    )  # fmt: skip
+
+
+def writing(key: ClusterKey = KEY, cluster: str = "default") -> Writing:
+    return Writing(key, cluster)
+
+
+def test_what_was_written_comes_back() -> None:
+    known, wrong = writing().unpack(writing().pack(view(job("a"), job("b"))))
+    assert wrong == []
+    assert known == view(job("a"), job("b"))
+    assert known is not None
+    assert (known.whole, known.live) == (True, ("n1",))
+
+
+def test_a_record_is_written_anew_when_its_revision_changed() -> None:
+    one = writing()
+    first = one.pack(view(job("a")))
+    again = job("a").model_copy(update={"reason": "nobody raised its revision"})
+    assert one.pack(view(again)) == first
+    newer = job("a").model_copy(update={"reason": "newer", "rev": job("a").rev + 1})
+    known, _ = writing().unpack(one.pack(view(newer)))
+    assert known is not None
+    assert known.jobs == (newer,)
+
+
+@pytest.mark.parametrize("line", [1, 2, 3, 4])
+def test_a_damaged_record_costs_itself_and_the_claim_to_be_whole(line: int) -> None:
+    lines = writing().pack(view(job("a"), job("b"))).split(b"\n")
+    lines[line] = lines[line].replace(b'"', b"'", 1)
+    known, wrong = writing().unpack(b"\n".join(lines))
+    assert known is not None
+    assert (len(known.nodes) + len(known.jobs), known.whole) == (3, False)
+    assert wrong == [f"line {line + 1}: it is damaged, or was written with another cluster key"]
+
+
+def test_a_file_that_ends_too_early_is_not_whole() -> None:
+    data = writing().pack(view(job("a"), job("b")))
+    known, wrong = writing().unpack(data[: data.rstrip(b"\n").rindex(b"\n") + 1])
+    assert known is not None
+    assert [j.uid for j in known.jobs] == [job("a").uid]
+    assert (known.whole, wrong) == (False, ["1 records are missing"])
+
+
+@pytest.mark.parametrize("other", [writing(ClusterKey(bytes(31) + b"1")), writing(cluster="other")])
+def test_another_clusters_file_is_not_believed(other: Writing) -> None:
+    known, wrong = writing().unpack(other.pack(view(job("a"))))
+    assert known is None
+    assert wrong == ["line 1: it is damaged, or was written with another cluster key"]
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 500, b"{}", b"\xff\xfe\n\n"])
+def test_rubbish_is_told_and_not_believed(data: bytes) -> None:
+    known, wrong = writing().unpack(data)
+    assert known is None
+    assert len(wrong) == 1
+
+
+def test_of_the_ended_jobs_only_the_newest_are_kept() -> None:
+    ended = [job(f"e{n}").model_copy(update={"phase": "stopped", "ended": float(n)}) for n in range(ENDED_KEPT + 3)]
+    live = job("live")
+    known, _ = writing().unpack(writing().pack(view(*ended, live)))
+    assert known is not None
+    assert {j.uid for j in known.jobs} == {"live"} | {f"e{n}" for n in range(3, ENDED_KEPT + 3)}
+
+
+def test_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "MOST_BYTES", 1000)
+    with pytest.raises(OSError, match="larger than 1000 bytes: delete jobs"):
+        writing().pack(view(job("a")))
+
+
+async def test_the_file_is_replaced_whole_and_is_private(tmp_path: Path) -> None:
+    disk = FileDisk(tmp_path / "state" / "jobs.kept")
+    assert disk.read() is None
+    await disk.write(b"one")
+    await disk.write(b"two")
+    assert disk.read() == b"two"
+    assert [p.name for p in (tmp_path / "state").iterdir()] == ["jobs.kept"]
+    assert stat.S_IMODE((tmp_path / "state" / "jobs.kept").stat().st_mode) == 0o600
+
+
+async def test_it_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def synced(fd: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
+        fsync(fd)
+
+    def replaced(draft: Path, to: Path) -> Path:
+        done.append("name")
+        return replace(draft, to)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    await FileDisk(tmp_path / "jobs.kept").write(b"one")
+    assert done == ["file", "name", "folder"]
+
+
+async def test_what_cannot_be_written_is_an_error_and_leaves_the_old(tmp_path: Path) -> None:
+    disk = FileDisk(tmp_path / "jobs.kept")
+    await disk.write(b"one")
+    (tmp_path / "jobs.tmp").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        await disk.write(b"two")
+    assert disk.read() == b"one"
+
+
+async def test_a_disk_that_hangs_holds_up_one_thread_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, before = threading.Event(), set(threading.enumerate())
+    monkeypatch.setattr(kept, "PATIENCE", 0.05)
+    monkeypatch.setattr(FileDisk, "_put", lambda disk, data: release.wait(10))
+    disk = FileDisk(tmp_path / "jobs.kept")
+    try:
+        with pytest.raises(OSError, match="has not answered"):
+            await disk.write(b"one")
+        with pytest.raises(OSError, match="has not ended yet"):
+            await disk.write(b"two")
+        assert len(set(threading.enumerate()) - before) == 1
+    finally:
+        release.set()
+
+
+def test_a_promise_is_read_and_nothing_else_is_believed(tmp_path: Path) -> None:
+    file = tmp_path / "highest.json"
+    assert promised_number(tmp_path) == 0
+    for text, number in (('{"number": 7, "id": "x"}', 7), ("[]", 0), ('{"number": "7"}', 0), ("{", 0), ("", 0)):
+        file.write_text(text)
+        assert promised_number(tmp_path) == number
+    file.unlink()
+    os.mkfifo(file)
+    assert promised_number(tmp_path) == 0, "nobody waits for a writer"
+    file.unlink()
+    (tmp_path / "other").write_text('{"number": 7}')
+    file.symlink_to(tmp_path / "other")
+    assert promised_number(tmp_path) == 0

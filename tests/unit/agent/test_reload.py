@@ -1,0 +1,51 @@
+"""SIGHUP: a config is taken whole or not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.agent.reload import differing, reload
+from nodeagent.spec.agentconfig import AgentConfig
+from nodeagent.spec.configfile import parse_config
+
+OLD = "node: {address: 10.0.0.7}\njobs: {standbys: 1}\n"
+
+
+def config(text: str) -> AgentConfig:
+    return parse_config(text, "test", {}, uid=0)
+
+
+def reloaded(text: str) -> tuple[str, list[AgentConfig]]:
+    taken: list[AgentConfig] = []
+    return reload(lambda: config(text), config(OLD), taken.append), taken
+
+
+def test_what_can_change_while_running_is_taken() -> None:
+    said, taken = reloaded("node: {address: 10.0.0.7}\njobs: {standbys: 0, logs: {keep: 9}}\ndrain: 5s\nstand_in: 1m\n")
+    assert said == "config reloaded: stand_in, drain, jobs.logs.keep, jobs.standbys"
+    assert [(one.jobs.standbys, one.jobs.logs.keep, one.drain, one.stand_in) for one in taken] == [(0, 9, 5.0, 60.0)]
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ("redis: {url: redis://other:6379/0}", "redis.url"),
+        ("timing: {lease: 4s}", "timing.lease"),
+        ("health: off", "health"),
+        ("log: {level: debug}", "log.level"),
+    ],
+)
+def test_one_key_that_needs_a_restart_keeps_all_as_it_was(change: str, key: str) -> None:
+    said, taken = reloaded(f"{OLD}drain: 5s\n{change}\n")
+    assert (said, taken) == (f"config not reloaded: {key} needs a restart", [])
+
+
+@pytest.mark.parametrize("text", ["jobs: {standbys: -1}", "drain: never", "jobs: [", "unknown: 1"])
+def test_a_config_that_is_wrong_changes_nothing(text: str) -> None:
+    said, taken = reloaded(text)
+    assert (said, taken) == ("config not reloaded: it is wrong, see the log", [])
+
+
+def test_nothing_differs_from_itself() -> None:
+    assert differing(config(OLD), config(OLD)) == []
+    assert reloaded(OLD)[0] == "config reloaded: nothing changed"

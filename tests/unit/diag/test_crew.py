@@ -1,0 +1,88 @@
+"""The processes at work, as real processes: what hangs, dies or lies is a failure with a name, and nothing waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.diag.crew import CannotRunError, Outcome, work
+
+HAND = Path(__file__).with_name("hand.py")
+GPUS = (("GPU-a", "GPU 0"), ("GPU-b", "GPU 1"))
+BOUND = 1.0
+
+
+async def checked(folder: Path, **plan: dict[str, Any]) -> tuple[dict[tuple[str, str], Outcome], list[str], list[str]]:
+    """Outcomes by check and GPU, notes, and what was said on the way. ``GPU_a`` stands for GPU-a."""
+    file, said = folder / "plan", list[str]()
+    file.write_text(json.dumps({name.replace("_", "-"): one for name, one in plan.items()}))
+    found, notes = await work(str(HAND), GPUS, {**os.environ, "HAND": str(file)}, BOUND, said.append)
+    return {(o.name, o.gpu): o for o in found}, notes, said
+
+
+async def test_all_is_well(tmp_path: Path) -> None:
+    found, notes, said = await checked(tmp_path, GPU_a={"collective": 90.0}, GPU_b={"matmul": 7.5})
+    assert len(found) == 9
+    assert not [o for o in found.values() if o.why]
+    assert (found["matmul", "GPU-b"].value, found["matmul", "GPU-b"].kind) == (7.5, "NVIDIA H200")
+    together = found["collective", ""]
+    assert (together.kind, together.value) == ("2 x NVIDIA H200", 90.0), "as fast as the slowest"
+    assert notes == []
+    assert "matmul on GPU 0, GPU 1" in said
+
+
+async def test_a_check_that_hangs_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    found, notes, _ = await checked(tmp_path, GPU_b={"host_to_device": None})
+    assert found["host_to_device", "GPU-b"].why == "hung: no result within 1 s"
+    assert ("device_to_host", "GPU-b") not in found
+    assert found["device_to_host", "GPU-a"].value == 100.0
+    assert notes == ["no collective: GPU 1 takes no part in it"]
+
+
+async def test_a_start_that_hangs(tmp_path: Path) -> None:
+    found, _, _ = await checked(tmp_path, GPU_a={"start": None})
+    assert found["start", "GPU-a"].why == "hung: no result within 4 s"
+    assert found["matmul", "GPU-b"].value == 100.0
+
+
+async def test_one_that_dies_leaves_its_last_words(tmp_path: Path) -> None:
+    found, _, _ = await checked(tmp_path, GPU_a={"die": "matmul"})
+    assert found["matmul", "GPU-a"].why == "its process died: CUDA error: an illegal memory access was encountered"
+
+
+async def test_a_wrong_result_and_one_hand_that_hangs_in_the_collective(tmp_path: Path) -> None:
+    found, _, _ = await checked(tmp_path, GPU_a={"matmul": "checksum 3, not 4"}, GPU_b={"collective": None})
+    assert (found["matmul", "GPU-a"].value, found["matmul", "GPU-a"].why) == (None, "checksum 3, not 4")
+    assert found["memory_bandwidth", "GPU-a"].value == 100.0, "it goes on"
+    assert found["collective", ""].why == "GPU 1: hung: no result within 2 s"
+
+
+async def test_a_python_without_torch_cannot_check_gpus(tmp_path: Path) -> None:
+    with pytest.raises(CannotRunError, match="has no torch"):
+        await checked(tmp_path, GPU_b={"start": "python3 has no torch"})
+    with pytest.raises(CannotRunError, match="cannot be started: No such file"):
+        await work(str(tmp_path / "none"), GPUS, os.environ, BOUND, lambda _: None)
+
+
+async def test_the_real_checks_on_the_cpu_without_torch(tmp_path: Path) -> None:
+    """This Python in a shape that finds no packages: the plain checks."""
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    found, notes = await work(str(bare), (), os.environ, 60.0, lambda _: None)
+    assert [(o.name, o.gpu, o.why) for o in found] == [("matmul", "", ""), ("memory_bandwidth", "", "")]
+    assert all(o.value is not None and o.value > 0 for o in found)
+    assert notes == ["no collective: it needs torch (health.diag.python)"]
+
+
+@pytest.mark.torch
+async def test_the_real_checks_on_the_cpu_with_torch() -> None:
+    found, notes = await work(sys.executable, (), os.environ, 60.0, lambda _: None)
+    assert [(o.name, o.why) for o in found] == [("matmul", ""), ("memory_bandwidth", ""), ("collective", "")]
+    assert all(o.value is not None and o.value > 0 for o in found)
+    assert notes == []

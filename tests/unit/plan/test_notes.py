@@ -1,0 +1,69 @@
+"""What is kept from view to view changes no decision, and is bounded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.plan import notes
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.gang import decide
+from nodeagent.plan.membership import candidates, should_prepare
+from nodeagent.plan.notes import Notes
+from tests.unit.plan.build import REPEATABLE, WALL, make_cluster, make_job, make_node, make_spec
+from tests.unit.plan.test_gang_properties import NAMES, clusters
+
+
+def all_of(cluster: Cluster) -> list[object]:
+    """What agents make of a view."""
+    jobs = cluster.jobs.values()
+    prepared = [(j.uid, n, should_prepare(cluster, j, n)) for j in jobs for n in NAMES]
+    return [[decide(cluster, j, WALL) for j in jobs], [candidates(cluster, j) for j in jobs], prepared]
+
+
+@REPEATABLE
+@given(clusters(), clusters(), st.sets(st.sampled_from(NAMES)), st.booleans())
+def test_what_was_kept_of_another_view_changes_nothing(
+    first: Cluster, second: Cluster, same: set[str], same_jobs: bool
+) -> None:
+    """Some nodes' records, or all jobs', are the very same in both."""
+    nodes = dict(second.nodes) | {n: r for n, r in first.nodes.items() if n in same}
+    then = replace(second, nodes=nodes, jobs=first.jobs if same_jobs else second.jobs)
+    fresh = all_of(replace(then, notes=Notes()))
+    all_of(first)
+    assert all_of(replace(then, notes=first.notes)) == fresh
+    assert all_of(replace(then, notes=first.notes)) == fresh
+
+
+def test_a_node_is_judged_again_only_if_something_about_it_changed() -> None:
+    job = make_job()
+    first = make_cluster([make_node(n) for n in ("n1", "n2")], job)
+    before = candidates(first, job)
+    assert candidates(replace(first, served=first.served + 1), job) is before
+    other = make_node("n2", cordon=True)
+    after = candidates(replace(first, nodes={"n1": first.nodes["n1"], "n2": other}), job)
+    assert (after[0] is before[0], after[1].standing) == (True, "out")
+
+
+def test_another_role_is_judged_anew() -> None:
+    def of(spec: JobSpec) -> list[int]:
+        return [len(c.devices) for c in candidates(cluster, make_job(spec=spec))]
+
+    cluster = make_cluster(["n1"])
+    assert (of(make_spec(workers=1)), of(make_spec(workers=3))) == ([1], [3])
+
+
+def test_the_oldest_results_are_dropped() -> None:
+    kept, made = Notes(), []
+
+    def ask(what: str) -> None:
+        kept.once(what, (kept,), lambda _before: made.append(what))
+
+    for i in range(notes.MOST + 1):
+        ask(str(i))
+    ask(str(notes.MOST))
+    ask("0")
+    assert made == [*(str(i) for i in range(notes.MOST + 1)), "0"]

@@ -1,0 +1,328 @@
+"""Repairs: only what is configured, nothing that somebody uses, never more nodes at once than the breaker's share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.model.health import Action, Severity, Verdict
+from nodeagent.model.job import JobRecord
+from nodeagent.model.node import NodeRecord
+from nodeagent.model.repair import Attempt, Claim, ClaimPhase, Kind, Mending
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.gang import decide
+from nodeagent.plan.health import WINDOW, bar, next_step, sick_members
+from nodeagent.plan.pod import Start, plan_pods
+from nodeagent.plan.repair import AWAY, DAY, Means, Next, Use, call, described, onward, users, wish
+from nodeagent.plan.steps import Propose
+from nodeagent.workers.base import PodStatus
+from tests.unit.plan.build import REPEATABLE, UID, WALL, life, make_cluster, make_node, make_spec, verdict
+from tests.unit.plan.test_health import gpu, healthy, running
+
+ALL = Means({"reset_gpu": False, "reboot": True, "service": False}, per_day=3)
+ELASTIC = make_spec(workers="gpu", gpus=1, size=(1, 8))
+IDLE = Use()
+
+
+def asks(
+    action: Action, device: str = "", severity: Severity = "fatal", rule: str = "xid.79", since: float = WALL
+) -> Verdict:
+    return verdict(rule, device, severity, since).model_copy(update={"action": action})
+
+
+def claim(kind: Kind = "reboot", device: str = "", phase: ClaimPhase = "asks", rule: str = "xid.79") -> Claim:
+    return Claim(kind=kind, rule=rule, device=device, whole=ALL.whole[kind], phase=phase, since=WALL)
+
+
+def mending(node: NodeRecord, one: Claim | None, why: str = "") -> NodeRecord:
+    told = Mending(kinds=("reboot", "reset_gpu"), claim=one, why=why)
+    return node.model_copy(update={"facts": node.facts.model_copy(update={"mending": told})})
+
+
+def attempt(kind: Kind = "reboot", at: float = WALL, rule: str = "xid.79", device: str = "") -> Attempt:
+    return Attempt(kind=kind, rule=rule, device=device, whole=False, at=at, boot="b", outcome="done", over=True)
+
+
+def wished(
+    found: Verdict, *, others: Iterable[NodeRecord] = (), job: JobRecord | None = None, means: Means = ALL,
+    past: Iterable[Attempt] = (), use: Use = IDLE, cordon: bool = False,
+) -> tuple[Claim | None, str]:  # fmt: skip
+    me = make_node("n2", gpus=2, health=[found], cordon=cordon)
+    cluster = make_cluster([*healthy(["n1"]), me, *others], *([job] if job is not None else []))
+    return wish(cluster, "n2", [found], means, past, use, WALL)
+
+
+def go(
+    one: Claim, found: Verdict, others: Iterable[NodeRecord] = (), job: JobRecord | None = None, **more: Use
+) -> Next:
+    me = mending(make_node("n2", gpus=2, health=[found]), one)
+    cluster = make_cluster([*healthy(["n1"]), me, *others], *([job] if job is not None else []))
+    return onward(cluster, "n2", one, [found], ALL, (), more.get("use", IDLE), WALL)
+
+
+# --- what is gone for
+
+
+def test_a_fatal_verdict_asks_for_its_repair() -> None:
+    got, why = wished(asks("reset_gpu", gpu("n2", 1)))
+    assert got is not None
+    assert (got.kind, got.device, got.whole, got.phase, why) == ("reset_gpu", gpu("n2", 1), False, "asks", "")
+    got, _ = wished(asks("reboot", gpu("n2", 1)))
+    assert got is not None
+    assert (got.kind, got.whole) == ("reboot", True)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        asks("service", gpu("n2", 0)),
+        asks("diagnose", gpu("n2", 0)),
+        asks("reboot", severity="unknown"),
+        asks("reboot", severity="info"),
+        asks("reboot").model_copy(update={"dry_run": True}),
+        asks("reboot").model_copy(update={"stage": "probation"}),
+        asks("reboot").model_copy(update={"stage": "repaired"}),
+        asks("reset_gpu"),
+    ],
+)
+def test_what_asks_for_nothing_that_a_command_does(found: Verdict) -> None:
+    assert wished(found) == (None, "")
+
+
+def test_nothing_is_begun_that_is_not_configured() -> None:
+    assert wished(asks("reboot"), means=Means({"reset_gpu": False}, 3)) == (None, "")
+
+
+def test_the_heavier_repair_of_the_worse_verdict_comes_first() -> None:
+    found = [asks("reset_gpu", gpu("n2", 0)), asks("reboot", gpu("n2", 1)), asks("reboot", severity="degraded")]
+    cluster = make_cluster([make_node("n2", gpus=2, health=found)])
+    got, _ = wish(cluster, "n2", found, ALL, (), IDLE, WALL)
+    assert got is not None
+    assert (got.kind, got.device) == ("reboot", gpu("n2", 1))
+
+
+def test_a_node_in_a_persons_hands_is_left_alone() -> None:
+    assert wished(asks("reboot"), cordon=True) == (None, "the node is in the hands of op: disk")
+
+
+def test_the_bound_per_day_holds_for_all_kinds_and_ends_after_a_day() -> None:
+    past = [attempt(at=WALL - 10), attempt("reset_gpu", WALL - 20), attempt("reboot", WALL - 30)]
+    got, why = wished(asks("reboot"), past=past)
+    assert (got, why) == (None, "3 repairs in 24 h are as many as are allowed; the next in 24.0 h")
+    assert wished(asks("reboot"), past=past[:2])[0] is not None
+    assert wished(asks("reboot"), past=[*past[:2], attempt(at=WALL - DAY)])[0] is not None
+    assert wished(asks("reboot"), past=[*past[:2], attempt("service", WALL - 5)])[0] is not None
+
+
+def test_an_open_breaker_holds_repairs_too() -> None:
+    other = make_node("n3", gpus=2, health=[verdict()])
+    assert wished(asks("reboot"), others=[other])[1].startswith("the breaker is open: 2 of 3 nodes")
+    long_ago = make_node("n3", gpus=2, health=[verdict(since=WALL - WINDOW - 1)])
+    assert wished(asks("reboot"), others=[long_ago])[0] is not None
+
+
+def test_a_run_that_would_stop_without_the_node_keeps_it() -> None:
+    fixed = make_spec(workers=1, gpus=1, size=(2, 2))
+    found = asks("reboot", gpu("n2", 1))
+    job = running("n1", "n2", spec=fixed, each=1)
+    got, why = wished(found, job=job)
+    assert got is None
+    assert why.startswith("job a would stop without this node (needs 2 nodes, 1 fit")
+    assert wished(found, job=job, others=healthy(["n3"]))[0] is not None
+    assert wished(asks("reset_gpu", gpu("n2", 1)), job=job)[0] is not None
+
+
+def test_what_is_degraded_is_repaired_when_nothing_uses_it() -> None:
+    worn = asks("reset_gpu", gpu("n2", 1), "degraded", "memory.remap_pending")
+    assert wished(worn)[0] is not None
+    got, why = wished(worn, job=running("n1", "n2", spec=ELASTIC))
+    assert (got, why) == (None, "it is no reason to stop what runs: job a")
+    foreign = Use(processes={gpu("n2", 1): [77], gpu("n2", 0): [78]})
+    assert wished(worn, use=foreign)[1] == "it is no reason to stop what runs: process 77"
+
+
+# --- whose turn it is
+
+
+def test_it_asks_then_holds_then_runs() -> None:
+    found = asks("reboot", gpu("n2", 1))
+    assert go(claim(device=gpu("n2", 1)), found) == Next("holds")
+    assert go(claim(device=gpu("n2", 1), phase="holds"), found) == Next("runs")
+
+
+def test_one_that_is_away_for_its_repair_keeps_the_next_from_going() -> None:
+    found = asks("reboot")
+    phases: tuple[ClaimPhase, ...] = ("holds", "runs", "verifies")
+    for phase in phases:
+        other = mending(make_node("n9"), claim(phase=phase))
+        assert go(claim(), found, [other]) == Next(
+            "asks", "waits for n9: no more than 1 of 3 nodes are repaired at once"
+        )
+        assert go(claim(phase="holds"), found, [other]).phase == "asks", "who holds too steps back"
+    assert go(claim(), found, [mending(make_node("n9"), claim())]) == Next("holds"), "n2 comes before n9"
+    assert go(claim(), found, [mending(make_node("n0"), claim())]).phase == "asks"
+    assert go(claim(phase="holds"), found, [mending(make_node("n0"), claim())]) == Next("runs")
+
+
+def test_a_node_that_never_comes_back_from_its_repair_keeps_the_others_for_an_hour() -> None:
+    found, gone = asks("reboot"), mending(make_node("n9"), claim(phase="runs"))
+
+    def at(wall: float) -> Next:
+        nodes = [mending(make_node("n2", health=[found]), claim()), gone]
+        return onward(make_cluster(nodes, lapsed=["n9"]), "n2", claim(), [found], ALL, (), IDLE, wall)
+
+    assert at(WALL + AWAY - 1).phase == "asks"
+    assert at(WALL + AWAY + 1).phase == "holds"
+
+
+def test_of_many_nodes_one_in_ten_is_away_at_once() -> None:
+    found = asks("reboot")
+    crowd = [make_node(f"m{i}") for i in range(17)]
+    one = mending(make_node("n3"), claim(phase="runs"))
+    two = mending(make_node("n4"), claim(phase="runs"))
+    assert go(claim(), found, [*crowd, one]) == Next("holds")
+    assert go(claim(), found, [*crowd[1:], one, two]).phase == "asks"
+
+
+@REPEATABLE
+@given(st.lists(st.sampled_from(["beat 0", "beat 1", "beat 2", "look 0", "look 1", "look 2"]), max_size=60))
+def test_never_two_at_once_whatever_comes_when(steps: list[str]) -> None:
+    """Each node changes its own claim on what its last beat showed; a beat writes the claim and reads all at once."""
+    names = ["n1", "n2", "n3"]
+    store: dict[str, Claim] = {name: claim() for name in names}
+    own, views = dict(store), {name: dict(store) for name in names}
+    for step in steps:
+        what, _, which = step.partition(" ")
+        name = names[int(which)]
+        if what == "beat":
+            store[name] = own[name]
+            views[name] = dict(store)
+        elif own[name].phase != "runs" and views[name][name] == own[name]:
+            found = asks("reboot")
+            nodes = [mending(make_node(n, health=[found] if n == name else []), c) for n, c in views[name].items()]
+            after = onward(make_cluster(nodes), name, own[name], [found], ALL, (), IDLE, WALL)
+            assert after.phase is not None
+            own[name] = own[name].model_copy(update={"phase": after.phase})
+        assert sum(c.phase == "runs" for c in own.values()) <= 1
+
+
+def test_a_claim_is_taken_back_when_nothing_asks_for_it_or_a_person_takes_the_node() -> None:
+    found = asks("reboot")
+    phases: tuple[ClaimPhase, ...] = ("asks", "holds")
+    for phase in phases:
+        assert go(claim(phase=phase), found.model_copy(update={"stage": "probation"})).phase is None
+        assert go(claim(phase=phase), asks("service")).phase is None
+        taken = mending(make_node("n2", cordon=True, health=[found]), claim(phase=phase))
+        assert onward(make_cluster([taken]), "n2", claim(phase=phase), [found], ALL, (), IDLE, WALL).phase is None
+
+
+# --- what is in the way
+
+
+def test_it_waits_for_whoever_uses_the_hardware() -> None:
+    found, job = asks("reboot", gpu("n2", 1)), running("n1", "n2", spec=ELASTIC)
+    whole = claim(device=gpu("n2", 1), phase="holds")
+    assert go(whole, found, job=job) == Next("holds", "waits until it is free: job a")
+    assert go(whole, found, use=Use(pods=["u-gone"])).why == "waits until it is free: job u-gone"
+    assert go(whole, found, use=Use(processes={gpu("n2", 0): [4, 3]})).why == "waits until it is free: process 3, 4"
+    one = claim("reset_gpu", gpu("n2", 1), "holds")
+    apart = asks("reset_gpu", gpu("n2", 1))
+    assert go(one, apart, job=running("n1", "n2", spec=ELASTIC, each=1)) == Next("runs"), "the other GPU is at work"
+    assert go(one, apart, job=job).phase == "holds"
+    assert go(one, apart, use=Use(processes={gpu("n2", 0): [4]})) == Next("runs")
+    assert go(one, apart, use=Use(pods=["u"], stuck=["u"])).phase == "holds", "nobody knows what it holds"
+
+
+def test_a_degraded_device_that_was_taken_meanwhile_is_let_go() -> None:
+    worn = asks("reset_gpu", gpu("n2", 1), "degraded")
+    one = claim("reset_gpu", gpu("n2", 1), "holds")
+    assert go(one, worn, job=running("n1", "n2", spec=ELASTIC)) == Next(
+        None, "it is no reason to stop what runs: job a"
+    )
+
+
+def test_workers_that_still_stop_use_their_devices() -> None:
+    job = running("n1", "n2", spec=ELASTIC)
+    assert job.head is not None
+    ended = job.model_copy(update={"head": job.head.model_copy(update={"state": "ended"})})
+    one = claim("reset_gpu", gpu("n2", 1), "holds")
+    assert users(make_cluster(healthy(["n1", "n2"]), job), "n2", one, IDLE) == "job a"
+    assert users(make_cluster(healthy(["n1", "n2"]), ended), "n2", one, IDLE) == ""
+    assert users(make_cluster(healthy(["n1", "n2"]), ended), "n2", claim(), Use(pods=[UID])) == "job a"
+
+
+# --- what others make of it
+
+
+def cluster_of(phase: ClaimPhase, kind: Kind = "reboot", **nodes: Mapping[str, str]) -> tuple[Cluster, JobRecord]:
+    job = running("n1", "n2", spec=ELASTIC)
+    me = mending(make_node("n2", gpus=2), claim(kind, gpu("n2", 1), phase))
+    return make_cluster([*healthy(["n1", "n3"]), me], job), job
+
+
+def test_a_node_that_makes_room_is_left_at_no_cost_and_gets_no_work() -> None:
+    cluster, job = cluster_of("holds")
+    step = decide(cluster, job, WALL).step
+    assert isinstance(step, Propose)
+    assert "n2" not in step.members
+    assert step.spend is not None
+    assert (step.spend.counts, step.cause.kind) == (False, "hardware")
+    assert step.cause.text == "n2 makes room for a repair: reboot (xid.79)"
+    assert bar(cluster.nodes["n2"].facts) == "is being repaired: reboot (xid.79)"
+
+
+def test_one_that_only_asks_goes_on() -> None:
+    cluster, job = cluster_of("asks")
+    assert decide(cluster, job, WALL).step is None
+    assert bar(cluster.nodes["n2"].facts) == ""
+
+
+def test_a_gpu_that_is_reset_takes_its_member_only() -> None:
+    cluster, job = cluster_of("runs", "reset_gpu")
+    assert job.head is not None
+    assert [one.node for one in sick_members(cluster, job.head)[0]] == ["n2"]
+    first = running("n1", "n2", spec=ELASTIC, each=1)
+    assert first.head is not None
+    assert sick_members(cluster, first.head) == ((), ())
+    assert bar(cluster.nodes["n2"].facts) == ""
+
+
+@pytest.mark.parametrize(("phase", "starts"), [("asks", True), ("holds", False), ("runs", False)])
+def test_nothing_is_started_on_what_is_set_aside(phase: ClaimPhase, starts: bool) -> None:
+    cluster, job = cluster_of(phase)
+    assert job.head is not None
+    status = PodStatus(uid=UID, phase="ready", highest=job.head.token)
+    actions = plan_pods(cluster, "n2", cluster.nodes["n2"].incarnation, {UID: status}, 1)
+    assert any(isinstance(a, Start) for a in actions) == starts
+    assert cluster.nodes["n2"].incarnation.life == life("n2")
+
+
+# --- service, and what is said
+
+
+def test_service_is_called_once_for_each_verdict() -> None:
+    found = asks("service", gpu("n2", 0), rule="xid.64")
+    assert call([found], ALL, []) == found
+    assert call([found], Means({"reboot": True}, 3), []) is None
+    called = attempt("service", WALL + 1, "xid.64", gpu("n2", 0))
+    assert call([found], ALL, [called]) is None
+    assert call([found], ALL, [attempt("service", WALL - 1, "xid.64", gpu("n2", 0))]) == found
+    assert call([asks("reboot"), asks("service", severity="info")], ALL, []) is None
+
+
+def test_a_person_is_told_what_happens_by_itself_and_what_does_not() -> None:
+    found = asks("reboot", gpu("n2", 1))
+    node = make_node("n2", gpus=2, health=[found])
+    assert next_step(found, node) == "reboot the machine, then: nodeagentctl health ack n2"
+    holding = claim(device=gpu("n2", 1), phase="holds").model_copy(update={"why": "waits until it is free: job a"})
+    told = mending(node, holding)
+    assert next_step(found, told) == "nothing: nodeagent repairs it (reboot; waits until it is free: job a)"
+    assert described(told) == "reboot makes room: waits until it is free: job a"
+    assert described(mending(node, claim("reset_gpu", gpu("n2", 1), "runs"))) == "GPU 1: GPU reset under way"
+    stopped = mending(node, None, "the breaker is open")
+    assert next_step(found, stopped).endswith("health ack n2; nodeagent does not by itself (the breaker is open)")
+    assert described(stopped) == "not repaired by itself: the breaker is open"
+    assert described(node) == described(mending(node, None)) == ""

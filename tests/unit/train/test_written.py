@@ -1,0 +1,87 @@
+"""Loading what was written out of memory: whole or not at all, and by whom."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from nodeagent.train.flat import copy_into, take_apart, total  # noqa: E402
+from nodeagent.train.folder import described, entries, part_name, write_manifest  # noqa: E402
+from nodeagent.train.memory import HEADER, Header, Memory, size_of  # noqa: E402
+from nodeagent.train.snapshots import Buffer  # noqa: E402
+from nodeagent.train.writeout import Order, write_out  # noqa: E402
+from nodeagent.train.written import load, read  # noqa: E402
+
+pytestmark = pytest.mark.torch
+memories: list[Memory] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    while memories:
+        memories.pop().close()
+
+
+def kept(rank: int, world: int, shared: bool) -> Memory:
+    """As ``Snapshots.take`` keeps it."""
+    flat = take_apart({"weights": torch.full((100,), float(rank)), "step": 7})
+    memory = Memory.of_size(size_of(flat.data_bytes, len(flat.rest)))
+    memories.append(memory)
+    buffer = Buffer(memory)
+    copy_into(buffer.views(flat.places), flat.tensors)
+    data = total(buffer.data[HEADER : HEADER + flat.data_bytes])
+    header = Header(3, 7, rank, world, shared, flat.data_bytes, len(flat.rest), data, zlib.crc32(flat.rest))
+    memory.put_rest(header, flat.rest)
+    memory.seal(header)
+    return memory
+
+
+def written(folder: Path, *kept: Memory) -> Path:
+    found, ranks = [(slot, 0, memory.fd) for slot, memory in enumerate(kept)], range(len(kept))
+    order = Order(str(folder), 3, "ab", 0, 1, ranks, len(kept), found, (0, 0), False, time.monotonic() + 20)
+    assert write_out(order, lambda _: "")
+    return folder / entries(folder)[0].name
+
+
+def test_each_rank_gets_its_own_in_place(tmp_path: Path) -> None:
+    path = written(tmp_path, kept(0, 2, False), kept(1, 2, False))
+    with pytest.raises(ValueError, match="a part of its own for each of 2 ranks, and there are 3"):
+        read(path, 1, 3)
+    with pytest.raises(ValueError, match="and there are 1"):
+        read(path, 0, 1)
+    rest, body = read(path, 1, 2)
+    assert (len(rest) > 0, float(body[:400].view(torch.float32)[99])) == (True, 1.0)
+
+
+def test_what_all_share_serves_any_number_of_ranks(tmp_path: Path) -> None:
+    path = written(tmp_path, kept(0, 1, True))
+    state = {"weights": torch.zeros(100), "step": 0}
+    assert load(state, path, 0, 1) == ""
+    assert (state["step"], float(state["weights"].sum())) == (7, 0.0)
+    read(path, 5, 8)
+
+
+def test_a_changed_byte_is_found_wherever_it_was_changed(tmp_path: Path) -> None:
+    path = written(tmp_path, kept(0, 1, True))
+    file = path / part_name(0)
+    content = bytearray(file.read_bytes())
+    for at in (HEADER + 5, len(content) - 1):
+        file.write_bytes(bytes([*content[:at], content[at] ^ 1, *content[at + 1 :]]))
+        state = {"weights": torch.ones(100), "step": 1}
+        assert "has another checksum" in load(state, path, 0, 1)
+        write_manifest(path, described(path, [file.name]))  # it was so in memory
+        assert "damaged in memory before it was written" in load(state, path, 0, 1)
+        assert (state["step"], float(state["weights"].sum())) == (1, 100.0)
+        file.write_bytes(content)
+        write_manifest(path, described(path, [file.name]))
+    file.write_bytes(bytes(len(content)))
+    write_manifest(path, described(path, [file.name]))
+    assert "no snapshot that this nodeagent can read" in load({}, path, 0, 1)
+    write_manifest(path, {})
+    assert "no part at all" in load({}, path, 0, 1)
