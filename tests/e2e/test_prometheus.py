@@ -59,6 +59,7 @@ JOB = {
 }
 UNSEEN = {
     ("job.json", "Step", "{{job}}: checkpoint"),  # it makes none
+    ("node.json", "Repairs", "times"),  # nothing is to be mended
     ("node.json", "Records refused", "{{node}}: {{reason}}"),  # there are none
 }
 """Queries that have nothing to tell here: (dashboard, panel, legend)."""

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -72,7 +73,18 @@ def prometheus(folder: Path, config: dict[str, Any]) -> Iterator[Prometheus]:
         bounded(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, text=True)) as process,
     ):
         until(lambda: bool(listening_ports([process.pid])), lambda: f"Prometheus does not listen: {log.read_text()}")
-        yield Prometheus(f"http://127.0.0.1:{listening_ports([process.pid]).pop()}")
+        url = f"http://127.0.0.1:{listening_ports([process.pid]).pop()}"
+        until(lambda: _ready(url), lambda: f"Prometheus does not become ready: {log.read_text()}")
+        yield Prometheus(url)
+
+
+def _ready(url: str) -> bool:
+    """It listens some time before it answers queries: until then they get a 503."""
+    try:
+        with urllib.request.urlopen(url + "/-/ready", timeout=10) as reply:
+            return bool(reply.status == 200)
+    except urllib.error.HTTPError:
+        return False
 
 
 def until(condition: Callable[[], bool], problem: Callable[[], str]) -> None:
