@@ -111,6 +111,11 @@ class Ours:
             if pod["generation"] == job["generation"] and rank in [worker["rank"] for worker in pod["workers"]]
         )
 
+    def stacks(self) -> int:
+        """Files of workers' stacks, of all generations."""
+        nodes = self.cluster()
+        return sum(1 for n in nodes.nodes() for _ in nodes.layout.node(n).logs.glob("*/stacks/g*-rank*.txt"))
+
     def _client(self) -> Client:
         sockets = [node["socket"] for node in self.status()["nodes"] if node["power"] == "on"]
         return Client(sockets, patience=CTL_TIMEOUT)

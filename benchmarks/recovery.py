@@ -66,7 +66,7 @@ ROWS = {
     "worker_hung": Row(
         f"worker SIGSTOP → first step, limit {HANGING.hang:g} s",
         HANGING,
-        lambda t: faults.hang_worker(t, HANGING.world),
+        lambda t: wishes.hang_worker(t, HANGING.world),
         5,
         instead=NOT_HERE,
     ),

@@ -11,6 +11,7 @@ import random
 import signal
 import time
 
+from benchmarks import faults
 from benchmarks.faults import TIMEOUT, Trial, lose_node, settle, stood
 from benchmarks.ours import JOB, Ours
 from benchmarks.steplog import Gang, NotReachedError, longest_pause, steps_lost
@@ -60,6 +61,15 @@ def resume(training: Ours, world: int) -> Trial:
     training.change(f"{job_path(JOB)}/resume")
     new = _next(training, old, world)
     return Trial(new.first_step - at, steps_lost(training.log.gangs(), old, new))
+
+
+def hang_worker(training: Ours, world: int) -> Trial:
+    """As of any launcher; but each worker's stacks must have been saved as well."""
+    before = training.stacks()
+    trial = faults.hang_worker(training, world)
+    if (saved := training.stacks() - before) < world:
+        raise NotReachedError(f"the stacks of {saved} of {world} workers were saved")
+    return trial
 
 
 def kill_agent(training: Ours) -> Trial:
