@@ -68,23 +68,23 @@ class Commands:
     def __init__(self, config: RepairConfig, node: str, folder: Path, environ: Mapping[str, str]) -> None:
         self._config, self._node, self._folder = config, node, folder
         own = str(Path(sys.executable).parent)  # where `nodeagent` lies
-        kept = {k: v for k, v in environ.items() if not k.startswith("NODEAGENT__")}  # they may hold secrets
+        kept = {k: v for k, v in environ.items() if not k.startswith("NODEAGENT__REDIS")}  # passwords
         self._environ = kept | {"PATH": f"{environ.get('PATH', os.defpath)}:{own}"}
 
     async def repair(self, attempt: Attempt, started: Started) -> Ended:
-        words = {"gpu": attempt.device, "node": self._node, "rule": attempt.rule}
-        command = self._config.commands()[attempt.kind]
-        told = {f"NODEAGENT_{name.upper()}": value for name, value in words.items()}
-        told |= {"NODEAGENT_REPAIR": attempt.kind, "NODEAGENT_TEXT": attempt.text}
-        argv = [fill(word, words) for word in command]
+        told = {
+            "NODEAGENT_REPAIR": attempt.kind, "NODEAGENT_NODE": self._node, "NODEAGENT_GPU": attempt.device,
+            "NODEAGENT_RULE": attempt.rule, "NODEAGENT_TEXT": attempt.text,
+        }  # fmt: skip
+        words = {"node": self._node, "rule": attempt.rule}
+        argv = filled(self._config.commands()[attempt.kind], [attempt.device], words)
         return await self._run(attempt.kind, argv, told, self._config.deadline, started)
 
     async def verify(self, devices: Sequence[str]) -> Ended:
         told = {"NODEAGENT_REPAIR": "verify", "NODEAGENT_NODE": self._node, "NODEAGENT_GPU": ",".join(devices)}
         if devices:
             told["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-        words = {"gpu": ",".join(devices), "node": self._node, "rule": ""}
-        argv = [fill(word, words) for word in self._config.verify or ()]
+        argv = filled(self._config.verify or (), devices, {"node": self._node, "rule": ""})
         ended = await self._run("verify", argv, told, self._config.verify_deadline, _nobody)
         return Ended(ended.code, failed_checks(self._output("verify")) or ended.text) if ended.code == 1 else ended
 
@@ -142,11 +142,15 @@ class Commands:
             return output.read().decode(errors="replace")
 
 
-def fill(word: str, words: Mapping[str, str]) -> str:
-    """The placeholders in one word of a command."""
-    for name, value in words.items():
-        word = word.replace("{" + name + "}", value)
-    return word
+def filled(command: Sequence[str], gpus: Sequence[str], words: Mapping[str, str]) -> list[str]:
+    """The command with its placeholders filled in. A word with ``{gpu}`` is there once for each GPU."""
+    out = []
+    for word in command:
+        done = word
+        for name, value in words.items():
+            done = done.replace("{" + name + "}", value)
+        out += [done.replace("{gpu}", gpu) for gpu in gpus] if "{gpu}" in done else [done]
+    return out
 
 
 def failed_checks(output: str) -> str:

@@ -135,7 +135,9 @@ def verified(memory: Memory, devices: Collection[str], at: float, policy: Policy
 def escalated(memory: Memory, keys: Collection[Key], at: float, raw: str) -> Memory:
     """The repair of these verdicts did not help, which ``raw`` tells: each holds, and asks for the next heavier one."""
     meant = [v for v in memory.verdicts if (v.rule, v.device) in keys]
-    repairs = tuple(Repair(v.device, v.rule, v.action, at) for v in meant)
+    done = {(r.device, r.rule): r.action for r in memory.repairs}  # the newest of each
+    untold = [v for v in meant if done.get((v.device, v.rule)) != v.action]
+    repairs = tuple(Repair(v.device, v.rule, v.action, at) for v in untold)
     verdicts = tuple(
         v.model_copy(update={"stage": "active", "until": None, "raw": raw, "action": _NEXT.get(v.action, v.action)})
         if v in meant else v

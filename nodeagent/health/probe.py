@@ -72,6 +72,8 @@ class Probe:
                 finally:
                     self._process = None
                     await self._end(process)
+                if not self._wanted.is_set():
+                    continue
             await asyncio.sleep(self._again)
 
     async def pause(self) -> None:

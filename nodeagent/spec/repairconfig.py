@@ -55,7 +55,7 @@ class RepairConfig(Section):
         tuple[str, ...] | None,
         BeforeValidator(_verify),
         WithJsonSchema({"anyOf": [_COMMAND, {"const": OFF}]}),
-    ] = ("nodeagent", "diag", "--verify", "--json")
+    ] = ("nodeagent", "diag", "--verify", "--json", "--gpu={gpu}")
     """Run after a repair, before probation: exit code 0 is passed, 1 failed, anything else could not run. `off`:
     readings alone are trusted."""
     deadline: Annotated[float, BeforeValidator(units.duration), WithJsonSchema(_DURATION), Field(ge=1, le=86_400)] = (

@@ -34,7 +34,7 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     server.start()
     try:
         with bare({"url": server.url}) as one:
-            one.environ |= {"NODEAGENT__HEALTH__PROBATION": "3s", "NODEAGENT__TIMING__COOLDOWN": "2s"}
+            one.environ |= {"NODEAGENT__HEALTH__PROBATION": "2s", "NODEAGENT__TIMING__COOLDOWN": "2s"}
             machines = Machines(one, library)
             for node in NODES:
                 machines.start(node)

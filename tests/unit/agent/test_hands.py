@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from nodeagent.agent.hands import MOST_OUTPUTS, Commands, failed_checks, fill
+from nodeagent.agent.hands import MOST_OUTPUTS, Commands, failed_checks, filled
 from nodeagent.model.repair import Attempt, Kind
 from nodeagent.spec.repairconfig import RepairConfig
 from nodeagent.workers.linux import is_running, start_time
@@ -47,7 +47,8 @@ async def test_words_are_filled_in_and_no_secret_is_in_the_environment(tmp_path:
     assert lines[0] == "-i=GPU-a n1 xid.79"
     assert {"NODEAGENT_GPU=GPU-a", "NODEAGENT_NODE=n1", "NODEAGENT_REPAIR=reset_gpu", "HOME=/root"} <= set(lines)
     assert not any("secret" in line for line in lines)
-    assert fill("{gpu}{x}", {"gpu": "a"}) == "a{x}"
+    assert filled(["x{y}", "--gpu={gpu}"], ["a", "b"], {"y": "z"}) == ["xz", "--gpu=a", "--gpu=b"]
+    assert filled(["--all", "--gpu={gpu}"], [], {}) == ["--all"]
 
 
 async def test_how_it_ended_is_told_with_its_last_words(tmp_path: Path) -> None:

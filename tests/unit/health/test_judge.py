@@ -195,6 +195,7 @@ def test_a_repair_that_did_not_help_asks_for_the_next_and_holds() -> None:
     node.memory = escalated(node.memory, {("xid.95", A)}, node.now, "verify run: gemm")
     (verdict,) = node.see()
     assert (verdict.stage, verdict.action, verdict.raw) == ("active", "reboot", "verify run: gemm")
+    assert len(node.memory.repairs) == 1, "it was one repair"
     node.memory = escalated(node.memory, {("xid.95", A)}, node.now, "still there")
     node.memory = escalated(node.memory, {("xid.95", A), ("xid.79", "other")}, node.now, "still there")
     assert [v.action for v in node.memory.verdicts] == ["service"], "there is nothing heavier"

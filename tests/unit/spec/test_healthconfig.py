@@ -38,7 +38,7 @@ def test_nothing_is_repaired_without_a_command() -> None:
     found = config("").health
     assert found is not None
     assert (found.repair.commands(), found.repair.whole(), found.repair.per_day) == ({}, {}, 3)
-    assert found.repair.verify == ("nodeagent", "diag", "--verify", "--json")
+    assert found.repair.verify == ("nodeagent", "diag", "--verify", "--json", "--gpu={gpu}")
 
 
 def test_a_reset_that_names_its_gpu_needs_that_gpu_alone() -> None:
