@@ -30,7 +30,7 @@ from nodeagent.agent.stopwatch import Stopwatch
 from nodeagent.agent.turns import Turns
 from nodeagent.agent.upkeep import Upkeep
 from nodeagent.api.view import AgentHealth
-from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
+from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.usage import PodUsage
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
@@ -46,7 +46,6 @@ from nodeagent.workers.base import PodHost, PodStatus
 if TYPE_CHECKING:
     from nodeagent.agent.care import Care
     from nodeagent.agent.diagnosis import Diagnosis
-    from nodeagent.agent.preflight import Preflight
 
 ROUNDS = 32
 """Most rounds without a pause: each round that changed something is followed by another at once."""
@@ -78,7 +77,7 @@ class Agent:
         meter: Callable[[Mapping[str, PodStatus], float], Mapping[str, PodUsage]] = lambda _statuses, _now: {},
         care: Care | None = None,
         diagnosis: Diagnosis | None = None,
-        preflight: Preflight | None = None,
+        checked: Callable[[dict[str, Readiness], Cluster], dict[str, Readiness]] = lambda ready, _cluster: ready,
     ) -> None:
         self._config, self._node, self._timing = config, node, config.timing
         self._key, self._seal = key, Seal(key, config.cluster)
@@ -101,11 +100,9 @@ class Agent:
         self._restarts = RestartCounter(node, metrics)
         self.advert = Advert(node, config.cluster, key, self._lease)
         self._commits = Commits(self._lease, store=store, host=host, snapshot=self._snapshot)
-        self.care, self.diagnosis, self._preflight = care, diagnosis, preflight
-        """Looks after the node's health; None: nobody does."""
+        self.care, self.diagnosis, self._checked = care, diagnosis, checked
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
-        self._wake = asyncio.Event()
-        self._beat_now = asyncio.Event()
+        self._wake, self._beat_now = asyncio.Event(), asyncio.Event()
         self._turns = Turns(node, config.timing.turn)
         self._lag = 0.0
         self._leaving = False
@@ -152,13 +149,9 @@ class Agent:
 
     def tell_health(self) -> None:
         """The verdicts on this node, or its figures, changed: the others hear of it at once."""
-        facts: dict[str, object] = {}
         if self.diagnosis is not None:
-            facts["figures"] = self.diagnosis.figures
-        if self.care is not None:
-            facts |= self.care.facts(self.diagnosis.held if self.diagnosis is not None else ())
-        self.advert.health(facts)
-        self._beat_now.set()
+            self.advert.health(self.diagnosis.facts(self.care))
+            self._beat_now.set()
 
     @property
     def settled(self) -> bool:
@@ -314,10 +307,7 @@ class Agent:
         await self._commits.carry()
         cluster = self.cluster()
         statuses = self._host.status()
-        ready = readiness(statuses)
-        if self._preflight is not None:
-            ready = self._preflight.amend(ready, cluster)
-        if self._lease.publish(ready, pod_states(cluster, self._node, statuses)):
+        if self._lease.publish(self._checked(readiness(statuses), cluster), pod_states(cluster, self._node, statuses)):
             await self._lease.beat()
             cluster = self.cluster()
         due = self._failsafe.next_end()

@@ -157,7 +157,7 @@ async def _serve(config: AgentConfig, split: Split) -> int:
     from nodeagent.agent.metrics import Metrics
     from nodeagent.agent.notify import Notifier
     from nodeagent.agent.peers import UdpPeers
-    from nodeagent.agent.preflight import Preflight
+    from nodeagent.agent.preflight import preflight
     from nodeagent.agent.usage import Meter
     from nodeagent.spec.agentconfig import node_id
     from nodeagent.store.client import RedisStore
@@ -197,16 +197,14 @@ async def _serve(config: AgentConfig, split: Split) -> int:
 
     diagnosis = Diagnosis(config, os.environ, clock, changed)
     facts = facts.model_copy(update={"figures": diagnosis.figures})
-    preflight = None
     if config.health is not None:
-        if config.health.preflight is not None:
-            preflight = Preflight(config.health.preflight, node, diagnosis, clock)
         care = Care(config, config.health, facts, os.environ, clock, host.status, changed)
         facts = facts.model_copy(update=care.facts())
     agent = Agent(
         config, node, facts, key=key, ledger=FileLedger(config.dirs.state / "trust.json"), store=store, host=host,
         clock=clock, identity=identity, incarnation=incarnation, metrics=metrics, peers=peers,
-        progress=notifier.alive, meter=Meter().measure, care=care, diagnosis=diagnosis, preflight=preflight,
+        progress=notifier.alive, meter=Meter().measure, care=care, diagnosis=diagnosis,
+        checked=preflight(config, node, diagnosis, clock),
     )  # fmt: skip
     try:
         await _until_ended(agent, identity, split, clock, notifier, metrics, address)
