@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 
@@ -20,6 +20,9 @@ from nodeagent.model.figure import Figure
 from nodeagent.model.node import NodeRecord
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.healthconfig import HealthConfig
+
+if TYPE_CHECKING:
+    from nodeagent.agent.care import Care
 
 Report = dict[str, Any]
 STEPS = 16
@@ -58,6 +61,11 @@ class Diagnosis:
     @property
     def running(self) -> bool:
         return self._task is not None and not self.ended
+
+    def facts(self, care: Care | None) -> dict[str, object]:
+        """Those of the node's facts that follow from its figures and its health."""
+        found: dict[str, object] = {"figures": self.figures}
+        return found | care.facts(self.held) if care is not None else found
 
     def start(
         self, gpus: Collection[str], used: Collection[str], busy: Literal["refuse", "skip", "check"],

@@ -35,7 +35,7 @@ from nodeagent.agent.stopwatch import Stopwatch
 from nodeagent.agent.turns import Turns
 from nodeagent.agent.upkeep import Upkeep
 from nodeagent.api.view import AgentHealth
-from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
+from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.repair import Mending
 from nodeagent.model.usage import PodUsage
 from nodeagent.plan.cluster import Cluster
@@ -52,7 +52,6 @@ from nodeagent.workers.base import PodHost, PodStatus
 if TYPE_CHECKING:
     from nodeagent.agent.care import Care
     from nodeagent.agent.diagnosis import Diagnosis
-    from nodeagent.agent.preflight import Preflight
 
 ROUNDS = 32
 """Most rounds without a pause: each round that changed something is followed by another at once."""
@@ -85,7 +84,7 @@ class Agent:
         meter: Callable[[Mapping[str, PodStatus], float], Mapping[str, PodUsage]] = lambda _statuses, _now: {},
         care: Care | None = None,
         diagnosis: Diagnosis | None = None,
-        preflight: Preflight | None = None,
+        checked: Callable[[dict[str, Readiness], Cluster], dict[str, Readiness]] = lambda ready, _cluster: ready,
     ) -> None:
         self._config, self._node, self._timing = config, node, config.timing
         self._key, self._seal = key, Seal(key, config.cluster)
@@ -119,11 +118,10 @@ class Agent:
         self._round = Rounds(
             node, lease=self._lease, host=host, clock=clock, failsafe=self._failsafe, applier=applier,
             commits=Commits(self._lease, store=store, host=host, snapshot=self._snapshot), stopwatch=stopwatch,
-            turns=Turns(node, config.timing.turn), metrics=metrics, preflight=preflight, cluster=self.cluster,
+            turns=Turns(node, config.timing.turn), metrics=metrics, checked=checked, cluster=self.cluster,
             standbys=lambda: self._config.jobs.standbys, counted=self._count_restarts,
         )  # fmt: skip
         self.care, self.diagnosis = care, diagnosis
-        """Looks after the node's health; None: nobody does."""
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
         self._wake = asyncio.Event()
         self._lag = 0.0
@@ -171,17 +169,13 @@ class Agent:
 
     def tell_health(self) -> None:
         """The verdicts on this node, or its figures, changed: the others hear of it at once."""
-        facts: dict[str, object] = {}
         if self.diagnosis is not None:
-            facts["figures"] = self.diagnosis.figures
-        if self.care is not None:
-            facts |= self.care.facts(self.diagnosis.held if self.diagnosis is not None else ())
-        self.advert.health(facts)
-        self._beat_now.set()
+            self.advert.health(self.diagnosis.facts(self.care))
+            self._beat_now.set()
 
     def tell_mending(self, mending: Mending) -> None:
         """How repairs stand changed: the same."""
-        if self.care is not None:
+        if self.diagnosis is not None:
             self.tell_health()
         else:
             self.advert.health({"mending": mending})

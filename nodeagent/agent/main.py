@@ -164,7 +164,7 @@ async def _serve(config: AgentConfig, again: Callable[[], AgentConfig], split: S
     from nodeagent.agent.metrics import Metrics
     from nodeagent.agent.notify import Notifier
     from nodeagent.agent.peers import UdpPeers
-    from nodeagent.agent.preflight import Preflight
+    from nodeagent.agent.preflight import preflight
     from nodeagent.agent.reload import reload
     from nodeagent.agent.systemd import this_unit
     from nodeagent.agent.usage import Meter
@@ -207,17 +207,15 @@ async def _serve(config: AgentConfig, again: Callable[[], AgentConfig], split: S
 
     diagnosis = Diagnosis(config, os.environ, clock, changed)
     facts = facts.model_copy(update={"figures": diagnosis.figures})
-    preflight = None
     if config.health is not None:
-        if config.health.preflight is not None:
-            preflight = Preflight(config.health.preflight, node, diagnosis, clock)
         care = Care(config, config.health, facts, os.environ, clock, host.status, changed, node, metrics.repaired)
         facts = facts.model_copy(update=care.facts())
     agent = Agent(
         config, node, facts, key=key, ledger=FileLedger(config.dirs.state / "trust.json"),
         disk=FileDisk(config.dirs.state / "jobs.kept"), store=store, host=host, clock=clock, identity=identity,
         incarnation=incarnation, metrics=metrics, peers=peers,
-        progress=notifier.alive, meter=Meter().measure, care=care, diagnosis=diagnosis, preflight=preflight,
+        progress=notifier.alive, meter=Meter().measure, care=care, diagnosis=diagnosis,
+        checked=preflight(config, node, diagnosis, clock),
     )  # fmt: skip
 
     def take(new: AgentConfig) -> None:

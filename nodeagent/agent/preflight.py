@@ -6,12 +6,15 @@ Must never hold up a gang that the node is in already, and never take "could not
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nodeagent.agent.clock import Clock
 from nodeagent.agent.diagnosis import Diagnosis
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Readiness
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.membership import booked, used_devices
+from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.healthconfig import PreflightConfig
 
 AGAIN = 300.0
@@ -64,6 +67,15 @@ class Preflight:
         others = [other for other in cluster.nodes.values() if other.id != self._node]
         self._diagnosis.start(free, (), "skip", others, bound=self._config.bound, whole=True)
         return Readiness(state="preparing", reason="preflight: start")
+
+
+def preflight(
+    config: AgentConfig, node: str, diagnosis: Diagnosis, clock: Clock
+) -> Callable[[dict[str, Readiness], Cluster], dict[str, Readiness]]:
+    """Readiness as it is with the checks in it; as it was where the config asks for none."""
+    if config.health is None or config.health.preflight is None:
+        return lambda readiness, _cluster: readiness
+    return Preflight(config.health.preflight, node, diagnosis, clock).amend
 
 
 def _member(job: JobRecord, node: str) -> bool:

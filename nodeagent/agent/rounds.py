@@ -7,7 +7,6 @@ by itself is done.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from nodeagent.agent.apply import Applier
 from nodeagent.agent.clock import Clock
@@ -18,18 +17,16 @@ from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.published import pod_states, readiness
 from nodeagent.agent.stopwatch import Stopwatch
 from nodeagent.agent.turns import Turns
+from nodeagent.model.node import Readiness
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.pod import Keep, Report, SendAck, plan_pods
 from nodeagent.workers.base import PodHost
 
-if TYPE_CHECKING:
-    from nodeagent.agent.preflight import Preflight
-
 
 class Rounds:
-    """One agent's rounds. ``standbys``: how many the node keeps, by the config of the day; ``counted``: the jobs'
-    restarts are to be looked at."""
+    """One agent's rounds. ``checked``: readiness with the checks by work in it; ``standbys``: how many the node keeps
+    now; ``counted``: the jobs' restarts are to be looked at."""
 
     def __init__(
         self,
@@ -44,14 +41,14 @@ class Rounds:
         stopwatch: Stopwatch,
         turns: Turns,
         metrics: Metrics,
-        preflight: Preflight | None,
+        checked: Callable[[dict[str, Readiness], Cluster], dict[str, Readiness]],
         cluster: Callable[[], Cluster],
         standbys: Callable[[], int],
         counted: Callable[[], None],
     ) -> None:
         self._node, self._lease, self._host, self._clock = node, lease, host, clock
         self._failsafe, self._applier, self._commits, self._stopwatch = failsafe, applier, commits, stopwatch
-        self._turns, self._metrics, self._preflight = turns, metrics, preflight
+        self._turns, self._metrics, self._checked = turns, metrics, checked
         self._cluster, self._standbys, self._counted = cluster, standbys, counted
 
     async def once(self) -> tuple[bool, float | None]:
@@ -60,10 +57,7 @@ class Rounds:
         changed = await self._this_node()
         statuses = self._host.status()
         cluster = self._cluster()
-        ready = readiness(statuses)
-        if self._preflight is not None:
-            ready = self._preflight.amend(ready, cluster)
-        if self._lease.publish(ready, pod_states(cluster, self._node, statuses)):
+        if self._lease.publish(self._checked(readiness(statuses), cluster), pod_states(cluster, self._node, statuses)):
             await self._lease.beat()
             cluster = self._cluster()
         due = self._failsafe.next_end()

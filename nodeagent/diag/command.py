@@ -43,7 +43,7 @@ def make_order(config: AgentConfig, gpus: Sequence[str], busy: str, peers: Seque
     return Order.model_validate(
         {
             "python": str(health.diag.python or sys.executable), "state": str(config.dirs.state),
-            "driver": asked_for_gpus(config), "gpus": tuple(gpus) or named, "busy": busy,
+            "driver": asked_for_gpus(config), "gpus": tuple(gpu for gpu in gpus if gpu) or named, "busy": busy,
             "bound": health.diag.bound, "slower": health.diag.slower, "peers": tuple(peers),
         }
     )  # fmt: skip
