@@ -1,5 +1,5 @@
-"""``systemctl stop`` and shutdowns: the node's work moves away before its agent leaves, and it takes new work when it is
-back."""
+"""``systemctl stop`` and shutdowns: the node's work moves away before its agent leaves, and it takes new work when it
+is back."""
 
 from __future__ import annotations
 
