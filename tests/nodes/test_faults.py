@@ -98,6 +98,20 @@ def test_a_rolling_upgrade_in_the_middle_of_a_fault(calm: Site, reference: dict[
     ends_well(calm, "rolling", reference, 80)
 
 
+def test_a_shutdown_is_a_graceful_leave(calm: Site, reference: dict[int, float]) -> None:
+    job = running(calm, "off", "'2:3'", 3)
+    victim, started = member(job), time.monotonic()
+    calm.lab.nodes[victim].power_off()
+    told("poweroff of a node that trains", started)
+    assert calm.states()[victim] == "left"
+    calm.until_running("off", 3, above=job["generation"])  # the fourth node steps in
+    calm.lab.boot(victim)
+    calm.until_nodes("ready", victim)
+    ends_well(calm, "off", reference)
+    made = [row["step"] for row in calm.steps("off") if row["rank"] == 0]
+    assert len(made) == len(set(made)), "a step was made twice: it was not saved when the node was switched off"
+
+
 def test_a_node_that_was_frozen_for_6_s_does_no_harm(calm: Site, reference: dict[int, float]) -> None:
     job = running(calm, "frozen", "'2:3'", 3)
     victim, started = member(job), time.monotonic()
