@@ -52,6 +52,27 @@ def test_a_shim_is_a_service_with_a_logins_rights_and_no_sandbox(calm: Site) -> 
     calm.until(lambda: calm.pod_units(pod["node"]) == [], 30, "its unit is gone with the job")
 
 
+def test_reload_takes_a_config_whole_or_not_at_all(calm: Site) -> None:
+    node, file = calm.lab.nodes["n3"], "/etc/nodeagent/nodeagent.yaml"
+
+    def reload(more: str) -> int:
+        node.write(file, calm.config(node, more), 0o600)
+        return node.run("systemctl", "reload", "nodeagent", check=False).returncode
+
+    def says(text: str) -> None:
+        words = ["systemctl", "show", "nodeagent", "-p", "StatusText", "--value"]
+        calm.until(lambda: node.run(*words).stdout.strip() == text, 10, f"the unit says: {text}")
+
+    assert reload("drain: 90s\n") == 0
+    says("config reloaded: drain")
+    assert reload("drain: soon\n") != 0, "a wrong file does not even reach the agent"
+    says("config reloaded: drain")
+    assert reload("drain: 30s\nports: {api: 9471}\n") == 0
+    says("config not reloaded: ports.api needs a restart")
+    assert reload("") == 0
+    says("config reloaded: drain")
+
+
 def limits(node: Node, pid: int) -> set[str]:
     """The resource limits that nodeagent's unit sets."""
     lines = node.here(f"/proc/{pid}/limits").read_text().splitlines()
