@@ -30,7 +30,7 @@ async def drain(agent: Agent, clock: Clock) -> None:
     why, limit = agent.missed(), agent.config.drain
     if not why:
         return
-    began = clock.now()
+    began, refused = clock.now(), ""
     log.info("drains before the end", because=why, at_most=limit)
     while agent.missed():
         me = agent.me()
@@ -42,7 +42,9 @@ async def drain(agent: Agent, clock: Clock) -> None:
                 await agent.store.cordon(agent.node, mark, secrets.token_hex(8))
                 await agent.refresh()
             except (StoreUnavailableError, StoreRefusedError) as error:
-                log.warning("not drained", why=str(error))
+                if str(error) != refused:
+                    refused = str(error)
+                    log.warning("not drained yet", why=refused)
         if clock.now() - began > limit:
             log.warning("still not drained: stops the workers and leaves", because=agent.missed(), waited=limit)
             return

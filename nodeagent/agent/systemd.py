@@ -18,10 +18,12 @@ ASK_LIMIT = 3.0
 """Seconds for an answer."""
 
 
-def own_unit(environ: Mapping[str, str], control_groups: str, uid: int, booted: bool) -> str:
+def own_unit(environ: Mapping[str, str], control_groups: str, uid: int, pid: int, booted: bool) -> str:
     """The system's service whose main process this is; empty if systemd did not start it as one. ``control_groups`` is
     /proc/self/cgroup: the unified hierarchy's line, or that of the old one that systemd keeps."""
     if uid != 0 or not booted or "NOTIFY_SOCKET" not in environ:
+        return ""
+    if environ.get("SYSTEMD_EXEC_PID", str(pid)) != str(pid):  # systemd 248 and later: it was meant for a parent
         return ""
     for line in control_groups.splitlines():
         number, controllers, path = line.split(":", 2)
@@ -33,7 +35,7 @@ def own_unit(environ: Mapping[str, str], control_groups: str, uid: int, booted: 
 
 def this_unit() -> str:
     """``own_unit`` of this process."""
-    return own_unit(os.environ, Path("/proc/self/cgroup").read_text(), os.geteuid(), BOOTED.exists())
+    return own_unit(os.environ, Path("/proc/self/cgroup").read_text(), os.geteuid(), os.getpid(), BOOTED.exists())
 
 
 async def comes_back(unit: str) -> bool:

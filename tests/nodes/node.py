@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 BOOT_LIMIT = 180.0
-END_LIMIT = 60.0
+END_LIMIT = 150.0
 """Seconds for an orderly power-off: the agent's drain is part of it."""
 EXEC_LIMIT = 120.0
 CGROUP2 = next(p for p in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")) if (p / "cgroup.procs").exists())

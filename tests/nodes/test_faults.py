@@ -22,7 +22,7 @@ FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 ALL = ("n1", "n2", "n3", "n4")
 
 
-def running(calm: Site, name: str, nodes: str, count: int, steps: int = 100, delay: float = 0.1) -> dict[str, Any]:
+def running(calm: Site, name: str, nodes: str, count: int, steps: int = 60, delay: float = 0.3) -> dict[str, Any]:
     """A training that has made its first steps."""
     calm.train(name, nodes=nodes, steps=steps, delay=delay)
     job = calm.until_running(name, count)
@@ -30,7 +30,7 @@ def running(calm: Site, name: str, nodes: str, count: int, steps: int = 100, del
     return job
 
 
-def ends_well(calm: Site, name: str, reference: dict[int, float], steps: int = 100) -> None:
+def ends_well(calm: Site, name: str, reference: dict[int, float], steps: int = 60) -> None:
     """It reaches its last step, with the losses of an undisturbed run; no worker of an older generation ever stepped
     beside a newer one."""
     calm.until_phase(name, "succeeded", 400)
@@ -39,7 +39,7 @@ def ends_well(calm: Site, name: str, reference: dict[int, float], steps: int = 1
     check_complete(rows, steps)
 
 
-def undisturbed(calm: Site, name: str, reference: dict[int, float], steps: int = 100) -> None:
+def undisturbed(calm: Site, name: str, reference: dict[int, float], steps: int = 60) -> None:
     ends_well(calm, name, reference, steps)
     check_undisturbed(calm.steps(name))
 
@@ -72,7 +72,7 @@ def newer(calm: Site, folder: Path) -> Path:
 
 def test_every_agent_is_upgraded_under_load(calm: Site, reference: dict[int, float], tmp_path: Path) -> None:
     wheel = newer(calm, tmp_path)
-    running(calm, "upgraded", "4", 4, steps=200)
+    running(calm, "upgraded", "4", 4, steps=80)
     before, started = starts(calm), time.monotonic()
     for name in ALL:  # the new files are there while the old agents still run
         calm.put_wheel(calm.lab.nodes[name], wheel)
@@ -80,13 +80,13 @@ def test_every_agent_is_upgraded_under_load(calm: Site, reference: dict[int, flo
         calm.lab.nodes[name].run("systemctl", "restart", "--no-block", "nodeagent")
     calm.until(lambda: starts(calm) == {n: s + 1 for n, s in before.items()}, 120, "all are upgraded")
     told("upgrade of 4 agents", started)
-    undisturbed(calm, "upgraded", reference, 200)
+    undisturbed(calm, "upgraded", reference, 80)
     assert "0.1.1" in calm.lab.nodes["n1"].run(f"{image.VENV}/bin/nodeagent", "--version").stdout
 
 
 def test_a_rolling_upgrade_in_the_middle_of_a_fault(calm: Site, reference: dict[int, float], tmp_path: Path) -> None:
     wheel = newer(calm, tmp_path)
-    job = running(calm, "rolling", "'2:4'", 4, steps=200)
+    job = running(calm, "rolling", "'2:4'", 4, steps=80)
     victim = member(job)
     for name in [n for n in ALL if n != victim]:
         calm.put_wheel(calm.lab.nodes[name], wheel)
@@ -95,7 +95,21 @@ def test_a_rolling_upgrade_in_the_middle_of_a_fault(calm: Site, reference: dict[
         calm.lab.nodes[name].run("systemctl", "restart", "nodeagent")
     calm.until_running("rolling", 3, above=job["generation"])
     calm.lab.boot(victim)
-    ends_well(calm, "rolling", reference, 200)
+    ends_well(calm, "rolling", reference, 80)
+
+
+def test_a_shutdown_is_a_graceful_leave(calm: Site, reference: dict[int, float]) -> None:
+    job = running(calm, "off", "'2:3'", 3)
+    victim, started = member(job), time.monotonic()
+    calm.lab.nodes[victim].power_off()
+    told("poweroff of a node that trains", started)
+    assert calm.states()[victim] == "left"
+    calm.until_running("off", 3, above=job["generation"])  # the fourth node steps in
+    calm.lab.boot(victim)
+    calm.until_nodes("ready", victim)
+    ends_well(calm, "off", reference)
+    made = [row["step"] for row in calm.steps("off") if row["rank"] == 0]
+    assert len(made) == len(set(made)), "a step was made twice: it was not saved when the node was switched off"
 
 
 def test_a_node_that_was_frozen_for_6_s_does_no_harm(calm: Site, reference: dict[int, float]) -> None:
@@ -143,21 +157,21 @@ def test_a_slow_cable(calm: Site, reference: dict[int, float]) -> None:
 
 
 def test_redis_is_cut_off_for_10_s(calm: Site, reference: dict[int, float]) -> None:
-    running(calm, "storecut", "4", 4, steps=200)
+    running(calm, "storecut", "4", 4, steps=80)
     with calm.lab.net.cut(both([STORE], [*ALL, HUB])):
         time.sleep(10)
         calm.until_steps("storecut", 5)
     calm.until_nodes("ready", *ALL)
-    undisturbed(calm, "storecut", reference, 200)
+    undisturbed(calm, "storecut", reference, 80)
 
 
 def test_the_host_of_redis_is_rebooted(calm: Site, reference: dict[int, float]) -> None:
-    running(calm, "storeboot", "4", 4, steps=200)
+    running(calm, "storeboot", "4", 4, steps=80)
     calm.lab.nodes[STORE].power_off()
     time.sleep(5)
     calm.lab.boot(STORE)
     calm.until_nodes("ready", *ALL)
-    undisturbed(calm, "storeboot", reference, 200)
+    undisturbed(calm, "storeboot", reference, 80)
 
 
 def test_a_clock_that_is_an_hour_ahead(calm: Site, reference: dict[int, float]) -> None:
@@ -230,7 +244,7 @@ def test_a_full_disk_does_not_stop_training(calm: Site, reference: dict[int, flo
         running(calm, "full", "4", 4)
         for folder in folders:
             node.run("sh", "-c", f"cat /dev/zero >{folder}/ballast", check=False)
-        calm.until_steps("full", 20)
+        calm.until_steps("full", 10)
         undisturbed(calm, "full", reference)
         assert calm.states()["n3"] == "ready"
     finally:
@@ -241,11 +255,11 @@ def test_a_full_disk_does_not_stop_training(calm: Site, reference: dict[int, flo
 
 
 def test_a_fifth_node_joins_the_running_job(calm: Site, reference: dict[int, float]) -> None:
-    job = running(calm, "fifth", "'2:5'", 4, steps=200, delay=0.4)
+    job = running(calm, "fifth", "'2:5'", 4, steps=100, delay=0.8)
     started = time.monotonic()
     calm.lab.add("n5")
     calm.lab.boot("n5")
     calm.install("n5")
     calm.until_running("fifth", 5, limit=120, above=job["generation"])
     told("a fifth node, from its power switch to its first generation", started)
-    ends_well(calm, "fifth", reference, 200)
+    ends_well(calm, "fifth", reference, 100)

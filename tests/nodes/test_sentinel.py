@@ -43,7 +43,7 @@ def is_whole(one: Site) -> bool:
 
 def test_a_primarys_host_loses_its_power(watched: Site, reference: dict[int, float]) -> None:
     watched.until(lambda: is_whole(watched), 60, "the replicas are in step")
-    watched.train("failover", nodes="2", steps=150, delay=0.2)
+    watched.train("failover", nodes="2", steps=80, delay=0.3)
     watched.until_running("failover", 2)
     watched.until_steps("failover", 5)
     started = time.monotonic()
@@ -56,5 +56,5 @@ def test_a_primarys_host_loses_its_power(watched: Site, reference: dict[int, flo
     watched.until_phase("failover", "succeeded", 400)
     rows = watched.steps("failover")
     check_steps(rows, reference)
-    check_complete(rows, 150)
+    check_complete(rows, 80)
     check_undisturbed(rows)

@@ -52,6 +52,27 @@ def test_a_shim_is_a_service_with_a_logins_rights_and_no_sandbox(calm: Site) -> 
     calm.until(lambda: calm.pod_units(pod["node"]) == [], 30, "its unit is gone with the job")
 
 
+def test_reload_takes_a_config_whole_or_not_at_all(calm: Site) -> None:
+    node, file = calm.lab.nodes["n3"], "/etc/nodeagent/nodeagent.yaml"
+
+    def reload(more: str) -> int:
+        node.write(file, calm.config(node, more), 0o600)
+        return node.run("systemctl", "reload", "nodeagent", check=False).returncode
+
+    def says(text: str) -> None:
+        words = ["systemctl", "show", "nodeagent", "-p", "StatusText", "--value"]
+        calm.until(lambda: node.run(*words).stdout.strip() == text, 10, f"the unit says: {text}")
+
+    assert reload("drain: 90s\n") == 0
+    says("config reloaded: drain")
+    assert reload("drain: soon\n") != 0, "a wrong file does not even reach the agent"
+    says("config reloaded: drain")
+    assert reload("drain: 30s\nports: {api: 9471}\n") == 0
+    says("config not reloaded: ports.api needs a restart")
+    assert reload("") == 0
+    says("config reloaded: drain")
+
+
 def limits(node: Node, pid: int) -> set[str]:
     """The resource limits that nodeagent's unit sets."""
     lines = node.here(f"/proc/{pid}/limits").read_text().splitlines()
@@ -59,7 +80,7 @@ def limits(node: Node, pid: int) -> set[str]:
 
 
 def test_restart_loses_no_step_and_stop_is_a_graceful_leave(calm: Site, reference: dict[int, float]) -> None:
-    calm.train("served", nodes="'2:3'", steps=80)
+    calm.train("served", nodes="'2:3'", steps=60, delay=0.2)
     calm.until_running("served", 3)
     calm.until_steps("served", 10)
     for name in ("n1", "n2", "n3"):  # under load, all of them
@@ -80,13 +101,13 @@ def test_restart_loses_no_step_and_stop_is_a_graceful_leave(calm: Site, referenc
     calm.until_phase("served", "succeeded", 240)
     rows = calm.steps("served")
     check_steps(rows, reference)
-    check_complete(rows, 80)
+    check_complete(rows, 60)
     made = [row["step"] for row in rows if row["rank"] == 0]
     assert len(made) == len(set(made)), "a step was made twice: it had not been saved when the node was told to stop"
 
 
 def test_a_power_cut_costs_a_lease(calm: Site, reference: dict[int, float]) -> None:
-    calm.train("cut", nodes="'2:3'", steps=100)
+    calm.train("cut", nodes="'2:3'", steps=60, delay=0.2)
     before = calm.until_running("cut", 3)
     calm.until_steps("cut", 10)
     victim = next(p["node"] for p in before["pods"] if p["node"] != before["chief"])
@@ -100,7 +121,7 @@ def test_a_power_cut_costs_a_lease(calm: Site, reference: dict[int, float]) -> N
     calm.until_nodes("ready", victim)
     calm.until_phase("cut", "succeeded", 240)
     check_steps(calm.steps("cut"), reference)
-    check_complete(calm.steps("cut"), 100)
+    check_complete(calm.steps("cut"), 60)
 
 
 def test_run_follows_a_training_across_nodes(calm: Site) -> None:

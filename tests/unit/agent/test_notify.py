@@ -62,6 +62,11 @@ def test_an_abstract_socket() -> None:
         assert received(listener) == ["STOPPING=1"]
 
 
+def test_an_end_that_may_take_its_time_asks_for_it(manager: socket.socket) -> None:
+    Notifier({"NOTIFY_SOCKET": manager.getsockname()}).stopping(80.2)
+    assert received(manager) == ["STOPPING=1\nEXTEND_TIMEOUT_USEC=80200000"]
+
+
 def test_without_systemd_or_with_one_that_went_away_it_is_silent(tmp_path: Path) -> None:
     for environ in ({}, {"NOTIFY_SOCKET": str(tmp_path / "nobody")}):
         notifier = Notifier(environ)

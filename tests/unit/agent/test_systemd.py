@@ -29,14 +29,26 @@ JOBS = """\
     ],
 )
 def test_own_unit_is_the_service_that_its_control_group_names(groups: str, unit: str) -> None:
-    assert own_unit(NOTIFIED, groups, 0, True) == unit
+    assert own_unit(NOTIFIED | {"SYSTEMD_EXEC_PID": "94"}, groups, 0, 94, True) == unit
 
 
-@pytest.mark.parametrize(("environ", "uid", "booted"), [({}, 0, True), (NOTIFIED, 1000, True), (NOTIFIED, 0, False)])
+@pytest.mark.parametrize(
+    ("environ", "uid", "booted"),
+    [
+        ({}, 0, True),
+        (NOTIFIED, 1000, True),
+        (NOTIFIED, 0, False),
+        (NOTIFIED | {"SYSTEMD_EXEC_PID": "93"}, 0, True),  # a child of somebody else's service
+    ],
+)
 def test_who_was_not_started_by_the_systems_systemd_has_no_unit(
     environ: dict[str, str], uid: int, booted: bool
 ) -> None:
-    assert own_unit(environ, UNIFIED, uid, booted) == ""
+    assert own_unit(environ, UNIFIED, uid, 94, booted) == ""
+
+
+def test_an_older_systemd_does_not_say_whom_it_started() -> None:
+    assert own_unit(NOTIFIED, UNIFIED, 0, 94, True) == "nodeagent.service"
 
 
 @pytest.mark.parametrize("kind", ["restart", "stop", "try-restart"])
