@@ -11,14 +11,14 @@ from aiohttp import web
 
 from nodeagent import __version__
 from nodeagent.agent.metrics import Metrics
-from nodeagent.api import pagefiles, status
+from nodeagent.api import pagefiles
 from nodeagent.api.body import MAX_BODY
 from nodeagent.api.care import CareRoutes
 from nodeagent.api.diag import DiagRoutes
 from nodeagent.api.doctor import DoctorRoutes
 from nodeagent.api.errors import answering_middleware, error_middleware, joined_middleware
 from nodeagent.api.events import EventRoutes
-from nodeagent.api.health import HealthRoutes
+from nodeagent.api.health import PATHS, HealthRoutes
 from nodeagent.api.jobs import JobRoutes
 from nodeagent.api.logs import LogRoutes
 from nodeagent.api.loopback import guest_middleware
@@ -45,7 +45,7 @@ def create_app(
     if full:
         middlewares += [joined_middleware(view), answering_middleware(view)]
     else:
-        middlewares.append(guest_middleware((status.PATH, *pagefiles.FILES), os.geteuid()))
+        middlewares.append(guest_middleware(PATHS, os.geteuid()))
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     for routes in (HealthRoutes(view, metrics).table(), StatusRoutes(view).table(), pagefiles.table()):
         app.router.add_routes(routes)

@@ -9,6 +9,8 @@ from aiohttp import web
 from nodeagent.agent.metrics import CONTENT_TYPE, Metrics
 from nodeagent.api.view import AgentView
 
+PATHS = ("/healthz", "/readyz", "/metrics")
+"""For whoever can connect: probes and Prometheus say nothing of themselves, and use any name."""
 MAX_LAG = 1.0
 """Seconds the main loop may be late and still count as healthy."""
 

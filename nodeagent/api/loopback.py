@@ -29,16 +29,16 @@ End = tuple[str, int]
 
 
 def guest_middleware(
-    guarded: Iterable[str], uid: int, owner: Callable[[End, End], int | None] | None = None
+    free: Iterable[str], uid: int, owner: Callable[[End, End], int | None] | None = None
 ) -> Middleware:
-    """Lets only those who may read get to the ``guarded`` paths. ``uid``: the agent's own; ``owner``: who says whose
+    """Lets only those who may read get beyond the ``free`` paths. ``uid``: the agent's own; ``owner``: who says whose
     the client's end of a connection is, the kernel if nobody else."""
     whose = owner or end_owner
-    paths = frozenset(guarded)
+    open_to_all = frozenset(free)
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path in paths:
+        if request.path not in open_to_all:
             _check_name(request.host)
             if uid != 0:  # root's socket is open to every user of the machine
                 who = await asyncio.to_thread(whose, *_ends(request))

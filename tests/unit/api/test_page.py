@@ -129,7 +129,7 @@ async def test_a_name_that_a_page_from_elsewhere_pointed_here_is_not(tmp_path: P
 @asynccontextmanager
 async def guarded(folder: Path, uid: int, owner: Owner | None) -> AsyncIterator[int]:
     """The port of something that the agent of this user guards."""
-    app = web.Application(middlewares=[error_middleware(FakeView(folder)), guest_middleware(["/x"], uid, owner)])
+    app = web.Application(middlewares=[error_middleware(FakeView(folder)), guest_middleware([], uid, owner)])
     app.router.add_get("/x", _nothing)
     runner = web.AppRunner(app)
     await runner.setup()
