@@ -92,4 +92,5 @@ class Acknowledger:
             node for node in live
             if node in known and known[node].era == write.era and known[node].rev >= write.rev
         )  # fmt: skip
-        return Acknowledged(nodes=there, wanted=min(COPIES, len(live)), waited=self._clock.now() - started)
+        wanted = min(COPIES, max(1, len(live)))  # this node lives, even where it has not read so yet
+        return Acknowledged(nodes=there, wanted=wanted, waited=self._clock.now() - started)

@@ -121,8 +121,9 @@ def plan_pods(
     lent: Collection[str] = (),
 ) -> tuple[PodAction, ...]:
     """Every action this node should take now, at most one per pod: the next action follows when its effect is
-    seen. ``standbys``: how many pods are kept ready here for paused jobs, and for running jobs that this node is no
-    member of. ``lent``: jobs (uids) that a promise of this node may still lend time to."""
+    seen. ``standbys``: how many pods are kept ready here for paused jobs, and for running jobs that have all their
+    nodes; what others need is not limited, or they would never get this one. ``lent``: jobs (uids) that a promise of
+    this node may still lend time to."""
     out: list[PodAction] = []
     spares = 0
     for uid in sorted({*cluster.jobs, *statuses}, key=lambda uid: _queue_place(cluster, uid)):
@@ -135,7 +136,7 @@ def plan_pods(
         if job is not None and _may_wait(action, status):
             action = _keep(cluster, job, node, incarnation.life, uid in lent) or action
         kept = isinstance(action, Prepare) or (action is None and status is not None)
-        if kept and job is not None and _spare(job, node):
+        if kept and job is not None and _is_spare(job, node):
             spares += 1
             if spares > standbys:
                 action = Retire(uid, f"this node keeps {standbys} standbys for other jobs already") if status else None
@@ -144,11 +145,14 @@ def plan_pods(
     return tuple(out)
 
 
-def _spare(job: JobRecord, node: str) -> bool:
-    """A pod that this node may keep ready for the job runs nothing."""
+def _is_spare(job: JobRecord, node: str) -> bool:
+    """The job is paused, or runs on as many nodes as it wants, and this is none of them."""
     if job.control.desired == "pause":
         return True
-    return job.phase == "running" and job.head is not None and node not in job.head.members
+    head = job.head
+    if job.phase != "running" or head is None or node in head.members:
+        return False
+    return len(head.members) >= job.control.target
 
 
 def _set_aside(cluster: Cluster, job: JobRecord, node: str) -> bool:

@@ -203,7 +203,7 @@ class JobsConfig(Section):
     """Unix group whose members may change other users' jobs. Default: root alone."""
     logs: LogsConfig = LogsConfig()
     standbys: int = Field(default=2, ge=0, le=64)
-    """Most warm standby pods kept for jobs that this node does not run."""
+    """Most warm standby pods kept for running jobs that have all their nodes without this one."""
 
 
 class LogConfig(Section):

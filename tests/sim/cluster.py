@@ -56,7 +56,7 @@ class Node:
         self.clock = SimClock(rate=1 + rng.uniform(-0.01, 0.01), boot=rng.uniform(0, 1e6))
         self.machine = SimMachine(name, self.clock, rng, cluster.observe)
         self.machine.peers = cluster.peers_lost
-        self.link = Link(rng, TIMING.store_timeout)
+        self.link = Link(rng, TIMING.store_timeout, cluster.frozen)
         self.gate = Gate()
         self.boots = 0
         self.run_dir = cluster.folder / name
@@ -153,10 +153,14 @@ class Node:
         self.agent = None
         return task
 
-    async def power_cut(self) -> None:
+    async def power_cut(self, disk_lost: bool = False) -> None:
         self.machine.cut_power()
         await self.kill_agent()
         self.boots += 1
+        if disk_lost:
+            self.machine.promised.clear()
+            self.ledger = SimLedger()
+            (self.run_dir / "life.json").unlink(missing_ok=True)
 
     def power_on(self) -> None:
         if not self.machine.powered:
@@ -186,6 +190,8 @@ class SimCluster:
         self.net = PeerNet(random.Random(self.rng.random()))
         loop = asyncio.get_running_loop()
         self.clock_step = 0.0
+        self.frozen = Gate()
+        """Closed while the store is stopped (SIGSTOP)."""
         self._stirred = asyncio.Event()
         self.server: MemoryServer = WatchedServer(lambda: loop.time() + self.clock_step, self._stepped)
         self._temporary = tempfile.TemporaryDirectory(prefix="na-sim-", dir=in_memory())
@@ -274,7 +280,7 @@ class SimCluster:
                 return  # the store was emptied a moment ago
             more = {**changes, "by": "test", "rev": job.control.rev + 1}
             control = SEAL.control(job.uid, job.control.model_copy(update=more))
-            await MemoryStore(self.server).control(job.uid, job.control.rev, control, request, "JobChanged", "changed")
+            await self._write(job, control, request, "JobChanged", "changed")
 
         await self.patiently(step)
 
@@ -298,10 +304,17 @@ class SimCluster:
             if wish is not None:
                 new = SEAL.control(job.uid, Control(**(job.control.model_dump() | wish.change | more)))
             did = asked.did(job, job.control.target if new is None else new.target)
-            await MemoryStore(self.server).control(job.uid, job.control.rev, new, request, "JobScaled", str(body), did)
+            await self._write(job, new, request, "JobScaled", str(body), did)
 
         await self.patiently(step)
         return taken
+
+    async def _write(self, job: JobRecord, new: Control | None, request: str, *rest: str) -> None:
+        """As whoever did not get the reply does it: twice. The second time changes nothing."""
+        store = MemoryStore(self.server)
+        done = await store.control(job.uid, job.control.rev, new, request, *rest)
+        again = await store.control(job.uid, job.control.rev, new, request, *rest)
+        assert again.control == done.control
 
     async def cordon(self, name: str, cordon: Cordon | None) -> None:
         request = f"c{self.rng.getrandbits(48):x}"

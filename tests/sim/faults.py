@@ -58,7 +58,7 @@ async def restart_agent_as_planned(cluster: SimCluster) -> None:
 
 async def cut_power(cluster: SimCluster) -> None:
     node = _any(cluster)
-    await node.power_cut()
+    await node.power_cut(disk_lost=cluster.rng.random() < 0.3)
     await asyncio.sleep(cluster.rng.choice([0.5, 2.0, 10.0]))
     node.power_on()
 
@@ -111,10 +111,31 @@ async def cut_peers(cluster: SimCluster) -> None:
 
 
 async def bad_link(cluster: SimCluster) -> None:
+    """Requests or replies are lost, slow, up to ten leases late, or take effect twice."""
     link = _any(cluster).link
-    link.loss, link.slow = cluster.rng.choice([(0.3, 0.0), (0.0, 0.2), (0.1, 0.1)])
+    bad = [(0.3, 0.0, 0.0), (0.0, 0.2, 0.0), (0.1, 0.1, 0.1), (0.0, 10.0, 0.0), (0.0, 0.0, 0.3)]
+    link.loss, link.slow, link.twice = cluster.rng.choice(bad)
     await asyncio.sleep(cluster.rng.uniform(1, 10))
-    link.loss = link.slow = 0.0
+    link.loss = link.slow = link.twice = 0.0
+
+
+async def cut_workers(cluster: SimCluster) -> None:
+    """The workers of two nodes lose each other, and nobody else does: both report a failed collective."""
+    jobs = [j for j in cluster.server.state.jobs.values() if j.phase == "running" and j.head is not None]
+    if not jobs:
+        return
+    job = cluster.rng.choice(jobs)
+    members = sorted(job.head.members) if job.head is not None else []
+    for name in cluster.rng.sample(members, min(2, len(members))):
+        machine = cluster.nodes[name].machine
+        if not machine.frozen.closed:
+            machine.worker_ends(job.uid, 0, code=1, error="RuntimeError: Connection closed by peer [10.0.0.9]:4242")
+
+
+async def freeze_store(cluster: SimCluster) -> None:
+    cluster.frozen.close()
+    await asyncio.sleep(cluster.rng.choice([0.3, 1.2, 2.5, 8.0]))
+    cluster.frozen.open()
 
 
 async def restart_store(cluster: SimCluster) -> None:
@@ -126,7 +147,9 @@ async def empty_store(cluster: SimCluster) -> None:
 
 
 async def roll_back_store(cluster: SimCluster) -> None:
+    """As a failover does, to a machine with another clock."""
     await cluster.roll_back_store(cluster.rng.choice([0.01, 0.3, 1.0, 5.0]))
+    cluster.clock_step += cluster.rng.choice([0.0, 0.0, -30.0, -0.1, 0.8, 30.0])
 
 
 async def step_store_clock(cluster: SimCluster) -> None:
@@ -206,6 +229,6 @@ async def _operate(cluster: SimCluster, **changes: object) -> None:
 FAULTS: tuple[Fault, ...] = (
     kill_worker, kill_worker, kill_shim, restart_agent, restart_agent, restart_agent_as_planned,
     restart_agent_as_planned, cut_power, freeze_agent, freeze_machine, cut_link, cut_link, cut_store, cut_store,
-    cut_store, cut_peers, cut_peers, bad_link, restart_store, empty_store, roll_back_store, step_store_clock,
-    late_guard, scale, pause_and_resume, restart_job, cordon, sicken, sicken,
+    cut_store, cut_peers, cut_peers, bad_link, bad_link, cut_workers, freeze_store, restart_store, empty_store,
+    roll_back_store, step_store_clock, late_guard, scale, pause_and_resume, restart_job, cordon, sicken, sicken,
 )  # fmt: skip

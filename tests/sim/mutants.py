@@ -22,7 +22,7 @@ from nodeagent.agent.loop import Agent
 from nodeagent.agent.saver import Saver
 from nodeagent.model.job import Admission, JobRecord
 from nodeagent.model.timing import Timing
-from nodeagent.model.world import Token
+from nodeagent.model.world import Head, Token
 from nodeagent.plan import gang, lending
 from nodeagent.plan.cluster import RefusalKind
 from nodeagent.plan.lending import Answer, Ask, Promises
@@ -117,8 +117,13 @@ def guard_asleep(patch: pytest.MonkeyPatch) -> None:
 
 
 def half_a_gang(patch: pytest.MonkeyPatch) -> None:
-    """A generation becomes active before all its members acknowledged."""
-    patch.setattr(generation, "_not_ready", lambda s, job, head: None)
+    """A generation becomes active once its first member acknowledged (who names the address), without the others."""
+    real = generation._not_ready
+
+    def not_ready(s: State, job: JobRecord, head: Head) -> str | None:
+        return None if head.ordered()[0].node in head.acks else real(s, job, head)
+
+    patch.setattr(generation, "_not_ready", not_ready)
 
 
 def merged_by_arrival(patch: pytest.MonkeyPatch) -> None:

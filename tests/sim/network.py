@@ -87,17 +87,21 @@ class SimPeers:
 class Link:
     """What may happen to the calls of one agent."""
 
-    def __init__(self, rng: random.Random, timeout: float) -> None:
+    def __init__(self, rng: random.Random, timeout: float, frozen: Gate) -> None:
         self.rng, self.timeout = rng, timeout
         self.cut = False
         self.cut_replies = False
         self.slow = 0.0
         """Mean extra one-way delay in seconds."""
         self.loss = 0.0
+        self.twice = 0.0
+        """How often a request takes effect a second time, up to ten leases later."""
+        self.frozen = frozen
+        """Closed while the store is stopped: what reaches it takes effect when it goes on."""
 
     def mend(self) -> None:
         self.cut = self.cut_replies = False
-        self.loss = self.slow = 0.0
+        self.loss = self.slow = self.twice = 0.0
 
     def delay(self) -> float:
         base = self.rng.uniform(0.0001, 0.002)
@@ -133,7 +137,7 @@ class LinkedStore:
 
     async def _wait(self, after: str, timeout: float) -> str:
         await self._gate.passed()
-        if self._link.cut or self._link.cut_replies:
+        if self._link.cut or self._link.cut_replies or self._link.frozen.closed:
             await asyncio.sleep(timeout)
             raise StoreUnavailableError("the link is cut")
         newest = await self._real.wait(after, timeout)
@@ -149,10 +153,8 @@ class LinkedStore:
             await asyncio.sleep(link.timeout)
             await self._gate.passed()
             raise StoreUnavailableError("the request was lost")
-        if there >= link.timeout:
-            task = asyncio.get_running_loop().create_task(self._late_effect(real, args, kwargs, there))
-            self._late.add(task)
-            task.add_done_callback(self._late.discard)
+        if there >= link.timeout or link.frozen.closed:
+            self._again(real, args, kwargs, there)
             await asyncio.sleep(link.timeout)
             await self._gate.passed()
             raise StoreUnavailableError("the request is late")
@@ -161,6 +163,8 @@ class LinkedStore:
             result, error = await real(*args, **kwargs), None
         except StoreError as caught:
             result, error = None, caught
+        if link.twice and link.rng.random() < link.twice:
+            self._again(real, args, kwargs, link.rng.uniform(0, 30))
         back = link.delay()
         if link.reply_lost() or there + back >= link.timeout:
             await asyncio.sleep(max(0.0, link.timeout - there))
@@ -172,8 +176,14 @@ class LinkedStore:
             raise error
         return result
 
+    def _again(self, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any], delay: float) -> None:
+        task = asyncio.get_running_loop().create_task(self._late_effect(real, args, kwargs, delay))
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+
     async def _late_effect(self, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any], delay: float) -> None:
         await asyncio.sleep(delay)
+        await self._link.frozen.passed()
         with contextlib.suppress(StoreError):  # nobody listens to the answer of a late request
             await real(*args, **kwargs)
 

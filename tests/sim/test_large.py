@@ -67,6 +67,6 @@ async def all_at_once(c: SimCluster) -> None:
         await whole(c, target, "scaled")
 
 
-@pytest.mark.parametrize("size", [20, pytest.param(200, marks=pytest.mark.large)])
+@pytest.mark.parametrize("size", [20, pytest.param(200, marks=[pytest.mark.large, pytest.mark.timeout(3600)])])
 def test_a_large_cluster_with_many_jobs(size: int) -> None:
     simulate(size, all_at_once, slots=2)

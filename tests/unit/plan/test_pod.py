@@ -372,6 +372,15 @@ def test_only_so_many_standbys_for_running_jobs_of_others() -> None:
     assert [(type(a), a.uid) for a in kept] == [(Retire, "u-0"), (Retire, "u-2")]
 
 
+def test_a_job_that_is_short_of_nodes_gets_a_pod_beyond_the_standbys() -> None:
+    """Found by the simulation: two older jobs had their spares here, and the third never grew again."""
+    full = [make_job("running", make_head(["n2"]), uid=f"u-{i}", target=1, order=i) for i in range(2)]
+    short = make_job("running", make_head(["n3"]), uid="u-2", target=2, order=2)
+    cluster = make_cluster(["n1", make_node("n2", ready={}), make_node("n3", ready={})], *full, short)
+    me, ready = Incarnation(life=life("n1"), start=1), {f"u-{i}": status("ready") for i in range(2)}
+    assert plan_pods(cluster, "n1", me, ready, 2) == (Prepare("u-2", "the job may need this node"),)
+
+
 # --- what a status says
 
 
