@@ -131,6 +131,7 @@ class Study:
         job = self._ours.job()
         return {
             "timing": {key: getattr(self.timing, key) for key in ("heartbeat", "fence", "lease")},
+            "minutes": round((time.monotonic() - self._began) / 60, 1),
             "node_hours": round(NODES * (time.monotonic() - self._began) / 3600, 4),
             "lost": sum(event["kind"] == "NodeLost" for event in events),
             "reformed": job["generation"] - self._generation,

@@ -94,9 +94,9 @@ def _restarts(killed: Results) -> str:
     p95 = gaps[int(0.95 * (len(gaps) - 1))]
     return (
         "\nBeside them a cluster of the default clockwork had one of its agents killed (kill -9), and started again, "
-        f"now and then: the gap around its death was {statistics.median(gaps):.2f} s (median of {len(gaps)}; "
-        f"p95 {p95:.2f}, longest {gaps[-1]:.2f}); nodes lost: {killed['lost']}, gangs re-formed: "
-        f"{killed['reformed']}.\n"
+        f"now and then for {killed['minutes']:.0f} minutes: the gap around its death was "
+        f"{statistics.median(gaps):.2f} s (median of {len(gaps)}; p95 {p95:.2f}, longest {gaps[-1]:.2f}); nodes lost: "
+        f"{killed['lost']}, gangs re-formed: {killed['reformed']}.\n"
     )
 
 

@@ -99,14 +99,15 @@ def study(lease: Results) -> str:
     """The lease study."""
     load, machine = lease["load"], lease["machine"]
     least, mean, most = lease["load_average"]
+    burners = load["per_core"] * load["cores"]
     return (
         "## How short may a lease be?\n\n"
-        f"Taken on {machine['date']} with `make bench-lease`: for each clockwork a cluster of two nodes with an idle "
-        f"job, all at once, beside {load['per_core'] * load['cores']} processes that never rest (niceness "
-        f"{load['nice']}) on {load['cores']} cores; load average {least:g} to {most:g}, mean {mean:g}. A gap is the "
-        "time between two renewals of a node, as the store served them: beyond the fence its workers would have been "
-        "stopped (or gone on with time that keepers lend), beyond the lease the node would have been taken for lost."
-        "\n\n"
+        f"Taken on {machine['date']} with `make bench-lease`, for {load['minutes']:g} minutes: for each clockwork a "
+        f"cluster of two nodes with an idle job, all at once, beside {burners} processes that never rest (niceness "
+        f"{load['nice']}), and whatever else there was, on {load['cores']} cores; load average {least:g} to {most:g}, "
+        f"mean {mean:g}. A gap is the time between two renewals of a node, as the store served them: beyond the fence "
+        "its workers would have been stopped (or gone on with time that keepers lend), beyond the lease the node would "
+        "have been taken for lost.\n\n"
         f"{leasecurve.tables(lease)}\n{VERDICT}"
     )
 

@@ -133,7 +133,10 @@ def test_gaps_are_counted_by_how_late_they_are() -> None:
     assert (leasecurve.quantile(told, 0.5), leasecurve.quantile(told, 0.999)) == (0.01, 0.9)
     clockwork = {"timing": {"heartbeat": 0.5, "lease": 3.0, "fence": 2.2}, "node_hours": 2.0, "lost": 0, "reformed": 0}
     text = leasecurve.tables(
-        {"clockworks": [clockwork | {"gaps": told}], "killed": clockwork | {"restarts": [0.7, 0.9, 1.6]}}
+        {
+            "clockworks": [clockwork | {"gaps": told}],
+            "killed": clockwork | {"restarts": [0.7, 0.9, 1.6], "minutes": 2.0},
+        }
     )
     assert "was 0.90 s (median of 3; p95 0.90, longest 1.60)" in text
     assert "| 1.5 s | 0.78 s | 0.50 | none seen (below 1.50) |" in text
