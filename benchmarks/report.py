@@ -1,7 +1,8 @@
-"""The results as Markdown: ``docs/benchmarks.md``, and what is printed. Pure: measures nothing."""
+"""The results as Markdown: ``docs/benchmarks.md``, and what is printed. Measures nothing."""
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks import paired
 from benchmarks.goals import LEASE, judged, speed_ratio, times_faster
 from benchmarks.launcher import PYTHON, TRAIN, Shape
 from benchmarks.ours import job_file
@@ -17,6 +19,8 @@ from benchmarks.speed import TURN, ratios
 from benchmarks.torchrun import ENVIRONMENT, rendezvous_arguments
 
 Results = dict[str, Any]
+SNAPSHOTS = Path(__file__).with_name("snapshots.json")
+"""The results of ``snapshot_cost.py``, which is run apart."""
 
 RECOVERY = {
     "worker_killed": "worker `kill -9` → first step of the re-formed gang",
@@ -72,6 +76,7 @@ def markdown(results: Results) -> str:
         tables(results),
         METHOD,
         commands(),
+        paired.section(json.loads(SNAPSHOTS.read_text())),
     ]
     return "\n".join(parts)
 
