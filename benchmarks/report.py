@@ -1,7 +1,8 @@
-"""The results as Markdown: ``docs/benchmarks.md``, and what is printed. Pure: measures nothing."""
+"""The results as Markdown: ``docs/benchmarks.md``, and what is printed. Measures nothing."""
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks import leasecurve
+from benchmarks import leasecurve, paired
 from benchmarks.goals import LEASE, judged, p95, speed_ratio, times_faster
 from benchmarks.launcher import PYTHON, TRAIN, Shape
 from benchmarks.ours import job_file
@@ -20,6 +21,8 @@ from benchmarks.torchrun import ENVIRONMENT, rendezvous_arguments
 from nodeagent.model.timing import Timing
 
 Results = dict[str, Any]
+SNAPSHOTS = Path(__file__).with_name("snapshots.json")
+"""The results of ``snapshot_cost.py``, which is run apart."""
 
 VERDICT = f"""\
 **What follows.** Busy cores hardly delay a renewal: see the gaps. But a lease must also outlive an agent that is killed
@@ -91,6 +94,7 @@ def markdown(results: Results, lease: Results | None) -> str:
         *([study(lease)] if lease is not None else []),
         METHOD,
         commands(),
+        paired.section(json.loads(SNAPSHOTS.read_text())),
     ]
     return "\n".join(parts)
 

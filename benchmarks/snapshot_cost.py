@@ -2,15 +2,19 @@
 
     nodeagentctl run --local 1 --nproc-per-node 2 -- python benchmarks/snapshot_cost.py
 
-Neighbouring blocks are compared, so that a busy machine disturbs both alike; medians and the middle half are told.
+Which of two neighbouring blocks has the snapshot is drawn by lot, so that a busy machine disturbs both alike. What
+comes of the pairs is ``paired.py``'s; ``--out benchmarks/snapshots.json`` is what the next ``make bench`` shows.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import statistics
+import random
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,56 +23,75 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nodeagent.train import snapshot
 
+Told = dict[str, dict[str, list[float]]]
 
-def main() -> None:
+
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Paired cost of snapshots.")
     parser.add_argument("--width", type=int, default=2000, help="of the hidden layer; 2000 is a state of 50 MB")
     parser.add_argument("--batch", type=int, default=512, help="samples of each rank")
     parser.add_argument("--every", type=int, default=10, help="steps of a block")
-    parser.add_argument("--pairs", type=int, default=12)
-    args = parser.parse_args()
-    dist.init_process_group("gloo")
-    rank, width = dist.get_rank(), args.width
-    model = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.GELU(), torch.nn.Linear(width, width))
+    parser.add_argument("--pairs", type=int, default=100)
+    parser.add_argument("--out", type=Path, default=Path("snapshot-cost.json"))
+    return parser.parse_args()
+
+
+def measure(args: argparse.Namespace) -> Iterator[Told]:
+    """One number for each block so far, after each pair: its seconds, the CPU seconds of all ranks, the seconds in the
+    call, the CPU seconds in the calls."""
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, args.width), torch.nn.GELU(), torch.nn.Linear(args.width, args.width)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     ddp = DistributedDataParallel(model)
     state = {"model": model, "optimizer": optimizer}
     inputs = torch.randn(args.batch, 64)
+    steps = 0
 
-    def block(take: bool) -> tuple[float, float]:
-        """Seconds of the block, and of the snapshot in it."""
-        began = time.perf_counter()
+    def block(take: bool) -> tuple[float, float, float, float]:
+        nonlocal steps
+        dist.barrier()
+        began, cpu = time.perf_counter(), time.process_time()
         for _ in range(args.every):
             optimizer.zero_grad()
             ddp(inputs).square().mean().backward()
             optimizer.step()
-        copied = time.perf_counter()
-        kept = not take or snapshot(state, block_steps, replicated=True)
-        ended = time.perf_counter()
-        assert kept, "no snapshot could be kept: run this under nodeagentctl"
-        return ended - began, ended - copied
+        steps += args.every
+        stepped, called = time.perf_counter(), time.thread_time()
+        kept = not take or snapshot(state, steps, replicated=True)
+        ended, called = time.perf_counter(), time.thread_time() - called
+        if not kept:
+            raise SystemExit("no snapshot could be kept: run this under nodeagentctl, on a node with enough memory")
+        return ended - began, time.process_time() - cpu, ended - stepped, called
 
-    block_steps = 0
     for _ in range(2):  # the memory is made, the optimizer has its state
         block(True)
-    ratios, costs, plain = [], [], []
-    for pair in range(args.pairs):
-        block_steps += args.every
-        order = (True, False) if pair % 2 else (False, True)
-        took = {take: block(take) for take in order}
-        ratios.append(took[True][0] / took[False][0] - 1)
-        costs.append(took[True][1])
-        plain.append(took[False][0] / args.every)
-    size = sum(p.numel() * p.element_size() for p in model.parameters()) * 3
-    if rank == 0:
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        print(
-            f"state {size / 1e6:.0f} MB, {os.environ['WORLD_SIZE']} ranks, step {statistics.median(plain) * 1e3:.0f} ms"
-        )
-        print(f"a snapshot takes {statistics.median(costs) * 1e3:.1f} ms (worst {max(costs) * 1e3:.1f})")
-        share = statistics.median(costs) / statistics.median(plain) / args.every
-        print(f"one each {args.every} steps: {share:.2%} of the steps' time by its own duration")
-        print(f"paired blocks: {middle:+.2%} (middle half {low:+.2%} to {high:+.2%})")
+    lots = random.Random(0)  # the same on all ranks
+    kinds = ("seconds", "cpu", "call", "call_cpu")
+    told: Told = {"with": {k: [] for k in kinds}, "without": {k: [] for k in kinds}}
+    for _ in range(args.pairs):
+        for take in lots.sample((True, False), 2):
+            took = torch.tensor(block(take), dtype=torch.float64)
+            dist.all_reduce(took)
+            ranks = dist.get_world_size()
+            whole = {"seconds": took[0] / ranks, "cpu": took[1], "call": took[2] / ranks, "call_cpu": took[3]}
+            for kind, value in whole.items():
+                told["with" if take else "without"][kind].append(round(float(value), 6))
+        yield told
+
+
+def main() -> None:
+    args = parse_arguments()
+    dist.init_process_group("gloo")
+    size = 3 * 4 * (65 * args.width + (args.width + 1) * args.width)  # the parameters, and two moments of each
+    load = os.getloadavg()[0]
+    busy = f"at a load of {load:.0f} on {os.cpu_count()} cores"
+    facts = {"load": busy, "state_mb": round(size / 1e6, 1), "ranks": dist.get_world_size(), "every": args.every}
+    for told in measure(args):  # what there is counts, also if it is stopped
+        if dist.get_rank() == 0:
+            args.out.write_text(json.dumps(facts | told))
+    if dist.get_rank() == 0:
+        print(f"written: {args.out}; python -m benchmarks.paired {args.out} sums it up")
     dist.destroy_process_group()
 
 
