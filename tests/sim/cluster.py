@@ -159,6 +159,7 @@ class Node:
         self.boots += 1
         if disk_lost:
             self.machine.promised.clear()
+            self.disk = SimDisk(self.name)
             self.ledger = SimLedger()
             (self.run_dir / "life.json").unlink(missing_ok=True)
 

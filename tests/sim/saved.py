@@ -9,7 +9,11 @@ from tests.sim.cluster import SEAL, SimCluster
 
 
 async def joined(c: SimCluster) -> None:
-    await c.until(lambda: len(c.server.state.nodes) == len(c.nodes), 5, "all joined")
+    def read() -> bool:
+        agents = [node.agent for node in c.nodes.values()]
+        return len(c.server.state.nodes) == len(c.nodes) and all(a is not None and a.era for a in agents)
+
+    await c.until(read, 5, "all have joined and read")
 
 
 async def whole(c: SimCluster, limit: float = 120.0) -> None:
