@@ -13,12 +13,11 @@ from tests.e2e.netns import both
 from tests.e2e.support import check_complete, check_steps, check_undisturbed
 from tests.nodes import image
 from tests.nodes.net import HUB
-from tests.nodes.support import STORE, UNITS, Site
+from tests.nodes.support import STORE, Site
 
 pytestmark = [pytest.mark.nodes, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(900)]
 
 NODES = 4
-FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 ALL = ("n1", "n2", "n3", "n4")
 
 
@@ -98,20 +97,6 @@ def test_a_rolling_upgrade_in_the_middle_of_a_fault(calm: Site, reference: dict[
     ends_well(calm, "rolling", reference, 80)
 
 
-def test_a_shutdown_is_a_graceful_leave(calm: Site, reference: dict[int, float]) -> None:
-    job = running(calm, "off", "'2:3'", 3)
-    victim, started = member(job), time.monotonic()
-    calm.lab.nodes[victim].power_off()
-    told("poweroff of a node that trains", started)
-    assert calm.states()[victim] == "left"
-    calm.until_running("off", 3, above=job["generation"])  # the fourth node steps in
-    calm.lab.boot(victim)
-    calm.until_nodes("ready", victim)
-    ends_well(calm, "off", reference)
-    made = [row["step"] for row in calm.steps("off") if row["rank"] == 0]
-    assert len(made) == len(set(made)), "a step was made twice: it was not saved when the node was switched off"
-
-
 def test_a_node_that_was_frozen_for_6_s_does_no_harm(calm: Site, reference: dict[int, float]) -> None:
     job = running(calm, "frozen", "'2:3'", 3)
     victim, started = member(job), time.monotonic()
@@ -172,94 +157,3 @@ def test_the_host_of_redis_is_rebooted(calm: Site, reference: dict[int, float]) 
     calm.lab.boot(STORE)
     calm.until_nodes("ready", *ALL)
     undisturbed(calm, "storeboot", reference, 80)
-
-
-def test_a_clock_that_is_an_hour_ahead(calm: Site, reference: dict[int, float]) -> None:
-    node = calm.lab.nodes["n2"]
-    environ = f"LD_PRELOAD={FAKETIME} FAKETIME=+3600 FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_DONT_RESET=1"
-    node.write(f"{UNITS}/nodeagent.service.d/clock.conf", f"[Service]\nEnvironment={environ}\n")
-    try:
-        running(calm, "clock", "4", 4)
-        node.run("systemctl", "daemon-reload")
-        node.run("systemctl", "restart", "nodeagent")
-        calm.until_nodes("ready", "n2")
-        undisturbed(calm, "clock", reference)
-        calm.train("clock2", nodes="4", steps=20, at="n2")  # signed an hour ahead
-        ends_well(calm, "clock2", reference, 20)
-    finally:
-        node.run("rm", f"{UNITS}/nodeagent.service.d/clock.conf")
-        node.run("systemctl", "daemon-reload")
-        node.run("systemctl", "restart", "nodeagent")
-
-
-def test_the_watchdog_of_an_agent_that_hangs(calm: Site, reference: dict[int, float]) -> None:
-    """Its workers end with their granted time, the job goes on elsewhere, and the agent is back by itself."""
-    job = running(calm, "watchdog", "'2:3'", 3)
-    victim = member(job)
-    node, before, started = calm.lab.nodes[victim], starts(calm)[victim], time.monotonic()
-    node.run("systemctl", "kill", "--kill-who=main", "--signal=STOP", "nodeagent")
-    calm.unasked.add(victim)
-    calm.until_running("watchdog", 3, above=job["generation"])
-    calm.until(lambda: starts(calm)[victim] == before + 1, 60, "it is back")
-    told("hang to the agent's return", started)
-    calm.unasked.clear()
-    assert "Watchdog timeout" in node.journal()
-    ends_well(calm, "watchdog", reference)
-
-
-def test_a_killed_agent_is_back_before_its_workers_miss_it(calm: Site, reference: dict[int, float]) -> None:
-    job = running(calm, "crash", "4", 4)
-    victim = member(job)
-    before, started = starts(calm)[victim], time.monotonic()
-    calm.lab.nodes[victim].run("systemctl", "kill", "--kill-who=main", "--signal=KILL", "nodeagent")
-    calm.until(lambda: starts(calm)[victim] == before + 1, 60, "it is back")
-    told("kill -9 of an agent to its return", started)
-    ends_well(calm, "crash", reference)
-    assert calm.job("crash")["restarts"] == 0
-
-
-def test_a_node_that_is_imaged_anew_under_its_name(calm: Site, reference: dict[int, float]) -> None:
-    job = running(calm, "anew", "'2:4'", 4)
-    victim = member(job)
-    node, life = calm.lab.nodes[victim], calm.node(victim)["incarnation"]["life"]
-    node.cut_power()
-    calm.until_running("anew", 3, above=job["generation"])
-    node.image_anew()
-    calm.lab.prepare(node)
-    calm.lab.boot(victim)
-    calm.install(victim)
-    assert calm.node(victim)["incarnation"]["life"] != life
-    ends_well(calm, "anew", reference)
-
-
-def test_a_full_disk_does_not_stop_training(calm: Site, reference: dict[int, float]) -> None:
-    node = calm.lab.nodes["n3"]
-    folders = ("/var/lib/nodeagent", "/var/log/nodeagent")
-    node.run("systemctl", "stop", "nodeagent")
-    for folder in folders:
-        node.run("mount", "-t", "tmpfs", "-o", "size=4m,mode=755", "tmpfs", folder)
-    node.run("systemctl", "start", "nodeagent")
-    try:
-        calm.until_nodes("ready", *ALL)
-        running(calm, "full", "4", 4)
-        for folder in folders:
-            node.run("sh", "-c", f"cat /dev/zero >{folder}/ballast", check=False)
-        calm.until_steps("full", 10)
-        undisturbed(calm, "full", reference)
-        assert calm.states()["n3"] == "ready"
-    finally:
-        node.run("systemctl", "stop", "nodeagent")
-        node.run("systemctl", "stop", "nodeagent-pod-*.service")
-        for folder in folders:
-            node.run("umount", "--lazy", folder)
-
-
-def test_a_fifth_node_joins_the_running_job(calm: Site, reference: dict[int, float]) -> None:
-    job = running(calm, "fifth", "'2:5'", 4, steps=100, delay=0.8)
-    started = time.monotonic()
-    calm.lab.add("n5")
-    calm.lab.boot("n5")
-    calm.install("n5")
-    calm.until_running("fifth", 5, limit=120, above=job["generation"])
-    told("a fifth node, from its power switch to its first generation", started)
-    ends_well(calm, "fifth", reference, 100)
