@@ -157,3 +157,28 @@ def test_the_host_of_redis_is_rebooted(calm: Site, reference: dict[int, float]) 
     calm.lab.boot(STORE)
     calm.until_nodes("ready", *ALL)
     undisturbed(calm, "storeboot", reference, 80)
+
+
+def test_a_killed_agent_is_back_before_its_workers_miss_it(calm: Site, reference: dict[int, float]) -> None:
+    job = running(calm, "crash", "4", 4)
+    victim = member(job)
+    before, started = starts(calm)[victim], time.monotonic()
+    calm.lab.nodes[victim].run("systemctl", "kill", "--kill-who=main", "--signal=KILL", "nodeagent")
+    calm.until(lambda: starts(calm)[victim] == before + 1, 60, "it is back")
+    told("kill -9 of an agent to its return", started)
+    ends_well(calm, "crash", reference)
+    assert calm.job("crash")["restarts"] == 0
+
+
+def test_a_node_that_is_imaged_anew_under_its_name(calm: Site, reference: dict[int, float]) -> None:
+    job = running(calm, "anew", "'2:4'", 4)
+    victim = member(job)
+    node, life = calm.lab.nodes[victim], calm.node(victim)["incarnation"]["life"]
+    node.cut_power()
+    calm.until_running("anew", 3, above=job["generation"])
+    node.image_anew()
+    calm.lab.prepare(node)
+    calm.lab.boot(victim)
+    calm.install(victim)
+    assert calm.node(victim)["incarnation"]["life"] != life
+    ends_well(calm, "anew", reference)
