@@ -228,6 +228,18 @@ def survivors(cluster: Cluster, job: JobRecord) -> tuple[Member, ...]:
     return tuple(m for m in job.head.ordered() if cluster.live(m.node, m.life))
 
 
+def staying(cluster: Cluster, job: JobRecord) -> int:
+    """Survivors whose place needs nobody else: not those that are scaled in by name or drained, nor those whose
+    hardware is taken from the job."""
+    found = {c.node: c.standing for c in candidates(cluster, job)}
+    count = 0
+    for member in survivors(cluster, job):
+        cordon = cluster.nodes[member.node].cordon
+        stays = found[member.node] in ("fit", "pending") or (cordon is not None and not cordon.drain)
+        count += stays and member.node not in job.control.leaving
+    return count
+
+
 def ranked(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> list[str]:
     """The order in which nodes are chosen: members by rank, then the others as given; then those that are worn; last
     those scaled in by name."""
@@ -276,7 +288,7 @@ def _to_prepare(cluster: Cluster, job: JobRecord) -> frozenset[str]:
     everyone = candidates(cluster, job)
     waiting = [c.node for c in everyone if c.standing in ("fit", "pending") and c.node not in members]
     waiting.sort(key=lambda n: (n in job.control.leaving, worn(cluster, n)))
-    missing = max(0, job.control.target - len(members))
+    missing = max(0, job.control.target - staying(cluster, job))
     return frozenset(waiting[: missing + 1]).union(c.node for c in everyone if c.standing == "unfit")
 
 

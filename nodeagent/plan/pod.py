@@ -17,7 +17,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.faults import final_report
 from nodeagent.plan.health import claimed
 from nodeagent.plan.keepers import better, chooser, must_let_go
-from nodeagent.plan.membership import natural, should_prepare, strays
+from nodeagent.plan.membership import natural, should_prepare, staying, strays
 from nodeagent.workers.base import GivenUp, PodStatus
 
 
@@ -136,7 +136,7 @@ def plan_pods(
         if job is not None and _may_wait(action, status):
             action = _keep(cluster, job, node, incarnation.life, uid in lent) or action
         kept = isinstance(action, Prepare) or (action is None and status is not None)
-        if kept and job is not None and _is_spare(job, node):
+        if kept and job is not None and _is_spare(cluster, job, node):
             spares += 1
             if spares > standbys:
                 action = Retire(uid, f"this node keeps {standbys} standbys for other jobs already") if status else None
@@ -145,14 +145,14 @@ def plan_pods(
     return tuple(out)
 
 
-def _is_spare(job: JobRecord, node: str) -> bool:
-    """The job is paused, or runs on as many nodes as it wants, and this is none of them."""
+def _is_spare(cluster: Cluster, job: JobRecord, node: str) -> bool:
+    """The job is paused, or runs on as many nodes as it wants and will go on there, and this is none of them."""
     if job.control.desired == "pause":
         return True
     head = job.head
     if job.phase != "running" or head is None or node in head.members:
         return False
-    return len(head.members) >= job.control.target
+    return staying(cluster, job) >= job.control.target
 
 
 def _set_aside(cluster: Cluster, job: JobRecord, node: str) -> bool:

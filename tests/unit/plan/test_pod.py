@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.model.job import Checkpoint, JobRecord, Phase
+from nodeagent.model.job import Checkpoint, JobRecord, Phase, Scale
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Head, PodReport, Token, WorkerExit
@@ -379,6 +379,21 @@ def test_a_job_that_is_short_of_nodes_gets_a_pod_beyond_the_standbys() -> None:
     cluster = make_cluster(["n1", make_node("n2", ready={}), make_node("n3", ready={})], *full, short)
     me, ready = Incarnation(life=life("n1"), start=1), {f"u-{i}": status("ready") for i in range(2)}
     assert plan_pods(cluster, "n1", me, ready, 2) == (Prepare("u-2", "the job may need this node"),)
+
+
+@pytest.mark.parametrize(("going", "prepared"), [("drained", True), ("scaled in", True), ("cordoned", False)])
+def test_whoever_is_about_to_leave_is_replaced_beyond_the_standbys(going: str, prepared: bool) -> None:
+    """Found by the simulation: the only node that was free for it kept two standbys, and the drain never ended."""
+    full = [make_job("running", make_head(["n2"]), uid=f"u-{i}", target=1, order=i) for i in range(2)]
+    mine = make_job("running", make_head(["n3"]), uid="u-2", target=1, order=2)
+    if going == "scaled in":
+        scale = Scale(request="r", want=1, before=2, leaving=("n3",))
+        mine = mine.model_copy(update={"control": mine.control.model_copy(update={"scale": scale})})
+    there = make_node("n3", ready={}, drain=going == "drained", cordon=going == "cordoned")
+    cluster = make_cluster(["n1", make_node("n2", ready={}), there], *full, mine)
+    me, ready = Incarnation(life=life("n1"), start=1), {f"u-{i}": status("ready") for i in range(2)}
+    wanted = (Prepare("u-2", "the job may need this node"),) if prepared else ()
+    assert plan_pods(cluster, "n1", me, ready, 2) == wanted
 
 
 # --- what a status says
