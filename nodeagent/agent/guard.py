@@ -61,24 +61,30 @@ class Guard:
         await self._ledger.save(dict(self._entries))
 
     def look(
-        self, jobs: Mapping[str, JobRecord], era: str, now: float, *, whole: bool, seasoned: bool
-    ) -> dict[str, Refusal]:
+        self, jobs: Mapping[str, JobRecord], era: str, now: float, *, whole: bool, seasoned: bool,
+        unread: Mapping[str, str] = {},
+    ) -> dict[str, Refusal]:  # fmt: skip
         """The refused ones among the jobs of a view. ``whole``: it is everything that the store has; ``seasoned``: and
-        whatever others could have given back to it is there. ``now`` is Unix time."""
+        whatever others could have given back to it is there; ``unread``: records in the store that cannot be read, and
+        why, by key. ``now`` is Unix time."""
         if era != self._era:  # another history: it may lack what this agent has seen, and get it back
             self._era, self._present, self._revs = era, frozenset(), {}
-        refused = {uid: found for uid, job in jobs.items() if (found := self.refusal(job, now)) is not None}
+        unknown = {key.removeprefix("job:") for key in unread if key.startswith("job:")}
+        refused = {uid: self._unreadable(uid, jobs.get(uid), unread[f"job:{uid}"]) for uid in unknown}
+        for uid, job in jobs.items():
+            if uid not in unknown and (found := self.refusal(job, now)) is not None:
+                refused[uid] = found
         for uid in self._judged.keys() - jobs.keys():
             del self._judged[uid]
             self._told.pop(uid, None)
             self._revs.pop(uid, None)
         if whole:
-            for uid in self._present - jobs.keys():
+            for uid in self._present - jobs.keys() - unknown:
                 self._ends(uid, now)  # removed
-            self._present = frozenset(jobs)
+            self._present = frozenset(jobs) | (self._present & unknown)
         if whole and seasoned and not self._caught_up:
             self._caught_up = True
-            for uid in [u for u, e in self._entries.items() if not e.ended and u not in jobs]:
+            for uid in [u for u, e in self._entries.items() if not e.ended and u not in jobs and u not in unknown]:
                 del self._entries[uid]  # it ended while this agent was away: only a good admission brings it back
                 self.dirty.set()
         return refused
@@ -103,6 +109,19 @@ class Guard:
             self._told[job.uid] = kind
             self._metrics.refused.labels(reason=kind).inc()
             self._log.error("refused: this job is not run here", job=job.name, uid=job.uid, reason=kind, why=text)
+        return refusal
+
+    def _unreadable(self, uid: str, job: JobRecord | None, why: str) -> Refusal:
+        text = (
+            f"its record in the store cannot be read, so all stays as it is: {why}. An agent of another version wrote "
+            f"it, or somebody else did: mend or remove the key job:{uid}"
+        )
+        refusal = Refusal("unreadable", text, False)
+        if self._told.get(uid) != refusal.kind:
+            self._told[uid] = refusal.kind
+            self._metrics.refused.labels(reason=refusal.kind).inc()
+            name = job.name if job is not None else None
+            self._log.error("refused: this job is not run here", job=name, uid=uid, reason=refusal.kind, why=text)
         return refusal
 
     def due(self, jobs: Mapping[str, JobRecord], now: float) -> list[JobRecord]:

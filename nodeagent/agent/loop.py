@@ -356,7 +356,7 @@ class Agent:
         snapshot = self._snapshot
         refused = self._guard.look(
             snapshot.jobs, snapshot.era, self._clock.wall(), whole=snapshot.complete and not snapshot.recovering,
-            seasoned=self._lease.seasoned,
+            seasoned=self._lease.seasoned, unread=snapshot.unread,
         )  # fmt: skip
         return snapshot.cluster(self._clock.now(), refused)
 

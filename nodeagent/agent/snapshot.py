@@ -40,6 +40,9 @@ class Snapshot:
         """Set at each change; whoever keeps copies clears it."""
         self.wanted = 0
         """The newest revision that somebody waits for until it is on disks."""
+        self.unread: dict[str, str] = {}
+        """Records (``job:<uid>``, ``node:<id>``) that cannot be read, each with the reason; the view has them as they
+        were before, if at all."""
         self.rev = 0
         self.era = ""
         """The era of the store that ``rev`` belongs to."""
@@ -75,7 +78,9 @@ class Snapshot:
                 self._replace(self._anew)
             return
         if reply.cluster_uid != self.cluster_uid:
-            self._nodes, self._jobs, self.complete, self._shown = {}, {}, False, None
+            self._nodes, self._jobs, self.complete, self._shown, self.unread = {}, {}, False, None, {}
+        if reply.unread or self.unread:
+            self._read_or_not(reply)
         self.cluster_uid = reply.cluster_uid
         if reply.nodes or reply.gone:
             self._shown = None
@@ -91,6 +96,11 @@ class Snapshot:
             self.complete = True
             self.touched.set()
 
+    def _read_or_not(self, reply: BeatReply) -> None:
+        read = {f"node:{node.id}" for node in reply.nodes} | {f"job:{job.uid}" for job in reply.jobs} | {*reply.gone}
+        self.unread = {key: why for key, why in self.unread.items() if key not in read}
+        self.unread |= {record.key: record.why for record in reply.unread}
+
     def _came_back(self, reply: BeatReply) -> bool:
         """A node renewed a lease that had run out, in the life that it had."""
         news = {node.id: node for node in reply.nodes}
@@ -104,7 +114,13 @@ class Snapshot:
         return False
 
     def _replace(self, other: Snapshot) -> None:
-        self._nodes, self._jobs, self._shown = other._nodes, other._jobs, None
+        for key in other.unread:  # what cannot be read anew stays as it was
+            kind, _, name = key.partition(":")
+            if kind == "node" and name in self._nodes:
+                other._nodes.setdefault(name, self._nodes[name])
+            elif kind == "job" and name in self._jobs:
+                other._jobs.setdefault(name, self._jobs[name])
+        self._nodes, self._jobs, self._shown, self.unread = other._nodes, other._jobs, None, other.unread
         self.rev, self.era, self.cluster_uid = other.rev, other.era, other.cluster_uid
         self.complete, self._anew = True, None
         self.touched.set()
@@ -154,7 +170,7 @@ class Snapshot:
 
     def forget(self) -> None:
         """Know nothing any more: it was another cluster's."""
-        self._nodes, self._jobs, self.complete, self._shown = {}, {}, False, None
+        self._nodes, self._jobs, self.complete, self._shown, self.unread = {}, {}, False, None, {}
         self.rev, self.era, self.cluster_uid, self._anew = 0, "", "", None
 
     @property
@@ -176,6 +192,7 @@ class Snapshot:
             lapsed=self._lapsed,
             timing=self._timing,
             refused=refused or {},
+            unread=frozenset(key.removeprefix("job:") for key in self.unread if key.startswith("job:")),
             next_lapse=self._next_lapse,
             more_to_return=self._returned is not None and now < self._returned + settling,
             notes=self._notes,

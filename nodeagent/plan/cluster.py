@@ -12,7 +12,7 @@ from nodeagent.model.timing import Timing, millis
 from nodeagent.plan.notes import Notes
 
 T = TypeVar("T")
-RefusalKind = Literal["unsigned", "changed", "ended", "early", "expired", "size", "gang", "control"]
+RefusalKind = Literal["unsigned", "changed", "ended", "early", "expired", "size", "gang", "control", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class Cluster:
     timing: Timing = field(default_factory=Timing)
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     """Jobs that this agent starts nothing of, by uid."""
+    unread: frozenset[str] = frozenset()
+    """Jobs (uids) whose record cannot be read: ``jobs`` has them as they were before, if at all."""
     next_lapse: int | None = None
     """What was left (ms), when this was read, of the next lease to run out."""
     more_to_return: bool = False

@@ -128,6 +128,8 @@ def plan_pods(
     spares = 0
     for uid in sorted({*cluster.jobs, *statuses}, key=lambda uid: _queue_place(cluster, uid)):
         job, status = cluster.jobs.get(uid), statuses.get(uid)
+        if job is None and uid in cluster.unread:
+            continue  # nobody here knows what it is to do: what runs goes on
         action = _plan_pod(cluster, node, incarnation.life, job, status, uid, uid in lent)
         if uid in cluster.refused and isinstance(action, Prepare | Promise | Start):
             action = None

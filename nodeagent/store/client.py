@@ -37,6 +37,7 @@ from nodeagent.store.messages import (
     Restored,
     Saves,
     Settlement,
+    Unread,
 )
 from nodeagent.store.scripts import load
 from nodeagent.store.trouble import NotReplicatedError, trouble
@@ -110,15 +111,18 @@ class RedisStore:
         cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked = await self._step(
             "beat", arguments
         )
-        nodes, jobs, gone = [], [], []
-        with _strict():
-            for key, flat, cordon in records:
+        nodes, jobs, gone, unread = [], [], [], []
+        for key, flat, cordon in records:
+            try:
                 if not flat:
                     gone.append(key)
                 elif key.startswith("node:"):
                     nodes.append(codec.decode_node(flat, cordon))
                 else:
                     jobs.append(codec.decode_job(flat))
+            except (ValueError, KeyError) as error:  # one record, and only that one: the others are as good as ever
+                unread.append(Unread(key=key, why=_plain(error)))
+        with _strict():
             return BeatReply(
                 cluster_uid=cluster_uid,
                 served=served,
@@ -127,6 +131,7 @@ class RedisStore:
                 nodes=tuple(nodes),
                 jobs=tuple(jobs),
                 gone=tuple(gone),
+                unread=tuple(unread),
                 rev=int(rev),
                 more=bool(more),
                 event=event,
@@ -365,6 +370,13 @@ class RedisStore:
             await self._commands.forget()
             await self._waits.forget()
             raise StoreUnavailableError(trouble(links.address, timeout, error)) from error
+
+
+def _plain(error: ValueError | KeyError) -> str:
+    """One line for people."""
+    if isinstance(error, KeyError):
+        return f"it has no {error.args[0]}"
+    return " ".join(str(error).split())[:300]
 
 
 @contextmanager

@@ -142,7 +142,10 @@ def decode_job(flat: Sequence[str]) -> JobRecord:
         job["head"] = _object(head)
     if "active_id" in fields:
         job["active"] = _object({"number": fields["active_number"], "id": json.dumps(fields["active_id"])})
-    return JobRecord.from_json(_object(job))
+    record = JobRecord.from_json(_object(job))
+    if record.name != record.spec.name:  # names become folders, and the spec's was checked
+        raise ValueError(f"a job's record has the name {record.name!r}, its spec {record.spec.name!r}")
+    return record
 
 
 def decode_node(flat: Sequence[str], cordon: str) -> NodeRecord:

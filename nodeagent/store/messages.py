@@ -37,6 +37,14 @@ class JoinReply(Record):
     served: int
 
 
+class Unread(Record):
+    """A record that cannot be decoded: another program wrote it, or damaged it."""
+
+    key: str
+    """``job:<uid>`` or ``node:<id>``."""
+    why: str
+
+
 class BeatReply(Record):
     """What a beat brings back. Records changed since the ``rev`` that was sent, oldest change first."""
 
@@ -51,6 +59,8 @@ class BeatReply(Record):
     jobs: tuple[JobRecord, ...] = ()
     gone: tuple[str, ...] = ()
     """Removed records: ``job:<uid>`` or ``node:<id>``."""
+    unread: tuple[Unread, ...] = ()
+    """Changed records that cannot be decoded."""
     rev: int
     """Send this next time."""
     more: bool = False

@@ -245,3 +245,24 @@ def test_a_changed_wish(shared: Cluster, intruder: Intruder, healthy: None) -> N
     shared.until_running("paused", 1)
     assert file.read_text() == "ran\nran\n", "an operator said it anew"
     shared.ctl("delete", "paused", "--timeout", "60s")
+
+
+def test_a_record_that_nobody_can_read(shared: Cluster, intruder: Intruder, healthy: None) -> None:
+    """What it runs goes on, everybody else too, and once it is mended all is as before."""
+    file, command = marker(shared, "garbled")
+    uid = submit(shared, "garbled", command)["uid"]
+    shared.until_running("garbled", 1)
+    workers, before = shared.workers("garbled"), counted(shared, "unreadable")
+    record = intruder.read(uid)
+    intruder.write(record | {"mood": "good"})
+    shared.until(lambda: "cannot be read" in reason_of(shared, "garbled"), 20, "it is told")
+    time.sleep(SETTLED)
+    assert logged(shared, uid) == [("n1", "unreadable"), ("n2", "unreadable")]
+    assert counted(shared, "unreadable") == {node: count + 1 for node, count in before.items()}
+    assert shared.workers("garbled") == workers
+    intruder.redis.hdel(f"{intruder.prefix}job:{uid}", "mood")
+    intruder.write(intruder.read(uid))
+    shared.until(lambda: "cannot be read" not in reason_of(shared, "garbled"), 20, "it is read again")
+    assert shared.workers("garbled") == workers
+    assert file.read_text() == "ran\n"
+    shared.ctl("delete", "garbled", "--timeout", "60s")

@@ -251,14 +251,23 @@ async def until_blocked(server: PrivateRedis) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_records_of_another_version_are_refused_not_guessed(server: PrivateRedis, store: RedisStore) -> None:
+async def test_a_record_that_cannot_be_read_is_named_and_hides_no_other(
+    server: PrivateRedis, store: RedisStore
+) -> None:
     bench = Bench(store)
     await bench.up("n1")
     await bench.submit()
     await raw(server, "HSET", "na:{test}:job:u1", "mood", "good")
-    assert "mood" in await refused("version", bench.beat("n1"))
+    reply = await bench.beat("n1")
+    assert [node.id for node in reply.nodes] == ["n1"]
+    assert [(record.key, "mood" in record.why) for record in reply.unread] == [("job:u1", True)]
     await raw(server, "HDEL", "na:{test}:job:u1", "mood")
-    await bench.beat("n1")
+    assert (await bench.beat("n1")).unread == ()
+
+
+async def test_records_of_another_version_are_refused_not_guessed(server: PrivateRedis, store: RedisStore) -> None:
+    bench = Bench(store)
+    await bench.up("n1")
     await raw(server, "HSET", "na:{test}:meta", "version", "2")
     text = await refused("version", bench.beat("n1"))
     assert "version 2" in text

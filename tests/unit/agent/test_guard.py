@@ -45,9 +45,10 @@ class Bench:
         self.guard = Guard("n1", SEAL, self.disk, self.metrics)
 
     def look(
-        self, *jobs: JobRecord, now: float = NOW, era: str = "e1", whole: bool = True, seasoned: bool = False
-    ) -> dict[str, Refusal]:
-        return self.guard.look({j.uid: j for j in jobs}, era, now, whole=whole, seasoned=seasoned)
+        self, *jobs: JobRecord, now: float = NOW, era: str = "e1", whole: bool = True, seasoned: bool = False,
+        unread: Mapping[str, str] = {},
+    ) -> dict[str, Refusal]:  # fmt: skip
+        return self.guard.look({j.uid: j for j in jobs}, era, now, whole=whole, seasoned=seasoned, unread=unread)
 
     def why(self, job: JobRecord, now: float = NOW, era: str = "e1") -> str:
         """The kind of refusal, empty if there is none."""
@@ -280,3 +281,19 @@ def test_what_is_to_be_saved_is_told() -> None:
     bench.guard.dirty.clear()
     bench.look(ended(job), now=NOW + 2 * HOUR)
     assert not bench.guard.dirty.is_set()
+
+
+async def test_a_record_that_cannot_be_read_has_not_ended() -> None:
+    bench, job = Bench(), signed()
+    bench.look(job)
+    damaged = {f"job:{job.uid}": "a job's record has the unknown field mood", "node:n2": "it has no id"}
+    with capture_logs() as logs:
+        for _ in range(3):
+            (refusal,) = bench.look(job, unread=damaged).values()
+    assert (refusal.kind, "unknown field mood" in refusal.text, refusal.controlled) == ("unreadable", True, False)
+    assert ([entry["job"] for entry in logs], bench.counted("unreadable")) == ([job.name], 1), "once"
+    assert bench.look(job) == {}, "mended"
+
+    after = await bench.restarted()  # knows it by its ledger alone
+    assert [r.kind for r in after.look(unread=damaged, seasoned=True).values()] == ["unreadable"]
+    assert after.look(job, now=NOW + 30 * HOUR) == {}, "it is the same job, however old its admission is by now"

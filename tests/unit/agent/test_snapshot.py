@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
-from nodeagent.store.messages import BeatReply
+from nodeagent.store.messages import BeatReply, Unread
 from tests.unit.plan.build import UID, make_job, make_node
 
 
@@ -148,3 +148,26 @@ def test_views_share_what_was_worked_out_until_something_changes() -> None:
         new = snapshot.cluster(1.0).once("x", lambda _before: [1])
         assert new is not kept
         kept = new
+
+
+def test_what_cannot_be_read_stays_as_it_was() -> None:
+    snapshot, damaged = Snapshot(Timing()), (Unread(key=f"job:{UID}", why="mood"), Unread(key="node:n2", why="mood"))
+    job, nodes = make_job(), (make_node("n1"), make_node("n2"))
+    snapshot.absorb(reply(nodes=nodes, jobs=(job,)), 0.0)
+    snapshot.absorb(reply(unread=damaged, rev=2), 1.0)
+    view = snapshot.cluster(1.0)
+    assert (view.jobs[UID], set(view.nodes), view.unread) == (job, {"n1", "n2"}, frozenset({UID}))
+    snapshot.read_again("")  # the store has come back with another history
+    snapshot.absorb(reply(nodes=nodes[:1], unread=damaged, rev=3), 2.0)
+    again = snapshot.cluster(2.0)
+    assert (again.jobs[UID], set(again.nodes), again.unread) == (job, {"n1", "n2"}, frozenset({UID}))
+    snapshot.absorb(reply(jobs=(job,), gone=("node:n2",), rev=4), 3.0)
+    assert (snapshot.unread, set(snapshot.cluster(3.0).nodes)) == ({}, {"n1"})
+
+
+def test_a_start_knows_of_what_it_cannot_read() -> None:
+    snapshot = Snapshot(Timing())
+    snapshot.absorb(reply(unread=(Unread(key=f"job:{UID}", why="mood"),)), 0.0)
+    assert (snapshot.complete, snapshot.cluster(0.0).jobs, snapshot.cluster(0.0).unread) == (True, {}, frozenset({UID}))
+    snapshot.forget()
+    assert snapshot.cluster(0.0).unread == frozenset()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nodeagent.model.job import Checkpoint, JobRecord, Phase, Scale
@@ -394,6 +396,13 @@ def test_whoever_is_about_to_leave_is_replaced_beyond_the_standbys(going: str, p
     me, ready = Incarnation(life=life("n1"), start=1), {f"u-{i}": status("ready") for i in range(2)}
     wanted = (Prepare("u-2", "the job may need this node"),) if prepared else ()
     assert plan_pods(cluster, "n1", me, ready, 2) == wanted
+
+
+def test_what_runs_for_a_job_that_cannot_be_read_goes_on() -> None:
+    cluster = make_cluster(["n1"])
+    me, running = Incarnation(life=life("n1"), start=1), {UID: status("running", generation=NEW)}
+    assert [type(a) for a in plan_pods(cluster, "n1", me, running, 2)] == [Retire], "a job that is not there"
+    assert plan_pods(replace(cluster, unread=frozenset({UID})), "n1", me, running, 2) == ()
 
 
 # --- what a status says

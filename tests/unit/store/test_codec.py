@@ -81,6 +81,12 @@ def test_a_job_that_does_not_fit_is_an_error() -> None:
         codec.decode_job(["uid"])
 
 
+def test_a_job_has_the_name_that_was_checked() -> None:
+    """The API makes folders of it."""
+    with pytest.raises(ValueError, match="has the name '../../etc', its spec '"):
+        codec.decode_job(flat(codec.encode_job(make_job()) | {"name": "../../etc"}))
+
+
 def test_the_same_readiness_is_the_same_text_in_any_order() -> None:
     one, two = Readiness(state="ready", folder="f1"), Readiness(state="unfit", reason="né")
     assert codec.encode_readiness({"a": one, "b": two}) == codec.encode_readiness({"b": two, "a": one})
