@@ -83,7 +83,7 @@ def test_a_job_that_does_not_fit_is_an_error() -> None:
 
 def test_a_job_has_the_name_that_was_checked() -> None:
     """The API makes folders of it."""
-    with pytest.raises(ValueError, match="has the name '../../etc', its spec '"):
+    with pytest.raises(ValueError, match=r"has the name '\.\./\.\./etc', its spec '"):
         codec.decode_job(flat(codec.encode_job(make_job()) | {"name": "../../etc"}))
 
 
