@@ -71,6 +71,7 @@ endurance: $(READY)
 	$(BIN)/python -m pytest -m endurance -s $(PYTEST_ARGS)
 
 nodes: $(READY)
+	$(PIP) --group nodes
 	$(BIN)/python -m pytest -m 'nodes or nodes_short' -s $(PYTEST_ARGS) tests/nodes
 
 # Each rule of the protocol, broken on purpose, and what caught it.
