@@ -204,8 +204,10 @@ class Lease:
             length=millis(self._timing.lease),
             rev=rev,
             era=era,
-            facts=self.facts if self.facts != self._facts_sent else None,
-            readiness=self._readiness if self._readiness != self._readiness_sent else None,
+            facts=self.facts if self.facts != self._facts_sent or self._overwritten("facts", self.facts) else None,
+            readiness=self._readiness
+            if self._readiness != self._readiness_sent or self._overwritten("readiness", self._readiness)
+            else None,
             saved=saved if saved != self._saved_sent else None,
             pods=tuple(p.model_copy(update={"usage": self.usage.get(p.uid)}) for p in pods) if pods_due else None,
             notes=notes,
@@ -226,6 +228,11 @@ class Lease:
         self.next_lapse = None if reply.next_lapse is None else now + reply.next_lapse / 1000
         self.newest_event = reply.event
         return reply
+
+    def _overwritten(self, what: str, ours: object) -> bool:
+        """The store has something else of this node than what was sent last: a join that came late put it back."""
+        record = self._snapshot.node(self.node)
+        return record is not None and record.incarnation == self.incarnation and getattr(record, what) != ours
 
     def _unanswered(self) -> None:
         self._metrics.store_errors.inc()

@@ -187,3 +187,20 @@ async def test_another_clusters_jobs_are_left(tmp_path: Path) -> None:
     await lease.join()
     assert lease.joined
     assert set(server.state.jobs) == {"u9"}
+
+
+async def test_what_a_late_join_put_back_is_told_again(tmp_path: Path) -> None:
+    """Found by the simulation: a node stayed sick in the store that had long been repaired."""
+    clock = Clock()
+    store = MemoryStore(MemoryServer(clock.now))
+    lease = make_lease(tmp_path, clock, store, "a")
+    old = lease.facts.model_copy(update={"hostname": "before"})
+    await lease.join()
+    await lease.beat()
+    await store.join("n1", lease.incarnation, old, TIMING)  # sent before, and served only now
+    told: list[str] = []
+    for _ in range(3):
+        clock.at += TIMING.heartbeat
+        await lease.beat()
+        told.append((await store.cordon("n1", None, f"r{len(told)}")).facts.hostname)
+    assert told == ["before", lease.facts.hostname, lease.facts.hostname], "seen with one beat, mended with the next"
