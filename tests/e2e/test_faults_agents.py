@@ -60,7 +60,9 @@ def thaw(calm: Cluster, node: str, pids: Iterable[int]) -> None:
     calm.frozen.discard(node)
 
 
-@pytest.mark.parametrize("with_shim", [False, True], ids=["agent", "agent-and-shim"])
+@pytest.mark.parametrize(
+    "with_shim", [pytest.param(False, id="agent", marks=pytest.mark.endurance), pytest.param(True, id="agent-and-shim")]
+)
 def test_frozen_past_the_lease(calm: Cluster, reference: dict[int, float], with_shim: bool) -> None:
     name = "frozen-shim" if with_shim else "frozen"
     calm.submit(digits_job(calm.work, name, nodes="'1:3'", steps=600, delay=0.1, workers=1))

@@ -60,7 +60,7 @@ def test_an_evaluation_that_is_told_raises_no_alarm(empty: Cluster) -> None:
     assert (job["generation"], job["restarts"]) == (1, 0)
 
 
-@pytest.mark.parametrize("how", ["stop", "lock"])
+@pytest.mark.parametrize("how", ["stop", pytest.param("lock", marks=pytest.mark.endurance)])
 def test_without_the_helper(empty: Cluster, how: str) -> None:
     """An evaluation in which nobody says a word raises no alarm; a gang in which nothing moves does."""
     (empty.work / "evaluate-1").touch()
