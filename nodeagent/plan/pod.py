@@ -255,7 +255,7 @@ def _active(job: JobRecord, head: Head, node: str, status: PodStatus | None) -> 
         reason = (status.reason if status is not None else "") or "its shim is gone, and its workers with it"
         return _report(job, head, sent, PodReport(state="lost", reason=reason))
     if status.generation == head.token:
-        report = read_report(status) or _going_on(sent)
+        report = read_report(status) or _cut_short(status) or _going_on(sent)
         return _report(job, head, sent, report) or _look(job, head, node, status)
     if not status.quiet:
         return _stop(job, head, False, f"generation {head.number} is active")
@@ -305,6 +305,14 @@ def read_report(status: PodStatus) -> PodReport | None:
     if status.stall is not None and status.phase == "running":
         return PodReport(state="running", stall=status.stall)
     return None
+
+
+def _cut_short(status: PodStatus) -> PodReport | None:
+    """Its workers were stopped though their generation is active: by an agent that left, and whose goodbye the store
+    never heard."""
+    if status.phase != "exited":
+        return None
+    return PodReport(state="fenced", exits=status.exits, reason="an agent that left this node stopped its workers")
 
 
 def _farewell(status: PodStatus) -> PodReport | None:

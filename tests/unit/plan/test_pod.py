@@ -361,6 +361,19 @@ def test_at_most_one_action_for_each_job_in_a_fixed_order() -> None:
     ]
 
 
+def test_workers_that_were_stopped_under_an_active_generation_are_reported() -> None:
+    """Found by the simulation: a stand-in stopped them and left, its goodbye was lost, and the next start came within the
+    lease: nobody ever noticed that nothing ran."""
+    stopped = status(
+        "exited", generation=NEW, highest=NEW, workers=ENDED, exits=(make_exit(0, signal=9, stopped=True),)
+    )
+    told = act(active(), stopped)
+    assert isinstance(told, Report)
+    assert (told.report.state, told.report.reason) == ("fenced", "an agent that left this node stopped its workers")
+    ended = stopped.model_copy(update={"generation": OLD})
+    assert not isinstance(act(forming(), ended), Report), "stopped as planned"
+
+
 def test_only_so_many_standbys_for_running_jobs_of_others() -> None:
     jobs = [
         make_job("running", make_head(["n2"]), uid=f"u-{i}", target=1, spec=make_spec(priority=p))
