@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from release.pages import write_completion, write_man
 from release.wheels import ROOT, collect
 
 COPIES = (
@@ -26,8 +27,7 @@ def lay_out(wheel: Path, pythons: Sequence[str], machine: str, folder: Path) -> 
     """The bundle as a new folder. Raises subprocess.CalledProcessError where a wheel cannot be had."""
     (folder / "wheels").mkdir(parents=True)
     collect(wheel, pythons, machine, folder / "wheels")
-    write_man(folder / "man")
-    write_completion(folder / "completion")
+    subprocess.run([sys.executable, "-m", "release.pages", str(folder)], cwd=ROOT, check=True)
     for name in COPIES:
         shutil.copy2(ROOT / name, folder)
 

@@ -1,7 +1,9 @@
-"""Manual pages and completion scripts, drawn from the commands themselves. Must never hold a word of its own."""
+"""Manual pages and completion scripts, drawn from the commands themselves: ``python -m release.pages FOLDER``. Must
+never hold a word of its own. A process of its own, since click-man leaves its mark on the commands that it reads."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from pathlib import Path
 
@@ -40,3 +42,8 @@ def write_completion(out: Path) -> None:
         maker = get_completion_class(shell)
         assert maker is not None
         (out / shell).write_text(maker(nodeagentctl, {}, "nodeagentctl", VARIABLE).source())
+
+
+if __name__ == "__main__":
+    write_man(Path(sys.argv[1]) / "man")
+    write_completion(Path(sys.argv[1]) / "completion")

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nodeagent.local.layout import LocalError
-from nodeagent.workers.linux import POWER
+from nodeagent.workers.linux import POWER, is_running
 
 MARK = POWER
 """Environment variable: ``<cluster uid>/<node>``."""
@@ -74,7 +74,8 @@ def cut(cluster_uid: str, node: str | None = None, *, bound: float = 5.0) -> int
                 break
         _signal(stopped, signal.SIGKILL)
         killed |= stopped
-        left = processes(cluster_uid, node)
+        # What has lost its parent meanwhile, and has no mark of its own, is not found any more; it may not be gone yet.
+        left = processes(cluster_uid, node) | {pid for pid in killed if is_running(pid)}
         if not left:
             return len(killed)
         if time.monotonic() > deadline:

@@ -59,7 +59,7 @@ def restarting_count(calm: Cluster) -> float:
 
 
 def test_ten_seconds_without_an_agent_disturb_nothing(calm: Cluster, reference: dict[int, float]) -> None:
-    job, workers = submitted(calm, "planned", 300)
+    job, workers = submitted(calm, "planned", 220)
     shims = {p["node"]: p["shim_pid"] for p in job["pods"]}
     node = job["pods"][0]["node"]  # rank 0's
     before = restart(calm, node, 10)
@@ -74,7 +74,7 @@ def test_ten_seconds_without_an_agent_disturb_nothing(calm: Cluster, reference: 
     assert not is_alive(stand_in)
     calm.until_steps("planned", 10)
     assert {p["node"]: p["shim_pid"] for p in calm.job("planned")["pods"]} == shims
-    undisturbed(calm, "planned", workers, reference, 300)
+    undisturbed(calm, "planned", workers, reference, 220)
 
 
 def killed(calm: Cluster) -> None:
@@ -92,7 +92,7 @@ def killed(calm: Cluster) -> None:
 def test_redis_fails_meanwhile(calm: Cluster, reference: dict[int, float], empty: Callable[[Cluster], None]) -> None:
     """All agents are away: nobody but the stand-ins could give the store back what it lost."""
     name = f"planned-{empty.__name__.replace('_', '-')}"
-    job, workers = submitted(calm, name, 400)
+    job, workers = submitted(calm, name, 300)
     nodes = [p["node"] for p in job["pods"]]
     agents = {node: calm.node(node) for node in nodes}
     for node in nodes:
@@ -103,11 +103,11 @@ def test_redis_fails_meanwhile(calm: Cluster, reference: dict[int, float], empty
         until_back(calm, node, agents[node])
     calm.until(lambda: calm.workers(name) == workers, 20, "every pod is published again")
     calm.until_steps(name, 10)
-    undisturbed(calm, name, workers, reference, 400)
+    undisturbed(calm, name, workers, reference, 300)
 
 
 def test_the_next_start_waits_for_a_store_that_is_away(calm: Cluster, reference: dict[int, float]) -> None:
-    job, workers = submitted(calm, "planned-frozen", 300)
+    job, workers = submitted(calm, "planned-frozen", 220)
     node = job["pods"][1]["node"]
     before = calm.node(node)
     with frozen(redis_pid(calm)):
@@ -116,14 +116,14 @@ def test_the_next_start_waits_for_a_store_that_is_away(calm: Cluster, reference:
         time.sleep(5)  # more than a fence: it runs on lent time
     until_back(calm, node, before)
     calm.until_steps("planned-frozen", 10)
-    undisturbed(calm, "planned-frozen", workers, reference, 300)
+    undisturbed(calm, "planned-frozen", workers, reference, 220)
 
 
 def test_next_starts_wait_until_the_stand_ins_have_given_redis_its_data_back(
     calm: Cluster, reference: dict[int, float]
 ) -> None:
     """Every agent of the cluster is restarted while Redis hangs, and then Redis comes back empty."""
-    _, workers = submitted(calm, "planned-empty", 400)
+    _, workers = submitted(calm, "planned-empty", 300)
     agents = {name: calm.node(name) for name in calm.nodes()}
     before = calm.said(WAITS)
     os.kill(redis_pid(calm), signal.SIGSTOP)
@@ -136,7 +136,7 @@ def test_next_starts_wait_until_the_stand_ins_have_given_redis_its_data_back(
         until_back(calm, name, agent)
     calm.until(lambda: calm.workers("planned-empty") == workers, 20, "every pod is published again")
     calm.until_steps("planned-empty", 10)
-    undisturbed(calm, "planned-empty", workers, reference, 400)
+    undisturbed(calm, "planned-empty", workers, reference, 300)
 
 
 def test_an_agent_that_does_not_come_back(calm: Cluster, reference: dict[int, float]) -> None:

@@ -104,6 +104,7 @@ def test_an_xid_79_all_the_way_round(calm: Machines) -> None:
     assert seen == ["RepairStarted", "RepairDone", "VerifyPassed", "Readmitted"]
 
 
+@pytest.mark.endurance
 def test_a_reset_that_did_not_help_is_followed_by_what_is_heavier(calm: Machines) -> None:
     """The GPU alone is reset while the other one trains; the verify run fails it, and only then comes the reboot."""
     cluster = calm.cluster
