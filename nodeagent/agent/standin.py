@@ -81,7 +81,7 @@ class Split:
             raise self._error
         return os.getpid()
 
-    def run(self, main: Coroutine[object, object, int]) -> int:
+    def run(self, main: Coroutine[object, object, None]) -> None:
         """As ``asyncio.run``."""
         with asyncio.Runner() as runner:
             task = runner.get_loop().create_task(main)
@@ -91,9 +91,9 @@ class Split:
                 runner.get_loop().set_default_executor(ThreadPoolExecutor())  # threads are not copied
                 self._done.set()
                 runner.run(_ended(task))
-            return task.result()
+            task.result()
 
-    async def _until_wanted(self, task: asyncio.Task[int]) -> None:
+    async def _until_wanted(self, task: asyncio.Task[None]) -> None:
         wanted = asyncio.ensure_future(self._wanted.wait())
         await asyncio.wait({task, wanted}, return_when=asyncio.FIRST_COMPLETED)
         wanted.cancel()
@@ -121,5 +121,5 @@ class Split:
             die_with_parent(os.getppid())  # a local cluster ends with its supervisor
 
 
-async def _ended(task: asyncio.Task[int]) -> None:
+async def _ended(task: asyncio.Task[None]) -> None:
     await asyncio.wait({task})
