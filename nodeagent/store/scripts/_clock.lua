@@ -93,6 +93,10 @@ do
     redis.call('HSET', META, 'least', int(least))
   end
   served = served + math.min(math.max(step, 0), credit_ms)
+  if served >= recover then
+    keep_words('awaited', {})
+    keep_words('heard', {})
+  end
   redis.call('HSET', META, 'run', RUN, 'last', int(now), 'served', int(served), 'amnesty', int(amnesty))
 end
 if meta.version and meta.version ~= VERSION then

@@ -110,6 +110,8 @@ class State:
             self.begin_era(self.parent, 0)
         self.served += min(max(step, 0), credit)
         self.last = now
+        if not self.recovering:
+            self.awaited = self.heard = frozenset()
         if self.version != RECORD_VERSION:
             raise StoreRefusedError(
                 "version",
