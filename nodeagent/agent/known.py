@@ -24,6 +24,11 @@ class Known:
     """A job that is not in it is not in the store; else some records could not be read."""
 
     @property
+    def newest(self) -> int:
+        """The highest revision in it."""
+        return max((self.rev, *(n.rev for n in self.nodes), *(j.rev for j in self.jobs)))
+
+    @property
     def live(self) -> tuple[str, ...]:
         """Nodes that held their lease."""
         return tuple(n.id for n in self.nodes if not n.lost and not n.left and n.id not in self.lapsed)

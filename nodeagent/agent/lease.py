@@ -81,7 +81,7 @@ class Lease:
         self.kept: Known | None = None
         """What was on the disk at the start, until the store has been read: it is given back if the store lost it."""
         self.regroup = 0.0
-        """Seconds for which a store that is given that waits for others who may know better."""
+        """Seconds for which a store that lost writes waits for others who may know better."""
         self._saved = saved
         self._saved_sent: Saved | None = None
         self.notes: list[Note] = []
@@ -102,8 +102,14 @@ class Lease:
         """Take the node's id. Raises StoreUnavailableError (try again), StoreRefusedError (code ``lease_held``,
         ``recovering``: try again; ``timing``, ``version``: hopeless), IdTakenError (somebody else is alive under this
         id)."""
+        await self._join(said=False)
+
+    async def _join(self, *, said: bool) -> None:
+        """``said``: the store has just been told what is known here. Who joins counts as heard."""
         facts = self.facts
         try:
+            if self._snapshot.complete and not said:
+                await self._offer_view()
             await self._give_back()
             reply = await self._store.join(self.node, self.incarnation, facts, self._timing)
         except StoreUnavailableError:
@@ -178,16 +184,20 @@ class Lease:
     async def _restore(self) -> None:
         """The store may have lost writes: offer it what is known here, and go on in the same life. Workers are not
         touched: what was granted is good until its fence."""
+        self._snapshot.read_again(await self._offer_view())
+        self.joined = False
+        await self._join(said=True)
+
+    async def _offer_view(self) -> str:
+        """What is in memory; the era that the store is in then."""
+        known = self._snapshot.known(self._clock.now())
         try:
-            era = await offer(self._store, self._snapshot.known(self._clock.now()), self._timing, self.node)
+            return await offer(self._store, known, self._timing, self.node, regroup=millis(self.regroup))
         except StoreRefusedError as refusal:
             if refusal.code == "foreign":
                 self.joined, self.lost, self.reason = False, True, str(refusal)
                 self._snapshot.forget()
             raise
-        self._snapshot.read_again(era)
-        self.joined = False
-        await self.join()
 
     async def _beat(self) -> BeatReply:
         sent = self._clock.now()
@@ -203,6 +213,7 @@ class Lease:
             seq=self._seq,
             length=millis(self._timing.lease),
             rev=rev,
+            top=self._snapshot.newest,
             era=era,
             facts=self.facts if self.facts != self._facts_sent or self._overwritten("facts", self.facts) else None,
             readiness=self._readiness

@@ -371,7 +371,8 @@ class Agent:
         return self._host.status()
 
     def health(self) -> AgentHealth:
-        return agent_health(self._lease, self._failsafe, self.saver, self._lag, self._clock.now())
+        now = self._clock.now()
+        return agent_health(self._lease, self._failsafe, self.saver, self._lag, now, self._snapshot.waits(now))
 
     @property
     def era(self) -> str:

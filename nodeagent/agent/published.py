@@ -56,8 +56,8 @@ def pod_states(cluster: Cluster, node: str, statuses: Mapping[str, PodStatus]) -
     return tuple(out)
 
 
-def agent_health(lease: Lease, failsafe: Failsafe, saver: Saver, lag: float, now: float) -> AgentHealth:
-    """How the agent itself is doing; ``lag``: how late its last heartbeat was."""
+def agent_health(lease: Lease, failsafe: Failsafe, saver: Saver, lag: float, now: float, waits: str) -> AgentHealth:
+    """How the agent itself is doing; ``lag``: how late its last heartbeat was; ``waits``: whom the store waits for."""
     return AgentHealth(
         joined=lease.joined,
         reason=lease.reason,
@@ -68,4 +68,5 @@ def agent_health(lease: Lease, failsafe: Failsafe, saver: Saver, lag: float, now
         lent={uid: end - now for uid, end in failsafe.lent.items() if end > now},
         not_lent=dict(failsafe.refusals),
         unsaved=saver.trouble,
+        store_waits=waits if lease.away_since is None else "",
     )

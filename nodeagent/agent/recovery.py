@@ -28,11 +28,11 @@ BELIEVED = 1000
 
 async def offer(
     store: Store, known: Known, timing: Timing, node: str, *,
-    regroup: int = 0, promised: Mapping[str, int] | None = None,
+    regroup: int, promised: Mapping[str, int] | None = None,
 ) -> str:  # fmt: skip
-    """``regroup`` (ms) for a view from the disk (``Offer``), with what generations this node's disk knows of, by uid.
-
-    Offer what the store lacks. Returns the era to which the store's records then belong, or nothing if there was
+    """Offer what the store lacks; ``regroup`` in ms (``Offer``). With a view from the disk goes what generations this
+    node has promised there, by uid.
+    Returns the era to which the store's records then belong, or nothing if there was
     nothing to offer. Raises as every step does; StoreRefusedError ``foreign`` means that jobs known here are not, and
     will not be, in that store."""
     if not known.cluster_uid:
@@ -42,11 +42,12 @@ async def offer(
         timing=timing,
         era=known.era,
         rev=known.rev,
+        top=known.newest,
         served=known.served,
         by=node,
         numbers={j.name: n for j in known.jobs if _ahead(j, n := (promised or {}).get(j.uid, 0))},
         regroup=regroup,
-        awaited=known.live if regroup else (),
+        awaited=known.live,
     )
     try:
         reply = await store.restore(header)
@@ -57,8 +58,9 @@ async def offer(
     if reply.recovering and header.rev > reply.known:
         nodes, jobs = list(known.nodes), list(known.jobs)
         uids = tuple(sorted(job.uid for job in jobs)) if known.whole else None
-    else:  # the store knows better, but for the replies of our own newest steps
-        nodes, jobs, uids = [], [job for job in known.jobs if job.rev > reply.known], None
+    else:  # the store knows better, but for the replies of our own newest steps; or this view is not complete
+        nodes = [node for node in known.nodes if node.rev > reply.known and reply.recovering]
+        jobs, uids = [job for job in known.jobs if job.rev > reply.known], None
     if nodes or jobs:
         structlog.get_logger("recovery").warning(
             "restoring the store", node=node, jobs=len(jobs), nodes=len(nodes), known=reply.known, rev=header.rev

@@ -13,6 +13,7 @@ from nodeagent.model.timing import Timing, millis
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.notes import Notes
 from nodeagent.store.messages import BeatReply
+from nodeagent.store.words import waits_for
 
 
 class Snapshot:
@@ -27,6 +28,8 @@ class Snapshot:
         self._nodes: dict[str, NodeRecord] = {}
         self._jobs: dict[str, JobRecord] = {}
         self._lapsed: frozenset[str] = frozenset()
+        self._silent: frozenset[str] = frozenset()
+        """The same, and those that have been silent since, whom an amnesty shelters."""
         self._next_lapse: int | None = None
         self._served = 0
         self._at = 0.0
@@ -44,6 +47,8 @@ class Snapshot:
         """Records (``job:<uid>``, ``node:<id>``) that cannot be read, each with the reason; the view has them as they
         were before, if at all."""
         self.rev = 0
+        self._top = 0
+        """The highest revision of a job that a reply of this agent's own steps brought."""
         self.era = ""
         """The era of the store that ``rev`` belongs to."""
         self.cluster_uid = ""
@@ -51,6 +56,10 @@ class Snapshot:
         """Everything has been read at least once."""
         self.recovering = False
         """The store may still lack what others know: nothing is to be decided or started on this view."""
+        self.awaited: tuple[str, ...] = ()
+        """Nodes that the store waits for then."""
+        self.recovered_by = 0
+        """Served time at which that ends at the latest."""
 
     @property
     def asked(self) -> tuple[str, int]:
@@ -58,18 +67,26 @@ class Snapshot:
         source = self._anew or self
         return source.era, source.rev
 
+    @property
+    def newest(self) -> int:
+        """The highest revision that was read of that era."""
+        source = self._anew or self
+        return max(source.rev, source._top)
+
     def absorb(self, reply: BeatReply, now: float) -> None:
         """Take in a beat's reply received at ``now``. A store with another identity replaces everything."""
         if self.complete and (now - self._at > self._timing.lease or self._came_back(reply)):
             self._returned = now
         if self._lapsed != (lapsed := frozenset(reply.lapsed)):
             self._lapsed = lapsed
+        self._silent = lapsed | self._silent.intersection(reply.sheltered)
         self._next_lapse = reply.next_lapse
         self._served, self._at = reply.served, now
         before, after = (self.recovering, self.wanted), (reply.recovering, reply.asked)
         if before != after or (reply.rev, reply.era) != (self.rev, self.era):
             self.touched.set()
         self.recovering, self.wanted = after
+        self.awaited, self.recovered_by = reply.awaited, reply.served + reply.recovers
         if reply.recovering:
             return
         if self._anew is not None:
@@ -79,6 +96,7 @@ class Snapshot:
             return
         if reply.cluster_uid != self.cluster_uid:
             self._nodes, self._jobs, self.complete, self._shown, self.unread = {}, {}, False, None, {}
+            self._top = 0
         if reply.unread or self.unread:
             self._read_or_not(reply)
         self.cluster_uid = reply.cluster_uid
@@ -121,7 +139,7 @@ class Snapshot:
             elif kind == "job" and name in self._jobs:
                 other._jobs.setdefault(name, self._jobs[name])
         self._nodes, self._jobs, self._shown, self.unread = other._nodes, other._jobs, None, other.unread
-        self.rev, self.era, self.cluster_uid = other.rev, other.era, other.cluster_uid
+        self.rev, self.era, self.cluster_uid, self._top = other.rev, other.era, other.cluster_uid, other._top
         self.complete, self._anew = True, None
         self.touched.set()
 
@@ -132,7 +150,7 @@ class Snapshot:
         known = self._jobs.get(job.uid)
         if known is not None and known.rev > job.rev:
             return False
-        self._jobs[job.uid], self._shown = job, None
+        self._jobs[job.uid], self._shown, self._top = job, None, max(self._top, job.rev)
         self.touched.set()
         return True
 
@@ -164,14 +182,19 @@ class Snapshot:
             served=view.served,
             nodes=tuple(view.nodes.values()),
             jobs=tuple(view.jobs.values()),
-            lapsed=self._lapsed,
+            lapsed=self._silent,
             whole=self.complete,
         )
+
+    def waits(self, now: float) -> str:
+        """Whom the store waits for before anything is decided; empty if for nobody."""
+        left = max(0, self.recovered_by - self.cluster(now).served) / 1000
+        return waits_for(self.awaited, left) if self.awaited else ""
 
     def forget(self) -> None:
         """Know nothing any more: it was another cluster's."""
         self._nodes, self._jobs, self.complete, self._shown, self.unread = {}, {}, False, None, {}
-        self.rev, self.era, self.cluster_uid, self._anew = 0, "", "", None
+        self.rev, self.era, self.cluster_uid, self._anew, self._top = 0, "", "", None, 0
 
     @property
     def jobs(self) -> Mapping[str, JobRecord]:

@@ -91,7 +91,7 @@ _REFUSED = {
     "name_taken": ("state", "choose another name, or stop or delete that job first"),
     "ended": ("state", "submit it again: nodeagentctl submit FILE"),
     "not_live": ("state", "see nodeagentctl nodes, then ask again"),
-    "recovering": ("recovering", "running jobs go on undisturbed; ask again in a few seconds"),
+    "recovering": ("recovering", "running jobs go on undisturbed; ask again when that is over"),
     "stale": ("state", "somebody else changed it at the same moment; look, then ask again: nodeagentctl get"),
 }
 

@@ -118,8 +118,9 @@ class JobRoutes:
         reports = job.last_reports
         if job.head is not None and any(r.state != "running" for r in job.head.reports.values()):
             reports = job.head.reports
+        waits_for_store = [text] if job.phase not in TERMINAL and (text := self.view.health().store_waits) else []
         detail = await self._json(job, asking=events is not None) | {
-            "why": list(self.view.why(job.uid)),
+            "why": [*waits_for_store, *self.view.why(job.uid)],
             "budget": budget_json(job, cluster),
             "generations": generations(job, events or ()),
             "reports": {node: r.model_dump() for node, r in reports.items()},

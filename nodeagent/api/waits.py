@@ -10,9 +10,11 @@ from nodeagent.plan.keepers import silence
 
 
 def waits(view: AgentView, job: JobRecord, cluster: Cluster) -> Json:
-    """A better ``reason``, or nothing; why a job is not run is better than any."""
+    """A better ``reason``, or nothing; why a job is not run is better than any, and why none is decided on next."""
     if refusal := cluster.refused.get(job.uid):
         return {"reason": refusal.text}
+    if job.phase not in TERMINAL and (text := view.health().store_waits):
+        return {"reason": text}
     waiting = job.phase in ("queued", "holding") or (job.phase not in TERMINAL and silence(cluster, job))
     why = view.why(job.uid) if waiting else ()
     return {"reason": "; ".join(why)} if why else {}

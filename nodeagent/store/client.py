@@ -80,26 +80,19 @@ class RedisStore:
         return JoinReply(cluster_uid=cluster_uid, served=served)
 
     async def restore(self, offer: Offer) -> Restored:
-        arguments = told_timing(offer.timing) | {
+        plain = {"era", "rev", "top", "served", "by", "uids", "numbers", "regroup", "awaited"}
+        arguments = told_timing(offer.timing) | offer.model_dump(include=plain) | {
             "uid": offer.cluster_uid,
-            "era": offer.era,
-            "rev": offer.rev,
-            "served": offer.served,
-            "by": offer.by,
             "nodes": [codec.encode_node(node) for node in offer.nodes],
             "cordons": {node.id: codec.encode_optional(node.cordon) or "" for node in offer.nodes},
             "jobs": [codec.encode_job(job) for job in offer.jobs],
-            "uids": offer.uids,
-            "numbers": offer.numbers,
-            "regroup": offer.regroup,
-            "awaited": offer.awaited,
-        }
+        }  # fmt: skip
         era, known, recovering = await self._timed("restore", arguments, offer.timing)
         return Restored(era=era, known=int(known), recovering=bool(recovering))
 
     async def beat(self, beat: Beat) -> BeatReply:
         arguments: dict[str, object] = who(beat.node, beat.incarnation)
-        arguments |= {"seq": beat.seq, "length": beat.length, "rev": beat.rev, "era": beat.era}
+        arguments |= {"seq": beat.seq, "length": beat.length, "rev": beat.rev, "top": beat.top, "era": beat.era}
         if beat.facts is not None:
             arguments |= told_facts(beat.facts)
         if beat.readiness is not None:
@@ -108,9 +101,9 @@ class RedisStore:
         if beat.saved is not None:
             arguments["saved"] = beat.saved.model_dump()
         arguments["notes"] = [note.model_dump() for note in beat.notes]
-        cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked = await self._step(
-            "beat", arguments
-        )
+        (
+            cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked, *recovery,
+        ) = await self._step("beat", arguments)  # fmt: skip
         nodes, jobs, gone, unread = [], [], [], []
         for key, flat, cordon in records:
             try:
@@ -138,6 +131,9 @@ class RedisStore:
                 era=era,
                 recovering=bool(recovering),
                 asked=int(asked),
+                recovers=int(recovery[0]),
+                awaited=tuple(recovery[1].split()),
+                sheltered=tuple(recovery[2]),
             )
 
     async def leave(self, node: str, incarnation: Incarnation) -> None:

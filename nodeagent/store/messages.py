@@ -52,6 +52,8 @@ class BeatReply(Record):
     served: int
     lapsed: tuple[str, ...]
     """Nodes that have lapsed, among those that still have a record: the latest to lapse first, at most 256."""
+    sheltered: tuple[str, ...] = ()
+    """Others whose lease has run out as well, but whom an amnesty protects, at most 256."""
     next_lapse: int | None
     """Served milliseconds until the earliest lease not lapsed yet (other than the caller's) ends; None without
     any."""
@@ -72,6 +74,10 @@ class BeatReply(Record):
     """The newest revision that an operator wrote: somebody waits until it is on disks."""
     recovering: bool = False
     """The store is recovering: the reply brings no records, and ``rev`` is the one that was sent."""
+    recovers: int = 0
+    """Then: served milliseconds until that ends at the latest."""
+    awaited: tuple[str, ...] = ()
+    """Then: the nodes that it waits for, since they may know what it has lost."""
 
 
 class Note(Record):
@@ -94,6 +100,8 @@ class Beat(Record):
     """Records changed after this are returned; 0 for all."""
     era: str = ""
     """The era of the view that ``rev`` belongs to; empty if nothing has been read yet."""
+    top: int = 0
+    """The newest revision in the view, where replies of the agent's own steps brought more than ``rev``."""
     facts: NodeFacts | None = None
     """Only when they changed."""
     readiness: dict[str, Readiness] | None = None
@@ -110,9 +118,10 @@ class Beat(Record):
 class Offer(Record):
     """What an agent knows of the store, or a page of it, for a store that may have lost it.
 
-    Its view is everything up to ``rev`` of ``era``, and single records that are newer (replies of its own steps).
+    Its view is everything up to ``rev`` of ``era``, and single records that are newer (replies of its own steps; of a
+    view that is not complete, all of them: ``rev`` is 0). ``top`` is the newest revision among them all.
     Refused: ``timing``; ``foreign`` when the store has another ``cluster_uid`` and jobs. A store that is empty, or has
-    another uid (not from an offer) but never had a job, or has a lower revision than the offer's, takes the uid and
+    another uid (not from an offer) but never had a job, or has a lower revision than ``top``, takes the uid and
     opens a recovery. While
     it is recovering, the newest complete view wins: if ``rev`` is above ``Restored.known``, each record of the store
     that is not newer than ``rev`` becomes the offer's version (also one that it lacks); any other record is taken if
@@ -126,15 +135,19 @@ class Offer(Record):
     After the recovery an offer adds only jobs that are not there, were not removed in this history, and are newer than
     ``known``: their generation has ended, for its nodes have been silent too long, and the job holds.
 
-    ``regroup``: the view is from a disk, nobody has it in memory, so others may have a newer one. If it opens the
-    recovery, that is longer by this, until every node that was live when the view was saved (``awaited`` of the newest
-    view so far) has made an offer, or one brings a newer view from memory; then ``credit + lease`` are left at most.
+    ``regroup``: others may have a newer view. From the first offer that brings something, or opens the recovery, that
+    is longer by this, until every node that was live by the newest view so far (its ``awaited``, and who brings it) was
+    heard: by a beat of this era, or by a try to join, both of which come after its offer. Then it ends, but not before
+    it would have without a wait; and nobody lapses for ``credit + lease`` more. A restart of the store meanwhile asks
+    all of them again.
     """
 
     cluster_uid: str
     timing: Timing
     era: str
     rev: int
+    top: int = 0
+    """At least ``rev``; 0 stands for it."""
     served: int
     """The agent's estimate."""
     by: str
@@ -146,9 +159,14 @@ class Offer(Record):
     numbers: dict[str, int] = {}
     """Job name to the highest number of a generation that this node promised on its disk."""
     regroup: int = Field(default=0, ge=0)
-    """In ms; 0: the view is from memory."""
+    """In ms; 0: nobody is waited for."""
     awaited: tuple[str, ...] = ()
     """Nodes that were live by this view."""
+
+    @property
+    def newest(self) -> int:
+        """The highest revision of anything that this agent knows."""
+        return max(self.rev, self.top)
 
 
 class Restored(Record):

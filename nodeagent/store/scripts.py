@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-PRELUDES = ("_clock", "_records", "_holders", "_generation")
+PRELUDES = ("_clock", "_waiting", "_records", "_holders", "_generation")
 WHILE_RECOVERING = frozenset({"join", "beat", "restore"})
 """Steps that decide nothing of a job; all others wait for the end of a recovery."""
 

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from nodeagent.model.timing import Timing
+
+NAMED = 5
+"""Most nodes that a sentence names."""
+
+
+def waits_for(nodes: Iterable[str], seconds: float) -> str:
+    """Why a store that has lost writes decides nothing yet."""
+    known = sorted(nodes)
+    more = f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
+    return (
+        f"the store has lost what was written last, and waits for nodes that may know it: {', '.join(known[:NAMED])}"
+        f"{more}; nothing is decided until they are back, or for another {seconds:.1f} s"
+    )
 
 
 def timing_differs(stored: Timing, ours: Timing) -> str:

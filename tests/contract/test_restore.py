@@ -207,6 +207,44 @@ async def test_a_step_that_only_its_taker_has_seen_is_kept(bench: Bench) -> None
     assert (await read_after(bench)).jobs == {"u1": newer}
 
 
+async def test_a_step_that_only_its_taker_has_seen_is_missed(bench: Bench) -> None:
+    """The store went back by that one step."""
+    await bench.up("n1", "n2")
+    job = await bench.submit()
+    kept, view = await bench.keep(), await read(bench)
+    newer = await bench.active(job, "n1", "n2")
+    await bench.put_back(kept)
+    await bench.beat("n2", era=view.reply.era, rev=view.reply.rev)
+    await refused("behind", bench.beat("n1", era=view.reply.era, rev=view.reply.rev, top=newer.rev))
+    one = view.offer(top=newer.rev, nodes=(), jobs=(), uids=None)
+    assert (await bench.store.restore(one)).known == view.reply.rev, "what is newer is wanted"
+    await bench.store.restore(one.model_copy(update={"jobs": (newer,)}))
+    await refused("behind", bench.beat("n2", era=view.reply.era, rev=view.reply.rev))
+    await rejoin(bench, "n1", "n2")
+    assert (await read_after(bench)).jobs == {"u1": newer}
+
+
+async def test_a_view_that_is_not_complete_makes_no_later_revision_lower(bench: Bench) -> None:
+    """Else its job would go on with revisions lower than the one that agents know, and they would not see it change."""
+    await bench.up("n1")
+    await bench.submit()
+    for _ in range(3):  # eras
+        await bench.restart()
+        await bench.recovered("n1")
+    await bench.set_control(await bench.job(), "c1", target=1)
+    view = await read(bench)
+    await bench.put_back(None)
+    partial = view.offer(rev=0, top=view.jobs["u1"].rev, uids=None)
+    await bench.store.restore(partial.model_copy(update={"nodes": (), "jobs": ()}))  # asks first
+    await bench.store.restore(partial)
+    await rejoin(bench, "n1")
+    after = await read_after(bench)
+    assert after.jobs == view.jobs
+    assert after.reply.rev > view.reply.rev
+    job = await bench.set_control(after.jobs["u1"], "c2", target=2)
+    assert job.rev > view.jobs["u1"].rev
+
+
 async def test_a_view_may_come_in_pages(bench: Bench) -> None:
     await bench.up("n1")
     for n in range(3):

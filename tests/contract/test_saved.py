@@ -6,8 +6,7 @@ from __future__ import annotations
 import asyncio
 
 from nodeagent.model.node import Cordon
-from nodeagent.model.timing import millis
-from nodeagent.store.messages import Saved
+from nodeagent.store.messages import Restored, Saved
 from tests.contract.bench import BOUND, FAST, Bench, head, refused
 from tests.contract.test_restore import View, read, read_after, rejoin
 
@@ -65,28 +64,82 @@ async def test_promised_numbers_are_never_given_again(bench: Bench) -> None:
     assert head(await bench.propose(job, "n1")).number == 8
 
 
-async def left(bench: Bench, view: View, **more: object) -> bool:
-    """After an offer: whether the recovery is longer than one from memory."""
-    done = await bench.store.restore(view.offer(**more))
-    assert done.recovering
-    await bench.sleep(FAST.credit)
-    usual = millis(FAST.credit + FAST.lease)
-    text = await refused("recovering", bench.submit("u9", "late"))
-    seconds = float(text.partition("for another ")[2].partition(" s")[0])
-    return seconds * 1000 > usual
+async def left(bench: Bench) -> float:
+    """Served seconds until the recovery ends at the latest."""
+    return (await bench.beat("watch")).recovers / 1000
 
 
-async def test_a_store_restored_from_disks_waits_for_all_that_were_live(bench: Bench) -> None:
+async def returns(bench: Bench, view: View, node: str, **more: object) -> Restored:
+    """As agents do: it says what it knows, and joins."""
+    done = await bench.store.restore(view.offer(by=node, regroup=LONG_WAIT, **more))
+    await bench.join(node)
+    return done
+
+
+async def lost(bench: Bench) -> None:
+    """The store has lost everything. Someone is there to look who knows nothing of it, and is waited for by nobody."""
+    await bench.put_back(None)
+    await bench.join("watch")
+
+
+USUAL = FAST.credit + FAST.lease
+
+
+async def test_a_store_that_lost_writes_waits_for_all_that_were_live(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
     view = await read(bench)
-    await bench.put_back(None)
-    disk = {"regroup": LONG_WAIT, "awaited": ("n1", "n2", "n3")}
-    assert await left(bench, view, **disk)
-    assert await left(bench, view, **disk, by="n2")
-    assert await left(bench, view, **disk, by="n2"), "it was heard before"
-    assert not await left(bench, view, **disk, by="n3")
+    await lost(bench)
+    everybody = ("n1", "n2", "n3")
+    done = await returns(bench, view, "n1", awaited=everybody)
+    assert done.recovering
+    assert await left(bench) > USUAL
+    assert (await bench.beat("n1")).awaited == ("n2", "n3")
+    text = await refused("recovering", bench.submit("u9", "late"))
+    assert "waits for nodes that may know it: n2, n3;" in text
+    await returns(bench, view, "n2", awaited=everybody)
+    await returns(bench, view, "n2", awaited=everybody)  # was heard before
+    assert await left(bench) > USUAL
+    await returns(bench, view, "n3", awaited=everybody)
+    reply = await bench.beat("n1")
+    assert (reply.recovering, reply.awaited, await left(bench) <= USUAL) == (True, (), True)
+    await bench.beat("n1")
+    assert {"n1", "n2", "n3"} <= set((await read_after(bench)).nodes)
+
+
+async def test_all_that_come_in_time_cost_no_time(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    view = await read(bench)
+    await lost(bench)
+    await returns(bench, view, "n1", awaited=("n1", "n2"))
+    await bench.sleep(FAST.credit)
+    await returns(bench, view, "n2", awaited=("n1", "n2"))
+    assert 0 < await left(bench) <= USUAL - FAST.credit
+
+
+async def test_who_comes_after_the_usual_time_ends_the_wait_at_once_and_nobody_lapses(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    view = await read(bench)
+    await lost(bench)
+    await returns(bench, view, "n1", awaited=("n1", "n2"))
+    await bench.pass_served(round(1000 * USUAL) + 50, "watch")
+    assert (await bench.beat("n1")).recovering
+    await bench.store.restore(view.offer(by="n2", regroup=LONG_WAIT, awaited=("n1", "n2")))
+    assert (await bench.beat("n1")).recovering, "what it knows may come in pages"
+    await bench.join("n2")
+    reply = await bench.beat("n1")
+    assert (reply.recovering, reply.lapsed) == (False, ())
+
+
+async def test_who_is_never_heard_is_waited_for_within_the_bound(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    view = await read(bench)
+    await lost(bench)
+    await bench.store.restore(view.offer(regroup=700, awaited=("n1", "n2")))
     await rejoin(bench, "n1")
-    assert set((await read_after(bench)).nodes) == {"n1", "n2", "n3"}
+    await bench.pass_served(round(1000 * USUAL) + 100, "watch")
+    assert (await bench.beat("n1")).awaited == ("n2",)
+    after = await read_after(bench)
+    assert (after.reply.awaited, after.reply.lapsed) == ((), ("n2",))
 
 
 async def test_a_newer_view_says_who_is_waited_for(bench: Bench) -> None:
@@ -94,29 +147,76 @@ async def test_a_newer_view_says_who_is_waited_for(bench: Bench) -> None:
     old = await read(bench)
     await bench.submit()
     new = await read(bench)
-    await bench.put_back(None)
-    assert await left(bench, old, regroup=LONG_WAIT, awaited=("n1", "n2"))
-    assert await left(bench, new, regroup=LONG_WAIT, awaited=("n2", "n3"), by="n2"), "n3 is not there"
-    assert not await left(bench, old, regroup=LONG_WAIT, awaited=("n3",), by="n3")
-    await rejoin(bench, "n1")
+    await lost(bench)
+    await returns(bench, old, "n1", awaited=("n1", "n2", "n4"))
+    await returns(bench, new, "n2", awaited=("n2", "n3"))
+    assert (await bench.beat("n1")).awaited == ("n3",)
+    await returns(bench, old, "n3", awaited=("n4",))
+    assert await left(bench) <= USUAL
+    await bench.beat("n1")
     assert set((await read_after(bench)).jobs) == {"u1"}
 
 
-async def test_a_newer_view_from_memory_ends_the_wait(bench: Bench) -> None:
-    await bench.up("n1", "n2")
+async def test_who_brings_a_newer_view_is_heard_when_all_of_it_is_there(bench: Bench) -> None:
+    await bench.up("n1")
     old = await read(bench)
     await bench.submit()
     new = await read(bench)
-    await bench.put_back(None)
-    assert await left(bench, old, regroup=LONG_WAIT, awaited=("n1", "n2"))
-    assert not await left(bench, new, by="n2")
+    await lost(bench)
+    await returns(bench, old, "n1", awaited=("n1",))
+    await bench.store.restore(new.offer(regroup=LONG_WAIT, awaited=("n1",), jobs=(), nodes=(), uids=None))
+    assert (await bench.beat("watch")).awaited == ("n1",), "it was heard with its older view only"
+    await returns(bench, new, "n1", awaited=("n1",))
+    assert await left(bench) <= USUAL
+
+
+async def test_an_agent_that_knows_nothing_any_more_is_not_waited_for(bench: Bench) -> None:
+    """Its machine has booted, without its disk: it may not join yet, and has nothing to say."""
+    await bench.up("n1", "n2")
+    view = await read(bench)
+    await lost(bench)
+    await returns(bench, view, "n1", awaited=("n1", "n2"))
+    await refused("recovering", bench.join("n2", life="another"))
+    assert await left(bench) <= USUAL
+
+
+async def test_a_restart_meanwhile_asks_all_of_them_again(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    view = await read(bench)
+    await lost(bench)
+    everybody = ("n1", "n2", "n3")
+    await returns(bench, view, "n1", awaited=everybody)
+    await returns(bench, view, "n2", awaited=everybody)
+    await bench.restart()
+    reply = await bench.beat("watch")
+    assert (reply.awaited, reply.recovers > 1000 * USUAL) == (everybody, True)
+    for node in everybody:
+        await returns(bench, view, node, awaited=everybody)
+    assert await left(bench) <= USUAL
+
+
+async def test_a_store_that_went_back_waits_for_those_who_may_know_more(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    kept = await bench.keep()
+    old = await read(bench, "n2")
+    await bench.submit()
+    new = await read(bench)
+    await bench.put_back(kept)
+    await bench.beat("n2", era=old.reply.era, rev=old.reply.rev)
+    assert (await bench.beat("n2", era=old.reply.era, rev=old.reply.rev)).awaited == (), "nobody knows of a loss yet"
+    await returns(bench, new, "n1", awaited=("n1", "n2"))
+    reply = await bench.beat("n1")
+    assert (reply.awaited, reply.recovers > 1000 * USUAL) == (("n2",), True)
+    await returns(bench, old, "n2", awaited=("n1", "n2"))
+    assert (await bench.beat("n1")).recovers <= 1000 * USUAL
 
 
 async def test_one_node_alone_waits_for_nobody(bench: Bench) -> None:
     await bench.up("n1")
     view = await read(bench)
-    await bench.put_back(None)
-    assert not await left(bench, view, regroup=LONG_WAIT, awaited=("n1",))
+    await lost(bench)
+    await returns(bench, view, "n1", awaited=("n1",))
+    assert await left(bench) <= USUAL
 
 
 async def test_an_old_copy_that_comes_first_brings_no_removed_job_back(bench: Bench) -> None:
@@ -128,9 +228,8 @@ async def test_an_old_copy_that_comes_first_brings_no_removed_job_back(bench: Be
     await bench.store.remove("u1")
     new = await read(bench)
     await bench.put_back(None)
-    await bench.store.restore(old.offer(regroup=LONG_WAIT, awaited=("n1", "n2")))
-    await bench.store.restore(new.offer(regroup=LONG_WAIT, awaited=("n1", "n2"), by="n2"))
-    await rejoin(bench, "n1")
+    await returns(bench, old, "n1", awaited=("n1", "n2"))
+    await returns(bench, new, "n2", awaited=("n1", "n2"))
     assert (await read_after(bench)).jobs == {}
 
 

@@ -185,7 +185,8 @@ class Twins:
         view = self.random.choice(self._views)
         if self.random.random() < 0.8:
             return lambda store: store.beat(beat)
-        return lambda store: store.beat(beat.model_copy(update={"era": view.era[store], "rev": view.rev}))
+        told = {"rev": view.rev, "top": view.rev + self.random.choice((0, 0, 0, 1))}
+        return lambda store: store.beat(beat.model_copy(update=told | {"era": view.era[store]}))
 
     def restore(self) -> Step:
         view = self.random.choice(self._views[-4:])
@@ -196,6 +197,7 @@ class Twins:
         rev = view.rev if self.random.random() < 0.8 else view.rev - 1
         by, cold = self.node(), self.random.random() < 0.5
         awaited = tuple(n for n in NODES if self.random.random() < 0.5) if cold else ()
+        top = rev + self.random.choice((0, 0, 0, 1, 2))
         numbers = {self.random.choice(NAMES): self.random.randint(1, 9)} if self.random.random() < 0.3 else {}
 
         def offer(store: Store) -> Awaitable[object]:
@@ -203,7 +205,7 @@ class Twins:
                 Offer(
                     cluster_uid=view.cluster[store], timing=STILL, era=view.era[store], rev=rev,
                     served=view.served, by=by, nodes=nodes, jobs=jobs, uids=uids, numbers=numbers,
-                    regroup=cold * 5000, awaited=awaited,
+                    regroup=cold * 5000, awaited=awaited, top=top,
                 )
             )  # fmt: skip
 

@@ -267,7 +267,7 @@ class SimCluster:
             except StoreRefusedError as refusal:
                 if refusal.code != "recovering":
                     raise
-                await self.until(lambda: not self.server.state.recovering, 60, "the store has recovered")
+                await self.until(lambda: not self.server.state.recovering, 90, "the store has recovered")
             else:
                 return
         raise AssertionError("the store recovered again and again")

@@ -27,7 +27,7 @@ from nodeagent.plan import gang, lending
 from nodeagent.plan.cluster import RefusalKind
 from nodeagent.plan.lending import Answer, Ask, Promises
 from nodeagent.store.messages import Saved
-from nodeagent.store.twin import commits, generation, restore
+from nodeagent.store.twin import commits, generation, lease, restore, waiting
 from nodeagent.store.twin.state import State
 from nodeagent.trust.ledger import Entry
 from nodeagent.trust.seal import Seal
@@ -288,9 +288,21 @@ def promises_not_offered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimHost, "promised", lambda host, uids: {})
 
 
-def the_first_copy_wins(patch: pytest.MonkeyPatch) -> None:
-    """A store that was restored from one disk does not wait for those that may know better: what had ended is back."""
+def the_first_view_wins(patch: pytest.MonkeyPatch) -> None:
+    """A store that was restored from one view does not wait for those that may know better: what had ended is back, and
+    what was replaced is formed again beside its successor."""
     patch.setattr(Lease, "regroup", property(lambda lease: 0.0, lambda lease, value: None), raising=False)
+
+
+def the_first_to_be_heard_is_enough(patch: pytest.MonkeyPatch) -> None:
+    """The store waits until one agent has said what it knows, not for all that were live."""
+    real = waiting.hear
+
+    def hear(s: State, node: str) -> None:
+        s.awaited &= {node}
+        real(s, node)
+
+    patch.setattr(lease, "hear", hear)
 
 
 MUTANTS = (
@@ -320,7 +332,9 @@ MUTANTS = (
     Mutant(said_before_it_was_written, saved.dark_after_an_answer),
     Mutant(disks_not_offered, saved.all_lose_power),
     Mutant(promises_not_offered, saved.all_lose_power),
-    Mutant(the_first_copy_wins, saved.off_while_it_ended),
+    Mutant(the_first_view_wins, saved.off_while_it_ended),
+    Mutant(the_first_view_wins, provocations.an_old_view_comes_first),
+    Mutant(the_first_to_be_heard_is_enough, provocations.an_old_view_comes_first),
 )
 
 

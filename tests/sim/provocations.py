@@ -208,3 +208,28 @@ async def all_await_a_store_that_comes_back_empty(c: SimCluster) -> None:
     await asyncio.gather(emptying, *starts)
     await asyncio.sleep(10)
     assert (c.job("j").head, pids(c)) == (head, was)
+
+
+async def an_old_view_comes_first(cluster: SimCluster) -> None:
+    """The job has moved while n3, a keeper, was cut off. Then the store is emptied and n3 alone reaches it, for longer
+    than a recovery takes: the others run on without the store, on the time that they lend each other."""
+    await started(cluster, 1, 1)
+    old = cluster.job("j").head
+    assert old is not None
+    assert set(cluster.job("j").keepers) == {"n1", "n2", "n3"}
+    first, alone = next(iter(old.members)), "n3" if "n3" not in old.members else "n2"
+    others = [name for name in cluster.nodes if name not in (first, alone)]
+    cut(cluster, [alone])
+    await cluster.nodes[first].power_cut()
+    await cluster.until(lambda: cluster.job("j").head != old and cluster.whole("j"), 30, "moved")
+    await asyncio.sleep(5)
+    moved, was = cluster.job("j").head, pids(cluster)
+    cut(cluster, others)
+    emptying = asyncio.ensure_future(cluster.empty_store())
+    await asyncio.sleep(cluster.rng.uniform(0.0, 1.0))
+    cut(cluster, [alone], False)
+    await asyncio.sleep(cluster.rng.uniform(15, 40))
+    cut(cluster, others, False)
+    await emptying
+    await asyncio.sleep(10)
+    assert (cluster.job("j").head, pids(cluster)) == (moved, was), cluster.describe()

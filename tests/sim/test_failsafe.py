@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+import pytest
+
 from nodeagent.store.memory import MemoryStore
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.test_directed import running, simulate
@@ -137,20 +139,28 @@ def test_members_that_come_back_one_by_one_go_on_though_one_would_be_enough() ->
         simulate(5, scenario, seed)
 
 
-def test_a_worker_that_dies_without_the_store_is_replaced_when_it_is_back() -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_a_worker_that_dies_without_the_store_is_replaced_when_it_is_back(seed: int) -> None:
+    """By whichever member is served first. Where that is a victim, who failed first is not known yet when the gang forms
+    anew, and the fault stays in the history as that; the culprit's own end is in the reports as soon as it is heard."""
+
     async def scenario(c: SimCluster) -> None:
         await started(c, 2, 3)
+        first, culprit, last = members(c)
         cut(c, c.nodes)
         await asyncio.sleep(10)
-        c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
+        c.nodes[culprit].machine.worker_ends("uid-j", 0, signal=9)
         await asyncio.sleep(10)
         cut(c, c.nodes, False)
-        await running(c, 3)
+        await c.until(lambda: c.job("j").restarts == 1 and c.whole("j"), 15, "replaced")
+        await asyncio.sleep(5)
         job = c.job("j")
-        assert (job.restarts, job.phase) == (1, "running")
-        assert [e.kind for e in job.budget.values()] == ["worker_failed"]
+        (entry,) = job.budget.values()
+        assert (job.restarts, len(members(c)), entry.counts) == (1, 3, True)
+        assert (entry.kind, entry.node) in [("worker_failed", culprit), ("collective", first), ("collective", last)]
+        assert job.last_reports[culprit].exits[0].signal == 9
 
-    simulate(4, scenario, seed=2)  # the one that died is heard first
+    simulate(4, scenario, seed)
 
 
 def test_a_promise_outlives_the_keepers_return_to_the_store() -> None:

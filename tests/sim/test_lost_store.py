@@ -217,3 +217,99 @@ def test_an_emptied_store_is_given_back_after_a_long_silence() -> None:
         assert not any(e.counts for e in c.job("j").budget.values())
 
     simulate(3, scenario)
+
+
+def test_a_store_that_only_an_older_view_reached_waits_for_the_others() -> None:
+    """Random seed 21214: all others were cut off, and ran a newer generation on the time that they lent each other."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 1, 1, 1)
+        await running(c, 1)
+        await asyncio.sleep(5)
+        old = c.job("j").head
+        assert old is not None
+        assert (set(old.members), set(c.job("j").keepers)) == ({"n1"}, {"n1", "n2", "n3"})
+        c.nodes["n3"].link.cut = True
+        await c.nodes["n1"].power_cut()
+        await c.until(lambda: c.job("j").head != old and c.whole("j"), 30, "moved")
+        await recovery_told(c)
+        moved, was = c.job("j").head, pids(c)
+        for name in ("n2", "n4"):
+            c.nodes[name].link.cut = True
+        emptying = asyncio.ensure_future(c.empty_store())
+        c.nodes["n3"].link.cut = False
+        await asyncio.sleep(30)
+        assert c.job("j").head == old, "it knows no better"
+        alone = c.nodes["n3"].agent
+        assert alone is not None
+        assert "waits for nodes that may know it: n1, n2, n4;" in alone.health().store_waits
+        assert pids(c) == was
+        for name in ("n2", "n4"):
+            c.nodes[name].link.cut = False
+        await emptying
+        start = asyncio.get_running_loop().time()
+        await c.until(lambda: not c.server.state.recovering, 2, "the newer view says that n1 is gone: all are there")
+        assert asyncio.get_running_loop().time() - start < 1.5
+        await asyncio.sleep(10)
+        assert alone.health().store_waits == ""
+        assert (c.job("j").head, pids(c)) == (moved, was)
+
+    simulate(4, scenario)
+
+
+def test_a_node_that_died_with_the_store_is_waited_for_within_a_bound() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 3, 3)
+        await running(c, 3)
+        await asyncio.sleep(5)
+        await c.nodes["n2"].power_cut()
+        await c.empty_store()
+        await asyncio.sleep(50)
+        assert c.server.state.awaited == {"n2"}
+        assert "n2" in c.nodes["n1"].agent.health().store_waits  # type: ignore[union-attr]
+        head = c.job("j").head
+        await running(c, 2, limit=30)
+        after = c.job("j")
+        assert (after.head != head, after.restarts) == (True, 1)
+        assert not any(e.counts for e in after.budget.values())
+
+    simulate(3, scenario)
+
+
+def test_an_emptied_store_to_which_all_come_back_waits_no_longer_than_ever() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 3, 3, 3)
+        await running(c, 3)
+        await c.nodes["n5"].power_cut()
+        await asyncio.sleep(10)  # it has been silent for long: nobody waits for it
+        await c.empty_store()
+        start = asyncio.get_running_loop().time()
+        await c.until(lambda: not c.server.state.recovering, 10, "the store has recovered")
+        assert asyncio.get_running_loop().time() - start <= RECOVERY + 0.1
+        # and again, from a view that was read while everybody was sheltered
+        await c.empty_store()
+        await asyncio.sleep(1)
+        await c.empty_store()
+        start = asyncio.get_running_loop().time()
+        await c.until(lambda: not c.server.state.recovering, 10, "the store has recovered")
+        assert asyncio.get_running_loop().time() - start <= RECOVERY + 0.1
+
+    simulate(5, scenario)
+
+
+def test_a_machine_that_comes_back_without_its_disk_is_not_waited_for() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 2, 2)
+        await running(c, 2)
+        was = pids(c)
+        await c.nodes["n3"].power_cut(disk_lost=True)
+        await c.empty_store()
+        await asyncio.sleep(10)
+        assert c.server.state.awaited == {"n3"}
+        c.nodes["n3"].power_on()
+        await c.until(lambda: not c.server.state.recovering, 2, "it has nothing to say")
+        await c.until(lambda: c.server.state.nodes["n3"].incarnation.life != "", 10, "it joins")
+        await asyncio.sleep(10)
+        assert pids(c) == was
+
+    simulate(3, scenario)

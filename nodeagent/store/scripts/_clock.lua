@@ -36,7 +36,28 @@ local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local served, amnesty = tonumber(meta.served or '0'), tonumber(meta.amnesty or '0')
 local lease_ms, credit_ms, gap_ms = tonumber(meta.lease or '0'), tonumber(meta.credit or '0'), tonumber(meta.gap or '0')
 local revision, known, recover = tonumber(meta.rev or '0'), tonumber(meta.known or '0'), tonumber(meta.recover or '0')
+local least = tonumber(meta.least or '0')
 local ERA_REVISIONS = 4294967296
+
+-- Names in a field of the record, and back; no field for none.
+local function words(text)
+  local set = {}
+  for word in string.gmatch(text or '', '%S+') do
+    set[word] = true
+  end
+  return set
+end
+
+local function keep_words(field, set)
+  local text = table.concat(sorted_keys(set), ' ')
+  if text ~= '' then
+    redis.call('HSET', META, field, text)
+    meta[field] = text
+  elseif meta[field] then
+    redis.call('HDEL', META, field)
+    meta[field] = nil
+  end
+end
 
 -- Its revisions are above all earlier ones (`top`), so that a later version of a record never has the lower one.
 local function begin_era(parent, top)
@@ -49,16 +70,33 @@ end
 do
   local step = now - tonumber(meta.last or now)
   if RUN ~= meta.run or step < 0 or step > gap_ms then
-    amnesty = served + credit_ms + lease_ms
+    amnesty = math.max(amnesty, served + credit_ms + lease_ms)
   end
   if RUN ~= meta.run and meta.timing then
-    if served >= recover then
-      meta.parent, known = meta.era, revision
+    least = served + credit_ms + lease_ms
+    if served < recover and meta.awaited then
+      local awaited = words(meta.awaited)
+      for id in pairs(words(meta.heard)) do
+        awaited[id] = true -- what they said may be lost again
+      end
+      keep_words('awaited', awaited)
+      recover = math.max(recover, least)
+    else
+      if served >= recover then
+        meta.parent, known = meta.era, revision
+      end
+      keep_words('awaited', {})
+      recover = least
     end
-    recover = amnesty
+    keep_words('heard', {})
     begin_era(meta.parent or '', 0)
+    redis.call('HSET', META, 'least', int(least))
   end
   served = served + math.min(math.max(step, 0), credit_ms)
+  if served >= recover then
+    keep_words('awaited', {})
+    keep_words('heard', {})
+  end
   redis.call('HSET', META, 'run', RUN, 'last', int(now), 'served', int(served), 'amnesty', int(amnesty))
 end
 if meta.version and meta.version ~= VERSION then

@@ -1,9 +1,10 @@
 -- beat: node, life, start, seq, length, rev, era, facts?, address?, pid?, readiness?, pods (list of {uid, body}), saved?,
---   notes (list of {kind, text})
+--   notes (list of {kind, text}), top
 local PAGE, SAVES_KEPT = 256, 1000
 local id = A.node
-local continued = A.era == meta.parent and A.rev <= known -- all that it has read is in this era too
-if not node_read(id) or A.rev > revision or (A.era ~= '' and A.era ~= meta.era and not continued) then
+local top = math.max(A.rev, A.top)
+local continued = A.era == meta.parent and top <= known -- all that it has read is in this era too
+if not node_read(id) or top > revision or (A.era ~= '' and A.era ~= meta.era and not continued) then
   return refuse('behind', 'the store may have lost what node ' .. id .. ' knows: it must offer that, and join again')
 end
 local no = not_current(id, A.life, A.start)
@@ -14,6 +15,7 @@ local node = node_read(id)
 if A.seq <= tonumber(node.seq) then
   return refuse('stale', 'beat ' .. int(A.seq) .. ' of node ' .. id .. ' came after beat ' .. node.seq)
 end
+hear(id)
 redis.call('HSET', P .. 'node:' .. id, 'seq', int(A.seq))
 redis.call('ZADD', LEASE, int(served + A.length), id)
 node.seq = int(A.seq)
@@ -59,20 +61,20 @@ for i = 1, math.min(#changed, 2 * PAGE), 2 do
 end
 
 -- Those whose lease ended by now: lapsed, unless an amnesty protects them.
-local gone_now, sheltered = {}, false
+local gone_now, sheltered = {}, {}
 for _, other in ipairs(redis.call('ZREVRANGEBYSCORE', LEASE, int(served), '-inf')) do
   if served >= amnesty then
     gone_now[#gone_now + 1] = other
   elseif lapsed(other) then
     gone_now[#gone_now + 1] = other
-  elseif other ~= id then
-    sheltered = true
+  elseif other ~= id and #sheltered < PAGE then
+    sheltered[#sheltered + 1] = other
   end
   if #gone_now == PAGE then
     break
   end
 end
-local next_end = sheltered and amnesty or nil
+local next_end = sheltered[1] and amnesty or nil
 if not next_end then
   local later = redis.call('ZRANGEBYSCORE', LEASE, '(' .. int(served), '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
   local first = later[1] == id and 3 or 1
@@ -83,4 +85,4 @@ end
 local newest = redis.call('XREVRANGE', EVENTS, '+', '-', 'COUNT', 1)[1]
 return { 1, meta.cluster_uid, int(served), gone_now, next_end and int(next_end - served) or '', rev, more,
   newest and newest[1] or '0-0', records, meta.era or '', served < recover and 1 or 0,
-  int(asked) }
+  int(asked), int(math.max(0, recover - served)), served < recover and meta.awaited or '', sheltered }

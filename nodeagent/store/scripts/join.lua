@@ -10,6 +10,7 @@ if not meta.timing then
 elseif meta.timing ~= A.timing then
   return refuse('timing', meta.timing)
 end
+hear(id)
 local old = node_read(id)
 local same = old and old.life == A.life
 local dead = {}

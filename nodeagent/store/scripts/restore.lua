@@ -1,5 +1,6 @@
 -- restore: uid, timing, lease, credit, gap, limit, era, rev, served, by, nodes (list of hashes), cordons (node
--- to JSON or ''), jobs (list of hashes), uids? (list), numbers, regroup (ms), awaited (list). Twin: twin/restore.py.
+-- to JSON or ''), jobs (list of hashes), uids? (list), numbers, regroup (ms), awaited (list), top. Twin:
+-- twin/restore.py.
 if meta.timing and meta.timing ~= A.timing then
   return refuse('timing', meta.timing)
 end
@@ -9,8 +10,9 @@ if meta.timing and not mine and (meta.taken or tonumber(meta.order or '0') > 0) 
     .. 'what it knew')
 end
 
-local has_all = mine and A.rev <= revision and (A.era == meta.era or (A.era == meta.parent and A.rev <= known))
-local opens = not mine or A.rev > revision
+local top = math.max(A.rev, A.top)
+local has_all = mine and top <= revision and (A.era == meta.era or (A.era == meta.parent and top <= known))
+local opens = not mine or top > revision
 if opens then
   if not meta.timing then
     lease_ms, credit_ms = A.lease, A.credit
@@ -22,13 +24,14 @@ if opens then
     redis.call('HSET', META, 'taken', '1')
   end
   known = mine and revision or 0
-  recover = served + credit_ms + lease_ms + A.regroup
+  least = served + credit_ms + lease_ms
+  recover = least
 end
 local late = served >= recover
 local full = not late and not has_all and A.rev > known -- a complete view, newer than the store's
 local brings = not late and not has_all and (#A.jobs > 0 or #A.nodes > 0)
-if opens or ((full or brings) and meta.parent ~= '') then
-  local top = A.rev
+local found = opens or ((full or brings) and meta.parent ~= '')
+if found then
   for _, record in ipairs(A.jobs) do
     top = math.max(top, tonumber(record.rev))
   end
@@ -39,47 +42,20 @@ if opens or ((full or brings) and meta.parent ~= '') then
   event({ kind = 'StoreRestored', by = A.by, text = 'the store lacked what node ' .. A.by
     .. ' knows: it is restored by the agents; nothing is decided meanwhile' })
 end
+if found or full then
+  expect(found)
+end
 for name, number in pairs(A.numbers) do
   if number > tonumber(redis.call('HGET', HIGHEST, name) or '0') then
     redis.call('HSET', HIGHEST, name, int(number))
   end
 end
 
--- Views from disks alone: others may have a newer one, so those that were live are waited for.
-local function words(text)
-  local set = {}
-  for word in string.gmatch(text or '', '%S+') do
-    set[word] = true
-  end
-  return set
-end
 if not late then
-  local awaited, heard = words(meta.awaited), words(meta.heard)
-  local waited = meta.awaited
-  if opens or (full and waited) then
-    awaited = words(A.regroup > 0 and table.concat(A.awaited, ' ') or '')
-  end
-  if opens then
-    heard, waited = {}, A.regroup > 0
-  end
-  heard[A.by] = true
-  for id in pairs(heard) do
-    awaited[id] = nil
-  end
-  if waited and next(awaited) then
-    redis.call('HSET', META, 'awaited', table.concat(sorted_keys(awaited), ' '), 'heard',
-      table.concat(sorted_keys(heard), ' '))
-  else
-    if waited then
-      recover = math.min(recover, served + credit_ms + lease_ms)
-      amnesty = math.min(amnesty, recover)
-    end
-    redis.call('HDEL', META, 'awaited', 'heard')
-  end
   local more = math.max(0, A.served - served)
-  served, recover = served + more, recover + more
+  served, recover, least = served + more, recover + more, least + more
   amnesty = math.max(amnesty + more, recover)
-  redis.call('HSET', META, 'served', int(served), 'recover', int(recover), 'amnesty', int(amnesty))
+  redis.call('HSET', META, 'served', int(served), 'recover', int(recover), 'amnesty', int(amnesty), 'least', int(least))
 end
 
 -- Whether the offered version replaces the stored one (revision or nil).

@@ -11,6 +11,7 @@ from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import Answer, Beat, BeatReply, JoinReply
 from nodeagent.store.twin.holders import release_keepers, retire
 from nodeagent.store.twin.state import FORGET_MS, PAGE, State
+from nodeagent.store.twin.waiting import hear
 from nodeagent.store.words import timing_differs
 
 DEAD_KEPT = 16
@@ -23,6 +24,7 @@ def join(s: State, node: str, incarnation: Incarnation, facts: NodeFacts, timing
         s.era = f"{s.run}@{s.now}/0"
     elif s.timing != timing:
         raise StoreRefusedError("timing", timing_differs(s.timing, timing))
+    hear(s, node)
     old = s.nodes.get(node)
     same = old is not None and old.incarnation.life == incarnation.life
     if (same and old is not None and old.lost) or incarnation.life in s.dead.get(node, ()):
@@ -86,14 +88,16 @@ def _forget(s: State) -> None:
 
 
 def beat(s: State, b: Beat) -> BeatReply:
-    continued = b.era == s.parent and b.rev <= s.known  # all that it has read is in this era too
-    if b.node not in s.nodes or b.rev > s.rev or (b.era not in ("", s.era) and not continued):
+    newest = max(b.rev, b.top)
+    continued = b.era == s.parent and newest <= s.known  # all that it has read is in this era too
+    if b.node not in s.nodes or newest > s.rev or (b.era not in ("", s.era) and not continued):
         raise StoreRefusedError(
             "behind", f"the store may have lost what node {b.node} knows: it must offer that, and join again"
         )
     record = s.current(b.node, b.incarnation)
     if b.seq <= s.seq[b.node]:
         raise StoreRefusedError("stale", f"beat {b.seq} of node {b.node} came after beat {s.seq[b.node]}")
+    hear(s, b.node)
     s.seq[b.node] = b.seq
     s.lease[b.node] = s.served + b.length
     update: dict[str, object] = {}
@@ -134,11 +138,13 @@ def _news(s: State, b: Beat) -> BeatReply:
         rev = b.rev if s.recovering else s.rev
     by_end = sorted(((end, node) for node, end in s.lease.items()), reverse=True)
     lapsed = tuple(node for end, node in by_end if end <= s.served and s.lapsed(node))[:PAGE]
+    sheltered = tuple(node for end, node in by_end if end <= s.served and not s.lapsed(node) and node != b.node)[:PAGE]
     ends = [max(end, s.amnesty) for end, node in by_end if node != b.node and not s.lapsed(node)]
     return BeatReply(
         cluster_uid=s.cluster_uid,
         served=s.served,
         lapsed=lapsed,
+        sheltered=sheltered,
         next_lapse=min(ends) - s.served if ends else None,
         nodes=tuple(nodes),
         jobs=tuple(jobs),
@@ -148,6 +154,8 @@ def _news(s: State, b: Beat) -> BeatReply:
         event=s.newest_event,
         era=s.era,
         recovering=s.recovering,
+        recovers=max(0, s.recover - s.served),
+        awaited=tuple(sorted(s.awaited)) if s.recovering else (),
         asked=s.asked,
     )
 

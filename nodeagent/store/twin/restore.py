@@ -13,6 +13,7 @@ from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import Offer, Restored
 from nodeagent.store.twin.holders import enter_phase, rebook
 from nodeagent.store.twin.state import State
+from nodeagent.store.twin.waiting import expect
 from nodeagent.store.words import timing_differs
 
 
@@ -43,29 +44,31 @@ def restore(s: State, o: Offer) -> Restored:
             "foreign",
             "the store is of another cluster, with jobs of its own: this node comes too late to restore what it knew",
         )
-    has_all = mine and o.rev <= s.rev and (o.era == s.era or (o.era == s.parent and o.rev <= s.known))
-    opens = not mine or o.rev > s.rev
+    has_all = mine and o.newest <= s.rev and (o.era == s.era or (o.era == s.parent and o.newest <= s.known))
+    opens = not mine or o.newest > s.rev
     if opens:
         s.timing, s.cluster_uid = o.timing, o.cluster_uid
         s.taken = s.taken or not mine
         s.known = s.rev if mine else 0
-        s.recover = s.served + s.credit_ms + s.lease_ms + o.regroup
+        s.least = s.recover = s.served + s.credit_ms + s.lease_ms
     late = not s.recovering
     full = not late and not has_all and o.rev > s.known
     brings = not late and not has_all and bool(o.jobs or o.nodes)
-    if opens or ((full or brings) and s.parent):
-        s.begin_era("", max([o.rev, *(j.rev for j in o.jobs), *(n.rev for n in o.nodes)]))
+    found = opens or bool((full or brings) and s.parent)
+    if found:
+        s.begin_era("", max([o.newest, *(j.rev for j in o.jobs), *(n.rev for n in o.nodes)]))
         s.event(
             "StoreRestored",
             by=o.by,
             text=f"the store lacked what node {o.by} knows: it is restored by the agents; nothing is decided meanwhile",
         )
+    if found or full:
+        expect(s, o, anew=found)
     for name, number in o.numbers.items():
         s.highest[name] = max(s.highest.get(name, 0), number)
     if not late:
-        _hear(s, o, opens, full)
         more = max(0, o.served - s.served)
-        s.served, s.recover = s.served + more, s.recover + more
+        s.served, s.recover, s.least = s.served + more, s.recover + more, s.least + more
         s.amnesty = max(s.amnesty + more, s.recover)
     if not has_all:
         merge = _Merge(late=late, full=full, rev=o.rev, known=s.known)
@@ -80,22 +83,6 @@ def restore(s: State, o: Offer) -> Restored:
         s.known = o.rev
     s.changes = dict(sorted(s.changes.items(), key=lambda item: item[1]))
     return Restored(era=s.era, known=s.rev if has_all else s.known, recovering=not late)
-
-
-def _hear(s: State, o: Offer, opens: bool, full: bool) -> None:
-    """Views from disks alone: others may have a newer one, so those that were live are waited for."""
-    if opens:
-        s.awaited, s.heard = (frozenset() if o.regroup else None), frozenset()
-    if s.awaited is None:
-        return
-    if opens or full:
-        s.awaited = frozenset(o.awaited) if o.regroup else frozenset()
-    s.heard |= {o.by}
-    s.awaited -= s.heard
-    if not s.awaited:
-        s.recover = min(s.recover, s.served + s.credit_ms + s.lease_ms)
-        s.amnesty = min(s.amnesty, s.recover)
-        s.awaited = None
 
 
 def _node(s: State, merge: _Merge, new: NodeRecord) -> None:

@@ -18,6 +18,7 @@ from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import Answer, Saved
+from nodeagent.store.words import waits_for
 
 PAGE = 256
 """Most records, and most lapsed nodes, in one beat's reply."""
@@ -60,10 +61,12 @@ class State:
         self.rev = 0
         self.asked = 0
         """The revision of what an operator wrote last."""
-        self.awaited: frozenset[str] | None = None
-        """Of a store that was restored from disks alone: who may know better."""
+        self.least = 0
+        """Served time until which it recovers at least, whoever was heard."""
+        self.awaited: frozenset[str] = frozenset()
+        """Of a store that has lost writes: who may know better (``waiting.py``)."""
         self.heard: frozenset[str] = frozenset()
-        """Who has made an offer meanwhile."""
+        """Who has said what it knows meanwhile."""
         self.saved: dict[str, Saved] = {}
         self.saves = 0
         """How often a save was told on."""
@@ -93,14 +96,22 @@ class State:
         other, self.now = run != self.run, now
         if other or step < 0 or step > gap:
             self.run = run
-            self.amnesty = self.served + credit + lease
+            self.amnesty = max(self.amnesty, self.served + credit + lease)
         if other and self.timing is not None:
-            if not self.recovering:
-                self.parent, self.known = self.era, self.rev
-            self.recover = self.amnesty
+            self.least = self.served + credit + lease
+            if self.recovering and self.awaited:
+                self.awaited |= self.heard  # what they said may be lost again
+                self.recover = max(self.recover, self.least)
+            else:
+                if not self.recovering:
+                    self.parent, self.known = self.era, self.rev
+                self.awaited, self.recover = frozenset(), self.least
+            self.heard = frozenset()
             self.begin_era(self.parent, 0)
         self.served += min(max(step, 0), credit)
         self.last = now
+        if not self.recovering:
+            self.awaited = self.heard = frozenset()
         if self.version != RECORD_VERSION:
             raise StoreRefusedError(
                 "version",
@@ -124,12 +135,16 @@ class State:
 
     def check_settled(self) -> None:
         """First in every step that decides something of a job: none does while the store is recovering."""
-        if self.recovering:
-            raise StoreRefusedError(
-                "recovering",
-                "the store was started anew and may lack what was written last: nothing is decided for another "
-                f"{self.recovering_for} s, so that every agent can say what it knows; then try again",
-            )
+        if not self.recovering:
+            return
+        if self.awaited:
+            left = (self.recover - self.served) / 1000
+            raise StoreRefusedError("recovering", f"{waits_for(self.awaited, left)}; then try again")
+        raise StoreRefusedError(
+            "recovering",
+            "the store was started anew and may lack what was written last: nothing is decided for another "
+            f"{self.recovering_for} s, so that every agent can say what it knows; then try again",
+        )
 
     @property
     def lease_ms(self) -> int:

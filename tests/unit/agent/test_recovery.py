@@ -41,7 +41,7 @@ class Scene:
 
     async def offer(self, snapshot: Snapshot) -> str:
         self.store.offers.clear()
-        return await offer(self.store, snapshot.known(0.0), FAST, "n1")
+        return await offer(self.store, snapshot.known(0.0), FAST, "n1", regroup=60_000)
 
 
 async def test_a_view_goes_in_bounded_pages_and_only_once() -> None:
@@ -114,4 +114,24 @@ async def test_other_refusals_are_the_callers() -> None:
     await scene.bench.up("n1")
     snapshot = await scene.read()
     other = FAST.model_copy(update={"lease": 7.0})
-    await refused("timing", offer(scene.store, snapshot.known(0.0), other, "n1"))
+    await refused("timing", offer(scene.store, snapshot.known(0.0), other, "n1", regroup=60_000))
+
+
+async def test_a_view_that_is_not_complete_gives_what_it_has() -> None:
+    """Its revision is 0; what it knows is no older for that."""
+    scene = Scene()
+    await scene.bench.up("n1")
+    await scene.bench.submit("u1", "one")
+    for _ in range(2):
+        await scene.bench.restart()
+        await scene.bench.recovered("n1")
+    job = await scene.bench.set_control(await scene.bench.job(), "c1", target=1)
+    snapshot = Snapshot(FAST)
+    snapshot.absorb((await scene.bench.beat("n1")).model_copy(update={"more": True}), 0.0)
+    assert not snapshot.complete
+    scene.server.restart(keep_data=False)
+    await scene.offer(snapshot)
+    state = scene.server.state
+    assert (set(state.jobs), set(state.nodes)) == ({"u1"}, {"n1"})
+    assert state.rev > job.rev, "what is written next is newer than what is known"
+    assert state.awaited == {"n1"}

@@ -58,6 +58,42 @@ def test_who_was_itself_away_may_be_followed_by_others() -> None:
     assert returns((50.0, known), (52.9, reply()), (56.0, reply())) == [False, False, True]
 
 
+def test_who_was_silent_before_an_amnesty_is_not_taken_for_live_in_it() -> None:
+    """Else a store that is emptied then would wait for nodes that have been off for long."""
+    snapshot = Snapshot(Timing())
+    live = []
+    for one in (
+        reply(nodes=tuple(make_node(f"n{n}") for n in range(1, 4)), lapsed=("n2", "n3")),
+        reply(sheltered=("n1", "n2", "n3"), recovering=True),
+        reply(sheltered=("n2",)),
+        reply(lapsed=("n1",)),
+    ):
+        snapshot.absorb(one, 0.0)
+        live.append(snapshot.known(0.0).live)
+    assert live == [("n1",), ("n1",), ("n1", "n3"), ("n2", "n3")]
+
+
+def test_the_newest_revision_counts_replies_of_own_steps() -> None:
+    snapshot = Snapshot(Timing())
+    snapshot.absorb(reply(rev=9, era="e1", jobs=(make_job(),)), 0.0)
+    assert (snapshot.newest, snapshot.known(0.0).newest) == (9, 9)
+    snapshot.absorb_job(make_job("forming").model_copy(update={"rev": 12}))
+    assert (snapshot.asked, snapshot.newest, snapshot.known(0.0).newest) == (("e1", 9), 12, 12)
+    snapshot.read_again("e2")
+    assert snapshot.newest == 0, "nothing of that era has been read yet"
+    assert snapshot.known(0.0).newest == 12
+    snapshot.forget()
+    assert snapshot.newest == 0
+
+
+def test_whom_the_store_waits_for_is_said() -> None:
+    snapshot = Snapshot(Timing())
+    snapshot.absorb(reply(served=1000, recovering=True, recovers=9000, awaited=("n7", "n8")), 5.0)
+    assert "n7, n8; nothing is decided until they are back, or for another 8.8 s" in snapshot.waits(5.2)
+    snapshot.absorb(reply(served=2000, recovering=True, recovers=100), 6.0)
+    assert snapshot.waits(6.0) == ""
+
+
 def test_removed_records_go() -> None:
     snapshot = Snapshot(Timing())
     snapshot.absorb(reply(nodes=(make_node("n1"),), jobs=(make_job(),)), 0.0)

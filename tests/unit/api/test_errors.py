@@ -10,7 +10,7 @@ from nodeagent.store.base import StoreRefusedError
 
 @pytest.mark.parametrize(
     ("code", "status", "step"),
-    [("recovering", 503, "ask again in a few seconds"), ("not_found", 404, "nodeagentctl get"), ("busy", 409, "again")],
+    [("recovering", 503, "when that is over"), ("not_found", 404, "nodeagentctl get"), ("busy", 409, "again")],
 )
 def test_a_refusal_says_what_to_do(code: str, status: int, step: str) -> None:
     error = from_refused(StoreRefusedError(code, "why not"))
