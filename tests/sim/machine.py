@@ -14,7 +14,6 @@ from nodeagent.workers.base import CommitWish, GivenUp, PodStatus, Rendezvous, S
 from tests.sim.network import Gate
 from tests.sim.virtual import SimClock
 
-
 WARM_UP = 0.3
 """Seconds until the first workers of a pod that is ready are parked."""
 
