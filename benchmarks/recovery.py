@@ -23,8 +23,9 @@ Results = dict[str, Any]
 
 FULL_GANG = Shape()
 SHRINKING = Shape(least=1)
-GROWING = Shape(most=3)
+GROWING = Shape(most=3, helped=True)
 LEAVING = Shape(least=1, helped=True)
+SCALING = Shape(nodes=3, least=1, most=3, helped=True)
 HANGING = Shape(helped=True, hang=2.0)
 """``helped``: its fourth hang would end a job that shows no progress in between."""
 
@@ -113,6 +114,13 @@ ROWS = {
         "scaled from 2 nodes to 1: training stands still",
         LEAVING,
         lambda t: wishes.scale_down(t, FULL, LEFT),
+        5,
+        instead=HAS_NONE,
+    ),
+    "scale_up": Row(
+        "scaled from 1 node to 3: training stands still",
+        SCALING,
+        lambda t: wishes.scale_up(t, SCALING.least * SCALING.workers, SCALING.world),
         5,
         instead=HAS_NONE,
     ),

@@ -57,9 +57,11 @@ METHOD = f"""\
 - **Agent killed:** kill -9 of a random agent alone; what is measured is the longest pause between two steps of rank 0
   in the 6 s after it, less a normal step. A re-formed gang would fail the measurement.
 - **Third node joins:** the longest pause between two steps of rank 0 around the join, less a normal step. nodeagent's
-  local clusters wait 5 s before a newcomer is let in (30 s elsewhere), while training goes on.
-- **Drained, scaled down:** as there, from two nodes to one; then back. The script says with `nodeagent.train.Leaving`
-  when it has saved (`--helped`, which does nothing under torchrun). torchrun's node leaves by SIGTERM to its launcher.
+  local clusters wait 5 s before a newcomer is let in (30 s elsewhere), while training goes on. Here and in the next
+  rows the script leaves after a step that all ranks agree on, and says with `nodeagent.train.Leaving` when it has saved
+  (`--helped`, which does nothing under torchrun): the save is part of the seconds.
+- **Drained, scaled down:** as there, from two nodes to one; then back. torchrun's node leaves by SIGTERM to its
+  launcher. **Scaled up:** from one node to three; one of the two newcomers was a spare, the other has to get ready.
 - **Resumed:** from the request to the first step, 4 s after the job had been paused.
 - **Steps per second:** no sleep between steps, a checkpoint every {FLAT_OUT.ckpt_every}. Both trainings are up and step
   in turns of {TURN:g} s, while everything of the other one (launchers, agents, Redis) is frozen, so that the machine's

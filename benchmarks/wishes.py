@@ -50,6 +50,18 @@ def scale_down(training: Ours, full: int, left: int) -> Trial:
     return trial
 
 
+def scale_up(training: Ours, before: int, after: int) -> Trial:
+    """From one node to three. One of the newcomers was kept ready as a spare; the other has to get ready first."""
+    training.change(f"{job_path(JOB)}/scale", target=1)
+    _next(training, training.log.newest(), before)
+    settle()
+    old = training.log.newest()
+    training.change(f"{job_path(JOB)}/scale", target=3)
+    new = _next(training, old, after)
+    settle()
+    return stood(training, old, new)
+
+
 def resume(training: Ours, world: int) -> Trial:
     """The job is paused; seconds from the wish to go on to the first step."""
     settle()

@@ -25,7 +25,7 @@ def readiness(statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
         elif status.phase in ("unfit", "stuck"):
             out[uid] = Readiness(state="unfit", reason=status.reason, code=status.code)
         else:
-            out[uid] = Readiness(state="ready", folder=status.folder)
+            out[uid] = Readiness(state="ready", folder=status.folder, warming=status.warming)
     return out
 
 

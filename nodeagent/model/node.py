@@ -95,6 +95,8 @@ class Readiness(Record):
     """For ``unfit``: the exit code a shell would give (127 command not found, 126 not executable), else 0."""
     folder: str = ""
     """The random id in the job's checkpoint folder as this node sees it; empty if unknown or the job has none."""
+    warming: bool = False
+    """``ready``, and its first workers are still being forked ahead: a gang that trains does not stop for it yet."""
 
 
 class Cordon(Record):

@@ -32,6 +32,8 @@ class Candidate:
     devices: tuple[str, ...] = ()
     code: int = 0
     joined: int = 0
+    warming: bool = False
+    """``fit``, and its first workers are still being warmed up."""
 
 
 @lru_cache(maxsize=4096)
@@ -157,7 +159,7 @@ def _judge(job: JobRecord, case: _Case) -> Candidate:
         return no("pending", why, devices=got)
     if ready.state == "unfit":
         return no("unfit", f"cannot run it: {ready.reason}", ready.code)
-    return Candidate(node.id, life, "fit", "", got, 0, node.joined)
+    return Candidate(node.id, life, "fit", "", got, 0, node.joined, ready.warming)
 
 
 def candidates(cluster: Cluster, job: JobRecord) -> tuple[Candidate, ...]:

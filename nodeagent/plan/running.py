@@ -13,7 +13,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.hang import watching
 from nodeagent.plan.health import Sick, sick_members
 from nodeagent.plan.membership import gone_nodes, natural
-from nodeagent.plan.placement import choose, place
+from nodeagent.plan.placement import Placement, choose, place
 from nodeagent.plan.policies import match
 from nodeagent.plan.steps import Decision, End, propose, propose_or_hold
 
@@ -113,6 +113,8 @@ def _scale_out(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Dec
     placement = place(cluster, job)
     size = len(head.members)
     if len(placement.chosen) >= growing.want:
+        if cold := _cold(head, placement):
+            return Decision(None, (f"runs on {size} of {growing.want} nodes: {cold}",), growing.deadline)
         text = f"scaled from {size} to {len(placement.chosen)} nodes by {job.control.by or 'an operator'}"
         return _propose_or_stay(cluster, job, Cause(kind="scale", text=text), wall)
     if growing.before > size:
@@ -137,6 +139,8 @@ def _grow(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision
     at = max([head.since + cool] + [c.joined + cool for c in newcomers])
     if cluster.served < at:
         return Decision(None, (f"{short}; {names} joins after the cool-down of {cluster.timing.cooldown:g} s",), at)
+    if cold := _cold(head, placement):
+        return Decision(None, (f"{short}: {cold}",))
     cause = Cause(kind="join", text=f"{names} joined")
     return _propose_or_stay(cluster, job, cause, wall, left)
 
@@ -160,6 +164,12 @@ def _regain(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decisi
         cool = f"the cool-down of {cluster.timing.cooldown:g} s"
         return Decision(None, (f"{names} has more GPUs than are used; they are taken after {cool}",), at)
     return _propose_or_stay(cluster, job, Cause(kind="join", text=f"GPUs of {names} are back"), wall)
+
+
+def _cold(head: Head, placement: Placement) -> str:
+    """Newcomers that are not as warm as they will be: who trains goes on until they are. Their shims bound that."""
+    names = [c.node for c in placement.chosen if c.warming and c.node not in head.members]
+    return f"{', '.join(names)} is still warming up its workers" if names else ""
 
 
 def _healthy(cluster: Cluster, node: str) -> int:

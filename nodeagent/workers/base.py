@@ -63,6 +63,8 @@ class PodStatus(Record):
     standby_warm: bool = False
     parked: dict[int, int] = {}
     """Workers forked ahead, waiting for work: pid to bytes of memory that are its alone."""
+    warming: bool = False
+    """More are on their way, and nothing has been started here yet."""
     highest: Token | None = None
     """The newest generation this node promised to (fsynced); nothing lower ever starts."""
     generation: Token | None = None

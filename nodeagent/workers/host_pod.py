@@ -145,7 +145,7 @@ class PodHandle:
             else:
                 self._set(
                     phase="gone", reason="the shim died", folder="", standby_pid=None, standby_warm=False,
-                    parked={}, rendezvous=None,
+                    parked={}, warming=False, rendezvous=None,
                 )  # fmt: skip
             return
         if self._loop.time() - self._sweeping_since > STUCK_AFTER:

@@ -329,6 +329,7 @@ class Shim:
             "standby_pid": standby.pid,
             "standby_warm": standby.warm,
             "parked": {child.pid: child.private for child in standby.pool.waiting},
+            "warming": gang is None and standby.warm and standby.pool.filling,
             "highest": self.highest,
             "generation": gang.token if gang else None,
             "workers": gang.states() if gang else [],

@@ -72,10 +72,15 @@ class Pool:
         """Those that wait for work."""
         return [child for child in self._children if child.private is not None]
 
+    @property
+    def filling(self) -> bool:
+        """Some that should wait do not yet, and will: each of them within ``PARK_BOUND``, or they are given up."""
+        return self._lost < LOSSES and len(self.waiting) < min(self.size, MOST)
+
     def fill(self) -> None:
         """Fork the next one, if any is wanted; each that is ready brings the next."""
         coming = self._forking or len(self.waiting) < len(self._children)
-        if coming or self._refill is not None or self._lost >= LOSSES or len(self._children) >= min(self.size, MOST):
+        if coming or self._refill is not None or not self.filling:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)

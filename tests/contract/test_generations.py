@@ -273,6 +273,7 @@ async def test_an_ended_head_carries_its_holders_into_the_next(bench: Bench) -> 
 async def test_how_workers_left_is_kept_and_told_once(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1", "n2")
+    job = await bench.report(job, "n1", "running", reason="workers run again after 0.1 s")
     job = await bench.end(job, "pausing")
     left = PodReport(state="left", reason="checkpoint at step 7 in 0.1 s")
     for _ in range(2):

@@ -38,12 +38,12 @@ def check_no_step_lost(rows: list[dict[str, Any]], record_property: Any, job: di
     print(f"stood still, in seconds before each generation: {still}")
 
 
-def test_scaled_drained_paused_and_restarted_without_losing_a_step(
+def test_scaled_drained_joined_paused_and_restarted_without_losing_a_step(
     calm: Cluster, reference: dict[int, float], record_property: Any
 ) -> None:
     """One job through all planned stops that it goes on after; checkpoints of its own would come each 1000 steps."""
     calm.submit(
-        digits_job(calm.work, "kept", nodes="{min: 1, max: 3, target: 3}", steps=200, workers=1).replace(
+        digits_job(calm.work, "kept", nodes="{min: 1, max: 3, target: 3}", steps=300, workers=1).replace(
             '"--ckpt-every", "5"', '"--ckpt-every", "1000"'
         )
     )
@@ -57,22 +57,31 @@ def test_scaled_drained_paused_and_restarted_without_losing_a_step(
     story = calm.ctl("describe", "kept").stdout
     assert "Last stopped as planned:" in story
     assert story.count("checkpoint at step") == 3
+    calm.ctl("scale", "kept", "3", "--timeout", "60s")
+    job = calm.until_running("kept", 3, above=2)
+    assert job["cause"]["kind"] == "scale"
+    assert len(calm.happened("WorkersLeft", "kept")) == 5, "two had notice of the third one's coming"
+    calm.until_steps("kept", 10)
     leaves = running_on(job)[0]
     calm.ctl("drain", leaves, "--reason", "a fan", "--timeout", "60s")
-    calm.until_running("kept", 2, above=2)
+    calm.until_running("kept", 2, above=3)
+    calm.until_steps("kept", 10)
+    calm.ctl("uncordon", leaves)
+    job = calm.until_running("kept", 3, above=4)
+    assert job["cause"]["kind"] == "join"
     calm.until_steps("kept", 10)
     calm.ctl("pause", "kept", "--timeout", "60s")
     calm.ctl("resume", "kept", "--timeout", "60s")
-    calm.until_running("kept", 2, above=3)
+    calm.until_running("kept", 3, above=5)
     calm.until_steps("kept", 10)
     calm.ctl("restart", "kept", "--timeout", "60s")
-    calm.until_running("kept", 2, above=4)
+    calm.until_running("kept", 3, above=6)
     job = calm.until_phase("kept", "succeeded", 90)
-    assert (job["generation"], job["budget"]["used"]) == (5, 0)
+    assert (job["generation"], job["budget"]["used"]) == (7, 0)
     rows = read_steps(calm.work, "kept")
     check_no_step_lost(rows, record_property, job)
     check_steps(rows, reference)
-    check_complete(rows, 200)
+    check_complete(rows, 300)
 
 
 def test_a_stopped_job_goes_on_where_it_was_when_it_is_submitted_again(

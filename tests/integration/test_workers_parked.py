@@ -44,6 +44,28 @@ async def test_the_next_start_takes_them_and_they_are_replaced(tmp_path: Path) -
         assert not set(before) & set(after)
 
 
+async def test_it_tells_that_it_warms_up_until_the_first_ones_wait(tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text(SLEEP)
+    async with open_bench(tmp_path) as bench:
+        told = []
+
+        def ready(status: PodStatus) -> bool:
+            if status.phase == "ready":
+                told.append((status.warming, len(status.parked)))
+            return bool(status.parked)
+
+        bench.grant()
+        bench.host.prepare(UID, make_spec((PYTHON, "t.py"), tmp_path, workers=1))
+        status = await bench.until(ready)
+        assert not status.warming
+        assert set(told) == {(True, 0), (False, 1)}
+        for pid in status.parked:
+            os.kill(pid, signal.SIGKILL)
+        await bench.until(lambda s: not s.parked and s.warming)
+        status = await bench.running(1, ({}, {}))
+        assert not status.warming, "who trains is not waited for"
+
+
 async def test_more_workers_than_parked_ones(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         before = (await started(bench, tmp_path)).parked
@@ -99,6 +121,7 @@ async def test_a_thread_in_the_fork_is_told_and_the_worker_is_not_used(tmp_path:
         await bench.running(1, ({},))
         status = await bench.until(lambda s: "no workers are parked" in s.reason)
         assert "parked workers wait without warming up: the preloaded modules started 1 thread(s)" in status.reason
+        assert not status.warming, "none will come"
         assert not status.parked
         await stopped(bench)
         await bench.running(2, ({},))

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nodeagent.model.jobspec import Hang, Hooks, JobSpec, Nodes, Role, Submitter
 from nodeagent.model.pod import WorkerState
@@ -39,13 +39,14 @@ def make_spec(
     env_file: str | None = None,
     environ: Mapping[str, str] | None = None,
     hang: Hang | None = None,
+    workers: int | Literal["gpu"] = "gpu",
 ) -> JobSpec:
     """A job of this machine's own user."""
     recorded = {"PATH": os.environ["PATH"]} if environ is None else dict(environ)
     return JobSpec.model_validate(
         {
             "name": "train",
-            "roles": (Role(command=command, nodes=Nodes(min=1, max=1, target=1)),),
+            "roles": (Role(command=command, nodes=Nodes(min=1, max=1, target=1), workers_per_node=workers),),
             "working_dir": str(working_dir),
             "user": user,
             "env": dict(env or {}),

@@ -14,6 +14,9 @@ from nodeagent.workers.base import CommitWish, GivenUp, PodStatus, Rendezvous, S
 from tests.sim.network import Gate
 from tests.sim.virtual import SimClock
 
+WARM_UP = 0.3
+"""Seconds until the first workers of a pod that is ready are parked."""
+
 
 @dataclass
 class SimPod:
@@ -40,6 +43,8 @@ class SimPod:
     """SIGKILL is on its way: a promise need not wait for its end."""
     env: tuple[dict[str, str], ...] = ()
     stall: Stall | None = None
+    warming: bool = False
+    """Its first workers are being forked ahead."""
 
     def status(self) -> PodStatus:
         by_rank = {e.local_rank: e for e in self.exits}
@@ -53,7 +58,7 @@ class SimPod:
             standby_warm=True, highest=self.highest, generation=self.generation, workers=workers,
             exits=tuple(self.exits), fenced=self.fenced, refused=self.refused, rendezvous=self.rendezvous,
             commit=self.wish if self.alive else None,
-            stall=self.stall,
+            stall=self.stall, warming=self.warming and self.generation is None,
         )  # fmt: skip
 
 
@@ -277,8 +282,13 @@ class SimMachine:
 
         def warm() -> None:
             if self.pods.get(uid) is pod and pod.phase == "preparing":
-                pod.phase, pod.folder = "ready", self.folder
+                pod.phase, pod.folder, pod.warming = "ready", self.folder, True
+                self.later(WARM_UP, parked)
                 self.touch()
+
+        def parked() -> None:
+            pod.warming = False
+            self.touch()
 
         self.later(self.rng.uniform(0.2, 2.0), warm)
 

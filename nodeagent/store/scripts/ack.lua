@@ -16,7 +16,7 @@ if ack.ended ~= (job.head_state == 'ended') then
   return job_reply(job)
 end
 if A.last and job.last_number ~= '0' then
-  if A.last.state == 'left' and not job['last:' .. A.node] then
+  if A.last.state == 'left' and not string.match(job['last:' .. A.node] or '', '^%d+ left ') then
     event({ kind = 'WorkersLeft', job = job, node = A.node, generation = job.last_number, by = A.node,
       text = A.node .. ': ' .. cjson.decode(A.last.body).reason })
   end

@@ -76,7 +76,8 @@ def ack(
     if value.ended != (head.state == "ended"):
         return job
     if last is not None and job.last_number:
-        if last.state == "left" and node not in job.last_reports:
+        said = job.last_reports.get(node)
+        if last.state == "left" and (said is None or said.state != "left"):
             text = f"{node}: {last.reason}"
             s.event("WorkersLeft", job=job, node=node, generation=job.last_number, by=node, text=text)
         reports = job.last_reports | {node: _sequenced(job.last_reports, node, last)}

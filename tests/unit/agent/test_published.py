@@ -25,6 +25,11 @@ def test_readiness_of_each_phase(phase: PodPhase) -> None:
     }[one.state]  # fmt: skip
 
 
+def test_a_pod_that_warms_up_its_workers_is_ready_and_says_so() -> None:
+    one = readiness({UID: PodStatus(uid=UID, phase="ready", warming=True)})[UID]
+    assert (one.state, one.warming) == ("ready", True)
+
+
 def test_pods_as_published() -> None:
     workers = (WorkerState(rank=3, local_rank=0, pid=9, state="running"),)
     statuses = {

@@ -22,6 +22,7 @@ WALL = 1000.0
 NOW = 1_000_000
 """Served time of every cluster built here, unless said otherwise: long after everything else happened."""
 READY = Readiness(state="ready")
+WARMING = Readiness(state="ready", warming=True)
 PREPARING = Readiness(state="preparing", reason="imports torch")
 UNFIT = Readiness(state="unfit", reason="/shared/x is missing", code=127)
 

@@ -20,6 +20,7 @@ from tests.unit.plan.build import (
     UID,
     UNFIT,
     WALL,
+    WARMING,
     make_cluster,
     make_head,
     make_job,
@@ -250,6 +251,19 @@ def test_below_target_it_grows_only_when_gang_and_newcomer_have_been_steady(form
     assert decision.at == NOW + 1
     step = proposed(take(nodes, job, served=NOW + 1))
     assert (step.cause.kind, step.cause.text, step.planned) == ("join", "n3 joined", True)
+
+
+def test_who_trains_goes_on_until_the_newcomer_is_warm() -> None:
+    nodes: Nodes = ["n1", "n2", make_node("n3", ready={UID: WARMING})]
+    assert waits(take(nodes, running(2, target=3))) == "runs on 2 of 3 nodes: n3 is still warming up its workers"
+    nodes = ["n1", make_node("n2", ready={UID: WARMING}), "n3"]
+    assert proposed(take(nodes, running(2, target=3))).cause.text == "n3 joined", "a member's is no reason to wait"
+
+
+def test_a_need_does_not_wait_for_warm_workers() -> None:
+    nodes: Nodes = ["n1", make_node("n2", drain=True), make_node("n3", ready={UID: WARMING})]
+    assert set(proposed(take(nodes, running(2, target=2))).members) == {"n1", "n3"}
+    assert set(proposed(take(["n1", make_node("n2", ready={UID: WARMING})], make_job())).members) == {"n1", "n2"}
 
 
 def test_nobody_to_grow_with() -> None:

@@ -11,7 +11,18 @@ from nodeagent.model.timing import Timing
 from nodeagent.plan.gang import decide
 from nodeagent.plan.membership import should_prepare
 from nodeagent.plan.steps import Decision, Propose, Settle
-from tests.unit.plan.build import NOW, PREPARING, UID, WALL, make_cluster, make_head, make_job, make_node, make_spec
+from tests.unit.plan.build import (
+    NOW,
+    PREPARING,
+    UID,
+    WALL,
+    WARMING,
+    make_cluster,
+    make_head,
+    make_job,
+    make_node,
+    make_spec,
+)
 
 Nodes = Sequence[NodeRecord | str]
 COOL = round(Timing().cooldown * 1000)
@@ -55,6 +66,13 @@ def test_it_grows_at_once_when_all_newcomers_are_ready() -> None:
     assert [step.members[n].group_rank for n in ("n1", "n2", "n3", "n4")] == [0, 1, 2, 3]
     assert (step.cause.kind, step.planned, step.grace) == ("scale", True, None)
     assert step.cause.text == "scaled from 2 to 4 nodes by ann"
+
+
+def test_it_waits_until_all_newcomers_are_warm() -> None:
+    nodes: Nodes = ["n1", "n2", "n3", make_node("n4", ready={UID: WARMING})]
+    decision = take(nodes, job(OUT))
+    assert waits(decision) == "runs on 2 of 4 nodes: n4 is still warming up its workers"
+    assert decision.at == LATER, "not beyond what it was given"
 
 
 def test_it_does_not_grow_by_some_of_them() -> None:
