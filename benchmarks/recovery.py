@@ -28,6 +28,8 @@ LEAVING = Shape(least=1, helped=True)
 HANGING = Shape(helped=True, hang=2.0)
 """``helped``: its fourth hang would end a job that shows no progress in between."""
 
+WITH_GPUS = Shape(nodes=4, least=1, most=4, helped=True, gpus=True)
+
 FULL, LEFT = SHRINKING.world, SHRINKING.least * SHRINKING.workers
 GROWN = GROWING.most * GROWING.workers
 NOT_HERE = "not measured here"
@@ -113,6 +115,13 @@ ROWS = {
         "scaled from 2 nodes to 1: training stands still",
         LEAVING,
         lambda t: wishes.scale_down(t, FULL, LEFT),
+        5,
+        instead=HAS_NONE,
+    ),
+    "gpu_evicted": Row(
+        f"Xid 79 on one of {WITH_GPUS.world} GPUs → first step of the gang without it",
+        WITH_GPUS,
+        lambda t: wishes.evict_gpu(t, WITH_GPUS.world),
         5,
         instead=HAS_NONE,
     ),
