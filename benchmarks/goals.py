@@ -98,6 +98,7 @@ GOALS = (
     _no_step("scaled down: most steps lost", "scale_down"),
     _median("scaled up: median standstill", "scale_up", 0.2),
     _no_step("scaled up: most steps lost", "scale_up"),
+    _median("sick GPU out of the running job: median", "gpu_evicted", 1.0),
     _no_step("paused and resumed: most steps lost", "resume"),
     Goal("steps per second against bare torchrun", "steps_per_second", speed_ratio, 0.99, at_least=True, unit="x"),
     Goal("memory of an agent (PSS)", "at_rest", lambda r: _worst_agent(r, "pss_mb"), 60, unit=" MB"),

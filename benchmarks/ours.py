@@ -23,8 +23,11 @@ from nodeagent.ctl.client import Client, job_path
 from nodeagent.local import control, power
 from nodeagent.local.layout import HOME_VARIABLE, Folders
 from nodeagent.local.registry import Cluster, cluster, clusters
+from tests.e2e.driver import Driver
 
 JOB = "bench"
+PROBATION = "2s"
+"""Of a GPU that was evicted, before it is given back for the next trial."""
 CTL_TIMEOUT = 120.0
 """Seconds for any one command."""
 
@@ -42,6 +45,8 @@ class Ours:
         self.folder = folder
         self._environ = dict(environ or {})
         """The agents' own, beside this process's."""
+        self.driver: Driver | None = None
+        """Of the GPUs, where the training has some."""
         self._home = tempfile.TemporaryDirectory(prefix="nab-", dir="/tmp")  # short: it holds sockets
         home = Path(self._home.name)
         self._folders = Folders(home / "run", home / "data")
@@ -51,6 +56,8 @@ class Ours:
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True)
+        if self.shape is not None and self.shape.gpus:
+            self._environ |= self._give_gpus(self.shape.world)
         try:
             self.ctl("local", "up", "--nodes", str(self._nodes))
             status = self.status()
@@ -67,6 +74,17 @@ class Ours:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._clear_away()
+
+    def _give_gpus(self, count: int) -> dict[str, str]:
+        """What makes the agents find a driver that is not real. Raises LaunchError."""
+        self.driver = Driver(self.folder / "driver", count)
+        try:
+            found = self.driver.environ(self.folder / "nvml")
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise LaunchError(
+                f"the driver that is not real cannot be built, which takes a C compiler: {error}"
+            ) from error
+        return found | {"NODEAGENT__HEALTH__PROBATION": PROBATION}
 
     def ctl(self, *words: str) -> str:
         """Run ``nodeagentctl`` and return its output. Raises LaunchError."""
@@ -167,7 +185,8 @@ def job_file(folder: Path, shape: Shape) -> dict[str, Any]:
         "name": JOB,
         "command": [PYTHON, *shape.command(folder)],
         "nodes": shape.least if shape.least == shape.most else f"{shape.least}:{shape.most}",
-        "workers_per_node": shape.workers,
+        "workers_per_node": "gpu" if shape.gpus else shape.workers,
+        **({"uneven": True} if shape.gpus else {}),
         "working_dir": str(folder),
         "preload": ["torch"],
         "restarts": {"max": MAX_RESTARTS, "backoff": "0s..0s"},

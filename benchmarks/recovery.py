@@ -29,6 +29,8 @@ SCALING = Shape(nodes=3, least=1, most=3, helped=True)
 HANGING = Shape(helped=True, hang=2.0)
 """``helped``: its fourth hang would end a job that shows no progress in between."""
 
+WITH_GPUS = Shape(nodes=4, least=1, most=4, helped=True, gpus=True)
+
 FULL, LEFT = SHRINKING.world, SHRINKING.least * SHRINKING.workers
 GROWN = GROWING.most * GROWING.workers
 NOT_HERE = "not measured here"
@@ -121,6 +123,13 @@ ROWS = {
         "scaled from 1 node to 3: training stands still",
         SCALING,
         lambda t: wishes.scale_up(t, SCALING.least * SCALING.workers, SCALING.world),
+        5,
+        instead=HAS_NONE,
+    ),
+    "gpu_evicted": Row(
+        f"Xid 79 on one of {WITH_GPUS.world} GPUs → first step of the gang without it",
+        WITH_GPUS,
+        lambda t: wishes.evict_gpu(t, WITH_GPUS.world),
         5,
         instead=HAS_NONE,
     ),

@@ -15,7 +15,7 @@ from benchmarks.goals import LEASE, judged, p95, speed_ratio, times_faster
 from benchmarks.launcher import PYTHON, TRAIN, Shape
 from benchmarks.ours import job_file
 from benchmarks.phases import FLAT_OUT, IDLE
-from benchmarks.recovery import FULL_GANG, GROWING, HANGING, LEAVING, ROWS, SHRINKING
+from benchmarks.recovery import FULL_GANG, GROWING, HANGING, LEAVING, ROWS, SHRINKING, WITH_GPUS
 from benchmarks.speed import TURN, ratios
 from benchmarks.torchrun import ENVIRONMENT, rendezvous_arguments
 from nodeagent.model.timing import Timing
@@ -62,6 +62,9 @@ METHOD = f"""\
   (`--helped`, which does nothing under torchrun): the save is part of the seconds.
 - **Drained, scaled down:** as there, from two nodes to one; then back. torchrun's node leaves by SIGTERM to its
   launcher. **Scaled up:** from one node to three; one of the two newcomers was a spare, the other has to get ready.
+- **Xid 79:** an event of a driver that is not real (the tests', under the unmodified nvidia-ml-py) on a random GPU of
+  {WITH_GPUS.nodes} nodes of {WITH_GPUS.workers}, each with a worker that needs none; the time is taken before it is
+  written. The old gang's workers are dead before the new one's start.
 - **Resumed:** from the request to the first step, 4 s after the job had been paused.
 - **Steps per second:** no sleep between steps, a checkpoint every {FLAT_OUT.ckpt_every}. Both trainings are up and step
   in turns of {TURN:g} s, while everything of the other one (launchers, agents, Redis) is frozen, so that the machine's
@@ -77,7 +80,7 @@ METHOD = f"""\
 
 ## What this does not show
 
-GPUs and NCCL; real networks, where a dead node's sockets stay silent instead of closing; more than three nodes; large
+GPUs and NCCL; real networks, where a dead node's sockets stay silent instead of closing; more than four nodes; large
 state, whose loading then outweighs the restart. Here all nodes share one machine's cores, which slows torchrun's
 imports most.
 """

@@ -1,4 +1,5 @@
-"""What only nodeagent can be asked for, or survives: a drain, a scale, a pause, the death of an agent alone.
+"""What only nodeagent can be asked for, or survives: a drain, a scale, a pause, the death of an agent alone, a
+sick GPU.
 
 Each function takes a training that steps and leaves it as it was. Seconds are of training's standstill as the steps
 show it, so the start of a command is not in them.
@@ -21,6 +22,8 @@ WATCHED = 6.0
 """Seconds after an agent's death in which training must not stand still: two leases."""
 PAUSED = 4.0
 """Seconds that a paused job stays so."""
+OFF_THE_BUS = 79
+"""The Xid."""
 
 
 def drain(training: Ours, full: int, left: int) -> Trial:
@@ -106,6 +109,22 @@ def lose_first_node(training: Ours, full: int, left: int) -> Trial:
     """Power cut of rank 0's node, which also hosts the workers' rendezvous."""
     settle()
     return lose_node(training, training.node_of(0), full, left)
+
+
+def evict_gpu(training: Ours, full: int) -> Trial:
+    """Xid 79 on a random GPU. Seconds from its event to the first step of the gang without that GPU, before which the
+    old gang's workers are dead. Then an operator says that it is repaired, and the gang takes it again."""
+    assert training.driver is not None
+    settle()
+    old = training.log.newest()
+    at = time.monotonic()
+    training.driver.xid(OFF_THE_BUS, random.randrange(full))
+    new = _next(training, old, full - 1)
+    trial = Trial(new.first_step - at, steps_lost(training.log.gangs(), old, new))
+    training.driver.set()
+    training.ctl("health", "ack", training.job()["cause"]["node"])
+    _next(training, new, full)
+    return trial
 
 
 def _next(training: Ours, old: Gang, world: int) -> Gang:

@@ -67,6 +67,7 @@ _KERNEL: Mapping[str, Rule] = {
     "oom": _kernel("oom", "info", "none", "the kernel killed a process for want of memory"),
     "hung_task": _kernel("hung_task", "info", "none", "a process hangs in the kernel"),
     "io_error": _kernel("io_error", "degraded", "service", "a disk reported an error"),
+    "overrun": _kernel("overrun", "info", "none", "lines of the kernel's log were overwritten before they were read"),
 }
 _CONTAINED = 94
 _DOUBLE_BIT = 48

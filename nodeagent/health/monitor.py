@@ -77,6 +77,8 @@ class Monitor:
         self._changed, self._ours, self._checked = changed, ours, checked
         self._log = structlog.get_logger("health")
         self._memory, self._known = self._read()
+        self._followed = max(self._memory.at, max((e.at for e in self._memory.past), default=0.0))
+        """Unix time up to which the kernel's log was told of, by this agent or the one before it."""
         self.told = told(self._memory.verdicts)
         """The verdicts as other nodes are to hear them."""
         self._buses: dict[str, str] = {}
@@ -293,6 +295,7 @@ class Monitor:
         """What the probe of the machine tells."""
         if "host" in line:
             self._host = _host(line["host"])
+            self._followed = self._clock.wall()
         for fields in line.get("events", ()):
             self.hear(Event(**fields), "kernel")
         if "events" in line:
@@ -303,7 +306,7 @@ class Monitor:
         given = {
             "proc": machine.proc, "sys": machine.sysfs, "kmsg": machine.kmsg, "units": machine.units,
             "folders": list(machine.folders), "interfaces": list(machine.interfaces), "poll": HOST_PACE,
-            "since": max(self._memory.at, max((e.at for e in self._memory.past), default=0.0)),
+            "since": self._followed,
         }  # fmt: skip
         return (machine.python, "-S", "-m", "nodeagent.health.probe_host", json.dumps(given))
 

@@ -2,7 +2,7 @@
 
 Standard library only. Must never judge. A disk that does not answer holds up a thread of its own and nothing else.
 
-    {"events": [...]}    at most ten times a second; fields of readings.Event
+    {"events": [...]}    at once what is new; its repetitions along with the next "host"; fields of readings.Event
     {"host": {...}}      every ``POLL`` seconds; fields of readings.HostReading
     "problem": "..."     along with each "host" while the kernel's log cannot be read
 
@@ -19,6 +19,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import islice
 
 from nodeagent.health.kernellog import Folder
 
@@ -28,7 +30,10 @@ if TYPE_CHECKING:
 
 POLL = 5.0
 GATHER = 0.1
-"""Seconds between two tellings of events."""
+"""Seconds between two looks into the kernel's log while it is written to."""
+SHARE = 0.008
+"""Of a core: what the kernel's log may cost, however much is written. The kernel keeps what waits; what it overwrites
+meanwhile is told as lost."""
 LATE = 5.0
 """Seconds after which a folder that does not answer is told as one that does not."""
 FULL = 256 << 20
@@ -37,8 +42,8 @@ INIT_ROOT = "/proc/1/root"
 HOUR = 3600.0
 _MANAGER = "nvidia-fabricmanager.service"
 _RECORD = 8192
-_AT_ONCE = 2000
-"""Records read before anything else is looked at."""
+_AT_ONCE = 1500
+"""Records of one look."""
 
 
 class KernelLog:
@@ -46,25 +51,23 @@ class KernelLog:
 
     def __init__(self, path: str, since: float) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        self._since = since
-        self.folder = Folder(time.time() - time.clock_gettime(time.CLOCK_MONOTONIC))
+        self.folder = Folder(time.time() - time.clock_gettime(time.CLOCK_MONOTONIC), since)
 
     def fileno(self) -> int:
         return self._fd
 
-    def read(self) -> None:
-        """What is there, but no more than a share: a storm must not hold up the rest."""
-        read, take, fd, since = os.read, self.folder.read, self._fd, self._since
-        for _ in range(_AT_ONCE):
-            try:
-                data = read(fd, _RECORD)
-            except BlockingIOError:
-                return
-            except BrokenPipeError:  # overwritten before we came: go on with the oldest there is
-                continue
-            if not data:
-                return
-            take(data, since)
+    def read(self) -> bool:
+        """Take in what is there, but no more than a share: a storm must not hold up the rest. Whether there was any."""
+        records: list[bytes] = []
+        try:
+            for data in islice(iter(partial(os.read, self._fd, _RECORD), b""), _AT_ONCE):
+                records.append(data)
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:  # overwritten before we came: the next read goes on with the oldest there is
+            pass
+        self.folder.read(records)
+        return bool(records)
 
 
 class Ports:
@@ -176,6 +179,11 @@ def fabric_manager(sys_root: str, units: str) -> bool | None:
         return False
 
 
+def pause(spent: float) -> float:
+    """Seconds to wait after a look that took so many of CPU time."""
+    return max(GATHER, spent / SHARE)
+
+
 def tell(what: dict[str, Any]) -> None:
     """One line; the pipe's end is the end of this process."""
     sys.stdout.write(json.dumps(what) + "\n")
@@ -196,24 +204,25 @@ def main() -> None:
     poll = select.poll()
     if log is not None:
         poll.register(log, select.POLLIN)
-    due = told = 0.0
+    due, spent = 0.0, time.process_time()
     while True:
+        busy = log is not None and log.read()
+        if log is not None and (events := log.folder.news()):
+            tell({"events": events})
         now = time.monotonic()
-        if log is not None:
-            log.read()
-            if now - told >= GATHER and (events := log.folder.take()):
-                tell({"events": events})
-                told = now
         if now >= due:
             host = {
                 "memory_available": available_memory(proc),
                 "full_disks": folders.look(now),
                 "fabric_manager": fabric_manager(sys_root, given["units"]),
             }
-            tell({"host": host | ports.look(now)} | wrong)
+            repeated = log.folder.take() if log is not None else []
+            tell({"host": host | ports.look(now)} | ({"events": repeated} if repeated else {}) | wrong)
             due = now + given["poll"]
-        if poll.poll(1000 * max(0.0, due - time.monotonic())):
-            time.sleep(GATHER)  # a storm is read in gulps, not line by line
+        if busy:
+            time.sleep(pause(time.process_time() - spent))
+        spent = time.process_time()
+        poll.poll(1000 * max(0.0, due - time.monotonic()))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-EventKind = Literal["xid", "off_bus", "nvlink", "aer", "mce", "oom", "hung_task", "io_error"]
+EventKind = Literal["xid", "off_bus", "nvlink", "aer", "mce", "oom", "hung_task", "io_error", "overrun"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -107,9 +109,19 @@ def test_a_gpu_that_falls_off_the_bus_is_left_out_until_it_is_repaired(calm: War
     cluster = calm.cluster
     before = calm.start("lost", "uneven: true\n")
     sick = calm.uuid("n2", 1)
+    workers = cluster.workers("lost")
+    second = os.pidfd_open(cluster.workers("lost", "n2")[max(cluster.workers("lost", "n2"))])
+    at = time.monotonic()
     calm.driver.xid(79, 3)
+    assert select.select([second], [], [], BOUND)[0], "the worker on that GPU ends"
+    gone = time.monotonic() - at
+    os.close(second)
     calm.until_used("lost", NODES * EACH - 1)
     job = cluster.job("lost")
+    assert not set(workers.values()) & set(cluster.workers("lost").values())
+    steps = [step for step in read_steps(cluster.work, "lost") if step["generation"] == job["generation"]]
+    first = {step["rank"]: step["mono"] - at for step in reversed(steps)}
+    print(f"worker gone {gone:.3f} s after the Xid; the gang without it steps after {max(first.values()):.3f} s")
     assert job["generation"] == before["generation"] + 1, "one re-forming is enough"
     assert (job["cause"]["kind"], job["cause"]["node"], job["budget"]["used"]) == ("hardware", "n2", 0)
     assert cluster.pod("lost", "n2")["workers"][0]["state"] == "running"

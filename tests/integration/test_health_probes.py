@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from nodeagent.health.judge import Memory, judge
+from nodeagent.agent.clock import SystemClock
+from nodeagent.health import monitor as health
+from nodeagent.health.judge import Policy
 from nodeagent.health.probe import DEADLINE, MOST_STUCK, Probe
-from nodeagent.health.probe_host import GATHER
-from nodeagent.health.readings import Event, Readings
-from nodeagent.workers.linux import is_running, own_children
+from nodeagent.workers.linux import is_running
 from tests.fakenvml.build import build, write_state
 
 ROOT = Path(__file__).parents[2]
@@ -277,58 +276,27 @@ async def test_the_kernels_log(host: dict[str, Any]) -> None:
     assert (event["kind"], event["code"], event["device"], event["count"]) == ("xid", 79, "0000:3b:00", 1)
 
 
-def blow(path: str, lines: int) -> None:
-    """A storm of Xid 45 and 13 on eight GPUs, each line of its own text, one record a read as the kernel has it; in the
-    midst of it one line of another kind."""
-    log = os.open(path, os.O_WRONLY)
-    fcntl.fcntl(log, fcntl.F_SETFL, os.O_DIRECT)  # a pipe of packets
-    fcntl.fcntl(log, fcntl.F_SETPIPE_SZ, int(Path("/proc/sys/fs/pipe-max-size").read_text()))
-    for n in range(lines):
-        code = 13 if n % 4 == 0 else 45
-        os.write(log, b"3,%d,%d,-;NVRM: Xid (PCI:0000:%02x:00): %d, pid=%d, Ch %08x\n" % (
-            n, 1_000_000 + n, n % 8, code, n % 900, n
-        ))  # fmt: skip
-        if n == lines // 2:
-            os.write(log, b"3,1,1,-;EXT4-fs error (device sda1): ext4_find_entry\n")
+async def test_what_the_kernel_wrote_while_nobody_looked_is_judged_once(tmp_path: Path, host: dict[str, Any]) -> None:
+    """From the boot on at the first start, from the last agent's end at the next."""
+    place = health.Machine("boot", gpus=False, proc=host["proc"], sysfs=host["sys"], kmsg=host["kmsg"])
+    log = os.open(host["kmsg"], os.O_WRONLY)
+    fcntl.fcntl(log, fcntl.F_SETFL, os.O_DIRECT)  # a pipe of packets: one record a read
+    came = asyncio.Event()
+    for codes in ((79,), (79, 46)):  # the first line is still there at the second start
+        for age, code in zip((100, 0), codes, strict=False):
+            at = int((time.monotonic() - age) * 1e6)
+            os.write(log, b"3,1,%d,-;NVRM: Xid (PCI:0000:3b:00): %d, pid=1\n" % (at, code))
+        monitor = health.Monitor(
+            place, tmp_path, os.environ, SystemClock(), policy=Policy(), changed=came.set, ours=frozenset[int]
+        )
+        async with asyncio.TaskGroup() as group, asyncio.timeout(BOUND):
+            task = group.create_task(monitor.run())
+            while {(v.rule, v.count) for v in monitor.verdicts} != {(f"xid.{code}", 1) for code in codes}:
+                came.clear()
+                await came.wait()
+            await monitor.save()
+            task.cancel()
     os.close(log)
-
-
-@pytest.mark.parametrize(
-    "storm", [5_000, pytest.param(100_000, marks=[pytest.mark.endurance, pytest.mark.timeout(300)])]
-)
-async def test_a_storm_of_xids_is_a_few_lines_and_no_eviction(host: dict[str, Any], storm: int) -> None:
-    """Through a real probe. What it costs is counted by what is told: CPU time depends on what else this machine does,
-    and is printed."""
-    kinds = 8 + 1  # every fourth line is of one of two GPUs, the others of the other six; and one of another kind
-    counted: Counter[tuple[str, str, int]] = Counter()
-    lines = 0
-    async with watching(host) as machine:
-        await machine.until(lambda told: "host" in told)
-        probe = own_children()[-1]
-        began, before = time.monotonic(), cpu_seconds(probe)
-        blown = asyncio.create_task(asyncio.to_thread(blow, host["kmsg"], storm))
-        memory = Memory()
-        while counted.total() < storm + 1:
-            events = (await machine.until(lambda told: "events" in told))["events"]
-            lines += len(events)
-            for event in events:
-                counted[event["kind"], event["device"], event["code"]] += event["count"]
-            readings = Readings(boot="b", events=tuple(Event(**event) for event in events))
-            memory = judge(memory, readings, None, time.time(), 0.0)
-        await blown
-        spent, took = cpu_seconds(probe) - before, time.monotonic() - began
-    print(
-        f"{storm} lines in {took:.1f} s: {spent / took:.2%} of a core, {spent / storm * 1e6:.1f} us each, {lines} told"
-    )
-    assert len(counted) == kinds
-    assert counted.total() == storm + 1, "none is lost"
-    assert lines <= kinds * (took / GATHER + 1), "folded before they are told"
-    assert len(memory.past) == kinds, "one is kept of each distinct event"
-    assert not [v for v in memory.verdicts if v.bars], "nothing is evicted"
-
-
-def cpu_seconds(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 async def test_a_folder_that_is_not_there(tmp_path: Path, host: dict[str, Any]) -> None:

@@ -125,6 +125,7 @@ EVENT_CASES: dict[str, tuple[Callable[[float], list[Event]], Callable[[float], l
     "kernel.oom": (kernel("oom"), kernel("hung_task")),
     "kernel.hung_task": (kernel("hung_task"), kernel("oom")),
     "kernel.io_error": (kernel("io_error"), kernel("oom")),
+    "kernel.overrun": (kernel("overrun"), kernel("oom")),
     "xid.app.repeats": (day(31, 5, 0), day(31, 0.01, 0)),
     "xid.app.spread": (
         lambda at: [xid(31, at), xid(31, at, "GPU-b")],

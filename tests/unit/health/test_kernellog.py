@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.health.kernellog import MOST_KEPT, Folder, Line, bus_id, parse, record
+from nodeagent.health.probe_host import GATHER, SHARE, pause
 
 LINES = [
     ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.", "xid", "0000:3b:00", 79),
@@ -74,11 +75,12 @@ def test_what_is_beyond_all_bounds_is_counted() -> None:
     folder = Folder()
     for code in range(MOST_KEPT + 7):
         folder.add(Line("xid", "", code, "", 0))
-    assert (len(folder.take()), folder.beyond) == (MOST_KEPT, 7)
+    *kept, lost = folder.take()
+    assert (len(kept), lost["kind"], lost["count"]) == (MOST_KEPT, "overrun", 7)
 
 
 def xid_record(number: int, code: int = 45, bus: str = "0000:3b:00", channel: int = 0) -> bytes:
-    return b"3,%d,%d,-;NVRM: Xid (PCI:%s): %d, pid=7, Ch %08x\n" % (
+    return b"3,%d,%d,-;NVRM: Xid (PCI:%s): %d, pid=7, Ch %08x\n SUBSYSTEM=pci\n" % (
         number, number * 1_000_000, bus.encode(), code, channel
     )  # fmt: skip
 
@@ -86,22 +88,63 @@ def xid_record(number: int, code: int = 45, bus: str = "0000:3b:00", channel: in
 def test_records_of_a_storm_are_counted_without_being_understood_anew() -> None:
     """Each kind once, with the first line, all of them counted, and the time of the newest."""
     folder = Folder(boot_time=1000.0)
-    for number in range(1, 301):
-        folder.read(xid_record(number, 45 if number % 3 else 13, channel=number), since=0.0)
-    folder.read(xid_record(301, 45, "0000:5e:00"), since=0.0)
-    folder.read(b"6,302,302000000,-;eth0: link is up\n", since=0.0)
-    found = {(e["code"], e["device"]): (e["count"], e["at"]) for e in folder.take()}
+    storm = [xid_record(number, 45 if number % 3 else 13, channel=number) for number in range(1, 301)]
+    folder.read([*storm, b"6,301,301000000,-;eth0: link is up\n", xid_record(302, 45, "0000:5e:00")])
+    found = {(e["code"], e["device"]): (e["count"], e["at"], e["raw"][-11:]) for e in folder.take()}
     assert found == {
-        (45, "0000:3b:00"): (200, 1299.0), (13, "0000:3b:00"): (100, 1300.0), (45, "0000:5e:00"): (1, 1301.0),
-    }  # fmt: skip
-    folder.read(xid_record(303), since=0.0)
+        (45, "0000:3b:00"): (200, 1299.0, "Ch 00000001"),
+        (13, "0000:3b:00"): (100, 1300.0, "Ch 00000003"),
+        (45, "0000:5e:00"): (1, 1302.0, "Ch 00000000"),
+    }
+    folder.read([xid_record(303)])
     assert [(e["count"], e["raw"].startswith("NVRM: Xid")) for e in folder.take()] == [(1, True)]
 
 
-def test_records_told_before_are_left_out_and_code_4_is_not_code_45() -> None:
+def test_other_events_are_found_within_a_storm() -> None:
     folder = Folder()
-    folder.read(xid_record(10), since=10.0)
+    lost = b"2,3,3000000,-;NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.\n"
+    folder.read([xid_record(1), xid_record(2), lost, xid_record(4, 79), xid_record(5)])
+    assert [(e["kind"], e["code"], e["count"]) for e in folder.news()] == [
+        ("xid", 45, 3), ("xid", 79, 1), ("off_bus", 0, 1)
+    ]  # fmt: skip
+
+
+def test_what_is_new_is_told_at_once_and_its_repetitions_later() -> None:
+    folder = Folder()
+
+    def told(number: int, *codes: int) -> list[tuple[int, int]]:
+        folder.read([xid_record(number + i, code) for i, code in enumerate(codes)])
+        return [(e["code"], e["count"]) for e in folder.news()]
+
+    assert told(1, 45, 45) == [(45, 2)]
+    assert told(3, 45, 79, 45) == [(79, 1)]
+    assert told(6, 45, 79) == []
+    assert [(e["code"], e["count"]) for e in folder.take()] == [(45, 3), (79, 1)]
+    assert told(8, 45) == [], "it was told a moment ago"
+    assert [e["code"] for e in folder.take()] == [45]
     assert folder.take() == []
-    folder.read(xid_record(11, 45), since=10.0)
-    folder.read(xid_record(12, 4), since=10.0)
+    assert told(9, 45) == [(45, 1)], "it had stopped in between"
+
+
+def test_records_told_before_are_left_out_and_code_4_is_not_code_45() -> None:
+    folder = Folder(since=10.0)
+    folder.read([xid_record(10)])
+    assert folder.take() == []
+    folder.read([xid_record(9), xid_record(11, 45), xid_record(12, 4)])
     assert [e["code"] for e in folder.take()] == [45, 4]
+
+
+def test_records_that_were_overwritten_are_told_as_lost() -> None:
+    folder = Folder()
+    folder.read([b"6,100,1000000,-;what was before it is long gone\n"])
+    folder.read([b"6,101,1000000,-;a\n", b"6,105,2000000,-;b\n"])
+    folder.read([b"6,106,2000000,-;c\n"])
+    folder.read([xid_record(110)])
+    assert [(e["kind"], e["count"], e["at"]) for e in folder.take()] == [("overrun", 6, 110.0), ("xid", 1, 110.0)]
+    folder.read([b"nonsense", b"6,111,111000000,-;d\n"])
+    assert folder.take() == []
+
+
+@pytest.mark.parametrize(("spent", "seconds"), [(0.0, GATHER), (SHARE * GATHER / 2, GATHER), (SHARE * 0.7, 0.7)])
+def test_looking_into_the_log_takes_its_share_of_a_core_and_no_more(spent: float, seconds: float) -> None:
+    assert pause(spent) == pytest.approx(seconds)
