@@ -123,8 +123,8 @@ class Node:
         flags = [
             "--quiet", "--boot", f"--directory={self._folder / 'merged'}", f"--machine={OURS}-{self.name}",
             f"--hostname={self.name}", "--register=no", "--keep-unit", "--console=pipe",
-            f"--network-namespace-path={self._space}", "--resolv-conf=off", "--timezone=off", "--private-users=no", "--kill-signal=SIGRTMIN+3", "--link-journal=no",
-            f"--uuid={self._uuid}",
+            f"--network-namespace-path={self._space}", "--resolv-conf=off", "--timezone=off",
+            "--private-users=no", "--kill-signal=SIGRTMIN+3", "--link-journal=no", f"--uuid={self._uuid}",
             *(f"--bind-ro={here}:{there}" for here, there in self.binds.items()),
             *(f"--bind={here}:{there}" for here, there in self.shared.items()),
         ]  # fmt: skip
