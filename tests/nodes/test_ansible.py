@@ -102,6 +102,8 @@ def test_from_nothing_and_again(bare: Lab, rollout: Rollout) -> None:
     play = rollout.play("site")
     assert play.code == 0, play.text
     assert states(bare) == dict.fromkeys(NODES, "ready")
+    found = json.loads(bare.nodes["n1"].run(CTL, "doctor", "-o", "json", check=False).stdout)
+    assert [item for item in found["items"] if item["severity"] == "error"] == []
     again = rollout.play("site")
     assert (again.code, again.changed) == (0, 0), again.text
     assert "agents-secret" not in play.text + again.text

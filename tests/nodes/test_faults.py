@@ -5,55 +5,19 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.e2e.netns import both
-from tests.e2e.support import check_complete, check_steps, check_undisturbed
 from tests.nodes import image
 from tests.nodes.net import HUB
 from tests.nodes.support import STORE, Site
+from tests.nodes.training import ends_well, member, running, starts, told, undisturbed
 
 pytestmark = [pytest.mark.nodes, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(900)]
 
 NODES = 4
 ALL = ("n1", "n2", "n3", "n4")
-
-
-def running(calm: Site, name: str, nodes: str, count: int, steps: int = 60, delay: float = 0.3) -> dict[str, Any]:
-    """A training that has made its first steps."""
-    calm.train(name, nodes=nodes, steps=steps, delay=delay)
-    job = calm.until_running(name, count)
-    calm.until_steps(name, 5)
-    return job
-
-
-def ends_well(calm: Site, name: str, reference: dict[int, float], steps: int = 60) -> None:
-    """It reaches its last step, with the losses of an undisturbed run; no worker of an older generation ever stepped
-    beside a newer one."""
-    calm.until_phase(name, "succeeded", 400)
-    rows = calm.steps(name)
-    check_steps(rows, reference)
-    check_complete(rows, steps)
-
-
-def undisturbed(calm: Site, name: str, reference: dict[int, float], steps: int = 60) -> None:
-    ends_well(calm, name, reference, steps)
-    check_undisturbed(calm.steps(name))
-
-
-def member(job: dict[str, Any]) -> str:
-    """A node that runs it, but not rank 0."""
-    return next(str(p["node"]) for p in job["pods"] if p["node"] != job["chief"])
-
-
-def starts(calm: Site) -> dict[str, int]:
-    return {n["name"]: n["incarnation"]["start"] for n in calm.ask("/v1/nodes")["items"]}
-
-
-def told(what: str, since: float) -> None:
-    print(f"\n{what}: {time.monotonic() - since:.2f} s")
 
 
 def newer(calm: Site, folder: Path) -> Path:
