@@ -196,6 +196,15 @@ class Node:
         """A path of the running node as this machine can open it."""
         return Path(f"/proc/{self._leader}/root{path}")
 
+    def outside(self, pid: int) -> int:
+        """This machine's number of a process of the node."""
+        for file in self._groups[0].rglob("cgroup.procs"):
+            for seen in file.read_text().split():
+                status = Path(f"/proc/{seen}/status").read_text().splitlines()
+                if next(line for line in status if line.startswith("NSpid:")).split()[2:] == [str(pid)]:
+                    return int(seen)
+        raise AssertionError(f"{self.name} has no process {pid}")
+
     def run(
         self, *command: str, check: bool = True, given: str = "", limit: float = EXEC_LIMIT,
         user: str = "", environ: Mapping[str, str] = {},

@@ -46,6 +46,7 @@ def test_a_primarys_host_loses_its_power(watched: Site, reference: dict[int, flo
     watched.train("failover", nodes="2", steps=80, delay=0.3)
     watched.until_running("failover", 2)
     watched.until_steps("failover", 5)
+    watched.train("kept", nodes="3", steps=20)  # acknowledged just before
     started = time.monotonic()
     watched.lab.nodes[STORE].cut_power()
     watched.until(lambda: primary(watched, HOSTS[1]) in HOSTS[1:], 60, "another primary is named")
@@ -53,6 +54,7 @@ def test_a_primarys_host_loses_its_power(watched: Site, reference: dict[int, flo
     print(f"\npower cut of the primary's host to all nodes ready: {time.monotonic() - started:.2f} s")
     watched.lab.boot(STORE)
     watched.until(lambda: primary(watched, STORE) in HOSTS[1:], 60, "the old primary's sentinel has learnt of it")
+    assert watched.job("kept")["phase"] == "holding", "it waits for a third node"
     watched.until_phase("failover", "succeeded", 400)
     rows = watched.steps("failover")
     check_steps(rows, reference)
