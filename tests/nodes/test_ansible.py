@@ -18,6 +18,7 @@ from tests.nodes.image import python_version
 from tests.nodes.lab import Lab, lab
 from tests.nodes.lab import why_not as no_lab
 from tests.nodes.rollout import Rollout, why_not
+from tests.nodes.times import since, told
 
 pytestmark = [pytest.mark.nodes, pytest.mark.timeout(1200)]
 
@@ -101,14 +102,20 @@ def test_a_dry_run_changes_nothing(bare: Lab, rollout: Rollout) -> None:
 
 
 def test_from_nothing_and_again(bare: Lab, rollout: Rollout) -> None:
+    started = time.monotonic()
     play = rollout.play("site")
+    took = since(started)
     assert play.code == 0, play.text
     assert states(bare) == dict.fromkeys(NODES, "ready")
     found = json.loads(bare.nodes["n1"].run(CTL, "doctor", "-o", "json", check=False).stdout)
     assert [item for item in found["items"] if item["severity"] == "error"] == []
+    started = time.monotonic()
     again = rollout.play("site")
+    took_again = since(started)
     assert (again.code, again.changed) == (0, 0), again.text
     assert "agents-secret" not in play.text + again.text
+    told("Ansible, four nodes and Redis with Sentinel on three, from nothing", "", took)
+    told("the same once more: `changed=0`", "", took_again)
 
 
 def test_upgrade_and_rollback_under_load(bare: Lab, rollout: Rollout, bundles: tuple[Path, Path]) -> None:
@@ -118,7 +125,9 @@ def test_upgrade_and_rollback_under_load(bare: Lab, rollout: Rollout, bundles: t
     before, old = workers(bare), versions(bare)
     rollout.variables["nodeagent_bundle"] = str(bundles[1])
     rollout.inventory({"redis": STORES, "nodeagent": NODES})
+    started = time.monotonic()
     play = rollout.play("agents")
+    took = since(started)
     assert play.code == 0, play.text
     new = versions(bare)
     assert len(new) == 1
@@ -131,6 +140,7 @@ def test_upgrade_and_rollback_under_load(bare: Lab, rollout: Rollout, bundles: t
     job = ask(bare, "get", "count")
     assert (job["generation"], job["phase"]) == (1, "running")
     assert {line.split()[0] for line in steps(bare, 0)} == {"1"}
+    told("Ansible, upgrade of four nodes, one after the other", "same processes before and after", took)
 
 
 def test_one_node_cannot_be_reached(bare: Lab, rollout: Rollout) -> None:
@@ -152,9 +162,11 @@ def test_one_node_cannot_be_reached(bare: Lab, rollout: Rollout) -> None:
 def test_one_more_node_joins_the_running_job(bare: Lab, rollout: Rollout) -> None:
     bare.boot(MORE)
     rollout.inventory({"redis": STORES, "nodeagent": (*NODES, MORE)})
+    started = time.monotonic()
     play = rollout.play("agents")
     assert play.code == 0, play.text
     until(lambda: len(workers(bare)) == len(NODES) + 1, "the job has grown to the new node", 90)
+    told("Ansible, a fifth node beside four, until it trains", "grown", since(started))
 
 
 def test_removal_drains_and_a_purge_leaves_nothing(bare: Lab, rollout: Rollout) -> None:

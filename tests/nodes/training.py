@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from tests.e2e.support import check_complete, check_steps, check_undisturbed
@@ -38,7 +37,3 @@ def member(job: dict[str, Any]) -> str:
 
 def starts(calm: Site) -> dict[str, int]:
     return {n["name"]: n["incarnation"]["start"] for n in calm.ask("/v1/nodes")["items"]}
-
-
-def told(what: str, since: float) -> None:
-    print(f"\n{what}: {time.monotonic() - since:.2f} s")
