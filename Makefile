@@ -72,7 +72,9 @@ endurance: $(READY)
 
 nodes: $(READY)
 	$(PIP) --group nodes
-	$(BIN)/python -m pytest -m 'nodes or nodes_short' -s $(PYTEST_ARGS) tests/nodes
+	$(BIN)/python -m pytest -m 'nodes or nodes_short' -s --times benchmarks/nodes.json $(PYTEST_ARGS) \
+		tests/nodes
+	$(BIN)/python -m benchmarks --render
 
 # Each rule of the protocol, broken on purpose, and what caught it.
 mutants: $(READY)

@@ -39,7 +39,11 @@ def main() -> int:
     parser.add_argument(
         "--only", action="append", choices=list(PHASES), metavar="PHASE", help=f"{', '.join(PHASES)}; writes nothing"
     )
+    parser.add_argument("--render", action="store_true", help="measure nothing, write the document of what was")
     arguments = parser.parse_args()
+    if arguments.render:
+        write(json.loads(RESULTS.read_text()))
+        return 0
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: sys.exit(128 + number))  # so that everything is cleared away
     effort = QUICK if arguments.quick else Effort()
@@ -49,12 +53,16 @@ def main() -> int:
         print(f"NOT MEASURED: {failure}", file=sys.stderr)
     if not (arguments.quick or arguments.only or failures):
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-        lease = json.loads(LEASE_RESULTS.read_text()) if LEASE_RESULTS.exists() else None
-        DOCUMENT.write_text(markdown(results, lease))
-        PLOT.write_text(svg(results))
-        print("written: " + ", ".join(str(file.relative_to(HERE.parent)) for file in (DOCUMENT, PLOT, RESULTS)))
+        write(results)
     missed = arguments.check and not all(met for _, _, met in judged(results))
     return 1 if failures or missed else 0
+
+
+def write(results: Results) -> None:
+    lease = json.loads(LEASE_RESULTS.read_text()) if LEASE_RESULTS.exists() else None
+    DOCUMENT.write_text(markdown(results, lease))
+    PLOT.write_text(svg(results))
+    print("written: " + ", ".join(str(file.relative_to(HERE.parent)) for file in (DOCUMENT, PLOT, RESULTS)))
 
 
 def run(phases: list[str], effort: Effort) -> tuple[Results, list[str]]:

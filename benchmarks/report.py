@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks import leasecurve, paired
+from benchmarks import leasecurve, nodes, paired
 from benchmarks.goals import LEASE, judged, p95, speed_ratio, times_faster
 from benchmarks.launcher import PYTHON, TRAIN, Shape
 from benchmarks.ours import job_file
@@ -23,6 +23,8 @@ from nodeagent.model.timing import Timing
 Results = dict[str, Any]
 SNAPSHOTS = Path(__file__).with_name("snapshots.json")
 """The results of ``snapshot_cost.py``, which is run apart."""
+NODES = Path(__file__).with_name("nodes.json")
+"""What ``make nodes`` has measured."""
 
 VERDICT = f"""\
 **What follows.** Busy cores hardly delay a renewal: see the gaps. But a lease must also outlive an agent that is killed
@@ -100,6 +102,7 @@ def markdown(results: Results, lease: Results | None) -> str:
         METHOD,
         commands(),
         paired.section(json.loads(SNAPSHOTS.read_text())),
+        *([nodes.section(json.loads(NODES.read_text()))] if NODES.exists() else []),
     ]
     return "\n".join(parts)
 

@@ -23,6 +23,9 @@ COLLECTIVE = re.compile(
 """What PyTorch, gloo and NCCL write when a *peer* is gone: the writer is a victim. A plain "Connection refused" is
 not here: a script that cannot reach a service of its own is at fault itself."""
 
+OUT_OF_MEMORY = re.compile(r"^nodeagent: (out of memory(?:, it seems)?): ", re.MULTILINE)
+"""What the shim writes below a killed worker's last lines (``workers/shim_memory.py``)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Blame:
@@ -45,9 +48,11 @@ def shell_code(exited: WorkerExit) -> int:
 
 
 def describe(exited: WorkerExit) -> str:
-    """In words: ``exit code 7``, ``SIGKILL (9)``."""
+    """In words: ``exit code 7``, ``SIGKILL (9)``, ``SIGKILL (9), out of memory``."""
     if exited.signal is None:
         return f"exit code {exited.code}"
+    if exited.signal == signal.SIGKILL and (known := OUT_OF_MEMORY.search(exited.error)):
+        return f"SIGKILL (9), {known[1]}"
     try:
         return f"{signal.Signals(exited.signal).name} ({exited.signal})"
     except ValueError:

@@ -20,6 +20,7 @@ from nodeagent.workers.shim_children import Children, reap
 from nodeagent.workers.shim_guard import Guard
 from nodeagent.workers.shim_hook import Hook
 from nodeagent.workers.shim_loop import Delay, Loop
+from nodeagent.workers.shim_memory import MemoryKills
 from nodeagent.workers.shim_output import Capture, RotatingFile
 from nodeagent.workers.shim_record import Farewell, exit_record, record_text
 from nodeagent.workers.shim_spawn import start_program
@@ -90,6 +91,7 @@ class Gang:
     settled: bool = False
     stuck: list[int] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
+    _memory: MemoryKills = field(default_factory=MemoryKills)
     _hook: Hook | None = None
     _post_stop_done: bool = False
     _forking: int = 0
@@ -328,9 +330,11 @@ class Gang:
         self.parts.children.forget(w.pid)
         for capture in w.captures:
             capture.drain()
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and not w.stopped
         w.record = exit_record(
-            w.rank, w.local_rank, w.pid, status, w.stopped, w.order, w.error_file, w.captures[1].tail(), w.farewell
-        )
+            w.rank, w.local_rank, w.pid, status, w.stopped, w.order, w.error_file, w.captures[1].tail(), w.farewell,
+            self._memory.explain() if killed else "",
+        )  # fmt: skip
         self.parts.changed()
         name = f"g{self.token['number']}-r{w.rank}.json"
         try:

@@ -35,11 +35,14 @@ def exit_record(
     error_file: Path,
     tail: str,
     farewell: Farewell,
+    why: str = "",
 ) -> dict[str, Any]:
     """As model.world.WorkerExit. ``tail``: the last lines of standard error, used if the worker wrote no error
-    file."""
+    file. ``why``: what else is known of its end."""
     code = os.waitstatus_to_exitcode(status)
     error = "" if code == 0 else (_from_error_file(error_file) or tail)
+    if why:
+        error = f"{error.rstrip()}\n{why}".lstrip()
     return {
         "rank": rank,
         "local_rank": local_rank,

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "systemd", "systemd-sysv", "dbus", "libpam-systemd", "python3", "python3-venv", "python3-apt", "openssh-server",
     "sudo", "iproute2", "iputils-ping", "procps", "nftables", "ca-certificates", "redis-server", "redis-sentinel",
-    "logrotate", "libfaketime",
+    "logrotate",
 )  # fmt: skip
 MASKED = (
     "getty@tty1.service", "console-getty.service", "apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer",

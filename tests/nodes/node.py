@@ -23,7 +23,10 @@ CGROUP2 = next(p for p in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"
 NAMED = Path("/sys/fs/cgroup/systemd")
 """Of a host with the old hierarchy: nspawn wants its place there as well."""
 OURS = f"nodeagent-nodes-{os.getpid()}"
-"""The control group above those of this process's nodes."""
+"""The control group above those of this process's nodes, and how systemd-nspawn knows them: it has a folder for each
+name, which a run beside this one would take away from under it."""
+NAMES = Path("/run/systemd/nspawn/propagate")
+"""Those folders. They outlive a power cut."""
 BOOT = """
 for place in $1; do mkdir -p "$place"; echo $$ > "$place/cgroup.procs"; done
 mount -t overlay overlay -o "lowerdir=$2,upperdir=$3/upper,workdir=$3/work" "$3/merged"
@@ -38,10 +41,11 @@ class Keeper:
 
     def __init__(self) -> None:
         (CGROUP2 / OURS).mkdir(exist_ok=True)
-        script = 'read -r _; echo 1 >"$1/cgroup.kill"'
+        script = 'read -r _; echo 1 >"$1/cgroup.kill"; rm -rf "$2"-*'
         self._process = subprocess.Popen(
-            ["sh", "-c", script, "sh", str(CGROUP2 / OURS)], stdin=subprocess.PIPE, start_new_session=True
-        )
+            ["sh", "-c", script, "sh", str(CGROUP2 / OURS), str(NAMES / OURS)],
+            stdin=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
 
     def close(self) -> None:
         """End what is left, now."""
@@ -117,10 +121,10 @@ class Node:
         """Switch on; ``wait_up`` waits."""
         assert not self.is_up
         flags = [
-            "--quiet", "--boot", f"--directory={self._folder / 'merged'}", f"--machine={self.name}", "--register=no",
-            "--keep-unit", "--console=pipe", f"--network-namespace-path={self._space}", "--resolv-conf=off",
-            "--timezone=off", "--private-users=no", "--kill-signal=SIGRTMIN+3", "--link-journal=no",
-            f"--uuid={self._uuid}",
+            "--quiet", "--boot", f"--directory={self._folder / 'merged'}", f"--machine={OURS}-{self.name}",
+            f"--hostname={self.name}", "--register=no", "--keep-unit", "--console=pipe",
+            f"--network-namespace-path={self._space}", "--resolv-conf=off", "--timezone=off",
+            "--private-users=no", "--kill-signal=SIGRTMIN+3", "--link-journal=no", f"--uuid={self._uuid}",
             *(f"--bind-ro={here}:{there}" for here, there in self.binds.items()),
             *(f"--bind={here}:{there}" for here, there in self.shared.items()),
         ]  # fmt: skip
@@ -191,6 +195,15 @@ class Node:
     def here(self, path: str) -> Path:
         """A path of the running node as this machine can open it."""
         return Path(f"/proc/{self._leader}/root{path}")
+
+    def outside(self, pid: int) -> int:
+        """This machine's number of a process of the node."""
+        for file in self._groups[0].rglob("cgroup.procs"):
+            for seen in file.read_text().split():
+                status = Path(f"/proc/{seen}/status").read_text().splitlines()
+                if next(line for line in status if line.startswith("NSpid:")).split()[2:] == [str(pid)]:
+                    return int(seen)
+        raise AssertionError(f"{self.name} has no process {pid}")
 
     def run(
         self, *command: str, check: bool = True, given: str = "", limit: float = EXEC_LIMIT,

@@ -32,12 +32,27 @@ READY_LIMIT = 120.0
 REDIS_CONF = f"""bind 0.0.0.0
 port 6379
 requirepass {PASSWORD}
+masterauth {PASSWORD}
 appendonly yes
 maxmemory-policy noeviction
 dir /var/lib/redis
 daemonize no
 supervised systemd
 """
+
+SERVICE = "gpus"
+WATCHED = "min-replicas-to-write 1\nmin-replicas-max-lag 2\n"
+SENTINEL_CONF = f"""bind 0.0.0.0
+protected-mode no
+port 26379
+dir /var/lib/redis
+supervised systemd
+sentinel monitor {SERVICE} {{first}} 6379 2
+sentinel auth-pass {SERVICE} {PASSWORD}
+sentinel down-after-milliseconds {SERVICE} 3000
+sentinel failover-timeout {SERVICE} 6000
+"""
+"""As docs/config.md asks for: max lag + 1 + fence < down-after + lease."""
 
 
 class Site:
@@ -94,7 +109,7 @@ class Site:
 
     def _agents(self) -> list[Node]:
         """The nodes that have one."""
-        return [node for node in self.lab.nodes.values() if node.name != STORE]
+        return [node for node in self.lab.nodes.values() if not node.name.startswith(STORE)]
 
     def ask(self, path: str) -> Any:
         """What the API says, asked of the first agents that are up; as root of their node."""
@@ -206,20 +221,33 @@ class Site:
         return "\n".join(out)
 
 
-def redis_on(node: Node) -> str:
+def redis_on(node: Node, more: str = "") -> str:
     """Start a server on this node, for all; its URL."""
-    node.write("/etc/redis/redis.conf", REDIS_CONF)
+    node.write("/etc/redis/redis.conf", REDIS_CONF + more)
     node.run("systemctl", "enable", "--now", "redis-server")
     return f"redis://:{PASSWORD}@{node.address}:6379/0"
 
 
+def sentinels_on(nodes: Sequence[Node]) -> str:
+    """A primary on the first of these nodes, replicas on the others, a sentinel on each; their URL."""
+    first = nodes[0].address
+    for node in nodes:
+        replica = f"replicaof {first} 6379\n" if node is not nodes[0] else ""
+        node.write("/etc/redis/redis.conf", REDIS_CONF + WATCHED + replica)
+        node.write("/etc/redis/sentinel.conf", SENTINEL_CONF.format(first=first))
+        node.run("chown", "redis:redis", "/etc/redis/redis.conf", "/etc/redis/sentinel.conf")
+        node.run("systemctl", "enable", "--now", "redis-server", "redis-sentinel")
+    hosts = ",".join(f"{node.address}:26379" for node in nodes)
+    return f"redis+sentinel://:{PASSWORD}@{hosts}/{SERVICE}/0"
+
+
 @contextmanager
-def site(nodes: int) -> Iterator[Site]:
-    """So many nodes, n1 to nN, with an agent each, and a Redis beside them."""
+def site(nodes: int, stores: int = 1) -> Iterator[Site]:
+    """So many nodes, n1 to nN, with an agent each; beside them a Redis on a host of its own, or more with sentinels."""
     with lab() as one:
-        store = one.add(STORE, [])
+        hosts = [one.add(f"{STORE}{number or ''}", []) for number in range(stores)]
         names = [one.add(f"n{number}").name for number in range(1, nodes + 1)]
         one.boot()
-        place = Site(one, redis_on(store))
+        place = Site(one, redis_on(hosts[0]) if stores == 1 else sentinels_on(hosts))
         place.install(*names)
         yield place

@@ -18,10 +18,13 @@ from tests.nodes.image import python_version
 from tests.nodes.lab import Lab, lab
 from tests.nodes.lab import why_not as no_lab
 from tests.nodes.rollout import Rollout, why_not
+from tests.nodes.times import since, told
 
 pytestmark = [pytest.mark.nodes, pytest.mark.timeout(1200)]
 
-NODES = ("n1", "n2", "n3")
+NODES = ("n1", "n2", "n3", "n4")
+STORES = NODES[:3]
+MORE = "n5"
 CTL = "/opt/nodeagent/bin/nodeagentctl"
 LEFT = ("/opt/nodeagent", "/etc/nodeagent", "/var/lib/nodeagent", "/var/log/nodeagent", "/run/nodeagent",
         "/etc/systemd/system/nodeagent.service", "/var/cache/nodeagent", "/usr/local/bin/nodeagentctl")  # fmt: skip
@@ -30,11 +33,11 @@ COUNTING = "while :; do echo $NODEAGENT_GENERATION $$ >>/shared/steps-$RANK; sle
 
 @pytest.fixture(scope="module")
 def bare() -> Iterator[Lab]:
-    """Four machines with systemd, sshd and Redis' packages, three of them up."""
+    """Five machines with systemd, sshd and Redis' packages, four of them up."""
     if problem := no_lab() or why_not():
         pytest.skip(problem)
     with lab() as one:
-        for name in (*NODES, "n4"):
+        for name in (*NODES, MORE):
             one.add(name, [])
         one.boot(*NODES)
         yield one
@@ -58,9 +61,9 @@ def bundles(bare: Lab, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 def rollout(bare: Lab, bundles: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Rollout:
     """The operator's folder."""
     one = Rollout(bare, tmp_path_factory.mktemp("operator"), bundles[0])
-    sentinels = ",".join(f"{bare.nodes[name].address}:26379" for name in NODES)
+    sentinels = ",".join(f"{bare.nodes[name].address}:26379" for name in STORES)
     one.variables["nodeagent_redis_url"] = f"redis+sentinel://nodeagent@{sentinels}/nodeagent/0"
-    one.inventory({"redis": NODES, "nodeagent": NODES})
+    one.inventory({"redis": STORES, "nodeagent": NODES})
     return one
 
 
@@ -99,22 +102,32 @@ def test_a_dry_run_changes_nothing(bare: Lab, rollout: Rollout) -> None:
 
 
 def test_from_nothing_and_again(bare: Lab, rollout: Rollout) -> None:
+    started = time.monotonic()
     play = rollout.play("site")
+    took = since(started)
     assert play.code == 0, play.text
     assert states(bare) == dict.fromkeys(NODES, "ready")
+    found = json.loads(bare.nodes["n1"].run(CTL, "doctor", "-o", "json", check=False).stdout)
+    assert [item for item in found["items"] if item["severity"] == "error"] == []
+    started = time.monotonic()
     again = rollout.play("site")
+    took_again = since(started)
     assert (again.code, again.changed) == (0, 0), again.text
     assert "agents-secret" not in play.text + again.text
+    told("Ansible, four nodes and Redis with Sentinel on three, from nothing", "", took)
+    told("the same once more: `changed=0`", "", took_again)
 
 
 def test_upgrade_and_rollback_under_load(bare: Lab, rollout: Rollout, bundles: tuple[Path, Path]) -> None:
-    command = (CTL, "run", "--detach", "--name", "count", "--nodes", "1:4", "--", "sh", "-c", COUNTING)
+    command = (CTL, "run", "--detach", "--name", "count", "--nodes", "1:5", "--", "sh", "-c", COUNTING)
     bare.nodes["n1"].run(*command, user="train")
-    until(lambda: len(workers(bare)) == 3, "three workers run")
+    until(lambda: len(workers(bare)) == len(NODES), "a worker runs on each")
     before, old = workers(bare), versions(bare)
     rollout.variables["nodeagent_bundle"] = str(bundles[1])
-    rollout.inventory({"redis": NODES, "nodeagent": NODES})
+    rollout.inventory({"redis": STORES, "nodeagent": NODES})
+    started = time.monotonic()
     play = rollout.play("agents")
+    took = since(started)
     assert play.code == 0, play.text
     new = versions(bare)
     assert len(new) == 1
@@ -127,40 +140,45 @@ def test_upgrade_and_rollback_under_load(bare: Lab, rollout: Rollout, bundles: t
     job = ask(bare, "get", "count")
     assert (job["generation"], job["phase"]) == (1, "running")
     assert {line.split()[0] for line in steps(bare, 0)} == {"1"}
+    told("Ansible, upgrade of four nodes, one after the other", "same processes before and after", took)
 
 
 def test_one_node_cannot_be_reached(bare: Lab, rollout: Rollout) -> None:
     """The others get the new config; the job's worker there is nobody's affair."""
     rollout.variables["nodeagent_labels"] = {"rack": "r1"}
-    rollout.inventory({"redis": NODES, "nodeagent": NODES})
+    rollout.inventory({"redis": STORES, "nodeagent": NODES})
     bare.nodes["n3"].run("sh", "-c", "systemctl stop ssh; pkill sshd || true")  # connections that are kept, too
     play = rollout.play("agents")
     assert play.code != 0
     assert "n3 could not be reached, and is as it was" in play.text
-    assert all(play.hosts[name]["failed"] == 0 for name in ("n1", "n2")), play.text
-    for name, labelled in (("n1", True), ("n2", True), ("n3", False)):
+    assert all(play.hosts[name]["failed"] == 0 for name in NODES if name != "n3"), play.text
+    for name in NODES:
         text = bare.nodes[name].run("cat", "/etc/nodeagent/nodeagent.yaml").stdout
-        assert ("rack: r1" in text) == labelled
+        assert ("rack: r1" in text) == (name != "n3")
     bare.nodes["n3"].run("systemctl", "start", "ssh")
     assert rollout.play("agents", "--limit", "n3").code == 0
 
 
 def test_one_more_node_joins_the_running_job(bare: Lab, rollout: Rollout) -> None:
-    bare.boot("n4")
-    rollout.inventory({"redis": NODES, "nodeagent": (*NODES, "n4")})
+    bare.boot(MORE)
+    rollout.inventory({"redis": STORES, "nodeagent": (*NODES, MORE)})
+    started = time.monotonic()
     play = rollout.play("agents")
     assert play.code == 0, play.text
-    until(lambda: len(workers(bare)) == 4, "the job has grown to the new node", 90)
+    until(lambda: len(workers(bare)) == len(NODES) + 1, "the job has grown to the new node", 90)
+    told("Ansible, a fifth node beside four, until it trains", "grown", since(started))
 
 
 def test_removal_drains_and_a_purge_leaves_nothing(bare: Lab, rollout: Rollout) -> None:
-    refused = bare.nodes["n4"].run("/opt/nodeagent/setup", "remove", check=False)
+    refused = bare.nodes[MORE].run("/opt/nodeagent/setup", "remove", check=False)
     assert refused.returncode == 6, refused.stderr
-    rollout.inventory({"nodeagent": ["n4"]})
+    rollout.inventory({"nodeagent": [MORE]})
     play = rollout.play("remove", nodeagent_purge="true")
     assert play.code == 0, play.text
-    bare.nodes["n4"].run("sh", "-c", "! ls -d " + " ".join(LEFT))
-    until(lambda: ask(bare, "get", "count")["phase"] == "running" and len(workers(bare)) == 3, "the job goes on")
+    bare.nodes[MORE].run("sh", "-c", "! ls -d " + " ".join(LEFT))
+    until(
+        lambda: ask(bare, "get", "count")["phase"] == "running" and len(workers(bare)) == len(NODES), "the job goes on"
+    )
     again = rollout.play("remove", nodeagent_purge="true")
     assert (again.code, again.changed) == (0, 0), again.text
 

@@ -5,55 +5,20 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.e2e.netns import both
-from tests.e2e.support import check_complete, check_steps, check_undisturbed
 from tests.nodes import image
 from tests.nodes.net import HUB
 from tests.nodes.support import STORE, Site
+from tests.nodes.times import since, told
+from tests.nodes.training import ends_well, member, running, starts, undisturbed
 
 pytestmark = [pytest.mark.nodes, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(900)]
 
 NODES = 4
 ALL = ("n1", "n2", "n3", "n4")
-
-
-def running(calm: Site, name: str, nodes: str, count: int, steps: int = 60, delay: float = 0.3) -> dict[str, Any]:
-    """A training that has made its first steps."""
-    calm.train(name, nodes=nodes, steps=steps, delay=delay)
-    job = calm.until_running(name, count)
-    calm.until_steps(name, 5)
-    return job
-
-
-def ends_well(calm: Site, name: str, reference: dict[int, float], steps: int = 60) -> None:
-    """It reaches its last step, with the losses of an undisturbed run; no worker of an older generation ever stepped
-    beside a newer one."""
-    calm.until_phase(name, "succeeded", 400)
-    rows = calm.steps(name)
-    check_steps(rows, reference)
-    check_complete(rows, steps)
-
-
-def undisturbed(calm: Site, name: str, reference: dict[int, float], steps: int = 60) -> None:
-    ends_well(calm, name, reference, steps)
-    check_undisturbed(calm.steps(name))
-
-
-def member(job: dict[str, Any]) -> str:
-    """A node that runs it, but not rank 0."""
-    return next(str(p["node"]) for p in job["pods"] if p["node"] != job["chief"])
-
-
-def starts(calm: Site) -> dict[str, int]:
-    return {n["name"]: n["incarnation"]["start"] for n in calm.ask("/v1/nodes")["items"]}
-
-
-def told(what: str, since: float) -> None:
-    print(f"\n{what}: {time.monotonic() - since:.2f} s")
 
 
 def newer(calm: Site, folder: Path) -> Path:
@@ -78,9 +43,10 @@ def test_every_agent_is_upgraded_under_load(calm: Site, reference: dict[int, flo
     for name in ALL:
         calm.lab.nodes[name].run("systemctl", "restart", "--no-block", "nodeagent")
     calm.until(lambda: starts(calm) == {n: s + 1 for n, s in before.items()}, 120, "all are upgraded")
-    told("upgrade of 4 agents", started)
+    took = since(started)
     undisturbed(calm, "upgraded", reference, 80)
     assert "0.1.1" in calm.lab.nodes["n1"].run(f"{image.VENV}/bin/nodeagent", "--version").stdout
+    told("upgrade of four agents: new wheels, then all restarted", "no step lost", took)
 
 
 def test_a_rolling_upgrade_in_the_middle_of_a_fault(calm: Site, reference: dict[int, float], tmp_path: Path) -> None:
@@ -95,6 +61,7 @@ def test_a_rolling_upgrade_in_the_middle_of_a_fault(calm: Site, reference: dict[
     calm.until_running("rolling", 3, above=job["generation"])
     calm.lab.boot(victim)
     ends_well(calm, "rolling", reference, 80)
+    told("power cut in the middle of a rolling upgrade", "goes on without the node, whole again at the end")
 
 
 def test_a_node_that_was_frozen_for_6_s_does_no_harm(calm: Site, reference: dict[int, float]) -> None:
@@ -102,11 +69,12 @@ def test_a_node_that_was_frozen_for_6_s_does_no_harm(calm: Site, reference: dict
     victim, started = member(job), time.monotonic()
     calm.lab.nodes[victim].freeze()
     calm.until_running("frozen", 3, above=job["generation"])  # the fourth node steps in
-    told("freeze to the next generation", started)
+    took = since(started)
     time.sleep(max(0.0, 6 - (time.monotonic() - started)))
     calm.lab.nodes[victim].thaw()
     calm.until_nodes("ready", victim)
     ends_well(calm, "frozen", reference)  # no step, and no commit, of what was thawed
+    told("node frozen for 6 s, until the next generation runs", "re-formed; no stale step after the thaw", took)
 
 
 def test_cable_out_and_back(calm: Site, reference: dict[int, float]) -> None:
@@ -115,22 +83,25 @@ def test_cable_out_and_back(calm: Site, reference: dict[int, float]) -> None:
     with calm.lab.net.unplugged(victim):
         calm.unasked.add(victim)
         calm.until_running("cable", 3, above=job["generation"])
-        told("cable out to the next generation", started)
+        took = since(started)
     calm.unasked.clear()
     calm.until_nodes("ready", victim)
     ends_well(calm, "cable", reference)
+    told("cable out, until the next generation runs", "re-formed", took)
 
 
 def test_a_one_way_cut(calm: Site, reference: dict[int, float]) -> None:
     """It hears all others, and none of them hears it."""
     job = running(calm, "oneway", "'2:3'", 3)
-    victim = member(job)
+    victim, started = member(job), time.monotonic()
     with calm.lab.net.cut([(victim, other) for other in (*ALL, STORE) if other != victim]):
         calm.unasked.add(victim)
         calm.until_running("oneway", 3, above=job["generation"])
+        took = since(started)
     calm.unasked.clear()
     calm.until_nodes("ready", victim)
     ends_well(calm, "oneway", reference)
+    told("nothing that it sends arrives (one-way cut), until the next generation runs", "re-formed", took)
 
 
 def test_a_slow_cable(calm: Site, reference: dict[int, float]) -> None:
@@ -139,6 +110,7 @@ def test_a_slow_cable(calm: Site, reference: dict[int, float]) -> None:
         calm.train("slow", nodes="4", steps=40)
         calm.until_running("slow", 4)
         undisturbed(calm, "slow", reference, 40)
+    told("25 ms each way, 0.5 % loss, 20 Mbit/s on one node's cable", "no step lost")
 
 
 def test_redis_is_cut_off_for_10_s(calm: Site, reference: dict[int, float]) -> None:
@@ -148,6 +120,7 @@ def test_redis_is_cut_off_for_10_s(calm: Site, reference: dict[int, float]) -> N
         calm.until_steps("storecut", 5)
     calm.until_nodes("ready", *ALL)
     undisturbed(calm, "storecut", reference, 80)
+    told("Redis' host cut off for 10 s", "no step lost")
 
 
 def test_the_host_of_redis_is_rebooted(calm: Site, reference: dict[int, float]) -> None:
@@ -157,6 +130,7 @@ def test_the_host_of_redis_is_rebooted(calm: Site, reference: dict[int, float]) 
     calm.lab.boot(STORE)
     calm.until_nodes("ready", *ALL)
     undisturbed(calm, "storeboot", reference, 80)
+    told("Redis' host switched off, and on again after 5 s", "no step lost")
 
 
 def test_a_killed_agent_is_back_before_its_workers_miss_it(calm: Site, reference: dict[int, float]) -> None:
@@ -165,9 +139,10 @@ def test_a_killed_agent_is_back_before_its_workers_miss_it(calm: Site, reference
     before, started = starts(calm)[victim], time.monotonic()
     calm.lab.nodes[victim].run("systemctl", "kill", "--kill-who=main", "--signal=KILL", "nodeagent")
     calm.until(lambda: starts(calm)[victim] == before + 1, 60, "it is back")
-    told("kill -9 of an agent to its return", started)
+    took = since(started)
     ends_well(calm, "crash", reference)
     assert calm.job("crash")["restarts"] == 0
+    told("`kill -9` of an agent, until it is back", "not re-formed", took)
 
 
 def test_a_node_that_is_imaged_anew_under_its_name(calm: Site, reference: dict[int, float]) -> None:
@@ -182,3 +157,4 @@ def test_a_node_that_is_imaged_anew_under_its_name(calm: Site, reference: dict[i
     calm.install(victim)
     assert calm.node(victim)["incarnation"]["life"] != life
     ends_well(calm, "anew", reference)
+    told("node imaged anew under its name", "re-formed; the node joins with a new life")

@@ -10,6 +10,7 @@ from tests.e2e.support import check_complete, check_steps, check_undisturbed
 from tests.nodes.lab import SHARED
 from tests.nodes.node import Node
 from tests.nodes.support import CTL, Site
+from tests.nodes.times import since, told
 
 pytestmark = [pytest.mark.nodes_short, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(900)]
 
@@ -94,14 +95,14 @@ def test_restart_loses_no_step_and_stop_is_a_graceful_leave(calm: Site, referenc
     calm.until(lambda: all(calm.node(n)["incarnation"]["start"] == 2 for n in ("n1", "n2", "n3")), 60, "all are back")
     calm.until_steps("served", 10)
     check_undisturbed(calm.steps("served"))
+    told("`systemctl restart` of three agents at once", "no step lost")
     before = calm.job("served")
     started = time.monotonic()
     calm.lab.nodes["n2"].run("systemctl", "stop", "nodeagent")
-    took = time.monotonic() - started
+    took = since(started)
     assert calm.states()["n2"] == "left"
     after = calm.until_running("served", 2, above=before["generation"])
     assert after["generation"] == before["generation"] + 1
-    print(f"\nsystemctl stop: {took:.2f} s")
     calm.lab.nodes["n2"].run("systemctl", "start", "nodeagent")
     calm.until_nodes("ready", "n2")
     calm.until_phase("served", "succeeded", 240)
@@ -110,6 +111,7 @@ def test_restart_loses_no_step_and_stop_is_a_graceful_leave(calm: Site, referenc
     check_complete(rows, 60)
     made = [row["step"] for row in rows if row["rank"] == 0]
     assert len(made) == len(set(made)), "a step was made twice: it had not been saved when the node was told to stop"
+    told("`systemctl stop` of a node that trains", "no step lost or made twice", took)
 
 
 def test_a_shutdown_is_a_graceful_leave(calm: Site, reference: dict[int, float]) -> None:
@@ -119,7 +121,7 @@ def test_a_shutdown_is_a_graceful_leave(calm: Site, reference: dict[int, float])
     victim = next(p["node"] for p in before["pods"] if p["node"] != before["chief"])
     started = time.monotonic()
     calm.lab.nodes[victim].power_off()
-    print(f"\npoweroff of a node that trains: {time.monotonic() - started:.2f} s")
+    took = since(started)
     assert calm.states()[victim] == "left"
     calm.until_phase("off", "succeeded", 240)
     rows = calm.steps("off")
@@ -127,6 +129,7 @@ def test_a_shutdown_is_a_graceful_leave(calm: Site, reference: dict[int, float])
     check_complete(rows, 40)
     made = [row["step"] for row in rows if row["rank"] == 0]
     assert len(made) == len(set(made)), "a step was made twice: it had not been saved when the node was switched off"
+    told("`poweroff` of a node that trains, drain included", "no step lost or made twice", took)
 
 
 def test_a_power_cut_costs_a_lease(calm: Site, reference: dict[int, float]) -> None:
@@ -137,14 +140,14 @@ def test_a_power_cut_costs_a_lease(calm: Site, reference: dict[int, float]) -> N
     started = time.monotonic()
     calm.lab.nodes[victim].cut_power()
     calm.until_running("cut", 2, above=before["generation"])
-    took = time.monotonic() - started
-    print(f"\npower cut to the next generation: {took:.2f} s")
+    took = since(started)
     assert took < 15
     calm.lab.boot(victim)
     calm.until_nodes("ready", victim)
     calm.until_phase("cut", "succeeded", 240)
     check_steps(calm.steps("cut"), reference)
     check_complete(calm.steps("cut"), 60)
+    told("power cut, until the next generation runs", "re-formed", took)
 
 
 def test_run_follows_a_training_across_nodes(calm: Site) -> None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import socket
 import subprocess
 import threading
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nodeagent.doctor.machine import Looker, closed, look_at, look_at_folder
+from nodeagent.doctor.machine import NEEDED, Looker, closed, look_at, look_at_folder
 from nodeagent.model.hostfacts import HostFacts
 from nodeagent.spec.agentconfig import AgentConfig
 
 ROOT = os.geteuid() == 0
+PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
 
 def config(folder: Path, **more: Any) -> AgentConfig:
@@ -40,6 +44,13 @@ def test_a_look_at_this_machine(tmp_path: Path) -> None:
 def test_without_an_agent_its_limits_are_not_known_but_its_modules_are(tmp_path: Path) -> None:
     facts = look_at(config(tmp_path), "n1", "", None)
     assert (facts.memlock, facts.missing) == (None, ())
+
+
+def test_an_installation_has_all_that_is_looked_for() -> None:
+    wanted = tomllib.loads(PYPROJECT.read_text())["project"]["dependencies"]
+    installed = {re.split(r"[<>=]", one)[0] for one in wanted}
+    brought = packages_distributions()
+    assert [name for name in NEEDED if not installed & {one.lower().replace("_", "-") for one in brought[name]}] == []
 
 
 def test_an_address_that_is_not_this_machines(tmp_path: Path) -> None:
