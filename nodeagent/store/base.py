@@ -16,8 +16,8 @@ A run id that differs (a restart, a fail-over, other data) also opens a **recove
 Until it ends, together with that amnesty, agents may offer what they know (``restore``), and every step that decides
 something of a job (all but join, beat, restore and the reads) is refused (``recovering``). Where an offer shows that
 writes were lost, it lasts until all nodes that were live were heard, within a bound (``Offer``). Each recovery begins a
-new **era**, a text that names it; an agent's view of the store is known by its era and its revision. Revisions only grow
-from era to era, so that of two versions of a record the one with the higher revision is always the newer.
+new **era**, a text that names it; an agent's view of the store is known by its era and its revision. Revisions only
+grow from era to era, so that of two versions of a record the one with the higher revision is always the newer.
 
 All served times are integer milliseconds since the cluster's record began; the clock stands at 0 until the first join
 has written the timing.
