@@ -71,6 +71,8 @@ class Node:
         self._identity: Identity | None = None
         self._task: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._awaited = False
+        """The next start is under way."""
 
     @property
     def standing_in(self) -> bool:
@@ -120,17 +122,21 @@ class Node:
         async def split() -> int:
             return 2
 
-        await end_as_planned(agent, split=split, awaited=lambda: False, hold_off=lambda _until: None, clock=self.clock)
+        await end_as_planned(
+            agent, split=split, awaited=lambda: self._awaited, hold_off=lambda _until: None, clock=self.clock
+        )
         self._ending = None
         await self.kill_agent()
 
     async def take_over(self) -> None:
-        """The next start, which waits until a stand-in may be ended."""
-        while True:
-            if not self.standing_in or self.agent is None or self.agent.settled:
-                self.start_agent()
-                return
-            await asyncio.sleep(0.05)
+        """The next start, which waits until a stand-in may be ended; meanwhile that one waits for it."""
+        self._awaited = True
+        try:
+            while self.standing_in and self.agent is not None and not self.agent.settled:
+                await asyncio.sleep(0.05)
+        finally:
+            self._awaited = False
+        self.start_agent()
 
     async def kill_agent(self) -> None:
         """SIGKILL, also to a stand-in."""

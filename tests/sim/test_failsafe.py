@@ -141,9 +141,8 @@ def test_members_that_come_back_one_by_one_go_on_though_one_would_be_enough() ->
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_worker_that_dies_without_the_store_is_replaced_when_it_is_back(seed: int) -> None:
-    """By whichever member is served first. Where that is a victim, who failed first is not known yet when the gang
-    forms anew, and the fault stays in the history as that; the culprit's own end is in the reports as soon as it is
-    heard."""
+    """By whichever member is served first. Where that is a victim, who failed first is not known yet when the gang is
+    formed anew, and the history keeps it so; the culprit's own end is in the reports as soon as it is heard."""
 
     async def scenario(c: SimCluster) -> None:
         await started(c, 2, 3)

@@ -93,6 +93,7 @@ class FakeView:
         self.away_since: float | None = None
         self.lent: dict[str, float] = {}
         self.not_lent: dict[str, str] = {}
+        self.store_waits = ""
         self.disks: tuple[str, ...] = ("n1", "n2")
         """Nodes on whose disks everything is."""
         self.unlike: dict[str, dict[str, Any]] = {}
@@ -163,7 +164,7 @@ class FakeView:
         return AgentHealth(
             joined=self.joined, reason="" if self.joined else "the id n1 is taken by 10.0.0.9",
             lease_left=2.0, beat_age=0.1, store_away_since=self.away_since, loop_lag=0.001,
-            lent=self.lent, not_lent=self.not_lent,
+            lent=self.lent, not_lent=self.not_lent, store_waits=self.store_waits,
         )  # fmt: skip
 
     # --- what agents would do ---

@@ -15,7 +15,9 @@ from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
 from nodeagent.api.shapes import lent_json, pods_json
 from nodeagent.api.view import AgentHealth
+from nodeagent.ctl.jobtext import job_lines
 from nodeagent.store.base import StoreRefusedError
+from nodeagent.store.words import waits_for
 from nodeagent.workers.base import PodStatus
 from tests.unit.api.fakes import FakeView, spec
 from tests.unit.api.test_metrics import values
@@ -170,3 +172,21 @@ async def test_an_agent_that_started_while_the_store_is_away_says_so(tmp_path: P
         status, body = await told(session, "/v1/jobs")
     assert (status, body["error"]["code"]) == (503, "not_joined")
     assert "the store does not answer" in body["error"]["message"]
+
+
+async def test_whom_a_store_that_lost_writes_waits_for_is_every_jobs_reason(tmp_path: Path) -> None:
+    view = FakeView(tmp_path)
+    await view.join()
+    await view.store.submit("u1", spec(), 1000, 1.0, "alice", "r1")
+    await view.refresh()
+    view.reasons = ("2 nodes are wanted",)
+    async with served(view) as session:
+        _, before = await told(session, "/v1/jobs/digits")
+        view.store_waits = waits_for(("n7", "n8"), 42.0)
+        _, detail = await told(session, "/v1/jobs/digits")
+        _, listed = await told(session, "/v1/jobs")
+    assert before["why"] == ["2 nodes are wanted"]
+    assert detail["why"] == [view.store_waits, "2 nodes are wanted"]
+    assert (detail["reason"], listed["items"][0]["reason"]) == (view.store_waits, view.store_waits)
+    assert "start their agents, if you can" in "\n".join(job_lines(detail))
+    assert "start their agents" not in "\n".join(job_lines(before))
