@@ -98,6 +98,9 @@ class WorkerExit(Record):
     """Seconds that saving its state took then; None if nothing was kept."""
     overdue: float | None = None
     """The grace, in seconds, that ran out before it had ended: then it was killed."""
+    missed: bool = False
+    """It was to leave with the others, and died before it had begun to save; or it was killed since it waited for one
+    that had."""
 
 
 class PodReport(Record):

@@ -7,7 +7,8 @@ import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from nodeagent.model.world import PodReport, WorkerExit
+from nodeagent.model.job import JobRecord
+from nodeagent.model.world import Head, PodReport, WorkerExit
 
 REFORM_CODES = frozenset({101, 102})
 """Exit codes that ask to be re-formed and are not counted (Paddle's elastic convention)."""
@@ -74,7 +75,18 @@ def farewell(exits: Iterable[WorkerExit]) -> str:
     if late:
         ranks = ", ".join(str(e.rank) for e in sorted(late, key=lambda e: e.rank))
         parts.append(f"grace of {late[0].overdue:g} s ran out: rank{'s' if len(late) > 1 else ''} {ranks} killed")
+    missed = sorted(e.rank for e in told if e.missed)
+    if missed:
+        ranks = f"rank{'s' if len(missed) > 1 else ''} {', '.join(map(str, missed))}"
+        parts.append(f"{ranks} made no last checkpoint, since not all ranks lived to make it")
     return "; ".join(parts)
+
+
+def leaves_broken(job: JobRecord, head: Head) -> bool:
+    """Whether some ranks of the gang that is stopped as planned are gone, and never came to leave: the others wait for
+    them in vain. A node that was lost meanwhile has become the generation's cause (``gang.py``)."""
+    lost = head.state == "forming" and head.cause.kind == "node_lost"
+    return lost or any(e.missed for r in job.last_reports.values() for e in r.exits)
 
 
 def is_failure(exited: WorkerExit) -> bool:

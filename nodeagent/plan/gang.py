@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nodeagent.model.job import TERMINAL, JobRecord, Outcome
-from nodeagent.model.world import Head
+from nodeagent.model.world import Cause, Head
 from nodeagent.plan import faults
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import sick_members
@@ -127,4 +127,8 @@ def _form_again(
     members_gone = [n for n in gone if n in head.members]
     news = why or "; ".join(drop.values()) or (f"then node {', '.join(members_gone)} lost" if members_gone else "")
     cause = head.cause.model_copy(update={"text": f"{head.cause.text}; {news}"}) if news else head.cause
+    if head.planned and (left := [n for n in gone if n in head.holders]):
+        # Its workers were to leave with the others, who need not wait for it (see blame.leaves_broken).
+        text = f"node {', '.join(left)} lost, while workers left since {head.cause.text}"
+        cause = Cause(kind="node_lost", text=text, node=left[0])
     return propose_or_hold(cluster, job, cause, gone, None, head.planned, without=drop, grace=head.grace)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.world import Ack, Head, PodReport, Token
-from nodeagent.plan.blame import describe, farewell, is_failure
+from nodeagent.plan.blame import describe, farewell, is_failure, leaves_broken
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.faults import final_report
 from nodeagent.plan.health import claimed
@@ -43,13 +43,14 @@ class Promise:
 class Stop:
     """Stop what runs; ``grace`` None is SIGKILL now. ``promise``: what to promise while it dies, so that disk and
     rendezvous cost no time of their own; only where nobody is left who could still need the old rendezvous.
-    ``given_up``: have the snapshots in memory written out."""
+    ``given_up``: have the snapshots in memory written out. ``broken``: not all ranks will leave together."""
 
     uid: str
     grace: float | None
     why: str
     promise: Promise | None = None
     given_up: GivenUp | None = None
+    broken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,14 +325,14 @@ def _farewell(status: PodStatus) -> PodReport | None:
 
 def _stop(job: JobRecord, head: Head | None, planned: bool, why: str) -> Stop:
     grace = job.spec.grace if head is None or head.grace is None else head.grace
-    return Stop(job.uid, grace if planned else None, why, given_up=_given_up(job, head) if planned else None)
+    if not planned or head is None:
+        return Stop(job.uid, None, why)
+    return Stop(job.uid, grace, why, given_up=_given_up(job, head), broken=leaves_broken(job, head))
 
 
-def _given_up(job: JobRecord, head: Head | None) -> GivenUp | None:
+def _given_up(job: JobRecord, head: Head) -> GivenUp | None:
     """What the snapshots of those that stop have to be written out for; None where all nodes go on, with their memory.
     The same on each of them, as long as none has acknowledged: and none does before its snapshots are written."""
-    if head is None:
-        return None
     since = (job.checkpoint.number, job.checkpoint.step) if job.checkpoint is not None else (0, 0)
     if head.state == "ended":
         return GivenUp(stays=False, world=0, since=since)

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from nodeagent.train.agree import LastStep, Store, come, highest_of_all, wait_for
 from nodeagent.train.context import context
@@ -56,21 +56,27 @@ class Leaving:
         what must be done belongs in ``save``.
         """
         began = time.monotonic()
+        self._say("leave.saving")
         try:
             kept = save() is not False
         except BaseException:
             self._saved(wait=False)  # the others need not wait for one that failed
             raise
         took = time.monotonic() - began if kept else None
-        if self._link is not None:
-            try:
-                self._link.ask("leave.done", step=step, seconds=took)
-            except LinkError as error:
-                print(f"nodeagent: left at step {step}, but could not say so: {error}", file=sys.stderr)
+        self._say("leave.done", step=step, seconds=took)
         self._saved(wait=True)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(LEFT)  # ended in the ordinary way, what still holds the process group may hang
+
+    def _say(self, name: str, **fields: Any) -> None:
+        """Told to the shim, which keeps the story and tells who waits in vain; leaving goes on without it."""
+        if self._link is None:
+            return
+        try:
+            self._link.ask(name, **fields)
+        except LinkError as error:
+            print(f"nodeagent: leaving, but could not say so ({name}): {error}", file=sys.stderr)
 
     def _listen(self, link: Link) -> None:
         """In a thread: until the shim says that it is time, then until the ranks agree."""

@@ -138,9 +138,10 @@ class PodHost(Protocol):
         or something older lives."""
         ...
 
-    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None) -> None:
+    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:
         """Stop whatever runs: SIGTERM, then SIGKILL after ``grace`` seconds; None is SIGKILL now. A shorter grace
-        overrides a longer one. ``given_up``: the snapshots in memory are written out, within the grace."""
+        overrides a longer one. ``given_up``: the snapshots in memory are written out, within the grace. ``broken``: a
+        rank is missing that was to leave with the others, so those that wait for it are killed."""
         ...
 
     def look(self, uid: str) -> None:

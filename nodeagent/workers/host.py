@@ -161,8 +161,9 @@ class ShimHost:
     def start(self, uid: str, order: StartOrder) -> None:
         self._command(uid, "start", **order.model_dump())
 
-    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None) -> None:
-        self._command(uid, "stop", grace=grace, given_up=given_up.model_dump() if given_up is not None else None)
+    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:
+        plain = given_up.model_dump() if given_up is not None else None
+        self._command(uid, "stop", grace=grace, given_up=plain, broken=broken)
 
     def look(self, uid: str) -> None:
         self._command(uid, "look")

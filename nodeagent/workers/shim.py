@@ -249,7 +249,7 @@ class Shim:
         if self.hang is not None:
             self.hang.stop_reading()
         if self.gang is not None:
-            self.gang.stop(command["grace"], command.get("given_up"))
+            self.gang.stop(command["grace"], command.get("given_up"), command.get("broken", False))
 
     def _do_committed(self, command: Command) -> None:
         self.commits.answered(command["wish"], command["refused"])

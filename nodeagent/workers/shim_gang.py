@@ -19,12 +19,14 @@ from nodeagent.workers.linux import pidfd_ended, write_atomic
 from nodeagent.workers.shim_children import Children, reap
 from nodeagent.workers.shim_guard import Guard
 from nodeagent.workers.shim_hook import Hook
+from nodeagent.workers.shim_leaving import abandon, ended
 from nodeagent.workers.shim_loop import Delay, Loop
 from nodeagent.workers.shim_memory import MemoryKills
 from nodeagent.workers.shim_output import Capture, RotatingFile
-from nodeagent.workers.shim_record import Farewell, exit_record, record_text
+from nodeagent.workers.shim_record import exit_record, record_text
 from nodeagent.workers.shim_spawn import start_program
 from nodeagent.workers.shim_standby import Standby
+from nodeagent.workers.shim_worker import Worker
 from nodeagent.workers.shim_writeout import WriteOut
 
 STUCK_AFTER = 10.0
@@ -53,31 +55,6 @@ class Parts:
 
 
 @dataclass(slots=True)
-class Worker:
-    rank: int
-    local_rank: int
-    error_file: Path
-    log: RotatingFile
-    captures: tuple[Capture, Capture]
-    pid: int = 0
-    pidfd: int = -1
-    by_standby: bool = False
-    ended: bool = False
-    stopped: bool = False
-    fenced: bool = False
-    order: int = 0
-    leave: Callable[[float], None] | None = None
-    """Asks it to leave by itself within so many seconds, which it wants to be instead of a SIGTERM."""
-    farewell: Farewell = field(default_factory=Farewell)
-    record: dict[str, Any] | None = None
-    step: int | None = None
-    doing: str = ""
-    """What it told of its progress, as last shown."""
-    stepped: float | None = None
-    """When (CLOCK_BOOTTIME) it told its first step."""
-
-
-@dataclass(slots=True)
 class Gang:
     """One generation, from its order to its end."""
 
@@ -89,6 +66,8 @@ class Gang:
     fenced: bool = False
     stopping: bool = False
     settled: bool = False
+    broken: bool = False
+    """Not all of its ranks, on all nodes, lived to leave together."""
     stuck: list[int] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
     _memory: MemoryKills = field(default_factory=MemoryKills)
@@ -143,16 +122,16 @@ class Gang:
         if not self._run_hook("pre_start", self._start_workers):
             self._start_workers("")
 
-    def stop(self, grace: float | None, given_up: Mapping[str, Any] | None = None) -> None:
+    def stop(self, grace: float | None, given_up: Mapping[str, Any] | None = None, broken: bool = False) -> None:
         """See base.PodHost.stop."""
         if self.settled:
             return
         self._given_up = given_up if grace is not None else None
-        for w in self._living():
+        for w in self.living():
             if pidfd_ended(w.pidfd):
                 self._on_end(w)
         self.stopping = True
-        for w in self._living():
+        for w in self.living():
             w.stopped = True
         if self._hook is not None and not self._post_stop_done:
             self._hook.kill("was stopped")
@@ -160,7 +139,7 @@ class Gang:
             self._kill_all()
         else:
             if self._kill_at is None:
-                for w in self._living():
+                for w in self.living():
                     if w.leave is not None:
                         w.leave(grace)
                     else:
@@ -173,6 +152,8 @@ class Gang:
                         delay.cancel()
                 self._kill = self.parts.loop.after(grace, self._grace_over)
                 self._early = self.parts.loop.after(grace * EARLY, self._write_early)
+            if broken:
+                abandon(self)
         self.parts.changed()
         self.settle()
 
@@ -219,7 +200,7 @@ class Gang:
 
     def _write_early(self) -> None:
         """Workers that take all of the grace, stuck in a collective perhaps, leave no time for it after their end."""
-        if self._hook is None and any(w.leave is None for w in self._living()):
+        if self._hook is None and any(w.leave is None for w in self.living()):
             self._begin_write_out()
 
     def _is_written_out(self) -> bool:
@@ -296,7 +277,7 @@ class Gang:
             for capture in w.captures:
                 capture.close()
         if self.stopping or self.refused:
-            for other in self._living():
+            for other in self.living():
                 other.stopped = True
             self._kill_all()
         if not self._forking:
@@ -330,10 +311,10 @@ class Gang:
         self.parts.children.forget(w.pid)
         for capture in w.captures:
             capture.drain()
-        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and not w.stopped
+        ended(self, w, status)
         w.record = exit_record(
             w.rank, w.local_rank, w.pid, status, w.stopped, w.order, w.error_file, w.captures[1].tail(), w.farewell,
-            self._memory.explain() if killed else "",
+            "" if w.stopped else self._memory.explain(status),
         )  # fmt: skip
         self.parts.changed()
         name = f"g{self.token['number']}-r{w.rank}.json"
@@ -343,11 +324,11 @@ class Gang:
             print(f"exit record {name} is lost: {error.strerror}", file=sys.stderr, flush=True)
         self.settle()
 
-    def _living(self) -> list[Worker]:
+    def living(self) -> list[Worker]:
         return [w for w in self.workers if w.pid and not w.ended]
 
     def _grace_over(self) -> None:
-        for w in self._living():
+        for w in self.living():
             w.farewell.overdue = self._grace
         self._kill_all(f"was not done when the grace of {self._grace:g} s was over")
 
@@ -355,7 +336,7 @@ class Gang:
         self._kill_at = time.monotonic()
         if self._write_out is not None:
             self._write_out.kill(f"the helper {why}")
-        for w in self._living():
+        for w in self.living():
             self.parts.guard.signal(w.pid, signal.SIGKILL)
         self._watch_for_stuck()
 
@@ -367,7 +348,7 @@ class Gang:
         self._stuck_check = None
         if self.settled:
             return
-        self.stuck = [w.pid for w in self._living()] + self.parts.children.orphans()
+        self.stuck = [w.pid for w in self.living()] + self.parts.children.orphans()
         self.parts.changed()
         self._watch_for_stuck()
 

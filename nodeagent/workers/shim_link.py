@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from nodeagent.workers.shim_peer import MAX_FDS, VERSION, Peer
 
 if TYPE_CHECKING:
-    from nodeagent.workers.shim_gang import Gang, Worker
+    from nodeagent.workers.shim_gang import Gang
+    from nodeagent.workers.shim_worker import Worker
 
 OPS = "worker."
 """How the names of a worker's messages begin."""

@@ -6,6 +6,8 @@ control group has no count of its own, the machine's is taken, and the words say
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 ROOT = Path("/")
@@ -23,8 +25,10 @@ class MemoryKills:
         self._certain = group is not None
         self._before = _count(self._file)
 
-    def explain(self) -> str:
-        """Why a worker that nobody here killed may have ended by SIGKILL; empty if not for this."""
+    def explain(self, status: int) -> str:
+        """Why a worker that nobody here stopped may have ended with this wait status; empty if not for this."""
+        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
+            return ""
         killed = _count(self._file) - self._before
         if killed <= 0:
             return ""

@@ -23,6 +23,9 @@ class Farewell:
     left_at: int | None = None
     saved_in: float | None = None
     overdue: float | None = None
+    missed: bool = False
+    saving: bool = False
+    """It has begun to save; not told to others."""
 
 
 def exit_record(
@@ -56,6 +59,7 @@ def exit_record(
         "left_at": farewell.left_at,
         "saved_in": farewell.saved_in,
         "overdue": farewell.overdue,
+        "missed": farewell.missed,
     }
 
 

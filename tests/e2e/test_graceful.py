@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.support import ROOT, Cluster, check_complete, check_steps, digits_job, read_steps
+from tests.e2e.support import ROOT, Cluster, bounded, check_complete, check_steps, digits_job, read_steps
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
 
@@ -163,6 +165,46 @@ def test_where_grace_runs_out_that_is_told(calm: Cluster) -> None:
     assert "grace of 1 s ran out: rank 0 killed" in story
     assert "grace of 1 s ran out: rank 1 killed" in story
     assert len(calm.happened("WorkersLeft", "late")) == 2
+
+
+STEPS_ALONE = """
+import os, time
+import torch, torch.distributed as dist
+from nodeagent.train.leaving import Leaving
+
+dist.init_process_group("gloo")
+leaving, step = Leaving(), 0
+while True:
+    if leaving.at(step):
+        leaving.leave(step, lambda: False)
+    step += 1
+    time.sleep(0.02)
+    open({folder!r} + "/up." + os.environ["NODEAGENT_GENERATION"] + os.environ["RANK"], "w").close()
+"""
+
+
+def test_a_gang_that_grows_does_not_wait_for_a_worker_that_died_as_it_left(calm: Cluster) -> None:
+    """One that was stopped before it could say its step: the others cannot know what is in its way, but its death."""
+    folder, script = calm.work / "alone", calm.work / "alone.py"
+    folder.mkdir()
+    script.write_text(STEPS_ALONE.format(folder=str(folder)))
+    calm.submit(
+        f"name: alone\ncommand: {json.dumps([sys.executable, str(script)])}\n"
+        "nodes: {min: 1, max: 3, target: 2}\nworkers_per_node: 1\n"
+        "preload: [torch, torch.distributed]\ngrace: 60s\n"
+    )
+    calm.until_running("alone", 2)
+    calm.until(lambda: len(list(folder.glob("up.1*"))) == 2, 30, "both step")
+    victim = calm.workers("alone")[1]
+    os.kill(victim, signal.SIGSTOP)
+    with bounded(calm.start("scale", "alone", "3", "--timeout", "80s")) as scale:
+        calm.until(lambda: calm.job("alone")["phase"] == "forming", 30, "the two are to leave for the third")
+        os.kill(victim, signal.SIGKILL)
+        job = calm.until_running("alone", 3, limit=30, above=1)
+        assert scale.wait(30) == 0
+    assert (job["generation"], job["cause"]["kind"], job["budget"]["used"]) == (2, "scale", 0)
+    assert "ranks lived to make it" in calm.ctl("describe", "alone").stdout
+    calm.ctl("stop", "alone")
 
 
 def test_a_checkpoint_of_the_helpers_is_committed_within_the_grace(calm: Cluster, record_property: Any) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
+from textwrap import indent
 
-from tests.integration.workers_support import UID, make_spec, open_bench, wait_for
+from tests.integration.workers_support import UID, make_spec, open_bench, pid_of, wait_for
 
 ROOT = Path(__file__).parents[2]
 PREPARE = f"""
@@ -117,3 +120,98 @@ async def test_one_that_asks_when_the_stop_has_begun_is_told_what_is_left(tmp_pa
         bench.host.stop(UID, 600)
         status = await bench.until(lambda s: s.phase == "exited")
         assert (status.exits[0].code, bench.output()) == (3, ["up", "yes"])
+
+
+def ranks(*texts: str) -> str:
+    """One script for workers that each do something else, by RANK; they are up when the shim has heard them ask."""
+    parts = "\n".join(f"def rank{number}():\n" + indent(text, "    ") for number, text in enumerate(texts))
+    return f"{parts}\nglobals()['rank' + os.environ['RANK']]()\n"
+
+
+WAITS = """
+asked = want_to_be_asked()
+say("up")
+answer(asked)
+say("asked")
+time.sleep(600)
+"""
+SAVES = """
+asked = want_to_be_asked()
+say("up")
+answer(asked)
+ask("leave.saving")
+say("saving")
+while not Path("disk").exists():
+    time.sleep(0.01)
+ask("leave.done", step=7, seconds=0.5)
+time.sleep(600)
+"""
+PLAIN = """
+say("up")
+while not Path("disk").exists():
+    time.sleep(0.01)
+os._exit(0)
+"""
+
+
+async def test_those_that_wait_for_one_that_died_as_it_left_are_killed_and_those_that_save_are_not(
+    tmp_path: Path,
+) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, ranks(WAITS, WAITS, SAVES, PLAIN)), tmp_path))
+        status = await bench.running(1, tuple({"RANK": str(rank)} for rank in range(4)))
+        pids = {w.rank: pid_of(w) for w in status.workers}
+        for rank in range(4):
+            await bench.output_line("up", rank=rank)
+        bench.host.stop(UID, 600)
+        for rank, word in ((0, "asked"), (1, "asked"), (2, "saving")):
+            await bench.output_line(word, rank=rank)
+        os.kill(pids[0], signal.SIGKILL)
+        status = await bench.until(lambda s: len(s.exits) == 2)
+        assert [(e.rank, e.signal, e.stopped, e.missed) for e in status.exits] == [
+            (0, 9, True, True),
+            (1, 9, True, True),
+        ]
+        (tmp_path / "disk").touch()
+        status = await bench.until(lambda s: s.phase == "exited")
+        saved, plain = sorted(status.exits[2:], key=lambda e: e.rank)
+        assert (saved.left_at, saved.saved_in, saved.missed) == (7, 0.5, False)
+        assert (plain.code, plain.missed) == (0, False)
+
+
+async def test_one_that_died_elsewhere_is_as_good_a_reason(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, STAYS), tmp_path))
+        await bench.running()
+        await bench.output_line("up")
+        bench.host.stop(UID, 600)
+        await bench.output_line("asked")
+        bench.host.stop(UID, 600, broken=True)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert (status.exits[0].signal, status.exits[0].missed) == (9, True)
+
+
+ENDS = """
+asked = want_to_be_asked()
+say("up")
+answer(asked)
+say("asked")
+while not Path("end").exists():
+    time.sleep(0.01)
+os._exit(0)
+"""
+
+
+async def test_one_that_had_no_more_to_do_is_not_missed(tmp_path: Path) -> None:
+    """The others have come to the end of their training as well, and need their grace for what they do there."""
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, ranks(ENDS, STAYS)), tmp_path))
+        await bench.running(1, ({"RANK": "0"}, {"RANK": "1"}))
+        await bench.output_line("up", rank=0)
+        await bench.output_line("up", rank=1)
+        bench.host.stop(UID, 600)
+        await bench.output_line("asked", rank=1)
+        (tmp_path / "end").touch()
+        status = await bench.until(lambda s: len(s.exits) == 1)
+        assert (status.exits[0].code, status.exits[0].missed, status.phase) == (0, False, "stopping")
+        assert [w.state for w in status.workers] == ["exited", "running"]

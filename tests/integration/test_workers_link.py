@@ -19,10 +19,11 @@ from nodeagent.train import link as train_link
 from nodeagent.train.link import Link, LinkError
 from nodeagent.workers import shim_peer
 from nodeagent.workers.base import CommitWish
-from nodeagent.workers.shim_gang import Gang, Worker
+from nodeagent.workers.shim_gang import Gang
 from nodeagent.workers.shim_link import OPS, Call, WorkerLink
 from nodeagent.workers.shim_loop import Loop
 from nodeagent.workers.shim_peer import Peer
+from nodeagent.workers.shim_worker import Worker
 from tests.integration.workers_support import UID, make_spec, open_bench, pid_of, token, wait_for
 
 ROOT = Path(__file__).parents[2]

@@ -132,7 +132,9 @@ class Node:
         """The next start, which waits until a stand-in may be ended; meanwhile that one waits for it."""
         self._awaited = True
         try:
-            while self.standing_in and self.agent is not None and not self.agent.settled:
+            while self.standing_in:
+                if self.agent is None or self.agent.settled:
+                    break
                 await asyncio.sleep(0.05)
         finally:
             self._awaited = False

@@ -69,8 +69,8 @@ class SimHost:
     def start(self, uid: str, order: StartOrder) -> None:
         self._do(lambda: self._machine.start(uid, order))
 
-    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None) -> None:
-        self._do(lambda: self._machine.stop(uid, grace, given_up))
+    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:
+        self._do(lambda: self._machine.stop(uid, grace, given_up, broken))
 
     def look(self, uid: str) -> None:
         self._do(lambda: self._machine.look(uid))

@@ -77,6 +77,8 @@ class SimMachine:
         """What the job's checkpoint folder is here; shims see a change when ``mount`` tells them."""
         self.frozen = Gate()
         self.powered = True
+        self.waits = False
+        """Workers that are to leave wait for others, until their grace is over."""
         self.guard_late = 0.0
         self.changed = asyncio.Event()
         self.peers: Callable[[str, Token, str], None] = lambda uid, token, name: None
@@ -123,9 +125,13 @@ class SimMachine:
         pod = self.pods.get(uid)
         if pod is None or local not in pod.alive:
             return
-        self._record(pod, local, code, signal, error)
+        died = not (code == 0 and signal is None)
+        missed = died and pod.killing and not pod.doomed
+        self._record(pod, local, code, signal, error, missed)
+        if missed:  # the shim ends those that wait for it
+            self._kill([pod])
         self.touch()
-        if pod.generation is not None and not (code == 0 and signal is None):
+        if pod.generation is not None and died:
             self.peers(uid, pod.generation, self.name)
 
     def wish(self, uid: str, order: int) -> None:
@@ -141,11 +147,13 @@ class SimMachine:
             pod.wish = None
             self.touch()
 
-    def _record(self, pod: SimPod, local: int, code: int | None, signal: int | None, error: str = "") -> None:
+    def _record(
+        self, pod: SimPod, local: int, code: int | None, signal: int | None, error: str = "", missed: bool = False
+    ) -> None:
         pod.alive.discard(local)
         pod.exits.append(
             WorkerExit(rank=pod.ranks[local], local_rank=local, pid=pod.pids[local], code=code, signal=signal,
-                       stopped=pod.killing, order=len(pod.exits), error=error)
+                       stopped=pod.killing, order=len(pod.exits), error=error, missed=missed)
         )  # fmt: skip
         if not pod.alive:
             pod.phase, pod.killing, pod.doomed = "exited", False, False
@@ -332,12 +340,15 @@ class SimMachine:
         pod.phase = "running"
         self.touch()
 
-    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None) -> None:
+    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:
         pod = self.pods.get(uid)
         if pod is None or not pod.alive:
             return
         pod.phase, pod.killing, pod.doomed = "stopping", True, pod.doomed or grace is None
-        delay = self.rng.uniform(0.001, 0.01) if grace is None else self.rng.uniform(0.0, min(grace, 5.0))
+        if grace is None or broken:
+            delay = self.rng.uniform(0.001, 0.01)
+        else:
+            delay = grace if self.waits else self.rng.uniform(0.0, min(grace, 5.0))
         token = pod.generation
 
         def kill() -> None:

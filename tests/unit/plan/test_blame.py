@@ -30,6 +30,10 @@ def test_what_became_of_the_last_steps() -> None:
     assert farewell([left[0], left[1].model_copy(update={"saved_in": None})]) == (
         "left at step 7, where nothing was kept"
     )
+    missed = [WorkerExit(rank=r, local_rank=r, pid=9, signal=9, stopped=True, missed=True) for r in (3, 2)]
+    assert farewell([left[0], *missed]) == (
+        "checkpoint at step 7 in 0.50 s; ranks 2, 3 made no last checkpoint, since not all ranks lived to make it"
+    )
     saved_too_late_to_end = [left[0].model_copy(update={"overdue": 2.5})]
     assert farewell(saved_too_late_to_end) == "checkpoint at step 7 in 0.50 s"
 

@@ -147,6 +147,17 @@ def test_a_lost_holder_needs_a_new_generation_too() -> None:
     assert (sorted(step.members), step.lost, step.cause.text) == (["n1", "n2"], ("n3",), "because of restart")
 
 
+def test_a_holder_lost_as_its_workers_left_becomes_the_cause_and_the_others_stop_as_planned() -> None:
+    head = make_head(["n1", "n2", "n3"], state="forming", number=2, cause="join", holders=["n1", "n2"], planned=True)
+    job = make_job("forming", head, active=1)
+    step = proposed(take(["n1", "n2", "n3"], job, lapsed=["n2"]))
+    assert (step.cause.kind, step.cause.node, step.planned, step.spend) == ("node_lost", "n2", True, None)
+    assert step.cause.text == "node n2 lost, while workers left since because of join"
+    step = proposed(take(["n1", "n2", "n3"], job, lapsed=["n3"]))
+    assert (sorted(step.members), step.planned, step.spend) == (["n1", "n2"], True, None)
+    assert (step.cause.kind, step.cause.text) == ("join", "because of join; then node n3 lost")
+
+
 def test_past_its_deadline_the_silent_are_left_out_unless_they_still_stop_older_workers() -> None:
     late = NOW + 15_000
     step = proposed(take(["n1", "n2", "n3"], forming(["n1"]), served=late))

@@ -78,6 +78,27 @@ def test_first_it_stops_what_is_older_with_grace_only_if_planned() -> None:
     assert isinstance(stopping, Stop), "asked again until it is seen: a shorter grace overrides a longer one"
 
 
+def broken(job: JobRecord) -> bool:
+    stop = act(job, status("running", generation=OLD, highest=OLD, workers=RUNNING))
+    assert isinstance(stop, Stop)
+    assert stop.grace == (30.0 if job.head is not None and job.head.planned else None)
+    return stop.broken
+
+
+def test_who_waits_for_a_rank_that_died_as_it_left_is_not_left_to_its_grace() -> None:
+    missed = PodReport(state="left", exits=(make_exit(1, signal=9, stopped=True).model_copy(update={"missed": True}),))
+    for report, planned in ((None, True), (PodReport(state="left"), True), (missed, True), (missed, False)):
+        job = forming(planned=planned).model_copy(update={"last_reports": {"n2": report} if report else {}})
+        assert broken(job) == (report is missed and planned)
+
+
+def test_nor_is_who_waits_for_a_node_that_was_lost_as_it_left() -> None:
+    lost = make_head(["n1"], state="forming", number=2, cause="node_lost", holders=["n1"], planned=True)
+    assert broken(make_job("forming", lost, active=1))
+    before = make_head(["n1"], state="ended", cause="node_lost", holders=["n1"], planned=True)
+    assert not broken(make_job("pausing", before, active=1)), "that was why it had formed"
+
+
 def test_it_promises_while_what_is_older_dies_but_not_while_that_has_its_grace() -> None:
     old = status("running", generation=OLD, highest=OLD, workers=RUNNING)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,10 @@ def test_the_pods_own_count_is_certain(root: Path) -> None:
     group(root, 1)
     kills = MemoryKills(root)
     machine(root, 9)
-    assert kills.explain() == "", "others of this machine"
+    assert kills.explain(signal.SIGKILL) == "", "others of this machine"
     group(root, 2)
-    exited = told(root, kills.explain())
+    assert kills.explain(signal.SIGTERM) == kills.explain(9 << 8) == "", "it was not SIGKILL"
+    exited = told(root, kills.explain(signal.SIGKILL))
     assert exited.error == (
         "last words\nnodeagent: out of memory: the kernel killed 1 process(es) of this pod (nodeagent-pod-x.service)"
     )
@@ -53,9 +55,9 @@ def test_the_pods_own_count_is_certain(root: Path) -> None:
 
 def test_the_machines_count_is_a_hint(root: Path) -> None:
     kills = MemoryKills(root)
-    assert kills.explain() == ""
+    assert kills.explain(signal.SIGKILL) == ""
     machine(root, 4)
-    exited = told(root, kills.explain(), tail="")
+    exited = told(root, kills.explain(signal.SIGKILL), tail="")
     assert exited.error == (
         "nodeagent: out of memory, it seems: since this start the kernel killed 1 process(es) on this machine"
     )
@@ -63,7 +65,7 @@ def test_the_machines_count_is_a_hint(root: Path) -> None:
 
 
 def test_a_kernel_that_does_not_count_is_no_hint(tmp_path: Path) -> None:
-    assert MemoryKills(tmp_path).explain() == ""
+    assert MemoryKills(tmp_path).explain(signal.SIGKILL) == ""
 
 
 def test_a_kill_that_nothing_explains(tmp_path: Path) -> None:
