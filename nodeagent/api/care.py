@@ -1,6 +1,6 @@
 """The health of nodes over HTTP: the rules in force, an operator's word that something is repaired, drills.
 
-What changes a node's health goes to that node's own agent: nobody else keeps its memory. Must never judge.
+What changes a node's health is passed on to that node's own agent: nobody else keeps its memory. Must never judge.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from aiohttp import web
 
 from nodeagent.agent.care import Care
 from nodeagent.api import auth, body
+from nodeagent.api.elsewhere import elsewhere
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.lookup import find_node
 from nodeagent.api.shapes import items, verdict_json
@@ -21,8 +22,6 @@ from nodeagent.health.readings import Event
 from nodeagent.model.node import NodeRecord
 
 MOST_XID = 9999
-ELSEWHERE = "other_node"
-"""Code of the refusal for another node's health."""
 
 
 class CareRoutes:
@@ -62,7 +61,10 @@ class CareRoutes:
     async def acknowledge(self, request: web.Request) -> web.Response:
         """POST .../health/ack {gpu, rule, request_id}: it is repaired, so its probation begins. Without ``gpu``:
         everything of the node."""
-        node, care, _, asked = await self._may(request)
+        node, _, asked = await self._may(request)
+        if (answer := await elsewhere(self.view, node, request, asked)) is not None:
+            return answer
+        care = self._care(node)
         gpu, rule = body.text(asked, "gpu"), body.text(asked, "rule")
         if gpu:
             known_gpu(node, gpu)
@@ -81,7 +83,10 @@ class CareRoutes:
 
     async def inject(self, request: web.Request) -> web.Response:
         """POST .../health/inject {xid, gpu, request_id}: judge an Xid that the hardware did not report."""
-        node, care, who, asked = await self._may(request)
+        node, who, asked = await self._may(request)
+        if (answer := await elsewhere(self.view, node, request, asked)) is not None:
+            return answer
+        care = self._care(node)
         code, gpu = asked.get("xid"), body.text(asked, "gpu")
         if not isinstance(code, int) or isinstance(code, bool) or not 1 <= code <= MOST_XID:
             raise ApiError("usage", f"xid must be a whole number from 1 to {MOST_XID}", "NVIDIA's catalog lists them")
@@ -91,34 +96,23 @@ class CareRoutes:
         care.monitor.inject(Event("xid", time.time(), device, code, f"drill by {who.name}: Xid {code}"))
         return web.json_response({"name": node.id, "gpu": device, "xid": code})
 
-    async def _may(self, request: web.Request) -> tuple[NodeRecord, Care, auth.Caller, dict[str, Any]]:
-        """The node, which must be this agent's own, and who may change it."""
+    async def _may(self, request: web.Request) -> tuple[NodeRecord, auth.Caller, dict[str, Any]]:
+        """The node, who may change it, and what is asked."""
         asked = await body.read(request)
         body.request_id(asked)
         node = find_node(self.view.cluster(), request.match_info["node"])
         who = await auth.caller(request, self.view.config.jobs)
         auth.may_change_nodes(who, node.id)
-        own_node(self.view, node.id)
+        return node, who, asked
+
+    def _care(self, node: NodeRecord) -> Care:
         if self.view.care is None:
             raise ApiError(
                 "state",
                 f"nobody looks after the health of node {node.id}",
                 "take `health: off` out of its agent's config",
             )
-        return node, self.view.care, who, asked
-
-
-def own_node(view: AgentView, name: str) -> NodeRecord:
-    """The node of that name, if it is this agent's own."""
-    node = find_node(view.cluster(), name)
-    if node.id != view.node:
-        where = f" --agent {node.facts.https.url}" if node.facts.https is not None else ""
-        raise ApiError(
-            ELSEWHERE,
-            f"node {node.id} keeps its own health, and this is the agent of {view.node}",
-            f"run it on {node.facts.hostname}" + (f", or ask its agent: nodeagentctl{where}" if where else ""),
-        )
-    return node
+        return self.view.care
 
 
 def known_gpu(node: NodeRecord, uuid: str) -> str:

@@ -1,4 +1,5 @@
-"""Checks by work over HTTP: start them on this agent's own node, and see how far they are. Must never judge."""
+"""Checks by work over HTTP: start them on this agent's own node, and see how far they are; those of another node are
+its own agent's. Must never judge."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ from aiohttp import web
 
 from nodeagent.agent.diagnosis import Diagnosis
 from nodeagent.api import auth, body
-from nodeagent.api.care import known_gpu, own_node
+from nodeagent.api.care import known_gpu
+from nodeagent.api.elsewhere import elsewhere
 from nodeagent.api.errors import ApiError
+from nodeagent.api.lookup import find_node
 from nodeagent.api.view import AgentView
 from nodeagent.plan.membership import booked, used_devices
 
@@ -27,15 +30,20 @@ class DiagRoutes:
 
     async def show(self, request: web.Request) -> web.Response:
         """GET /v1/nodes/{node}/diag: how far the newest run is, and its report once it has ended."""
-        own_node(self.view, request.match_info["node"])
+        node = find_node(self.view.cluster(), request.match_info["node"])
+        if (answer := await elsewhere(self.view, node, request)) is not None:
+            return answer
         return web.json_response(self._state())
 
     async def start(self, request: web.Request) -> web.Response:
         """POST /v1/nodes/{node}/diag {gpu, busy, request_id}: begin a run; GPUs in use only with ``busy``."""
         asked = await body.read(request)
         name = body.request_id(asked)
-        node, diagnosis = own_node(self.view, request.match_info["node"]), self._diagnosis
+        node = find_node(self.view.cluster(), request.match_info["node"])
         auth.may_change_nodes(await auth.caller(request, self.view.config.jobs), node.id)
+        if (answer := await elsewhere(self.view, node, request, asked)) is not None:
+            return answer
+        diagnosis = self._diagnosis
         gpu, busy = body.text(asked, "gpu"), asked.get("busy") is True
         if diagnosis.request == name:
             return web.json_response(self._state())

@@ -26,6 +26,7 @@ STATUS = {
     "state": 409,
     "other_node": 409,
     "store_away": 503,
+    "node_away": 503,
     "not_joined": 503,
     "recovering": 503,
 }

@@ -24,9 +24,10 @@ from nodeagent.api.errors import ApiError
 from nodeagent.api.locallogs import Query, followed_lines, stored_lines
 from nodeagent.api.lookup import find_job
 from nodeagent.api.marks import Marks
-from nodeagent.api.peerlogs import FAILURES, RefusedError, Way, peer_lines, way_to, words
+from nodeagent.api.peerlogs import peer_lines
 from nodeagent.api.stream import send
 from nodeagent.api.view import AgentView
+from nodeagent.api.ways import FAILURES, RefusedError, Way, way_to, words
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.workers.pod_folder import log_folder
 

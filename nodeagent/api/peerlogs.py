@@ -1,130 +1,37 @@
-"""Asking another agent for its part of a job's output: over https, by the certificate that the cluster's key vouches
-for and with a ticket, or over its unix socket where it serves nothing else and is on this machine.
-
-Every wait is bounded. Must never send anything to a server that is not the agent that was meant.
-"""
+"""Another agent's part of a job's output. Must never wait for an agent that gives no sign of life."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from yarl import URL
 
 from nodeagent.api.auth import Caller
-from nodeagent.api.errors import ApiError
 from nodeagent.api.locallogs import Query
-from nodeagent.api.remote import CHALLENGE
 from nodeagent.api.view import AgentView
-from nodeagent.model.node import NodeRecord
-from nodeagent.trust.endpoint import genuine
-from nodeagent.trust.ticket import Ticket, write
+from nodeagent.api.ways import RefusedError, Way, asked
 
 Line = dict[str, Any]
-
-SILENCE = 4.0
-"""Seconds without a line or a sign of life after which another agent is given up (it may be frozen)."""
-BUFFER = 2**16
-"""Bytes read ahead of each agent; a line may be twice as long (16 KiB of output, six bytes each at worst)."""
-
-
-FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ApiError)
-"""What asking another agent may raise."""
-
-
-class RefusedError(ConnectionError):
-    """It cannot be asked, or says no: asking again at once is of no use."""
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """How another agent is reached."""
-
-    node: str
-    url: str
-    socket: str = ""
-    certificate: str = ""
-    """SHA-256 that its certificate must have."""
-
-    @property
-    def remote(self) -> bool:
-        return bool(self.certificate)
-
-
-def way_to(view: AgentView, node: NodeRecord) -> Way | str:
-    """The way to this node's agent, or why there is none, as a sentence."""
-    https, me = node.facts.https, view.me()
-    if https is not None:
-        if genuine(view.key, view.config.cluster, node):
-            return Way(node.id, https.url, certificate=https.certificate)
-        return (
-            f"node {node.id} is not asked for its part of the output: its certificate is not vouched for by this "
-            f"cluster's key (cluster_key must hold the same on every node)"
-        )
-    mine = me is not None and node.facts.api_socket == me.facts.api_socket  # in another container, at the same place
-    if me is not None and node.facts.boot_id == me.facts.boot_id and node.facts.api_socket and not mine:
-        return Way(node.id, "http://agent", socket=node.facts.api_socket)
-    return (
-        f"node {node.id} is another machine ({node.facts.hostname}) whose agent serves nobody over https (see "
-        f"api.listen in its config, and its log): run nodeagentctl logs there"
-    )
 
 
 async def peer_lines(
     view: AgentView, way: Way, uid: str, query: Query, who: Callable[[], Awaitable[Caller]], *, follow: bool
 ) -> AsyncGenerator[Line, None]:
-    """What another agent has; an empty line is a sign of life. Raises one of ``FAILURES``; ``words`` says them."""
+    """What another agent has; an empty line is a sign of life. Raises one of ``ways.FAILURES``."""
     params = query.params() | {"local_only": "1"} | ({"follow": "1"} if follow else {})
-    url = URL(way.url) / "v1" / "jobs" / uid / "logs" % params
-    timeout = aiohttp.ClientTimeout(total=None, connect=SILENCE, sock_connect=SILENCE, sock_read=SILENCE)
-    connector = (
-        aiohttp.TCPConnector(ssl=aiohttp.Fingerprint(bytes.fromhex(way.certificate)))
-        if way.remote
-        else aiohttp.UnixConnector(path=way.socket)
-    )
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=BUFFER) as session:
-        headers = {"Authorization": await _ticket(session, view, way, url, await who())} if way.remote else {}
-        async with session.get(url, headers=headers, allow_redirects=False) as response:
-            if response.status == 404:
-                return  # it has not heard of the job yet, or not any more
-            if response.status != 200:
-                raise RefusedError(await _refusal(response))
-            async for raw in response.content:
-                line = json.loads(raw)
-                if "end" in line:
-                    return
-                yield line
-            raise ConnectionResetError("its agent hung up")
-
-
-async def _ticket(session: aiohttp.ClientSession, view: AgentView, way: Way, url: URL, who: Caller) -> str:
-    async with session.get(URL(way.url) / CHALLENGE.lstrip("/"), allow_redirects=False) as response:
-        response.raise_for_status()
-        challenge = str((await response.json())["challenge"])
-    return write(
-        view.key,
-        Ticket(
-            challenge=challenge, node=way.node, certificate=way.certificate, path=url.raw_path_qs, uid=who.uid,
-            name=who.name, operator=who.operator, by=view.node,
-        ),
-    )  # fmt: skip
-
-
-def words(error: BaseException) -> str:
-    """For people."""
-    match error:
-        case TimeoutError():
-            return f"no answer within {SILENCE:g} s"
-        case aiohttp.ServerFingerprintMismatch():
-            return "it showed another certificate than it told the cluster (just restarted, or it is somebody else)"
-        case aiohttp.ClientConnectorError():
-            at = f"{error.host}:{error.port}: " if error.port else ""
-            return f"{at}{os.strerror(error.os_error.errno) if error.os_error.errno else error.os_error}"
-    return str(error) or type(error).__name__
+    async with asked(view, way, "GET", f"/v1/jobs/{uid}/logs", await who(), query=params) as response:
+        if response.status == 404:
+            return  # it has not heard of the job yet, or not any more
+        if response.status != 200:
+            raise RefusedError(await _refusal(response))
+        async for raw in response.content:
+            line = json.loads(raw)
+            if "end" in line:
+                return
+            yield line
+        raise ConnectionResetError("its agent hung up")
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
+import re
 import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -24,9 +25,11 @@ from nodeagent.api.pagefiles import FILES
 from nodeagent.api.tokens import TokenBook
 from nodeagent.spec.agentconfig import JobsConfig
 from nodeagent.spec.tokens import TokenEntry
-from nodeagent.trust.ticket import SCHEME, Gate, TicketError
+from nodeagent.trust.ticket import SCHEME, Gate, TicketError, subject
 
 CHALLENGE = "/v1/challenge"
+PASSED_ON = re.compile(r"/v1/nodes/[^/]+/(diag|health/ack|health/inject)")
+"""Changes that agents ask each other for: an operator's words on the asked node's own hardware."""
 _HOW = (
     "send `Authorization: Bearer TOKEN` with a token of the agent's api.tokens file (nodeagentctl: --token-file), "
     "or a client certificate of its api.tls.client_ca"
@@ -64,14 +67,19 @@ class Doorkeeper:
         raise ApiError("unknown_caller", "nobody says who asks", _HOW)
 
     def _by_ticket(self, request: web.Request, given: str) -> Caller:
-        if request.method != "GET":
-            raise ApiError("permission", "agents ask each other to read only", "ask the agent of your own node")
+        reads = request.method == "GET"
+        if not reads and not (request.method == "POST" and PASSED_ON.fullmatch(request.path)):
+            raise ApiError(
+                "permission",
+                "agents ask each other to read, and about hardware, only",
+                "ask the agent of your own node",
+            )
         try:
-            ticket = self._gate.take(given, request.raw_path, self._certificate)
+            ticket = self._gate.take(given, subject(request.method, request.raw_path), self._certificate)
         except TicketError as wrong:
             raise ApiError("unknown_caller", f"the other agent's ticket is not taken: {wrong}", "ask again") from None
         return Caller(
-            ticket.uid, NOBODY, ticket.name, operator=ticket.operator, trusted=False, reads_only=True, remote=True
+            ticket.uid, NOBODY, ticket.name, operator=ticket.operator, trusted=False, reads_only=reads, remote=True
         )
 
     async def _by_token(self, name: str, token: TokenEntry) -> Caller:

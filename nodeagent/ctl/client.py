@@ -138,11 +138,6 @@ class Client:
         near = [n["api_socket"] for n in self.get("/v1/nodes")["items"] if _is_near(n)]
         self.sockets += [path for path in near if path not in self.sockets]
 
-    def near(self, node: str) -> Client | None:
-        """One that asks the agent of this node alone; None if it is not on this machine."""
-        found = self.get(node_path(node))
-        return Client([found["api_socket"]], self.patience) if _is_near(found) else None
-
     def get(self, path: str, **query: object) -> Json:
         """Raises ``CtlError`` for every answer that is not a success."""
         return self._call("GET", path + _query(query), None)

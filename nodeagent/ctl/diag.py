@@ -1,4 +1,4 @@
-"""``diag``: have a node check its GPUs by work. A node's own agent does it, so the request goes there."""
+"""``diag``: have a node check its GPUs by work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import click
 
 from nodeagent.ctl.client import node_path
 from nodeagent.ctl.errors import CtlError, Exit
-from nodeagent.ctl.nearby import asked_of
 from nodeagent.ctl.options import Duration, agent_option, connect, node_argument, output_option, request_id_option
 from nodeagent.ctl.output import Column, dump, show
 from nodeagent.ctl.waiting import wait
@@ -44,7 +43,7 @@ def diag(
     client = connect(ctx)
     name = node.removeprefix("node/") if node else client.get("/v1/version")["node"]
     path = f"{node_path(name)}/diag"
-    client, _ = asked_of(client, name, lambda one: one.change("POST", path, request_id, gpu=gpu, busy=busy))
+    client.change("POST", path, request_id, gpu=gpu, busy=busy)
     found = wait(
         lambda: client.get(path), lambda seen: bool(seen["state"] != "running"), lambda seen: f"{name}: {seen['step']}",
         timeout, f"node {name} is checked",

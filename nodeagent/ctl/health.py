@@ -1,7 +1,4 @@
-"""``health``: the rules on sick hardware, an operator's word that it is repaired, and drills.
-
-A node's health is its own agent's business, so what changes it is sent there.
-"""
+"""``health``: the rules on sick hardware, an operator's word that it is repaired, and drills."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from typing import Any
 import click
 
 from nodeagent.ctl.client import Client, node_path
-from nodeagent.ctl.nearby import asked_of
 from nodeagent.ctl.options import agent_option, connect, node_argument, output_option, request_id_option
 from nodeagent.ctl.output import Column, show
 
@@ -73,8 +69,4 @@ def inject(ctx: click.Context, node: str, xid: int, gpu: str, request_id: str | 
 
 
 def _change(client: Client, node: str, what: str, request_id: str | None, **more: object) -> Json:
-    """Ask the node's own agent."""
-    name = node.removeprefix("node/")
-    path = f"{node_path(name)}/health/{what}"
-    _, answer = asked_of(client, name, lambda one: one.change("POST", path, request_id, **more))
-    return answer
+    return client.change("POST", f"{node_path(node.removeprefix('node/'))}/health/{what}", request_id, **more)

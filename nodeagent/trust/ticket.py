@@ -1,8 +1,8 @@
 """Tickets: one agent's word to another for whom it asks one thing, signed with the cluster's key.
 
 The agent that is asked hands out a challenge first, and measures the ticket's age from it by its own clock: clocks need
-not agree, and what it handed out before its restart is worth nothing. A challenge serves once. Must never let a ticket
-do more than read.
+not agree, and what it handed out before its restart is worth nothing. A challenge serves once. What tickets may do
+beyond reading is the asked agent's to say (``api/remote.py``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Ticket(Record):
     certificate: str
     """SHA-256 of the certificate it showed."""
     path: str
-    """With the query, as it is sent. The method is GET."""
+    """What is asked, as ``subject`` has it."""
     uid: int
     name: str
     """Who asked the agent that asks."""
@@ -51,6 +51,12 @@ class Ticket(Record):
 
 class TicketError(Exception):
     """A ticket that is not taken. ``str()`` says why."""
+
+
+def subject(method: str, path: str) -> str:
+    """One thing that can be asked; ``path``: with the query, as it is sent. Agents that only know reading by tickets
+    wrote no method."""
+    return path if method == "GET" else f"{method} {path}"
 
 
 def write(key: ClusterKey, ticket: Ticket) -> str:
@@ -73,8 +79,8 @@ class Gate:
         text = f"{self._clock() * 1000:.0f}.{secrets.token_hex(16)}"
         return f"{text}.{self._mac(text)}"
 
-    def take(self, written: str, path: str, certificate: str) -> Ticket:
-        """The ticket in this header value, good for this path. Raises ``TicketError``."""
+    def take(self, written: str, what: str, certificate: str) -> Ticket:
+        """The ticket in this header value, good for this subject. Raises ``TicketError``."""
         body, _, signature = written.removeprefix(f"{SCHEME} ").partition(".")
         try:
             if len(written) > LONGEST:
@@ -88,7 +94,7 @@ class Gate:
             ticket = Ticket.from_json(data)
         except ValidationError:
             raise TicketError("it was written by another version") from None
-        if (ticket.node, ticket.certificate, ticket.path) != (self._node, certificate, path):
+        if (ticket.node, ticket.certificate, ticket.path) != (self._node, certificate, what):
             raise TicketError("it is for something else")
         self._use(ticket.challenge)
         return ticket

@@ -1,4 +1,4 @@
-"""A node's health over HTTP: the rules, an operator's word, drills; of the agent's own node alone."""
+"""A node's health over HTTP: the rules, an operator's word, drills."""
 
 from __future__ import annotations
 
@@ -74,8 +74,10 @@ async def test_a_drill_and_an_operators_word(tmp_path: Path) -> None:
 
 async def test_what_is_refused(tmp_path: Path) -> None:
     view = await cared_for(tmp_path)
+    view.near = {"n1": view.near["n1"]}  # n2 is another machine, which serves nobody
+    await view.join()
     asked: tuple[tuple[str, dict[str, object], int, str], ...] = (
-        ("/v1/nodes/n2/health/ack", {}, 409, "run it on n2"),
+        ("/v1/nodes/n2/health/ack", {}, 409, "nothing was changed"),
         ("/v1/nodes/n9/health/ack", {}, 404, "there are: n1"),
         ("/v1/nodes/n1/health/inject", {"xid": "79"}, 400, "catalog"),
         ("/v1/nodes/n1/health/inject", {"xid": 0}, 400, "catalog"),

@@ -1,4 +1,4 @@
-"""Checks by work over HTTP: one run at a time, of the agent's own node, by operators, and not on what a job uses."""
+"""Checks by work over HTTP: one run at a time, by operators, and not on what a job uses."""
 
 from __future__ import annotations
 
@@ -93,11 +93,14 @@ async def test_gpus_are_not_given_away_while_they_are_checked(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("path", "status", "said"), [
-    ("/v1/nodes/n2/diag", 409, "run it on n2"),
+    ("/v1/nodes/n2/diag", 409, "nothing was changed"),
+    ("/v1/nodes/n2/diag?local_only=1", 409, "ask on n2 itself"),
     ("/v1/nodes/n9/diag", 404, "there are: n1"),
 ])  # fmt: skip
 async def test_what_is_refused(tmp_path: Path, path: str, status: int, said: str) -> None:
     view, _ = await made(tmp_path, hands(tmp_path))
+    view.near = {"n1": view.near["n1"]}  # n2 is another machine, which serves nobody
+    await view.join()
     async with served(view) as session:
         found, answer = await post(session, path)
     assert (found, said in answer["error"]["next"]) == (status, True), answer
