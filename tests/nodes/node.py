@@ -33,6 +33,17 @@ mount -t overlay overlay -o "lowerdir=$2,upperdir=$3/upper,workdir=$3/work" "$3/
 shift 3
 exec systemd-nspawn "$@"
 """
+END = """
+read -r _
+names=$1
+shift
+echo 1 >"$1/cgroup.kill"
+rm -rf "$names"-*
+for _ in $(seq 100); do
+    find "$@" -depth -type d -exec rmdir {} + 2>/dev/null && break
+    sleep 0.1
+done
+"""
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
 
 
@@ -40,12 +51,12 @@ class Keeper:
     """Ends all nodes of this process when it ends itself, even by SIGKILL."""
 
     def __init__(self) -> None:
-        (CGROUP2 / OURS).mkdir(exist_ok=True)
-        script = 'read -r _; echo 1 >"$1/cgroup.kill"; rm -rf "$2"-*'
+        groups = [CGROUP2 / OURS, *([NAMED / OURS] if NAMED.is_dir() else [])]
+        for group in groups:
+            group.mkdir(exist_ok=True)
         self._process = subprocess.Popen(
-            ["sh", "-c", script, "sh", str(CGROUP2 / OURS), str(NAMES / OURS)],
-            stdin=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+            ["sh", "-c", END, "sh", str(NAMES / OURS), *map(str, groups)], stdin=subprocess.PIPE, start_new_session=True
+        )
 
     def close(self) -> None:
         """End what is left, now."""
