@@ -131,11 +131,11 @@ class Node:
     async def take_over(self) -> None:
         """The next start, which waits until a stand-in may be ended; meanwhile that one waits for it."""
         self._awaited = True
-        try:
-            while self.standing_in and self.agent is not None and not self.agent.settled:
-                await asyncio.sleep(0.05)
-        finally:
-            self._awaited = False
+        while True:
+            if not self.standing_in or self.agent is None or self.agent.settled:
+                break
+            await asyncio.sleep(0.05)
+        self._awaited = False
         self.start_agent()
 
     async def kill_agent(self) -> None:
