@@ -11,7 +11,7 @@ from nodeagent.api import auth, body
 from nodeagent.api.care import known_gpu, own_node
 from nodeagent.api.errors import ApiError
 from nodeagent.api.view import AgentView
-from nodeagent.plan.membership import booked, used_devices
+from nodeagent.plan.bookings import booked, used_devices
 
 
 class DiagRoutes:
