@@ -25,6 +25,9 @@ SKEW = 2 * 3600
 believed, since it would convince for longer than its lifetime."""
 SEEN_AGAIN = 3600
 """Seconds after which it is written down anew that a job still lives."""
+LOOK_AGAIN = 60.0
+"""Seconds for which what was found in a view holds while nothing in it changes: only signatures from the future and the
+hours above depend on the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class Guard:
         self._entries = ledger.load()
         self._judged: dict[str, _Judged] = {}
         self._told: dict[str, RefusalKind] = {}
+        self._looked: tuple[tuple[object, ...], float, dict[str, Refusal]] | None = None
+        """The last look: at what, when, and what was found."""
         self._caught_up = False
         """It is settled which jobs went while this agent was away."""
         self._era = ""
@@ -66,7 +71,27 @@ class Guard:
     ) -> dict[str, Refusal]:  # fmt: skip
         """The refused ones among the jobs of a view. ``whole``: it is everything that the store has; ``seasoned``: and
         whatever others could have given back to it is there; ``unread``: records in the store that cannot be read, and
-        why, by key. ``now`` is Unix time."""
+        why, by key. ``now`` is Unix time. Mappings must not change once they were given: the very same ones are not
+        looked at again."""
+        of = (jobs, unread, era, whole, seasoned)
+        if self._looked is not None:
+            last, at, found = self._looked
+            same = last[0] is jobs and last[1] is unread and last[2:] == of[2:]
+            if same and at <= now < at + LOOK_AGAIN:
+                return found
+        refused = self._look(jobs, era, now, whole, seasoned, unread)
+        self._looked = of, now, refused
+        return refused
+
+    def _look(
+        self,
+        jobs: Mapping[str, JobRecord],
+        era: str,
+        now: float,
+        whole: bool,
+        seasoned: bool,
+        unread: Mapping[str, str],
+    ) -> dict[str, Refusal]:
         if era != self._era:  # another history: it may lack what this agent has seen, and get it back
             self._era, self._present, self._revs = era, frozenset(), {}
         unknown = {key.removeprefix("job:") for key in unread if key.startswith("job:")}
@@ -140,7 +165,7 @@ class Guard:
         last = self._judged.get(job.uid)
         if last is None or last.job is not job:
             last = _Judged(job, self._seal.admits(job), self._seal.controls(job), self._seal.gang(job))
-            self._judged[job.uid] = last
+            self._judged[job.uid], self._looked = last, None
         return last
 
     def _verdict(self, known: _Judged, entry: Entry | None, now: float) -> tuple[RefusalKind | None, str]:

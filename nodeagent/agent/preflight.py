@@ -12,8 +12,8 @@ from nodeagent.agent.clock import Clock
 from nodeagent.agent.diagnosis import Diagnosis
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Readiness
+from nodeagent.plan.bookings import booked, used_devices
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.membership import booked, used_devices
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.healthconfig import PreflightConfig
 

@@ -15,6 +15,8 @@ from nodeagent.plan.notes import Notes
 from nodeagent.store.messages import BeatReply
 from nodeagent.store.words import waits_for
 
+_NONE: frozenset[str] = frozenset()
+
 
 class Snapshot:
     """Absorbs replies; newer revisions replace older ones, never the other way round.
@@ -36,8 +38,9 @@ class Snapshot:
         self._returned: float | None = None
         """When a node last came back from a silence, this one included (our clock)."""
         self._anew: Snapshot | None = None
-        self._shown: tuple[Mapping[str, NodeRecord], Mapping[str, JobRecord]] | None = None
-        """Copies of both as they are in the views that were given out, until one of them changes."""
+        self._nodes_shown: Mapping[str, NodeRecord] | None = None
+        self._jobs_shown: Mapping[str, JobRecord] | None = None
+        """Copies of both as they are in the views that were given out, until they change."""
         self._notes = Notes()
         self.touched = asyncio.Event()
         """Set at each change; whoever keeps copies clears it."""
@@ -95,13 +98,14 @@ class Snapshot:
                 self._replace(self._anew)
             return
         if reply.cluster_uid != self.cluster_uid:
-            self._nodes, self._jobs, self.complete, self._shown, self.unread = {}, {}, False, None, {}
-            self._top = 0
+            self._clear()
         if reply.unread or self.unread:
             self._read_or_not(reply)
         self.cluster_uid = reply.cluster_uid
         if reply.nodes or reply.gone:
-            self._shown = None
+            self._nodes_shown = None
+        if reply.gone:
+            self._jobs_shown = None
         for node in reply.nodes:
             self._nodes[node.id] = node
         for job in reply.jobs:
@@ -138,7 +142,8 @@ class Snapshot:
                 other._nodes.setdefault(name, self._nodes[name])
             elif kind == "job" and name in self._jobs:
                 other._jobs.setdefault(name, self._jobs[name])
-        self._nodes, self._jobs, self._shown, self.unread = other._nodes, other._jobs, None, other.unread
+        self._nodes, self._jobs, self.unread = other._nodes, other._jobs, other.unread
+        self._nodes_shown = self._jobs_shown = None
         self.rev, self.era, self.cluster_uid, self._top = other.rev, other.era, other.cluster_uid, other._top
         self.complete, self._anew = True, None
         self.touched.set()
@@ -150,7 +155,7 @@ class Snapshot:
         known = self._jobs.get(job.uid)
         if known is not None and known.rev > job.rev:
             return False
-        self._jobs[job.uid], self._shown, self._top = job, None, max(self._top, job.rev)
+        self._jobs[job.uid], self._jobs_shown, self._top = job, None, max(self._top, job.rev)
         self.touched.set()
         return True
 
@@ -159,7 +164,7 @@ class Snapshot:
         if self._anew is not None:
             self._anew.forget_job(uid)
         self._jobs.pop(uid, None)
-        self._shown = None
+        self._jobs_shown = None
         self.touched.set()
 
     def read_again(self, era: str) -> None:
@@ -193,29 +198,36 @@ class Snapshot:
 
     def forget(self) -> None:
         """Know nothing any more: it was another cluster's."""
-        self._nodes, self._jobs, self.complete, self._shown, self.unread = {}, {}, False, None, {}
-        self.rev, self.era, self.cluster_uid, self._anew, self._top = 0, "", "", None, 0
+        self._clear()
+        self.rev, self.era, self.cluster_uid, self._anew = 0, "", "", None
+
+    def _clear(self) -> None:
+        self._nodes, self._jobs, self.complete, self.unread = {}, {}, False, {}
+        self._nodes_shown, self._jobs_shown, self._top = None, None, 0
 
     @property
     def jobs(self) -> Mapping[str, JobRecord]:
-        """By uid; not a copy."""
-        return self._jobs
+        """By uid: the very same object until one of them changes, which gives another."""
+        if self._jobs_shown is None:
+            self._jobs_shown = dict(self._jobs)
+        return self._jobs_shown
 
     def cluster(self, now: float, refused: Mapping[str, Refusal] | None = None) -> Cluster:
         """The view at ``now``: served time goes on by our own clock, but never by more than one credit."""
         ahead = min(max(0.0, now - self._at), self._timing.credit)
         settling = self._timing.heartbeat + 2 * self._timing.store_timeout
-        if self._shown is None:
-            self._shown = dict(self._nodes), dict(self._jobs)
-        nodes, jobs = self._shown
+        if self._nodes_shown is None:
+            self._nodes_shown = dict(self._nodes)
         return Cluster(
             served=self._served + millis(ahead),
-            nodes=nodes,
-            jobs=jobs,
+            nodes=self._nodes_shown,
+            jobs=self.jobs,
             lapsed=self._lapsed,
             timing=self._timing,
             refused=refused or {},
-            unread=frozenset(key.removeprefix("job:") for key in self.unread if key.startswith("job:")),
+            unread=frozenset(key.removeprefix("job:") for key in self.unread if key.startswith("job:"))
+            if self.unread
+            else _NONE,
             next_lapse=self._next_lapse,
             more_to_return=self._returned is not None and now < self._returned + settling,
             notes=self._notes,

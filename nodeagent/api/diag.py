@@ -14,7 +14,7 @@ from nodeagent.api.elsewhere import elsewhere
 from nodeagent.api.errors import ApiError
 from nodeagent.api.lookup import find_node
 from nodeagent.api.view import AgentView
-from nodeagent.plan.membership import booked, used_devices
+from nodeagent.plan.bookings import booked, used_devices
 
 
 class DiagRoutes:

@@ -51,10 +51,10 @@ class Cluster:
     """Shared by views in which ``nodes``, ``jobs`` and ``lapsed`` are the same objects: what was
     worked out from these is worked out once."""
 
-    def once(self, what: str, work: Callable[[T | None], T], of: object = None) -> T:
+    def once(self, what: str, work: Callable[[T | None], T], of: object = None, size: int = 1) -> T:
         """What ``work`` makes of ``nodes``, ``jobs``, ``lapsed`` and ``of``, and of nothing else; it is given what it
         made of other ones (``Notes.once``)."""
-        return self.notes.once(what, (self.nodes, self.jobs, self.lapsed, of), work)
+        return self.notes.once(what, (self.nodes, self.jobs, self.lapsed, of), work, size)
 
     def live(self, node: str, life: str | None = None) -> bool:
         """The node holds its lease (in this life, if given)."""

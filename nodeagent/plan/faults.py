@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from nodeagent.model.job import JobRecord, Outcome, Spend
 from nodeagent.model.jobspec import EventName
 from nodeagent.model.timing import millis
-from nodeagent.model.world import Cause, CauseKind, PodReport
+from nodeagent.model.world import Cause, CauseKind, Head, PodReport
 from nodeagent.plan.blame import REFORM_CODES, Blame, blame
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.hang import MOST_IN_A_ROW, Hung, find_hang, got_further, in_a_row
-from nodeagent.plan.membership import natural
+from nodeagent.plan.membership import gone_nodes, natural
 from nodeagent.plan.policies import match
 from nodeagent.plan.restarts import spent
 
@@ -47,9 +47,12 @@ def find_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
     head = job.head
     if head is None:
         return None
+    gone = [n for n in gone_nodes(cluster, job) if n in head.members and cluster.gone(n, head.members[n].life)]
+    if not gone and not cluster.notes.once(f"told:{job.uid}", (head,), lambda _before: _told(head)):
+        return None
+    gone.sort(key=lambda n: head.members[n].group_rank)
     reports = dict(head.reports)
     who = blame(reports)
-    gone = [m.node for m in head.ordered() if cluster.gone(m.node, m.life)]
     if who is not None and not who.victim:
         return _worker_fault(cluster, job, who, wall)
     if gone:
@@ -64,6 +67,13 @@ def find_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
         return _worker_fault(cluster, job, who, wall)
     hung = find_hang(head)
     return _hang_fault(cluster, job, hung, wall) if hung is not None else None
+
+
+def _told(head: Head) -> bool:
+    """Some pod reports a fault."""
+    faults = {state for state, _, _ in _POD_FAULTS}
+    reports = head.reports
+    return blame(reports) is not None or any(r.state in faults for r in reports.values()) or find_hang(head) is not None
 
 
 def _unsolved(job: JobRecord) -> Spend | None:

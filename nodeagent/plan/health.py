@@ -15,6 +15,7 @@ from nodeagent.model.health import Action, Verdict
 from nodeagent.model.node import NodeFacts, NodeRecord
 from nodeagent.model.repair import LABEL, Claim
 from nodeagent.model.world import Head, Member
+from nodeagent.plan.changes import Seen, changed, seen
 from nodeagent.plan.cluster import Cluster
 
 WINDOW = 600.0
@@ -56,8 +57,45 @@ def worn(cluster: Cluster, node: str) -> bool:
     return any(v.rule != APP_REPEATS or not _elsewhere(cluster, node, v) for v in found)
 
 
+def worn_nodes(cluster: Cluster) -> frozenset[str]:
+    """All of them. The very same object for as long as they are the same."""
+
+    def look(before: frozenset[str] | None) -> frozenset[str]:
+        found = frozenset(node for node in remarkable(cluster) if worn(cluster, node))
+        return before if before == found else found
+
+    return cluster.once("worn", look)
+
+
+@dataclass(frozen=True, slots=True)
+class _Remarkable:
+    seen: Seen
+    nodes: frozenset[str]
+
+
+def remarkable(cluster: Cluster) -> frozenset[str]:
+    """Nodes of which there is anything to be said but whether they are live: a cordon, a verdict, a repair. Mostly
+    there are few, and all others need not be looked at."""
+    return cluster.once("remarkable", lambda before: _remarkable(cluster, before)).nodes
+
+
+def _remarkable(cluster: Cluster, before: _Remarkable | None) -> _Remarkable:
+    nodes = cluster.nodes
+    news = changed(cluster, before.seen) if before is not None else None
+    if before is None or news is None:
+        return _Remarkable(seen(cluster), frozenset(n for n, record in nodes.items() if _is_remarkable(record)))
+    now = before.nodes - news | {n for n in news if n in nodes and _is_remarkable(nodes[n])}
+    return _Remarkable(seen(cluster), now)
+
+
+def _is_remarkable(record: NodeRecord) -> bool:
+    return record.cordon is not None or bool(record.facts.health) or record.facts.mending is not None
+
+
 def sick_members(cluster: Cluster, head: Head) -> tuple[tuple[Sick, ...], tuple[str, ...]]:
     """Members to be taken out now, and what is to be said of those that the breaker keeps."""
+    if remarkable(cluster).isdisjoint(head.members):
+        return (), ()
     go: list[Sick] = []
     kept: list[str] = []
     crowd: _Crowd | None = None

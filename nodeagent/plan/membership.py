@@ -12,9 +12,11 @@ from typing import Literal
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.jobspec import Role
 from nodeagent.model.node import NodeFacts, NodeRecord
-from nodeagent.model.world import Member
+from nodeagent.model.world import Head, Member
+from nodeagent.plan.bookings import Booked, booked, changed_bookings, used_devices
+from nodeagent.plan.changes import Seen, changed, seen
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.health import bar, worn
+from nodeagent.plan.health import bar, worn_nodes
 
 Standing = Literal["fit", "pending", "unfit", "out"]
 """``fit``: could start now. ``pending``: still getting ready. ``unfit``: a check failed there. ``out``: dead,
@@ -45,7 +47,18 @@ def natural(name: str) -> tuple[tuple[int, int | str], ...]:
 
 def in_order(cluster: Cluster) -> Sequence[str]:
     """All known nodes in natural order."""
-    return cluster.once("order", lambda _before: sorted(cluster.nodes, key=natural))
+    return cluster.notes.once("order", (cluster.nodes,), lambda before: _in_order(cluster, before)).names
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    nodes: Mapping[str, NodeRecord]
+    names: Sequence[str]
+
+
+def _in_order(cluster: Cluster, before: _Order | None) -> _Order:
+    same = before is not None and before.nodes.keys() == cluster.nodes.keys()
+    return _Order(cluster.nodes, before.names if before is not None and same else sorted(cluster.nodes, key=natural))
 
 
 def gpus_per_worker(role: Role, facts: NodeFacts) -> int:
@@ -59,36 +72,6 @@ def workers_wanted(role: Role, facts: NodeFacts) -> int:
         return role.workers_per_node
     per = gpus_per_worker(role, facts)
     return max(1, len(facts.gpus) // per) if per else 1
-
-
-Booked = Mapping[str, Sequence[tuple[str, tuple[str, ...]]]]
-"""Node to the jobs (uid) that hold devices there: as members of a generation not ended, or because they may still run
-there."""
-
-
-def booked(cluster: Cluster) -> Booked:
-    return cluster.once("booked", lambda _before: _booked(cluster))
-
-
-def _booked(cluster: Cluster) -> Booked:
-    found: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
-    for job in cluster.jobs.values():
-        head = job.head
-        if head is None:
-            continue
-        for node, member in head.members.items() if head.state != "ended" else ():
-            if not cluster.gone(node, member.life):
-                found.setdefault(node, []).append((job.uid, member.devices))
-        for node, holder in head.holders.items():
-            if not cluster.gone(node, holder.life):
-                found.setdefault(node, []).append((job.uid, holder.devices))
-    return found
-
-
-def used_devices(all_booked: Booked, node: str, by_others_than: str) -> frozenset[str]:
-    """Devices of a node that other jobs hold."""
-    jobs = all_booked.get(node)
-    return frozenset(d for uid, devices in jobs if uid != by_others_than for d in devices) if jobs else frozenset()
 
 
 def offer(role: Role, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]) -> tuple[str, ...] | str:
@@ -117,7 +100,7 @@ def offer(role: Role, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """All that a candidate's standing depends on, but for the job's role."""
+    """All that a candidate's standing depends on, but for the job's role and uid."""
 
     node: NodeRecord
     live: bool
@@ -129,11 +112,20 @@ class _Case:
 
 def candidate(cluster: Cluster, job: JobRecord, node: NodeRecord) -> Candidate:
     """How this node stands to this job, right now."""
-    return _judge(job, _case(cluster, booked(cluster), job, node))
+    head, live, name = job.head, cluster.live(node.id), node.id
+    member, holder = (head.members.get(name), head.holders.get(name)) if head is not None else (None, None)
+    all_booked = booked(cluster)
+
+    def judge(_before: Candidate | None) -> Candidate:
+        own = member.devices if member is not None else holder.devices if holder is not None else ()
+        return _judge(job, _Case(node, live, used_devices(all_booked, name, job.uid), own))
+
+    of = (node, live, all_booked.get(name), member, holder, job.spec)
+    return cluster.notes.once(f"candidate:{name}:{job.uid}", of, judge)
 
 
-def _case(cluster: Cluster, all_booked: Booked, job: JobRecord, node: NodeRecord) -> _Case:
-    return _Case(node, cluster.live(node.id), used_devices(all_booked, node.id, job.uid), _own(job, node.id))
+def _case(cluster: Cluster, all_booked: Booked, node: str, uid: str, own: Mapping[str, tuple[str, ...]]) -> _Case:
+    return _Case(cluster.nodes[node], cluster.live(node), used_devices(all_booked, node, uid), own.get(node, ()))
 
 
 def _judge(job: JobRecord, case: _Case) -> Candidate:
@@ -163,37 +155,87 @@ def _judge(job: JobRecord, case: _Case) -> Candidate:
 
 
 def candidates(cluster: Cluster, job: JobRecord) -> tuple[Candidate, ...]:
-    """Every known node in natural order; those that see another checkpoint folder are unfit."""
-    return cluster.once(f"candidates:{job.uid}", lambda before: _all(cluster, job, before), job).found
+    """Every known node in natural order; those that see another checkpoint folder are unfit. The very same object for
+    as long as no candidate changes."""
+    return _found(cluster, job).all
 
 
 @dataclass(frozen=True, slots=True)
-class _All:
-    """The candidates of a job, and what each was judged by: most of it is the same in the next view."""
+class _Found:
+    by_node: Mapping[str, Candidate]
+    all: tuple[Candidate, ...]
+
+
+def _found(cluster: Cluster, job: JobRecord) -> _Found:
+    return cluster.once(f"found:{job.uid}", lambda _before: _without_strays(cluster, job), job)
+
+
+def _without_strays(cluster: Cluster, job: JobRecord) -> _Found:
+    judged, astray = _judged(cluster, job), strays(cluster, job)
+    if not astray:
+        return judged.found
+    by_node = dict(judged.found.by_node)
+    for node, why in astray.items():
+        if (one := by_node.get(node)) is not None and one.standing in ("fit", "pending"):
+            by_node[node] = replace(one, standing="unfit", why=why, devices=())
+    return _Found(by_node, tuple(by_node.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """The candidates of a job before their folders are compared, and what they were judged by: in the next view most
+    of it is the same."""
 
     role: Role
-    judged: Mapping[str, tuple[_Case, Candidate]]
-    found: tuple[Candidate, ...]
+    seen: Seen
+    booked: Booked
+    own: Mapping[str, tuple[str, ...]]
+    found: _Found
+    folders: Mapping[str, str]
+    """Live node to the id of the checkpoint folder it sees, if any."""
 
 
-def _all(cluster: Cluster, job: JobRecord, before: _All | None) -> _All:
-    known = before.judged if before is not None and before.role == job.spec.role else {}
-    judged: dict[str, tuple[_Case, Candidate]] = {}
-    all_booked = booked(cluster)
-    for name in in_order(cluster):
-        case, last = _case(cluster, all_booked, job, cluster.nodes[name]), known.get(name)
-        same = last is not None and last[0].node is case.node and last[0] == case
-        judged[name] = last if last is not None and same else (case, _judge(job, case))
-    astray = strays(cluster, job)
-    found = (candidate for _, candidate in judged.values())
-    if astray:
-        found = (
-            replace(c, standing="unfit", why=astray[c.node], devices=())
-            if c.node in astray and c.standing in ("fit", "pending")
-            else c
-            for c in found
-        )
-    return _All(job.spec.role, judged, tuple(found))
+def _judged(cluster: Cluster, job: JobRecord) -> _Judged:
+    return cluster.once(
+        f"judged:{job.uid}", lambda before: _judge_all(cluster, job, before), job, size=len(cluster.nodes)
+    )
+
+
+def _judge_all(cluster: Cluster, job: JobRecord, before: _Judged | None) -> _Judged:
+    """Only those about whom something changed are judged again."""
+    role, now, all_booked, own = job.spec.role, seen(cluster), booked(cluster), _own(job)
+    news: set[str] | frozenset[str] | None = None
+    if before is not None and (before.role is role or before.role == role):
+        news = changed(cluster, before.seen)
+    if before is None or news is None:
+        by_node = {n: _judge(job, _case(cluster, all_booked, n, job.uid, own)) for n in in_order(cluster)}
+        folders = {n: folder for n in cluster.nodes if (folder := _folder(cluster, job, n))}
+        return _Judged(role, now, all_booked, own, _Found(by_node, tuple(by_node.values())), folders)
+    moved = {n for n in {**own, **before.own} if own.get(n) != before.own.get(n)} if own != before.own else set()
+    anew = {}
+    for node in moved.union(news, changed_bookings(cluster, before.booked)):
+        if node in cluster.nodes:
+            one = _judge(job, _case(cluster, all_booked, node, job.uid, own))
+            if one != before.found.by_node[node]:
+                anew[node] = one
+    found = before.found
+    if anew:
+        by_node = {**found.by_node, **anew}
+        found = _Found(by_node, tuple(by_node.values()))
+    seen_anew = {n: _folder(cluster, job, n) for n in news}
+    folders = dict(before.folders)
+    for node, folder in seen_anew.items():
+        if folder:
+            folders[node] = folder
+        else:
+            folders.pop(node, None)
+    return _Judged(role, now, all_booked, own, found, folders)
+
+
+def _folder(cluster: Cluster, job: JobRecord, node: str) -> str:
+    """The id of the checkpoint folder that a live node sees; empty if it sees none."""
+    ready = cluster.nodes[node].readiness.get(job.uid)
+    return ready.folder if ready is not None and ready.state != "unfit" and cluster.live(node) else ""
 
 
 def strays(cluster: Cluster, job: JobRecord, newer: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -204,13 +246,15 @@ def strays(cluster: Cluster, job: JobRecord, newer: Mapping[str, str] | None = N
     """
     if job.spec.role.nodes.max == 1:
         return {}
-    ready = {n: r for n, record in cluster.nodes.items() if (r := record.readiness.get(job.uid)) and cluster.live(n)}
-    seen = {n: r.folder for n, r in ready.items() if r.state != "unfit"} | dict(newer or {})
-    if len({folder for folder in seen.values() if folder}) < 2:
+    folders = _judged(cluster, job).folders
+    if len({*folders.values(), *(newer or {}).values()} - {""}) < 2:
         return {}
+    told = {**folders, **(newer or {})}
     by_folder: dict[str, list[str]] = {}
-    for node in sorted((n for n, folder in seen.items() if folder), key=natural):
-        by_folder.setdefault(seen[node], []).append(node)
+    for node in sorted((n for n, folder in told.items() if folder), key=natural):
+        by_folder.setdefault(told[node], []).append(node)
+    if len(by_folder) < 2:
+        return {}
     members = {m.node for m in survivors(cluster, job)}
     groups = list(by_folder.values())  # of the greatest, max() takes the one with the first node
     right = max(groups, key=lambda nodes: (len(members.intersection(nodes)), len(nodes)))
@@ -225,20 +269,24 @@ def strays(cluster: Cluster, job: JobRecord, newer: Mapping[str, str] | None = N
 
 def survivors(cluster: Cluster, job: JobRecord) -> tuple[Member, ...]:
     """Members of the newest generation that are still alive in the same life, by rank."""
-    if job.head is None:
-        return ()
-    return tuple(m for m in job.head.ordered() if cluster.live(m.node, m.life))
+    return _gang(cluster, job).survivors
 
 
 def staying(cluster: Cluster, job: JobRecord) -> int:
     """Survivors whose place needs nobody else: not those that are scaled in by name or drained, nor those whose
     hardware is taken from the job."""
-    found = {c.node: c.standing for c in candidates(cluster, job)}
-    count = 0
+    found, alive = _found(cluster, job), survivors(cluster, job)
+    # A change of a cordon is a change of the candidate, which says why it is out.
+    of = (found, alive, job.control)
+    return cluster.notes.once(f"staying:{job.uid}", of, lambda _before: _staying(cluster, job, found))
+
+
+def _staying(cluster: Cluster, job: JobRecord, found: _Found) -> int:
+    count, leaving = 0, job.control.leaving
     for member in survivors(cluster, job):
         cordon = cluster.nodes[member.node].cordon
-        stays = found[member.node] in ("fit", "pending") or (cordon is not None and not cordon.drain)
-        count += stays and member.node not in job.control.leaving
+        stays = found.by_node[member.node].standing in ("fit", "pending") or (cordon is not None and not cordon.drain)
+        count += stays and member.node not in leaving
     return count
 
 
@@ -247,23 +295,53 @@ def ranked(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> list[str]:
     those scaled in by name."""
     members = dict.fromkeys(m.node for m in survivors(cluster, job))
     rest = [n for n in nodes if n not in members]
-    return sorted([*members, *rest], key=lambda n: (n in job.control.leaving, worn(cluster, n)))  # stable
+    leaving, old = job.control.leaving, worn_nodes(cluster)
+    return sorted([*members, *rest], key=lambda n: (n in leaving, n in old))  # stable
 
 
 def gone_nodes(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
     """Members and holders of the newest generation that can run nothing any more, in natural order."""
-    if job.head is None:
-        return ()
-    gone = {m.node for m in job.head.members.values() if cluster.gone(m.node, m.life)}
-    gone |= {n for n, h in job.head.holders.items() if cluster.gone(n, h.life)}
-    return tuple(sorted(gone, key=natural))
+    return _gang(cluster, job).gone
 
 
 def holding_nodes(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
     """Nodes that may still run an older generation of the job."""
-    if job.head is None:
-        return ()
-    return tuple(sorted((n for n, h in job.head.holders.items() if not cluster.gone(n, h.life)), key=natural))
+    return _gang(cluster, job).holding
+
+
+@dataclass(frozen=True, slots=True)
+class _Gang:
+    """A job's newest generation, as far as it depends on who is alive."""
+
+    head: Head | None
+    seen: Seen
+    survivors: tuple[Member, ...] = ()
+    gone: tuple[str, ...] = ()
+    holding: tuple[str, ...] = ()
+
+
+def _gang(cluster: Cluster, job: JobRecord) -> _Gang:
+    return cluster.once(f"gang:{job.uid}", lambda before: _look(cluster, job.head, before), job)
+
+
+def _look(cluster: Cluster, head: Head | None, before: _Gang | None) -> _Gang:
+    """Anew only if the generation or something about one of its nodes changed."""
+    now = seen(cluster)
+    if head is None:
+        return _Gang(head, now)
+    members, holders = head.members, head.holders
+    if before is not None and before.head is not None:
+        same = before.head.members is members and before.head.holders is holders
+        news = changed(cluster, before.seen) if same else None
+        if news is not None and not any(n in members or n in holders for n in news):
+            return _Gang(head, now, before.survivors, before.gone, before.holding)
+    alive = tuple(m for m in head.ordered() if cluster.live(m.node, m.life))
+    gone = {m.node for m in members.values() if cluster.gone(m.node, m.life)}
+    gone |= {n for n, h in holders.items() if cluster.gone(n, h.life)}
+    holding = [n for n, h in holders.items() if not cluster.gone(n, h.life)]
+    if before is not None and before.survivors == alive:
+        alive = before.survivors
+    return _Gang(head, now, alive, tuple(sorted(gone, key=natural)), tuple(sorted(holding, key=natural)))
 
 
 def should_prepare(cluster: Cluster, job: JobRecord, node: str) -> bool:
@@ -281,21 +359,26 @@ def should_prepare(cluster: Cluster, job: JobRecord, node: str) -> bool:
         return True
     if record is None or candidate(cluster, job, record).standing == "out":
         return False  # most nodes of a large cluster run other jobs: they need not look at all the others
-    return node in cluster.once(f"prepare:{job.uid}", lambda _before: _to_prepare(cluster, job), job)
+    return node in _to_prepare(cluster, job)
 
 
 def _to_prepare(cluster: Cluster, job: JobRecord) -> frozenset[str]:
     """Of those that are no members."""
-    members = {m.node for m in survivors(cluster, job)}
-    everyone = candidates(cluster, job)
-    waiting = [c.node for c in everyone if c.standing in ("fit", "pending") and c.node not in members]
-    waiting.sort(key=lambda n: (n in job.control.leaving, worn(cluster, n)))
-    missing = max(0, job.control.target - staying(cluster, job))
-    return frozenset(waiting[: missing + 1]).union(c.node for c in everyone if c.standing == "unfit")
+    everyone, alive, old = candidates(cluster, job), survivors(cluster, job), worn_nodes(cluster)
+
+    def choose(_before: object) -> frozenset[str]:
+        members, leaving = {m.node for m in alive}, job.control.leaving
+        waiting = [c.node for c in everyone if c.standing in ("fit", "pending") and c.node not in members]
+        waiting.sort(key=lambda n: (n in leaving, n in old))
+        missing = max(0, job.control.target - staying(cluster, job))
+        return frozenset(waiting[: missing + 1]).union(c.node for c in everyone if c.standing == "unfit")
+
+    return cluster.notes.once(f"prepare:{job.uid}", (everyone, alive, old, job.control), choose)
 
 
-def _own(job: JobRecord, node: str) -> tuple[str, ...]:
-    if job.head is None:
-        return ()
-    member, holder = job.head.members.get(node), job.head.holders.get(node)
-    return member.devices if member is not None else holder.devices if holder is not None else ()
+def _own(job: JobRecord) -> dict[str, tuple[str, ...]]:
+    """Node to the devices that this job has there."""
+    head = job.head
+    if head is None:
+        return {}
+    return {n: h.devices for n, h in head.holders.items()} | {n: m.devices for n, m in head.members.items()}

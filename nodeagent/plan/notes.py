@@ -8,28 +8,40 @@ nodes, jobs and lapsed leases belong here, never what depends on its time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import is_
 from typing import TypeVar, cast
 
 T = TypeVar("T")
 
-MOST = 24
-"""Results kept: of the many jobs that may wait, each has some as long as the list of nodes."""
+ROOM = 50_000
+"""Entries kept, all results together: of many jobs that wait, each has a result as long as the list of nodes."""
+SMALL = 10
+"""A result counts as so many entries at least."""
 
 
 class Notes:
     """Results by what they are, the oldest dropped first."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[tuple[object, ...], object]] = {}
+        self._kept: dict[str, tuple[tuple[object, ...], object, int]] = {}
+        self._size = 0
 
-    def once(self, what: str, of: tuple[object, ...], work: Callable[[T | None], T]) -> T:
+    def once(self, what: str, of: tuple[object, ...], work: Callable[[T | None], T], size: int = 1) -> T:
         """``work(before)``, done once for this ``what`` of these very objects (they are compared by identity).
-        ``before`` is the result of other ones, if there is one: most of it may still be right."""
+        ``before`` is the result of other ones, if there is one: most of it may still be right. ``size``: how many
+        entries the result has."""
         kept = self._kept.get(what)
-        if kept is None or any(one is not other for one, other in zip(kept[0], of, strict=True)):
-            before = cast("T", self._kept.pop(what)[1]) if kept is not None else None
-            if len(self._kept) >= MOST:
-                del self._kept[next(iter(self._kept))]
-            kept = (of, work(before))
-            self._kept[what] = kept
-        return cast("T", kept[1])
+        if kept is not None and all(map(is_, kept[0], of)):
+            return cast("T", kept[1])
+        before = None
+        if kept is not None:
+            before = cast("T", kept[1])
+            del self._kept[what]
+            self._size -= kept[2]
+        made = work(before)  # it may keep others meanwhile
+        size = max(SMALL, size)
+        while self._kept and self._size + size > ROOM:
+            self._size -= self._kept.pop(next(iter(self._kept)))[2]
+        self._kept[what] = (of, made, size)
+        self._size += size
+        return made

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from nodeagent.model.job import JobRecord
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.health import worn_nodes
 from nodeagent.plan.membership import Candidate, candidates, ranked, survivors
 
 
@@ -69,6 +70,14 @@ def choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[st
     A member that is live keeps its place even while its standby is being rebuilt: its pod is checked when it
     acknowledges.
     """
+    if without:
+        return _choose(cluster, job, target, without)
+    of = (candidates(cluster, job), survivors(cluster, job), worn_nodes(cluster), job.control, job.spec)
+    what = f"choose:{job.uid}:{target}"
+    return cluster.notes.once(what, of, lambda _before: _choose(cluster, job, target, ()), len(cluster.nodes) // 8)
+
+
+def _choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[str]) -> Placement:
     members = {m.node for m in survivors(cluster, job)}
     everyone = {c.node: c for c in candidates(cluster, job)}
     chosen: list[Candidate] = []

@@ -11,7 +11,7 @@ from nodeagent.model.world import Cause, Head
 from nodeagent.plan import faults, restarts
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.hang import watching
-from nodeagent.plan.health import Sick, sick_members
+from nodeagent.plan.health import Sick, remarkable, sick_members
 from nodeagent.plan.membership import gone_nodes, natural
 from nodeagent.plan.placement import Placement, choose, place
 from nodeagent.plan.policies import match
@@ -66,7 +66,8 @@ def after_fault(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tup
 
 def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], wall: float) -> Decision:
     """No worker is at fault: has an operator asked for a change, is hardware unfit, or can the gang grow?"""
-    leaving = [m.node for m in head.ordered() if _draining(cluster, m.node)]
+    drained = not remarkable(cluster).isdisjoint(head.members)
+    leaving = [m.node for m in head.ordered() if _draining(cluster, m.node)] if drained else []
     if leaving:
         text = f"node {', '.join(leaving)} is being drained"
         return _evict(cluster, job, Cause(kind="drain", text=text, node=leaving[0]), wall)

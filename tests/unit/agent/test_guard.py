@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from nodeagent.agent.guard import SKEW, Guard
+from nodeagent.agent.guard import LOOK_AGAIN, SKEW, Guard
 from nodeagent.agent.metrics import Metrics
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.world import Ack
@@ -297,3 +297,24 @@ async def test_a_record_that_cannot_be_read_has_not_ended() -> None:
     after = await bench.restarted()  # knows it by its ledger alone
     assert [r.kind for r in after.look(unread=damaged, seasoned=True).values()] == ["unreadable"]
     assert after.look(job, now=NOW + 30 * HOUR) == {}, "it is the same job, however old its admission is by now"
+
+
+def test_the_same_view_is_not_looked_at_again_before_time_could_change_it() -> None:
+    """What a verdict says may depend on the time, so it is looked at again after a while; a changed record at once."""
+    bench, job = Bench(), signed()
+    jobs, unread = {job.uid: job}, dict[str, str]()
+
+    def look(now: float) -> object:
+        return bench.guard.look(jobs, "e1", now, whole=True, seasoned=True, unread=unread)
+
+    found = look(NOW)
+    assert look(NOW + LOOK_AGAIN - 1) is found
+    assert look(NOW + LOOK_AGAIN) is not found
+    found = look(NOW + LOOK_AGAIN)
+    assert look(NOW) is not found, "the clock went back"
+    found = look(NOW)
+    bench.guard.refusal(job.model_copy(), NOW)
+    assert look(NOW) is not found, "another record was judged meanwhile"
+    found = look(NOW)
+    jobs = {job.uid: changed(job, owner=7)}
+    assert look(NOW) != found

@@ -8,14 +8,13 @@ import pytest
 
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import NodeRecord
+from nodeagent.plan.bookings import booked, used_devices
 from nodeagent.plan.membership import (
-    booked,
     candidate,
     gone_nodes,
     holding_nodes,
     natural,
     should_prepare,
-    used_devices,
 )
 from tests.unit.plan.build import PREPARING, UID, UNFIT, make_cluster, make_head, make_job, make_node, make_spec
 

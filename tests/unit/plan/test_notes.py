@@ -56,14 +56,21 @@ def test_another_role_is_judged_anew() -> None:
     assert (of(make_spec(workers=1)), of(make_spec(workers=3))) == ([1], [3])
 
 
-def test_the_oldest_results_are_dropped() -> None:
+def test_the_oldest_results_are_dropped_by_their_sizes() -> None:
     kept, made = Notes(), []
+    of = (object(),)
 
-    def ask(what: str) -> None:
-        kept.once(what, (kept,), lambda _before: made.append(what))
+    def ask(what: str, size: int) -> None:
+        kept.once(what, of, lambda _before: made.append(what), size)
 
-    for i in range(notes.MOST + 1):
-        ask(str(i))
-    ask(str(notes.MOST))
-    ask("0")
-    assert made == [*(str(i) for i in range(notes.MOST + 1)), "0"]
+    ask("large", notes.ROOM - 2 * notes.SMALL)
+    ask("a", 1)
+    ask("b", 1)
+    ask("large", notes.ROOM - 2 * notes.SMALL)
+    assert made == ["large", "a", "b"], "all fit"
+    ask("c", 1)
+    ask("a", 1)
+    assert made == ["large", "a", "b", "c"]
+    ask("large", notes.ROOM)
+    ask("a", 1)
+    assert made[4:] == ["large", "a"], "what fills all room drops the others"
