@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from nodeagent.model.node import Incarnation
+from nodeagent.workers.linux import write_atomic
 
 STANDS_IN = "stands in at least until"
 """In the lock file, behind the pid: this agent is there only until the next start, which may end it from then on."""
@@ -172,12 +173,7 @@ class Identity:
 
     def _write(self, now: Incarnation) -> None:
         text = json.dumps({"life": now.life, "start": now.start, "boot_id": self._boot_id})
-        temporary = self._file.with_suffix(".tmp")
-        with temporary.open("w") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(self._file)
+        write_atomic(self._file, text, durable=True)
 
 
 def _locked(path: Path) -> int | None:

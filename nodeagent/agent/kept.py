@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import hmac
 import json
-import os
 import threading
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +20,7 @@ from nodeagent.agent.known import Known
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.trust.key import ClusterKey
+from nodeagent.workers.linux import write_atomic
 
 FORMAT = 1
 ENDED_KEPT = 256
@@ -94,18 +94,7 @@ class FileDisk:
 
     def _put(self, data: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._path.with_suffix(".tmp")
-        with draft.open("wb") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)  # the new name, too
-        finally:
-            os.close(folder)
+        write_atomic(self._path, data, durable=True)
 
 
 class Writing:

@@ -20,7 +20,7 @@ def readiness(statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
     reboot."""
     out: dict[str, Readiness] = {}
     for uid, status in statuses.items():
-        if status.phase in ("preparing", "gone"):
+        if status.phase in ("unknown", "preparing", "gone"):
             out[uid] = Readiness(state="preparing", reason=status.reason, folder=status.folder)
         elif status.phase in ("unfit", "stuck"):
             out[uid] = Readiness(state="unfit", reason=status.reason, code=status.code)

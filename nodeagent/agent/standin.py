@@ -13,12 +13,15 @@ import select
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import structlog
 
 from nodeagent.agent.clock import Clock
 from nodeagent.agent.loop import Agent
 from nodeagent.workers.linux import die_with_parent, power_mark
+
+T = TypeVar("T")
 
 HOLD = 2.0
 """Seconds for which a stand-in holds the next start off at a time."""
@@ -81,7 +84,7 @@ class Split:
             raise self._error
         return os.getpid()
 
-    def run(self, main: Coroutine[object, object, int]) -> int:
+    def run(self, main: Coroutine[object, object, T]) -> T:
         """As ``asyncio.run``."""
         with asyncio.Runner() as runner:
             task = runner.get_loop().create_task(main)
@@ -93,7 +96,7 @@ class Split:
                 runner.run(_ended(task))
             return task.result()
 
-    async def _until_wanted(self, task: asyncio.Task[int]) -> None:
+    async def _until_wanted(self, task: asyncio.Task[T]) -> None:
         wanted = asyncio.ensure_future(self._wanted.wait())
         await asyncio.wait({task, wanted}, return_when=asyncio.FIRST_COMPLETED)
         wanted.cancel()
@@ -121,5 +124,5 @@ class Split:
             die_with_parent(os.getppid())  # a local cluster ends with its supervisor
 
 
-async def _ended(task: asyncio.Task[int]) -> None:
+async def _ended(task: asyncio.Task[T]) -> None:
     await asyncio.wait({task})

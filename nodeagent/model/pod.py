@@ -9,9 +9,11 @@ from pydantic import Field
 from nodeagent.model.base import Record
 from nodeagent.model.usage import PodUsage
 
-PodPhase = Literal["preparing", "ready", "unfit", "starting", "running", "stopping", "stuck", "exited", "gone"]
-"""``ready``: standby warm, nothing started. ``exited``: every worker of its newest generation has ended. ``gone``:
-the shim died."""
+PodPhase = Literal[
+    "unknown", "preparing", "ready", "unfit", "starting", "running", "stopping", "stuck", "exited", "gone"
+]
+"""``unknown``: its shim lives, and the agent, just started, has not heard yet what it runs. ``ready``: standby warm,
+nothing started. ``exited``: every worker of its newest generation has ended. ``gone``: the shim died."""
 
 
 class WorkerState(Record):

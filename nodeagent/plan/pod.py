@@ -131,7 +131,8 @@ def plan_pods(
         job, status = cluster.jobs.get(uid), statuses.get(uid)
         if job is None and uid in cluster.unread:
             continue  # nobody here knows what it is to do: what runs goes on
-        action = _plan_pod(cluster, node, incarnation.life, job, status, uid, uid in lent)
+        unknown = status is not None and status.phase == "unknown"  # workers may run: wait for its shim's word
+        action = None if unknown else _plan_pod(cluster, node, incarnation.life, job, status, uid, uid in lent)
         if uid in cluster.refused and isinstance(action, Prepare | Promise | Start):
             action = None
         if isinstance(action, Promise | Start) and job is not None and _set_aside(cluster, job, node):
@@ -141,7 +142,7 @@ def plan_pods(
         kept = isinstance(action, Prepare) or (action is None and status is not None)
         if kept and job is not None and _is_spare(cluster, job, node):
             spares += 1
-            if spares > standbys:
+            if spares > standbys and not unknown:
                 action = Retire(uid, f"this node keeps {standbys} standbys for other jobs already") if status else None
         if action is not None:
             out.append(action)

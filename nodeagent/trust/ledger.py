@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Protocol
 import structlog
 
 from nodeagent.trust.seal import LIFETIME
+from nodeagent.workers.linux import write_atomic
 
 REMEMBERED = 7 * 86_400
 """Seconds for which a job that was last seen alive counts as known: a cluster that was switched off for longer has to
@@ -75,13 +75,7 @@ class FileLedger:
 
     def _write(self, text: str) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._path.with_suffix(".tmp")
-        with draft.open("w") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._path)
+        write_atomic(self._path, text, durable=True)
 
 
 def pruned(entries: Mapping[str, Entry], present: Mapping[str, object], now: float) -> dict[str, Entry]:

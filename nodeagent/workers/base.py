@@ -89,7 +89,7 @@ class PodStatus(Record):
 
     @property
     def quiet(self) -> bool:
-        """No worker of any generation is alive."""
+        """No worker of any generation is alive, as far as it is known."""
         return self.phase in ("preparing", "ready", "unfit", "exited", "gone")
 
 

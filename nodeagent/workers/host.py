@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
 from nodeagent.spec.agentconfig import JobsConfig
 from nodeagent.workers import units
@@ -120,7 +121,7 @@ class ShimHost:
                 log.warning("no pod in %s: %s", folder, error)
                 shutil.rmtree(folder, ignore_errors=True)
                 continue
-            handle = self._handle(uid, folder, Path(pod["logs"]), mark)
+            handle = self._handle(uid, folder, Path(pod["logs"]), mark, "unknown")
             pid = _identity(folder, mark)
             if pid is None:
                 handle.sweep()
@@ -205,8 +206,8 @@ class ShimHost:
         if pod is not None:
             pod.command(op, **arguments)
 
-    def _handle(self, uid: str, folder: Path, logs: Path, mark: str) -> PodHandle:
-        handle = PodHandle(uid, folder, logs / "shim.log", mark, self.changed.set, self._ended)
+    def _handle(self, uid: str, folder: Path, logs: Path, mark: str, phase: PodPhase) -> PodHandle:
+        handle = PodHandle(uid, folder, logs / "shim.log", mark, self.changed.set, self._ended, phase)
         self._pods[uid] = handle
         return handle
 
@@ -231,11 +232,11 @@ class ShimHost:
         if self._unit:
             unit = units.unit_name(folder.name)
             whole = units.start_command(unit, self._unit, spec.name, login.name, env, command)
-            handle = self._handle(uid, folder, logs, content["mark"])
+            handle = self._handle(uid, folder, logs, content["mark"], "preparing")
             handle.starts(_started_as(unit, whole, folder, content["mark"]))
         else:
             process, link = self._fork_shim(command, env, logs / "shim.log", login)
-            handle = self._handle(uid, folder, logs, content["mark"])
+            handle = self._handle(uid, folder, logs, content["mark"], "preparing")
             handle.started(process)
             handle.attach(link)
         if self._grant is not None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from nodeagent.model.pod import PodPhase
 from nodeagent.workers.base import PodStatus
 from nodeagent.workers.linux import kill_marked, socket_path
 from nodeagent.workers.shim_peer import VERSION
@@ -40,7 +41,8 @@ class NotStartedError(Exception):
 
 class PodHandle:
     """One shim. ``changed`` is called at each change of ``status``; ``ended`` when nothing of a retired pod is
-    left."""
+    left. Whether a shim is new or outlived an earlier agent, which may have workers, ``phase`` says until it is heard.
+    """
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class PodHandle:
         mark: str,
         changed: Callable[[], None],
         ended: Callable[[PodHandle], None],
+        phase: PodPhase,
     ) -> None:
         self.uid, self.folder, self._log, self._mark = uid, folder, log, mark
         self._owner = folder.stat().st_uid
@@ -67,7 +70,7 @@ class PodHandle:
         self.retiring = False
         self.retry_at = 0.0
         """Loop time before which a shim that could not even start is not started again."""
-        self.status = PodStatus(uid=uid, phase="preparing")
+        self.status = PodStatus(uid=uid, phase=phase)
 
     # -- the shim process
 

@@ -255,12 +255,15 @@ def socket_path(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def write_atomic(path: Path, text: str, durable: bool) -> None:
-    """Replace the file as a whole; ``durable`` also waits until file and name are on the disk."""
+def write_atomic(path: Path, content: str | bytes, durable: bool) -> None:
+    """Replace the file as a whole, for its owner only; ``durable`` also waits until file and name are on the disk.
+    Raises OSError, and then the file is as it was."""
+    left = memoryview(content.encode() if isinstance(content, str) else content)
     draft = path.with_name(path.name + ".new")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, text.encode())
+        while left:  # a disk that becomes full takes a part first, and then refuses
+            left = left[os.write(fd, left) :]
         if durable:
             os.fsync(fd)
     finally:

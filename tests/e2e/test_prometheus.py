@@ -105,6 +105,9 @@ def test_prometheus_counts_each_kill_once_and_its_alerts_evaluate(calm: Cluster,
         calm.until(lambda: server.value('sum(up{job="nodeagent"})') == NODES, 30, "every agent is scraped")
         calm.submit(yaml.safe_dump(JOB))
         calm.until_running("sleepers", 2)
+        stood = 'nodeagent_standstill_seconds_total{job="sleepers", cause="worker_failed"}'
+        seen = f"count({stood} == 0)"  # an increase is counted from what was scraped before it
+        calm.until(lambda: server.value(seen) == NODES, 30, "what the job has cost so far is scraped: nothing")
         driver.xid(13, EACH - 1)  # the application's, on a GPU that has none
         for kills in range(1, KILLS + 1):
             os.kill(calm.workers("sleepers")[kills % 2], signal.SIGKILL)

@@ -45,6 +45,7 @@ async def test_a_second_host_takes_over_the_same_processes(tmp_path: Path) -> No
         await bench.host.close()
         bench.host = bench.new_host()
         await bench.host.adopt()
+        assert (bench.state().phase, bench.state().quiet) == ("unknown", False), "until its shim is heard"
         second = await bench.until(lambda s: s.phase == "running")
         assert second == first
         bench.seq = 0  # a new agent counts anew

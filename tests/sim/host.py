@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Callable, Iterable, Mapping
 
 from nodeagent.model.jobspec import JobSpec
@@ -9,6 +11,9 @@ from nodeagent.model.world import Token
 from nodeagent.workers.base import CommitWish, GivenUp, PodStatus, StartOrder
 from tests.sim.machine import SimMachine
 from tests.sim.network import Gate
+
+HEARD_WITHIN = 0.3
+"""Seconds until a new agent has heard each shim that outlived the one before."""
 
 
 class SimHost:
@@ -19,12 +24,25 @@ class SimHost:
         self._queue: list[Callable[[], None]] = []
         self.changed = machine.changed
         self.dead = False
+        self._unheard: set[str] = set()
 
     def status(self) -> Mapping[str, PodStatus]:
-        return {uid: pod.status() for uid, pod in self._machine.pods.items()}
+        return {uid: self._heard(uid, pod.status()) for uid, pod in self._machine.pods.items()}
+
+    def _heard(self, uid: str, status: PodStatus) -> PodStatus:
+        unheard = uid in self._unheard and status.phase != "gone"
+        return PodStatus(uid=uid, phase="unknown") if unheard else status
 
     async def adopt(self) -> None:
         await self._gate.passed()
+        rng = random.Random(f"{self._machine.name} {asyncio.get_running_loop().time()}")
+        self._unheard = set(self._machine.pods)
+        for uid in self._machine.pods:
+            self._machine.later(rng.uniform(0, HEARD_WITHIN), lambda uid=uid: self._hear(uid))  # type: ignore[misc]
+
+    def _hear(self, uid: str) -> None:
+        self._unheard.discard(uid)
+        self.changed.set()
 
     def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
         return {uid: token.number for uid in uids if (token := self._machine.promised.get(uid)) is not None}

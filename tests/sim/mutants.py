@@ -94,6 +94,15 @@ def ack_before_stopping(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PodStatus, "quiet", property(lambda status: True))
 
 
+def unheard_is_quiet(patch: pytest.MonkeyPatch) -> None:
+    """A shim that an agent, just started, has not heard yet counts as one that runs nothing."""
+
+    def heard(host: SimHost, uid: str, status: PodStatus) -> PodStatus:
+        return PodStatus(uid=uid, phase="preparing") if uid in host._unheard else status
+
+    patch.setattr(SimHost, "_heard", heard)
+
+
 def lease_shorter_than_the_fence(patch: pytest.MonkeyPatch) -> None:
     """The inequality of the timing is broken: silence counts as death before the shims have stopped the workers."""
     patch.setattr(Timing, "problems", lambda timing: [])
@@ -287,6 +296,7 @@ def the_first_copy_wins(patch: pytest.MonkeyPatch) -> None:
 MUTANTS = (
     Mutant(holders_forgotten, provocations.falls_silent_and_scales),
     Mutant(ack_before_stopping, provocations.falls_silent_and_scales),
+    Mutant(unheard_is_quiet, provocations.scaled_in_while_its_agent_restarts),
     Mutant(lease_shorter_than_the_fence, provocations.falls_silent_and_scales),
     Mutant(guard_asleep, provocations.falls_silent_and_scales),
     Mutant(half_a_gang, provocations.falls_silent_and_scales),

@@ -39,6 +39,22 @@ async def falls_silent_and_scales(cluster: SimCluster) -> None:
     await asyncio.sleep(20)
 
 
+async def scaled_in_while_its_agent_restarts(cluster: SimCluster) -> None:
+    """The others form anew without a node whose agent has just been killed, and comes back to workers that run."""
+    await cluster.submit("a", 1, 4, 4, grace=0.05)
+    await cluster.until(lambda: cluster.whole("a"), 90, "whole")
+    await asyncio.sleep(3)
+    for _ in range(3):
+        head = cluster.job("a").head
+        assert head is not None
+        node = cluster.nodes[head.ordered()[-1].node]
+        await node.kill_agent()
+        await cluster.scale("a", "scalein", nodes=[node.name])
+        node.start_agent()
+        await asyncio.sleep(8)
+    await cluster.until(lambda: cluster.whole("a"), 90, "whole again")
+
+
 async def store_loses_writes(cluster: SimCluster) -> None:
     """The gang moves to other nodes in seconds that the store then loses; the old gang comes first, later an agent that
     had seen less than the others comes first to an emptied store."""

@@ -133,7 +133,7 @@ async def test_it_is_on_the_disk_before_it_counts(tmp_path: Path, monkeypatch: p
 async def test_what_cannot_be_written_is_an_error_and_leaves_the_old(tmp_path: Path) -> None:
     disk = FileDisk(tmp_path / "jobs.kept")
     await disk.write(b"one")
-    (tmp_path / "jobs.tmp").mkdir()
+    (tmp_path / "jobs.kept.new").mkdir()
     with pytest.raises(OSError, match="directory"):
         await disk.write(b"two")
     assert disk.read() == b"one"

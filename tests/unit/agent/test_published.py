@@ -12,7 +12,7 @@ from nodeagent.model.world import Token
 from nodeagent.workers.base import PodStatus
 from tests.unit.plan.build import UID, make_cluster, make_job
 
-STATES = {"preparing": "preparing", "gone": "preparing", "unfit": "unfit", "stuck": "unfit"}
+STATES = {"unknown": "preparing", "preparing": "preparing", "gone": "preparing", "unfit": "unfit", "stuck": "unfit"}
 
 
 @pytest.mark.parametrize("phase", get_args(PodPhase))
