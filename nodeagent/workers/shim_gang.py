@@ -105,10 +105,9 @@ class Gang:
         """As model.pod.WorkerState."""
         states = []
         for w in self.workers:
-            code = None
-            if w.record is not None:
-                code = w.record["code"] if w.record["code"] is not None else 128 + w.record["signal"]
-            state = "exited" if w.record is not None else "running" if w.pid else "starting"
+            r = w.record
+            code = None if r is None else r["code"] if r["code"] is not None else 128 + r["signal"]
+            state = "exited" if r is not None else "running" if w.pid else "starting"
             told = {"rank": w.rank, "local_rank": w.local_rank, "pid": w.pid or None}
             states.append(told | {"state": state, "exit": code, "step": w.step, "doing": w.doing})
         return states
@@ -127,6 +126,8 @@ class Gang:
         if self.settled:
             return
         self._given_up = given_up if grace is not None else None
+        if self._write_out is not None and self._given_up is not None:
+            self._write_out.asked_again(self._given_up)
         for w in self.living():
             if pidfd_ended(w.pidfd):
                 self._on_end(w)
@@ -147,9 +148,8 @@ class Gang:
             at = time.monotonic() + grace
             if self._kill_at is None or at < self._kill_at:
                 self._kill_at, self._grace = at, grace
-                for delay in (self._kill, self._early):
-                    if delay is not None:
-                        delay.cancel()
+                for delay in filter(None, (self._kill, self._early)):
+                    delay.cancel()
                 self._kill = self.parts.loop.after(grace, self._grace_over)
                 self._early = self.parts.loop.after(grace * EARLY, self._write_early)
             if broken:
@@ -188,9 +188,8 @@ class Gang:
             if self.workers and not self.fenced and self._run_hook("post_stop", self._after_post_stop):
                 self.parts.changed()
                 return
-        for delay in (self._kill, self._early, self._stuck_check):
-            if delay is not None:
-                delay.cancel()
+        for delay in filter(None, (self._kill, self._early, self._stuck_check)):
+            delay.cancel()
         for w in self.workers:
             for capture in w.captures:
                 capture.close()

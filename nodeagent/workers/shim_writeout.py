@@ -50,6 +50,7 @@ class WriteOut:
         self._hook: Hook | None = None
         self._peer: Peer | None = None
         self._token: dict[str, Any] = {}
+        self._world = 0
         self._held: Callable[[], None] | None = None
         self._ended_all = self._outdone = False
         self.over = False
@@ -67,10 +68,8 @@ class WriteOut:
     ) -> None:
         """``environment``: a worker's. ``given_up``: as base.GivenUp. ``until``: CLOCK_MONOTONIC."""
         memories, world = self._snapshots.memories(), int(environment.get("WORLD_SIZE", 1))
-        useless = (
-            given_up["stays"] and given_up["world"] != world
-        )  # what is the same on all ranks stays with the others
-        if not memories or useless:
+        self._world = world
+        if not memories or self._useless(given_up):
             self.over = True
         elif not pod["checkpoint_dir"]:
             self._give_up("the job has no checkpoint_dir")
@@ -102,6 +101,16 @@ class WriteOut:
                 "the helper", argv, dict(os.environ), "/", bound, self._log,
                 self._loop, self._guard, self._children, self._ended, keep,
             )  # fmt: skip
+
+    def asked_again(self, given_up: Mapping[str, Any]) -> None:
+        """The gang that goes on may have become another one since it was begun: formed anew without a node that was
+        lost, say. Other nodes that were not so far yet do not write for it, and would be waited for in vain."""
+        if self._useless(given_up):
+            self.kill("a gang of another size goes on")
+
+    def _useless(self, given_up: Mapping[str, Any]) -> bool:
+        """What is the same on all ranks stays with those that go on; parts need a gang of the same size."""
+        return bool(given_up["stays"] and given_up["world"] != self._world)
 
     def kill(self, why: str) -> None:
         """SIGKILL if it is under way, and wait for nothing: it can run no more code of its own."""

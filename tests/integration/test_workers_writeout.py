@@ -106,6 +106,18 @@ async def test_what_the_store_refuses_is_removed_and_told(tmp_path: Path) -> Non
         assert entries(tmp_path / "ckpt") == []
 
 
+@pytest.mark.parametrize("after", [1, 2])
+async def test_it_ends_when_a_gang_of_another_size_is_to_go_on(tmp_path: Path, after: int) -> None:
+    """The other node, which would have written its part, has only heard of that one."""
+    async with open_bench(tmp_path) as bench:
+        await training(bench, world=4, GROUP_WORLD_SIZE="2")
+        bench.host.stop(UID, 600, GivenUp(stays=True, world=4))
+        await wait_for(lambda: list((tmp_path / "ckpt").glob(".writeout-*/offers-0")))
+        bench.host.stop(UID, 600, GivenUp(stays=True, world=4))
+        bench.host.stop(UID, 600, GivenUp(stays=True, world=after))
+        assert await written(bench) == "snapshots not written out: a gang of another size goes on"
+
+
 async def test_the_end_of_the_grace_is_final(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         await training(bench)
