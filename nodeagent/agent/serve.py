@@ -34,6 +34,7 @@ from nodeagent.agent.notify import Notifier
 from nodeagent.agent.peers import UdpPeers
 from nodeagent.agent.preflight import preflight
 from nodeagent.agent.reload import reload
+from nodeagent.agent.slim import without_authorities
 from nodeagent.agent.standin import Split, end_as_planned
 from nodeagent.agent.systemd import comes_back, this_unit
 from nodeagent.agent.usage import Meter
@@ -197,8 +198,9 @@ async def _serve_api(agent: Agent, metrics: Metrics, address: str) -> None:
     people can wait."""
 
     def load() -> tuple[type[ApiServer], type[Https]]:
-        from nodeagent.api.https import Https
-        from nodeagent.api.server import ApiServer
+        with without_authorities():
+            from nodeagent.api.https import Https
+            from nodeagent.api.server import ApiServer
 
         return ApiServer, Https
 

@@ -5,7 +5,7 @@ another. Standard library and nvidia-ml-py; must never judge, and never write a 
 driver does not tell is null.
 
     {"gpus": [...]}         every ``POLL`` seconds; fields of readings.GpuReading
-    {"xids": [[uuid, code, unix time, count], ...]}      at once; equal ones of one moment folded
+    {"xids": [[uuid, code, unix time, count], ...]}      at once what is new; its repetitions along with the next "gpus"
     {"problem": "..."}      nothing can be read: no library, no driver
 """
 
@@ -240,6 +240,35 @@ class Gpus:
             return str(lost[0]) if len(lost) == 1 else ""
 
 
+class Repetitions:
+    """Xids that were told since the last look: what repeats them waits for the next, or a storm would have the agent
+    judge twenty times a second."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, int]] = set()
+        self._held: dict[tuple[str, int], list[Any]] = {}
+
+    def news(self, events: list[list[Any]]) -> list[list[Any]]:
+        """Those that repeat nothing; the others are kept."""
+        fresh = []
+        for event in events:
+            key = (event[0], event[1])
+            if key not in self._told:
+                self._told.add(key)
+                fresh.append(event)
+            elif known := self._held.get(key):
+                known[2], known[3] = event[2], known[3] + event[3]
+            else:
+                self._held[key] = event
+        return fresh
+
+    def take(self) -> list[list[Any]]:
+        """What was kept, and begin anew."""
+        taken = list(self._held.values())
+        self._told, self._held = set(self._held), {}
+        return taken
+
+
 def tell(what: dict[str, Any]) -> None:
     """One line; the pipe's end is the end of this process."""
     sys.stdout.write(json.dumps(what) + "\n")
@@ -254,12 +283,14 @@ def main() -> None:
     except pynvml.NVMLError as error:
         tell({"problem": f"NVML: {error}"})
         sys.exit(1)
+    repetitions = Repetitions()
     while True:
-        tell({"gpus": gpus.look()})
+        again = repetitions.take()
+        tell({"gpus": gpus.look()} | ({"xids": again} if again else {}))
         until = time.monotonic() + poll
         while (left := until - time.monotonic()) > 0:
-            if events := gpus.events(left):
-                tell({"xids": events})
+            if fresh := repetitions.news(gpus.events(left)):
+                tell({"xids": fresh})
 
 
 if __name__ == "__main__":

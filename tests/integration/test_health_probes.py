@@ -166,6 +166,19 @@ async def test_events_come_at_once_and_folded(tmp_path: Path, driver: Path) -> N
     assert seen == {(names[1], 45): 38, (names[0], 79): 1}, "what was before it is not told again"
 
 
+async def test_an_xid_that_repeats_is_told_with_the_next_look(tmp_path: Path, driver: Path) -> None:
+    async with probing(tmp_path, driver, "gpus 1") as (machine, _):
+        await machine.gpus()
+        repeated = 0
+        for n in range(1, 31):
+            machine.set("gpus 1", f"xid {n} 0 45")
+            told = await machine.until(lambda told: "xids" in told)
+            repeated += "gpus" in told
+            ((_, code, _, count),) = told["xids"]
+            assert (code, count) == (45, 1), "each is told, once"
+        assert repeated, "not each by itself"
+
+
 async def test_no_driver(tmp_path: Path, driver: Path) -> None:
     async with probing(tmp_path, driver, "error nvmlInitWithFlags 9") as (machine, probe):
         async with asyncio.timeout(BOUND):
