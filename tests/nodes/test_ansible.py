@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from release import bundle, wheels
+from tests.integration.redis_support import Authority
 from tests.nodes.image import python_version
 from tests.nodes.lab import Lab, lab
 from tests.nodes.lab import why_not as no_lab
@@ -61,8 +62,13 @@ def bundles(bare: Lab, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 def rollout(bare: Lab, bundles: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Rollout:
     """The operator's folder."""
     one = Rollout(bare, tmp_path_factory.mktemp("operator"), bundles[0])
+    authority = Authority(one.folder)
+    names = ",".join(f"IP:{address}" for address in ("127.0.0.1", *(bare.nodes[name].address for name in STORES)))
+    cert, key = authority.issue("redis", names)
+    one.variables["redis_tls"] = {"cert": str(cert), "key": str(key), "ca": str(authority.ca)}
+    one.variables["nodeagent_redis_ca_file"] = str(authority.ca)
     sentinels = ",".join(f"{bare.nodes[name].address}:26379" for name in STORES)
-    one.variables["nodeagent_redis_url"] = f"redis+sentinel://nodeagent@{sentinels}/nodeagent/0"
+    one.variables["nodeagent_redis_url"] = f"rediss+sentinel://nodeagent@{sentinels}/nodeagent/0"
     one.inventory({"redis": STORES, "nodeagent": NODES})
     return one
 
