@@ -77,8 +77,10 @@ class Monitor:
         self._changed, self._ours, self._checked = changed, ours, checked
         self._log = structlog.get_logger("health")
         self._memory, self._known = self._read()
-        self._followed = max(self._memory.at, max((e.at for e in self._memory.past), default=0.0))
-        """Unix time up to which the kernel's log was told of, by this agent or the one before it."""
+        before = max(self._memory.at, max((e.at for e in self._memory.past), default=0.0))
+        self._followed = before or clock.wall()
+        """Unix time up to which the kernel's log was told of, by this agent or the one before it. Where there was none,
+        nobody knows what became of what is older: only the driver's readings tell."""
         self.told = told(self._memory.verdicts)
         """The verdicts as other nodes are to hear them."""
         self._buses: dict[str, str] = {}

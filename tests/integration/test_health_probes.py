@@ -289,19 +289,22 @@ async def test_the_kernels_log(host: dict[str, Any]) -> None:
     assert (event["kind"], event["code"], event["device"], event["count"]) == ("xid", 79, "0000:3b:00", 1)
 
 
-async def test_what_the_kernel_wrote_while_nobody_looked_is_judged_once(tmp_path: Path, host: dict[str, Any]) -> None:
-    """From the boot on at the first start, from the last agent's end at the next."""
+async def test_what_the_kernel_wrote_between_two_agents_is_judged_once(tmp_path: Path, host: dict[str, Any]) -> None:
+    """What is older than the first agent is not: nobody knows whether it is still true."""
     place = health.Machine("boot", gpus=False, proc=host["proc"], sysfs=host["sys"], kmsg=host["kmsg"])
     log = os.open(host["kmsg"], os.O_WRONLY)
     fcntl.fcntl(log, fcntl.F_SETFL, os.O_DIRECT)  # a pipe of packets: one record a read
     came = asyncio.Event()
-    for codes in ((79,), (79, 46)):  # the first line is still there at the second start
-        for age, code in zip((100, 0), codes, strict=False):
-            at = int((time.monotonic() - age) * 1e6)
-            os.write(log, b"3,1,%d,-;NVRM: Xid (PCI:0000:3b:00): %d, pid=1\n" % (at, code))
-        monitor = health.Monitor(
+
+    def write(code: int, at: float) -> None:
+        os.write(log, b"3,1,%d,-;NVRM: Xid (PCI:0000:3b:00): %d, pid=1\n" % (int(at * 1e6), code))
+
+    def agent() -> health.Monitor:
+        return health.Monitor(
             place, tmp_path, os.environ, SystemClock(), policy=Policy(), changed=came.set, ours=frozenset[int]
         )
+
+    async def judges(monitor: health.Monitor, *codes: int) -> None:
         async with asyncio.TaskGroup() as group, asyncio.timeout(BOUND):
             task = group.create_task(monitor.run())
             while {(v.rule, v.count) for v in monitor.verdicts} != {(f"xid.{code}", 1) for code in codes}:
@@ -309,6 +312,14 @@ async def test_what_the_kernel_wrote_while_nobody_looked_is_judged_once(tmp_path
                 await came.wait()
             await monitor.save()
             task.cancel()
+
+    write(95, time.monotonic() - 100.0)
+    first, lost = agent(), time.monotonic() + 0.01
+    write(79, lost)
+    await judges(first, 79)
+    write(79, lost)  # it is still there
+    write(46, time.monotonic())
+    await judges(agent(), 79, 46)
     os.close(log)
 
 
