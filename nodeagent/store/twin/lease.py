@@ -132,14 +132,19 @@ def _news(s: State, b: Beat) -> BeatReply:
             rev = value
     if not more:
         rev = b.rev if s.recovering else s.rev
-    by_end = sorted(((end, node) for node, end in s.lease.items()), reverse=True)
-    lapsed = tuple(node for end, node in by_end if end <= s.served and s.lapsed(node))[:PAGE]
-    ends = [max(end, s.amnesty) for end, node in by_end if node != b.node and not s.lapsed(node)]
+    over, first = [], None
+    for node, end in s.lease.items():
+        if s.lapsed(node):
+            if end <= s.served:
+                over.append((end, node))
+        elif node != b.node and (first is None or end < first):
+            first = end
+    lapsed = tuple(node for _, node in sorted(over, reverse=True)[:PAGE])
     return BeatReply(
         cluster_uid=s.cluster_uid,
         served=s.served,
         lapsed=lapsed,
-        next_lapse=min(ends) - s.served if ends else None,
+        next_lapse=None if first is None else max(first, s.amnesty) - s.served,
         nodes=tuple(nodes),
         jobs=tuple(jobs),
         gone=tuple(gone),
