@@ -61,7 +61,9 @@ WATCH = 2.0
 
 
 class Agent:
-    """One node's agent. ``run()`` returns when ``stop`` is set; it raises what cannot be mended by trying again."""
+    """One node's agent. ``run()`` returns when ``stop`` is set; it raises what cannot be mended by trying again.
+
+    ``snapshot``: an empty one, if not one of its own kind."""
 
     def __init__(
         self,
@@ -79,6 +81,7 @@ class Agent:
         incarnation: Incarnation,
         metrics: Metrics,
         peers: Peers,
+        snapshot: Snapshot | None = None,
         random_id: Callable[[], str] = lambda: secrets.token_hex(8),
         progress: Callable[[], None] = lambda: None,
         meter: Callable[[Mapping[str, PodStatus], float], Mapping[str, PodUsage]] = lambda _statuses, _now: {},
@@ -90,7 +93,7 @@ class Agent:
         self._key, self._seal = key, Seal(key, config.cluster)
         self._guard = Guard(node, self._seal, ledger, metrics)
         self._store, self._host, self._clock, self._metrics = store, host, clock, metrics
-        self._snapshot = Snapshot(config.timing)
+        self._snapshot = snapshot or Snapshot(config.timing)
         self._beat_now = asyncio.Event()
         self.saver = Saver(
             node, disk, Writing(key, config.cluster), snapshot=self._snapshot, clock=clock, metrics=metrics,

@@ -6,6 +6,7 @@ lists, because the store's Lua cannot tell an empty list from an empty map.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 from pydantic import Field
@@ -160,7 +161,7 @@ class Head(Record):
 
     @property
     def token(self) -> Token:
-        return Token(number=self.number, id=self.id)
+        return _token(self.number, self.id)
 
     @property
     def world_size(self) -> int:
@@ -169,3 +170,9 @@ class Head(Record):
     def ordered(self) -> tuple[Member, ...]:
         """Members by group rank."""
         return tuple(sorted(self.members.values(), key=lambda m: m.group_rank))
+
+
+@lru_cache(maxsize=1024)
+def _token(number: int, name: str) -> Token:
+    """Asked for in every look at a job: the same one each time, which is compared in no time."""
+    return Token(number=number, id=name)

@@ -33,6 +33,17 @@ def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) ->
             return Decision(None, (f"{fault.cause.text}; waits a moment: {wait}",))
     if fault is not None:
         return after_fault(cluster, job, fault, gone)
+    still = cluster.once(f"still:{job.uid}", lambda _before: _still(cluster, job, head, wall), job)
+    return still if still is not None else _healthy_gang(cluster, job, head, wall)
+
+
+def _still(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision | None:
+    """The decision to do nothing, if it is one that no passing of time changes."""
+    found = _healthy_gang(cluster, job, head, wall)
+    return found if found.step is None and not found.at and job.control.growing is None else None
+
+
+def _healthy_gang(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
     if any(faults.final_report(r) for r in head.reports.values()):
         return Decision(None, ("some pods have finished; waits for the others",))
     sick, kept = sick_members(cluster, head)

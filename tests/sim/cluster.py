@@ -34,6 +34,7 @@ from tests.sim.invariants import Broken, Checker
 from tests.sim.machine import SimMachine
 from tests.sim.network import Gate, Link, LinkedStore, PeerNet, SimPeers
 from tests.sim.parts import SimLedger, WatchedServer, in_memory, sim_spec
+from tests.sim.sharing import Shared, SharedSnapshot
 from tests.sim.virtual import SimClock
 
 TIMING = Timing(cooldown=8.0)
@@ -100,7 +101,8 @@ class Node:
         self.agent = Agent(
             AgentConfig(timing=TIMING), self.name, facts, key=KEY, ledger=self.ledger, disk=self.disk, store=store,
             host=self._host, clock=self.clock, identity=self._identity, incarnation=self._identity.take(),
-            metrics=Metrics(), peers=self._peers, random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
+            metrics=Metrics(), peers=self._peers, snapshot=SharedSnapshot(TIMING, self.cluster.shared),
+            random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
         )  # fmt: skip
         self._task = self.cluster.tasks.create_task(self.agent.run(asyncio.Event()), name=f"agent {self.name}")
         if self.repairs is not None:
@@ -206,6 +208,7 @@ class SimCluster:
         self._temporary = tempfile.TemporaryDirectory(prefix="na-sim-", dir=in_memory())
         self.folder = Path(self._temporary.name)
         self.nodes: dict[str, Node] = {}
+        self.shared = Shared()
         self.checker = Checker(self.server, {})
         for i in range(size):
             self.add(f"n{i + 1}")

@@ -46,7 +46,19 @@ class SimPod:
     warming: bool = False
     """Its first workers are being forked ahead."""
 
+    _told: tuple[tuple[object, ...], PodStatus] | None = None
+    """The last status, and what it was made of."""
+
     def status(self) -> PodStatus:
+        of = (
+            self.phase, self.reason, self.folder, self.highest, self.generation, self.ranks, self.pids,
+            tuple(self.alive), tuple(self.exits), self.fenced, self.refused, self.rendezvous, self.wish, self.stall,
+        )  # fmt: skip
+        if self._told is None or self._told[0] != of:
+            self._told = of, self._status()
+        return self._told[1]
+
+    def _status(self) -> PodStatus:
         by_rank = {e.local_rank: e for e in self.exits}
         workers = tuple(
             WorkerState(rank=r, local_rank=i, pid=self.pids[i], state="running" if i in self.alive else "exited",

@@ -136,16 +136,22 @@ def _news(s: State, b: Beat) -> BeatReply:
             rev = value
     if not more:
         rev = b.rev if s.recovering else s.rev
-    by_end = sorted(((end, node) for node, end in s.lease.items()), reverse=True)
-    lapsed = tuple(node for end, node in by_end if end <= s.served and s.lapsed(node))[:PAGE]
-    sheltered = tuple(node for end, node in by_end if end <= s.served and not s.lapsed(node) and node != b.node)[:PAGE]
-    ends = [max(end, s.amnesty) for end, node in by_end if node != b.node and not s.lapsed(node)]
+    over, sheltered, first = [], [], None
+    for node, end in s.lease.items():
+        if s.lapsed(node):
+            if end <= s.served:
+                over.append((end, node))
+        elif node != b.node:
+            if end <= s.served:
+                sheltered.append((end, node))
+            if first is None or end < first:
+                first = end
     return BeatReply(
         cluster_uid=s.cluster_uid,
         served=s.served,
-        lapsed=lapsed,
-        sheltered=sheltered,
-        next_lapse=min(ends) - s.served if ends else None,
+        lapsed=_newest(over),
+        sheltered=_newest(sheltered),
+        next_lapse=None if first is None else max(first, s.amnesty) - s.served,
         nodes=tuple(nodes),
         jobs=tuple(jobs),
         gone=tuple(gone),
@@ -158,6 +164,11 @@ def _news(s: State, b: Beat) -> BeatReply:
         awaited=tuple(sorted(s.awaited)) if s.recovering else (),
         asked=s.asked,
     )
+
+
+def _newest(ends: list[tuple[int, str]]) -> tuple[str, ...]:
+    """Whose lease ended last, first."""
+    return tuple(node for _, node in sorted(ends, reverse=True)[:PAGE])
 
 
 def leave(s: State, node: str, incarnation: Incarnation) -> None:

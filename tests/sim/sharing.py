@@ -1,0 +1,100 @@
+"""What all agents of a simulation would each work out for themselves from the very same records, worked out once.
+
+Owns the views that agents share, as long as the records in them are the very same objects, and what ``plan/`` made of
+them: pure functions of the view, as ``plan/notes.py`` demands, so it makes no difference who asked first. Must never
+give an agent a record that it has not read itself.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from operator import is_
+from typing import TypeVar, cast
+
+from nodeagent.agent.snapshot import Snapshot
+from nodeagent.model.job import JobRecord
+from nodeagent.model.timing import Timing
+from nodeagent.plan.cluster import Cluster, Refusal
+from nodeagent.plan.notes import Notes
+from nodeagent.store.messages import BeatReply
+
+T = TypeVar("T")
+R = TypeVar("R")
+VIEWS = 64
+"""Mappings kept of each kind: agents that were cut off, or are about to hear of something, have older ones."""
+SLOTS = 4
+"""Results kept of each thing, for the same reason."""
+
+
+class SharedNotes(Notes):
+    """The newest few results of each thing instead of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._slots: dict[str, list[tuple[tuple[object, ...], object]]] = {}
+
+    def once(self, what: str, of: tuple[object, ...], work: Callable[[T | None], T], size: int = 1) -> T:
+        slots = self._slots.setdefault(what, [])
+        for i, (known, made) in enumerate(slots):
+            if all(map(is_, known, of)):
+                if i:
+                    slots.insert(0, slots.pop(i))
+                return cast("T", made)
+        new = work(cast("T", slots[0][1]) if slots else None)
+        slots.insert(0, (of, new))
+        del slots[SLOTS:]
+        return new
+
+
+class Shared:
+    """Of one simulation."""
+
+    def __init__(self) -> None:
+        self.notes = SharedNotes()
+        self._known: OrderedDict[int, object] = OrderedDict()
+
+    def mapping(self, own: Mapping[str, R]) -> Mapping[str, R]:
+        """Somebody's mapping with the very same records in the same order; this one if there is none."""
+        key = hash(tuple(map(id, own.values())))
+        known = self._known.get(key)
+        if isinstance(known, Mapping) and list(known) == list(own) and all(map(is_, known.values(), own.values())):
+            return cast("Mapping[str, R]", known)
+        self._keep(key, own)
+        return own
+
+    def names(self, own: frozenset[str]) -> frozenset[str]:
+        known = self._known.get(hash(own))
+        if known == own:
+            return cast("frozenset[str]", known)
+        self._keep(hash(own), own)
+        return own
+
+    def _keep(self, key: int, what: object) -> None:
+        self._known[key] = what
+        self._known.move_to_end(key)
+        while len(self._known) > 3 * VIEWS:
+            self._known.popitem(last=False)
+
+
+class SharedSnapshot(Snapshot):
+    """An agent's copy of the store, the views of which are shared."""
+
+    def __init__(self, timing: Timing, shared: Shared) -> None:
+        super().__init__(timing)
+        self._shared, self._notes = shared, shared.notes
+
+    def absorb(self, reply: BeatReply, now: float) -> None:
+        super().absorb(reply, now)
+        self._lapsed = self._shared.names(self._lapsed)
+
+    @property
+    def jobs(self) -> Mapping[str, JobRecord]:
+        if self._jobs_shown is None:
+            self._jobs_shown = self._shared.mapping(dict(self._jobs))
+        return self._jobs_shown
+
+    def cluster(self, now: float, refused: Mapping[str, Refusal] | None = None) -> Cluster:
+        if self._nodes_shown is None:
+            self._nodes_shown = self._shared.mapping(dict(sorted(self._nodes.items())))
+        return super().cluster(now, refused)
