@@ -36,7 +36,7 @@ from nodeagent.workers.shim_hang import HangWatch
 from nodeagent.workers.shim_leaving import Leaving
 from nodeagent.workers.shim_link import OPS, WorkerLink
 from nodeagent.workers.shim_loop import Delay, Loop
-from nodeagent.workers.shim_output import RotatingFile, log_to
+from nodeagent.workers.shim_output import RotatingFile, log_to, lossy_stderr
 from nodeagent.workers.shim_peer import VERSION, Command, Peer
 from nodeagent.workers.shim_prepare import Preparation
 from nodeagent.workers.shim_rendezvous import Holder
@@ -161,6 +161,8 @@ class Shim:
                 getattr(self, f"_do_{op}", self._unknown)(command)
             except OSError as error:  # a full disk, say: refused, and what runs goes on
                 self._tell(f"{command['op']} failed: {error}")
+                if op == "promise":  # never, without a record of it: the next shim says why this node cannot
+                    self._do_retire(command)
             self.changed()
 
     def _attach(self, peer: Peer) -> None:
@@ -388,6 +390,7 @@ class Shim:
 def main() -> None:
     # forks are safe here: the only other thread sits in a read, and every child execs or only looks at files
     warnings.simplefilter("ignore", DeprecationWarning)
+    sys.stderr = lossy_stderr()
     become_subreaper()
     Shim(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None).run()
 

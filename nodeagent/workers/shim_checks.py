@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nodeagent.workers.linux import write_atomic
 from nodeagent.workers.shim_env import base_environment, read_env_file
 from nodeagent.workers.shim_spawn import RLIMITS, limit_value
 
@@ -43,6 +44,7 @@ def check(pod: Mapping[str, Any]) -> dict[str, Any]:
     is one it can stand in for), ``path0`` (what its ``sys.path`` begins with), and what ``see_folder`` tells. Raises
     UnfitError for the first thing that is wrong."""
     cwd, command = pod["working_dir"], pod["command"]
+    _check_room(Path(pod["state"]))
     _check_folder(cwd)
     env = base_environment(os.getuid(), pod["environ"], pod["own_user"]) | pod["env"]
     from_file = _read_file(str(Path(cwd, pod["env_file"]))) if pod["env_file"] else {}
@@ -147,6 +149,18 @@ def _check_folder(path: str) -> None:
         raise UnfitError(f"{path} is not a folder")
     if not os.access(path, os.X_OK):
         raise UnfitError(f"{path} may not be entered by user {_me()}")
+
+
+def _check_room(state: Path) -> None:
+    """A promise, and what became of the workers, can be written down."""
+    probe = state / f"room-{os.getpid()}"
+    try:
+        write_atomic(probe, bytes(4096), durable=True)
+    except OSError as error:
+        raise UnfitError(f"{state} cannot be written to: {error.strerror} (as user {_me()})") from None
+    finally:
+        for file in (probe, probe.with_name(f"{probe.name}.new")):
+            file.unlink(missing_ok=True)
 
 
 def _check_writable(path: Path) -> None:

@@ -140,6 +140,25 @@ def test_a_full_disk_does_not_stop_training(calm: Site, reference: dict[int, flo
     told("disks for state and logs full, and the agent restarted then", "no step lost")
 
 
+def test_a_node_whose_disk_is_full_is_passed_over(calm: Site, reference: dict[int, float]) -> None:
+    """It cannot write down what it promises, so a gang that has to be re-formed goes on without it, and says why."""
+    node = calm.lab.nodes["n3"]
+    with small(calm, node):
+        calm.until_nodes("ready", "n3")
+        job = running(calm, "passed", "'3:4'", 4)
+        for folder in FOLDERS:
+            node.run("sh", "-c", f"cat /dev/zero >{folder}/ballast", check=False)
+        started = time.monotonic()
+        pod = next(pod for pod in job["pods"] if pod["node"] == "n3")
+        node.run("kill", "-9", str(pod["workers"][0]["pid"]))
+        calm.until_running("passed", 3, above=job["generation"])
+        took = since(started)
+        said = calm.ctl("n1", "describe", "passed").stdout
+        assert "n3 cannot run it" in said and "cannot be written to: No space left on device" in said, said
+        ends_well(calm, "passed", reference)
+    told("worker killed on a node with full disks, until the next generation runs", "re-formed without the node", took)
+
+
 @contextmanager
 def limited(node: Node, pid: int) -> Iterator[None]:
     """This process of the node may take no more memory than it has, but for 64 MiB. By the host's old hierarchy: nodes

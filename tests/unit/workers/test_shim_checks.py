@@ -40,6 +40,7 @@ def a_pod(folder: Path, **changes: Any) -> dict[str, Any]:
         "checkpoint_dir": None,
         "limits": {},
         "standby": True,
+        "state": str(folder),
     }
     return pod | changes
 
@@ -58,6 +59,7 @@ def test_fit(tmp_path: Path) -> None:
     [
         ({"working_dir": "/no/such"}, 0, "/no/such is missing"),
         ({"working_dir": "/etc/passwd"}, 0, "/etc/passwd is not a folder"),
+        ({"state": "/no/such"}, 0, "/no/such cannot be written to: No such file or directory"),
         ({"command": ["pythn", "x"]}, 127, "command 'pythn' was not found in PATH (/usr/bin:/bin)"),
         ({"command": ["./nothing"]}, 127, "command './nothing' does not exist"),
         ({"command": ["/etc/passwd"]}, 126, "command '/etc/passwd' is not executable"),
