@@ -43,6 +43,7 @@ async def offer(
         era=known.era,
         rev=known.rev,
         top=known.newest,
+        holds=bool(known.jobs),
         served=known.served,
         by=node,
         numbers={j.name: n for j in known.jobs if _ahead(j, n := (promised or {}).get(j.uid, 0))},

@@ -80,7 +80,7 @@ class RedisStore:
         return JoinReply(cluster_uid=cluster_uid, served=served)
 
     async def restore(self, offer: Offer) -> Restored:
-        plain = {"era", "rev", "top", "served", "by", "uids", "numbers", "regroup", "awaited"}
+        plain = {"era", "rev", "top", "served", "by", "uids", "numbers", "regroup", "awaited", "holds"}
         arguments = told_timing(offer.timing) | offer.model_dump(include=plain) | {
             "uid": offer.cluster_uid,
             "nodes": [codec.encode_node(node) for node in offer.nodes],

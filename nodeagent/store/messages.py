@@ -121,16 +121,15 @@ class Offer(Record):
     Its view is everything up to ``rev`` of ``era``, and single records that are newer (replies of its own steps; of a
     view that is not complete, all of them: ``rev`` is 0). ``top`` is the newest revision among them all.
     Refused: ``timing``; ``foreign`` when the store has another ``cluster_uid`` and jobs. A store that is empty, or has
-    another uid (not from an offer) but never had a job, or has a lower revision than ``top``, takes the uid and
-    opens a recovery. While
-    it is recovering, the newest complete view wins: if ``rev`` is above ``Restored.known``, each record of the store
-    that is not newer than ``rev`` becomes the offer's version (also one that it lacks); any other record is taken if
-    its revision is above ``known`` and above the stored one. A taken record keeps its revision. ``uids``, on the last
-    page: jobs not among them and not newer than ``rev`` were removed; then ``known`` = rev. Names, highest numbers
-    (which never go down), order, devices and cordons follow the records. A life that either side knows as lost is
-    lost; of the same life the higher start stays; a life that is replaced is dead; a node without a lease gets one that
-    has ended, which the amnesty shelters. The first offer that brings something begins a new era (event
-    StoreRestored), ``served`` = max(its own, the offer's).
+    another uid but never had a job (nor was named by an offer that ``holds`` some; nor, if this holds none, by any), or
+    has a lower revision than ``top``, takes the uid and opens a recovery. While it is recovering, the newest complete
+    view wins: if ``rev`` is above ``Restored.known``, each record of the store that is not newer than ``rev`` becomes
+    the offer's version (also one that it lacks); any other record is taken if its revision is above ``known`` and above
+    the stored one. A taken record keeps its revision. ``uids``, on the last page: jobs not among them and not newer
+    than ``rev`` were removed; then ``known`` = rev. Names, highest numbers (which never go down), order, devices and
+    cordons follow the records. A life that either side knows as lost is lost; of the same life the higher start stays;
+    a life that is replaced is dead; a node without a lease gets one that has ended, which the amnesty shelters. The
+    first offer that brings something begins a new era (event StoreRestored), ``served`` = max(its own, the offer's).
 
     After the recovery an offer adds only jobs that are not there, were not removed in this history, and are newer than
     ``known``: their generation has ended, for its nodes have been silent too long, and the job holds.
@@ -148,6 +147,8 @@ class Offer(Record):
     rev: int
     top: int = 0
     """At least ``rev``; 0 stands for it."""
+    holds: bool = True
+    """There are jobs in the view."""
     served: int
     """The agent's estimate."""
     by: str

@@ -293,6 +293,28 @@ async def test_a_cluster_that_an_offer_named_is_not_renamed_before_its_jobs_are_
     assert (after.reply.cluster_uid, set(after.jobs)) == (view.reply.cluster_uid, {"u1"})
 
 
+async def test_a_view_without_jobs_gives_way_to_one_with_jobs(bench: Bench) -> None:
+    """An agent that had begun a cluster in an emptied store comes first to the next one that is emptied."""
+    await bench.up("n1")
+    await bench.submit()
+    view = await read(bench)
+    await bench.put_back(None)
+    await bench.join("n2")
+    founded = View(await bench.beat("n2"))
+    await bench.put_back(None)
+    await bench.store.restore(founded.offer(by="n2", holds=False))
+    await bench.put_back(None)
+    await bench.join("n3")
+    other = View(await bench.beat("n3"))
+    await bench.store.restore(founded.offer(by="n2", holds=False))
+    await refused("foreign", bench.store.restore(other.offer(by="n3", holds=False)))
+    await bench.store.restore(view.offer())
+    await refused("foreign", bench.store.restore(founded.offer(by="n2", holds=False)))
+    await rejoin(bench, "n1")
+    after = await read_after(bench)
+    assert (after.reply.cluster_uid, after.jobs) == (view.reply.cluster_uid, view.jobs)
+
+
 async def test_another_cluster_with_jobs_is_left_alone(bench: Bench) -> None:
     await bench.up("n1")
     await bench.submit()

@@ -205,7 +205,7 @@ class Twins:
                 Offer(
                     cluster_uid=view.cluster[store], timing=STILL, era=view.era[store], rev=rev,
                     served=view.served, by=by, nodes=nodes, jobs=jobs, uids=uids, numbers=numbers,
-                    regroup=cold * 5000, awaited=awaited, top=top,
+                    regroup=cold * 5000, awaited=awaited, top=top, holds=bool(view.jobs),
                 )
             )  # fmt: skip
 

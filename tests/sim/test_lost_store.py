@@ -95,6 +95,33 @@ def test_an_agent_that_restarts_may_be_the_first_in_an_emptied_store() -> None:
     simulate(3, scenario)
 
 
+def test_an_agent_that_began_a_cluster_does_not_claim_the_next_emptied_store() -> None:
+    """Random faults of this kind only, seed 50026: all others were refused, and forgot their jobs."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 2, 2)
+        await running(c, 2)
+        head, was = c.job("j").head, pids(c)
+        await c.nodes["n3"].kill_agent()
+        for other in ("n1", "n2"):
+            c.nodes[other].link.cut = True
+        emptying = [asyncio.ensure_future(c.empty_store())]
+        c.nodes["n3"].disk.kept = None
+        c.nodes["n3"].start_agent()
+        await c.until(lambda: "n3" in c.server.state.nodes, 1, "n3 has begun a new cluster")
+        await asyncio.sleep(1)
+        emptying.append(asyncio.ensure_future(c.empty_store()))
+        await c.until(lambda: "n3" in c.server.state.nodes, 1, "and gives that back")
+        for other in ("n1", "n2"):
+            c.nodes[other].link.cut = False
+        await c.until(lambda: c.server.state.jobs, 3, "the job is back")
+        await asyncio.gather(*emptying)
+        await asyncio.sleep(15)
+        assert (c.job("j").head, pids(c)) == (head, was)
+
+    simulate(3, scenario)
+
+
 def test_a_store_emptied_in_the_middle_of_forming() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 2, 3, 3)

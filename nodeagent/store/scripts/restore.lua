@@ -1,11 +1,11 @@
 -- restore: uid, timing, lease, credit, gap, limit, era, rev, served, by, nodes (list of hashes), cordons (node
--- to JSON or ''), jobs (list of hashes), uids? (list), numbers, regroup (ms), awaited (list), top. Twin:
+-- to JSON or ''), jobs (list of hashes), uids? (list), numbers, regroup (ms), awaited (list), top, holds. Twin:
 -- twin/restore.py.
 if meta.timing and meta.timing ~= A.timing then
   return refuse('timing', meta.timing)
 end
 local mine = meta.cluster_uid == A.uid
-if meta.timing and not mine and (meta.taken or tonumber(meta.order or '0') > 0) then
+if meta.timing and not mine and (tonumber(meta.order or '0') > 0 or meta.taken == '1' or (meta.taken and not A.holds)) then
   return refuse('foreign', 'the store is of another cluster, with jobs of its own: this node comes too late to restore '
     .. 'what it knew')
 end
@@ -21,7 +21,7 @@ if opens then
   end
   redis.call('HSET', META, 'cluster_uid', A.uid)
   if not mine then
-    redis.call('HSET', META, 'taken', '1')
+    redis.call('HSET', META, 'taken', A.holds and '1' or '0')
   end
   known = mine and revision or 0
   least = served + credit_ms + lease_ms

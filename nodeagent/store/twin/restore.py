@@ -39,7 +39,7 @@ def restore(s: State, o: Offer) -> Restored:
     if s.timing is not None and s.timing != o.timing:
         raise StoreRefusedError("timing", timing_differs(s.timing, o.timing))
     mine = s.timing is not None and s.cluster_uid == o.cluster_uid
-    if s.timing is not None and not mine and (s.taken or s.order > 0):
+    if s.timing is not None and not mine and (s.order > 0 or s.taken == "jobs" or (s.taken and not o.holds)):
         raise StoreRefusedError(
             "foreign",
             "the store is of another cluster, with jobs of its own: this node comes too late to restore what it knew",
@@ -48,7 +48,8 @@ def restore(s: State, o: Offer) -> Restored:
     opens = not mine or o.newest > s.rev
     if opens:
         s.timing, s.cluster_uid = o.timing, o.cluster_uid
-        s.taken = s.taken or not mine
+        if not mine:
+            s.taken = "jobs" if o.holds else "empty"
         s.known = s.rev if mine else 0
         s.least = s.recover = s.served + s.credit_ms + s.lease_ms
     late = not s.recovering

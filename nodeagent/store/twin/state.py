@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
+from typing import Literal
 
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.event import Event
@@ -56,8 +57,8 @@ class State:
         self.known = 0
         self.recover = 0
         """Served time until which the store is recovering."""
-        self.taken = False
-        """An offer has said which cluster's this is: no other one's can."""
+        self.taken: Literal["", "empty", "jobs"] = ""
+        """What was in the view of the offer that has said which cluster's this is; one with jobs is for good."""
         self.rev = 0
         self.asked = 0
         """The revision of what an operator wrote last."""
