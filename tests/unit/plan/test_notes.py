@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.node import NodeRecord
 from nodeagent.plan import notes
 from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
@@ -49,7 +50,7 @@ def test_a_booking_that_does_not_change_is_the_very_same_object() -> None:
 def test_what_time_changes_is_decided_anew_in_each_round() -> None:
     """A gang at rest is looked at once; one that waits for its cool-down joins the newcomer when that is over."""
     job = make_job("running", make_head(["n1"], since=NOW), target=2)
-    nodes = ["n1", make_node("n2", joined=NOW)]
+    nodes: list[NodeRecord | str] = ["n1", make_node("n2", joined=NOW)]
     now = make_cluster(nodes, job)
     waits = decide(now, job, WALL)
     assert waits.step is None and waits.at > NOW
