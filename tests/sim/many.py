@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import multiprocessing
 import os
@@ -64,6 +65,8 @@ def _prepare() -> None:
     signal.signal(signal.SIGPROF, _hangs)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     logging.disable(logging.CRITICAL)
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)  # records are many and live long: looking at all of them often finds nothing
 
 
 def _distribution(done: list[Outcome]) -> str:

@@ -8,12 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.node import NodeRecord
 from nodeagent.plan import notes
+from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
-from nodeagent.plan.membership import candidates, should_prepare
+from nodeagent.plan.health import worn_nodes
+from nodeagent.plan.membership import (
+    candidates,
+    gone_nodes,
+    holding_nodes,
+    in_order,
+    should_prepare,
+    staying,
+    survivors,
+)
 from nodeagent.plan.notes import Notes
-from tests.unit.plan.build import REPEATABLE, WALL, make_cluster, make_job, make_node, make_spec
+from tests.unit.plan.build import NOW, REPEATABLE, WALL, make_cluster, make_head, make_job, make_node, make_spec
 from tests.unit.plan.test_gang_properties import NAMES, clusters
 
 
@@ -21,7 +32,32 @@ def all_of(cluster: Cluster) -> list[object]:
     """What agents make of a view."""
     jobs = cluster.jobs.values()
     prepared = [(j.uid, n, should_prepare(cluster, j, n)) for j in jobs for n in NAMES]
-    return [[decide(cluster, j, WALL) for j in jobs], [candidates(cluster, j) for j in jobs], prepared]
+    gangs = [(survivors(cluster, j), gone_nodes(cluster, j), holding_nodes(cluster, j)) for j in jobs]
+    held = {node: sorted(bookings) for node, bookings in booked(cluster).items()}
+    whole = [staying(cluster, j) for j in jobs], worn_nodes(cluster), in_order(cluster), held
+    return [[decide(cluster, j, WALL) for j in jobs], [candidates(cluster, j) for j in jobs], prepared, gangs, whole]
+
+
+def test_a_booking_that_does_not_change_is_the_very_same_object() -> None:
+    job = make_job("running", make_head(["n1"]))
+    first = make_cluster(["n1", "n2"], job)
+    again = replace(first, nodes={"n1": first.nodes["n1"], "n2": make_node("n2", slots=2)})
+    assert booked(again) is booked(first)
+    other = replace(again, jobs={job.uid: make_job("running", make_head(["n2"]))})
+    assert (set(booked(first)), set(booked(other))) == ({"n1"}, {"n2"})
+
+
+def test_what_time_changes_is_decided_anew_in_each_round() -> None:
+    """A gang at rest is looked at once; one that waits for its cool-down joins the newcomer when that is over."""
+    job = make_job("running", make_head(["n1"], since=NOW), target=2)
+    nodes: list[NodeRecord | str] = ["n1", make_node("n2", joined=NOW)]
+    now = make_cluster(nodes, job)
+    waits = decide(now, job, WALL)
+    assert waits.step is None and waits.at > NOW
+    assert decide(replace(now, served=waits.at - 1), job, WALL) == waits
+    assert decide(replace(now, served=waits.at), job, WALL).step is not None
+    rest = make_cluster(["n1"], alone := make_job("running", make_head(["n1"]), target=1))
+    assert decide(replace(rest, served=NOW + 1), alone, WALL) is decide(rest, alone, WALL)
 
 
 @REPEATABLE
