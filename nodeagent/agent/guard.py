@@ -164,7 +164,13 @@ class Guard:
         """Signatures are looked at once for each record that is read."""
         last = self._judged.get(job.uid)
         if last is None or last.job is not job:
-            last = _Judged(job, self._seal.admits(job), self._seal.controls(job), self._seal.gang(job))
+            seal = self._seal
+            last = _Judged(
+                job,
+                last.admits if last is not None and _same_admission(last.job, job) else seal.admits(job),
+                last.controls if last is not None and last.job.control is job.control else seal.controls(job),
+                last.gang if last is not None and _same_gang(last.job, job) else seal.gang(job),
+            )
             self._judged[job.uid], self._looked = last, None
         return last
 
@@ -213,6 +219,19 @@ class Guard:
         if entry is not None and not entry.ended:
             self._entries[uid] = replace(entry, ended=True, seen=int(now))
             self.dirty.set()
+
+
+def _same_admission(old: JobRecord, new: JobRecord) -> bool:
+    """What its signature is of is the very same, not only equal."""
+    return old.spec is new.spec and old.admission is new.admission and (old.name, old.owner) == (new.name, new.owner)
+
+
+def _same_gang(old: JobRecord, new: JobRecord) -> bool:
+    a, b = old.head, new.head
+    if a is None or b is None:
+        return a is b
+    same = a.members is b.members and a.acks is b.acks
+    return same and (a.token, a.state, a.address) == (b.token, b.state, b.address)
 
 
 def _expiry(job: JobRecord) -> int:
