@@ -111,6 +111,10 @@ def find(where: Where | str | None = None) -> Client:
     )
 
 
+SAME_REQUEST = "the same request id"
+"""How agents say that it is not known whether a change was done."""
+
+
 def new_request_id() -> str:
     """One per change that a person asks for; repeated with every repetition of it."""
     return uuid.uuid4().hex
@@ -143,8 +147,14 @@ class Client:
         return self._call("GET", path + _query(query), None)
 
     def change(self, method: str, path: str, request_id: str | None = None, **body: object) -> Json:
-        """Send a change, at most once done however often sent."""
-        return self._call(method, path, {"request_id": request_id or new_request_id(), **body})
+        """Send a change, at most once done however often sent. Where it is not known whether it was done, the error
+        names the request id to ask again with."""
+        asked = request_id or new_request_id()
+        try:
+            return self._call(method, path, {"request_id": asked, **body})
+        except CtlError as error:
+            error.next_step = error.next_step.replace(SAME_REQUEST, f"{SAME_REQUEST} (--request-id {asked})")
+            raise
 
     def _call(self, method: str, path: str, body: Json | None) -> Json:
         response = self._open(method, path, body)

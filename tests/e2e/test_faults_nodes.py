@@ -112,9 +112,11 @@ def test_a_whole_node_frozen_and_thawed(calm: Cluster, reference: dict[int, floa
     # The second job's one worker waits for no peer: thawed, it would make its next step at once.
     calm.submit(digits_job(calm.work, "froze", nodes="3", steps=600, delay=0.1, workers=1))
     froze = calm.until_running("froze", 3)
+    (spare,) = {n["name"] for n in calm.ask("/v1/nodes")["items"]} - {p["node"] for p in froze["pods"]}
+    calm.ctl("cordon", spare, "--reason", "the two share a node")
     calm.submit(digits_job(calm.work, "alone", nodes="1", steps=600, delay=0.1, workers=1))
     node = calm.until_running("alone", 1)["pods"][0]["node"]
-    assert node in [p["node"] for p in froze["pods"]]
+    calm.ctl("uncordon", spare)
     for name in ("froze", "alone"):
         calm.until(lambda n=name: any(p["phase"] == "ready" for p in calm.job(n)["spares"]), 60, "a spare is ready")  # type: ignore[misc]
         calm.until_steps(name, 5)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import UnixStreamServer
+from typing import ClassVar
 
 import pytest
 
@@ -72,6 +77,35 @@ def test_a_dead_socket_is_passed_over(nowhere: Path, listeners: ExitStack) -> No
         dead.bind(str(nowhere / "system.sock"))
     own = listen(listeners, nowhere / "xdg" / "nodeagent" / "api.sock")
     assert client.find().sockets == [own]
+
+
+class Away(BaseHTTPRequestHandler):
+    """An agent that loses the store in the middle of each change."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        self.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["request_id"])
+        error = {"code": "store_away", "message": "away", "next": "ask again with the same request id: it happens once"}
+        self.send_response(503)
+        self.end_headers()
+        self.wfile.write(json.dumps({"error": error}).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+def test_the_request_id_is_named_where_it_is_not_known_whether_a_change_was_done(nowhere: Path) -> None:
+    path = str(nowhere / "api.sock")
+    with UnixStreamServer(path, Away) as server, pytest.raises(CtlError) as refusal:
+        agent = threading.Thread(target=server.handle_request)
+        agent.start()
+        try:
+            client.Client([path]).change("POST", "/v1/jobs/a/stop")
+        finally:
+            agent.join()
+    (own,) = Away.asked
+    assert refusal.value.next_step == f"ask again with the same request id (--request-id {own}): it happens once"
 
 
 def test_other_machines(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
