@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -48,12 +48,10 @@ COMMAND_LINKS = 4
 WAIT_LINKS = 32
 REPLICAS_SHARE = 0.5
 """Of a call's bound: how long it waits for the replicas to have the step."""
-REPLICATED = frozenset(
-    {"join", "propose", "ack", "activate", "commit", "end", "submit", "control", "cordon", "keep", "forget", "settle"}
-)
-"""Steps that somebody acts on: with ``replicas`` their reply counts as lost until that many replicas have them.
-Reports, goodbyes and removals need no wait of their own: whatever is built on them waits, and writes keep their
-order."""
+REPLICATED = frozenset({"join", "cordon", "forget"})
+"""Steps that somebody acts on, beside all whose reply brings a job's record: with ``replicas`` their reply counts as
+lost until that many replicas have them, and what they read. Goodbyes and removals need no wait of their own: whatever
+is built on them waits, and writes keep their order."""
 
 
 class RedisStore:
@@ -103,7 +101,7 @@ class RedisStore:
         arguments["notes"] = [note.model_dump() for note in beat.notes]
         (
             cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked, *recovery,
-        ) = await self._step("beat", arguments)  # fmt: skip
+        ) = await self._step("beat", arguments, _beat_brings_jobs)  # fmt: skip
         nodes, jobs, gone, unread = [], [], [], []
         for key, flat, cordon in records:
             try:
@@ -321,7 +319,7 @@ class RedisStore:
     # --- how a step travels
 
     async def _job(self, name: str, arguments: dict[str, object]) -> JobRecord:
-        (flat,) = await self._step(name, arguments)
+        (flat,) = await self._step(name, arguments, lambda _: True)
         with _strict():
             return codec.decode_job(flat)
 
@@ -336,11 +334,13 @@ class RedisStore:
                 raise StoreRefusedError("timing", timing_differs(stored, timing)) from None
             raise
 
-    async def _step(self, name: str, arguments: dict[str, object]) -> Any:
+    async def _step(
+        self, name: str, arguments: dict[str, object], brings_jobs: Callable[[list[Any]], bool] = lambda _: False
+    ) -> Any:
         text = codec.encode(arguments)
         async with self._bounded(self._commands, self._timeout) as link:
             done, *rest = await link.evaluate(load(name), self._prefix, link.run_id, str(RECORD_VERSION), text)
-            if done and self._replicas and (name in REPLICATED or (name == "beat" and _brings_jobs(rest))):
+            if done and self._replicas and (name in REPLICATED or brings_jobs(rest)):
                 await self._replicated(link)
         if not done:
             raise StoreRefusedError(*rest)
@@ -388,7 +388,7 @@ def _strict() -> Iterator[None]:
         ) from error
 
 
-def _brings_jobs(beat_reply: list[Any]) -> bool:
-    """Whether an agent may start or stop workers because of this reply."""
-    *_, records, _era, _recovering, _asked = beat_reply
-    return any(key.startswith("job:") for key, *_ in records)
+def _beat_brings_jobs(reply: list[Any]) -> bool:
+    """Whether an agent may start or stop workers because of it."""
+    _uid, _served, _lapsed, _next_lapse, _rev, _more, _event, records, *_ = reply
+    return any(key.startswith("job:") for key, _flat, _cordon in records)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.model.job import JobRecord
+from nodeagent.model.world import PodReport
 from nodeagent.plan.storehealth import judge
 from nodeagent.spec.storeconfig import RedisConfig, SentinelConfig
 from nodeagent.store.base import StoreUnavailableError
@@ -107,6 +108,8 @@ async def test_every_step_that_others_act_on_waits(servers: Yard, stores: list[R
     assert active.head is not None
     assert (active.phase, active.head.state) == ("running", "active"), "each of them was done"
     assert "0 of the 1" in await unavailable(store.activate(job.uid, active.head.token))
+    report = store.report(job.uid, active.head.token, "n1", bench.lives["n1"], PodReport(state="running"))
+    assert "0 of the 1" in await unavailable(report)
     assert "0 of the 1" in await unavailable(careful.end(active, "holding"))
     assert "0 of the 1" in await unavailable(careful.set_control(job, "r9", target=1))
     assert "0 of the 1" in await unavailable(store.cordon("n1", None, "r8"))
