@@ -52,7 +52,8 @@ class SimPod:
     def status(self) -> PodStatus:
         of = (
             self.phase, self.reason, self.folder, self.highest, self.generation, self.ranks, self.pids,
-            tuple(self.alive), tuple(self.exits), self.fenced, self.refused, self.rendezvous, self.wish, self.stall, self.warming,
+            tuple(self.alive), tuple(self.exits), self.fenced, self.refused, self.rendezvous, self.wish, self.stall,
+            self.warming,
         )  # fmt: skip
         if self._told is None or self._told[0] != of:
             self._told = of, self._status()
