@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 POLL = 5.0
 GATHER = 0.1
 """Seconds between two looks into the kernel's log while it is written to."""
-SHARE = 0.008
+SHARE = 0.006
 """Of a core: what the kernel's log may cost, however much is written. The kernel keeps what waits; what it overwrites
 meanwhile is told as lost."""
 LATE = 5.0
