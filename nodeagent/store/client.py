@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from nodeagent.model.timing import Timing, millis
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store import codec, keys
+from nodeagent.store.actedon import ActedOn, always, beat_brings_jobs, never
 from nodeagent.store.arguments import ended_by, expectation, told_facts, told_timing, who
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.link import Link, Links
@@ -48,10 +49,6 @@ COMMAND_LINKS = 4
 WAIT_LINKS = 32
 REPLICAS_SHARE = 0.5
 """Of a call's bound: how long it waits for the replicas to have the step."""
-REPLICATED = frozenset({"join", "cordon", "forget"})
-"""Steps that somebody acts on, beside all whose reply brings a job's record: with ``replicas`` their reply counts as
-lost until that many replicas have them, and what they read. Goodbyes and removals need no wait of their own: whatever
-is built on them waits, and writes keep their order."""
 
 
 class RedisStore:
@@ -74,7 +71,7 @@ class RedisStore:
     async def join(self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
         arguments = who(node, incarnation) | told_facts(facts) | told_timing(timing)
         arguments["uid"] = uuid.uuid4().hex
-        cluster_uid, served = await self._timed("join", arguments, timing)
+        cluster_uid, served = await self._timed("join", arguments, timing, always)
         return JoinReply(cluster_uid=cluster_uid, served=served)
 
     async def restore(self, offer: Offer) -> Restored:
@@ -101,7 +98,7 @@ class RedisStore:
         arguments["notes"] = [note.model_dump() for note in beat.notes]
         (
             cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked, *recovery,
-        ) = await self._step("beat", arguments, _beat_brings_jobs)  # fmt: skip
+        ) = await self._step("beat", arguments, beat_brings_jobs)  # fmt: skip
         nodes, jobs, gone, unread = [], [], [], []
         for key, flat, cordon in records:
             try:
@@ -243,7 +240,7 @@ class RedisStore:
         return await self._job("keep", arguments)
 
     async def forget(self, node: str, by: str) -> NodeRecord:
-        flat, cordon = await self._step("forget", {"node": node, "by": by})
+        flat, cordon = await self._step("forget", {"node": node, "by": by}, always)
         with _strict():
             return codec.decode_node(flat, cordon)
 
@@ -271,7 +268,7 @@ class RedisStore:
         arguments: dict[str, object] = {"node": node, "request": request}
         if cordon is not None:
             arguments |= {"cordon": cordon.to_json(), "by": cordon.by, "reason": cordon.reason}
-        flat, stored = await self._step("cordon", arguments)
+        flat, stored = await self._step("cordon", arguments, always)
         with _strict():
             return codec.decode_node(flat, stored)
 
@@ -319,14 +316,14 @@ class RedisStore:
     # --- how a step travels
 
     async def _job(self, name: str, arguments: dict[str, object]) -> JobRecord:
-        (flat,) = await self._step(name, arguments, lambda _: True)
+        (flat,) = await self._step(name, arguments, always)
         with _strict():
             return codec.decode_job(flat)
 
-    async def _timed(self, name: str, arguments: dict[str, object], timing: Timing) -> Any:
+    async def _timed(self, name: str, arguments: dict[str, object], timing: Timing, acted_on: ActedOn = never) -> Any:
         """A step that compares the timing; its refusal says what differs."""
         try:
-            return await self._step(name, arguments)
+            return await self._step(name, arguments, acted_on)
         except StoreRefusedError as refusal:
             if refusal.code == "timing":
                 with _strict():
@@ -334,13 +331,11 @@ class RedisStore:
                 raise StoreRefusedError("timing", timing_differs(stored, timing)) from None
             raise
 
-    async def _step(
-        self, name: str, arguments: dict[str, object], brings_jobs: Callable[[list[Any]], bool] = lambda _: False
-    ) -> Any:
+    async def _step(self, name: str, arguments: dict[str, object], acted_on: ActedOn = never) -> Any:
         text = codec.encode(arguments)
         async with self._bounded(self._commands, self._timeout) as link:
             done, *rest = await link.evaluate(load(name), self._prefix, link.run_id, str(RECORD_VERSION), text)
-            if done and self._replicas and (name in REPLICATED or brings_jobs(rest)):
+            if done and self._replicas and acted_on(rest):
                 await self._replicated(link)
         if not done:
             raise StoreRefusedError(*rest)
@@ -386,9 +381,3 @@ def _strict() -> Iterator[None]:
             f"a record in the store cannot be read by this version of nodeagent: {error}. "
             "Install the version that the other nodes run",
         ) from error
-
-
-def _beat_brings_jobs(reply: list[Any]) -> bool:
-    """Whether an agent may start or stop workers because of it."""
-    _uid, _served, _lapsed, _next_lapse, _rev, _more, _event, records, *_ = reply
-    return any(key.startswith("job:") for key, _flat, _cordon in records)

@@ -54,9 +54,8 @@ class TicketError(Exception):
 
 
 def subject(method: str, path: str) -> str:
-    """One thing that can be asked; ``path``: with the query, as it is sent. Agents that only know reading by tickets
-    wrote no method."""
-    return path if method == "GET" else f"{method} {path}"
+    """One thing that can be asked; ``path``: with the query, as it is sent."""
+    return f"{method} {path}"
 
 
 def write(key: ClusterKey, ticket: Ticket) -> str:

@@ -112,6 +112,7 @@ def test_the_primary_and_one_member(calm: Bare, net: Net, servers: Watched) -> N
         unheard = calm.submit(stepper_job(calm.work, "unheard", "1"), check=None)
         assert unheard.returncode != 0, "no replica has it, so it is not acknowledged"
         assert "it is not known whether the change was written" in unheard.stderr
+        assert "(--request-id " in unheard.stderr, "the agent's words, and the id that the tool adds to them"
         calm.frozen.clear()
         calm.frozen.add(lost)
         until_promoted(calm, servers, old)

@@ -19,7 +19,7 @@ from nodeagent.ctl.main import cli
 from nodeagent.model.node import Https
 from nodeagent.trust.endpoint import vouch
 from nodeagent.trust.key import ClusterKey
-from nodeagent.trust.ticket import SCHEME, Ticket
+from nodeagent.trust.ticket import SCHEME, Ticket, subject
 from nodeagent.trust.ticket import write as sign
 from nodeagent.workers.pod_folder import log_folder
 from tests.integration.remote_support import ADDRESS, Door, https
@@ -196,8 +196,8 @@ def test_a_ticket_serves_once(agent: LiveAgent, tmp_path: Path) -> None:
 
         challenge = json.loads(ask("/v1/challenge").partition("\r\n\r\n")[2])["challenge"]
         ticket = Ticket(
-            challenge=challenge, node="n2", certificate=door.certificate, path=path, uid=1000, name="alice",
-            operator=True, by="n1",
+            challenge=challenge, node="n2", certificate=door.certificate, path=subject("GET", path), uid=1000,
+            name="alice", operator=True, by="n1",
         )  # fmt: skip
         header = f"Authorization: {sign(view.key, ticket)}"
         assert "it is for something else" in ask("/v1/jobs/digits/logs", header)
