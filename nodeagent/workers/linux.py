@@ -266,6 +266,9 @@ def write_atomic(path: Path, content: str | bytes, durable: bool) -> None:
             left = left[os.write(fd, left) :]
         if durable:
             os.fsync(fd)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
     finally:
         os.close(fd)
     draft.replace(path)

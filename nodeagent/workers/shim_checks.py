@@ -159,8 +159,7 @@ def _check_room(state: Path) -> None:
     except OSError as error:
         raise UnfitError(f"{state} cannot be written to: {error.strerror} (as user {_me()})") from None
     finally:
-        for file in (probe, probe.with_name(f"{probe.name}.new")):
-            file.unlink(missing_ok=True)
+        probe.unlink(missing_ok=True)
 
 
 def _check_writable(path: Path) -> None:

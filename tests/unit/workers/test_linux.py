@@ -38,3 +38,4 @@ def test_what_takes_only_a_part_is_an_error_and_leaves_the_file_as_it_was(tmp_pa
     done = subprocess.run([sys.executable, "-c", LIMITED, str(file)], capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.stderr) == ("OSError", "")
     assert file.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [file], "no draft takes what room is left"
