@@ -1,7 +1,8 @@
 """The disk of a node: a small system of this machine's own distribution, built once, and layers on top of it.
 
 Owns a folder of the user's cache: ``base-KEY`` (debootstrap), ``deps-KEY`` (a virtual environment in /opt/nodeagent
-with everything that nodeagent needs) and ``wheels-KEY`` (what that was installed from). A key is a hash of the recipe:
+with everything that nodeagent needs), ``wheels-KEY`` (what that was installed from) and ``debs-KEY`` (packages that a
+test has apt install in a node, which has no way out). A key is a hash of the recipe:
 a changed recipe makes a new one. Must never write outside that folder, nor name a host: packages come from where apt
 gets this machine's own.
 """
@@ -125,6 +126,28 @@ def dependencies(root: Path) -> tuple[Path, Path]:
             files = " ".join(f"/mnt/w/{wheel.name}" for wheel in sorted(wheels.glob("*.whl")))
             run([*PRIVATE, "sh", "-ec", script, "sh", str(root), str(folder), str(wheels), files])
     return _place("deps", recipe) / "upper", wheels
+
+
+def packages(root: Path, *names: str) -> Path:
+    """A repository for a node's apt, as an operator's mirror: these packages, and what they need that ``root`` lacks.
+    ``deb [trusted=yes] file:FOLDER ./`` reads it."""
+    recipe = (root.name, *names, inspect.getsource(packages))
+    with _made("debs", recipe) as folder:
+        if folder is not None:
+            (folder / "partial").mkdir()
+            settings = {
+                "Dir::State::status": root / "var/lib/dpkg/status", "Dir::Cache::archives": folder,
+                "Dir::Cache::pkgcache": "", "Dir::Cache::srcpkgcache": "", "Debug::NoLocking": "1",
+            }  # fmt: skip
+            options = [f"--option={key}={value}" for key, value in settings.items()]
+            run(["apt-get", "--yes", "--no-install-recommends", "--download-only", *options, "install", *names])
+            index = []
+            for deb in sorted(folder.glob("*.deb")):
+                digest = hashlib.sha256(deb.read_bytes()).hexdigest()
+                place = f"Filename: ./{deb.name}\nSize: {deb.stat().st_size}\nSHA256: {digest}\n"
+                index.append(run(["dpkg-deb", "--field", str(deb)]).rstrip() + f"\n{place}")
+            (folder / "Packages").write_text("\n".join(index))
+    return _place("debs", recipe)
 
 
 def build_wheel(to: Path, source: Path = ROOT) -> Path:

@@ -61,11 +61,17 @@ class Rollout:
             "nodeagent_redis_password": "{{ redis_password }}",
             **SECRETS,
         }  # fmt: skip
-        link = folder / "collections/ansible_collections/nodeagent/cluster"
-        link.parent.mkdir(parents=True)
-        link.symlink_to(ROOT / "ansible")
+        self._install()
         key = folder / "cluster.key"
         subprocess.run([sys.executable, "-m", "nodeagent.agent.main", "keygen", str(key)], check=True, cwd=ROOT)
+
+    def _install(self) -> None:
+        """The collection, as ansible/README.md says: what it brings along must be in it."""
+        galaxy = _program("ansible-galaxy")
+        assert galaxy is not None
+        words = ["collection", "install", "--offline", "-p", str(self.folder / "collections"), str(ROOT / "ansible")]
+        subprocess.run([galaxy, *words], check=True, timeout=LIMIT, stdin=subprocess.DEVNULL,
+                       env=os.environ | {"ANSIBLE_HOME": str(self.folder / "ansible"), "PATH": _path()})  # fmt: skip
 
     def inventory(self, groups: Mapping[str, Sequence[str]]) -> None:
         """Write who is in which group."""

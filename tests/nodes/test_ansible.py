@@ -18,7 +18,7 @@ from tests.integration.redis_support import Authority
 from tests.nodes.image import python_version
 from tests.nodes.lab import Lab, lab
 from tests.nodes.lab import why_not as no_lab
-from tests.nodes.rollout import Rollout, why_not
+from tests.nodes.rollout import SECRETS, Rollout, why_not
 from tests.nodes.times import since, told
 
 pytestmark = [pytest.mark.nodes, pytest.mark.timeout(1200)]
@@ -100,6 +100,21 @@ def steps(one: Lab, rank: int) -> list[str]:
     return (one.shared / f"steps-{rank}").read_text().splitlines()
 
 
+def redis(one: Lab, node: str, *words: str, tls: bool = True, user: str = "default", password: str = "") -> str:
+    """What a store's server answers, asked from n4, which has none."""
+    address = one.nodes[node].address
+    options = ["--tls", "--cacert", "/etc/nodeagent/redis-ca.pem"] if tls else []
+    login = [f"REDISCLI_AUTH={password}", "redis-cli", "--user", user] if password else ["redis-cli"]
+    done = one.nodes["n4"].run("env", *login, *options, "--no-auth-warning", "-h", address, *words, check=False)
+    return done.stdout + done.stderr
+
+
+def roles(one: Lab) -> dict[str, str]:
+    """Store to what it is, in its server's words."""
+    admin = SECRETS["redis_admin_password"]
+    return {name: redis(one, name, "ROLE", password=admin).partition("\n")[0] for name in STORES}
+
+
 def test_a_dry_run_changes_nothing(bare: Lab, rollout: Rollout) -> None:
     play = rollout.play("site", "--check")
     assert play.code == 0, play.text
@@ -122,6 +137,40 @@ def test_from_nothing_and_again(bare: Lab, rollout: Rollout) -> None:
     assert "agents-secret" not in play.text + again.text
     told("Ansible, four nodes and Redis with Sentinel on three, from nothing", "", took)
     told("the same once more: `changed=0`", "", took_again)
+
+
+def test_redis_takes_only_tls_and_only_what_its_users_may(bare: Lab) -> None:
+    assert sorted(roles(bare).values()) == ["master", "slave", "slave"]
+    for name in STORES:
+        assert "PONG" in redis(bare, name, "PING", password=SECRETS["redis_admin_password"])
+        assert "PONG" not in redis(bare, name, "PING", tls=False, password=SECRETS["redis_admin_password"])
+        assert "NOAUTH" in redis(bare, name, "PING")
+        for words in (("CONFIG", "SET", "appendonly", "no"), ("GET", "other"), ("FLUSHALL",)):
+            answer = redis(bare, name, *words, user="nodeagent", password=SECRETS["redis_password"])
+            assert "NOPERM" in answer, answer
+
+
+def test_a_later_run_leaves_the_primary_where_sentinel_has_put_it(bare: Lab, rollout: Rollout) -> None:
+    (before,) = (name for name, role in roles(bare).items() if role == "master")
+
+    def sentinel(word: str, user: str = "default", password: str = "") -> str:
+        words = ("-p", "26379", "SENTINEL", word, "nodeagent")
+        return redis(bare, before, *words, user=user, password=password).strip()
+
+    admin = SECRETS["redis_admin_password"]
+    quorum = sentinel("CKQUORUM", password=admin)
+    assert quorum.startswith("OK 3 usable Sentinels"), quorum
+    assert "NOAUTH" in sentinel("FAILOVER")
+    assert "NOPERM" in sentinel("FAILOVER", user="nodeagent", password=SECRETS["redis_password"])
+    assert sentinel("FAILOVER", password=admin) == "OK"
+    until(lambda: roles(bare)[before] == "slave" and "master" in roles(bare).values(), "another store is the primary")
+    after = roles(bare)
+    rollout.inventory({"redis": STORES})
+    again = rollout.play("site")
+    rollout.inventory({"redis": STORES, "nodeagent": NODES})
+    assert (again.code, again.changed) == (0, 0), again.text
+    assert roles(bare) == after
+    until(lambda: states(bare) == dict.fromkeys(NODES, "ready"), "the agents have followed")
 
 
 def test_upgrade_and_rollback_under_load(bare: Lab, rollout: Rollout, bundles: tuple[Path, Path]) -> None:
