@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.phases import NO_JOB, PROBES, WATCHED
 from benchmarks.recovery import HANGING
 from benchmarks.speed import ratios
 from nodeagent.model.timing import Timing
@@ -62,7 +63,18 @@ def speed_ratio(results: Results) -> float:
 
 
 def _worst_agent(results: Results, what: str) -> float:
-    return max(float(results["at_rest"][state]["agent"][what]) for state in ("no job", "8 workers"))
+    return max(float(results["at_rest"][state]["agent"][what]) for state in (NO_JOB, WATCHED, "8 workers"))
+
+
+def _probes_memory(results: Results) -> float:
+    """Of both of a node."""
+    return sum(float(results["at_rest"][WATCHED][probe]["pss_mb"]) for probe in PROBES)
+
+
+def _watching(results: Results) -> float:
+    """Of a node: both probes, and what its agent uses beyond one that has no GPU to watch."""
+    with_gpus, without = results["watching"][WATCHED], results["watching"][NO_JOB]
+    return sum(float(with_gpus[kind]) for kind in ("agent", *PROBES)) - float(without["agent"])
 
 
 def _median(text: str, phase: str, bound: float, beyond: float = 0.0) -> Goal:
@@ -103,6 +115,8 @@ GOALS = (
     Goal("steps per second against bare torchrun", "steps_per_second", speed_ratio, 0.99, at_least=True, unit="x"),
     Goal("memory of an agent (PSS)", "at_rest", lambda r: _worst_agent(r, "pss_mb"), 60, unit=" MB"),
     Goal("CPU of an agent", "at_rest", lambda r: _worst_agent(r, "cpu_percent"), 0.5, unit=" % of a core"),
+    Goal("memory of a node's health probes (PSS)", "at_rest", _probes_memory, 15, unit=" MB"),
+    Goal("CPU that watching 8 GPUs takes, the agent's part included", "watching", _watching, 0.2, unit=" % of a core"),
 )
 
 

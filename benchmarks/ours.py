@@ -37,11 +37,18 @@ class Ours:
     process and no folder but the given one."""
 
     def __init__(
-        self, folder: Path, shape: Shape | None, nodes: int = 2, environ: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        shape: Shape | None,
+        nodes: int = 2,
+        environ: Mapping[str, str] | None = None,
+        gpus: int = 0,
     ) -> None:
         self.shape = shape
         self.log = StepLog(folder / "steps.jsonl")
         self._nodes = nodes if shape is None else shape.nodes
+        self._gpus = shape.world if shape is not None and shape.gpus else gpus
+        """Of the machine, which the nodes share."""
         self.folder = folder
         self._environ = dict(environ or {})
         """The agents' own, beside this process's."""
@@ -56,8 +63,8 @@ class Ours:
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True)
-        if self.shape is not None and self.shape.gpus:
-            self._environ |= self._give_gpus(self.shape.world)
+        if self._gpus:
+            self._environ |= self._give_gpus(self._gpus)
         try:
             self.ctl("local", "up", "--nodes", str(self._nodes))
             status = self.status()

@@ -40,6 +40,10 @@ class Effort:
 QUICK = Effort(0.0, 2, 5, 3.0)
 
 FLAT_OUT = Shape(step_delay=0.0, ckpt_every=100)
+NO_JOB = "no job"
+WATCHED = "no job, 8 GPUs (a driver that is not real)"
+PROBES = {"GPU probe": "nodeagent.health.probe_nvml", "host probe": "nodeagent.health.probe_host"}
+"""Kinds of processes, and what their command has in it."""
 IDLE = Shape(workers=4, step_delay=1.0)
 """At rest: eight workers that do next to nothing."""
 
@@ -69,11 +73,12 @@ def steps_per_second(folder: Path, effort: Effort) -> Results:
 
 
 def at_rest(folder: Path, effort: Effort) -> Results:
-    """Memory and CPU per kind of process: without a job, and with eight workers."""
+    """Memory and CPU per kind of process: without a job, without but with GPUs to watch, and with eight workers."""
     out: Results = {}
-    with Ours(folder / "no-job", None) as ours:
-        time.sleep(WARM_UP)
-        out["no job"] = _costs(_kinds(ours), effort)
+    for state, gpus in ((NO_JOB, 0), (WATCHED, 8)):
+        with Ours(folder / f"{gpus}-gpus", None, gpus=gpus) as ours:
+            time.sleep(WARM_UP)
+            out[state] = _costs(_kinds(ours), effort)
     with Ours(folder / "nodeagent", IDLE) as ours:
         ours.log.wait(IDLE.world, START_TIMEOUT, check=ours.check)
         time.sleep(WARM_UP)
@@ -83,6 +88,23 @@ def at_rest(folder: Path, effort: Effort) -> Results:
         time.sleep(WARM_UP)
         out["torchrun, 8 workers"] = _costs({"launcher": torchrun.launcher_pids()}, effort)
     return out
+
+
+def watching(folder: Path, effort: Effort) -> Results:
+    """CPU per kind of process with GPUs to watch and without: both clusters side by side, since the difference is
+    smaller than what the machine's speed changes by from one minute to the next."""
+    with Ours(folder / "none", None) as bare, Ours(folder / "gpus", None, gpus=8) as watched:
+        time.sleep(WARM_UP)
+        both = {
+            (state, kind): pids
+            for state, ours in ((NO_JOB, bare), (WATCHED, watched))
+            for kind, pids in _kinds(ours).items()
+        }
+        costs = rest.measure(both, 2 * effort.rest_window)
+    return {
+        state: {kind: round(cost.cpu_percent, 4) for (where, kind), cost in costs.items() if where == state}
+        for state in (NO_JOB, WATCHED)
+    }
 
 
 def _row(row: recovery.Row) -> Phase:
@@ -100,6 +122,7 @@ PHASES: dict[str, Phase] = {
     ),
     "steps_per_second": Phase("undisturbed steps per second, both launchers in turns", steps_per_second),
     "at_rest": Phase("memory and CPU per kind of process", at_rest),
+    "watching": Phase("what it costs to watch 8 GPUs, side by side with a cluster that has none", watching),
 }
 
 
@@ -121,6 +144,9 @@ def _kinds(ours: Ours) -> dict[str, list[int]]:
     known = {pid for pids in kinds.values() for pid in pids}
     ours_all = power.processes(ours.cluster().uid)
     kinds["watchdog"] = sorted(pid for pid in ours_all - known if _parent(pid) in kinds["shim"])
+    for name, module in PROBES.items():
+        kinds[name] = sorted(pid for pid in ours_all - known if module in _command(pid))
+        known |= set(kinds[name])
     known |= set(kinds["watchdog"])
     kinds["rendezvous stores, parked workers"] = sorted(ours_all - known)
     kinds["redis (one per cluster)"] = [status["redis"]["pid"]]
@@ -131,6 +157,13 @@ def _kinds(ours: Ours) -> dict[str, list[int]]:
 def _parent(pid: int) -> int | None:
     fields = stat_fields(pid)
     return int(fields[1]) if fields else None
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _costs(kinds: dict[str, list[int]], effort: Effort) -> dict[str, dict[str, float]]:

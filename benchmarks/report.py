@@ -74,7 +74,8 @@ METHOD = f"""\
   before and after it; the noise of the median is 1.57 times the width of the middle half over the root of the number
   of turns, as in a notched box plot.
 - **At rest:** PSS (shared pages shared out) and CPU time from `/proc`, per process; the workers sleep
-  {IDLE.step_delay:g} s per step.
+  {IDLE.step_delay:g} s per step. The driver that is not real is the tests', under the unmodified nvidia-ml-py: what a
+  real one takes for its answers is not in the GPU probe's time.
 - torchrun is given its best known settings: a fixed number of nodes where it may (then no `last_call` wait), else a
   last call of 1 s; a short keep-alive and monitor interval; `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which
   torch 2.13 does not recover with gloo at all. The script avoids `DistributedDataParallel` and `torch.optim`, which

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import leasecurve
 from benchmarks.goals import judged, p95
+from benchmarks.phases import NO_JOB, WATCHED
 from benchmarks.plot import svg
 from benchmarks.report import commands, tables
 from benchmarks.speed import ratios
@@ -23,6 +24,7 @@ def rows(ours: list[float], torchrun: list[float], instead: str = "", lost: int 
 
 
 COST = {"processes": 2, "pss_mb": 50.0, "cpu_percent": 0.4}
+PROBE = {"processes": 2, "pss_mb": 7.0, "cpu_percent": 0.09}
 RESULTS: dict[str, Any] = {
     "floor": {"seconds": [0.1, 0.1]},
     "worker_killed": rows([0.1, 0.2, 0.3], [8.0, 10.0]),
@@ -33,7 +35,15 @@ RESULTS: dict[str, Any] = {
     "drain": rows([0.1], [5.0], lost=1),
     "torchrun_default": {"default": [], "default_lost": [], "default_instead": "no step within 60 s"},
     "steps_per_second": {"nodeagent": [99.0, 99.0], "torchrun": [100.0, 100.0, 100.0]},
-    "at_rest": {"no job": {"agent": COST}, "8 workers": {"agent": COST | {"pss_mb": 61.0}}},
+    "at_rest": {
+        NO_JOB: {"agent": COST},
+        WATCHED: {"agent": COST, "GPU probe": PROBE, "host probe": PROBE | {"pss_mb": 9.0}},
+        "8 workers": {"agent": COST | {"pss_mb": 61.0}},
+    },
+    "watching": {
+        NO_JOB: {"agent": 0.2, "redis (one per cluster)": 9.0},
+        WATCHED: {"agent": 0.25, "GPU probe": 0.14, "host probe": 0.02, "redis (one per cluster)": 9.0},
+    },
 }
 
 
@@ -96,11 +106,14 @@ def test_goals_are_judged_and_shown() -> None:
         "third node joins: median standstill",
         "node drained: most steps lost",
         "memory of an agent (PSS)",
+        "memory of a node's health probes (PSS)",
+        "CPU that watching 8 GPUs takes, the agent's part included",
     }
     assert met["worker killed: times faster than torchrun, tuned"]
     text = tables(RESULTS)
     assert "**45.0x**" in text
     assert "61 MB | **no** |" in text
+    assert "| 0.21 % of a core | **no** |" in text
     assert "| 2.0 | 9.00 |" in text, "times the floor, then torchrun's median"
     assert "its job is dead" in text
     assert "| the machine is too busy for it |" in text
