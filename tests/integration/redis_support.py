@@ -45,6 +45,7 @@ class Server:
         self.socket = folder / "s"
         self._config = folder / "server.conf"
         self._sentinel = sentinel
+        self._greeting = b"".join(f"{words}\r\n".encode() for words in (*_login(lines), "PING"))
         common = [f"dir {folder}", f"bind {address}", "protected-mode no", "daemonize no"]
         if not sentinel:
             common += ['save ""', f"unixsocket {self.socket}", "unixsocketperm 700", "repl-diskless-sync-delay 0"]
@@ -80,7 +81,8 @@ class Server:
             self.process = None
 
     async def ready(self) -> None:
-        """Until it takes connections; a program without this feature skips the test."""
+        """Until it answers, whatever it says but that it has its data to load first; a program without this feature
+        skips the test. It is asked with its password: a stranger is told that he is one, not that it loads."""
         async with asyncio.timeout(BOUND):
             while True:
                 assert self.process is not None
@@ -89,13 +91,20 @@ class Server:
                         pytest.skip("this Redis server was built without TLS")
                     raise AssertionError(self.log)
                 try:
-                    _, writer = await asyncio.open_connection(self.address, self.port)
+                    reader, writer = await asyncio.open_connection(self.address, self.port)
                 except OSError:
                     await asyncio.sleep(0.01)
                     continue
-                writer.close()
-                await writer.wait_closed()
-                return
+                said = b""
+                with suppress(OSError):  # where it wants TLS this is no greeting, and it hangs up
+                    writer.write(self._greeting)
+                    for _ in range(self._greeting.count(b"\n")):
+                        said = await reader.readline()
+                    writer.close()
+                    await writer.wait_closed()
+                if not said.startswith(b"-LOADING"):
+                    return
+                await asyncio.sleep(0.01)
 
 
 class Yard:
@@ -151,7 +160,12 @@ async def _knows(sentinel: Server, password: str, sentinels: int, replicas: int)
     return (told["num-other-sentinels"], told["num-slaves"]) == (str(sentinels - 1), str(replicas))
 
 
-def _password(lines: tuple[str, ...]) -> str:
+def _login(lines: Sequence[str]) -> list[str]:
+    """What makes a stranger one of the house, where its config names one password for all."""
+    return [f"AUTH {word}"] if (word := _password(lines)) else []
+
+
+def _password(lines: Sequence[str]) -> str:
     return next((line.split()[-1] for line in lines if line.startswith("requirepass ")), "")
 
 
