@@ -125,10 +125,14 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     unfinished = folder / f"step-{state['step']:08d}.{time.time_ns()}.tmp"
-    with unfinished.open("wb") as file:
-        file.write(buffer.getvalue() + zlib.crc32(buffer.getvalue()).to_bytes(4, "big"))
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with unfinished.open("wb") as file:
+            file.write(buffer.getvalue() + zlib.crc32(buffer.getvalue()).to_bytes(4, "big"))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:  # a full disk, say: what is there of it would take the room of the next one
+        unfinished.unlink(missing_ok=True)
+        raise
     unfinished.replace(folder / f"step-{state['step']:08d}.pt")
     outdated = sorted(folder.glob("step-*.pt"))[:-KEEP_CHECKPOINTS]
     for path in [*outdated, *folder.glob("step-*.tmp")]:  # a .tmp is what a killed process left

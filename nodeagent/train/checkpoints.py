@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -70,9 +71,8 @@ class Checkpoints:
         self.wait()
         order = files.next_order(self.folder) if self._rank == 0 else 0
         entry = Entry(self._agreed(order), step, self._place.generation)
-        path = self.folder / entry.name
-        path.mkdir(parents=True, exist_ok=True)
-        writing = dcp.async_save(_taken(state), checkpoint_id=path, process_group=self._group)
+        # it makes the folder itself, in its thread: a disk that is full is no reason to end the training
+        writing = dcp.async_save(_taken(state), checkpoint_id=self.folder / entry.name, process_group=self._group)
         self._committed = False
         self._thread = threading.Thread(target=self._finish, args=(entry, writing), name="checkpoint")
         self._thread.start()
@@ -99,12 +99,16 @@ class Checkpoints:
         try:
             writing.result()
             mine = files.described(path, self._own_files(path))
+        except CheckpointException as error:  # which is no Exception; all ranks get it
+            problem = _first_failure(error)
         except Exception as error:  # noqa: BLE001 (whatever it was: the others must hear of it, and training goes on)
-            problem = f"rank {self._rank}: {type(error).__name__}: {error}"
+            problem = _told(self._rank, error)
         told = self._gathered((mine, problem), self._group)
         problem = next((p for _, p in told if p), "")
         if self._rank == 0:
-            if not problem:
+            if problem:
+                problem = self._given_up(entry, problem)
+            else:
                 problem = self._commit(entry, {name: v for found, _ in told for name, v in found.items()})
             if problem:
                 say(f"the checkpoint of step {entry.step} does not count: {problem}")
@@ -119,6 +123,9 @@ class Checkpoints:
         path = self.folder / entry.name
         try:
             files.write_manifest(path, named)
+        except OSError as error:
+            return self._given_up(entry, _told(self._rank, error))
+        try:
             if self._link is not None:
                 self._link.ask("commit", COMMIT_BOUND, name=entry.name, step=entry.step, order=entry.order)
             files.mark_committed(path)
@@ -127,6 +134,12 @@ class Checkpoints:
             self._tidy(entry)
             return str(error)
         return ""
+
+    def _given_up(self, entry: Entry, problem: str) -> str:
+        """Rank 0's, once no rank writes any more, and before anybody was asked to commit it. What is there of it goes:
+        on a disk that is full nobody else could use that room. The problem, with the room that there is then."""
+        files.drop(self.folder, entry)
+        return f"{problem}; {files.room(self.folder)}"
 
     def _tidy(self, entry: Entry) -> None:
         """While nothing can be committed, only the newest of what waits for it stays; and what was committed after
@@ -207,6 +220,16 @@ def resume(state: State, checkpoints: Checkpoints) -> int:
     if found is None:
         found = checkpoints.load(state)
     return found or 0
+
+
+def _told(rank: int, error: BaseException) -> str:
+    return f"rank {rank}: {type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _first_failure(error: CheckpointException) -> str:
+    """In one line. DCP wraps what each rank has met, with its stack."""
+    rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
+    return _told(rank, cause)
 
 
 def _taken(state: State) -> dict[str, Any]:

@@ -149,6 +149,20 @@ def talk_folder(folder: Path, generation: int, token: str) -> Path:
     return folder / f".writeout-g{generation}-{token}"
 
 
+def drop(folder: Path, entry: Entry) -> None:
+    """Remove one that was never finished."""
+    shutil.rmtree(folder / entry.name, ignore_errors=True)
+
+
+def room(folder: Path) -> str:
+    """In words, for somebody whose file could not be written."""
+    try:
+        found = shutil.disk_usage(folder)
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    return f"{found.free / 2**20:.1f} of {found.total / 2**20:.1f} MiB are free in {folder}"
+
+
 def drop_uncommitted(folder: Path, newest: Entry, but: Collection[str]) -> None:
     """Remove what the generation of ``newest`` wrote before it and could not commit."""
     for entry in entries(folder):

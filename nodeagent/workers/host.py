@@ -159,11 +159,13 @@ class ShimHost:
         self._command(uid, "promise", token=token.model_dump(), rendezvous=rendezvous)
 
     def start(self, uid: str, order: StartOrder) -> None:
-        self._command(uid, "start", **order.model_dump())
+        if uid in self._pods:
+            self._pods[uid].start(**order.model_dump())
 
     def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:
         plain = given_up.model_dump() if given_up is not None else None
-        self._command(uid, "stop", grace=grace, given_up=plain, broken=broken)
+        if uid in self._pods:
+            self._pods[uid].stop(grace=grace, given_up=plain, broken=broken)
 
     def look(self, uid: str) -> None:
         self._command(uid, "look")

@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from nodeagent.model.base import Record
 from nodeagent.model.pod import PodPhase
 from nodeagent.workers.base import PodStatus
 from nodeagent.workers.linux import kill_marked, socket_path
@@ -33,6 +34,14 @@ LOOK_AGAIN = 5.0
 """Seconds until what this node could not even try (no such user, no shim) is tried again on request."""
 STUCK_AFTER = 10.0
 """Seconds until what a dead shim left behind is told as stuck."""
+
+
+class Told(Record):
+    """A line from a shim: how its pod is, or what it could not make of ours."""
+
+    v: int
+    status: PodStatus | None = None
+    error: str = ""
 
 
 class NotStartedError(Exception):
@@ -65,6 +74,8 @@ class PodHandle:
         self._pidfd = -1
         self._timer: asyncio.TimerHandle | None = None
         self._start: asyncio.Task[None] | None = None
+        self._asked: dict[str, Any] | None = None
+        """Of the stop that its shim is carrying out."""
         self._sweeping_since = 0.0
         self._started_here = self._spoke = False
         self.retiring = False
@@ -165,7 +176,7 @@ class PodHandle:
     def attach(self, link: socket.socket) -> None:
         """Use this connected socket; what was asked meanwhile is sent."""
         link.setblocking(False)
-        self._link, self._in, self._out = link, b"", b""
+        self._link, self._in, self._out, self._asked = link, b"", b"", None
         self._loop.add_reader(link, self._readable)
         self._send({"op": "attach"})
         waiting, self._waiting = self._waiting, []
@@ -215,6 +226,17 @@ class PodHandle:
             return
         self.attach(link)
 
+    def start(self, **order: Any) -> None:
+        self._asked = None
+        self.command("start", **order)
+
+    def stop(self, **arguments: Any) -> None:
+        """Asked again and again while workers die. Their shim is told once, and again where they are others or shall
+        be stopped otherwise: hearing it costs time that the next workers wait for."""
+        if self._link is None or self._asked != arguments:
+            self._asked = arguments
+            self.command("stop", **arguments)
+
     def command(self, op: str, **arguments: Any) -> None:
         """Send, or keep until connected; a dead shim hears nothing any more."""
         if self._link is not None:
@@ -242,15 +264,14 @@ class PodHandle:
 
     def _hear(self, line: bytes) -> None:
         try:
-            message = json.loads(line)
-            if "error" in message:
-                logger.warning("shim of %s: %s", self.uid, message["error"])
-                return
-            status = PodStatus.from_json(json.dumps(message["status"]))
-        except (ValueError, KeyError, ValidationError) as error:
+            told = Told.from_json(line)
+        except ValidationError as error:
             logger.error("shim of %s sent what is no status: %s", self.uid, error)
             return
-        self.status, self._spoke = status, True
+        if told.status is None:
+            logger.warning("shim of %s: %s", self.uid, told.error)
+            return
+        self.status, self._spoke = told.status, True
         self._changed()
 
     def _set(self, **fields: Any) -> None:

@@ -16,6 +16,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +107,16 @@ def resolve(command: str, cwd: str, path: str) -> str:
     return which
 
 
+def program_words(command: Sequence[str]) -> list[str]:
+    """What follows the interpreter and its -u."""
+    return list(dropwhile(lambda word: word == "-u", command[1:]))
+
+
 def python_program(command: Sequence[str], cwd: str) -> str | None:
     """The script, or "-m", of a command that a standby can stand in for: python [-u] script|-m module [argument...]."""
     if not re.fullmatch(r"python(3(\.\d+)?)?", Path(command[0]).name):
         return None
-    rest = list(command[1:])
-    while rest and rest[0] == "-u":
-        rest.pop(0)
+    rest = program_words(command)
     if not rest or (rest[0] == "-m" and len(rest) < 2):
         return None
     if rest[0] == "-m":

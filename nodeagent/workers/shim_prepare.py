@@ -165,7 +165,7 @@ class Preparation:
         self._starts += 1
         env = self.environment({})
         pod = self._pod
-        self.standby.start(pod["command"][0], env, pod["working_dir"], self.checked["path0"], pod["preload"])
+        self.standby.start(pod["command"], env, pod["working_dir"], self.checked["path0"], pod["preload"])
         pid = self.standby.pid
         assert pid is not None
 

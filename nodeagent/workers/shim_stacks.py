@@ -174,7 +174,8 @@ def read_one(target: dict[str, Any], program: str | None) -> None:
     if threads:
         report.tell(main_thread(threads, pid), native=False)
     letter = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1]
-    if letter and letter[0] in "TtDZ":  # it cannot be halted, or is already
+    halted = "TtDZ" if target["native"] else "TtD"  # that it has just ended is news only to who would halt it
+    if letter and letter[0] in halted:  # it cannot be halted, or is already
         report.add("native", f"none: the process is in state {letter[0]}")
         return
     if not target["native"]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nodeagent.workers.shim_checks import program_words
 from nodeagent.workers.shim_loop import Loop
 from nodeagent.workers.shim_parked import Pool
 from nodeagent.workers.shim_spawn import start_program
@@ -55,12 +56,17 @@ class Standby:
         """What went wrong, for the person."""
         return self._notes + self.pool.notes
 
-    def start(self, python: str, env: Mapping[str, str], cwd: str, path0: str, preload: Sequence[str]) -> None:
-        """Run the job's interpreter on standby.py; ``warm`` follows."""
+    def start(
+        self, command: Sequence[str], env: Mapping[str, str], cwd: str, path0: str, preload: Sequence[str]
+    ) -> None:
+        """Run the interpreter of the job's command on standby.py; ``warm`` follows."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        config = {"shim": os.getpid(), "fd": theirs.fileno(), "preload": list(preload), "path0": path0}
+        config = {
+            "shim": os.getpid(), "fd": theirs.fileno(), "preload": list(preload), "path0": path0,
+            "program": program_words(command)[0],
+        }  # fmt: skip
         source = str(Path(__file__).with_name("standby.py"))
-        argv = [python, source, json.dumps(config)]
+        argv = [command[0], source, json.dumps(config)]
         env = {"RES_OPTIONS": "timeout:1 attempts:1", **env, **ONE_THREAD}
         with contextlib.closing(theirs):
             self.pid = start_program(argv, env, cwd, 2, 2, keep=(theirs.fileno(),))

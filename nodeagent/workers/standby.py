@@ -25,23 +25,27 @@ import signal
 import socket
 import sys
 import types
+import warnings
 from typing import Any
 
 TORCH_PARTS = ("torch.distributed", "torch.optim", "torch._dynamo", "torch.utils.data")
 REHEARSAL_BOUND = 10
 """Seconds for a step of a small network; the kernel ends one that hangs."""
 _libc = ctypes.CDLL(None, use_errno=True)
+_compiled: dict[tuple[str, bytes], types.CodeType] = {}
+"""The script, by its path and text: compiled while this worker was parked."""
 
 
 def main() -> None:
-    """``standby.py CONFIG``: JSON with ``fd`` (SOCK_SEQPACKET to the shim), ``preload`` and ``path0``."""
+    """``standby.py CONFIG``: JSON with ``fd`` (SOCK_SEQPACKET to the shim), ``preload``, ``path0`` and the
+    ``program`` of the job's command: a script, or "-m"."""
     config = json.loads(sys.argv[1])
     die_with_parent(config["shim"])
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = config["path0"]
     link = socket.socket(fileno=config["fd"])
     send(link, warm_up(config["preload"]))
-    work = serve(link, config["shim"])  # returns in a forked worker only
+    work = serve(link, config["shim"], config["program"])  # returns in a forked worker only
     del link, config
     run(work)
 
@@ -122,7 +126,7 @@ def receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(data), list(fds)
 
 
-def serve(link: socket.socket, shim: int) -> dict[str, Any]:
+def serve(link: socket.socket, shim: int, program: str) -> dict[str, Any]:
     """Obey the shim. In the standby it never returns; in a forked worker it returns what to run."""
     me = os.getpid()
     while True:
@@ -147,7 +151,7 @@ def serve(link: socket.socket, shim: int) -> dict[str, Any]:
                     if command["op"] == "store":
                         host_store(command, fds)
                     if command["op"] == "park":
-                        command, fds = park(socket.socket(fileno=fds[0]), command["deep"])
+                        command, fds = park(socket.socket(fileno=fds[0]), command["deep"], program)
                     become_worker(command, fds)
                     return command
                 send(link, {"event": "forked", "id": command["id"], "pid": pid})
@@ -163,9 +167,10 @@ def reap(pid: int) -> int:
         return -1
 
 
-def park(link: socket.socket, deep: bool) -> tuple[dict[str, Any], list[int]]:
+def park(link: socket.socket, deep: bool, program: str) -> tuple[dict[str, Any], list[int]]:
     """Warm up, tell the shim how that went, and wait for work. What the warm-up has spoilt ends here."""
     note = helper("warm_up") if deep else ""
+    compile_ahead(program)
     gc.collect()
     gc.freeze()
     spoilt = why_unusable()
@@ -175,6 +180,20 @@ def park(link: socket.socket, deep: bool) -> tuple[dict[str, Any], list[int]]:
     work = receive(link)
     link.close()
     return work
+
+
+def compile_ahead(program: str) -> None:
+    """The script, if it compiles without a word; else the worker does it, and says the word."""
+    if program == "-m":
+        return
+    path = os.path.join(os.getcwd(), program)
+    try:
+        with open(path, "rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            source = file.read()
+            _compiled[path, source] = compile(source, path, "exec", dont_inherit=True)
+    except (OSError, SyntaxError, ValueError, Warning):  # ValueError: null bytes
+        pass
 
 
 def helper(name: str) -> str:
@@ -313,7 +332,8 @@ def run_script(arguments: list[str], module: types.ModuleType) -> None:
     from importlib.machinery import SourceFileLoader
 
     module.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
-    exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
+    code = _compiled.get((path, source)) or compile(source, path, "exec", dont_inherit=True)
+    exec(code, module.__dict__)
 
 
 def unbuffered(fd: int) -> io.TextIOWrapper:

@@ -80,6 +80,9 @@ def warm_up() -> None:
 
 def compute(torch: Any) -> None:
     """A step of a small network, saved and loaded."""
+    import traceback  # torch has it
+
+    traceback.format_stack()  # as a seed is noted for each kind of device, by where it was set
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     loss = torch.nn.functional.cross_entropy(model(torch.randn(32, 64)), torch.randint(10, (32,)))
     if not has_devices(torch):

@@ -6,29 +6,17 @@ All nodes of a local cluster see one file system, so one more agent runs in a mo
 from __future__ import annotations
 
 import json
-import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
-import yaml
 
-from tests.e2e.support import Cluster, bounded
+from tests.e2e.apart import agent_apart, why_not
+from tests.e2e.support import Cluster
 
 NODES = 2
-
-
-def _reason() -> str:
-    """Why it cannot be done here; empty if it can."""
-    if shutil.which("unshare") is None or shutil.which("nsenter") is None:
-        return "no unshare or nsenter"
-    done = subprocess.run(["unshare", "--mount", "true"], capture_output=True)
-    return "" if done.returncode == 0 else "no mount namespaces for this user"
-
-
-WHY_NOT = _reason()
+WHY_NOT = why_not()
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.redis,
@@ -40,24 +28,10 @@ pytestmark = [
 @pytest.fixture
 def apart(calm: Cluster) -> Iterator[subprocess.Popen[str]]:
     """The agent of n3, which has another folder at WORK/ckpt."""
-    config = yaml.safe_load(next(calm.home.glob("local/data/*/n1/agent.yaml")).read_text())
-    config["node"]["id"] = "n3"
-    config["dirs"] = {name: str(calm.home / "n3" / name) for name in config["dirs"]}
-    file = calm.work / "n3.yaml"
-    file.write_text(yaml.safe_dump(config))
     for name in ("ckpt", "other"):
         (calm.work / name).mkdir()
-    agent = [sys.executable, "-m", "nodeagent.agent.main", "run", "--config", str(file)]
-    mounted = ["sh", "-c", 'mount --bind other ckpt && exec "$@"', "sh", *agent]
-    with (calm.work / "n3.log").open("w") as log:
-        process = subprocess.Popen(
-            ["unshare", "--mount", *mounted], env=calm.environ, cwd=calm.work, stdin=subprocess.DEVNULL, stdout=log,
-            stderr=log, text=True,
-        )  # fmt: skip
-    with bounded(process):
+    with agent_apart(calm, "n3", "mount --bind other ckpt") as process:
         yield process
-        process.send_signal(signal.SIGINT)  # orderly: it stops its workers and leaves
-        process.wait(30)
 
 
 def test_a_node_with_another_folder_is_passed_over_until_it_has_the_right_one(

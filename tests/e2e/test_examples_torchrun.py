@@ -65,7 +65,7 @@ def losses(folder: Path, *, ranks: int) -> dict[int, float]:
 
 
 @pytest.mark.timeout(4 * RUN_SECONDS)
-@pytest.mark.parametrize("example", ["digits", "tiny_gpt"])
+@pytest.mark.parametrize("example", ["digits", pytest.param("tiny_gpt", marks=pytest.mark.endurance)])
 def test_losses_are_the_same_at_any_world_size_and_across_a_restart(example: str, tmp_path: Path) -> None:
     alone, together, resumed = (tmp_path / name for name in ("alone", "together", "resumed"))
     for folder in (alone, together, resumed):

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def kill_and_measure(calm: Cluster, name: str, nodes: int, pids: list[int]) -> i
     """Kill these, wait for the next generation to train, and return the steps that were lost."""
     above = calm.job(name)["generation"]
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # the first one's end has the others stopped within milliseconds
+            os.kill(pid, signal.SIGKILL)
     now = calm.until_running(name, nodes, above=above)["generation"]
     calm.until_steps(name, 5)
     return lost_steps(read_steps(calm.work, name), now)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.support import ROOT, Cluster, bounded, is_alive, read_steps
 from tests.e2e.test_faults_nodes import go_on, is_guard, stop_all
 from tests.e2e.test_snapshots import lost_steps
+from tests.processes import command_line
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
 
@@ -101,7 +101,7 @@ time.sleep(600)
 
 
 def helpers(pids: set[int]) -> list[int]:
-    return [p for p in pids if is_alive(p) and b"nodeagent.train.writeout" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    return [p for p in pids if "nodeagent.train.writeout" in command_line(p)]
 
 
 def test_a_node_that_was_frozen_as_it_wrote_commits_nothing(calm: Cluster) -> None:

@@ -220,3 +220,31 @@ async def test_without_a_standby_nothing_is_parked(tmp_path: Path) -> None:
         await bench.ready(make_spec((PYTHON, "t.py"), tmp_path, standby=False))
         status = await bench.running(1, ({}, {}))
         assert (status.standby_pid, status.parked) == (None, {})
+
+
+ONCE = (
+    "import sys, time\nprint('{0}', len(sys.modules['__nodeagent_standby__']._compiled), flush=True)\ntime.sleep(600)\n"
+)
+
+
+async def test_the_script_is_compiled_ahead_and_compiled_anew_if_it_has_changed(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await started(bench, tmp_path, ONCE.format("first"))
+        await stopped(bench)
+        await bench.running(2, ({}, {}))
+        await bench.output_line("first 1", 2, 0)
+        await parked(bench)
+        (tmp_path / "t.py").write_text(ONCE.format("second"))
+        await stopped(bench)
+        await bench.running(3, ({}, {}))
+        await bench.output_line("second 1", 3, 0)
+
+
+async def test_what_the_compiler_has_to_say_the_worker_says(tmp_path: Path) -> None:
+    text = "import sys, time\nprint(len(sys.modules['__nodeagent_standby__']._compiled), 1 is 1, flush=True)\n"
+    async with open_bench(tmp_path) as bench:
+        await started(bench, tmp_path, text + "time.sleep(600)\n")
+        await stopped(bench)
+        await bench.running(2, ({}, {}))
+        await bench.output_line("0 True", 2, 0)
+        await wait_for(lambda: any('SyntaxWarning: "is" with' in line for line in bench.output(2, 0, "stderr")))

@@ -13,6 +13,7 @@ import pytest
 from nodeagent.model.jobspec import Hooks
 from nodeagent.workers.linux import boottime, is_running, pids
 from tests.integration.workers_support import UID, make_spec, open_bench, pid_of, token, wait_for
+from tests.processes import command_line
 
 PYTHON = sys.executable
 # In these scripts a handler may run at any point: inside a print, or just before one long sleep.
@@ -24,13 +25,6 @@ POLITE = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(
 def script(folder: Path, text: str) -> tuple[str, ...]:
     (folder / "t.py").write_text(text)
     return (PYTHON, "t.py")
-
-
-def command_line(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
-    except OSError:
-        return []
 
 
 @pytest.fixture(params=[True, False], ids=["standby", "plain"])

@@ -20,6 +20,7 @@ from nodeagent.workers.base import PodStatus, StartOrder
 from nodeagent.workers.host import ShimHost
 from nodeagent.workers.linux import boottime, marked, pids, stat_fields
 from nodeagent.workers.pod_folder import log_folder
+from tests.processes import command_line
 
 UID = "0123456789abcdef0123456789abcdef"
 ME = pwd.getpwuid(os.geteuid()).pw_name
@@ -179,10 +180,9 @@ class Bench:
         status = self.state()
         shim, own = status.shim_pid, {status.shim_pid, status.standby_pid}
         assert shim is not None
-        line = Path(f"/proc/{shim}/cmdline").read_bytes()
-        for pid in children(shim):
-            if Path(f"/proc/{pid}/cmdline").read_bytes() == line:
-                own.add(pid)
+        line = command_line(shim)
+        assert line, "the shim is gone"
+        own |= {pid for pid in children(shim) if command_line(pid) == line}
         return {pid for pid in own if pid}
 
     def parked(self) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from nodeagent.train.folder import (
     candidates,
     damage,
     described,
+    drop,
     drop_uncommitted,
     entries,
     entry_of,
@@ -22,6 +24,7 @@ from nodeagent.train.folder import (
     prune,
     prune_snapshots,
     read_manifest,
+    room,
     talk_folder,
     write_manifest,
 )
@@ -144,3 +147,16 @@ def test_what_was_written_out_of_memory_takes_no_checkpoints_place(tmp_path: Pat
     newest = made(tmp_path, 7)
     prune(tmp_path, newest, 3)
     assert entries(tmp_path) == [newest, two, one]
+
+
+def test_one_that_could_not_be_written_goes_and_no_other(tmp_path: Path) -> None:
+    whole, half = made(tmp_path, 1), made(tmp_path, 2, committed=False)
+    (tmp_path / half.name / MANIFEST).unlink()
+    drop(tmp_path, half)
+    assert entries(tmp_path) == [whole]
+    drop(tmp_path, half)
+
+
+def test_the_room_there_is_in_words(tmp_path: Path) -> None:
+    assert re.fullmatch(rf"[0-9.]+ of [0-9.]+ MiB are free in {tmp_path}", room(tmp_path))
+    assert room(tmp_path / "gone") == f"{tmp_path / 'gone'}: No such file or directory"
