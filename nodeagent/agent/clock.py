@@ -32,9 +32,10 @@ class SystemClock:
 
 async def wait_for(event: asyncio.Event, timeout: float | None) -> None:
     """Until the event or the time; clears the event."""
-    try:
-        async with asyncio.timeout(timeout):
-            await event.wait()
-    except TimeoutError:
-        pass
+    if not event.is_set():
+        try:
+            async with asyncio.timeout(timeout):
+                await event.wait()
+        except TimeoutError:
+            pass
     event.clear()

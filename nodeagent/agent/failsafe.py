@@ -100,8 +100,8 @@ class Failsafe:
     def _ends(self) -> dict[str, float]:
         """The jobs that this node may still lend to, and until when."""
         now, me = self._clock.now(), self._lease
-        jobs = self._cluster().jobs.values()
-        ends = {job.uid: self._promises.end(job, me.node, me.incarnation) for job in jobs}
+        kept = [job for job in self._cluster().jobs.values() if me.node in job.keepers]  # of many jobs, few
+        ends = {job.uid: self._promises.end(job, me.node, me.incarnation) for job in kept}
         return {uid: end for uid, end in ends.items() if end > now}
 
     # --- as a member
@@ -110,7 +110,8 @@ class Failsafe:
         """Ask at each heartbeat while the store is away."""
         while True:
             due = self._lease.beat_sent + self._timing.failsafe - self._clock.now()
-            if due > 0 or not self._lease.joined:
+            # Not "has joined": a store that lost writes may go away again before its agents have joined anew.
+            if due > 0 or self._lease.lost:
                 self._back()
                 await asyncio.sleep(max(due, self._timing.heartbeat / 4))
                 continue

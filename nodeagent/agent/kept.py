@@ -113,7 +113,7 @@ class Writing:
         for key, record in [(f"node {n.id}", n) for n in known.nodes] + [(f"job {j.uid}", j) for j in jobs]:
             kept = self._lines.get(key)
             if kept is None or kept[0] != record.rev:
-                kept = record.rev, self._line(key.partition(" ")[0], record.to_json())
+                kept = record.rev, self._record(key.partition(" ")[0], record)
             lines[key] = kept
         header = {
             "format": FORMAT, "cluster_uid": known.cluster_uid, "era": known.era, "rev": known.rev,
@@ -156,6 +156,9 @@ class Writing:
             lapsed=frozenset(map(str, header["lapsed"])), whole=not wrong,
         )  # fmt: skip
         return known, wrong
+
+    def _record(self, kind: str, record: NodeRecord | JobRecord) -> bytes:
+        return self._line(kind, record.to_json())
 
     def _line(self, kind: str, text: str) -> bytes:
         body = f"{kind} {text}".encode()

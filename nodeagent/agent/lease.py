@@ -106,12 +106,13 @@ class Lease:
 
     async def _join(self, *, said: bool) -> None:
         """``said``: the store has just been told what is known here. Who joins counts as heard."""
+        self.next_lapse = None
         facts = self.facts
         try:
             if self._snapshot.complete and not said:
                 await self._offer_view()
             await self._give_back()
-            reply = await self._store.join(self.node, self.incarnation, facts, self._timing)
+            reply = await self._store.join(self.node, self.incarnation, facts, self._timing, millis(self.regroup))
         except StoreUnavailableError:
             self._refused_since = None  # no lease runs out while the store serves nobody
             self._unanswered()
@@ -172,6 +173,7 @@ class Lease:
         longer ours."""
         async with self._lock:
             more, offers = True, 0
+            self.next_lapse = None  # old news unless it is answered: whoever waited for it would ask without a pause
             while more:
                 try:
                     more = (await self._beat()).more

@@ -63,7 +63,7 @@ WATCH = 2.0
 class Agent:
     """One node's agent. ``run()`` returns when ``stop`` is set; it raises what cannot be mended by trying again.
 
-    ``snapshot``: an empty one, if not one of its own kind."""
+    ``snapshot``, ``seal`` and ``writing``: the usual ones, if not of their own kind."""
 
     def __init__(
         self,
@@ -82,6 +82,8 @@ class Agent:
         metrics: Metrics,
         peers: Peers,
         snapshot: Snapshot | None = None,
+        seal: Seal | None = None,
+        writing: Writing | None = None,
         random_id: Callable[[], str] = lambda: secrets.token_hex(8),
         progress: Callable[[], None] = lambda: None,
         meter: Callable[[Mapping[str, PodStatus], float], Mapping[str, PodUsage]] = lambda _statuses, _now: {},
@@ -90,14 +92,14 @@ class Agent:
         checked: Callable[[dict[str, Readiness], Cluster], dict[str, Readiness]] = lambda ready, _cluster: ready,
     ) -> None:
         self._config, self._node, self._timing = config, node, config.timing
-        self._key, self._seal = key, Seal(key, config.cluster)
+        self._key, self._seal = key, seal or Seal(key, config.cluster)
         self._guard = Guard(node, self._seal, ledger, metrics)
         self._store, self._host, self._clock, self._metrics = store, host, clock, metrics
         self._snapshot = snapshot or Snapshot(config.timing)
         self._beat_now = asyncio.Event()
         self.saver = Saver(
-            node, disk, Writing(key, config.cluster), snapshot=self._snapshot, clock=clock, metrics=metrics,
-            told=self._beat_now.set,
+            node, disk, writing or Writing(key, config.cluster), snapshot=self._snapshot, clock=clock,
+            metrics=metrics, told=self._beat_now.set,
         )  # fmt: skip
         self._lease = Lease(
             node, facts, config.timing, store=store, host=host, clock=clock, identity=identity,
@@ -327,7 +329,7 @@ class Agent:
 
     def _count_restarts(self) -> None:
         if self._snapshot.complete:
-            self._restarts.look(self.cluster())
+            self._restarts.look(self._snapshot.jobs)
 
     # --- the view, for the API ------------------------------------------------------------------------
 

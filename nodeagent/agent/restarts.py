@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from nodeagent.agent.metrics import Metrics
-from nodeagent.plan.cluster import Cluster
+from nodeagent.model.job import JobRecord
 
 
 class RestartCounter:
@@ -14,9 +16,9 @@ class RestartCounter:
         self._counted: dict[str, int] = {}
         self._counting = False
 
-    def look(self, cluster: Cluster) -> None:
+    def look(self, jobs: Mapping[str, JobRecord]) -> None:
         """Count what is new in a whole view. What was there at the first look is not: it was counted before."""
-        for job in cluster.jobs.values():
+        for job in jobs.values():
             if job.active is None or self._counted.get(job.uid) == job.active.number:
                 continue
             first_look = not self._counting or job.restarts == 0

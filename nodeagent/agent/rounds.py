@@ -6,7 +6,7 @@ by itself is done.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from nodeagent.agent.apply import Applier
 from nodeagent.agent.clock import Clock
@@ -14,14 +14,15 @@ from nodeagent.agent.commits import Commits
 from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.podplan import PodPlan
 from nodeagent.agent.published import pod_states, readiness
 from nodeagent.agent.stopwatch import Stopwatch
 from nodeagent.agent.turns import Turns
 from nodeagent.model.node import Readiness
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
-from nodeagent.plan.pod import Keep, Report, SendAck, plan_pods
-from nodeagent.workers.base import PodHost
+from nodeagent.plan.pod import Keep, PodAction, asks_the_store
+from nodeagent.workers.base import PodHost, PodStatus
 
 
 class Rounds:
@@ -50,21 +51,33 @@ class Rounds:
         self._failsafe, self._applier, self._commits, self._stopwatch = failsafe, applier, commits, stopwatch
         self._turns, self._metrics, self._checked = turns, metrics, checked
         self._cluster, self._standbys, self._counted = cluster, standbys, counted
+        self._plan = PodPlan(node)
+        self._rested: int | None = None
+        """The plan of this node's pods that the last round was made with, if that one found all at rest."""
+        self._ready: dict[str, Readiness] = {}
+        self._told: dict[str, Readiness] = {}
 
     async def once(self) -> tuple[bool, float | None]:
         """Whether something changed, and when (our clock) to look again. Raises StoreUnavailableError and
         StoreRefusedError."""
-        changed = await self._this_node()
+        if self._at_rest():
+            return False, self._failsafe.next_end()
+        self._rested = None
+        changed, rest = await self._this_node()
         statuses = self._host.status()
         cluster = self._cluster()
-        if self._lease.publish(self._checked(readiness(statuses), cluster), pod_states(cluster, self._node, statuses)):
+        self._ready = readiness(statuses)
+        self._told = self._checked(self._ready, cluster)
+        if self._lease.publish(self._told, pod_states(cluster, self._node, statuses)):
             await self._lease.beat()
             cluster = self._cluster()
         due = self._failsafe.next_end()
         for job in cluster.jobs.values():
             decision = decide(cluster, job, self._clock.wall())
             if decision.step is None:
+                rest = rest and decision.steady
                 continue
+            rest = False
             at = self._turns.at(cluster, job, decision, self._clock.now())
             if self._clock.now() >= at:
                 changed |= await self._applier.job(job, decision)
@@ -72,22 +85,39 @@ class Rounds:
                 due = at if due is None else min(due, at)
         self._turns.looked()
         self._counted()
-        return changed | await self._tell(cluster), due
+        changed |= await self._tell(cluster)
+        if rest and not changed:
+            self._rested = self._plan.made
+        return changed, due
 
-    async def _this_node(self) -> bool:
-        changed = False
-        statuses = self._host.status()
-        self._stopwatch.look(self._cluster().jobs, statuses, self._clock.now())
+    def _at_rest(self) -> bool:
+        """The last round found nothing to do that time alone could change, and sees what this one would see: with many
+        jobs, looking at them all twice a second would be most of what an agent does."""
+        if self._rested is None:
+            return False
+        cluster = self._cluster()
+        self._planned(cluster, self._host.status())
+        return self._plan.made == self._rested and self._checked(self._ready, cluster) == self._told
+
+    def _planned(self, cluster: Cluster, statuses: Mapping[str, PodStatus]) -> tuple[PodAction, ...]:
         lent = self._failsafe.lending()
-        actions = plan_pods(self._cluster(), self._node, self._lease.incarnation, statuses, self._standbys(), lent)
+        return self._plan(cluster, self._lease.incarnation, statuses, self._standbys(), lent)
+
+    async def _this_node(self) -> tuple[bool, bool]:
+        """Whether something changed; and whether all is done that this node has to do by itself."""
+        changed = False
+        statuses, cluster = self._host.status(), self._cluster()
+        self._stopwatch.look(cluster.jobs, statuses, self._clock.now())
+        actions = self._planned(cluster, statuses)
         # What this node does by itself comes first: it must not wait for a store that may not answer.
-        for action in sorted(actions, key=lambda a: isinstance(a, SendAck | Report | Keep)):
+        for action in sorted(actions, key=asks_the_store):
             if isinstance(action, Keep):
                 changed |= await self._failsafe.replace_keepers(action, self._applier.pod)
             else:
                 changed |= await self._applier.pod(action)
         await self._commits.carry()
-        return changed
+        wishes = any(status.commit is not None for status in statuses.values())
+        return changed, not actions and not wishes and not self._stopwatch.running
 
     async def _tell(self, cluster: Cluster) -> bool:
         """How long recoveries took."""

@@ -16,6 +16,7 @@ from nodeagent.store.messages import BeatReply
 from nodeagent.store.words import waits_for
 
 _NONE: frozenset[str] = frozenset()
+_NONE_REFUSED: Mapping[str, Refusal] = {}
 
 
 class Snapshot:
@@ -41,6 +42,8 @@ class Snapshot:
         self._nodes_shown: Mapping[str, NodeRecord] | None = None
         self._jobs_shown: Mapping[str, JobRecord] | None = None
         """Copies of both as they are in the views that were given out, until they change."""
+        self._view: Cluster | None = None
+        """The last one given out."""
         self._notes = Notes()
         self.touched = asyncio.Event()
         """Set at each change; whoever keeps copies clears it."""
@@ -60,7 +63,9 @@ class Snapshot:
         self.recovering = False
         """The store may still lack what others know: nothing is to be decided or started on this view."""
         self.awaited: tuple[str, ...] = ()
-        """Nodes that the store waits for then."""
+        """Nodes that the store waits for then, the first few by name."""
+        self.awaits = 0
+        """How many they are."""
         self.recovered_by = 0
         """Served time at which that ends at the latest."""
 
@@ -89,7 +94,7 @@ class Snapshot:
         if before != after or (reply.rev, reply.era) != (self.rev, self.era):
             self.touched.set()
         self.recovering, self.wanted = after
-        self.awaited, self.recovered_by = reply.awaited, reply.served + reply.recovers
+        self.awaited, self.awaits, self.recovered_by = reply.awaited, reply.awaits, reply.served + reply.recovers
         if reply.recovering:
             return
         if self._anew is not None:
@@ -194,7 +199,7 @@ class Snapshot:
     def waits(self, now: float) -> str:
         """Whom the store waits for before anything is decided; empty if for nobody."""
         left = max(0, self.recovered_by - self.cluster(now).served) / 1000
-        return waits_for(self.awaited, left) if self.awaited else ""
+        return waits_for(self.awaited, self.awaits, left) if self.awaited else ""
 
     def forget(self) -> None:
         """Know nothing any more: it was another cluster's."""
@@ -218,20 +223,31 @@ class Snapshot:
         settling = self._timing.heartbeat + 2 * self._timing.store_timeout
         if self._nodes_shown is None:
             self._nodes_shown = dict(self._nodes)
-        return Cluster(
-            served=self._served + millis(ahead),
+        served, jobs, refused = self._served + millis(ahead), self.jobs, refused or _NONE_REFUSED
+        unread = _NONE
+        if self.unread:
+            unread = frozenset(key.removeprefix("job:") for key in self.unread if key.startswith("job:"))
+        returning = self._returned is not None and now < self._returned + settling
+        last = self._view  # asked for several times in one moment
+        if last is not None and (
+            last.nodes is self._nodes_shown and last.jobs is jobs and last.lapsed is self._lapsed
+            and last.served == served and last.refused is refused and last.unread == unread
+            and last.next_lapse == self._next_lapse and last.more_to_return == returning
+        ):  # fmt: skip
+            return last
+        self._view = Cluster(
+            served=served,
             nodes=self._nodes_shown,
-            jobs=self.jobs,
+            jobs=jobs,
             lapsed=self._lapsed,
             timing=self._timing,
-            refused=refused or {},
-            unread=frozenset(key.removeprefix("job:") for key in self.unread if key.startswith("job:"))
-            if self.unread
-            else _NONE,
+            refused=refused,
+            unread=unread,
             next_lapse=self._next_lapse,
-            more_to_return=self._returned is not None and now < self._returned + settling,
+            more_to_return=returning,
             notes=self._notes,
         )
+        return self._view
 
     def node(self, name: str) -> NodeRecord | None:
         return self._nodes.get(name)

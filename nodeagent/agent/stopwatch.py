@@ -103,6 +103,11 @@ class Stopwatch:
             watch.started = now
         watch.stepped = stepped
 
+    @property
+    def running(self) -> bool:
+        """Some recovery is not told yet."""
+        return bool(self._watches)
+
     def stamp(self, uid: str, token: Token, ack: Ack, now: float) -> Ack:
         """The acknowledgement, with how long this node took."""
         watch = self._watches.get(uid)

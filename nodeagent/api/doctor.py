@@ -39,7 +39,7 @@ class DoctorRoutes:
         """GET /v1/doctor?peers: findings as items, errors first. Answers before the agent has joined, too."""
         from nodeagent.doctor.report import report
         from nodeagent.doctor.store import store_findings
-        from nodeagent.plan.clusterhealth import judge_agent, judge_peers
+        from nodeagent.plan.clusterhealth import judge_agent, judge_peers, judge_recovery
         from nodeagent.plan.hosthealth import judge_host
 
         view, here = self.view, f"node/{self.view.node}"
@@ -49,6 +49,7 @@ class DoctorRoutes:
         )
         found: list[Placed] = [(here, f) for f in (*judge_agent(self._standing()), *judge_host(host))]
         found += [("store", f) for f in store]
+        found += judge_recovery(view.health().store_waits)
         found += self._cluster()
         found += judge_peers(view.node, peers)
         more = {"peers": [p.model_dump() for p in peers] if wanted else None}

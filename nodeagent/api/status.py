@@ -85,12 +85,14 @@ class StatusRoutes:
         return web.Response(body=self._body, content_type="application/json", headers={"Cache-Control": "no-store"})
 
     def _about(self) -> Json:
+        health = self.view.health()
         return {
             "apiVersion": API_VERSION,
             "cluster": self.view.config.cluster,
             "node": self.view.node,
             "version": __version__,
-            "store_away_since": self.view.health().store_away_since,
+            "store_away_since": health.store_away_since,
+            "store_waits": health.store_waits,
         }
 
 

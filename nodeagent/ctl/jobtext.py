@@ -281,7 +281,7 @@ def _next(job: Json) -> list[str]:
         step = f"nothing; remove its record when you like: nodeagentctl delete {name}"
     elif job["store_away_since"] is not None:
         step = "get the store to answer again (nodeagentctl doctor); until then it can neither be changed nor recovered"
-    elif any(why.startswith("the store has lost") for why in job["why"]):
+    elif any(why.startswith("the store may lack") for why in job["why"]):
         step = "nothing: what runs goes on; all else waits for those nodes: start their agents, if you can"
     elif phase in ("paused", "pausing"):
         step = f"run it again: nodeagentctl resume {name}"

@@ -41,6 +41,11 @@ POLL = 2.0
 """Seconds between two looks at everything."""
 FOLD = 0.05
 """Seconds for which events are gathered before they are told, so that a storm costs little."""
+MOST_EVENTS = 100
+"""Between two looks. What a storm has beyond them is dropped with its queue, or it would cost what it likes and be
+heard minutes late: the kernel's log has it, too, and the next look sees what it led to."""
+_FIXED = ("uuid", "pci", "name", "vbios", "pcie_generation_max", "pcie_width_max")
+"""What cannot change while this process holds the GPU: it is read until it has been read whole, and then no more."""
 _LINKS = 18
 _RECOVERY = {0: "none", 1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_reset", 7: "reboot"}
 """Values of NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; others are told as their number."""
@@ -74,10 +79,13 @@ def ask(call: Callable[..., Any], *args: Any) -> Any:
         raise GpuError(_ERRORS.get(error.value, f"NVML error {error.value}: {error}")) from error
 
 
-def read(handle: Any, index: int) -> dict[str, Any]:
-    """One GPU, as readings.GpuReading has it. What identifies it is read first: the rest may fail."""
+def read(handle: Any, index: int, fixed: dict[str, Any] | None = None) -> dict[str, Any]:
+    """One GPU, as readings.GpuReading has it. What identifies it is read first, or known (``fixed``): the rest may
+    fail."""
     gpu: dict[str, Any] = {"index": index}
     try:
+        for field in _identity(handle) if fixed is None else (fixed,):
+            gpu.update(field)
         for field in _fields(handle):
             gpu.update(field)
     except GpuError as error:
@@ -85,12 +93,22 @@ def read(handle: Any, index: int) -> dict[str, Any]:
     return gpu
 
 
-def _fields(handle: Any) -> Iterator[dict[str, Any]]:
+def _identity(handle: Any) -> Iterator[dict[str, Any]]:
+    """The fields of ``_FIXED``."""
     yield {"uuid": ask(pynvml.nvmlDeviceGetUUID, handle)}
     pci = ask(pynvml.nvmlDeviceGetPciInfo, handle)
     if pci is not None:
         yield {"pci": f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}"}
     yield {"name": ask(pynvml.nvmlDeviceGetName, handle)}
+    yield {"vbios": ask(pynvml.nvmlDeviceGetVbiosVersion, handle) or ""}
+    yield {
+        "pcie_generation_max": ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        "pcie_width_max": ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+    }
+
+
+def _fields(handle: Any) -> Iterator[dict[str, Any]]:
+    """All others."""
     yield {"recovery": _recovery(handle)}
     mode = ask(pynvml.nvmlDeviceGetEccMode, handle)
     if mode is not None:
@@ -110,9 +128,7 @@ def _fields(handle: Any) -> Iterator[dict[str, Any]]:
     yield {"slowdown": _slowdown(handle)}
     yield {
         "pcie_generation": ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-        "pcie_generation_max": ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
         "pcie_width": ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-        "pcie_width_max": ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         "pcie_replays": ask(pynvml.nvmlDeviceGetPcieReplayCounter, handle),
     }
     states = [ask(pynvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(_LINKS)]
@@ -126,7 +142,6 @@ def _fields(handle: Any) -> Iterator[dict[str, Any]]:
     if processes is not None:
         yield {"processes": [[p.pid, p.usedGpuMemory or 0] for p in processes]}
         yield {"owners": [[p.pid, _owner(p.pid)] for p in processes[:_MOST_OWNERS]]}
-    yield {"vbios": ask(pynvml.nvmlDeviceGetVbiosVersion, handle) or ""}
 
 
 _owners: dict[int, str] = {}
@@ -186,20 +201,29 @@ class Gpus:
         pynvml.nvmlInit()
         self.driver = str(pynvml.nvmlSystemGetDriverVersion())
         self._known: dict[int, dict[str, Any]] = {}
+        """What identifies each, as far as it was ever read."""
+        self._whole: set[int] = set()
+        """Those of which that is all."""
         self._set = pynvml.nvmlEventSetCreate()
         self._registered: set[int] = set()
+        self.heard = 0
+        """Events since it was set to 0."""
 
     def look(self) -> list[dict[str, Any]]:
         """Every GPU; one that cannot be read any more keeps the identity it had."""
         found = []
         for index in range(pynvml.nvmlDeviceGetCount()):
+            known = self._known.setdefault(index, {})
             try:
                 handle = ask(pynvml.nvmlDeviceGetHandleByIndex, index)
-                gpu = {"index": index} if handle is None else read(handle, index)
+                fixed = known if index in self._whole else None
+                gpu = {"index": index} if handle is None else read(handle, index, fixed)
             except GpuError as error:
                 handle, gpu = None, {"index": index, "error": str(error)}
-            known = self._known.setdefault(index, {})
-            known.update({k: gpu[k] for k in ("uuid", "pci", "name") if gpu.get(k)})
+            if handle is not None and index not in self._whole:
+                known.update({field: gpu[field] for field in _FIXED if gpu.get(field)})
+                if "error" not in gpu:
+                    self._whole.add(index)
             if known.get("uuid"):
                 found.append(known | gpu | {"driver": self.driver})
             if handle is not None and index not in self._registered:
@@ -214,9 +238,12 @@ class Gpus:
         self._registered.add(index)
 
     def events(self, seconds: float) -> list[list[Any]]:
-        """Wait for an Xid for at most so long; those of the next moment are folded in."""
+        """Wait for an Xid for at most so long; those of the next moment are folded in. Beyond ``MOST_EVENTS`` it
+        hears no more."""
         until = time.monotonic() + seconds
         folded: dict[tuple[str, int], list[Any]] = {}
+        if self.heard >= MOST_EVENTS:
+            time.sleep(seconds)
         while (left := until - time.monotonic()) > 0:
             try:
                 event = pynvml.nvmlEventSetWait_v2(self._set, min(_WAIT, max(1, int(left * 1000))))
@@ -227,9 +254,19 @@ class Gpus:
             uuid = self._name(event.device)
             one = folded.setdefault((uuid, event.eventData), [uuid, event.eventData, 0.0, 0])
             one[2], one[3] = time.time(), one[3] + 1
+            self.heard += 1
+            if self.heard == MOST_EVENTS:
+                self._drop()
+                break
             if len(folded) == 1 and one[3] == 1:
                 until = min(until, time.monotonic() + FOLD)
         return list(folded.values())
+
+    def _drop(self) -> None:
+        """What waits to be heard. The next look registers anew."""
+        pynvml.nvmlEventSetFree(self._set)
+        self._set = pynvml.nvmlEventSetCreate()
+        self._registered.clear()
 
     def _name(self, handle: Any) -> str:
         """UUID of an event's device; of a lost one, by asking which of the known it may be: none but it is lost."""
@@ -287,6 +324,7 @@ def main() -> None:
     while True:
         again = repetitions.take()
         tell({"gpus": gpus.look()} | ({"xids": again} if again else {}))
+        gpus.heard = 0
         until = time.monotonic() + poll
         while (left := until - time.monotonic()) > 0:
             if fresh := repetitions.news(gpus.events(left)):

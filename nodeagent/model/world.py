@@ -7,6 +7,7 @@ lists, because the store's Lua cannot tell an empty list from an empty map.
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import attrgetter
 from typing import Literal
 
 from pydantic import Field
@@ -169,7 +170,10 @@ class Head(Record):
 
     def ordered(self) -> tuple[Member, ...]:
         """Members by group rank."""
-        return tuple(sorted(self.members.values(), key=lambda m: m.group_rank))
+        return tuple(sorted(self.members.values(), key=_group_rank))
+
+
+_group_rank = attrgetter("group_rank")
 
 
 @lru_cache(maxsize=1024)

@@ -95,6 +95,12 @@ def judge_agent(agent: Standing) -> tuple[Finding, ...]:
     return tuple(found)
 
 
+def judge_recovery(waits: str) -> tuple[Placed, ...]:
+    """Of a store that has lost writes. ``waits``: for whom it waits, empty if for nobody."""
+    fix = "start the agents of those nodes, if you can: what runs goes on, all else waits for them"
+    return (("store", _warning(waits, fix)),) if waits else ()
+
+
 def judge_cluster(
     cluster: Cluster, states: Mapping[str, tuple[str, str]], why: Mapping[str, tuple[str, ...]]
 ) -> tuple[Placed, ...]:

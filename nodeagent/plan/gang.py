@@ -6,6 +6,7 @@ Every agent computes the same decision; ``turn.py`` says who takes it first; the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from nodeagent.model.job import TERMINAL, JobRecord, Outcome
 from nodeagent.model.world import Cause, Head
@@ -14,7 +15,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import sick_members
 from nodeagent.plan.keepers import silence
 from nodeagent.plan.membership import gone_nodes, holding_nodes, natural, strays
-from nodeagent.plan.running import after_fault, decide_running
+from nodeagent.plan.running import after_fault, decide_running, still
 from nodeagent.plan.scale import settle_scale
 from nodeagent.plan.steps import Activate, Decision, End, Remove, propose_or_hold
 from nodeagent.plan.waiting import decide_waiting
@@ -26,9 +27,12 @@ def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         return _ended(cluster, job)
     refusal = cluster.refused.get(job.uid)
     if refusal is not None and not (refusal.controlled and job.control.desired == "stop"):
-        return Decision(None, (refusal.text,))
+        return Decision(None, (refusal.text,), steady=True)
     if job.control.desired == "stop":
         return _stop(cluster, job)
+    calm = cluster.once(f"calm:{job.uid}", lambda _before: _calm(cluster, job, wall), job)
+    if calm is not None:
+        return calm
     settled = settle_scale(cluster, job)
     if settled is not None:
         return settled
@@ -45,16 +49,24 @@ def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     return decide_waiting(cluster, job, wall)
 
 
+def _calm(cluster: Cluster, job: JobRecord, wall: float) -> Decision | None:
+    """What is decided of most jobs most of the time: nothing, for as long as the view stays the same."""
+    head = job.head
+    if head is None or head.state != "active" or job.control.desired != "run" or silence(cluster, job):
+        return None
+    return still(cluster, job, head, wall)
+
+
 # --- ended, stopping, pausing -------------------------------------------------------------------
 
 
 def _ended(cluster: Cluster, job: JobRecord) -> Decision:
     still = holding_nodes(cluster, job)
     if still:
-        return Decision(None, (f"its last workers are being stopped on {', '.join(still)}",))
+        return Decision(None, (f"its last workers are being stopped on {', '.join(still)}",), steady=True)
     if job.control.delete:
         return Decision(Remove(), ("it has ended and its deletion was asked for",))
-    return Decision(None)
+    return Decision(None, steady=True)
 
 
 def _stop(cluster: Cluster, job: JobRecord) -> Decision:
@@ -94,14 +106,10 @@ def _forming(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decis
     sick, _ = sick_members(cluster, head)
     if sick:  # nothing runs yet: the placement avoids what is sick, on the same nodes where that will do
         return _form_again(cluster, job, head, (), {}, "; ".join(one.text for one in sick))
-    silent = [m.node for m in head.ordered() if m.node not in head.acks]
-    ready = {n: cluster.nodes[n].readiness.get(job.uid) for n in silent}
-    unfit = {n: f"{n} cannot run it: {r.reason}" for n, r in ready.items() if r is not None and r.state == "unfit"}
-    astray = strays(cluster, job)
-    unfit |= {n: astray[n] for n in silent if n in astray}
-    if unfit:
-        return _form_again(cluster, job, head, (), unfit)
-    stopping = sorted(head.holders, key=natural)
+    lacks = cluster.once(f"lacks:{job.uid}", lambda _before: _lacks(cluster, job, head), job, size=len(head.members))
+    silent, stopping = lacks.silent, lacks.stopping
+    if lacks.unfit:
+        return _form_again(cluster, job, head, (), lacks.unfit)
     kept = job.keepers and not any(n in head.acks and not head.acks[n].lends for n in job.keepers)
     if kept and not silent and not stopping:
         names = ", ".join(sorted(job.keepers, key=natural))
@@ -117,6 +125,27 @@ def _forming(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decis
     if set(stopping) - set(silent):
         why.append(f"waits for {', '.join(n for n in stopping if n not in silent)} to stop older workers")
     return Decision(None, tuple(why), head.deadline)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lacks:
+    """What a forming generation still waits for."""
+
+    silent: tuple[str, ...]
+    """Members that have not acknowledged it, by rank."""
+    stopping: tuple[str, ...]
+    """Nodes that may still run an older one, in natural order."""
+    unfit: Mapping[str, str]
+    """Those of the silent that cannot take part after all: node to why."""
+
+
+def _lacks(cluster: Cluster, job: JobRecord, head: Head) -> _Lacks:
+    silent = tuple(m.node for m in head.ordered() if m.node not in head.acks)
+    ready = {n: cluster.nodes[n].readiness.get(job.uid) for n in silent}
+    unfit = {n: f"{n} cannot run it: {r.reason}" for n, r in ready.items() if r is not None and r.state == "unfit"}
+    astray = strays(cluster, job)
+    unfit |= {n: astray[n] for n in silent if n in astray}
+    return _Lacks(silent, tuple(sorted(head.holders, key=natural)), unfit)
 
 
 def _form_again(

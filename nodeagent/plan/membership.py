@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Role
 from nodeagent.model.node import NodeFacts, NodeRecord
 from nodeagent.model.world import Head, Member
@@ -342,38 +342,6 @@ def _look(cluster: Cluster, head: Head | None, before: _Gang | None) -> _Gang:
     if before is not None and before.survivors == alive:
         alive = before.survivors
     return _Gang(head, now, alive, tuple(sorted(gone, key=natural)), tuple(sorted(holding, key=natural)))
-
-
-def should_prepare(cluster: Cluster, job: JobRecord, node: str) -> bool:
-    """Whether a node keeps a pod ready for a job: members, those who will be needed to reach the target, one spare,
-    and those whose check failed: their verdict is kept and checked again, not forgotten and found anew. Of a paused
-    job those who were members, so that it can go on without importing anew."""
-    if job.phase in TERMINAL or job.control.desired == "stop":
-        return False
-    member = job.head.members.get(node) if job.head is not None else None
-    alive = member is not None and cluster.live(node, member.life)
-    record = cluster.nodes.get(node)
-    if job.control.desired == "pause":
-        return alive and record is not None and record.cordon is None and not bar(record.facts)
-    if alive:
-        return True
-    if record is None or candidate(cluster, job, record).standing == "out":
-        return False  # most nodes of a large cluster run other jobs: they need not look at all the others
-    return node in _to_prepare(cluster, job)
-
-
-def _to_prepare(cluster: Cluster, job: JobRecord) -> frozenset[str]:
-    """Of those that are no members."""
-    everyone, alive, old = candidates(cluster, job), survivors(cluster, job), worn_nodes(cluster)
-
-    def choose(_before: object) -> frozenset[str]:
-        members, leaving = {m.node for m in alive}, job.control.leaving
-        waiting = [c.node for c in everyone if c.standing in ("fit", "pending") and c.node not in members]
-        waiting.sort(key=lambda n: (n in leaving, n in old))
-        missing = max(0, job.control.target - staying(cluster, job))
-        return frozenset(waiting[: missing + 1]).union(c.node for c in everyone if c.standing == "unfit")
-
-    return cluster.notes.once(f"prepare:{job.uid}", (everyone, alive, old, job.control), choose)
 
 
 def _own(job: JobRecord) -> dict[str, tuple[str, ...]]:

@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.world import Ack, Head, PodReport, Token
-from nodeagent.plan.blame import describe, farewell, is_failure, leaves_broken
+from nodeagent.plan.blame import describe, leaves_broken
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.faults import final_report
 from nodeagent.plan.health import claimed
 from nodeagent.plan.keepers import better, chooser, must_let_go
-from nodeagent.plan.membership import natural, should_prepare, staying, strays
+from nodeagent.plan.membership import natural, staying, strays
+from nodeagent.plan.podreport import cut_short, doom, farewell_report, going_on, read_report, says_the_same
+from nodeagent.plan.prepare import should_prepare
 from nodeagent.workers.base import GivenUp, PodStatus
 
 
@@ -41,14 +43,15 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop what runs; ``grace`` None is SIGKILL now. ``promise``: what to promise while it dies, so that disk and
-    rendezvous cost no time of their own; only where nobody is left who could still need the old rendezvous.
-    ``given_up``: have the snapshots in memory written out. ``broken``: not all ranks will leave together."""
+    """Stop what runs; ``grace`` None is SIGKILL now. ``meanwhile``: what to do while it dies, so that it costs no time
+    of its own: promise, with disk and rendezvous (only where nobody is left who could still need the old rendezvous),
+    or tell the store why. ``given_up``: have the snapshots in memory written out. ``broken``: not all ranks will leave
+    together."""
 
     uid: str
     grace: float | None
     why: str
-    promise: Promise | None = None
+    meanwhile: Promise | Report | None = None
     given_up: GivenUp | None = None
     broken: bool = False
 
@@ -111,6 +114,11 @@ class Retire:
 
 
 PodAction = Prepare | Stop | Promise | SendAck | Start | Report | Look | Keep | Retire
+
+
+def asks_the_store(action: PodAction) -> bool:
+    """It, or what is done meanwhile, is no matter of this node alone."""
+    return isinstance(action.meanwhile if isinstance(action, Stop) else action, SendAck | Report | Keep)
 
 
 def plan_pods(
@@ -218,7 +226,7 @@ def _forming(
         astray = node in strays(cluster, job, {node: status.folder})
         if not in_head or head.planned or astray or status.highest == head.token:
             return stop
-        return replace(stop, promise=_promise(job, head, node))
+        return replace(stop, meanwhile=_promise(job, head, node))
     life = head.members[node].life if in_head else head.holders[node].life
     if not in_head:
         return _ack(job, head, node, life, status, "", lends)
@@ -256,33 +264,31 @@ def _active(job: JobRecord, head: Head, node: str, status: PodStatus | None) -> 
             return None  # it had finished before: what its workers did stands
         reason = (status.reason if status is not None else "") or "its shim is gone, and its workers with it"
         return _report(job, head, sent, PodReport(state="lost", reason=reason))
-    if status.generation == head.token:
-        report = read_report(status) or _cut_short(status) or _going_on(sent)
-        return _report(job, head, sent, report) or _look(job, head, node, status)
+    mine = status.generation == head.token
+    doomed = doom(head, node, read_report(status) if mine else None)
+    if mine:
+        report = read_report(status) or (None if doomed else cut_short(status) or going_on(sent))
+        told = _report(job, head, sent, report)
+        if doomed and not status.quiet:
+            return Stop(job.uid, None, doomed, meanwhile=told)
+        return told or _look(job, head, node, status)
     if not status.quiet:
         return _stop(job, head, False, f"generation {head.number} is active")
     if status.highest != head.token:
         reason = "this node has no record of having promised this generation"
         return _report(job, head, sent, PodReport(state="refused", reason=reason))
+    if doomed:
+        return None  # a member has failed already
     return Start(job.uid, head.token, f"generation {head.number} is active")
 
 
 def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodReport | None) -> Report | None:
-    if report is None or (sent is not None and _same(sent, report)):
+    if report is None or (sent is not None and says_the_same(sent, report)):
         return None
     why = report.reason or (describe(report.exits[0]) if report.exits else report.state)
     if report.stall is not None:
         why = f"no progress for {report.stall.limit:g} s" if report.stall.suspects else "others see no progress"
     return Report(job.uid, head.token, report, why)
-
-
-def _same(sent: PodReport, report: PodReport) -> bool:
-    return (sent.state, len(sent.exits), sent.stall) == (report.state, len(report.exits), report.stall)
-
-
-def _going_on(sent: PodReport | None) -> PodReport | None:
-    """What takes back that the pod saw no progress."""
-    return PodReport(state="running") if sent is not None and sent.state == "running" else None
 
 
 def _look(job: JobRecord, head: Head, node: str, status: PodStatus) -> Look | None:
@@ -291,36 +297,6 @@ def _look(job: JobRecord, head: Head, node: str, status: PodStatus) -> Look | No
     others = [n for n, r in head.reports.items() if n != node and r.stall is not None and r.stall.suspects]
     names = ", ".join(sorted(others, key=natural))
     return Look(job.uid, f"no progress is seen on {names}") if others else None
-
-
-def read_report(status: PodStatus) -> PodReport | None:
-    """What a started pod has to say; None while its workers run and get on."""
-    if status.refused:
-        return PodReport(state="refused", reason=status.refused)
-    if status.fenced:
-        return PodReport(state="fenced", exits=status.exits, reason=status.reason)
-    if any(is_failure(e) for e in status.exits):
-        return PodReport(state="failed", exits=status.exits)
-    done = [e for e in status.exits if not e.stopped and e.code == 0]
-    if done and len(done) == len(status.workers):
-        return PodReport(state="succeeded", exits=status.exits)
-    if status.stall is not None and status.phase == "running":
-        return PodReport(state="running", stall=status.stall)
-    return None
-
-
-def _cut_short(status: PodStatus) -> PodReport | None:
-    """Its workers were stopped though their generation is active: by an agent that left, and whose goodbye the store
-    never heard."""
-    if status.phase != "exited":
-        return None
-    return PodReport(state="fenced", exits=status.exits, reason="an agent that left this node stopped its workers")
-
-
-def _farewell(status: PodStatus) -> PodReport | None:
-    """What its workers' planned stop has to say."""
-    text = "; ".join(filter(None, (farewell(status.exits), status.written)))
-    return PodReport(state="left", exits=status.exits, reason=text) if text else None
 
 
 def _stop(job: JobRecord, head: Head | None, planned: bool, why: str) -> Stop:
@@ -371,7 +347,7 @@ def _ack(
     hosted = status is not None and status.rendezvous is not None and bool(address) and status.rendezvous.store_hosted
     last = None
     if status is not None and status.generation is not None and status.generation.number == job.last_number:
-        last = read_report(status) or _farewell(status)
+        last = read_report(status) or farewell_report(status)
     stuck = status is not None and status.phase == "stuck"
     ack = Ack(
         life=life, ended=head.state == "ended", address=address, store_hosted=hosted, stuck=stuck,

@@ -4,6 +4,7 @@ for a mere wish."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from nodeagent.model.job import JobRecord, Outcome, Spend
 from nodeagent.model.timing import millis
@@ -33,14 +34,19 @@ def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) ->
             return Decision(None, (f"{fault.cause.text}; waits a moment: {wait}",))
     if fault is not None:
         return after_fault(cluster, job, fault, gone)
-    still = cluster.once(f"still:{job.uid}", lambda _before: _still(cluster, job, head, wall), job)
-    return still if still is not None else _healthy_gang(cluster, job, head, wall)
+    return _healthy_gang(cluster, job, head, wall)
 
 
-def _still(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision | None:
-    """The decision to do nothing, if it is one that no passing of time changes."""
+def still(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision | None:
+    """The decision to let a gang train, if it is one that no passing of time changes. What a scale that is pending
+    comes to depends on the time."""
+    scale = job.control.scale
+    if scale is not None and scale.state == "pending":
+        return None
+    if faults.all_succeeded(job) or faults.find_fault(cluster, job, wall) is not None:
+        return None
     found = _healthy_gang(cluster, job, head, wall)
-    return found if found.step is None and not found.at and job.control.growing is None else None
+    return replace(found, steady=True) if found.step is None and not found.at else None
 
 
 def _healthy_gang(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:

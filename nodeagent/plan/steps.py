@@ -4,7 +4,7 @@ and its helpers'."""
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.timing import millis
@@ -73,6 +73,8 @@ class Decision:
     why: tuple[str, ...] = ()
     at: int = 0
     """For a wait with a known end: the served time (ms) at which it is worth deciding again; 0 if unknown."""
+    steady: bool = field(default=False, compare=False)
+    """No passing of time changes it: it holds for as long as the view stays the same."""
 
 
 def propose_or_hold(

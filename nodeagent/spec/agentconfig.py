@@ -225,7 +225,7 @@ class SavingConfig(Section):
     regroup: Annotated[
         float, BeforeValidator(units.duration), WithJsonSchema(_DURATION_SCHEMA), Field(ge=1, le=86_400)
     ] = 60.0
-    """How long a store that has lost writes waits for the nodes that were live."""
+    """How long a store that has lost writes, or may have, waits for the nodes that were live."""
 
 
 class AgentConfig(Section):

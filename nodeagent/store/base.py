@@ -10,12 +10,13 @@ Every step first advances the **served clock**, the only clock that leases are j
         if run_id != run or d < 0 or d > gap:  # restart, fail-over, freeze, clock step
             run = run_id; amnesty = served + credit + lease
         served += clamp(d, 0, credit); last = TIME
-    lapsed(n) = left(n) or lost(n) or (lease_end(n) <= served and served >= amnesty)
+    lapsed(n) = left(n) or lost(n) or (lease_end(n) <= served and served >= amnesty, recovery)
 
 A run id that differs (a restart, a fail-over, other data) also opens a **recovery**: its server may have lost writes.
 Until it ends, together with that amnesty, agents may offer what they know (``restore``), and every step that decides
-something of a job (all but join, beat, restore and the reads) is refused (``recovering``). Where an offer shows that
-writes were lost, it lasts until all nodes that were live were heard, within a bound (``Offer``). Each recovery begins
+something of a job (all but join, beat, restore and the reads) is refused (``recovering``). It lasts until half of the
+nodes that were live were heard, and where an offer shows that writes were lost, all of them, within a bound
+(``Offer``). Each recovery begins
 a new **era**, a text that names it; an agent's view of the store is known by its era and its revision. Revisions only
 grow from era to era, so that of two versions of a record the one with the higher revision is always the newer.
 
@@ -94,14 +95,17 @@ class Store(Protocol):
     Methods that return a JobRecord return it as it is after the step (also when the step had been done before).
     """
 
-    async def join(self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
+    async def join(
+        self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing, regroup: int = 0
+    ) -> JoinReply:
         """Take the node's id. Allowed: no record, the same life with start not lower, or another life whose lease has
         lapsed (or that left). Refused: a lost life (``lost``), another life still leased (``lease_held``; the text
         names both addresses), sheltered by an amnesty or in a recovery (``recovering``), the same life with a lower
         start (``not_current``), timing that differs (``timing``; the first agent ever writes it). Effect: record
         (cordon is kept, readiness cleared for a new life), lease = served + lease; event NodeJoined for a new life;
         ``joined`` only changes with the life. Nodes whose lease ended a day of served time ago are forgotten, but for
-        their cordon."""
+        their cordon. ``regroup``, in ms: for how long the store, when it is started anew, waits beyond a lease for half
+        of those that are live then; 0: for nobody."""
         ...
 
     async def beat(self, beat: Beat) -> BeatReply:

@@ -26,6 +26,7 @@ from nodeagent.store import codec, keys
 from nodeagent.store.actedon import ActedOn, always, beat_brings_jobs, never
 from nodeagent.store.arguments import ended_by, expectation, told_facts, told_timing, who
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.decoder import Decoder
 from nodeagent.store.link import Link, Links
 from nodeagent.store.messages import (
     Answer,
@@ -65,12 +66,15 @@ class RedisStore:
         self._prefix = keys.prefix(cluster)
         self._timeout = timeout
         self._replicas = config.replicas_wanted
+        self._decoder = Decoder()
         self._commands = Links(config, COMMAND_LINKS, timeout)
         self._waits = Links(config, WAIT_LINKS, timeout)
 
-    async def join(self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
+    async def join(
+        self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing, regroup: int = 0
+    ) -> JoinReply:
         arguments = who(node, incarnation) | told_facts(facts) | told_timing(timing)
-        arguments["uid"] = uuid.uuid4().hex
+        arguments |= {"regroup": regroup, "uid": uuid.uuid4().hex}
         cluster_uid, served = await self._timed("join", arguments, timing, always)
         return JoinReply(cluster_uid=cluster_uid, served=served)
 
@@ -107,7 +111,7 @@ class RedisStore:
                 elif key.startswith("node:"):
                     nodes.append(codec.decode_node(flat, cordon))
                 else:
-                    jobs.append(codec.decode_job(flat))
+                    jobs.append(self._decoder.job(flat))
             except (ValueError, KeyError) as error:  # one record, and only that one: the others are as good as ever
                 unread.append(Unread(key=key, why=_plain(error)))
         with _strict():
@@ -127,8 +131,9 @@ class RedisStore:
                 recovering=bool(recovering),
                 asked=int(asked),
                 recovers=int(recovery[0]),
-                awaited=tuple(recovery[1].split()),
+                awaited=tuple(recovery[1]),
                 sheltered=tuple(recovery[2]),
+                awaits=recovery[3],
             )
 
     async def leave(self, node: str, incarnation: Incarnation) -> None:
@@ -318,7 +323,7 @@ class RedisStore:
     async def _job(self, name: str, arguments: dict[str, object]) -> JobRecord:
         (flat,) = await self._step(name, arguments, always)
         with _strict():
-            return codec.decode_job(flat)
+            return self._decoder.job(flat)
 
     async def _timed(self, name: str, arguments: dict[str, object], timing: Timing, acted_on: ActedOn = never) -> Any:
         """A step that compares the timing; its refusal says what differs."""

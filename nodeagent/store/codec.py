@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from nodeagent.model.base import Record
 from nodeagent.model.event import Event
@@ -27,6 +28,8 @@ HEAD_TEXT = ("id", "state", "address")
 HEAD_FLAG = ("planned", "store_hosted")
 HEAD_MAPS = {"member": "members", "holder": "holders", "ack": "acks", "report": "reports", "head_keeper": "keepers"}
 JOB_MAPS = {"spend": "budget", "last": "last_reports", "keeper": "keepers"}
+NAMES = 8192
+"""Quoted names that are kept: of fields, nodes and jobs."""
 SCRIPTS_OWN = {"min", "max", "active_number", "active_id"}
 NODE_FIELDS = {
     "id", "life", "start", "lost", "left", "joined", "facts", "readiness", "rev", "seq", "dead", "address", "pid",
@@ -176,7 +179,12 @@ def decode_event(entry: tuple[str, Sequence[str]]) -> Event:
 
 def _object(members: Mapping[str, str]) -> str:
     """A JSON object out of members that are JSON already."""
-    return "{" + ",".join(f"{json.dumps(key)}:{text}" for key, text in members.items()) + "}"
+    return "{" + ",".join(f"{_quoted(key)}:{text}" for key, text in members.items()) + "}"
+
+
+@lru_cache(NAMES)
+def _quoted(key: str) -> str:
+    return json.dumps(key)
 
 
 def _flag(text: str) -> str:

@@ -100,8 +100,10 @@ class MemoryStore:
     def __init__(self, server: MemoryServer) -> None:
         self._server = server
 
-    async def join(self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
-        reply = lease.join(self._server.step(), node, incarnation, facts, timing)
+    async def join(
+        self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing, regroup: int = 0
+    ) -> JoinReply:
+        reply = lease.join(self._server.step(), node, incarnation, facts, timing, regroup)
         self._server.ring()
         return reply
 

@@ -77,7 +77,9 @@ class BeatReply(Record):
     recovers: int = 0
     """Then: served milliseconds until that ends at the latest."""
     awaited: tuple[str, ...] = ()
-    """Then: the nodes that it waits for, since they may know what it has lost."""
+    """Then: the nodes that it waits for, since they may know what it has lost; the first few by name."""
+    awaits: int = 0
+    """Then: how many they are."""
 
 
 class Note(Record):

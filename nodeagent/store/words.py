@@ -10,13 +10,14 @@ NAMED = 5
 """Most nodes that a sentence names."""
 
 
-def waits_for(nodes: Iterable[str], seconds: float) -> str:
-    """Why a store that has lost writes decides nothing yet."""
-    known = sorted(nodes)
-    more = f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
+def waits_for(nodes: Iterable[str], count: int, seconds: float) -> str:
+    """Why a store that has lost writes, or may have, decides nothing yet. ``nodes``: the first few by name, or more, of
+    these ``count``."""
+    named = ", ".join(sorted(nodes)[:NAMED])
+    more = f" and {count - NAMED} more" if count > NAMED else ""
     return (
-        f"the store has lost what was written last, and waits for nodes that may know it: {', '.join(known[:NAMED])}"
-        f"{more}; nothing is decided until they are back, or for another {seconds:.1f} s"
+        f"the store may lack what was written last, and waits for nodes that may know it: {named}{more}; "
+        f"nothing is decided until enough of them are back, or for another {seconds:.1f} s"
     )
 
 

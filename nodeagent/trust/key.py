@@ -29,12 +29,13 @@ class KeyFileError(Exception):
 class ClusterKey:
     """The key in memory. Two nodes with the same file sign alike."""
 
-    __slots__ = ("_key",)
+    __slots__ = ("_derived", "_key")
 
     def __init__(self, key: bytes) -> None:
         if len(key) < KEY_BYTES:
             raise ValueError(f"a cluster key has at least {KEY_BYTES} bytes, this one has {len(key)}")
         self._key = key
+        self._derived: dict[str, bytes] = {}
 
     @classmethod
     def load(cls, path: Path) -> ClusterKey:
@@ -67,8 +68,10 @@ class ClusterKey:
             raise KeyFileError(f"{path} does not hold a cluster key ({error}): {how}") from None
 
     def derive(self, purpose: str) -> bytes:
-        """A key of its own for one purpose."""
-        return hmac.digest(self._key, b"nodeagent/1/" + purpose.encode(), hashlib.sha256)
+        """A key of its own for one purpose; there are a handful."""
+        if purpose not in self._derived:
+            self._derived[purpose] = hmac.digest(self._key, b"nodeagent/1/" + purpose.encode(), hashlib.sha256)
+        return self._derived[purpose]
 
     def sign(self, purpose: str, payload: bytes) -> str:
         """The signature of these bytes, as text."""

@@ -93,9 +93,9 @@ class Bench:
 
     # --- nodes
 
-    async def join(self, node: str, life: str = "", start: int = 1, timing: Timing = FAST) -> None:
+    async def join(self, node: str, life: str = "", start: int = 1, timing: Timing = FAST, regroup: int = 0) -> None:
         incarnation = Incarnation(life=life or f"{node}-a", start=start)
-        await self.store.join(node, incarnation, facts(node), timing)
+        await self.store.join(node, incarnation, facts(node), timing, regroup)
         self.lives[node] = incarnation
 
     async def up(self, *nodes: str) -> None:

@@ -163,7 +163,8 @@ class Twins:
         if self.random.random() < 0.6:
             incarnation = Incarnation(life=f"{node}-{self.random.randint(1, 30)}", start=self.random.randint(1, 3))
         about = facts(node, started=self.random.choice((1.0, 2.5)))
-        return lambda store: store.join(node, incarnation, about, STILL)
+        regroup = self.random.choice((0, 5000))
+        return lambda store: store.join(node, incarnation, about, STILL, regroup)
 
     def beat(self) -> Step:
         node = self.node()

@@ -91,13 +91,15 @@ class Bare(Cluster):
         return super().start(*arguments, to=to)
 
     def _choose_agent(self) -> None:
-        node = min(set(self._agents) - self.frozen)
-        self.environ[ENV] = str(self.home / "local" / "run" / "b" / node / "api.sock")
+        self.environ[ENV] = self.socket(min(set(self._agents) - self.frozen))
+
+    def socket(self, node: str) -> str:
+        """Where its agent's API listens."""
+        return str(self.home / "local" / "run" / "b" / node / "api.sock")
 
     def until_ready(self) -> None:
         """Until every agent has joined and sees all the others."""
-        sockets = [self.home / "local" / "run" / "b" / node / "api.sock" for node in self._agents]
-        self.until(lambda: all(path.exists() for path in sockets), 90, "every agent listens")
+        self.until(lambda: all(Path(self.socket(n)).exists() for n in self._agents), 90, "every agent listens")
         self.until(lambda: self.nodes() == dict.fromkeys(self._agents, "ready"), 60, "every node is ready")
 
     def at_rest(self) -> None:

@@ -8,6 +8,9 @@ from functools import partial
 
 import pytest
 
+from nodeagent.ctl.client import Client
+from nodeagent.ctl.errors import CtlError
+from nodeagent.ctl.submit import read_job, send
 from tests.e2e.bare import NO_LOSS, Bare, bare, stepper_job
 from tests.e2e.conftest import FAILED
 from tests.e2e.netns import Net, both, why_not
@@ -103,17 +106,18 @@ def test_the_primary_alone(calm: Bare, net: Net, servers: Watched) -> None:
 
 def test_the_primary_and_one_member(calm: Bare, net: Net, servers: Watched) -> None:
     members, before = trains(calm, "parted")
+    calm.until(lambda: any(p["phase"] == "ready" for p in calm.job("parted")["spares"]), 30, "a spare is ready")
     old, lost = servers.primary(), members[0]
     far = {STORES[servers.servers.index(old)], lost}
     near = {*STORES, *NODES} - far
     life = calm.node(lost)["incarnation"]["life"]
+    # Sent as the tool does, without waiting for a process to start: cut off, the old primary writes for two seconds.
+    (calm.work / "unheard.yaml").write_text(stepper_job(calm.work, "unheard", "1"))
+    unheard, agent = read_job(str(calm.work / "unheard.yaml")), Client([calm.socket(lost)])
     with net.cut(both(far, near)):
-        calm.frozen.update({*NODES} - {lost})
-        unheard = calm.submit(stepper_job(calm.work, "unheard", "1"), check=None)
-        assert unheard.returncode != 0, "no replica has it, so it is not acknowledged"
-        assert "it is not known whether the change was written" in unheard.stderr
-        assert "(--request-id " in unheard.stderr, "the agent's words, and the id that the tool adds to them"
-        calm.frozen.clear()
+        with pytest.raises(CtlError, match="it is not known whether the change was written") as refusal:
+            send(agent, unheard)  # no replica has it, so it is not acknowledged
+        assert "(--request-id " in refusal.value.next_step, "the id that the tool adds to the agent's words"
         calm.frozen.add(lost)
         until_promoted(calm, servers, old)
         calm.until(lambda: not is_alive(before[0]), 20, "the fence has stopped the member on the far side")

@@ -8,12 +8,12 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
 from nodeagent.local import power
 from tests.e2e.support import Cluster, check_complete, check_steps, digits_job, is_alive, read_steps
+from tests.processes import command_line
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
 
@@ -105,7 +105,7 @@ def go_on(pids: Iterable[int]) -> None:
 
 def is_guard(pid: int) -> bool:
     """A shim or its watchdog, which is a fork of it."""
-    return b"nodeagent.workers.shim" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return "nodeagent.workers.shim" in command_line(pid)
 
 
 def test_a_whole_node_frozen_and_thawed(calm: Cluster, reference: dict[int, float]) -> None:
@@ -140,8 +140,9 @@ def test_a_whole_node_frozen_and_thawed(calm: Cluster, reference: dict[int, floa
         go_on(pids)
         calm.frozen.discard(node)
     calm.until(lambda: calm.node(node)["incarnation"]["life"] != life, 30, "it comes back with a new life")
+    # It is the only node that is left for this job; of the other, one of the two that did not freeze is the spare.
+    calm.until(lambda: node in [p["node"] for p in calm.job("froze")["spares"]], 30, "it is a spare")
     for name in ("froze", "alone"):
-        calm.until(lambda n=name: node in [p["node"] for p in calm.job(n)["spares"]], 30, "it is a spare")  # type: ignore[misc]
         calm.until_steps(name, 5)
         job = calm.job(name)
         assert (job["cause"]["kind"], job["restarts"], job["budget"]["used"]) == ("node_lost", 1, 0)

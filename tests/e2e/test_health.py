@@ -23,6 +23,7 @@ import pytest
 from tests.e2e.bare import STEPPER
 from tests.e2e.driver import Driver
 from tests.e2e.support import Cluster, home, read_steps
+from tests.processes import command_line
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(240)]
 
@@ -258,4 +259,4 @@ def beats(cluster: Cluster, node: str) -> Counter[str]:
 def probes(agent: int) -> list[int]:
     """The agent's processes that ask the driver."""
     children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
-    return [int(pid) for pid in children if b"probe_nvml" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [int(pid) for pid in children if any("probe_nvml" in word for word in command_line(int(pid)))]

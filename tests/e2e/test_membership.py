@@ -103,6 +103,7 @@ def test_scale_up_and_down_while_training(calm: Cluster, reference: dict[int, fl
     check_complete(rows, 100)
 
 
+@pytest.mark.endurance  # with the helper, test_graceful.py does the same
 def test_pause_resume_and_restart_keep_the_steps(calm: Cluster, reference: dict[int, float]) -> None:
     calm.submit(digits_job(calm.work, "paused", nodes="2", steps=80, workers=1))
     calm.until_running("paused", 2)

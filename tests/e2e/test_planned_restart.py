@@ -81,14 +81,8 @@ def killed(calm: Cluster) -> None:
     os.kill(redis_pid(calm), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    "empty",
-    [
-        killed_without_its_data,  # the others lose less, and take as long
-        pytest.param(killed, marks=pytest.mark.endurance),
-        pytest.param(flushed, marks=pytest.mark.endurance),
-    ],
-)
+@pytest.mark.endurance  # in the next but one test all agents are away, and Redis comes back empty
+@pytest.mark.parametrize("empty", [killed_without_its_data, killed, flushed])
 def test_redis_fails_meanwhile(calm: Cluster, reference: dict[int, float], empty: Callable[[Cluster], None]) -> None:
     """All agents are away: nobody but the stand-ins could give the store back what it lost."""
     name = f"planned-{empty.__name__.replace('_', '-')}"

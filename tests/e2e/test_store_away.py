@@ -91,6 +91,8 @@ def change_password(admin: redis.Redis) -> None:
     admin.client_kill_filter(_type="normal", skipme=True)
 
 
+LONG = pytest.mark.endurance
+"""A primary that has become a replica is ``test_failover.py``'s, too."""
 FAULTS: dict[str, tuple[Callable[[redis.Redis], object], Callable[[redis.Redis], object], type[redis.RedisError]]] = {
     "full": (
         lambda r: r.config_set("maxmemory", 1),
@@ -116,7 +118,7 @@ FAULTS: dict[str, tuple[Callable[[redis.Redis], object], Callable[[redis.Redis],
 """What is done to Redis, what mends it, and what it says meanwhile to who writes."""
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [*(f for f in FAULTS if f != "replica"), pytest.param("replica", marks=LONG)])
 def test_redis_answers_but_serves_nobody(calm: Cluster, reference: dict[int, float], fault: str) -> None:
     harm, mend, refusal = FAULTS[fault]
     calm.submit(digits_job(calm.work, fault, nodes="{min: 1, max: 3, target: 2}", steps=600, delay=0.1, workers=1))

@@ -80,8 +80,8 @@ class Page:
         """Until the expression is true."""
         end = time.monotonic() + limit
         while not await self.value(script):
-            text = await self.value("document.body.innerText")
-            assert time.monotonic() < end, f"not within {limit:g} s: {what}\n{text}"
+            if time.monotonic() >= end:
+                raise AssertionError(f"not within {limit:g} s: {what}\n{await self.value('document.body?.innerText')}")
             await asyncio.sleep(0.05)
 
     async def text(self, selector: str = "body") -> str:

@@ -15,6 +15,7 @@ from nodeagent.ctl.client import Client
 from nodeagent.ctl.main import cli
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.server import PrivateRedis
+from nodeagent.store.words import waits_for
 from tests.unit.api.fakes import BOOT, LiveAgent, live_agent, spec
 
 pytestmark = pytest.mark.redis
@@ -63,6 +64,18 @@ def test_what_is_wrong_with_nodes_and_jobs(agent: LiveAgent) -> None:
     assert "error    job/digits" in result.stdout
     assert "fix: nodeagentctl describe digits" in result.stdout
     assert "node n1 was asked" in result.stderr
+
+
+def test_whom_a_store_that_has_lost_writes_waits_for(agent: LiveAgent) -> None:
+    agent.view.store_waits = waits_for(("n2", "n3"), 2, 42.0)
+    told = ctl(agent, "doctor")
+    assert told.exit_code == 0, "it ends by itself, and what runs goes on"
+    lines = told.stdout.splitlines()
+    (at,) = [
+        i for i, line in enumerate(lines) if "waits for nodes that may know it: n2, n3; nothing is decided" in line
+    ]
+    assert lines[at].split()[:2] == ["warning", "store"]
+    assert "fix: start the agents of those nodes" in lines[at + 1]
 
 
 def test_the_exit_code_and_the_formats(agent: LiveAgent) -> None:

@@ -70,14 +70,18 @@ class Machine:
         return found
 
 
+MOST_EVENTS = 100
+"""probe_nvml's, which cannot be imported without a driver's library."""
+
+
 @asynccontextmanager
 async def probing(
-    tmp_path: Path, library: Path, *lines: str, deadline: float = 20.0
+    tmp_path: Path, library: Path, *lines: str, deadline: float = 20.0, pace: float = 0.1
 ) -> AsyncIterator[tuple[Machine, Probe]]:
     machine = Machine(tmp_path / "state")
     machine.set(*lines)
     environ = {**os.environ, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(machine.state), "PYTHONPATH": str(ROOT)}
-    command = (sys.executable, "-m", "nodeagent.health.probe_nvml", "0.1")
+    command = (sys.executable, "-m", "nodeagent.health.probe_nvml", str(pace))
     probe = Probe("nvml", lambda: command, environ, 0.1, machine.heard, machine.came.set, deadline, 0.1)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(probe.run())
@@ -164,6 +168,22 @@ async def test_events_come_at_once_and_folded(tmp_path: Path, driver: Path) -> N
             for uuid, code, _, count in (await machine.until(lambda told: "xids" in told))["xids"]:
                 seen[uuid, code] = seen.get((uuid, code), 0) + count
     assert seen == {(names[1], 45): 38, (names[0], 79): 1}, "what was before it is not told again"
+
+
+async def test_a_storm_of_events_is_cut_off_and_the_next_look_hears_again(tmp_path: Path, driver: Path) -> None:
+    """Or it would cost what it likes, and what is true now would be heard when the last of it is."""
+    async with probing(tmp_path, driver, "gpus 2", pace=1.0) as (machine, _):
+        await machine.gpus()
+        storm = [f"xid {n} 1 45" for n in range(1, MOST_EVENTS + 20)]
+        machine.set("gpus 2", *storm)
+        told = await machine.until(lambda told: "xids" in told)
+        assert [(code, count) for _, code, _, count in told["xids"]] == [(45, MOST_EVENTS)]
+        told = await machine.until(lambda told: True)
+        assert "gpus" in told
+        assert "xids" not in told, "the rest is gone"
+        machine.set("gpus 2", *storm, "xid 900 0 79")
+        told = await machine.until(lambda told: "xids" in told)
+        assert [(code, count) for _, code, _, count in told["xids"]] == [(79, 1)]
 
 
 async def test_an_xid_that_repeats_is_told_with_the_next_look(tmp_path: Path, driver: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
+from nodeagent.store.words import waits_for
 from tests.integration.browser_support import CHROMIUM, WHY_NOT, Page, browser
 from tests.integration.page_scenes import MARKUP, busy
 from tests.integration.remote_support import TOKENS, https, write_tokens
@@ -135,7 +136,7 @@ async def test_an_agent_that_is_gone_and_comes_back(page: Page, tmp_path: Path) 
         assert await page.text("#notices") == ""
 
 
-async def test_a_store_that_is_away_and_a_cluster_without_jobs(page: Page, tmp_path: Path) -> None:
+async def test_a_store_that_waits_or_is_away_and_a_cluster_without_jobs(page: Page, tmp_path: Path) -> None:
     view = FakeView(tmp_path)
     await view.join()
     async with ApiServer(view, Metrics()) as server:
@@ -143,6 +144,12 @@ async def test_a_store_that_is_away_and_a_cluster_without_jobs(page: Page, tmp_p
         await page.until(SHOWN, "the cluster is shown")
         assert "No job has been submitted yet" in await page.text("main")
         assert not await page.value("document.getElementById('timeline').checkVisibility()")
+        view.store_waits = waits_for(("n2", "n3"), 2, 42.0)
+        await page.until("document.getElementById('notices').innerText.includes('may know it: n2, n3;')", "for whom")
+        assert "Start the agents of those nodes" in await page.text("#notices")
+        assert "Store waits" in " ".join((await page.text("#summary")).split())
+        assert not await page.value("document.getElementById('shown').classList.contains('old')"), "it is as it is now"
+        assert await page.value(DIM) == []
         view.away_since = time.time() - 65
         view.store.away = True
         await page.until("document.getElementById('notices').innerText.includes('The store has not answered')", "so")

@@ -34,15 +34,15 @@ from tests.sim.invariants import Broken, Checker
 from tests.sim.machine import SimMachine
 from tests.sim.network import Gate, Link, LinkedStore, PeerNet, SimPeers
 from tests.sim.parts import SimLedger, WatchedServer, in_memory, sim_spec
-from tests.sim.sharing import Shared, SharedSnapshot
+from tests.sim.sharing import Shared, SharedSeal, SharedSnapshot, SharedWriting
 from tests.sim.virtual import SimClock
 
 TIMING = Timing(cooldown=8.0)
 KEY = ClusterKey(bytes(32))
-
-
 SEAL = Seal(KEY, "default")
-
+RECOVERED = 180
+"""Seconds of virtual time in which a store recovers that is disturbed anew for a minute, by faults of 45 s at most:
+once they are over it waits for a lease and ``saving.regroup`` (60 s)."""
 
 if TYPE_CHECKING:
     from tests.sim.repairs import Repairs
@@ -97,11 +97,13 @@ class Node:
             facts = facts.model_copy(update={"health": health, "mending": mending})
         self._host = SimHost(self.machine, self.gate)
         self._peers = SimPeers(self.name, self.cluster.net, self.gate)
-        store = LinkedStore(self.cluster.server, self.link, self.gate).as_store()
+        store, shared = LinkedStore(self.cluster.server, self.link, self.gate).as_store(), self.cluster.shared
+        config = AgentConfig(timing=TIMING)
         self.agent = Agent(
-            AgentConfig(timing=TIMING), self.name, facts, key=KEY, ledger=self.ledger, disk=self.disk, store=store,
+            config, self.name, facts, key=KEY, ledger=self.ledger, disk=self.disk, store=store,
             host=self._host, clock=self.clock, identity=self._identity, incarnation=self._identity.take(),
-            metrics=Metrics(), peers=self._peers, snapshot=SharedSnapshot(TIMING, self.cluster.shared),
+            metrics=Metrics(), peers=self._peers, snapshot=SharedSnapshot(TIMING, shared),
+            seal=SharedSeal(KEY, config.cluster, shared), writing=SharedWriting(KEY, config.cluster, shared),
             random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
         )  # fmt: skip
         self._task = self.cluster.tasks.create_task(self.agent.run(asyncio.Event()), name=f"agent {self.name}")
@@ -181,6 +183,11 @@ class Node:
     def freeze_agent(self) -> None:
         self.gate.close()
 
+    def has_read(self, uid: str, number: int) -> bool:
+        """Its agent is there, and knows of this generation of the job, or of a later one."""
+        job = self.agent.cluster().jobs.get(uid) if self.agent is not None and not self.gate.closed else None
+        return job is not None and job.head is not None and job.head.number >= number
+
     def freeze_machine(self) -> None:
         self.gate.close()
         self.machine.freeze()
@@ -237,12 +244,20 @@ class SimCluster:
                 self.checker.forgotten |= missing
             await asyncio.sleep(0.01)
 
-    async def roll_back_store(self, seconds: float) -> None:
-        """The store as it is now is put back so many seconds later."""
+    async def roll_back_store(self, seconds: float) -> dict[str, int]:
+        """The store as it is now is put back so many seconds later; the numbers of the generations that it had then, by
+        uid."""
         kept = copy.deepcopy(self.server.state)
         await asyncio.sleep(seconds)
         self.checker.store_loses()
+        numbers = {uid: job.head.number for uid, job in self.server.state.jobs.items() if job.head is not None}
         self.server.put_back(kept)
+        return numbers
+
+    def settled(self) -> bool:
+        """The store has recovered from its last start."""
+        state = self.server.state
+        return state.run == self.server.run_id and not state.recovering
 
     def peers_lost(self, uid: str, token: Token, name: str) -> None:
         for node in self.nodes.values():
@@ -278,7 +293,7 @@ class SimCluster:
             except StoreRefusedError as refusal:
                 if refusal.code != "recovering":
                     raise
-                await self.until(lambda: not self.server.state.recovering, 90, "the store has recovered")
+                await self.until(lambda: not self.server.state.recovering, RECOVERED, "the store has recovered")
             else:
                 return
         raise AssertionError("the store recovered again and again")

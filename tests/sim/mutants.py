@@ -305,6 +305,17 @@ def the_first_to_be_heard_is_enough(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lease, "hear", hear)
 
 
+def those_who_come_are_enough(patch: pytest.MonkeyPatch) -> None:
+    """A store that was started anew, and of which nobody who comes knows that it has lost writes, waits for nobody."""
+    real = State._doubt
+
+    def doubt(s: State) -> None:
+        real(s)
+        s.awaited, s.recover = frozenset(), s.least
+
+    patch.setattr(State, "_doubt", doubt)
+
+
 MUTANTS = (
     Mutant(holders_forgotten, provocations.falls_silent_and_scales),
     Mutant(ack_before_stopping, provocations.falls_silent_and_scales),
@@ -335,6 +346,7 @@ MUTANTS = (
     Mutant(the_first_view_wins, saved.off_while_it_ended),
     Mutant(the_first_view_wins, provocations.an_old_view_comes_first),
     Mutant(the_first_to_be_heard_is_enough, provocations.an_old_view_comes_first),
+    Mutant(those_who_come_are_enough, provocations.the_store_goes_back_and_one_alone_comes),
 )
 
 

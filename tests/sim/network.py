@@ -133,6 +133,7 @@ class LinkedStore:
                 return await self._wait(*args, **kwargs)
             return await self._call(real, args, kwargs)
 
+        setattr(self, name, call)  # found by itself the next time
         return call
 
     async def _wait(self, after: str, timeout: float) -> str:

@@ -233,3 +233,28 @@ async def an_old_view_comes_first(cluster: SimCluster) -> None:
     await emptying
     await asyncio.sleep(10)
     assert (cluster.job("j").head, pids(cluster)) == (moved, was), cluster.describe()
+
+
+async def the_store_goes_back_and_one_alone_comes(cluster: SimCluster) -> None:
+    """The job moves while one that was no part of it is cut off; then the store loses these writes (a fail-over, say),
+    and only that one reaches it, which misses nothing: the others run on, on the time that they lend each other."""
+    await started(cluster, 1, 1)
+    old = cluster.job("j").head
+    assert old is not None
+    first = next(iter(old.members))
+    alone = next(name for name in cluster.nodes if name != first)
+    others = [name for name in cluster.nodes if name not in (first, alone)]
+    cut(cluster, [alone])
+    await cluster.nodes[first].power_cut()
+    await asyncio.sleep(cluster.rng.uniform(0.0, 2.0))
+    going_back = asyncio.ensure_future(cluster.roll_back_store(15))
+    await cluster.until(lambda: cluster.job("j").head != old and cluster.whole("j"), 10, "moved")
+    await asyncio.sleep(4)
+    moved, was = cluster.job("j").head, pids(cluster)
+    cut(cluster, others)
+    await going_back
+    cut(cluster, [alone], False)
+    await asyncio.sleep(cluster.rng.uniform(15, 40))
+    cut(cluster, others, False)
+    await asyncio.sleep(10)
+    assert (cluster.job("j").head, pids(cluster)) == (moved, was), cluster.describe()

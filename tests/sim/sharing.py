@@ -1,8 +1,9 @@
 """What all agents of a simulation would each work out for themselves from the very same records, worked out once.
 
 Owns the views that agents share, as long as the records in them are the very same objects, and what ``plan/`` made of
-them: pure functions of the view, as ``plan/notes.py`` demands, so it makes no difference who asked first. Must never
-give an agent a record that it has not read itself.
+them: pure functions of the view, as ``plan/notes.py`` demands, so it makes no difference who asked first. Likewise
+whether the signatures of a record are good, and its line on the disk: of the very same frozen record, under the same
+key. Must never give an agent a record that it has not read itself.
 """
 
 from __future__ import annotations
@@ -10,19 +11,26 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from operator import is_
-from typing import TypeVar, cast
+from typing import Generic, TypeVar, cast
 
+from nodeagent.agent.kept import Writing
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.model.base import Record
 from nodeagent.model.job import JobRecord
+from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.notes import Notes
 from nodeagent.store.messages import BeatReply
+from nodeagent.trust.key import ClusterKey
+from nodeagent.trust.seal import Seal
 
 T = TypeVar("T")
 R = TypeVar("R")
 VIEWS = 64
 """Mappings kept of each kind: agents that were cut off, or are about to hear of something, have older ones."""
+RECORDS = 2048
+"""Records of which it is kept what was made of them."""
 SLOTS = 4
 """Results kept of each thing, for the same reason."""
 
@@ -47,11 +55,29 @@ class SharedNotes(Notes):
         return new
 
 
+class OfRecords(Generic[R]):
+    """What was made of each of the records that were asked for last."""
+
+    def __init__(self) -> None:
+        self._made: OrderedDict[int, tuple[Record, R]] = OrderedDict()
+
+    def once(self, record: Record, work: Callable[[], R]) -> R:
+        kept = self._made.get(id(record))  # which is nobody else's as long as it is kept
+        if kept is not None:
+            return kept[1]
+        made = work()
+        self._made[id(record)] = record, made
+        if len(self._made) > RECORDS:
+            self._made.popitem(last=False)
+        return made
+
+
 class Shared:
     """Of one simulation."""
 
     def __init__(self) -> None:
         self.notes = SharedNotes()
+        self.gangs, self.lines = OfRecords[bool](), OfRecords[bytes]()
         self._known: OrderedDict[int, object] = OrderedDict()
 
     def mapping(self, own: Mapping[str, R]) -> Mapping[str, R]:
@@ -75,6 +101,28 @@ class Shared:
         self._known.move_to_end(key)
         while len(self._known) > 3 * VIEWS:
             self._known.popitem(last=False)
+
+
+class SharedSeal(Seal):
+    """The signatures of a gang are as many as its members."""
+
+    def __init__(self, key: ClusterKey, cluster: str, shared: Shared) -> None:
+        super().__init__(key, cluster)
+        self._gangs = shared.gangs
+
+    def gang(self, job: JobRecord) -> bool:
+        return self._gangs.once(job, lambda: super(SharedSeal, self).gang(job))
+
+
+class SharedWriting(Writing):
+    """An agent's own choice of lines, each made once."""
+
+    def __init__(self, key: ClusterKey, cluster: str, shared: Shared) -> None:
+        super().__init__(key, cluster)
+        self._made = shared.lines
+
+    def _record(self, kind: str, record: NodeRecord | JobRecord) -> bytes:
+        return self._made.once(record, lambda: super(SharedWriting, self)._record(kind, record))
 
 
 class SharedSnapshot(Snapshot):

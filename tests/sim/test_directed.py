@@ -137,6 +137,31 @@ def test_node_lost_is_replaced_by_the_spare_and_costs_nothing() -> None:
     simulate(4, scenario)
 
 
+def test_a_warm_spare_keeps_its_place_when_a_node_joins() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 1, 1, 1)
+        await running(c, 1)
+        head = c.job("j").head
+        assert head is not None
+        (member,) = head.members
+        (spare,) = set(c.nodes) - {member}
+        pods = c.nodes[spare].machine.pods
+        await c.until(lambda: "uid-j" in pods and pods["uid-j"].status().phase == "ready", 10, "a spare is ready")
+        pod = pods["uid-j"]
+        c.add("n0").start_agent()  # the first of all by its name
+        await c.until(lambda: "n0" in c.server.state.nodes, 5, "it joins")
+        await asyncio.sleep(5)
+        assert pods.get("uid-j") is pod, "it was not thrown away"
+        assert "uid-j" not in c.nodes["n0"].machine.pods, "one spare is enough"
+        await c.nodes[member].power_cut()
+        await running(c, 1)
+        head = c.job("j").head
+        assert head is not None
+        assert set(head.members) == {spare}
+
+    simulate(2, scenario)
+
+
 def test_agent_restart_disturbs_nothing() -> None:
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 2, 2, 2)

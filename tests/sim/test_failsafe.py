@@ -80,6 +80,30 @@ def test_a_cluster_of_one_node_bridges_it_too_and_hands_over_once_it_has_company
     simulate(1, scenario)
 
 
+def test_a_store_that_goes_away_again_while_agents_give_it_back_what_it_lost_disturbs_nobody() -> None:
+    """Some have told it what they know and have yet to join again."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        before = pids(c)
+        emptying = asyncio.ensure_future(c.empty_store())
+
+        def joined() -> list[bool]:
+            return [n.agent is not None and n.agent.health().joined for n in c.nodes.values()]
+
+        await c.until(lambda: not all(joined()), 3, "some have told it what it lost")
+        cut(c, c.nodes)
+        await asyncio.sleep(30)
+        assert not all(joined()), "it went away before they could"
+        assert pids(c) == before
+        cut(c, c.nodes, False)
+        await emptying
+        await asyncio.sleep(15)
+        assert (pids(c), joined()) == (before, [True] * len(c.nodes))
+
+    simulate(4, scenario)
+
+
 def test_one_node_cut_off_from_the_store_alone_is_stopped_and_replaced() -> None:
     async def scenario(c: SimCluster) -> None:
         await started(c, 2, 3)

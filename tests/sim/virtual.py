@@ -3,36 +3,64 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from heapq import heappop, heappush
+from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
-
-
-class _Selector(selectors.SelectSelector):
-    """Never blocks: waiting is moving the loop's clock."""
-
-    loop: VirtualLoop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            raise RuntimeError("every task waits for something that can never happen")
-        self.loop.virtual_now += max(0.0, timeout)
-        return []
+Ts = TypeVarTuple("Ts")
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time starts at 1000 s and moves only when every task waits."""
+    """Time starts at 1000 s and moves only when every task waits. Timers of the same moment run in the order in which
+    they were set. It asks no selector and keeps its own timers: a schedule sets millions of them."""
+
+    _ready: deque[asyncio.Handle]
+    _stopping: bool
+    _clock_resolution: float
 
     def __init__(self) -> None:
-        selector = _Selector()
         self.virtual_now = 1000.0
-        super().__init__(selector)
-        selector.loop = self
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._set = 0
+        super().__init__()
 
     def time(self) -> float:
         return self.virtual_now
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._set += 1
+        heappush(self._timers, (when, self._set, handle))
+        return handle
+
+    def _run_once(self) -> None:
+        """All that is due now; if that is nothing, what is due next."""
+        ready, timers = self._ready, self._timers
+        while timers and timers[0][2].cancelled():
+            heappop(timers)
+        if not ready and not self._stopping:
+            if not timers:
+                raise RuntimeError("every task waits for something that can never happen")
+            self.virtual_now = max(self.virtual_now, timers[0][0])
+        due = self.virtual_now + self._clock_resolution
+        while timers and timers[0][0] < due:
+            ready.append(heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
@@ -46,11 +74,14 @@ class SimClock:
 
     def __init__(self, rate: float = 1.0, boot: float = 0.0) -> None:
         self.rate, self.boot = rate, boot
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.wall_step = 0.0
         """What the wall clock shows is so many seconds off."""
 
     def now(self) -> float:
-        return self.boot + asyncio.get_running_loop().time() * self.rate
+        if self._loop is None:  # it outlives no loop
+            self._loop = asyncio.get_running_loop()
+        return self.boot + self._loop.time() * self.rate
 
     def wall(self) -> float:
         return 1.7e9 + asyncio.get_running_loop().time() + self.wall_step

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import statistics
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -189,6 +191,23 @@ def test_the_numbers_are_the_defaults() -> None:
     for text in (README, ARCHITECTURE):
         assert "{}-{}".format(*ports.rendezvous) in text
         assert f"127.0.0.1:{ports.api}" in text
+
+
+@pytest.mark.parametrize(
+    ("phase", "row"),
+    [
+        ("worker_killed", "a worker is killed"),
+        ("node_killed", "a node is killed"),
+        ("node_joins", "a third node joins"),
+    ],
+)
+def test_the_figures_of_the_readme_are_those_that_were_measured(phase: str, row: str) -> None:
+    measured = json.loads((ROOT / "benchmarks/results.json").read_text())[phase]
+    (line,) = [line for line in README.splitlines() if line.startswith(f"| {row}")]
+    told = [re.findall(r"[0-9.]+", cell)[0] for cell in line.split("|")[2:5]]
+    ours, theirs = (statistics.median(measured[launcher]) for launcher in ("nodeagent", "torchrun"))
+    for text, value in zip(told, (ours, theirs, theirs / ours), strict=True):
+        assert float(text) == round(value, len(text.partition(".")[2])), (row, text, value)
 
 
 # --- decisions

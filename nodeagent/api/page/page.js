@@ -93,8 +93,12 @@ function show(status) {
   document.title = `nodeagent ${status.cluster}`;
   find("asked").textContent = `as node ${status.node} sees it · version ${status.version}`;
   const away = status.store_away_since;
-  tell(away === null ? [] : [["warn", `The store has not answered node ${status.node} since ${at(away)}. What is below was so then.`,
-    "Running jobs go on while their keepers lend them time; nothing can be started or changed. See: nodeagentctl doctor"]]);
+  const notices = [];
+  if (away !== null) notices.push(["warn", `The store has not answered node ${status.node} since ${at(away)}. What is below was so then.`,
+    "Running jobs go on while their keepers lend them time; nothing can be started or changed. See: nodeagentctl doctor"]);
+  else if (status.store_waits) notices.push(["warn", `${capital(status.store_waits)}.`,
+    "Running jobs go on; nothing can be started or changed. Start the agents of those nodes, if you can."]);
+  tell(notices);
   live(away === null ? "good" : "warn", away === null ? `live, ${at(status.now)}` : "the store is away");
   const main = find("shown");
   main.hidden = false;
@@ -105,7 +109,13 @@ function show(status) {
   tick();
 }
 
-function showSummary({ nodes, jobs, store_away_since: away }) {
+function storeTile({ store_away_since: away, store_waits: waits }) {
+  if (away !== null) return ["away", `since ${at(away)}`, "bad"];
+  return waits ? ["waits", "it may have lost writes", "warn"] : ["answers", "changes can be made", "good"];
+}
+
+function showSummary(status) {
+  const { nodes, jobs } = status;
   const count = (things, key) => things.reduce((sums, thing) => ({ ...sums, [thing[key]]: (sums[thing[key]] ?? 0) + 1 }), {});
   const listed = (sums, but) => Object.entries(sums).filter(([word]) => word !== but).map(([word, n]) => `${n} ${word}`).join(", ");
   const states = count(nodes, "state");
@@ -119,7 +129,7 @@ function showSummary({ nodes, jobs, store_away_since: away }) {
     ["Nodes ready", `${states.ready ?? 0} of ${nodes.length}`, listed(states, "ready") || "all of them", trouble ? "bad" : "good"],
     ["GPUs healthy", gpus.length ? `${healthy} of ${gpus.length}` : "none", gpus.length ? `${used} used` : "workers run on CPU slots", healthy < gpus.length ? "bad" : "good"],
     ["Live jobs", `${alive}`, listed(phases) || "none yet", phases.holding ? "warn" : "good"],
-    ["Store", away === null ? "answers" : "away", away === null ? "changes can be made" : `since ${at(away)}`, away === null ? "good" : "bad"],
+    ["Store", ...storeTile(status)],
   ];
   keep(find("summary"), tiles.map((tile) => [tile[0], tile]), ([name, value, more, tone]) =>
     el("div", { "data-tone": tone }, el("dt", {}, name), el("dd", {}, value), el("dd", {}, more)));

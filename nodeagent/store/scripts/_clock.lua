@@ -4,6 +4,7 @@
 local P, RUN, VERSION, A = KEYS[1], ARGV[1], ARGV[2], cjson.decode(ARGV[3])
 local META, LEASE, CHANGES, EVENTS, CORDONS = P .. 'meta', P .. 'lease', P .. 'changes', P .. 'events', P .. 'cordons'
 local NAMES, HIGHEST, REQUESTS, SAVED = P .. 'names', P .. 'highest', P .. 'requests', P .. 'saved'
+local AWAITED, HEARD, NAMED = P .. 'awaited', P .. 'heard', 5
 
 local function int(number)
   return string.format('%.0f', number)
@@ -39,32 +40,28 @@ local revision, known, recover = tonumber(meta.rev or '0'), tonumber(meta.known 
 local least = tonumber(meta.least or '0')
 local ERA_REVISIONS = 4294967296
 
--- Names in a field of the record, and back; no field for none.
-local function words(text)
-  local set = {}
-  for word in string.gmatch(text or '', '%S+') do
-    set[word] = true
-  end
-  return set
-end
-
-local function keep_words(field, set)
-  local text = table.concat(sorted_keys(set), ' ')
-  if text ~= '' then
-    redis.call('HSET', META, field, text)
-    meta[field] = text
-  elseif meta[field] then
-    redis.call('HDEL', META, field)
-    meta[field] = nil
-  end
-end
-
 -- Its revisions are above all earlier ones (`top`), so that a later version of a record never has the lower one.
 local function begin_era(parent, top)
   revision = (math.floor(math.max(revision, top) / ERA_REVISIONS) + 1) * ERA_REVISIONS
   meta.era, meta.parent = RUN .. '@' .. int(now) .. '/' .. int(revision), parent
   redis.call('HSET', META, 'era', meta.era, 'parent', parent, 'known', int(known), 'rev', int(revision),
     'recover', int(recover))
+end
+
+-- Nothing shows that writes were lost; but were the newest, only those may know who do not come: more than half of the
+-- nodes that were live have to be missing for that, or it is for those who are there to tell.
+local function doubt()
+  local count, wait, stopped = 0, tonumber(meta.regroup or '0'), meta.stopped or '0'
+  redis.call('DEL', AWAITED)
+  for _, id in ipairs(wait > 0 and redis.call('ZRANGEBYSCORE', LEASE, '(' .. stopped, '+inf') or {}) do
+    local node = redis.call('HMGET', P .. 'node:' .. id, 'id', 'lost', 'left')
+    if node[1] and node[2] ~= '1' and node[3] ~= '1' then
+      count = count + redis.call('ZADD', AWAITED, 0, id)
+    end
+  end
+  meta.excused = int(math.floor(count / 2))
+  redis.call('HSET', META, 'excused', meta.excused, 'stopped', stopped)
+  recover = least + (count > 0 and wait or 0)
 end
 
 do
@@ -74,30 +71,24 @@ do
   end
   if RUN ~= meta.run and meta.timing then
     least = served + credit_ms + lease_ms
-    if served < recover and meta.awaited then
-      local awaited = words(meta.awaited)
-      for id in pairs(words(meta.heard)) do
-        awaited[id] = true -- what they said may be lost again
-      end
-      keep_words('awaited', awaited)
+    if served < recover and (meta.parent or '') == '' and redis.call('EXISTS', AWAITED) == 1 then
+      redis.call('ZUNIONSTORE', AWAITED, 2, AWAITED, HEARD) -- what they said may be lost again
       recover = math.max(recover, least)
     else
       if served >= recover then
-        meta.parent, known = meta.era, revision
+        meta.parent, known, meta.stopped = meta.era, revision, int(served)
       end
-      keep_words('awaited', {})
-      recover = least
+      doubt()
     end
-    keep_words('heard', {})
+    redis.call('DEL', HEARD)
     begin_era(meta.parent or '', 0)
     redis.call('HSET', META, 'least', int(least))
   end
   served = served + math.min(math.max(step, 0), credit_ms)
-  if served >= recover then
-    keep_words('awaited', {})
-    keep_words('heard', {})
-  end
   redis.call('HSET', META, 'run', RUN, 'last', int(now), 'served', int(served), 'amnesty', int(amnesty))
+  if served >= recover then -- not the first write: after one that frees memory a full Redis refuses the script nothing
+    redis.call('DEL', AWAITED, HEARD)
+  end
 end
 if meta.version and meta.version ~= VERSION then
   return refuse('version', "the store's records have version " .. meta.version .. ', this agent reads ' .. VERSION
@@ -121,12 +112,17 @@ local function lease_end(id)
   return tonumber(redis.call('ZSCORE', LEASE, id) or '0')
 end
 
+-- Served time before which nobody lapses.
+local function shelter()
+  return math.max(amnesty, recover)
+end
+
 local function lapsed(id)
   local node = node_read(id)
   if not node or node.left == '1' or node.lost == '1' then
     return true
   end
-  return lease_end(id) <= served and served >= amnesty
+  return lease_end(id) <= served and served >= shelter()
 end
 
 local function gone(id, life)

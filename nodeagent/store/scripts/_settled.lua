@@ -1,11 +1,12 @@
 -- First in every step that decides something of a job: none does while the store is recovering.
-if served < recover and meta.awaited then
-  local named, more = sorted_keys(words(meta.awaited)), ''
-  if #named > 5 then
-    more = ' and ' .. int(#named - 5) .. ' more'
+local awaits = served < recover and redis.call('ZCARD', AWAITED) or 0
+if awaits > 0 then
+  local named, more = redis.call('ZRANGE', AWAITED, 0, NAMED - 1), ''
+  if awaits > NAMED then
+    more = ' and ' .. int(awaits - NAMED) .. ' more'
   end
-  return refuse('recovering', 'the store has lost what was written last, and waits for nodes that may know it: '
-    .. table.concat(named, ', ', 1, math.min(5, #named)) .. more .. '; nothing is decided until they are back, or for '
+  return refuse('recovering', 'the store may lack what was written last, and waits for nodes that may know it: '
+    .. table.concat(named, ', ') .. more .. '; nothing is decided until enough of them are back, or for '
     .. 'another ' .. recovering_for() .. ' s; then try again')
 end
 if served < recover then

@@ -1,40 +1,45 @@
--- Who is waited for while a store recovers that has lost writes: those that may know better. Twin: twin/waiting.py.
+-- Who is waited for while a store recovers that has lost writes, or may have: those that may know better. Twin:
+-- twin/waiting.py.
 
 -- The newest view so far says who was live. anew: the loss has only now been found; all are to be heard.
 local function expect(anew)
-  local heard, awaited = anew and {} or words(meta.heard), {}
-  heard[A.by] = nil
+  if anew then
+    redis.call('DEL', HEARD)
+  end
+  redis.call('ZREM', HEARD, A.by)
+  redis.call('DEL', AWAITED)
   if A.regroup > 0 then
-    awaited = words(table.concat(A.awaited, ' '))
-    awaited[A.by] = true
-    for id in pairs(heard) do
-      awaited[id] = nil
+    redis.call('ZADD', AWAITED, 0, A.by)
+    for _, id in ipairs(A.awaited) do
+      if not redis.call('ZSCORE', HEARD, id) then
+        redis.call('ZADD', AWAITED, 0, id)
+      end
     end
     recover = least + A.regroup
   else
     recover = math.max(least, math.min(recover, served + credit_ms + lease_ms))
   end
   amnesty = math.max(amnesty, recover)
-  keep_words('heard', heard)
-  keep_words('awaited', awaited)
+  meta.excused = '0'
+  redis.call('HSET', META, 'excused', meta.excused)
 end
 
--- This node has said what it knows of a store that has lost writes.
+-- This node has said what it knows of the writes that the store may have lost.
 local function hear(id)
-  local heard = words(meta.heard)
-  if served >= recover or (meta.parent or '') ~= '' or heard[id] then
+  if served >= recover then
     return
   end
-  local awaited = words(meta.awaited)
-  heard[id] = true
-  if awaited[id] then
-    awaited[id] = nil
-    if not next(awaited) then
-      recover = math.max(least, served)
-      amnesty = math.max(recover, served + credit_ms + lease_ms)
-      redis.call('HSET', META, 'recover', int(recover), 'amnesty', int(amnesty))
-    end
-    keep_words('awaited', awaited)
+  local known_loss = (meta.parent or '') == ''
+  if known_loss then
+    redis.call('ZADD', HEARD, 0, id)
   end
-  keep_words('heard', heard)
+  if redis.call('ZREM', AWAITED, id) == 0 or redis.call('ZCARD', AWAITED) > tonumber(meta.excused or '0') then
+    return
+  end
+  redis.call('DEL', AWAITED)
+  recover = math.max(least, served)
+  if known_loss then
+    amnesty = math.max(recover, served + credit_ms + lease_ms)
+  end
+  redis.call('HSET', META, 'recover', int(recover), 'amnesty', int(amnesty))
 end

@@ -63,7 +63,7 @@ end
 -- Those whose lease ended by now: lapsed, unless an amnesty protects them.
 local gone_now, sheltered = {}, {}
 for _, other in ipairs(redis.call('ZREVRANGEBYSCORE', LEASE, int(served), '-inf')) do
-  if served >= amnesty then
+  if served >= shelter() then
     gone_now[#gone_now + 1] = other
   elseif lapsed(other) then
     gone_now[#gone_now + 1] = other
@@ -74,15 +74,16 @@ for _, other in ipairs(redis.call('ZREVRANGEBYSCORE', LEASE, int(served), '-inf'
     break
   end
 end
-local next_end = sheltered[1] and amnesty or nil
+local next_end = sheltered[1] and shelter() or nil
 if not next_end then
   local later = redis.call('ZRANGEBYSCORE', LEASE, '(' .. int(served), '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
   local first = later[1] == id and 3 or 1
   if later[first] then
-    next_end = math.max(tonumber(later[first + 1]), amnesty)
+    next_end = math.max(tonumber(later[first + 1]), shelter())
   end
 end
 local newest = redis.call('XREVRANGE', EVENTS, '+', '-', 'COUNT', 1)[1]
 return { 1, meta.cluster_uid, int(served), gone_now, next_end and int(next_end - served) or '', rev, more,
   newest and newest[1] or '0-0', records, meta.era or '', served < recover and 1 or 0,
-  int(asked), int(math.max(0, recover - served)), served < recover and meta.awaited or '', sheltered }
+  int(asked), int(math.max(0, recover - served)), served < recover and redis.call('ZRANGE', AWAITED, 0, NAMED - 1) or {}, sheltered,
+  served < recover and redis.call('ZCARD', AWAITED) or 0 }

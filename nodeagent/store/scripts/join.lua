@@ -1,4 +1,4 @@
--- join: node, life, start, address, pid, facts, timing, lease, credit, gap, limit, uid (of the
+-- join: node, life, start, address, pid, facts, timing, lease, credit, gap, limit, regroup, uid (of the
 -- cluster, if it is new)
 local DAY_MS, FORGET_AT_ONCE, DEAD_KEPT = 86400000, 64, 16
 local id = A.node
@@ -9,6 +9,9 @@ if not meta.timing then
   meta.cluster_uid, meta.limit, lease_ms = A.uid, A.limit, A.lease
 elseif meta.timing ~= A.timing then
   return refuse('timing', meta.timing)
+end
+if tonumber(meta.regroup or '0') ~= A.regroup then
+  redis.call('HSET', META, 'regroup', int(A.regroup))
 end
 hear(id)
 local old = node_read(id)
@@ -28,7 +31,7 @@ if same and A.start < tonumber(old.start) then
     .. old.address .. '): this one must stop')
 end
 if old and not same and not lapsed(id) and lease_end(id) > served then
-  local left = math.max(lease_end(id), amnesty) - served
+  local left = math.max(lease_end(id), shelter()) - served
   return refuse('lease_held', 'node id ' .. id .. ' is held by an agent at ' .. old.address .. ' (pid ' .. old.pid
     .. ') for another ' .. string.format('%.1f', left / 1000) .. ' s at least; this agent is at ' .. A.address
     .. ': give it another node id, or stop the other agent')
@@ -36,7 +39,7 @@ end
 if old and not same and (not lapsed(id) or served < recover) then
   return refuse('recovering', 'node id ' .. id .. ' was held by an agent at ' .. old.address
     .. ', and the store has been disturbed: this one may join in '
-    .. string.format('%.1f', (math.max(amnesty, recover) - served) / 1000) .. ' s, if the other does not come back')
+    .. string.format('%.1f', (shelter() - served) / 1000) .. ' s, if the other does not come back')
 end
 
 local since = int(served - math.max(DAY_MS, tonumber(meta.limit)))

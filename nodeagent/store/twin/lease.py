@@ -12,18 +12,19 @@ from nodeagent.store.messages import Answer, Beat, BeatReply, JoinReply
 from nodeagent.store.twin.holders import release_keepers, retire
 from nodeagent.store.twin.state import FORGET_MS, PAGE, State
 from nodeagent.store.twin.waiting import hear
-from nodeagent.store.words import timing_differs
+from nodeagent.store.words import NAMED, timing_differs
 
 DEAD_KEPT = 16
 FORGET_AT_ONCE = 64
 
 
-def join(s: State, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
+def join(s: State, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing, regroup: int) -> JoinReply:
     if s.timing is None:
         s.timing = timing
         s.era = f"{s.run}@{s.now}/0"
     elif s.timing != timing:
         raise StoreRefusedError("timing", timing_differs(s.timing, timing))
+    s.regroup = regroup
     hear(s, node)
     old = s.nodes.get(node)
     same = old is not None and old.incarnation.life == incarnation.life
@@ -36,7 +37,7 @@ def join(s: State, node: str, incarnation: Incarnation, facts: NodeFacts, timing
             f"at {old.facts.address}): this one must stop",
         )
     if old is not None and not same and not s.lapsed(node) and s.lease[node] > s.served:
-        left = max(s.lease[node], s.amnesty) - s.served
+        left = max(s.lease[node], s.shelter) - s.served
         raise StoreRefusedError(
             "lease_held",
             f"node id {node} is held by an agent at {old.facts.address} (pid {old.facts.agent_pid}) for another "
@@ -44,7 +45,7 @@ def join(s: State, node: str, incarnation: Incarnation, facts: NodeFacts, timing
             "other agent",
         )
     if old is not None and not same and (not s.lapsed(node) or s.recovering):
-        wait = max(s.amnesty, s.recover) - s.served
+        wait = s.shelter - s.served
         raise StoreRefusedError(
             "recovering",
             f"node id {node} was held by an agent at {old.facts.address}, and the store has been disturbed: this one "
@@ -105,7 +106,8 @@ def beat(s: State, b: Beat) -> BeatReply:
         update["facts"] = b.facts
     if b.readiness is not None:
         update["readiness"] = b.readiness
-    s.save_node(record.model_copy(update=update))
+    if update:
+        s.save_node(record.model_copy(update=update))
     if b.saved is not None:
         before = s.saved.get(b.node)
         s.saved[b.node] = b.saved
@@ -138,6 +140,8 @@ def _news(s: State, b: Beat) -> BeatReply:
         rev = b.rev if s.recovering else s.rev
     over, sheltered, first = [], [], None
     for node, end in s.lease.items():
+        if end > s.served and first is not None and end >= first:
+            continue  # most of them: neither over nor the next to be
         if s.lapsed(node):
             if end <= s.served:
                 over.append((end, node))
@@ -151,7 +155,7 @@ def _news(s: State, b: Beat) -> BeatReply:
         served=s.served,
         lapsed=_newest(over),
         sheltered=_newest(sheltered),
-        next_lapse=None if first is None else max(first, s.amnesty) - s.served,
+        next_lapse=None if first is None else max(first, s.shelter) - s.served,
         nodes=tuple(nodes),
         jobs=tuple(jobs),
         gone=tuple(gone),
@@ -161,7 +165,8 @@ def _news(s: State, b: Beat) -> BeatReply:
         era=s.era,
         recovering=s.recovering,
         recovers=max(0, s.recover - s.served),
-        awaited=tuple(sorted(s.awaited)) if s.recovering else (),
+        awaited=tuple(sorted(s.awaited)[:NAMED]) if s.recovering else (),
+        awaits=len(s.awaited) if s.recovering else 0,
         asked=s.asked,
     )
 

@@ -65,7 +65,13 @@ class State:
         self.least = 0
         """Served time until which it recovers at least, whoever was heard."""
         self.awaited: frozenset[str] = frozenset()
-        """Of a store that has lost writes: who may know better (``waiting.py``)."""
+        """Who may know better than a store that has lost writes, or may have (``waiting.py``)."""
+        self.excused = 0
+        """How many of them may stay silent."""
+        self.regroup = 0
+        """For how long they are waited for beyond ``least``, by the config of who joined last; ms."""
+        self.stopped = 0
+        """Served time at which it was settled last before it was started anew."""
         self.heard: frozenset[str] = frozenset()
         """Who has said what it knows meanwhile."""
         self.saved: dict[str, Saved] = {}
@@ -100,13 +106,13 @@ class State:
             self.amnesty = max(self.amnesty, self.served + credit + lease)
         if other and self.timing is not None:
             self.least = self.served + credit + lease
-            if self.recovering and self.awaited:
+            if self.recovering and self.awaited and not self.parent:
                 self.awaited |= self.heard  # what they said may be lost again
                 self.recover = max(self.recover, self.least)
             else:
                 if not self.recovering:
-                    self.parent, self.known = self.era, self.rev
-                self.awaited, self.recover = frozenset(), self.least
+                    self.parent, self.known, self.stopped = self.era, self.rev, self.served
+                self._doubt()
             self.heard = frozenset()
             self.begin_era(self.parent, 0)
         self.served += min(max(step, 0), credit)
@@ -119,6 +125,14 @@ class State:
                 f"the store's records have version {self.version}, this agent reads {RECORD_VERSION}: "
                 "install the version of nodeagent that the other nodes run",
             )
+
+    def _doubt(self) -> None:
+        """Nothing shows that writes were lost; but were the newest, only those may know who do not come: more than half
+        of the nodes that were live have to be missing for that, or it is for those who are there to tell."""
+        live = {n for n, node in self.nodes.items() if self.lease[n] > self.stopped and not (node.lost or node.left)}
+        self.awaited = frozenset(live if self.regroup else ())
+        self.excused = len(self.awaited) // 2
+        self.recover = self.least + (self.regroup if self.awaited else 0)
 
     def begin_era(self, parent: str, top: int) -> None:
         """Its revisions are above all earlier ones (``top``), so that a later version of a record never has the lower
@@ -140,7 +154,7 @@ class State:
             return
         if self.awaited:
             left = (self.recover - self.served) / 1000
-            raise StoreRefusedError("recovering", f"{waits_for(self.awaited, left)}; then try again")
+            raise StoreRefusedError("recovering", f"{waits_for(self.awaited, len(self.awaited), left)}; then try again")
         raise StoreRefusedError(
             "recovering",
             "the store was started anew and may lack what was written last: nothing is decided for another "
@@ -163,12 +177,17 @@ class State:
     def limit_ms(self) -> int:
         return millis(self.timing.failsafe_limit) if self.timing else 0
 
+    @property
+    def shelter(self) -> int:
+        """Served time before which nobody lapses."""
+        return max(self.amnesty, self.recover)
+
     def lapsed(self, node: str) -> bool:
         """Left, lost, or silent for its whole lease while the store served; unknown nodes too."""
         record = self.nodes.get(node)
         if record is None or record.left or record.lost:
             return True
-        return self.lease[node] <= self.served and self.served >= self.amnesty
+        return self.lease[node] <= self.served and self.served >= self.shelter
 
     def gone(self, node: str, life: str) -> bool:
         """This life can run nothing any more."""

@@ -1,4 +1,4 @@
-"""Who is waited for while a store recovers that has lost writes: those that may know better.
+"""Who is waited for while a store recovers that has lost writes, or may have: those that may know better.
 
 The twin of ``scripts/_waiting.lua``; must never judge whose view wins: that is ``restore``'s.
 """
@@ -12,6 +12,7 @@ from nodeagent.store.twin.state import State
 def expect(s: State, o: Offer, *, anew: bool) -> None:
     """The newest view so far says who was live. ``anew``: the loss has only now been found; all are to be heard."""
     s.heard = frozenset() if anew else s.heard - {o.by}
+    s.excused = 0
     if o.regroup:
         s.awaited = frozenset({*o.awaited, o.by}) - s.heard
         s.recover = s.least + o.regroup
@@ -22,11 +23,16 @@ def expect(s: State, o: Offer, *, anew: bool) -> None:
 
 
 def hear(s: State, node: str) -> None:
-    """This node has said what it knows of a store that has lost writes."""
-    if not s.recovering or s.parent or node in s.heard:
+    """This node has said what it knows of the writes that the store may have lost."""
+    if not s.recovering:
         return
-    s.heard |= {node}
-    if s.awaited == {node}:
-        s.recover = max(s.least, s.served)
-        s.amnesty = max(s.recover, s.served + s.credit_ms + s.lease_ms)
+    if not s.parent:
+        s.heard |= {node}
+    if node not in s.awaited:
+        return
     s.awaited -= {node}
+    if len(s.awaited) <= s.excused:
+        s.awaited = frozenset()
+        s.recover = max(s.least, s.served)
+        if not s.parent:
+            s.amnesty = max(s.recover, s.served + s.credit_ms + s.lease_ms)

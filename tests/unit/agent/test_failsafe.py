@@ -211,12 +211,22 @@ def test_time_is_asked_for_the_members_of_active_generations_only(
     play(tmp_path, scenario)
 
 
-def test_an_agent_that_has_not_joined_asks_nobody(tmp_path: Path) -> None:
+def test_an_agent_whose_life_is_lost_asks_nobody(tmp_path: Path) -> None:
     async def scenario(bench: Callable[..., Bench]) -> None:
         b = bench()
-        b.lease.joined = False
+        b.lease.joined, b.lease.lost = False, True
         await b.away(5.0)
         assert (b.net.asked, b.host.grants) == ([], [])
+
+    play(tmp_path, scenario)
+
+
+def test_an_agent_that_has_yet_to_join_again_asks_all_the_same(tmp_path: Path) -> None:
+    async def scenario(bench: Callable[..., Bench]) -> None:
+        b = bench(Net(n2=YES, n3=YES))
+        b.lease.joined = False
+        await b.away(5.0)
+        assert b.failsafe.lent
 
     play(tmp_path, scenario)
 

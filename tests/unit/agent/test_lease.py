@@ -75,14 +75,42 @@ def make_lease(folder: Path, clock: Clock, store: Store, life: str, metrics: Met
 
 
 class Away(MemoryStore):
-    """Answers joins unless it is away."""
+    """Answers joins and beats unless it is away."""
 
     away = False
 
-    async def join(self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing) -> JoinReply:
+    async def join(
+        self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing, regroup: int = 0
+    ) -> JoinReply:
         if self.away:
             raise StoreUnavailableError("away")
-        return await super().join(node, incarnation, facts, timing)
+        return await super().join(node, incarnation, facts, timing, regroup)
+
+    async def beat(self, beat: Beat) -> BeatReply:
+        if self.away:
+            raise StoreUnavailableError("away")
+        return await super().beat(beat)
+
+
+async def test_a_lease_that_runs_out_is_looked_for_only_while_the_store_answers(tmp_path: Path) -> None:
+    """Or the agent would ask it a hundred times a second for as long as it is away."""
+    clock = Clock()
+    server = MemoryServer(clock.now)
+    store = Away(server)
+    lease = make_lease(tmp_path, clock, store, "a")
+    await lease.join()
+    await store.join("n9", Incarnation(life="z", start=1), lease.facts, TIMING)
+    await lease.beat()
+    assert lease.next_lapse is not None
+    store.away = True
+    for attempt in (lease.beat, lease.join):
+        lease.next_lapse = 1.0
+        with pytest.raises(StoreUnavailableError):
+            await attempt()
+        assert lease.next_lapse is None
+    store.away = False
+    await lease.beat()
+    assert lease.next_lapse is not None
 
 
 @pytest.mark.parametrize("away", [False, True])

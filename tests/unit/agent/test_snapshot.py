@@ -5,6 +5,7 @@ from __future__ import annotations
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
+from nodeagent.plan.cluster import Refusal
 from nodeagent.store.messages import BeatReply, Unread
 from tests.unit.plan.build import UID, make_job, make_node
 
@@ -88,8 +89,8 @@ def test_the_newest_revision_counts_replies_of_own_steps() -> None:
 
 def test_whom_the_store_waits_for_is_said() -> None:
     snapshot = Snapshot(Timing())
-    snapshot.absorb(reply(served=1000, recovering=True, recovers=9000, awaited=("n7", "n8")), 5.0)
-    assert "n7, n8; nothing is decided until they are back, or for another 8.8 s" in snapshot.waits(5.2)
+    snapshot.absorb(reply(served=1000, recovering=True, recovers=9000, awaited=("n7", "n8"), awaits=2), 5.0)
+    assert "n7, n8; nothing is decided until enough of them are back, or for another 8.8 s" in snapshot.waits(5.2)
     snapshot.absorb(reply(served=2000, recovering=True, recovers=100), 6.0)
     assert snapshot.waits(6.0) == ""
 
@@ -207,3 +208,24 @@ def test_a_start_knows_of_what_it_cannot_read() -> None:
     assert (snapshot.complete, snapshot.cluster(0.0).jobs, snapshot.cluster(0.0).unread) == (True, {}, frozenset({UID}))
     snapshot.forget()
     assert snapshot.cluster(0.0).unread == frozenset()
+
+
+def test_a_view_is_the_same_only_while_nothing_of_it_changed() -> None:
+    snapshot = Snapshot(Timing())
+    snapshot.absorb(reply(nodes=(make_node("n1"),), jobs=(make_job(),), next_lapse=900), 5.0)
+    refused = {UID: Refusal("changed", "changed", False)}
+    view = snapshot.cluster(5.0)
+    assert snapshot.cluster(5.0) is view
+    assert snapshot.cluster(5.0, refused).refused == refused
+    assert snapshot.cluster(5.0, {}) == view
+    assert snapshot.cluster(5.1).served == view.served + 100
+    for news in (
+        reply(lapsed=("n1",), next_lapse=900),
+        reply(next_lapse=None),
+        reply(nodes=(make_node("n1", cordon=True),)),
+        reply(jobs=(make_job("holding"),)),
+        reply(unread=(Unread(key=f"job:{UID}", why="it is damaged"),)),
+    ):
+        before = snapshot.cluster(5.0)
+        snapshot.absorb(news, 5.0)
+        assert snapshot.cluster(5.0) != before, news

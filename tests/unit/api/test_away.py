@@ -182,7 +182,7 @@ async def test_whom_a_store_that_lost_writes_waits_for_is_every_jobs_reason(tmp_
     view.reasons = ("2 nodes are wanted",)
     async with served(view) as session:
         _, before = await told(session, "/v1/jobs/digits")
-        view.store_waits = waits_for(("n7", "n8"), 42.0)
+        view.store_waits = waits_for(("n7", "n8"), 2, 42.0)
         _, detail = await told(session, "/v1/jobs/digits")
         _, listed = await told(session, "/v1/jobs")
     assert before["why"] == ["2 nodes are wanted"]

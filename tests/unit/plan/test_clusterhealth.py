@@ -15,9 +15,11 @@ from nodeagent.plan.clusterhealth import (
     judge_agent,
     judge_cluster,
     judge_peers,
+    judge_recovery,
     names,
     ranked,
 )
+from nodeagent.store.words import waits_for
 from tests.unit.plan.build import UID, make_cluster, make_job, make_node, verdict
 
 READY = ("ready", "")
@@ -148,6 +150,14 @@ def test_the_agent_that_is_asked() -> None:
     for change, severity, what in cases:
         (found,) = judge_agent(sound.model_copy(update=change))
         assert (found.severity, what in found.what) == (severity, True)
+
+
+def test_whom_the_store_waits_for() -> None:
+    assert judge_recovery("") == ()
+    ((where, found),) = judge_recovery(waits_for(("n7", "n8"), 2, 42.0))
+    assert (where, found.severity) == ("store", "warning")
+    assert "waits for nodes that may know it: n7, n8; nothing is decided until enough of them are back" in found.what
+    assert "start the agents of those nodes" in found.fix
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)

@@ -9,9 +9,10 @@ from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Incarnation, NodeRecord, Readiness
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
-from nodeagent.plan.membership import candidates, should_prepare, strays
+from nodeagent.plan.membership import candidates, strays
 from nodeagent.plan.placement import place
 from nodeagent.plan.pod import PodAction, Promise, plan_pods
+from nodeagent.plan.prepare import should_prepare
 from nodeagent.plan.steps import End, Propose
 from nodeagent.workers.base import PodStatus
 from tests.unit.plan.build import (

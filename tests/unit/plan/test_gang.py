@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from nodeagent.model.job import JobRecord, Phase
+from nodeagent.model.job import JobRecord, Phase, Scale
 from nodeagent.model.jobspec import Policy
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing
@@ -186,6 +186,17 @@ def test_forming_that_cannot_become_whole_holds() -> None:
 def running(size: int = 2, **more: object) -> JobRecord:
     head = make_head([f"n{i}" for i in range(1, size + 1)], since=int(str(more.pop("formed", 0))))
     return make_job("running", head, **({"target": size} | more))  # type: ignore[arg-type]
+
+
+def test_what_time_alone_may_change_is_not_steady() -> None:
+    gang = make_head(["n1", "n2"])
+    grows = Scale(request="r", want=3, before=2, deadline=NOW + 1, state="pending")
+    assert take(["n1", "n2"], make_job("running", gang, target=2)).steady
+    assert take(["n1", "n2"], make_job("failed", gang)).steady
+    assert not take(["n1", "n2"], make_job("running", gang, target=3, scale=grows)).steady
+    fresh = make_head(["n1", "n2"], since=NOW)
+    assert not take(["n1", "n2", "n3"], make_job("running", fresh, target=3)).steady, "it joins after the cool-down"
+    assert not take(["n1"], make_job("queued", spec=make_spec(size=(2, 2)))).steady
 
 
 def test_nothing_to_do() -> None:

@@ -3,6 +3,7 @@ never a step that the table of phases does not know."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 from hypothesis import given
@@ -16,6 +17,7 @@ from nodeagent.model.world import CauseKind, Head, Member, PodReport
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.membership import gone_nodes
+from nodeagent.plan.notes import Notes
 from nodeagent.plan.phases import allowed
 from nodeagent.plan.pod import Keep, SendAck, Start, plan_pods
 from nodeagent.plan.steps import Activate, End, Propose, Remove, Settle
@@ -269,3 +271,29 @@ def test_pods_start_only_what_is_active_and_acknowledge_only_when_quiet(cluster:
                 assert status.quiet
             if isinstance(action, SendAck):
                 assert status is None or status.quiet or (status.phase == "stuck" and action.ack.stuck)
+
+
+def at_another_time(cluster: Cluster, later: int) -> Cluster:
+    """The same records, with nothing kept of what was worked out from them."""
+    return replace(cluster, served=cluster.served + later, next_lapse=later % 7, more_to_return=True, notes=Notes())
+
+
+@REPEATABLE
+@given(clusters(), st.sampled_from([1, 5_000, 61_000, 10**9]))
+def test_what_is_steady_no_passing_of_time_changes(cluster: Cluster, later: int) -> None:
+    for job in cluster.jobs.values():
+        found = decide(cluster, job, WALL)
+        if found.steady:
+            assert found.step is None
+            again = decide(at_another_time(cluster, later), job, WALL + later)
+            assert (again, again.steady) == (found, True)
+
+
+@REPEATABLE
+@given(clusters(), st.sampled_from([1, 5_000, 61_000, 10**9]))
+def test_what_a_node_does_for_its_pods_does_not_depend_on_the_time(cluster: Cluster, later: int) -> None:
+    """So a plan may be kept (``agent/podplan.py``)."""
+    for node in cluster.nodes.values():
+        statuses = {uid: PodStatus(uid=uid, phase="ready") for uid in cluster.jobs}
+        now = plan_pods(cluster, node.id, node.incarnation, statuses, 1)
+        assert plan_pods(at_another_time(cluster, later), node.id, node.incarnation, statuses, 1) == now

@@ -15,8 +15,9 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.model.world import Member
 from nodeagent.plan.gang import decide
 from nodeagent.plan.health import WINDOW, breaker, sick_members, worn
-from nodeagent.plan.membership import candidate, should_prepare
+from nodeagent.plan.membership import candidate
 from nodeagent.plan.placement import place
+from nodeagent.plan.prepare import should_prepare
 from nodeagent.plan.steps import Activate, Decision, End, Propose
 from tests.unit.plan.build import (
     NOW,

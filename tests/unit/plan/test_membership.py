@@ -1,4 +1,4 @@
-"""Who may take part: offers of devices, standings with their reasons, who keeps a pod ready."""
+"""Who may take part: offers of devices, standings with their reasons."""
 
 from __future__ import annotations
 
@@ -14,9 +14,17 @@ from nodeagent.plan.membership import (
     gone_nodes,
     holding_nodes,
     natural,
-    should_prepare,
 )
-from tests.unit.plan.build import PREPARING, UID, UNFIT, make_cluster, make_head, make_job, make_node, make_spec
+from tests.unit.plan.build import (
+    PREPARING,
+    UID,
+    UNFIT,
+    make_cluster,
+    make_head,
+    make_job,
+    make_node,
+    make_spec,
+)
 
 
 def test_natural_order_is_total() -> None:
@@ -105,25 +113,3 @@ def test_gone_and_holding_nodes() -> None:
     cluster = make_cluster(["n2", make_node("n3", of_life="new"), "n4"], job, lapsed=["n4"])
     assert gone_nodes(cluster, job) == ("n3", "n4", "n10")
     assert holding_nodes(cluster, job) == ("n2",)
-
-
-def test_members_the_missing_and_one_spare_keep_a_pod() -> None:
-    job = make_job("running", make_head(["n1", "n2"]), target=3)
-    cluster = make_cluster(["n1", "n2", "n10", "n4", "n3", make_node("n5", cordon=True)], job)
-    assert [n for n in cluster.nodes if should_prepare(cluster, job, n)] == ["n1", "n2", "n4", "n3"]
-    full = make_job("running", make_head(["n1", "n2"]), target=2)
-    assert [n for n in cluster.nodes if should_prepare(cluster, full, n)] == ["n1", "n2", "n3"]
-
-
-def test_the_verdict_of_an_unfit_node_is_kept_and_the_next_is_asked() -> None:
-    """Otherwise the node would forget it, be asked again, and so on for ever."""
-    job = make_job(spec=make_spec(size=(1, 1)))
-    nodes = [make_node("n1", ready={UID: UNFIT}), *(make_node(f"n{i}", ready={}) for i in (2, 3, 4))]
-    cluster = make_cluster(nodes, job)
-    assert [n for n in cluster.nodes if should_prepare(cluster, job, n)] == ["n1", "n2", "n3"]
-
-
-def test_nobody_prepares_what_shall_not_run() -> None:
-    cluster = make_cluster(["n1"])
-    for job in (make_job("failed"), make_job(desired="pause"), make_job(desired="stop")):
-        assert not should_prepare(cluster, job, "n1")

@@ -19,11 +19,11 @@ from nodeagent.plan.membership import (
     gone_nodes,
     holding_nodes,
     in_order,
-    should_prepare,
     staying,
     survivors,
 )
 from nodeagent.plan.notes import Notes
+from nodeagent.plan.prepare import should_prepare
 from tests.unit.plan.build import NOW, REPEATABLE, WALL, make_cluster, make_head, make_job, make_node, make_spec
 from tests.unit.plan.test_gang_properties import NAMES, clusters
 

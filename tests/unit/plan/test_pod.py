@@ -10,10 +10,22 @@ from nodeagent.model.job import Checkpoint, JobRecord, Phase, Scale
 from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Head, PodReport, Token, WorkerExit
-from nodeagent.plan.pod import PodAction, Prepare, Promise, Report, Retire, SendAck, Start, Stop, plan_pods, read_report
+from nodeagent.plan.pod import (
+    PodAction,
+    Prepare,
+    Promise,
+    Report,
+    Retire,
+    SendAck,
+    Start,
+    Stop,
+    asks_the_store,
+    plan_pods,
+)
 from nodeagent.workers.base import GivenUp, PodStatus, Rendezvous
 from tests.unit.plan.build import (
     PREPARING,
+    READY,
     SUCCEEDED,
     UID,
     UNFIT,
@@ -105,7 +117,8 @@ def test_it_promises_while_what_is_older_dies_but_not_while_that_has_its_grace()
     def promised(job: JobRecord, pod: PodStatus, node: str = "n1") -> Promise | None:
         action = act(job, pod, node=node)
         assert isinstance(action, Stop)
-        return action.promise
+        assert not isinstance(action.meanwhile, Report)
+        return action.meanwhile
 
     assert promised(forming(), old) == Promise(UID, NEW, True, "generation 2 is forming")
     assert promised(forming(), old, "n2") == Promise(UID, NEW, False, "generation 2 is forming")
@@ -411,7 +424,8 @@ def test_a_job_that_is_short_of_nodes_gets_a_pod_beyond_the_standbys() -> None:
     """Found by the simulation: two older jobs had their spares here, and the third never grew again."""
     full = [make_job("running", make_head(["n2"]), uid=f"u-{i}", target=1, order=i) for i in range(2)]
     short = make_job("running", make_head(["n3"]), uid="u-2", target=2, order=2)
-    cluster = make_cluster(["n1", make_node("n2", ready={}), make_node("n3", ready={})], *full, short)
+    here = make_node("n1", ready={job.uid: READY for job in full})
+    cluster = make_cluster([here, make_node("n2", ready={}), make_node("n3", ready={})], *full, short)
     me, ready = Incarnation(life=life("n1"), start=1), {f"u-{i}": status("ready") for i in range(2)}
     assert plan_pods(cluster, "n1", me, ready, 2) == (Prepare("u-2", "the job may need this node"),)
 
@@ -425,7 +439,8 @@ def test_whoever_is_about_to_leave_is_replaced_beyond_the_standbys(going: str, p
         scale = Scale(request="r", want=1, before=2, leaving=("n3",))
         mine = mine.model_copy(update={"control": mine.control.model_copy(update={"scale": scale})})
     there = make_node("n3", ready={}, drain=going == "drained", cordon=going == "cordoned")
-    cluster = make_cluster(["n1", make_node("n2", ready={}), there], *full, mine)
+    here = make_node("n1", ready={job.uid: READY for job in full})
+    cluster = make_cluster([here, make_node("n2", ready={}), there], *full, mine)
     me, ready = Incarnation(life=life("n1"), start=1), {f"u-{i}": status("ready") for i in range(2)}
     wanted = (Prepare("u-2", "the job may need this node"),) if prepared else ()
     assert plan_pods(cluster, "n1", me, ready, 2) == wanted
@@ -438,23 +453,52 @@ def test_what_runs_for_a_job_that_cannot_be_read_goes_on() -> None:
     assert plan_pods(replace(cluster, unread=frozenset({UID})), "n1", me, running, 2) == ()
 
 
-# --- what a status says
+# --- a worker has failed by itself
 
 
-def test_read_report() -> None:
-    two = (*ENDED, WorkerState(rank=1, local_rank=1, pid=8, state="running"))
-    done, crash, killed = make_exit(code=0), make_exit(1, code=7), make_exit(0, signal=15, stopped=True)
+def running_at(head: Head, *exits: WorkerExit) -> PodStatus:
+    return status("running", generation=head.token, highest=head.token, workers=RUNNING, exits=exits)
 
-    def said(exits: tuple[WorkerExit, ...], workers: tuple[WorkerState, ...] = two, **more: object) -> str | None:
-        report = read_report(status("running", generation=NEW, workers=workers, exits=exits, **more))
-        return report.state if report is not None else None
 
-    assert said(()) is None
-    assert said((done,)) is None
-    assert said((done,), ENDED) == "succeeded"
-    assert said((done, make_exit(1, code=0))) == "succeeded"
-    assert said((done, crash)) == "failed"
-    assert said((killed,), ENDED) is None, "we stopped it: neither success nor failure"
-    assert said((killed, crash)) == "failed"
-    assert said((killed,), ENDED, fenced=True) == "fenced"
-    assert said((), refused="hook failed") == "refused"
+def test_who_has_a_worker_that_failed_stops_the_others_and_tells_the_store_meanwhile() -> None:
+    head = make_head(["n1", "n2"], number=2)
+    crash = make_exit(1, code=7)
+    first = act(make_job("running", head), running_at(head, crash))
+    assert isinstance(first, Stop)
+    assert (first.grace, first.why) == (None, "rank 1 on n1 failed first: exit code 7")
+    assert isinstance(first.meanwhile, Report)
+    assert first.meanwhile.report == PodReport(state="failed", exits=(crash,))
+    assert asks_the_store(first)
+
+
+def test_who_hears_of_it_does_not_wait_for_the_next_generation_either() -> None:
+    crash = make_exit(1, code=7)
+    head = make_head(["n1", "n2"], number=2, reports={"n2": failed(crash)})
+    job = make_job("running", head)
+    told = act(job, running_at(head))
+    assert told == Stop(UID, None, "rank 1 on n2 failed first: exit code 7")
+    assert not asks_the_store(told)
+    killed = make_exit(0, signal=9, stopped=True)
+    over = running_at(head, killed).model_copy(update={"phase": "exited", "workers": ENDED})
+    assert act(job, over) is None, "not reported as workers that somebody else stopped"
+    late = running_at(head, make_exit(0, code=3))
+    assert isinstance(act(job, late), Stop), "it failed too, which is told"
+    assert act(job, status("ready", highest=head.token)) is None, "not started any more"
+
+
+def test_victims_do_not_doom_a_generation() -> None:
+    """The one that failed first shall end by itself, or nobody would know of what."""
+    victim = make_exit(1, code=1, error="RuntimeError: Connection closed by peer [127.0.0.1]:5")
+    head = make_head(["n1", "n2"], number=2, reports={"n2": failed(victim)})
+    assert act(make_job("running", head), running_at(head)) is None
+    mine = act(make_job("running", make_head(["n1", "n2"], number=2)), running_at(head, victim))
+    assert isinstance(mine, Report)
+
+
+def test_a_failure_is_reported_once_however_many_are_stopped_after_it() -> None:
+    crash, killed = make_exit(1, code=7), make_exit(0, signal=9, stopped=True)
+    head = make_head(["n1", "n2"], number=2, reports={"n1": failed(crash)})
+    job = make_job("running", head)
+    dying = running_at(head, crash, killed)
+    assert act(job, dying) == Stop(UID, None, "rank 1 on n1 failed first: exit code 7")
+    assert act(job, dying.model_copy(update={"phase": "exited"})) is None

@@ -9,7 +9,7 @@ from nodeagent.model.job import JobRecord, Scale
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing
 from nodeagent.plan.gang import decide
-from nodeagent.plan.membership import should_prepare
+from nodeagent.plan.prepare import should_prepare
 from nodeagent.plan.steps import Decision, Propose, Settle
 from tests.unit.plan.build import (
     NOW,

@@ -1,0 +1,96 @@
+"""A store that was started anew, and of which nobody who comes knows that it has lost writes: half of those that were
+live have to be heard before anything is decided."""
+
+from __future__ import annotations
+
+from nodeagent.model.node import Cordon
+from tests.contract.bench import FAST, Bench, refused
+from tests.contract.test_restore import read
+from tests.contract.test_saved import returns
+
+REGROUP = 60_000
+USUAL = 1000 * (FAST.credit + FAST.lease)
+
+
+async def up(bench: Bench, *nodes: str) -> None:
+    for node in nodes:
+        await bench.join(node, regroup=REGROUP)
+        await bench.beat(node)
+
+
+async def test_half_of_them_are_enough(bench: Bench) -> None:
+    await up(bench, "n1", "n2", "n3", "n4")
+    await bench.restart()
+    reply = await bench.beat("n1")
+    assert (reply.awaited, reply.recovers > USUAL) == (("n2", "n3", "n4"), True)
+    assert "waits for nodes that may know it: n2, n3, n4;" in await refused("recovering", bench.submit())
+    reply = await bench.beat("n1")
+    assert (reply.awaited, reply.recovers > USUAL) == (("n2", "n3", "n4"), True), "it is one, however often it comes"
+    reply = await bench.beat("n2")
+    assert (reply.awaited, reply.recovering, reply.recovers <= USUAL) == ((), True, True)
+    await bench.recovered("n1")
+    await bench.submit()
+
+
+async def test_with_fewer_it_waits_and_then_goes_on(bench: Bench) -> None:
+    for node in ("n1", "n2", "n3"):
+        await bench.join(node, regroup=500)
+        await bench.beat(node)
+    await bench.restart()
+    before = (await bench.beat("n1")).served
+    await bench.recovered("n1")
+    assert (await bench.beat("n1")).served - before >= 400 + 500 - 100  # credit + lease, regroup; a step's credit
+    await bench.submit()
+
+
+async def test_whoever_tries_to_join_is_heard(bench: Bench) -> None:
+    await up(bench, "n1", "n2", "n3", "n4")
+    await bench.restart()
+    await bench.beat("n1")
+    await refused("lease_held", bench.join("n2", life="n2-b", regroup=REGROUP))
+    assert (await bench.beat("n1")).awaited == ()
+
+
+async def test_who_was_silent_or_had_left_is_not_counted(bench: Bench) -> None:
+    await up(bench, "n1", "n2", "n3", "n4")
+    await bench.store.leave("n2", bench.lives["n2"])
+    await bench.lapse("n3", "n1")
+    await bench.restart()
+    reply = await bench.beat("n1")
+    assert (reply.awaited, reply.recovers <= USUAL) == ((), True), "n1 is half of n1 and n4"
+
+
+async def test_after_a_second_restart_all_are_counted_again(bench: Bench) -> None:
+    await up(bench, "n1", "n2", "n3", "n4")
+    await bench.restart()
+    await bench.beat("n1")
+    await bench.beat("n2")
+    await bench.restart()
+    assert (await bench.beat("n3")).awaited == ("n1", "n2", "n4")
+    assert (await bench.beat("n2")).awaited == ()
+
+
+async def test_when_a_loss_is_known_all_are_waited_for(bench: Bench) -> None:
+    await up(bench, "n1", "n2", "n3")
+    kept, old = await bench.keep(), await read(bench, "n2")
+    await bench.store.cordon("n3", Cordon(reason="fan", by="ann", at=1.5), "c1")
+    new = await read(bench)
+    await bench.put_back(kept)
+    reply = await bench.beat("n2", era=old.reply.era, rev=old.reply.rev)
+    assert reply.awaited == ("n1", "n3")
+    await returns(bench, new, "n1", awaited=("n1", "n2", "n3"))
+    assert (await bench.beat("n1")).awaited == ("n2", "n3")
+    await returns(bench, old, "n2", awaited=("n1", "n2", "n3"))
+    assert (await bench.beat("n1")).awaited == ("n3",), "two of three are enough only where nothing is known"
+
+
+async def test_of_many_only_the_first_are_named(bench: Bench) -> None:
+    """A reply to each of 2,000 nodes must not name 2,000."""
+    names = [f"n{i}" for i in range(1, 10)]
+    await up(bench, *names)
+    await bench.restart()
+    reply = await bench.beat("n9")
+    assert (reply.awaited, reply.awaits) == (("n1", "n2", "n3", "n4", "n5"), 8)
+    assert "may know it: n1, n2, n3, n4, n5 and 3 more;" in await refused("recovering", bench.submit())
+    reply = await bench.beat("n2")
+    assert (reply.awaited, reply.awaits) == (("n1", "n3", "n4", "n5", "n6"), 7)
