@@ -29,6 +29,7 @@ from nodeagent.model.job import TERMINAL, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.hang import watching
 from nodeagent.spec.jobcheck import check_spec
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 
@@ -118,9 +119,11 @@ class JobRoutes:
         reports = job.last_reports
         if job.head is not None and any(r.state != "running" for r in job.head.reports.values()):
             reports = job.head.reports
-        waits_for_store = [text] if job.phase not in TERMINAL and (text := self.view.health().store_waits) else []
+        store_waits = "" if job.phase in TERMINAL else self.view.health().store_waits
         detail = await self._json(job, asking=events is not None) | {
-            "why": [*waits_for_store, *self.view.why(job.uid)],
+            "why": [*([store_waits] if store_waits else []), *self.view.why(job.uid)],
+            "store_waits": store_waits,
+            "no_progress": watching(job.head) if job.head is not None and job.phase == "running" else "",
             "budget": budget_json(job, cluster),
             "generations": generations(job, events or ()),
             "reports": {node: r.model_dump() for node, r in reports.items()},

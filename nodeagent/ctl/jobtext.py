@@ -281,7 +281,7 @@ def _next(job: Json) -> list[str]:
         step = f"nothing; remove its record when you like: nodeagentctl delete {name}"
     elif job["store_away_since"] is not None:
         step = "get the store to answer again (nodeagentctl doctor); until then it can neither be changed nor recovered"
-    elif any(why.startswith("the store may lack") for why in job["why"]):
+    elif job["store_waits"]:
         step = "nothing: what runs goes on; all else waits for those nodes: start their agents, if you can"
     elif phase in ("paused", "pausing"):
         step = f"run it again: nodeagentctl resume {name}"
@@ -294,7 +294,7 @@ def _next(job: Json) -> list[str]:
             step += f", or want fewer: nodeagentctl scale {name} N"
     elif phase == "forming":
         step = "nothing: it starts when every member has acknowledged"
-    elif any(why.startswith("no progress seen") for why in job["why"]):
+    elif job["no_progress"]:
         step = f"nothing yet: if it hangs, it is restarted by itself. Follow it: nodeagentctl logs {name} -f"
     elif job["why"]:
         step = f"nothing is wrong; it will grow when it can. Follow it: nodeagentctl logs {name} -f"

@@ -16,6 +16,8 @@ from nodeagent.api.server import ApiServer
 from nodeagent.api.shapes import lent_json, pods_json
 from nodeagent.api.view import AgentHealth
 from nodeagent.ctl.jobtext import job_lines
+from nodeagent.model.stall import Stall
+from nodeagent.model.world import PodReport
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.words import waits_for
 from nodeagent.workers.base import PodStatus
@@ -187,6 +189,26 @@ async def test_whom_a_store_that_lost_writes_waits_for_is_every_jobs_reason(tmp_
         _, listed = await told(session, "/v1/jobs")
     assert before["why"] == ["2 nodes are wanted"]
     assert detail["why"] == [view.store_waits, "2 nodes are wanted"]
+    assert (before["store_waits"], detail["store_waits"]) == ("", view.store_waits)
     assert (detail["reason"], listed["items"][0]["reason"]) == (view.store_waits, view.store_waits)
     assert "start their agents, if you can" in "\n".join(job_lines(detail))
     assert "start their agents" not in "\n".join(job_lines(before))
+
+
+async def test_a_stall_that_is_no_hang_yet_is_told(tmp_path: Path) -> None:
+    view = FakeView(tmp_path)
+    await view.join()
+    await view.store.submit("u1", spec(), 1000, 1.0, "alice", "r1")
+    await view.obey()
+    async with served(view) as session:
+        _, before = await told(session, "/v1/jobs/digits")
+        head, stall = view.job("digits").head, Stall(limit=600.0, suspects=True, ranks=())
+        assert head is not None
+        (member, *_) = head.ordered()
+        report = PodReport(state="running", stall=stall)
+        await view.store.report("u1", head.token, member.node, view.lives[member.node], report)
+        await view.refresh()
+        _, after = await told(session, "/v1/jobs/digits")
+    assert (before["phase"], before["no_progress"]) == ("running", "")
+    assert after["no_progress"].startswith(f"no progress seen on {member.node}; waits for what ")
+    assert "nothing yet: if it hangs, it is restarted by itself" in job_lines(after)[-1]

@@ -50,6 +50,19 @@ def test_describe_names_the_keepers_while_the_store_answers() -> None:
     assert not [line for line in job_lines(samples.detail(samples.HOLDING)) if line.startswith(("Keepers", "Runs on"))]
 
 
+def test_describe_says_what_to_do_while_a_store_that_lost_writes_waits() -> None:
+    waits = samples.detail(samples.job(phase="holding")) | {
+        "store_waits": "the store waits for n4",
+        "no_progress": "n1",
+    }
+    assert job_lines(waits)[-1].startswith("Next:        nothing: what runs goes on; all else waits for those nodes")
+
+
+def test_describe_says_that_a_hang_is_watched() -> None:
+    watched = samples.detail(samples.job(), ("no progress seen on n1, n2 gets on",)) | {"no_progress": "n1"}
+    assert "nothing yet: if it hangs, it is restarted by itself" in job_lines(watched)[-1]
+
+
 def test_status_lines_of_run_do_not_change_while_nothing_does() -> None:
     assert status_line(away("lent")) == "the store does not answer; digits runs on time lent by n1, n2, n3"
     assert status_line(away("lease")).startswith("generation 2 active"), "it may be back in a moment"
