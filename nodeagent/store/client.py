@@ -6,14 +6,10 @@ call may or may not have happened.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from collections.abc import Mapping
 
-from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.event import Event
 from nodeagent.model.job import Admission, Checkpoint, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
@@ -23,11 +19,10 @@ from nodeagent.model.timing import Timing, millis
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store import codec, keys
-from nodeagent.store.actedon import ActedOn, always, beat_brings_jobs, never
+from nodeagent.store.actedon import always, beat_brings_jobs
 from nodeagent.store.arguments import ended_by, expectation, told_facts, told_timing, who
-from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.calls import Calls, strict
 from nodeagent.store.decoder import Decoder
-from nodeagent.store.link import Link, Links
 from nodeagent.store.messages import (
     Answer,
     Beat,
@@ -42,14 +37,6 @@ from nodeagent.store.messages import (
     Unread,
 )
 from nodeagent.store.scripts import load
-from nodeagent.store.trouble import NotReplicatedError, trouble
-from nodeagent.store.wire import ReplyError
-from nodeagent.store.words import timing_differs
-
-COMMAND_LINKS = 4
-WAIT_LINKS = 32
-REPLICAS_SHARE = 0.5
-"""Of a call's bound: how long it waits for the replicas to have the step."""
 
 
 class RedisStore:
@@ -64,18 +51,15 @@ class RedisStore:
     def __init__(self, at: str | RedisConfig, cluster: str, timeout: float) -> None:
         config = RedisConfig(url=at) if isinstance(at, str) else at
         self._prefix = keys.prefix(cluster)
-        self._timeout = timeout
-        self._replicas = config.replicas_wanted
+        self._calls = Calls(config, self._prefix, timeout)
         self._decoder = Decoder()
-        self._commands = Links(config, COMMAND_LINKS, timeout)
-        self._waits = Links(config, WAIT_LINKS, timeout)
 
     async def join(
         self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing, regroup: int = 0
     ) -> JoinReply:
         arguments = who(node, incarnation) | told_facts(facts) | told_timing(timing)
         arguments |= {"regroup": regroup, "uid": uuid.uuid4().hex}
-        cluster_uid, served = await self._timed("join", arguments, timing, always)
+        cluster_uid, served = await self._calls.timed("join", arguments, timing, always)
         return JoinReply(cluster_uid=cluster_uid, served=served)
 
     async def restore(self, offer: Offer) -> Restored:
@@ -86,7 +70,7 @@ class RedisStore:
             "cordons": {node.id: codec.encode_optional(node.cordon) or "" for node in offer.nodes},
             "jobs": [codec.encode_job(job) for job in offer.jobs],
         }  # fmt: skip
-        era, known, recovering = await self._timed("restore", arguments, offer.timing)
+        era, known, recovering = await self._calls.timed("restore", arguments, offer.timing)
         return Restored(era=era, known=int(known), recovering=bool(recovering))
 
     async def beat(self, beat: Beat) -> BeatReply:
@@ -102,7 +86,7 @@ class RedisStore:
         arguments["notes"] = [note.model_dump() for note in beat.notes]
         (
             cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked, *recovery,
-        ) = await self._step("beat", arguments, beat_brings_jobs)  # fmt: skip
+        ) = await self._calls.step("beat", arguments, beat_brings_jobs)  # fmt: skip
         nodes, jobs, gone, unread = [], [], [], []
         for key, flat, cordon in records:
             try:
@@ -114,7 +98,7 @@ class RedisStore:
                     jobs.append(self._decoder.job(flat))
             except (ValueError, KeyError) as error:  # one record, and only that one: the others are as good as ever
                 unread.append(Unread(key=key, why=_plain(error)))
-        with _strict():
+        with strict():
             return BeatReply(
                 cluster_uid=cluster_uid,
                 served=served,
@@ -137,7 +121,7 @@ class RedisStore:
             )
 
     async def leave(self, node: str, incarnation: Incarnation) -> None:
-        await self._step("leave", who(node, incarnation))
+        await self._calls.step("leave", who(node, incarnation))
 
     async def propose(self, proposal: Proposal) -> JobRecord:
         arguments = ended_by(proposal) | {
@@ -245,12 +229,12 @@ class RedisStore:
         return await self._job("keep", arguments)
 
     async def forget(self, node: str, by: str) -> NodeRecord:
-        flat, cordon = await self._step("forget", {"node": node, "by": by}, always)
-        with _strict():
+        flat, cordon = await self._calls.step("forget", {"node": node, "by": by}, always)
+        with strict():
             return codec.decode_node(flat, cordon)
 
     async def request(self, request: str) -> Answer | None:
-        async with self._bounded(self._commands, self._timeout) as link:
+        async with self._calls.link() as link:
             found = await link.ask("HGET", keys.requests(self._prefix), request)
         if found is None:
             return None
@@ -267,20 +251,20 @@ class RedisStore:
         return await self._job("settle", arguments)
 
     async def remove(self, uid: str) -> None:
-        await self._step("remove", {"uid": uid})
+        await self._calls.step("remove", {"uid": uid})
 
     async def cordon(self, node: str, cordon: Cordon | None, request: str) -> NodeRecord:
         arguments: dict[str, object] = {"node": node, "request": request}
         if cordon is not None:
             arguments |= {"cordon": cordon.to_json(), "by": cordon.by, "reason": cordon.reason}
-        flat, stored = await self._step("cordon", arguments, always)
-        with _strict():
+        flat, stored = await self._calls.step("cordon", arguments, always)
+        with strict():
             return codec.decode_node(flat, stored)
 
     async def pods(self, uid: str) -> tuple[PodState, ...]:
-        async with self._bounded(self._commands, self._timeout) as link:
+        async with self._calls.link() as link:
             bodies = await link.evaluate(load("pods", bare=True), self._prefix, uid)
-        with _strict():
+        with strict():
             return tuple(PodState.from_json(body) for body in bodies)
 
     async def events(self, after: str, limit: int) -> tuple[Event, ...]:
@@ -288,16 +272,16 @@ class RedisStore:
             return ()
         stream, since = keys.events(self._prefix), f"({after}"
         command = ("XRANGE", stream, since, "+") if limit > 0 else ("XREVRANGE", stream, "+", since)
-        async with self._bounded(self._commands, self._timeout) as link:
+        async with self._calls.link() as link:
             found = await link.ask(*command, "COUNT", abs(limit))
-        with _strict():
+        with strict():
             decoded = [codec.decode_event(entry) for entry in found]
         return tuple(decoded if limit > 0 else reversed(decoded))
 
     async def wait(self, after: str, timeout: float) -> str:
         stream = keys.events(self._prefix)
         block = max(1, millis(timeout))  # 0 would be for ever
-        async with self._bounded(self._waits, timeout + self._timeout) as link:
+        async with self._calls.waiting(timeout) as link:
             if not await link.ask("XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", stream, after):
                 return after
             newest = await link.ask("XREVRANGE", stream, "+", "-", "COUNT", 1)
@@ -305,67 +289,22 @@ class RedisStore:
 
     async def saved(self, after: str, timeout: float) -> Saves:
         stream, told = keys.saves(self._prefix), keys.saved(self._prefix)
-        async with self._bounded(self._waits, timeout + self._timeout) as link:
+        async with self._calls.waiting(timeout) as link:
             if after:
                 await link.ask("XREAD", "COUNT", 1, "BLOCK", max(1, millis(timeout)), "STREAMS", stream, after)
             newest = await link.ask("XREVRANGE", stream, "+", "-", "COUNT", 1)
             found = codec.pairs(await link.ask("HGETALL", told))
-        with _strict():
+        with strict():
             nodes = {node: codec.decode_saved(text) for node, text in found.items()}
             return Saves(at=str(newest[0][0]) if newest else "0-0", nodes=nodes)
 
     async def close(self) -> None:
-        await self._commands.close()
-        await self._waits.close()
-
-    # --- how a step travels
+        await self._calls.close()
 
     async def _job(self, name: str, arguments: dict[str, object]) -> JobRecord:
-        (flat,) = await self._step(name, arguments, always)
-        with _strict():
+        (flat,) = await self._calls.step(name, arguments, always)
+        with strict():
             return self._decoder.job(flat)
-
-    async def _timed(self, name: str, arguments: dict[str, object], timing: Timing, acted_on: ActedOn = never) -> Any:
-        """A step that compares the timing; its refusal says what differs."""
-        try:
-            return await self._step(name, arguments, acted_on)
-        except StoreRefusedError as refusal:
-            if refusal.code == "timing":
-                with _strict():
-                    stored = Timing.from_json(str(refusal))
-                raise StoreRefusedError("timing", timing_differs(stored, timing)) from None
-            raise
-
-    async def _step(self, name: str, arguments: dict[str, object], acted_on: ActedOn = never) -> Any:
-        text = codec.encode(arguments)
-        async with self._bounded(self._commands, self._timeout) as link:
-            done, *rest = await link.evaluate(load(name), self._prefix, link.run_id, str(RECORD_VERSION), text)
-            if done and self._replicas and acted_on(rest):
-                await self._replicated(link)
-        if not done:
-            raise StoreRefusedError(*rest)
-        return rest
-
-    async def _replicated(self, link: Link) -> None:
-        """Everything this link has written or read so far is on enough replicas; raises NotReplicatedError."""
-        there = await link.ask("WAIT", self._replicas, max(1, millis(REPLICAS_SHARE * self._timeout)))
-        if there < self._replicas:
-            raise NotReplicatedError(f"{there} of the {self._replicas} replicas that must have it do")
-
-    @asynccontextmanager
-    async def _bounded(self, links: Links, timeout: float) -> AsyncIterator[Any]:
-        """A link within a bound; whatever goes wrong with it becomes StoreUnavailableError. Where it has to be opened
-        first, that has the bound once and the request once more: both are round trips, and where replies come late a
-        node whose link broke must get one again before its fence."""
-        try:
-            async with asyncio.timeout(timeout) as bound, links.one() as link:
-                if link.fresh:
-                    bound.reschedule(asyncio.get_running_loop().time() + timeout)
-                yield link
-        except (ReplyError, OSError) as error:
-            await self._commands.forget()
-            await self._waits.forget()
-            raise StoreUnavailableError(trouble(links.address, timeout, error)) from error
 
 
 def _plain(error: ValueError | KeyError) -> str:
@@ -373,16 +312,3 @@ def _plain(error: ValueError | KeyError) -> str:
     if isinstance(error, KeyError):
         return f"it has no {error.args[0]}"
     return " ".join(str(error).split())[:300]
-
-
-@contextmanager
-def _strict() -> Iterator[None]:
-    """What cannot be decoded was written by another version (or another program)."""
-    try:
-        yield
-    except (ValueError, KeyError) as error:
-        raise StoreRefusedError(
-            "version",
-            f"a record in the store cannot be read by this version of nodeagent: {error}. "
-            "Install the version that the other nodes run",
-        ) from error

@@ -19,14 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nodeagent.workers.linux import (
-    become_subreaper,
-    boot_id,
-    boottime,
-    socket_path,
-    start_time,
-    write_atomic,
-)
+from nodeagent.workers.linux import become_subreaper, boottime, write_atomic
 from nodeagent.workers.shim_checks import UnfitError, check_limits
 from nodeagent.workers.shim_children import Children
 from nodeagent.workers.shim_commit import Commits
@@ -38,6 +31,7 @@ from nodeagent.workers.shim_link import OPS, WorkerLink
 from nodeagent.workers.shim_loop import Delay, Loop
 from nodeagent.workers.shim_output import RotatingFile, log_to, lossy_stderr
 from nodeagent.workers.shim_peer import VERSION, Command, Peer
+from nodeagent.workers.shim_peers import Peers
 from nodeagent.workers.shim_prepare import Preparation
 from nodeagent.workers.shim_rendezvous import Holder
 from nodeagent.workers.shim_snapshots import Snapshots, available_memory
@@ -47,8 +41,6 @@ from nodeagent.workers.shim_writeout import WriteOut
 
 IDLE_EXIT = 60.0
 """Seconds without an agent and without work until the shim ends."""
-PEERS_MAX = 256
-"""Connections at a time: workers must not use up the shim's descriptors."""
 GENERATIONS_KEPT = 20
 """Folders of output, and records, of older generations are removed."""
 
@@ -82,14 +74,11 @@ class Shim:
         self.highest = self._read_token("highest.json")
         self.started = self._read_token("started.json")
         self.retiring = False
-        self._peers: set[Peer] = set()
-        self._agent: Peer | None = None
-        self._last = ""
         self._idle: Delay | None = None
-        self._listener = self._listen()
+        self.peers = Peers(self.loop, folder, self.pod["agent_uid"], self._heard, self._watch_idle)
         if agent is not None:
             os.set_inheritable(agent, False)  # no worker can speak for us
-            self._connect(socket.socket(fileno=agent))
+            self.peers.connect(socket.socket(fileno=agent))
 
     # -- life
 
@@ -124,7 +113,7 @@ class Shim:
         self.changed()
 
     def _watch_idle(self) -> None:
-        if self._agent is not None or not self._quiet():
+        if self.peers.agent is not None or not self._quiet():
             if self._idle is not None:
                 self._idle.cancel()
             self._idle = None
@@ -138,8 +127,7 @@ class Shim:
         """Remove the runtime files and go; the standby goes with us."""
         self.holder.release()
         self.preparation.standby.kill()
-        for peer in list(self._peers):
-            peer.close()
+        self.peers.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.loop.stop()
 
@@ -151,32 +139,24 @@ class Shim:
     def _heard(self, peer: Peer, command: Command) -> None:
         op = command.get("op")
         if op == "attach":
-            self._attach(peer)
+            if self.peers.attach(peer):
+                self.guard.new_controller()
+                self._watch_idle()
         elif isinstance(op, str) and op.startswith(OPS):
             self.link.hear(peer, command)
-        elif peer is not self._agent:
+        elif peer is not self.peers.agent:
             peer.send(json.dumps({"v": VERSION, "error": "only the agent may give commands"}))
         else:
             try:
                 getattr(self, f"_do_{op}", self._unknown)(command)
             except OSError as error:  # a full disk, say: refused, and what runs goes on
-                self._tell(f"{command['op']} failed: {error}")
+                self.peers.tell_agent(f"{command['op']} failed: {error}")
                 if op == "promise":  # never, without a record of it: the next shim says why this node cannot
                     self._do_retire(command)
             self.changed()
 
-    def _attach(self, peer: Peer) -> None:
-        if peer.uid not in (0, self.pod["agent_uid"]):
-            peer.send(json.dumps({"v": VERSION, "error": "only the agent may attach"}))
-            return
-        if self._agent not in (None, peer):
-            self._agent.close()
-        self._agent = peer
-        self.guard.new_controller()
-        self._watch_idle()
-
     def _unknown(self, command: Command) -> None:
-        self._tell(f"unknown command {command['op']}")
+        self.peers.tell_agent(f"unknown command {command['op']}")
 
     def _do_grant(self, command: Command) -> None:
         self.guard.grant(command["until"], command["seq"])
@@ -184,9 +164,9 @@ class Shim:
     def _do_promise(self, command: Command) -> None:
         token = command["token"]
         if self.gang is not None and not self.gang.doomed:
-            self._tell(f"not promised: workers of generation {self.gang.token['number']} still live")
+            self.peers.tell_agent(f"not promised: workers of generation {self.gang.token['number']} still live")
         elif self.highest is not None and token != self.highest and token["number"] <= self.highest["number"]:
-            self._tell(f"not promised: generation {self.highest['number']} was promised before")
+            self.peers.tell_agent(f"not promised: generation {self.highest['number']} was promised before")
         else:
             if token != self.highest:
                 self._write_token("highest.json", token, durable=True)
@@ -204,10 +184,10 @@ class Shim:
         ):
             return
         if self.highest is not None and number == self.highest["number"] and token != self.highest:
-            self._tell(f"not started: another generation {number} was promised")
+            self.peers.tell_agent(f"not started: another generation {number} was promised")
             return
         if not self._quiet():
-            self._tell("not started: an older generation still lives")
+            self.peers.tell_agent("not started: an older generation still lives")
             return
         if token != self.highest:
             self._write_token("highest.json", token, durable=True)
@@ -302,15 +282,11 @@ class Shim:
             if int(record.name[1:].partition("-")[0]) <= number - GENERATIONS_KEPT:
                 record.unlink(missing_ok=True)
 
-    # -- status and connections
+    # -- status
 
     def changed(self) -> None:
         """Push the status to every peer if it differs from the last one."""
-        line = json.dumps({"v": VERSION, "status": self.status()})
-        if line != self._last:
-            self._last = line
-            for peer in [p for p in self._peers if p.wants_status]:
-                peer.send(line)
+        self.peers.push(self.status())
 
     def status(self) -> dict[str, Any]:
         """As base.PodStatus."""
@@ -345,46 +321,6 @@ class Shim:
             "stepped": self.first_steps.at,
             "stall": self.hang.stall if self.hang is not None else None,
         }
-
-    def _tell(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-        if self._agent is not None:
-            self._agent.send(json.dumps({"v": VERSION, "error": text}))
-
-    def _listen(self) -> socket.socket:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        path = self.folder / "s"
-        path.unlink(missing_ok=True)
-        old = os.umask(0o177)
-        try:
-            with socket_path(path) as short:
-                listener.bind(short)
-        finally:
-            os.umask(old)
-        listener.listen(16)
-        listener.setblocking(False)
-        self.loop.watch(listener.fileno(), self._accept)
-        identity = {"pid": os.getpid(), "start": start_time(os.getpid()), "boot": boot_id()}
-        write_atomic(self.folder / "shim.json", json.dumps(identity), durable=False)
-        return listener
-
-    def _accept(self) -> None:
-        self._connect(self._listener.accept()[0])
-
-    def _connect(self, link: socket.socket) -> None:
-        peer = Peer(self.loop, link, self._heard, self._closed)
-        if peer.uid not in (0, os.getuid(), self.pod["agent_uid"]) or len(self._peers) >= PEERS_MAX:
-            peer.close()
-            return
-        self._peers.add(peer)
-        if self._last:
-            peer.send(self._last)
-
-    def _closed(self, peer: Peer) -> None:
-        self._peers.discard(peer)
-        if peer is self._agent:
-            self._agent = None
-            self._watch_idle()
 
 
 def main() -> None:

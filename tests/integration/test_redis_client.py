@@ -17,7 +17,8 @@ from nodeagent.model.event import Event
 from nodeagent.model.job import JobRecord
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.base import StoreUnavailableError
-from nodeagent.store.client import COMMAND_LINKS, RedisStore
+from nodeagent.store.calls import COMMAND_LINKS
+from nodeagent.store.client import RedisStore
 from nodeagent.store.door import Door
 from nodeagent.store.link import Link, Links
 from nodeagent.store.server import PrivateRedis

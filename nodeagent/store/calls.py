@@ -1,0 +1,108 @@
+"""How a call travels to Redis and back: on one of a few links, within a bound, and counted only once the replicas that
+are wanted have it.
+
+Owns the links; must never know what a step means. Whatever goes wrong becomes one of the two store errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Any
+
+from nodeagent.model.base import RECORD_VERSION
+from nodeagent.model.timing import Timing, millis
+from nodeagent.spec.storeconfig import RedisConfig
+from nodeagent.store import codec
+from nodeagent.store.actedon import ActedOn, never
+from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.link import Link, Links
+from nodeagent.store.scripts import load
+from nodeagent.store.trouble import NotReplicatedError, trouble
+from nodeagent.store.wire import ReplyError
+from nodeagent.store.words import timing_differs
+
+COMMAND_LINKS = 4
+WAIT_LINKS = 32
+REPLICAS_SHARE = 0.5
+"""Of a call's bound: how long it waits for the replicas to have the step."""
+
+
+class Calls:
+    """To one cluster's keys, those that begin with ``prefix``. ``timeout`` (seconds) bounds each call, queueing and
+    waiting for replicas included."""
+
+    def __init__(self, config: RedisConfig, prefix: str, timeout: float) -> None:
+        self._prefix, self._timeout = prefix, timeout
+        self._replicas = config.replicas_wanted
+        self._commands = Links(config, COMMAND_LINKS, timeout)
+        self._waits = Links(config, WAIT_LINKS, timeout)
+
+    async def step(self, name: str, arguments: dict[str, object], acted_on: ActedOn = never) -> Any:
+        """A script's reply, less the flag that it did what was asked; raises StoreRefusedError with its reason."""
+        text = codec.encode(arguments)
+        async with self.link() as link:
+            done, *rest = await link.evaluate(load(name), self._prefix, link.run_id, str(RECORD_VERSION), text)
+            if done and self._replicas and acted_on(rest):
+                await self._replicated(link)
+        if not done:
+            raise StoreRefusedError(*rest)
+        return rest
+
+    async def timed(self, name: str, arguments: dict[str, object], timing: Timing, acted_on: ActedOn = never) -> Any:
+        """A step that compares the timing; its refusal says what differs."""
+        try:
+            return await self.step(name, arguments, acted_on)
+        except StoreRefusedError as refusal:
+            if refusal.code == "timing":
+                with strict():
+                    stored = Timing.from_json(str(refusal))
+                raise StoreRefusedError("timing", timing_differs(stored, timing)) from None
+            raise
+
+    def link(self) -> AbstractAsyncContextManager[Link]:
+        """For requests that are answered at once."""
+        return self._bounded(self._commands, self._timeout)
+
+    def waiting(self, seconds: float) -> AbstractAsyncContextManager[Link]:
+        """For one that the server may hold back for as long as this."""
+        return self._bounded(self._waits, seconds + self._timeout)
+
+    async def close(self) -> None:
+        await self._commands.close()
+        await self._waits.close()
+
+    async def _replicated(self, link: Link) -> None:
+        """Everything this link has written or read so far is on enough replicas; raises NotReplicatedError."""
+        there = await link.ask("WAIT", self._replicas, max(1, millis(REPLICAS_SHARE * self._timeout)))
+        if there < self._replicas:
+            raise NotReplicatedError(f"{there} of the {self._replicas} replicas that must have it do")
+
+    @asynccontextmanager
+    async def _bounded(self, links: Links, timeout: float) -> AsyncIterator[Link]:
+        """A link within a bound; whatever goes wrong with it becomes StoreUnavailableError. Where it has to be opened
+        first, that has the bound once and the request once more: both are round trips, and where replies come late a
+        node whose link broke must get one again before its fence."""
+        try:
+            async with asyncio.timeout(timeout) as bound, links.one() as link:
+                if link.fresh:
+                    bound.reschedule(asyncio.get_running_loop().time() + timeout)
+                yield link
+        except (ReplyError, OSError) as error:
+            await self._commands.forget()
+            await self._waits.forget()
+            raise StoreUnavailableError(trouble(links.address, timeout, error)) from error
+
+
+@contextmanager
+def strict() -> Iterator[None]:
+    """What cannot be decoded was written by another version (or another program)."""
+    try:
+        yield
+    except (ValueError, KeyError) as error:
+        raise StoreRefusedError(
+            "version",
+            f"a record in the store cannot be read by this version of nodeagent: {error}. "
+            "Install the version that the other nodes run",
+        ) from error
