@@ -84,7 +84,7 @@ class Leaving:
             try:
                 link.ask("leave.wait", ASKED_FOR)
             except LinkError:
-                time.sleep(AGAIN)  # the shim may not have heard yet that this process was started
+                time.sleep(AGAIN)
                 continue
             self._last.stop()
             return

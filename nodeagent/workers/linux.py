@@ -255,12 +255,12 @@ def socket_path(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def write_atomic(path: Path, content: str | bytes, durable: bool) -> None:
-    """Replace the file as a whole, for its owner only; ``durable`` also waits until file and name are on the disk.
-    Raises OSError, and then the file is as it was."""
+def write_atomic(path: Path, content: str | bytes, durable: bool, mode: int = 0o600) -> None:
+    """Replace the file as a whole; ``durable`` also waits until file and name are on the disk. Raises OSError, and then
+    the file is as it was."""
     left = memoryview(content.encode() if isinstance(content, str) else content)
     draft = path.with_name(path.name + ".new")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         while left:  # a disk that becomes full takes a part first, and then refuses
             left = left[os.write(fd, left) :]

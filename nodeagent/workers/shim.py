@@ -208,7 +208,7 @@ class Shim:
             environments = [env | page for env, page in zip(environments, pages, strict=False)]
         parts = Parts(
             self.loop, self.guard, self.children, self.preparation.standby, self.pod, self.state, self.logs,
-            self._gang_changed, self._file, self._write_out,
+            self._gang_changed, self.link.launched, self._file, self._write_out,
         )  # fmt: skip
         self.gang = gang = Gang(parts, token, environments, command["ranks"])
         if boottime() > command["not_after"]:

@@ -49,6 +49,8 @@ class Parts:
     state: Path
     logs: Path
     changed: Callable[[], None]
+    launched: Callable[[], None]
+    """A worker's pid is known, or will never be."""
     file: Callable[[Path], RotatingFile]
     write_out: Callable[[Callable[[], None]], WriteOut]
     """A new one; it calls this when it is over."""
@@ -94,6 +96,11 @@ class Gang:
         if not self.workers or self._forking:
             return "starting"
         return "running" if any(not w.ended for w in self.workers) else "stopping"
+
+    @property
+    def forking(self) -> bool:
+        """Some of its workers may run already, with pids that are not known yet."""
+        return self._forking > 0
 
     @property
     def doomed(self) -> bool:
@@ -279,6 +286,7 @@ class Gang:
             for other in self.living():
                 other.stopped = True
             self._kill_all()
+        self.parts.launched()
         if not self._forking:
             self.parts.changed()
             self.settle()

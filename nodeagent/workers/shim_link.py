@@ -2,7 +2,9 @@
 
 A worker says ``{"op": "worker.NAME", ...}``; parts of the shim ``add`` their names. Who speaks is the kernel's word: a
 process in the session of a living worker of the present generation. Anything else is refused, so what an older
-generation left behind is never heard. Standard library only; must never trust a message's form, nor command anything.
+generation left behind is never heard. A worker that was just forked may speak before the shim has learned its pid:
+while pids are missing, strangers are heard later. Standard library only; must never trust a message's form, nor command
+anything.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 OPS = "worker."
 """How the names of a worker's messages begin."""
+EARLY_MAX = 128
+"""Messages of strangers that are kept until all pids are known; one more is refused."""
 
 
 @dataclass(slots=True)
@@ -72,6 +76,7 @@ class WorkerLink:
     def __init__(self, gang: Callable[[], Gang | None]) -> None:
         self._gang = gang
         self._handlers: dict[str, Handler] = {}
+        self._early: list[tuple[Peer, dict[str, Any], list[int], int]] = []
 
     def add(self, name: str, handler: Handler) -> None:
         """Have ``worker.NAME`` heard. It must return at once: the shim has one thread."""
@@ -82,7 +87,15 @@ class WorkerLink:
         peer.wants_status = False
         said = message.get("fds", 0)
         count = said if isinstance(said, int) and 0 < said <= MAX_FDS else 0
-        fds = peer.take_fds(count)
+        self._hear(peer, message, peer.take_fds(count), count)
+
+    def launched(self) -> None:
+        """A pid has become known, or is not waited for any more: whoever spoke too early may be a worker."""
+        early, self._early = self._early, []
+        for one in early:
+            self._hear(*one)
+
+    def _hear(self, peer: Peer, message: dict[str, Any], fds: list[int], count: int) -> None:
         try:
             self._dispatch(peer, message, fds, count)
         finally:
@@ -93,6 +106,10 @@ class WorkerLink:
         gang = self._gang()
         worker = None if gang is None else speaker(gang, peer.pid)
         if gang is None or worker is None:
+            if gang is not None and gang.forking and len(self._early) < EARLY_MAX:
+                self._early.append((peer, message, fds[:], count))
+                fds.clear()
+                return
             if "id" in message:
                 text = "only workers of the present generation are heard here"
                 peer.send(json.dumps({"v": VERSION, "id": message["id"], "error": text}))

@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from nodeagent.workers.linux import write_atomic
+
 PYTHON_BOUND, NATIVE_BOUND = 4.0, 8.0
 """Seconds for one worker's Python stacks (the worker goes on meanwhile), and for its native ones (it stands still)."""
 AT_ONCE = 4
@@ -149,13 +151,8 @@ class Report:
     def add(self, heading: str, body: str) -> None:
         self._parts.append(f"--- {heading}\n{body}")
         data = ("\n\n".join(self._parts) + "\n").encode("utf-8", "backslashreplace")[:MOST_BYTES]
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            fd = os.open(self.target["file"], flags, 0o640)
-            try:
-                os.write(fd, data)
-            finally:
-                os.close(fd)
+            write_atomic(Path(self.target["file"]), data, durable=False, mode=0o640)
         except OSError as error:
             print(f"stacks are lost: {self.target['file']}: {error.strerror}", file=sys.stderr, flush=True)
 

@@ -25,8 +25,8 @@ from nodeagent.workers.shim_output import RotatingFile
 from nodeagent.workers.shim_peer import VERSION, Command, Peer
 from nodeagent.workers.shim_snapshots import Snapshots
 
-LAST_CALL = 0.1
-"""Of the grace, at most 2 s: what workers that still live leave to the commit."""
+LAST_CALL, LAST_CALL_MAX = 0.1, 2.0
+"""Of the grace, and at most so many seconds: what workers that still live leave to the commit."""
 PROGRAM = (sys.executable, "-sP", "-m", "nodeagent.train.writeout")
 """Not the job's Python: it needs no torch, and the shim does not know where torch is."""
 MOST_TEXT = 500
@@ -52,7 +52,7 @@ class WriteOut:
         self._token: dict[str, Any] = {}
         self._world = 0
         self._held: Callable[[], None] | None = None
-        self._ended_all = self._outdone = False
+        self._ended_all = self._outdone = self._told = False
         self.over = False
         self.text = ""
         """What became of it; "" if there was nothing to write."""
@@ -85,7 +85,7 @@ class WriteOut:
                 "memories": memories, "since": since, "stays": given_up["stays"], "until": until,
             }  # fmt: skip
             left = until - time.monotonic()
-            self._loop.after(left - min(2.0, LAST_CALL * left), self.workers_ended)
+            self._loop.after(left - min(LAST_CALL_MAX, LAST_CALL * left), self.workers_ended)
             try:
                 self._start(order, left)
             except OSError as error:
@@ -113,10 +113,13 @@ class WriteOut:
         return bool(given_up["stays"] and given_up["world"] != self._world)
 
     def kill(self, why: str) -> None:
-        """SIGKILL if it is under way, and wait for nothing: it can run no more code of its own."""
+        """SIGKILL if it is under way, and wait for nothing: it can run no more code of its own. If it has said already
+        how it went, it went so."""
         if self._hook is not None and not self.over:
             self._hook.kill(why)
-            self._give_up(why)
+            self.over = True
+            if not self._told:
+                self._give_up(why)
             self._changed()
 
     def workers_ended(self) -> None:
@@ -135,6 +138,7 @@ class WriteOut:
             if self._ended_all:
                 self.workers_ended()
         else:
+            self._told = True
             self.text = "" if self._outdone else str(said.get("text", ""))[:MOST_TEXT]
 
     def _wish(self, peer: Peer, said: Command) -> None:
@@ -156,7 +160,7 @@ class WriteOut:
         if self.over:
             return
         self.over = True
-        if problem and not self.text:
+        if problem and not self._told:
             self._give_up(problem)
         self._changed()
 

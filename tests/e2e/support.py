@@ -270,8 +270,11 @@ def listening_ports(pids: Iterable[int]) -> set[int]:
     """TCP ports (of IPv4) that these processes listen on."""
     inodes = set()
     for pid in pids:
+        handles: list[Path] = []
         with suppress(FileNotFoundError):  # it ended while we looked
-            for handle in Path(f"/proc/{pid}/fd").iterdir():
+            handles += Path(f"/proc/{pid}/fd").iterdir()
+        for handle in handles:
+            with suppress(FileNotFoundError):  # this one was closed
                 if found := re.fullmatch(r"socket:\[(\d+)\]", str(handle.readlink())):
                     inodes.add(found[1])
     return {port for port, inode in _listening() if inode in inodes}
@@ -309,7 +312,8 @@ def read_steps(work: Path, name: str = "digits") -> list[dict[str, Any]]:
     file = work / f"{name}.steps"
     if not file.exists():
         return []
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    whole = file.read_text().rpartition("\n")[0]  # the last line may be half written
+    rows = [json.loads(line) for line in whole.splitlines()]
     return sorted(rows, key=lambda row: float(row["mono"]))
 
 

@@ -70,7 +70,8 @@ def test_a_node_that_was_frozen_commits_nothing(calm: Cluster) -> None:
     calm.until(lambda: not is_alive(worker), 20, "the stale worker is gone")
     grown = calm.until_running("commits", 2, above=now["generation"])
     calm.until(lambda: written(here / f"first-g{grown['generation']}"), 30, "the grown gang has committed")
-    assert calm.job("commits")["checkpoint"]["generation"] == grown["generation"]
+    last = grown["generation"]  # its checkpoint may have been told by another agent than the one that is asked here
+    calm.until(lambda: calm.job("commits")["checkpoint"]["generation"] == last, 10, "it counts")
     assert not (here / "stale").exists() or (here / "stale").read_text() != "committed"
     calm.ctl("stop", "commits")
     calm.until_phase("commits", "stopped")

@@ -111,7 +111,7 @@ def test_kills_at_one_size_change_not_one_bit(calm: Cluster) -> None:
 
 
 def test_sizes_4_2_3_4_use_each_image_once_at_the_same_losses(calm: Cluster, reference: dict[int, float]) -> None:
-    steps = 10 * STEPS_OF_PASS
+    steps = 20 * STEPS_OF_PASS
     calm.submit(
         digits_job(
             calm.work,

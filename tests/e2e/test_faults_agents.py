@@ -17,7 +17,7 @@ NODES = 3
 
 
 def test_an_agent_killed_disturbs_nothing(calm: Cluster, reference: dict[int, float]) -> None:
-    calm.submit(digits_job(calm.work, "agent", nodes="2", steps=100))
+    calm.submit(digits_job(calm.work, "agent", nodes="2", steps=250))
     before = calm.until_running("agent", 2)
     calm.until_steps("agent", 10)
     workers = calm.workers("agent")
@@ -38,7 +38,7 @@ def test_an_agent_killed_disturbs_nothing(calm: Cluster, reference: dict[int, fl
     rows = read_steps(calm.work, "agent")
     check_undisturbed(rows)
     check_steps(rows, reference)
-    check_complete(rows, 100)
+    check_complete(rows, 250)
     for node in calm.nodes():
         assert resident(calm.node(node)["agent_pid"]) < 60, f"MB of {node}'s agent"
 

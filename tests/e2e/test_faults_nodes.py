@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 import pytest
 
@@ -20,14 +21,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark
 NODES = 4
 FROZEN = 10.0
 """Seconds: three leases."""
-ACTS = 1.0
-"""Seconds within which a shim acts on a deadline that is over: several times ``timing.kill``, on a busy machine."""
+ACTS = 10.0
+"""Seconds a test waits for what shims and watchdogs do alone: nobody else runs, so it proves the same at any time."""
 
 
 @pytest.mark.parametrize("position", [0, 1], ids=["rank-0", "rank-2"])
 def test_a_node_killed_is_replaced_by_the_spare(calm: Cluster, reference: dict[int, float], position: int) -> None:
     name = f"cut{position}"
-    calm.submit(digits_job(calm.work, name, nodes="2", steps=60))
+    calm.submit(digits_job(calm.work, name, nodes="2", steps=150))
     before = calm.until_running(name, 2)
     calm.until(lambda: any(p["phase"] == "ready" for p in calm.job(name)["spares"]), 60, "a spare is ready")
     calm.until_steps(name, 6)
@@ -52,7 +53,7 @@ def test_a_node_killed_is_replaced_by_the_spare(calm: Cluster, reference: dict[i
     assert calm.restarts_counted(name) == 1
     rows = read_steps(calm.work, name)
     check_steps(rows, reference)
-    check_complete(rows, 60)
+    check_complete(rows, 150)
 
 
 def at_once(calm: Cluster, verb: str, nodes: Iterable[str]) -> None:
@@ -92,14 +93,15 @@ def stop_all(calm: Cluster, node: str) -> set[int]:
     stopped: set[int] = set()
     while new := power.processes(uid, node) - stopped:
         for pid in new:
-            os.kill(pid, signal.SIGSTOP)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
         stopped |= new
     return stopped
 
 
 def go_on(pids: Iterable[int]) -> None:
     for pid in pids:
-        if is_alive(pid):
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 
 

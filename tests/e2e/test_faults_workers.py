@@ -132,7 +132,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(calm: Cluster) 
     calm.ctl("scale", "stubborn", "1")
     assert not any(is_alive(pid) for pid in first.values())
     for rank in (0, 1):
-        assert outlived(folder / f"rank{rank}.1") > 1.8, "the grace is its own"
+        assert outlived(folder / f"rank{rank}.1") > 1, "the grace is its own"
     calm.until_running("stubborn", 1, above=1)
     calm.until((folder / "rank0.2").exists, 20, "the second generation beats")
     second = calm.workers("stubborn")
@@ -140,4 +140,4 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(calm: Cluster) 
     calm.ctl("stop", "stubborn", "--timeout", "60s")
     assert calm.job("stubborn")["phase"] == "stopped"
     assert not is_alive(second[0])
-    assert outlived(folder / "rank0.2") > 1.8
+    assert outlived(folder / "rank0.2") > 1

@@ -91,7 +91,7 @@ def test_scaled_drained_joined_paused_and_restarted_without_losing_a_step(
 def test_a_stopped_job_goes_on_where_it_was_when_it_is_submitted_again(
     calm: Cluster, reference: dict[int, float], record_property: Any
 ) -> None:
-    text = digits_job(calm.work, "again", nodes="2", steps=60).replace('"--ckpt-every", "5"', '"--ckpt-every", "1000"')
+    text = digits_job(calm.work, "again", nodes="2", steps=150).replace('"--ckpt-every", "5"', '"--ckpt-every", "1000"')
     calm.submit(text)
     calm.until_running("again", 2)
     calm.until_steps("again", 10)
@@ -104,7 +104,7 @@ def test_a_stopped_job_goes_on_where_it_was_when_it_is_submitted_again(
     rows = read_steps(calm.work, "again")
     after = rows[len(before) :]
     assert min(r["step"] for r in after) == last + 1
-    check_complete(rows, 60)
+    check_complete(rows, 150)
     check_steps(after, reference)
 
 
@@ -113,7 +113,7 @@ import os, sys, time
 import torch, torch.distributed as dist
 from nodeagent.train.leaving import Leaving
 
-folder, slow, bound = {folder!r}, {slow}, 400
+folder, slow, sleepers, bound = {folder!r}, {slow}, {sleepers}, 400
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo")
 leaving, step = Leaving(), 0
@@ -128,23 +128,25 @@ while step < bound:
     step += 1
     if step == 5:
         open(os.path.join(folder, f"slow.{{rank}}"), "w").close()
-        if rank == 1:
-            time.sleep(slow)  # rank 0 sits in the collective meanwhile
+        if rank in sleepers:
+            time.sleep(slow)  # others sit in the collective meanwhile
     dist.all_reduce(torch.ones(1))
     time.sleep(0.01)
 """
 
 
-def slow_job(calm: Cluster, name: str, slow: float, grace: str, standby: str = "on") -> Path:
+def slow_job(
+    calm: Cluster, name: str, slow: float, grace: str, standby: str = "on", sleepers: tuple[int, ...] = (1,)
+) -> Path:
     folder, script = calm.work / name, calm.work / f"{name}.py"
     folder.mkdir()
-    script.write_text(SLOW.format(folder=str(folder), slow=slow))
+    script.write_text(SLOW.format(folder=str(folder), slow=slow, sleepers=sleepers))
     calm.submit(
         f"name: {name}\ncommand: {json.dumps([sys.executable, str(script)])}\nnodes: 2\nworkers_per_node: 1\n"
         f"preload: [torch, torch.distributed]\ngrace: {grace}\nstandby: {standby}\n"
     )
     calm.until_running(name, 2)
-    calm.until(lambda: len(list(folder.glob("slow.*"))) == 2, 30, "one rank is slow, the other waits for it")
+    calm.until(lambda: len(list(folder.glob("slow.*"))) == 2, 30, "the slow ones are at it")
     return folder
 
 
@@ -160,7 +162,8 @@ def test_ranks_in_a_collective_and_in_a_slow_step_leave_after_it(calm: Cluster, 
 
 
 def test_where_grace_runs_out_that_is_told(calm: Cluster) -> None:
-    folder = slow_job(calm, "late", slow=60, grace="1s")
+    # Both sleep: one in the collective would see the other's connection close, and end by itself.
+    folder = slow_job(calm, "late", slow=60, grace="1s", sleepers=(0, 1))
     calm.ctl("stop", "late", "--timeout", "60s")
     assert not list(folder.glob("saved.*"))
     story = calm.ctl("describe", "late").stdout
@@ -236,8 +239,10 @@ TELLS = """
 import json, os, time
 from nodeagent.train import context
 place = context()
-with open(os.path.join({folder!r}, f"{{place.generation}}.{{place.rank}}"), "w") as out:
+file = os.path.join({folder!r}, f"{{place.generation}}.{{place.rank}}")
+with open(file + ".draft", "w") as out:
     json.dump([place.reason, dict(place.faulty)], out)
+os.rename(file + ".draft", file)
 while True:
     time.sleep(0.05)
 """
@@ -251,12 +256,18 @@ def test_workers_learn_why_they_were_formed_and_who_was_left_out(calm: Cluster) 
         f"name: told\ncommand: {json.dumps([sys.executable, str(script)])}\n"
         "nodes: {min: 1, max: 3, target: 3}\nworkers_per_node: 1\n"
     )
+
+    def until_told(generation: int, ranks: int) -> None:
+        calm.until(lambda: len(list(folder.glob(f"{generation}.?"))) == ranks, 30, f"generation {generation} has told")
+
     first, second, third = running_on(calm.until_running("told", 3))
+    until_told(1, 3)
     calm.ctl("drain", second, "--reason", "a fan", "--timeout", "60s")
     calm.until_running("told", 2, above=1)
+    until_told(2, 2)
     calm.ctl("local", "kill", third)
     calm.until_running("told", 1, above=2)
-    calm.until(lambda: len(list(folder.glob("*.*"))) == 6, 30, "all have told")
+    until_told(3, 1)
     told = {file.name: json.loads(file.read_text()) for file in folder.iterdir()}
     calm.ctl("stop", "told")
     assert told["1.0"][1] == {"nodes": {}, "devices": {}}

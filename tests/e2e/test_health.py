@@ -120,7 +120,12 @@ def test_a_gpu_that_falls_off_the_bus_is_left_out_until_it_is_repaired(calm: War
     calm.until_used("lost", NODES * EACH - 1)
     job = cluster.job("lost")
     assert not set(workers.values()) & set(cluster.workers("lost").values())
-    steps = [step for step in read_steps(cluster.work, "lost") if step["generation"] == job["generation"]]
+
+    def new_steps() -> list[dict[str, Any]]:
+        return [step for step in read_steps(cluster.work, "lost") if step["generation"] == job["generation"]]
+
+    cluster.until(lambda: len({step["rank"] for step in new_steps()}) == job["world_size"], BOUND, "all have stepped")
+    steps = new_steps()
     first = {step["rank"]: step["mono"] - at for step in reversed(steps)}
     print(f"worker gone {gone:.3f} s after the Xid; the gang without it steps after {max(first.values()):.3f} s")
     assert job["generation"] == before["generation"] + 1, "one re-forming is enough"
@@ -147,7 +152,7 @@ def test_a_gpu_that_falls_off_the_bus_is_left_out_until_it_is_repaired(calm: War
 def test_a_driver_that_hangs_under_one_node_costs_it_its_work_and_not_its_lease(calm: Ward) -> None:
     cluster = calm.cluster
     calm.start("hung")
-    agent = cluster.node("n3")["agent_pid"]
+    agent, life = cluster.node("n3")["agent_pid"], cluster.node("n3")["incarnation"]
     (probe,) = probes(agent)
     before = {node: beats(cluster, node) for node in cluster.nodes()}
     os.kill(probe, signal.SIGSTOP)
@@ -161,8 +166,9 @@ def test_a_driver_that_hangs_under_one_node_costs_it_its_work_and_not_its_lease(
     during = {node: beats(cluster, node) - before[node] for node in before}
     told = {node: dict(late) for node, late in during.items()}
     assert during["n3"]["all"] >= BEATS_WHILE_HUNG, told
-    others = max(late["late"] for node, late in during.items() if node != "n3")
-    assert during["n3"]["late"] <= others + 1, f"no later than where the driver answers, on this same machine: {told}"
+    # One that waited for the driver would be late by the probe's deadlines. A busy machine makes any a little late.
+    assert during["n3"]["late"] == 0, told
+    assert cluster.node("n3")["incarnation"] == life
     # The probe is replaced, the new one is answered, and n3 comes back by itself.
     cluster.until_running("hung", NODES, above=job["generation"])
     assert calm.rules("n3") == {}
@@ -248,11 +254,11 @@ def test_a_drill_is_for_the_nodes_own_agent_and_a_restart_forgets_nothing(calm: 
 
 
 def beats(cluster: Cluster, node: str) -> Counter[str]:
-    """Heartbeats of a node's agent so far: all, and those that were more than a quarter of a second late."""
+    """Heartbeats of a node's agent so far: all, and those that were more than two seconds late."""
     with urllib.request.urlopen(cluster.node(node)["http"] + "/metrics", timeout=10) as page:
         lines = dict(line.rsplit(" ", 1) for line in page.read().decode().splitlines() if not line.startswith("#"))
     name = "nodeagent_heartbeat_late_seconds"
-    every, in_time = (int(float(lines[one])) for one in (f"{name}_count", f'{name}_bucket{{le="0.25"}}'))
+    every, in_time = (int(float(lines[one])) for one in (f"{name}_count", f'{name}_bucket{{le="2.0"}}'))
     return Counter({"all": every, "late": every - in_time})
 
 

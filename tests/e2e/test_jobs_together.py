@@ -11,6 +11,8 @@ from tests.e2e.support import Cluster, check_complete, check_steps, check_undist
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(300)]
 NODES = 2
 SLOTS = 64
+LAST = 200
+"""Steps of the first of two that train: some seconds longer than it takes to see what the third waits for."""
 """Workers that one local node takes."""
 
 
@@ -25,7 +27,7 @@ def slots_used(calm: Cluster) -> dict[str, int]:
 
 @pytest.mark.torch
 def test_two_train_at_once_and_a_third_waits_for_a_place(calm: Cluster, reference: dict[int, float]) -> None:
-    for name, steps in (("left", 60), ("right", 400)):
+    for name, steps in (("left", LAST), ("right", 600)):
         calm.submit(digits_job(calm.work, name, nodes="2", steps=steps, workers=1))
     for name in ("left", "right"):
         calm.until_running(name, 2)
@@ -44,7 +46,7 @@ def test_two_train_at_once_and_a_third_waits_for_a_place(calm: Cluster, referenc
         rows = read_steps(calm.work, name)
         check_steps(rows, reference)
         check_undisturbed(rows)
-    check_complete(read_steps(calm.work, "left"), 60)
+    check_complete(read_steps(calm.work, "left"), LAST)
     assert slots_used(calm) == {"n1": 0, "n2": 0}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from nodeagent.ctl.client import find
 from nodeagent.ctl.errors import UnreachableError
 from nodeagent.local import control, power, registry, session
 from nodeagent.local.layout import Folders
+from tests.e2e.support import listening_ports, open_ports
 from tests.unit.local.helpers import is_empty, local_home, running, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(300)]
@@ -85,17 +85,6 @@ def trains_on(nodes: int) -> bool:
     return now["phase"] == "running" and len(pids) == nodes and all(len(p) == 3 for p in pids.values())
 
 
-def listening_ports(pids: set[int]) -> set[int]:
-    """TCP ports that these processes listen on."""
-    inodes = set()
-    for pid in pids:
-        for fd in Path(f"/proc/{pid}/fd").iterdir():
-            if found := re.fullmatch(r"socket:\[(\d+)\]", str(fd.readlink())):
-                inodes.add(found[1])
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return {int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
-
-
 def test_a_cluster_and_its_job_from_up_to_down(home: Path) -> None:
     assert "node/n1\nnode/n2\n" in ctl("local", "up", "--nodes", "2")
     cluster = registry.cluster(Folders.of_user())
@@ -136,8 +125,7 @@ def test_a_cluster_and_its_job_from_up_to_down(home: Path) -> None:
     assert ctl("local", "down") == "cluster default is down\n"
     assert not any(map(running, left))
     assert is_empty(home)
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    assert not ports & {int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A"}
+    assert not ports & open_ports()
     assert "local up" in ctl("local", "status", code=3)
     assert "local up" in ctl("local", "down", code=3)
 

@@ -85,7 +85,7 @@ def test_a_node_that_joins_below_the_target(calm: Cluster, reference: dict[int, 
 
 
 def test_scale_up_and_down_while_training(calm: Cluster, reference: dict[int, float]) -> None:
-    calm.submit(digits_job(calm.work, "scaled", nodes="{min: 1, max: 2, target: 1}", steps=100))
+    calm.submit(digits_job(calm.work, "scaled", nodes="{min: 1, max: 2, target: 1}", steps=600))
     calm.until_running("scaled", 1)
     calm.until_steps("scaled", 10)
     calm.ctl("scale", "scaled", "2", "--timeout", "60s")
@@ -96,11 +96,12 @@ def test_scale_up_and_down_while_training(calm: Cluster, reference: dict[int, fl
     calm.ctl("scale", "scaled", "1", "--timeout", "60s")
     job = calm.until_running("scaled", 1, above=2)
     assert (job["generation"], on(job), job["budget"]["used"]) == (3, [first], 0)
-    job = calm.until_phase("scaled", "succeeded", 90)
+    calm.until_steps("scaled", 10)
+    calm.ctl("stop", "scaled", "--timeout", "60s")
     rows = read_steps(calm.work, "scaled")
     assert {r["generation"]: r["world"] for r in rows} == {1: 2, 2: 4, 3: 2}
     check_steps(rows, reference)
-    check_complete(rows, 100)
+    check_complete(rows, max(row["step"] for row in rows))
 
 
 @pytest.mark.endurance  # with the helper, test_graceful.py does the same
@@ -137,8 +138,9 @@ def test_pause_resume_and_restart_keep_the_steps(calm: Cluster, reference: dict[
 def test_drain_moves_the_work(calm: Cluster, reference: dict[int, float]) -> None:
     if len(calm.nodes()) < 3:
         calm.ctl("local", "add")
-    calm.submit(digits_job(calm.work, "drained", nodes="2", steps=60))
+    calm.submit(digits_job(calm.work, "drained", nodes="2", steps=200))
     before = calm.until_running("drained", 2)
+    calm.until(lambda: any(p["phase"] == "ready" for p in calm.job("drained")["spares"]), 60, "a spare is ready")
     calm.until_steps("drained", 10)
     leaves, stays = on(before)
     old = calm.workers("drained", leaves)
@@ -154,4 +156,4 @@ def test_drain_moves_the_work(calm: Cluster, reference: dict[int, float]) -> Non
     calm.until_phase("drained", "succeeded", 90)
     rows = read_steps(calm.work, "drained")
     check_steps(rows, reference)
-    check_complete(rows, 60)
+    check_complete(rows, 200)

@@ -174,5 +174,5 @@ def test_an_agent_without_work_gives_its_lease_back_at_once(calm: Cluster) -> No
     agent = calm.node("n3")
     calm.ctl("local", "restart", "n3", "--away", "6s")
     calm.until(lambda: calm.nodes()["n3"] == "left", 4, "it has left")
-    calm.until(lambda: not is_alive(agent["agent_pid"]), 1, "its process has ended, which it does after it has left")
+    calm.until(lambda: not is_alive(agent["agent_pid"]), 10, "its process has ended, which it does after it has left")
     until_back(calm, "n3", agent)

@@ -23,7 +23,9 @@ from pathlib import Path
 from nodeagent.train import Link, context
 here, place, link = Path({here!r}), context(), Link.of_environment()
 if place.rank == 0:
-    (here / f"given-g{{place.generation}}").write_text(os.environ.get("NODEAGENT_CHECKPOINT", ""))
+    draft = here / "draft"
+    draft.write_text(os.environ.get("NODEAGENT_CHECKPOINT", ""))
+    draft.rename(here / f"given-g{{place.generation}}")
     link.ask("commit", 20, name=f"saved-g{{place.generation}}", step=place.generation, order=1)
 time.sleep(600)
 """

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -53,8 +54,12 @@ def calm(ward: Machines) -> Iterator[Machines]:
 
 
 def rules(cluster: Bare, node: str) -> dict[str, str]:
+    return rules_of(cluster.node(node))
+
+
+def rules_of(node: dict[str, Any]) -> dict[str, str]:
     """Rule to stage; without what the machine of the tests cannot read."""
-    return {v["rule"]: v["stage"] for v in cluster.node(node)["verdicts"] if v["rule"] != "probe.broken"}
+    return {v["rule"]: v["stage"] for v in node["verdicts"] if v["rule"] != "probe.broken"}
 
 
 def well(cluster: Bare, node: str) -> bool:
@@ -87,14 +92,20 @@ def test_an_xid_79_all_the_way_round(calm: Machines) -> None:
     assert job["world_size"] == 3 * GPUS, "its other GPU makes room before the reboot"
     assert [pod["node"] for pod in job["pods"]] == ["n1", "n3", "n4"]
     assert (job["cause"]["kind"], job["cause"]["node"]) == ("hardware", "n2")
-    node = cluster.node("n2")
-    assert (node["state"], node["reason"]) == ("repairing", "reboot under way")
+    cluster.until(lambda: cluster.node("n2")["reason"] == "reboot under way", BOUND, "the node that is asked knows it")
+    assert cluster.node("n2")["state"] == "repairing"
     assert "nothing: nodeagent repairs it (reboot)" in cluster.ctl("describe", "node/n2").stdout
     assert "reboot under way" in cluster.ctl("nodes", "-o", "wide").stdout
     calm.reboot("n2")
     cluster.until(lambda: calm.asked("verify") == ["n2  "], BOUND, "n2 is verified")
-    cluster.until(lambda: rules(cluster, "n2") == {"xid.79": "probation"}, BOUND, "n2 is on probation")
-    assert cluster.node("n2")["gpus"][1]["healthy"] is False
+    last: dict[str, Any] = {}
+
+    def on_probation() -> bool:
+        last.update(cluster.node("n2"))
+        return rules_of(last) == {"xid.79": "probation"}
+
+    cluster.until(on_probation, BOUND, "n2 is on probation")
+    assert last["gpus"][1]["healthy"] is False
     cluster.until(lambda: well(cluster, "n2"), BOUND, "n2 is trusted")
     until_used(cluster, "round", len(NODES) * GPUS)
     assert cluster.job("round")["budget"]["used"] == 0
@@ -133,8 +144,12 @@ def test_faults_on_all_nodes_at_once_repair_nothing(calm: Machines) -> None:
     steps = len(read_steps(cluster.work, "kept"))
     cluster.until(lambda: len(read_steps(cluster.work, "kept")) > steps + 100, BOUND, "it goes on")
     assert cluster.job("kept")["world_nodes"] >= len(NODES) - 1
-    held = [n for n in NODES if cluster.node(n)["repair"].startswith("not repaired by itself: the breaker is open")]
-    assert len(held) >= len(NODES) - 1
+
+    def held() -> int:
+        said = [cluster.node(n)["repair"] for n in NODES]
+        return sum(text.startswith("not repaired by itself: the breaker is open") for text in said)
+
+    cluster.until(lambda: held() >= len(NODES) - 1, BOUND, "it is said why they are not repaired")
     assert {kind: calm.asked(kind) for kind in before} == before
     assert "breaker" in cluster.ctl("doctor", check=None).stdout
     for node in NODES:

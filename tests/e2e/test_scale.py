@@ -73,7 +73,7 @@ def test_a_named_node_leaves_and_its_worker_has_the_time_it_was_given(calm: Clus
     calm.ctl("scalein", "named", "--node", leaves, "--timeout", "2s")
     assert not any(is_alive(pid) for pid in first.values())
     for rank in range(3):
-        assert 1.8 < outlived(folder / f"rank{rank}.1") < 6, "the scale-in's time, not the job's grace"
+        assert 1 < outlived(folder / f"rank{rank}.1") < 6, "the scale-in's time, not the job's grace"
     job = calm.until_running("named", 2, above=1)
     assert leaves not in {p["node"] for p in job["pods"]}
     assert (job["target"], job["budget"]["used"], job["cause"]["text"][: len(leaves)]) == (2, 0, leaves)
@@ -84,4 +84,4 @@ def test_a_named_node_leaves_and_its_worker_has_the_time_it_was_given(calm: Clus
     assert "allows 1 to 3" in refused.stderr
     calm.until((folder / "rank0.3").exists, 20, "the third generation beats")
     calm.ctl("stop", "named")
-    assert outlived(folder / "rank0.3") > 7.5, "a stop has the job's grace again"
+    assert outlived(folder / "rank0.3") > 6, "a stop has the job's grace again"

@@ -31,7 +31,8 @@ def snapshots_job(work: Path, name: str, nodes: str, *options: str) -> str:
 
 
 def lost_steps(rows: list[dict[str, Any]], generation: int) -> int:
-    """How many steps this generation made again that an earlier one had finished on some rank."""
+    """How many steps this generation made again that an earlier one had finished on some rank; -1: it goes on after one
+    that all had kept and that none had the time to log."""
     before = max(r["step"] for r in rows if r["generation"] < generation)
     first: int = min(r["step"] for r in rows if r["generation"] == generation)
     return int(before) + 1 - first
@@ -54,7 +55,7 @@ def test_any_worker_and_all_of_them_may_be_killed(calm: Cluster) -> None:
     calm.until_steps("memory", 10)
     for victims in ([0], [3], [0, 1, 2, 3]):
         workers = calm.workers("memory")
-        assert kill_and_measure(calm, "memory", 2, [workers[rank] for rank in victims]) in (0, 1)
+        assert kill_and_measure(calm, "memory", 2, [workers[rank] for rank in victims]) in (-1, 0, 1)
     assert all(pod["snapshot_bytes"] > 1_000_000 for pod in calm.job("memory")["pods"])
     assert not list((calm.work / "memory.ckpt").glob("ckpt-*")), "nothing was on any disk"
     calm.ctl("stop", "memory")

@@ -37,7 +37,7 @@ def frozen(pid: int) -> Iterator[None]:
 
 def undisturbed(calm: Cluster, name: str, before: dict[int, int], reference: dict[int, float], steps: int) -> None:
     """It went on as if nothing had happened, to its end."""
-    assert calm.workers(name) == before
+    calm.until(lambda: calm.workers(name) == before, 20, "every pod is published again")
     job = calm.until_phase(name, "succeeded", 90)
     assert (job["generation"], job["restarts"], job["budget"]["used"]) == (1, 0, 0)
     rows = read_steps(calm.work, name)
@@ -137,8 +137,9 @@ def test_redis_answers_but_serves_nobody(calm: Cluster, reference: dict[int, flo
             mend(admin)
     assert calm.said("runs on without the store") == lent + 2, "both members asked their keepers"
     calm.until_steps(fault, 5)
+    calm.until(lambda: calm.workers(fault) == before, 20, "every pod is published again")
     job = calm.job(fault)
-    assert (job["generation"], job["restarts"], calm.workers(fault)) == (1, 0, before)
+    assert (job["generation"], job["restarts"]) == (1, 0)
     check_undisturbed(read_steps(calm.work, fault))
     calm.ctl("scale", "3", "--job", fault, "--timeout", "30s")
     calm.until_running(fault, 3, above=1)

@@ -72,8 +72,14 @@ def prometheus(folder: Path, config: dict[str, Any]) -> Iterator[Prometheus]:
         log.open("w") as out,
         bounded(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, text=True)) as process,
     ):
-        until(lambda: bool(listening_ports([process.pid])), lambda: f"Prometheus does not listen: {log.read_text()}")
-        url = f"http://127.0.0.1:{listening_ports([process.pid]).pop()}"
+        ports: set[int] = set()
+
+        def listens() -> bool:
+            ports.update(listening_ports([process.pid]))
+            return bool(ports)
+
+        until(listens, lambda: f"Prometheus does not listen: {log.read_text()}")
+        url = f"http://127.0.0.1:{ports.pop()}"
         until(lambda: _ready(url), lambda: f"Prometheus does not become ready: {log.read_text()}")
         yield Prometheus(url)
 

@@ -261,7 +261,8 @@ def test_who_stays_silent_is_shown_out(agent: LiveAgent, tmp_path: Path) -> None
         ]
         start = time.monotonic()
         assert ctl(door, tmp_path, "get").exit_code == 0, "served when a place is free again"
-        assert 0.2 < time.monotonic() - start < 5
+        assert time.monotonic() - start < 5
+        assert any(ended(connection) < 0.1 for connection in idle), "it waited for one of their places"
         assert all(ended(connection) < 5 for connection in idle)
         for connection in idle:
             connection.close()

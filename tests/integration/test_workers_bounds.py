@@ -8,32 +8,21 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 from nodeagent.workers.linux import is_running
 from nodeagent.workers.shim_checks import MARKER, folder_id
-from tests.integration.workers_support import UID, make_spec, open_bench, pid_of, token, wait_for
-
-
-def shim_with(folder: Path, change: str) -> str:
-    """An "interpreter" whose shims begin with this change."""
-    (folder / "changed.py").write_text(
-        "import sys, time\nsys.argv = ['shim', *sys.argv[4:]]\nfrom nodeagent.workers import "
-        f"shim, shim_gang, shim_guard, shim_output, shim_prepare\n{change}\nshim.main()\n"
-    )
-    program = folder / "python"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {folder / "changed.py"} "$@"\n')
-    program.chmod(0o755)
-    return str(program)
+from tests.integration.workers_support import UID, make_spec, open_bench, pid_of, shim_with, token, wait_for
 
 
 async def test_the_fence_holds_while_the_loop_is_blocked(tmp_path: Path) -> None:
     python = shim_with(tmp_path, "shim_output.RotatingFile.write = lambda *_: time.sleep(600)")
     async with open_bench(tmp_path, python) as bench:
-        first = await bench.ready(make_spec(("sh", "-c", "sleep 0.2; echo blocked; sleep 600"), tmp_path))
+        script = "until [ -e go ]; do sleep 0.05; done; echo blocked; sleep 600"
+        first = await bench.ready(make_spec(("sh", "-c", script), tmp_path))
         status = await bench.running()
-        bench.grant(0.5)
+        await bench.granted(2.0)
+        (tmp_path / "go").touch()
         await wait_for(lambda: not is_running(pid_of(status.workers[0])))
         assert first.shim_pid is not None
         os.kill(first.shim_pid, signal.SIGKILL)
@@ -109,8 +98,8 @@ async def test_the_checkpoint_folder_is_looked_at_again_also_while_workers_run(t
     async with open_bench(tmp_path, shim_with(tmp_path, "shim_prepare.FOLDER_AGAIN = 0.1")) as bench:
         wrong = (await bench.ready(spec)).folder
         assert wrong == folder_id(tmp_path / "wrong")
-        ckpt.unlink()
-        ckpt.symlink_to("right")
+        (tmp_path / "new").symlink_to("right")
+        (tmp_path / "new").rename(ckpt)  # at once: a look in between would make a folder of it
         right = (await bench.until(lambda s: s.folder != wrong)).folder
         assert right == folder_id(tmp_path / "right")
         running = await bench.running()
@@ -133,7 +122,8 @@ async def test_a_look_at_the_checkpoint_folder_that_fails_disturbs_nothing(tmp_p
         "    return real(*a)\nshim_prepare.start_function = refuse"
     )
     ckpt = tmp_path / "ckpt"
-    ckpt.mkdir()
+    (tmp_path / "away").mkdir()
+    ckpt.symlink_to("away")
     spec = make_spec(("sleep", "600"), tmp_path, checkpoint_dir="ckpt")
     async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
         before = await bench.ready(spec)
@@ -141,8 +131,8 @@ async def test_a_look_at_the_checkpoint_folder_that_fails_disturbs_nothing(tmp_p
         assert running.folder == before.folder
         log = bench.logs / "pod.log"
         await wait_for(lambda: log.exists() and "no process for it: no more" in log.read_text())
-        ckpt.rename(tmp_path / "away")
-        ckpt.touch()  # no folder at all
+        (tmp_path / "file").touch()  # no folder at all
+        (tmp_path / "file").rename(ckpt)
         await wait_for(lambda: "cannot be created: File exists" in log.read_text())
         assert bench.state() == running
         ckpt.unlink()

@@ -24,7 +24,7 @@ from nodeagent.workers.shim_link import OPS, Call, WorkerLink
 from nodeagent.workers.shim_loop import Loop
 from nodeagent.workers.shim_peer import Peer
 from nodeagent.workers.shim_worker import Worker
-from tests.integration.workers_support import UID, make_spec, open_bench, pid_of, token, wait_for
+from tests.integration.workers_support import UID, make_spec, open_bench, pid_of, shim_with, token, wait_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,6 +47,9 @@ if sys.argv[1:] == ["child"]:
 """
 
 
+UNKNOWN = "this shim does not know worker.nonsense: the job's nodeagent is newer than the node's"
+
+
 class Desk:
     """A shim's listening socket with a link behind it, in a thread of its own; this process is worker 5."""
 
@@ -55,7 +58,7 @@ class Desk:
         self.worker = Worker.__new__(Worker)
         self.worker.rank, self.worker.local_rank, self.worker.pid, self.worker.ended = 5, 1, os.getsid(0), False
         gang = Gang.__new__(Gang)
-        gang.token, gang.workers = {"number": 7, "id": "x"}, [self.worker]
+        gang.token, gang.workers, gang._forking = {"number": 7, "id": "x"}, [self.worker], 0
         self.link = WorkerLink(lambda: gang)
         self.loop = Loop()
         self._listener = socket.socket(socket.AF_UNIX)
@@ -233,6 +236,22 @@ async def test_a_commit_goes_to_the_agent_with_the_generations_token_and_comes_b
         assert said[7:] == ["the shim did not answer worker.commit within 0.2 s"]
 
 
+async def test_a_worker_that_speaks_before_the_shim_knows_its_pid_is_heard_then(tmp_path: Path) -> None:
+    """It runs as soon as it is forked, and the standby's word of it may come later than its own."""
+    (tmp_path / "w.py").write_text(SAY.format(root=str(ROOT)))
+    change = (
+        "fork = shim_standby.Standby.fork\n"
+        "def late(self, argv, env, cwd, fds, forked):\n"
+        "    fork(self, argv, env, cwd, fds, lambda pid, error: self._loop.after(0.5, lambda: forked(pid, error)))\n"
+        "shim_standby.Standby.fork = late"
+    )
+    async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
+        await bench.ready(make_spec((sys.executable, str(tmp_path / "w.py"), "child"), tmp_path))
+        await bench.running(1, ({}, {}))
+        for rank in range(2):
+            await bench.output_line(UNKNOWN, rank=rank)
+
+
 @pytest.mark.parametrize("standby", [True, False])
 async def test_a_worker_and_its_children_are_heard_and_nobody_else(tmp_path: Path, standby: bool) -> None:
     (tmp_path / "w.py").write_text(SAY.format(root=str(ROOT)))
@@ -241,8 +260,7 @@ async def test_a_worker_and_its_children_are_heard_and_nobody_else(tmp_path: Pat
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec(command, tmp_path, standby=standby))
         status = await bench.running(1)
-        heard = "this shim does not know worker.nonsense: the job's nodeagent is newer than the node's"
-        await wait_for(lambda: bench.output().count(heard) == (1 if standby else 2))
+        await wait_for(lambda: bench.output().count(UNKNOWN) == (1 if standby else 2))
         socket_file = next((tmp_path / "run" / "pods").glob("*/s"))
         environ = os.environ | {"NODEAGENT_SOCKET": str(socket_file)}
         stranger = [sys.executable, str(tmp_path / "w.py")]

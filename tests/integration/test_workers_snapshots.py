@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,9 @@ def write_worker(folder: Path, replicated: bool) -> tuple[str, str]:
 def damage(shim: int | None, rank: int, step: int) -> None:
     """Change a byte of what the shim keeps of this rank's step."""
     for fd in Path(f"/proc/{shim}/fd").iterdir():
-        if "nodeagent-snapshot" in str(fd.readlink()):
+        with suppress(FileNotFoundError):  # the shim has closed this one
+            if "nodeagent-snapshot" not in str(fd.readlink()):
+                continue
             with fd.open("r+b") as memory:
                 header = parse(memory.read(HEADER))
                 if header is not None and (header.rank, header.step) == (rank, step):

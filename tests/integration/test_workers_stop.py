@@ -35,10 +35,12 @@ def standby(request: pytest.FixtureRequest) -> bool:
 async def test_exit_codes_order_and_error_text(tmp_path: Path, standby: bool) -> None:
     text = (
         "import os, sys, time\nrank = int(os.environ['RANK'])\n"
+        "def after(other):\n"
+        f"    while not os.path.exists('{tmp_path}/state/pods/{UID}/exits/g1-r%s.json' % other): time.sleep(0.01)\n"
         "if rank == 0: print('x' * 10, 'y', file=sys.stderr); sys.exit(7)\n"
         "if rank == 1: open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{\"message\": \"told\"}')\n"
-        "if rank == 1: time.sleep(0.3); os.kill(os.getpid(), 11)\n"
-        "time.sleep(0.6)\n"
+        "if rank == 1: after(0); os.kill(os.getpid(), 11)\n"
+        "after(1)\n"
     )
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec(script(tmp_path, text), tmp_path, standby=standby))
@@ -229,15 +231,15 @@ async def test_hooks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hook", "said"),
+    ("hook", "timeout", "said"),
     [
-        (("sh", "-c", "echo broken >&2; exit 3"), "hook pre_start failed with exit code 3: broken"),
-        (("sleep", "600"), "hook pre_start was not done after 0.3 s"),
-        (("no-such-tool",), "hook pre_start failed with exit code 127: nodeagent: cannot run no-such-tool"),
+        (("sh", "-c", "echo broken >&2; exit 3"), 30, "hook pre_start failed with exit code 3: broken"),
+        (("sleep", "600"), 0.3, "hook pre_start was not done after 0.3 s"),
+        (("no-such-tool",), 30, "hook pre_start failed with exit code 127: nodeagent: cannot run no-such-tool"),
     ],
 )
-async def test_a_failing_pre_start_refuses(tmp_path: Path, hook: tuple[str, ...], said: str) -> None:
-    hooks = Hooks(pre_start=hook, timeout=0.3)
+async def test_a_failing_pre_start_refuses(tmp_path: Path, hook: tuple[str, ...], timeout: float, said: str) -> None:
+    hooks = Hooks(pre_start=hook, timeout=timeout)
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec(script(tmp_path, "print('ran')"), tmp_path, hooks=hooks))
         status = await bench.run()

@@ -33,8 +33,7 @@ async def test_a_stopped_shim_leaves_nothing_running_past_the_granted_time(tmp_p
         first = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path, standby=standby))
         status = await bench.running(1, ({}, {}))
         assert first.shim_pid is not None
-        bench.grant(1.0)
-        await asyncio.sleep(0.3)  # the grant is on its way
+        await bench.granted(1.0)
         os.kill(first.shim_pid, signal.SIGSTOP)
         try:
             await wait_for(lambda: not any(is_running(pid_of(w)) for w in status.workers))
@@ -76,8 +75,7 @@ async def test_one_that_is_killed_is_started_anew_and_knows_all(tmp_path: Path) 
         os.kill(old, signal.SIGKILL)
         await wait_for(lambda: watchdog(bench) not in (old, None))
         assert bench.state().phase == "running", "its end disturbs nobody"
-        bench.grant(1.0)
-        await asyncio.sleep(0.3)  # the grant is on its way
+        await bench.granted(1.0)
         os.kill(first.shim_pid, signal.SIGSTOP)
         try:
             await wait_for(lambda: not any(is_running(pid_of(w)) for w in status.workers))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,23 +14,18 @@ import pytest
 from nodeagent.train.folder import MARKER, damage, entries, read_manifest
 from nodeagent.train.memory import header_of
 from nodeagent.workers.base import GivenUp
-from tests.integration.workers_support import UID, Bench, make_spec, open_bench, token, wait_for
+from tests.integration.workers_support import UID, Bench, make_spec, open_bench, shim_with, token, wait_for
 
 ROOT = Path(__file__).parents[2]
 WORKER = f"""
 import os, sys, time
 sys.path.insert(0, {str(ROOT)!r})
-from nodeagent.train.link import Link, LinkError
+from nodeagent.train.link import Link
 from nodeagent.train.memory import Header, Memory, size_of
 rank, world, link = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Link.of_environment()
 for index, step in enumerate((6, 7)):
     memory = Memory.of_size(size_of(64, 4))
-    while True:
-        try:
-            link.ask("snapshot.put", 30, fds=(memory.fd,), index=index, bytes=memory.size)
-            break
-        except LinkError:
-            time.sleep(0.02)  # it has not heard yet that we were started
+    link.ask("snapshot.put", 30, fds=(memory.fd,), index=index, bytes=memory.size)
     header = Header(1, step, rank, world, bool(os.environ["SHARED"]), 64, 4, 0, 0)
     memory.map[4096:] = bytes([rank]) * 68
     memory.seal(header)
@@ -44,6 +40,8 @@ while True:
     time.sleep(600)
 """
 ALL_GO = GivenUp(stays=False, world=0)
+SOON = "shim_gang.EARLY = 0.01\nshim_writeout.LAST_CALL = 0.9\nshim_writeout.LAST_CALL_MAX = 600"
+"""Most of the grace is left to what follows the commit's release."""
 
 
 async def training(bench: Bench, *, shared: str = "", world: int = 2, folder: str | None = "ckpt", **more: str) -> None:
@@ -59,7 +57,9 @@ async def training(bench: Bench, *, shared: str = "", world: int = 2, folder: st
 def unseal(shim: int | None, rank: int, step: int) -> None:
     """As a worker does that begins to write another over it."""
     for fd in Path(f"/proc/{shim}/fd").iterdir():
-        if "nodeagent-snapshot" in str(fd.readlink()):
+        with suppress(FileNotFoundError):  # the shim has closed this one
+            if "nodeagent-snapshot" not in str(fd.readlink()):
+                continue
             with fd.open("r+b") as memory:
                 header = header_of(memory.fileno())
                 if header is not None and (header.rank, header.step) == (rank, step):
@@ -172,28 +172,28 @@ async def test_a_part_that_no_rank_has_leaves_nothing_behind(tmp_path: Path) -> 
     """A third rank, on another node, has died without a snapshot; its node has none to offer."""
     async with open_bench(tmp_path) as bench:
         await training(bench, world=3, GROUP_WORLD_SIZE="2")
-        bench.host.stop(UID, 1.0, ALL_GO)
+        bench.host.stop(UID, 4.0, ALL_GO)
         await written(bench)
         assert not list((tmp_path / "ckpt").glob("*writeout*"))
         assert entries(tmp_path / "ckpt") == []
 
 
 async def test_workers_that_take_all_of_the_grace_leave_the_last_of_it_to_the_commit(tmp_path: Path) -> None:
-    async with open_bench(tmp_path) as bench:
+    async with open_bench(tmp_path, shim_with(tmp_path, SOON)) as bench:
         await training(bench, STAYS="yes")
-        bench.host.stop(UID, 6.0, ALL_GO)
+        bench.host.stop(UID, 8.0, ALL_GO)
         status = await bench.until(lambda s: s.commit)
         assert status.commit is not None
         assert all(w.state == "running" for w in status.workers), "it did not wait for their end"
         bench.host.committed(UID, status.commit, "")
         assert (await written(bench)).startswith("snapshot of step 7 written out in ")
-        assert [end.overdue for end in bench.state().exits] == [6.0, 6.0]
+        assert [end.overdue for end in bench.state().exits] == [8.0, 8.0]
 
 
 async def test_what_the_workers_committed_meanwhile_is_later(tmp_path: Path) -> None:
-    async with open_bench(tmp_path) as bench:
+    async with open_bench(tmp_path, shim_with(tmp_path, SOON)) as bench:
         await training(bench, STAYS="yes", COMMITS="8")
-        bench.host.stop(UID, 6.0, ALL_GO)
+        bench.host.stop(UID, 8.0, ALL_GO)
         status = await bench.until(lambda s: s.commit)
         assert status.commit is not None
         assert status.commit.name == "own"

@@ -73,6 +73,19 @@ def token(number: int) -> Token:
     return Token(number=number, id=f"id{number}")
 
 
+def shim_with(folder: Path, change: str) -> str:
+    """An "interpreter" whose shims begin with this change."""
+    (folder / "changed.py").write_text(
+        "import sys, time\nsys.argv = ['shim', *sys.argv[4:]]\nfrom nodeagent.workers import shim, "
+        "shim_gang, shim_guard, shim_output, shim_prepare, shim_standby, shim_writeout\n"
+        f"{change}\nshim.main()\n"
+    )
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {folder / "changed.py"} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
 class Bench:
     """A host with its folders."""
 
@@ -117,6 +130,14 @@ class Bench:
     def grant(self, seconds: float = 60.0) -> None:
         self.seq += 1
         self.host.grant(boottime() + seconds, self.seq)
+
+    async def granted(self, seconds: float) -> None:
+        """Grant, and wait until the shim, whose workers run, has read it: it answers a promise that it refuses next."""
+        log, refused = self.logs / "shim.log", "not promised: workers of generation"
+        before = log.read_text().count(refused)
+        self.grant(seconds)
+        self.host.promise(UID, token(99), rendezvous=False)
+        await wait_for(lambda: log.read_text().count(refused) > before)
 
     async def until(self, wanted: Callable[[PodStatus], object], bound: float = 30.0) -> PodStatus:
         """Wait for a status; the bound is generous, for busy machines."""

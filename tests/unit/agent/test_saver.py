@@ -115,7 +115,7 @@ async def test_what_nobody_waits_for_is_gathered(monkeypatch: pytest.MonkeyPatch
         await scene.until(1)
         for rev in range(4, 9):
             scene.read(rev)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
         assert len(scene.disk.writes) == 1
         await scene.until(2)
         assert scene.saver.saved == Saved(era="e", rev=8)

@@ -128,6 +128,16 @@ def test_a_script_that_looks_only_each_tenth_step_leaves_there() -> None:
     assert last.at(20)
 
 
+def asked(last: LastStep) -> threading.Thread:
+    """The thread that asks a rank to leave, as far as it can come before the rank's next step."""
+    stopper, end = threading.Thread(target=last.stop), time.monotonic() + BOUND
+    stopper.start()
+    while not last._stopping:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    return stopper
+
+
 def test_a_rank_that_was_told_before_its_first_step_has_begun_none() -> None:
     said: list[int] = []
 
@@ -136,8 +146,7 @@ def test_a_rank_that_was_told_before_its_first_step_has_begun_none() -> None:
         return mine
 
     last = LastStep(highest, BOUND)
-    stopper = threading.Thread(target=last.stop)
-    stopper.start()
+    stopper = asked(last)
     assert last.at(7)
     stopper.join(BOUND)
     assert said == [7]
@@ -158,11 +167,9 @@ def test_a_rank_waits_for_the_others_only_so_long() -> None:
     store = MemoryStore()
     last = LastStep(lambda mine: highest_of_all(store, 2, mine, 0.3), 0.1)
     assert not last.at(3)
-    stopper = threading.Thread(target=last.stop)
-    stopper.start()
+    stopper = asked(last)
     with pytest.raises(AgreementError, match=r"did not say within 0\.1 s where they are"):
-        while last.at(4):
-            pass
+        last.at(4)
     stopper.join(BOUND)
 
 
