@@ -18,19 +18,39 @@ pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark
 NODES = 3
 
 
-def data(calm: Cluster) -> Path:
-    """The folder that Redis writes to."""
-    url: str = calm.json("local", "status")["redis"]["url"]
-    return Path(url.removeprefix("unix://")).parent / "appendonlydir"
+def data(folder: Path) -> list[Path]:
+    """What Redis has written: a folder, or, before version 7, a file."""
+    found = list(folder.glob("appendonly*"))
+    assert found, f"no data of Redis in {folder}"
+    return found
 
 
-def killed_without_its_data(calm: Cluster, instead: Path | None = None) -> None:
-    """Frozen first, so that it cannot write the files again that are taken away. ``instead``: the data it finds."""
-    pid, folder = calm.json("local", "status")["redis"]["pid"], data(calm)
+def copy_data(source: Path, to: Path) -> None:
+    for path in data(source):
+        if path.is_dir():
+            shutil.copytree(path, to / path.name)
+        else:
+            shutil.copy(path, to)
+
+
+def redis_of(calm: Cluster) -> tuple[int, Path]:
+    """Its process, and the folder that it writes to."""
+    told = calm.json("local", "status")["redis"]
+    return told["pid"], Path(told["url"].removeprefix("unix://")).parent
+
+
+def killed_without_its_data(calm: Cluster, instead: Path | None = None, known: tuple[int, Path] | None = None) -> None:
+    """Frozen first, so that it cannot write the files again that are taken away. ``instead``: the data it finds;
+    ``known``: which Redis, where there is no time to ask."""
+    pid, folder = known or redis_of(calm)
     os.kill(pid, signal.SIGSTOP)
-    shutil.rmtree(folder)
+    for path in data(folder):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     if instead is not None:
-        shutil.copytree(instead, folder)
+        copy_data(instead, folder)
     os.kill(pid, signal.SIGKILL)
     calm.until(lambda: not is_alive(pid), 10, "Redis is dead")
 
@@ -81,12 +101,12 @@ def test_a_redis_that_went_back_in_time_undoes_nothing(
     calm.submit(digits_job(calm.work, "back", nodes="2", steps=600, delay=0.05, workers=1))
     first = calm.until_running("back", 2)
     calm.until_steps("back", 10)
-    shutil.copytree(data(calm), tmp_path / "kept")
+    copy_data(redis_of(calm)[1], tmp_path)
     os.kill(calm.workers("back")[0], signal.SIGKILL)
     second = calm.until_running("back", 2, above=first["generation"])
     calm.until_steps("back", 10)
     workers = calm.workers("back")
-    killed_without_its_data(calm, instead=tmp_path / "kept")
+    killed_without_its_data(calm, instead=tmp_path)
     until_restored(calm)
     calm.until_steps("back", 60)
     calm.until(lambda: calm.workers("back") == workers, 20, "every pod is published again")

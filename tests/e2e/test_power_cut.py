@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
 import sys
 
 import pytest
 
 from tests.e2e.support import ROOT, Cluster
 from tests.e2e.test_faults_nodes import at_once
-from tests.e2e.test_lost_store import data, killed_without_its_data, until_restored
+from tests.e2e.test_lost_store import killed_without_its_data, redis_of, until_restored
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(240)]
 
@@ -66,11 +63,9 @@ def test_everything_loses_power_and_nothing_is_lost(calm: Cluster) -> None:
     committed(calm, after["generation"])
 
     calm.ctl("uncordon", "n3")
-    pid, folder = calm.json("local", "status")["redis"]["pid"], data(calm)
+    known = redis_of(calm)
     calm.ctl("scale", "3", "--job", "dark", "--no-wait")
-    os.kill(pid, signal.SIGSTOP)  # a moment after the answer
-    shutil.rmtree(folder)
-    os.kill(pid, signal.SIGKILL)
+    killed_without_its_data(calm, known=known)  # a moment after the answer
     until_restored(calm)
     grown = calm.until_running("dark", 3, above=after["generation"], limit=90)
     assert (grown["target"], grown["uid"]) == (3, before["uid"])

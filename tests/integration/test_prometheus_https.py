@@ -38,9 +38,9 @@ def test_prometheus_reads_over_https_with_a_token_only(agent: LiveAgent, tmp_pat
 
         def told() -> bool:
             """By one scrape: any may take longer than the second that it has."""
-            return error in targets(server)[0]["lastError"] and (server.value(up), server.value(limit)) == (
-                (0, None) if error else (1, 10)
-            )
+            said = "".join(target["lastError"] for target in targets(server))
+            values = (server.value(up), server.value(limit))
+            return error in said and values == ((0, None) if error else (1, 10))
 
         until(told, lambda: f"not scraped as it should be: {targets(server)}")
 
