@@ -7,8 +7,8 @@ Owns the links; must never know what a step means. Whatever goes wrong becomes o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from nodeagent.model.base import RECORD_VERSION
@@ -19,7 +19,7 @@ from nodeagent.store.actedon import ActedOn, never
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.link import Link, Links
 from nodeagent.store.scripts import load
-from nodeagent.store.trouble import NotReplicatedError, trouble
+from nodeagent.store.trouble import NotReplicatedError, strict, trouble
 from nodeagent.store.wire import ReplyError
 from nodeagent.store.words import timing_differs
 
@@ -93,16 +93,3 @@ class Calls:
             await self._commands.forget()
             await self._waits.forget()
             raise StoreUnavailableError(trouble(links.address, timeout, error)) from error
-
-
-@contextmanager
-def strict() -> Iterator[None]:
-    """What cannot be decoded was written by another version (or another program)."""
-    try:
-        yield
-    except (ValueError, KeyError) as error:
-        raise StoreRefusedError(
-            "version",
-            f"a record in the store cannot be read by this version of nodeagent: {error}. "
-            "Install the version that the other nodes run",
-        ) from error

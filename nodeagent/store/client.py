@@ -21,7 +21,7 @@ from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store import codec, keys
 from nodeagent.store.actedon import always, beat_brings_jobs
 from nodeagent.store.arguments import ended_by, expectation, told_facts, told_timing, who
-from nodeagent.store.calls import Calls, strict
+from nodeagent.store.calls import Calls
 from nodeagent.store.decoder import Decoder
 from nodeagent.store.messages import (
     Answer,
@@ -37,6 +37,7 @@ from nodeagent.store.messages import (
     Unread,
 )
 from nodeagent.store.scripts import load
+from nodeagent.store.trouble import strict
 
 
 class RedisStore:

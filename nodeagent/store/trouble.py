@@ -1,15 +1,30 @@
-"""What to tell a person when the store cannot be used: what happened, where, what to do next. Must never hold a
-password."""
+"""What to tell a person when the store, or a record in it, cannot be used: what happened, where, what to do next. Must
+never hold a password."""
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
+from contextlib import contextmanager
 
+from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.door import AccessError
 from nodeagent.store.link import NotPrimaryError
 from nodeagent.store.sentinel import NoPrimaryError
 from nodeagent.store.wire import ReplyError
+
+
+@contextmanager
+def strict() -> Iterator[None]:
+    """What cannot be decoded was written by another version (or another program): raises StoreRefusedError for it."""
+    try:
+        yield
+    except (ValueError, KeyError) as error:
+        raise StoreRefusedError(
+            "version",
+            f"a record in the store cannot be read by this version of nodeagent: {error}. "
+            "Install the version that the other nodes run",
+        ) from error
 
 
 class NotReplicatedError(ConnectionError):
