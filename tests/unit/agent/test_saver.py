@@ -108,14 +108,14 @@ async def test_the_first_view_is_written_at_once_and_read_again_by_the_next_star
 
 
 async def test_what_nobody_waits_for_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saver_module, "SETTLE", 0.3)
+    monkeypatch.setattr(saver_module, "SETTLE", 1.0)
     scene = Scene()
     async with running(scene.saver):
         scene.read(3)
         await scene.until(1)
         for rev in range(4, 9):
             scene.read(rev)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
         assert len(scene.disk.writes) == 1
         await scene.until(2)
         assert scene.saver.saved == Saved(era="e", rev=8)
