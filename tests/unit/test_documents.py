@@ -56,16 +56,16 @@ def _links(path: Path) -> list[str]:
     return re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", _without_code(path.read_text()))
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_lead_somewhere() -> None:
     broken = []
-    for link in _links(path):
-        if "://" in link:
-            continue
-        file, _, anchor = link.partition("#")
-        target = (path.parent / file).resolve() if file else path
-        if not target.exists() or (anchor and anchor not in _anchors(target)):
-            broken.append(link)
+    for path in DOCUMENTS:
+        for link in _links(path):
+            if "://" in link:
+                continue
+            file, _, anchor = link.partition("#")
+            target = (path.parent / file).resolve() if file else path
+            if not target.exists() or (anchor and anchor not in _anchors(target)):
+                broken.append((_name(path), link))
     assert not broken
 
 
@@ -109,9 +109,10 @@ def _wrong(words: list[str]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
-def test_commands_exist(path: Path) -> None:
-    assert not [(words, bad) for words in _spoken(path.read_text()) if (bad := _wrong(words))]
+def test_commands_exist() -> None:
+    assert not [
+        (_name(path), words, bad) for path in DOCUMENTS for words in _spoken(path.read_text()) if (bad := _wrong(words))
+    ]
 
 
 def test_commands_are_found() -> None:
@@ -129,10 +130,9 @@ def test_targets_of_make_exist() -> None:
 # --- the protocol
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_drawn_parts_are_current(page: Path) -> None:
-    text = page.read_text()
-    assert drawn(page, text) == text, "run: python -m docs.generate"
+def test_drawn_parts_are_current() -> None:
+    old = [_name(page) for page in PAGES if drawn(page, text := page.read_text()) != text]
+    assert not old, "run: python -m docs.generate"
 
 
 def test_a_document_without_markers_is_an_error() -> None:
@@ -213,12 +213,15 @@ def test_the_figures_of_the_readme_are_those_that_were_measured(phase: str, row:
 # --- decisions
 
 
-@pytest.mark.parametrize("path", ADRS, ids=_name)
-def test_a_decision_is_short_and_whole(path: Path) -> None:
-    lines = path.read_text().splitlines()
-    assert lines[0].startswith(f"# {int(path.name[:4])}. ")
-    assert [line for line in lines if line.startswith("## ")] == ["## Context", "## Choice", "## Consequences"]
-    assert 15 <= len(lines) <= 40
+def test_decisions_are_short_and_whole() -> None:
+    odd = []
+    for path in ADRS:
+        lines = path.read_text().splitlines()
+        numbered = lines[0].startswith(f"# {int(path.name[:4])}. ")
+        headings = [line for line in lines if line.startswith("## ")] == ["## Context", "## Choice", "## Consequences"]
+        if not (numbered and headings and 15 <= len(lines) <= 40):
+            odd.append((_name(path), lines[0], f"{len(lines)} lines"))
+    assert not odd
 
 
 def test_decisions_are_numbered_without_holes() -> None:
