@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 import pytest
 
 import nodeagent
+from tests.e2e import users
 from tests.e2e.support import Cluster, cluster, reference_losses
 
 REFERENCE_STEPS = 600
@@ -31,6 +32,13 @@ def as_installed() -> None:
     """An installation has its modules compiled. Where PYTHONDONTWRITEBYTECODE is set a tree of sources has not: then
     each start of an agent compiles them anew, and one that was killed has little time to come back."""
     compileall.compile_dir(nodeagent.__path__[0], quiet=2)
+
+
+@pytest.fixture(scope="session")
+def another_user() -> None:
+    """The test is skipped where nobody can become another user who runs the tool."""
+    if problem := users.why_not():
+        pytest.skip(problem)
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.support import Cluster
-from tests.e2e.users import STRANGER, SYSTEM_PYTHON, as_root, ctl_as, open_cluster
+from tests.e2e.users import STRANGER, SYSTEM_PYTHON, ctl_as, open_cluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(300), as_root]
+pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(300), pytest.mark.usefixtures("another_user")]
 
 WHO = "import os, time; print('uid', os.getuid(), os.geteuid(), os.environ['USER'], flush=True); time.sleep({seconds})"
 

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from tests.e2e.support import Cluster
-from tests.e2e.users import STRANGER, SYSTEM_PYTHON, as_root, ctl_as, open_cluster
+from tests.e2e.users import STRANGER, SYSTEM_PYTHON, ctl_as, open_cluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(300), as_root]
+pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(300), pytest.mark.usefixtures("another_user")]
 
 
 @pytest.fixture(scope="module")

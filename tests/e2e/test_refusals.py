@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.support import Cluster, digits_job
-from tests.e2e.users import as_root, ctl_as
+from tests.e2e.users import ctl_as
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(300)]
 NODES = 2
@@ -112,7 +112,7 @@ def test_a_job_file_with_five_mistakes_tells_all_five(world: Cluster, verb: str)
     assert "did you mean 'command'" in said
 
 
-@as_root
+@pytest.mark.usefixtures("another_user")
 def test_another_users_job(world: Cluster) -> None:
     world.home.chmod(0o755)
     before = everything(world)

@@ -6,19 +6,19 @@ import os
 import pwd
 import shutil
 import subprocess
-import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
-import pytest
-
-from tests.e2e.support import CALL_LIMIT, ROOT, TOOL, Cluster, cluster
+from tests.e2e.support import CALL_LIMIT, TOOL, Cluster, cluster
+from tests.readable import packages
 
 STRANGER = "nobody"
 SYSTEM_PYTHON = "/usr/bin/python3"
 
 
-def _reason() -> str:
+@cache
+def why_not() -> str:
     """Why it cannot be done here; empty if it can."""
     if os.geteuid() != 0:
         return "only root can become another user"
@@ -37,12 +37,9 @@ def _gid() -> int:
 
 
 def _environ() -> dict[str, str]:
-    packages = sysconfig.get_path("purelib")
-    return {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{packages}", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/"}
-
-
-WHY_NOT = _reason()
-as_root = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+    return {
+        "PATH": "/usr/bin:/bin", "PYTHONPATH": str(packages()), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/",
+    }  # fmt: skip
 
 
 def ctl_as(cluster: Cluster, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:

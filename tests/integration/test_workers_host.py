@@ -20,6 +20,7 @@ import pytest
 from nodeagent.workers.host import ShimHost, UserError, find_login
 from nodeagent.workers.host_pod import connect
 from nodeagent.workers.linux import is_running
+from tests import readable
 from tests.integration.workers_support import ME, UID, make_spec, open_bench, pid_of, token, wait_for
 
 PYTHON = sys.executable
@@ -187,7 +188,7 @@ async def test_another_user(open_folder: Path) -> None:
         "print(resource.getrlimit(resource.RLIMIT_NOFILE))\n"
         "print([l.split()[1] for l in open('/proc/self/status') if l.startswith('CapEff')])\n"
     )
-    async with open_bench(open_folder, SYSTEM_PYTHON) as bench:
+    async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
         spec = make_spec(
             (SYSTEM_PYTHON, "t.py"), work, user="nobody", limits={"nofile": 300}, checkpoint_dir="ckpt",
             environ={"PATH": "/usr/bin:/bin", "USER": "root"},
@@ -209,15 +210,15 @@ async def test_another_users_folders_are_checked_as_that_user(open_folder: Path)
     work = open_folder / "private"
     work.mkdir(mode=0o700)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    async with open_bench(open_folder, SYSTEM_PYTHON) as bench:
+    async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
         status = await bench.ready(make_spec(("sh", "t.sh"), work, user="nobody", environ={"PATH": "/bin"}))
         assert status.reason == f"{work} may not be entered by user nobody"
         work.chmod(0o755)
         (work / "ckpt").mkdir(mode=0o755)
-    async with open_bench(open_folder, SYSTEM_PYTHON) as bench:
+    async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
         spec = make_spec(("sh",), work, user="nobody", checkpoint_dir="ckpt", environ={"PATH": "/bin"})
         assert (await bench.ready(spec)).reason == f"checkpoint_dir {work}/ckpt is not writable for user nobody"
-    async with open_bench(open_folder, SYSTEM_PYTHON) as bench:
+    async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
         spec = make_spec(("sh",), work, user="nobody", limits={"nofile": hard + 1}, environ={"PATH": "/bin"})
         assert f"is above what user nobody may have ({hard})" in (await bench.ready(spec)).reason
 
