@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.groups import skip_when_time_is_over, sort_out
 
 settings.register_profile("nodeagent", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("nodeagent")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # inherited from a script's & by the tools under test, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    sort_out(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    skip_when_time_is_over(os.environ)

@@ -11,3 +11,11 @@ def command_line(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").rstrip("\0").split("\0")
     except (FileNotFoundError, ProcessLookupError):  # gone before it was opened; or after that, before it was read
         return []
+
+
+def children(pid: int) -> list[int]:
+    """Its children, adopted ones too; zombies are among them."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return found

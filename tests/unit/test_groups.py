@@ -1,0 +1,66 @@
+"""The groups of tests: what is named exists, what was not reached is counted, what is left behind is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.groups import E2E, STOP_AT, WAYS
+from tests.run import ROOT, outcomes
+
+PASSES = "def test_it():\n    pass\n"
+LEAVES = """
+import subprocess
+def test_it():
+    subprocess.Popen(["setsid", "sh", "-c", "sleep {name} & sleep {name}"])
+"""
+
+
+def run(folder: Path, source: str, *options: str) -> tuple[int, str, Path]:
+    """The runner's exit code and output for one file of tests, and the report."""
+    file, report = folder / "test_one.py", folder / "report.xml"
+    file.write_text(source)
+    environ = {k: v for k, v in os.environ.items() if k != STOP_AT and not k.startswith("PYTEST_")}
+    command = [
+        *(sys.executable, "-m", "tests.run", "test", "--workers", "1", *options, str(file)),
+        *("--report", str(report), "-p", "no:cacheprovider", "-p", "tests.conftest", "--rootdir", str(folder)),
+    ]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout, report
+
+
+def test_each_way_of_recovery_names_tests_that_exist() -> None:
+    missing = []
+    for name in (name for names in WAYS.values() for name in names):
+        file, _, function = name.partition("::")
+        path = ROOT / E2E / file
+        text = path.read_text() if path.exists() else ""
+        if not text or (function and not re.search(rf"^def {function.partition('[')[0]}\(", text, re.MULTILINE)):
+            missing.append(name)
+    assert not missing
+
+
+def test_what_no_time_was_left_for_is_counted_and_is_no_failure(tmp_path: Path) -> None:
+    code, _, report = run(tmp_path, PASSES)
+    assert (code, outcomes(report)) == (0, {"passed": 1})
+    code, _, report = run(tmp_path, PASSES, "--seconds", "0")
+    assert (code, outcomes(report)) == (0, {"skipped": 1, "not reached": 1})
+
+
+def test_tests_that_fail_or_cannot_be_collected_are_a_failure(tmp_path: Path) -> None:
+    """The latter is 0 to xdist, if its processes break as they collect."""
+    for broken in ("def test_it():\n    assert False\n", "import os\nos._exit(1)\n", "x = ]\n"):
+        code, output, _ = run(tmp_path, broken)
+        assert code != 0, output
+
+
+def test_a_process_that_a_test_leaves_is_killed_and_named(tmp_path: Path) -> None:
+    name = f"{os.getpid()}1234"
+    code, output, _ = run(tmp_path, LEAVES.format(name=name))
+    assert code == 0
+    assert f"a process was left and killed: sleep {name}" in output
+    done = subprocess.run(["pgrep", "-f", f"sleep {name}"], capture_output=True, timeout=20)
+    assert done.returncode == 1, "none is left"
