@@ -39,8 +39,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "a rank hangs": ("test_hangs.py::test_the_rank_that_hangs_is_named_and_the_gang_goes_on[stop]",),
     "a node joins": ("test_membership.py::test_a_node_that_joins_below_the_target",),
     "a node is drained": ("test_membership.py::test_drain_moves_the_work",),
-    "scaled up and down": ("test_membership.py::test_scale_up_and_down_while_training",),
-    "workers leave and join without losing a step": (
+    "scaled, drained, joined and paused without losing a step": (
         "test_graceful.py::test_scaled_drained_joined_paused_and_restarted_without_losing_a_step",
     ),
     "state in memory outlives its worker": ("test_snapshots.py::test_any_worker_and_all_of_them_may_be_killed",),
@@ -53,7 +52,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "a second agent of the same name": ("test_second_agent.py",),
     "a cluster from up to down": ("test_local_cluster.py::test_a_cluster_and_its_job_from_up_to_down",),
     "torchrun's words": ("test_run_dropin.py",),
-    "two jobs train, a third waits": ("test_jobs_together.py::test_two_train_at_once_and_a_third_waits_for_a_place",),
+    "two jobs, one place": ("test_jobs_together.py::test_the_higher_priority_goes_first",),
     "a forged job": ("test_forged_jobs.py::test_with_a_changed_command",),
     "other users": ("test_other_users.py", "test_permissions.py"),
     "the tool over https": ("test_remote.py::test_the_tool_over_https_with_a_token",),

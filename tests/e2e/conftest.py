@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import compileall
+import fcntl
+import json
+import os
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -66,5 +69,13 @@ def calm(shared: Cluster, request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """Loss of each step of an undisturbed digits run."""
-    return reference_losses(REFERENCE_STEPS, tmp_path_factory.mktemp("reference"))
+    """Loss of each step of an undisturbed digits run, made once for all processes that run tests together."""
+    alone = "PYTEST_XDIST_WORKER" not in os.environ
+    folder = tmp_path_factory.getbasetemp() if alone else tmp_path_factory.getbasetemp().parent
+    made = folder / "reference.json"
+    with (folder / "reference.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # its holder is bounded by the call's limit
+        if not made.exists():
+            losses = reference_losses(REFERENCE_STEPS, tmp_path_factory.mktemp("reference"))
+            made.write_text(json.dumps(losses))
+    return {int(step): loss for step, loss in json.loads(made.read_text()).items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -21,15 +20,10 @@ from nodeagent.store.door import Door
 from nodeagent.store.link import Link
 from nodeagent.store.server import find_server
 from nodeagent.store.wire import ReplyError
+from tests.ports import free_port
 
 BOUND = 30.0
 """Seconds a test waits for anything."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:

@@ -14,7 +14,8 @@ from nodeagent.store.client import RedisStore
 from nodeagent.store.door import AccessError
 from nodeagent.store.inspect import inspect
 from tests.contract.bench import FAST, Bench, spec
-from tests.integration.redis_support import Authority, Server, Yard, ask, free_port, yard
+from tests.integration.redis_support import Authority, Server, Yard, ask, yard
+from tests.ports import free_port
 
 pytestmark = pytest.mark.redis
 PASSWORD = "a-long-secret/with?odd@letters"

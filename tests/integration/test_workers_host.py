@@ -22,6 +22,7 @@ from nodeagent.workers.host_pod import connect
 from nodeagent.workers.linux import is_running
 from tests import readable
 from tests.integration.workers_support import ME, UID, make_spec, open_bench, pid_of, token, wait_for
+from tests.ports import free_ports
 
 PYTHON = sys.executable
 SLEEP = ("sh", "-c", "echo up; sleep 600")
@@ -288,7 +289,8 @@ async def test_promise_survives_the_shim_and_picks_new_ports(tmp_path: Path) -> 
 
 async def test_two_hosts_share_a_port_range(tmp_path: Path) -> None:
     async with open_bench(tmp_path / "a") as one, open_bench(tmp_path / "b") as two:
-        one.host, two.host = one.new_host(ports=(23098, 23099)), two.new_host(ports=(23098, 23099))
+        first, last = free_ports(2)
+        one.host, two.host = one.new_host(ports=(first, last)), two.new_host(ports=(first, last))
         ports = set()
         for bench in (one, two):
             await bench.ready(make_spec(SLEEP, tmp_path))
@@ -296,7 +298,7 @@ async def test_two_hosts_share_a_port_range(tmp_path: Path) -> None:
             status = await bench.until(lambda s: s.rendezvous)
             assert status.rendezvous is not None
             ports.add(status.rendezvous.address)
-        assert ports == {"127.0.0.1:23098", "127.0.0.1:23099"}
+        assert ports == {f"127.0.0.1:{first}", f"127.0.0.1:{last}"}
         one.host.promise(UID, token(2), True)
         status = await one.until(lambda s: "no free port" in s.reason)
         assert status.rendezvous is None

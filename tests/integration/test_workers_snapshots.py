@@ -13,6 +13,7 @@ import pytest
 from nodeagent.train.memory import HEADER, parse
 from nodeagent.workers.shim_snapshots import available_memory
 from tests.integration.workers_support import Bench, make_spec, open_bench, pid_of, wait_for
+from tests.ports import free_port
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -39,11 +40,10 @@ for step in range((found or 0) + 1, last + 1):
 print("kept", last, flush=True)
 time.sleep(600)
 """
-PORTS = iter(range(24100, 24900))
 
 
 def environments(last: int, world: int = 2, **more: str) -> tuple[dict[str, str], ...]:
-    common = {"LAST": str(last), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(next(PORTS))}
+    common = {"LAST": str(last), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common |= {"LOCAL_WORLD_SIZE": str(world), "NODEAGENT_JOB": "train", "OMP_NUM_THREADS": "1"} | more
     return tuple(common | {"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(world))
 
