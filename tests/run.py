@@ -63,10 +63,15 @@ def run(group: str, report: Path, workers: int, seconds: float | None, more: lis
     print(f"{group}: {used.ru_utime + used.ru_stime:.0f} s of CPU, {workers} at once; durations in {report}")
     for line in left:
         print(f"{group}: a process was left and killed: {line}")
-    if code == 0 and (not report.exists() or not (count := outcomes(report)) or count["failed"]):
+    if not sound(code, report):
         print(f"{group}: pytest says that all is well, and its report that it is not")
         return 1
     return code
+
+
+def sound(code: int, report: Path) -> bool:
+    """The exit code is not 0, or the report agrees with it."""
+    return code != 0 or (report.exists() and bool(count := outcomes(report)) and not count["failed"])
 
 
 def _reap_until(wanted: int) -> int:
