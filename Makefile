@@ -56,13 +56,13 @@ lint: $(READY)
 	$(BIN)/ruff format -q --check .
 	$(BIN)/mypy
 
-RUN = $(BIN)/python -m tests.run $(if $(JOBS),--workers $(JOBS)) $(PYTEST_ARGS)
+RUN = $(BIN)/python -m tests.run $(if $(JOBS),--workers $(JOBS))
 
 test: lint
-	@$(RUN) test
+	@$(RUN) test $(PYTEST_ARGS)
 
 test-rest: $(READY)
-	@$(RUN) $(if $(WITHIN),--seconds $(WITHIN)) rest
+	@$(RUN) $(if $(WITHIN),--seconds $(WITHIN)) rest $(PYTEST_ARGS)
 
 # Both, whether or not the first one passes. The last line adds them up.
 test-all: $(READY)
