@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from nodeagent.model.jobspec import JobSpec
 
 Json = dict[str, Any]
-MAX_FILE = 1024 * 1024
-"""Bytes of the largest job file."""
 
 
 def read_job(file: str) -> JobSpec:
@@ -28,14 +25,16 @@ def read_job(file: str) -> JobSpec:
     from nodeagent.spec.errors import SpecError
     from nodeagent.spec.jobargs import capture_submitter
     from nodeagent.spec.jobfile import parse_job
+    from nodeagent.spec.yamlfile import MAX_BYTES
 
     name = "<stdin>" if file == "-" else file
     try:
-        data = sys.stdin.buffer.read(MAX_FILE + 1) if file == "-" else Path(file).read_bytes()
+        with click.open_file(file, "rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise CtlError(f"cannot read {file}: {error.strerror}", Exit.USAGE, "give the path of a job file") from None
-    if len(data) > MAX_FILE:
-        raise CtlError(f"{name} is larger than {MAX_FILE} bytes", Exit.USAGE, "is it a job file?")
+    if len(data) > MAX_BYTES:
+        raise CtlError(f"{name} is larger than {MAX_BYTES // 1024} KiB", Exit.USAGE, "is it a job file?")
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
