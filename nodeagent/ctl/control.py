@@ -111,6 +111,9 @@ def _simple(ctx: click.Context, verb: str, past: str, done: Callable[[Json], boo
     client = connect(ctx)
     ref = which_job(client, asked["job"], asked["job_named"])
     after = client.change("POST", f"{job_path(ref)}/{verb}", asked["request_id"])
+    if verb == "resume" and not after["changed"] and running(after):
+        click.echo(f"job/{after['name']} runs already: there was nothing to resume")
+        return
     if asked["no_wait"]:
         click.echo(f"job/{after['name']} {verb} {'asked for' if after['changed'] else 'was asked for already'}")
         demand_saved(f"job/{after['name']} {verb}", after)

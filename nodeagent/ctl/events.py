@@ -15,13 +15,16 @@ from nodeagent.ctl.waiting import PATIENCE
 Json = dict[str, Any]
 
 
+HEADING = f"{'TIME':<19}  {'KIND':<18}  ABOUT AND WHY"
+
+
 def event_line(event: Json, wide: bool = False) -> str:
     """Time, kind, what it is about, and the sentence; ``wide``: its id first, as ``--after`` wants it."""
     seconds = int(event["id"].partition("-")[0]) / 1000
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
     about = [event["job"] and f"job/{event['job']}", event["node"] and f"node/{event['node']}"]
     about.append(f"generation {event['generation']}" if event["generation"] else "")
-    parts = (event["id"] if wide else "", when, event["kind"], " ".join(a for a in about if a), event["text"])
+    parts = (event["id"] if wide else "", when, f"{event['kind']:<18}", " ".join(a for a in about if a), event["text"])
     return "  ".join(part for part in parts if part)
 
 
@@ -41,6 +44,7 @@ def events(
     if follow:
         client.endure(PATIENCE)
     seen: list[Json] = []
+    headed = False
     while True:
         try:
             for event in client.stream("/v1/events", follow=follow, limit=limit, after=after, job=job_named):
@@ -48,6 +52,9 @@ def events(
                 if fmt in ("json", "yaml") and not follow:
                     seen.append(event)
                 else:
+                    if not headed and fmt not in ("json", "yaml", "name"):
+                        click.echo(f"{'ID':<15}  {HEADING}" if fmt == "wide" else HEADING)
+                    headed = True
                     click.echo(_text(event, fmt))
             break
         except UnreachableError:

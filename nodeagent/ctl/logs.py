@@ -47,4 +47,7 @@ def logs(
         query["generation"] = generation
     elif previous:
         query["previous"] = True
-    print_logs(client, ref, Printer(), follow=follow, **query)
+    printer = Printer()
+    print_logs(client, ref, printer, follow=follow, **query)
+    if rank is not None and not printer.lines:
+        click.echo(f"nodeagentctl: nothing is kept of what rank {rank} wrote there, or it wrote nothing", err=True)

@@ -58,15 +58,15 @@ COLUMNS = (
     Column("GPUS", _gpus),
     Column("HEALTHY", _healthy),
     Column("SLOTS", _slots),
-    Column("JOBS", lambda n: ",".join(sorted({p["job"] for p in n["pods"]}))),
-    Column("REASON", lambda n: n["reason"]),
-    Column("CONDITION", lambda n: n["condition"]),
-    Column("REPAIR", lambda n: n["repair"], wide=True),
+    Column("JOBS", lambda n: ",".join(sorted({p["job"] for p in n["pods"]})), text=True),
+    Column("REASON", lambda n: n["reason"], text=True),
+    Column("CONDITION", lambda n: n["condition"], text=True),
+    Column("REPAIR", lambda n: n["repair"], wide=True, text=True),
     Column("AGENT", lambda n: n["agent_pid"], wide=True),
     Column("AGE", lambda n: span(n["agent_age"]), wide=True),
     Column("VERSION", lambda n: n["version"], wide=True),
-    Column("LEFT OUT", _left_out, wide=True),
-    Column("LABELS", lambda n: ",".join(f"{k}={v}" for k, v in sorted(n["labels"].items())), wide=True),
+    Column("LEFT OUT", _left_out, wide=True, text=True),
+    Column("LABELS", lambda n: ",".join(f"{k}={v}" for k, v in sorted(n["labels"].items())), wide=True, text=True),
 )
 
 

@@ -126,13 +126,14 @@ def _change(client: Client, verb: str, ref: str, asked: dict[str, Any], **body: 
 def _wait(client: Client, after: Json, request: str, want: int, timeout: float | None) -> Json:
     name, path = after["name"], job_path(after["uid"])
 
+    def asked_for(job: Json) -> Json | None:
+        scale: Json | None = job["scale"]
+        return scale if scale and scale["request"] == request else None
+
     def done(job: Json) -> bool:
-        mine = job["scale"] if job["scale"] and job["scale"]["request"] == request else None
+        mine = asked_for(job)
         if mine and mine["state"] == "rolled_back":
-            raise TimedOutError(
-                f"job {name}: {mine['reason']}",
-                f"see what is missing: nodeagentctl nodes, nodeagentctl describe {name}",
-            )
+            return True
         not_ended(job, f"had {want} nodes")
         if job["target"] != want:
             raise CtlError(
@@ -148,9 +149,16 @@ def _wait(client: Client, after: Json, request: str, want: int, timeout: float |
     bound = DEFAULT_TIMEOUT if timeout is None else timeout
     bound += client.get(path)["spec"]["grace"] + SETTLING
     try:
-        return wait(lambda: client.get(path), done, _line, bound, f"scaling {name} to {want}")
+        last = wait(lambda: client.get(path), done, _line, bound, f"scaling {name} to {want}")
     except TimedOutError as late:
         raise TimedOutError(f"{late.message}; the target is {want} still", f"nodeagentctl describe {name}") from late
+    mine = asked_for(last)
+    if mine and mine["state"] == "rolled_back":
+        raise TimedOutError(
+            f"job {name}: {mine['reason']}; its target is {last['target']} again",
+            f"see what is missing: nodeagentctl nodes, nodeagentctl describe {name}",
+        )
+    return last
 
 
 def _line(job: Json) -> str:

@@ -51,7 +51,7 @@ NODES = (
     Column("SLOTS", lambda n: _part(n, "cpu_slots_used", "cpu_slots")),
     Column("CPU", lambda n: percent(n["cpu"])),
     Column("RSS", lambda n: size(n["memory"])),
-    Column("JOBS", lambda n: ",".join(n["jobs"])),
+    Column("JOBS", lambda n: ",".join(n["jobs"]), text=True),
 )
 JOBS = (
     Column("JOB", lambda j: j["name"]),
