@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodeagent.ctl.errors import TimedOutError
 from nodeagent.ctl.options import Duration
-from nodeagent.ctl.output import Column, fold, show, span, table_lines
+from nodeagent.ctl.output import Column, Json, fold, show, span, table_lines
 from nodeagent.ctl.waiting import wait
 
 SPANS = [
@@ -56,7 +56,7 @@ def words_of(lines: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("width", [100, 80, 60, 40, 20])
 def test_a_table_keeps_within_a_terminal_and_breaks_no_word(width: int) -> None:
-    rows = [{"n": "n1", "s": "8/8 free", "r": SENTENCE}, {"n": "n2", "s": "-", "r": None}]
+    rows: list[Json] = [{"n": "n1", "s": "8/8 free", "r": SENTENCE}, {"n": "n2", "s": "-", "r": None}]
     for columns in ((NAMES, SIZE, WHY), (NAMES, WHY, SIZE)):
         lines = table_lines(columns, rows, width)
         assert max(map(len, lines)) <= width
