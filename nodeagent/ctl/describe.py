@@ -12,6 +12,7 @@ from nodeagent.ctl.jobtext import job_lines
 from nodeagent.ctl.nodetext import node_lines
 from nodeagent.ctl.options import agent_option, connect, job_option, output_option, which_job
 from nodeagent.ctl.output import coloured, dump, notice, terminal_width
+from nodeagent.ctl.terminal import echo
 
 Json = dict[str, Any]
 
@@ -33,10 +34,10 @@ def describe(ctx: click.Context, name: str | None, job_named: str | None, fmt: s
         dump(found, fmt)
         return
     if fmt == "name":
-        click.echo(f"{kind}/{found['name']}")
+        echo(f"{kind}/{found['name']}")
         return
     say = job_lines if kind == "job" else node_lines
-    click.echo("\n".join(say(found, coloured(), terminal_width())))
+    echo("\n".join(say(found, coloured(), terminal_width())))
 
 
 def _find(client: Client, name: str | None, job_named: str | None) -> tuple[str, Json]:

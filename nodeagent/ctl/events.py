@@ -10,6 +10,7 @@ import click
 from nodeagent.ctl.errors import UnreachableError
 from nodeagent.ctl.options import agent_option, connect, job_option, output_option
 from nodeagent.ctl.output import dump
+from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.waiting import PATIENCE
 
 Json = dict[str, Any]
@@ -53,9 +54,9 @@ def events(
                     seen.append(event)
                 else:
                     if not headed and fmt not in ("json", "yaml", "name"):
-                        click.echo(f"{'ID':<15}  {HEADING}" if fmt == "wide" else HEADING)
+                        echo(f"{'ID':<15}  {HEADING}" if fmt == "wide" else HEADING)
                     headed = True
-                    click.echo(_text(event, fmt))
+                    echo(_text(event, fmt))
             break
         except UnreachableError:
             if not follow or after is None:

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Any
 
 from nodeagent.ctl.output import Column, fold, paint, span, table_lines
+from nodeagent.ctl.terminal import one_line
 
 Json = dict[str, Any]
 
@@ -72,7 +73,7 @@ def job_lines(job: Json, colour: bool = False, width: int | None = None) -> list
 def folded(lines: list[str], width: int | None) -> list[str]:
     """Lines of ``describe`` within a width: a field goes on below its value, anything else below its own text."""
     out = []
-    for line in lines:
+    for line in map(one_line, lines):
         own = len(line) - len(line.lstrip())
         indent = FIELD if _TITLE.match(line) else own + 2
         out += fold(line, width, indent)

@@ -6,6 +6,7 @@ import click
 
 from nodeagent.ctl.follow import Printer, print_logs
 from nodeagent.ctl.options import agent_option, connect, job_argument, which_job
+from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.waiting import PATIENCE
 
 
@@ -50,4 +51,4 @@ def logs(
     printer = Printer()
     print_logs(client, ref, printer, follow=follow, **query)
     if rank is not None and not printer.lines:
-        click.echo(f"nodeagentctl: nothing is kept of what rank {rank} wrote there, or it wrote nothing", err=True)
+        echo(f"nodeagentctl: nothing is kept of what rank {rank} wrote there, or it wrote nothing", err=True)

@@ -17,6 +17,8 @@ from typing import Any
 
 import click
 
+from nodeagent.ctl.terminal import echo, printable
+
 Json = dict[str, Any]
 
 GAP = 3
@@ -57,8 +59,8 @@ def coloured() -> bool:
 
 
 def text(value: object) -> str:
-    """A cell: nothing is ``-``."""
-    return "-" if value is None or value == "" else str(value)
+    """A cell, in one line: nothing is ``-``."""
+    return "-" if value is None or value == "" else printable(str(value)).replace("\n", "\\n")
 
 
 def span(seconds: float | None) -> str:
@@ -152,9 +154,11 @@ def dump(value: object, fmt: str) -> None:
     if fmt == "yaml":
         import yaml
 
-        click.echo(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), nl=False)
+        plain = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+        safe = plain if printable(plain) == plain else yaml.safe_dump(value, sort_keys=False)
+        echo(safe, nl=False)
     else:
-        click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+        echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def notice(answer: Json, fmt: str) -> None:
@@ -162,7 +166,7 @@ def notice(answer: Json, fmt: str) -> None:
     since = answer.get("store_away_since")
     if since is not None and fmt not in ("json", "yaml"):
         ago = span(max(0.0, time.time() - since))
-        click.echo(
+        echo(
             f"nodeagentctl: the store has not answered for {ago}: what is shown is from then; running jobs go on while "
             "their keepers lend them time, nothing can be changed or recovered until it is back",
             err=True,
@@ -180,12 +184,12 @@ def show(
         dump(answer, fmt)
     elif fmt == "name":
         for row in rows:
-            click.echo(f"{kind}/{row['name']}")
+            echo(f"{kind}/{row['name']}")
     elif not rows:
-        click.echo(empty, err=True)
+        echo(empty, err=True)
     else:
         chosen = [c for c in columns if fmt == "wide" or not c.wide]
-        click.echo("\n".join(table_lines(chosen, rows, terminal_width(), coloured())))
+        echo("\n".join(table_lines(chosen, rows, terminal_width(), coloured())))
 
 
 def paint(word: str, enabled: bool) -> str:

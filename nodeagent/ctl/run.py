@@ -20,6 +20,7 @@ from nodeagent.ctl.options import agent_option, request_id_option
 from nodeagent.ctl.saved import mention_unsaved
 from nodeagent.ctl.session import Session
 from nodeagent.ctl.submit import send
+from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.where import Where
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def run(ctx: click.Context, /, local: int | None, detach: bool, request_id: str 
             mention_unsaved(f"job/{after['name']} submit", after)
             session.begin(after)
             if detach:
-                click.echo(f"job/{spec.name}")
+                echo(f"job/{spec.name}")
                 return
             code = session.follow()
     ctx.exit(code)
@@ -143,7 +144,7 @@ def _agent(ctx: click.Context, stack: ExitStack, local: int | None, spec: JobSpe
             raise UnreachableError(
                 f"{nobody.message}; the job needs {need} nodes", f"bring them up: run --local {need} ..."
             ) from None
-        click.echo("nodeagentctl: no agent runs on this machine: bringing up one local node for this command", err=True)
+        echo("nodeagentctl: no agent runs on this machine: bringing up one local node for this command", err=True)
         return _bring_up(stack, 1, spec), True
 
 

@@ -28,6 +28,7 @@ from nodeagent.ctl.options import (
     which_job,
 )
 from nodeagent.ctl.saved import demand_saved, mention_unsaved
+from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.waiting import PATIENCE, job_line, wait
 
 Json = dict[str, Any]
@@ -115,12 +116,12 @@ def _change(client: Client, verb: str, ref: str, asked: dict[str, Any], **body: 
     if after.get("repeated") and asked["request_id"]:
         told += " was asked for with this request id before: nothing new was done"
     if asked["no_wait"] or after["desired"] == "pause":
-        click.echo(told + (" (paused: it counts when it runs again)" if after["desired"] == "pause" else ""))
+        echo(told + (" (paused: it counts when it runs again)" if after["desired"] == "pause" else ""))
         demand_saved(f"job/{name} {verb}", after)
         return
     mention_unsaved(f"job/{name} {verb}", after)
     last = _wait(client, after, request, want, asked["timeout"])
-    click.echo(f"job/{name} scaled: trains on {count(last['world_nodes'], 'node')}")
+    echo(f"job/{name} scaled: trains on {count(last['world_nodes'], 'node')}")
 
 
 def _wait(client: Client, after: Json, request: str, want: int, timeout: float | None) -> Json:

@@ -13,6 +13,7 @@ from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.options import agent_option, connect, request_id_option
 from nodeagent.ctl.output import dump
 from nodeagent.ctl.saved import demand_saved
+from nodeagent.ctl.terminal import echo
 
 if TYPE_CHECKING:
     from nodeagent.model.jobspec import JobSpec
@@ -68,9 +69,9 @@ def submit(ctx: click.Context, file: str, dry_run: bool, request_id: str | None)
     after = send(connect(ctx), spec, request_id, dry_run=dry_run)
     if dry_run:
         dump(after["spec"], "yaml")
-        click.echo(f"job/{spec.name} would be submitted (dry run)", err=True)
+        echo(f"job/{spec.name} would be submitted (dry run)", err=True)
         return
-    click.echo(f"job/{after['name']} submitted (uid {after['uid']})")
+    echo(f"job/{after['name']} submitted (uid {after['uid']})")
     demand_saved(f"job/{after['name']} submit", after)
 
 
@@ -79,4 +80,4 @@ def submit(ctx: click.Context, file: str, dry_run: bool, request_id: str | None)
 def validate(file: str) -> None:
     """Check the job in FILE (`-`: standard input). Needs no agent. Tells every mistake with its line and column."""
     spec = read_job(file)
-    click.echo(f"{file}: job/{spec.name} is sound")
+    echo(f"{file}: job/{spec.name} is sound")

@@ -9,6 +9,7 @@ import click
 
 from nodeagent.ctl.options import agent_option, connect, output_option
 from nodeagent.ctl.output import Column, dump, on_terminal, show
+from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.waiting import PATIENCE
 
 Json = dict[str, Any]
@@ -109,6 +110,6 @@ def _print(found: Json, fmt: str) -> None:
         blocks.append(("pod", PODS, [p | {"job": j["name"]} for j in found["jobs"] for p in j["pods"]]))
     for kind, columns, rows in blocks:
         if rows and fmt != "name":
-            click.echo()
+            echo()
         if rows:
             show({"items": rows}, fmt, kind, columns)
