@@ -68,6 +68,7 @@ class LogRoutes:
         ``follow`` goes on with newer ones.
         """
         job = find_job(self.view.cluster(), request.match_info["job"])
+        auth.may_read_logs(await auth.caller(request, self.view.config.jobs), job)
         follow = body.flag(request, "follow")
         newest = job.active.number if job.active is not None else 1
         only = previous(job) if body.flag(request, "previous") else body.number(request, "generation")

@@ -285,7 +285,9 @@ def blame_lines(job: Json, logs_stay: bool = True) -> list[str]:
     if end["error"]:
         title = "what its workers did" if end["kind"] == "hang" else "last lines"
         lines += [f"  {title}:", *_indent(end["error"], "    ")]
-    if logs_stay:
+    if job["private"]:
+        lines.append(f"  what it wrote is for {job['owner']} and operators")
+    elif logs_stay:
         rank = "" if end["rank"] is None else f" --rank {end['rank']}"
         lines.append(f"  all it wrote: nodeagentctl logs {job['name']} --generation {end['generation']}{rank}")
     return lines
