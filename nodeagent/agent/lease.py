@@ -113,9 +113,10 @@ class Lease:
                 await self._offer_view()
             await self._give_back()
             reply = await self._store.join(self.node, self.incarnation, facts, self._timing, millis(self.regroup))
-        except StoreUnavailableError:
+        except StoreUnavailableError as error:
             self._refused_since = None  # no lease runs out while the store serves nobody
-            self._unanswered()
+            self._unanswered(error)
+            self.reason = str(error)
             raise
         except StoreRefusedError as refusal:
             self.reason = str(refusal)
@@ -227,8 +228,8 @@ class Lease:
         )
         try:
             reply = await self._store.beat(beat)
-        except StoreUnavailableError:
-            self._unanswered()
+        except StoreUnavailableError as error:
+            self._unanswered(error)
             raise
         except StoreRefusedError as refusal:
             if refusal.code not in ("stale", "behind") and beat.incarnation == self.incarnation:
@@ -247,12 +248,12 @@ class Lease:
         record = self._snapshot.node(self.node)
         return record is not None and record.incarnation == self.incarnation and getattr(record, what) != ours
 
-    def _unanswered(self) -> None:
+    def _unanswered(self, error: StoreUnavailableError) -> None:
         self._metrics.store_errors.inc()
         if self.away_since is None:
             self.away_since = self._clock.wall()
             left = max(0.0, self.fence_at - self._clock.now())
-            self._log.warning("store does not answer", fence_in=round(left, 2))
+            self._log.warning("store does not answer", why=str(error), fence_in=round(left, 2))
 
     def _renewed(self, beat: Beat, sent: float, pods: tuple[PodState, ...]) -> None:
         if self.away_since is not None:

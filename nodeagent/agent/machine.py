@@ -1,19 +1,28 @@
-"""Facts about this machine: address, boot id, CPUs. Its GPUs are found by ``gpus.py``."""
+"""Facts about this machine: address, network interface, boot id, CPUs. Its GPUs are found by ``gpus.py``."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import queue
 import socket
-from collections.abc import Mapping
+import threading
+from collections.abc import Collection, Mapping
+
+import psutil
 
 from nodeagent import __version__
 from nodeagent.model.node import Gpu, NodeFacts
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.workers.linux import boot_id
 
+RESOLVE_BOUND = 0.25
+"""Seconds for the look-up of the host's own name: it is in a file, or near. Workers may wait for this start."""
+
 
 def find_address(config: AgentConfig, environ: Mapping[str, str]) -> str:
-    """The address peers use: configured, POD_IP, the data interface's, or the source address of the default route."""
+    """The address that peers use: configured, POD_IP, the source address of the default route, or that of any
+    interface but loopback."""
     if config.node.address:
         return config.node.address
     if environ.get("POD_IP"):
@@ -22,16 +31,64 @@ def find_address(config: AgentConfig, environ: Mapping[str, str]) -> str:
         try:
             probe.connect(("192.0.2.1", 9))  # TEST-NET-1: chooses a route, sends nothing
             return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
+        except OSError:  # no default route, as on a private network
+            outward = (a for _, found in sorted(interface_addresses().items()) for a in found if not _is_loopback(a))
+            return next(outward, "127.0.0.1")
+
+
+def interface_addresses() -> dict[str, tuple[str, ...]]:
+    """Each network interface's IPv4 addresses, then its global IPv6 ones."""
+    found = {}
+    for name, addresses in psutil.net_if_addrs().items():
+        v4 = [a.address for a in addresses if a.family == socket.AF_INET]
+        v6 = [a.address for a in addresses if a.family == socket.AF_INET6 and "%" not in a.address]
+        found[name] = (*v4, *v6)
+    return found
+
+
+def gloo_interface(address: str, named: Collection[str], interfaces: Mapping[str, Collection[str]]) -> str | None:
+    """The interface that gloo has to be given, None where it finds a usable one by itself.
+
+    gloo listens on what the host's name resolves to (``named``), and on loopback if it resolves to nothing. Where that
+    is loopback (Debian's 127.0.1.1 in /etc/hosts), no other machine reaches it: it then needs the interface that holds
+    the node's ``address``.
+    """
+    if _is_loopback(address) or not all(map(_is_loopback, named)):
+        return None
+    return next((name for name, found in sorted(interfaces.items()) if address in found), None)
+
+
+def resolve_hostname(name: str, bound: float = RESOLVE_BOUND) -> tuple[str, ...]:
+    """What the host's name resolves to; nothing if it does not, or not within ``bound`` seconds."""
+    answers: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            found = []
+        answers.put(tuple(dict.fromkeys(str(row[4][0]) for row in found)))
+
+    threading.Thread(target=ask, name="hostname", daemon=True).start()  # a look-up cannot be cancelled
+    try:
+        return answers.get(timeout=bound)
+    except queue.Empty:
+        return ()
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def node_facts(config: AgentConfig, address: str, gpus: tuple[Gpu, ...], started: float, peer: str) -> NodeFacts:
     """Everything an agent tells about its machine."""
-    slots = config.node.cpu_slots
+    slots, hostname = config.node.cpu_slots, socket.gethostname()
     return NodeFacts(
         address=address,
-        hostname=socket.gethostname(),
+        hostname=hostname,
         boot_id=boot_id(),
         agent_pid=os.getpid(),
         agent_version=__version__,
@@ -40,6 +97,7 @@ def node_facts(config: AgentConfig, address: str, gpus: tuple[Gpu, ...], started
         gpus=gpus,
         labels=dict(config.node.labels),
         data_interface=config.node.data_interface,
+        gloo_interface=gloo_interface(address, resolve_hostname(hostname), interface_addresses()),
         api_socket=str(config.dirs.run / "api.sock"),
         peer=peer,
     )

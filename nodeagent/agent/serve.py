@@ -161,8 +161,8 @@ async def _until_ended(
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(agent.run(stop))
         helpers = [
-            tasks.create_task(_say_ready(agent, notifier, agent.node)),
-            tasks.create_task(_serve_api(agent, metrics, address)),
+            tasks.create_task(_say_joined(agent, notifier)),
+            tasks.create_task(_serve_api(agent, metrics, address, notifier.ready)),
             tasks.create_task(_watch_health(agent)),
             tasks.create_task(goodbye.come_back(agent)),
         ]
@@ -193,9 +193,9 @@ async def _until_it_is_our_turn(store: Store, identity: Identity, clock: Clock, 
         await asyncio.sleep(pause / 2)
 
 
-async def _serve_api(agent: Agent, metrics: Metrics, address: str) -> None:
-    """The API, until cancelled. Imported after the first beat, and in a thread: running workers wait for the lease,
-    people can wait."""
+async def _serve_api(agent: Agent, metrics: Metrics, address: str, ready: Callable[[], None]) -> None:
+    """The API, until cancelled; ``ready`` is called when it answers. Imported after the first beat, and in a thread:
+    running workers wait for the lease, people can wait."""
 
     def load() -> tuple[type[ApiServer], type[Https]]:
         with without_authorities():
@@ -207,6 +207,7 @@ async def _serve_api(agent: Agent, metrics: Metrics, address: str) -> None:
     await agent.tried.wait()
     server_type, https_type = await asyncio.to_thread(load)
     async with server_type(agent, metrics) as server:
+        ready()
         agent.advert.http(server.http_url)
         _settle_memory()
         await https_type(agent, metrics, address, agent.advert.https).run()
@@ -225,10 +226,14 @@ async def _watch_health(agent: Agent) -> None:
             tasks.create_task(care.mender.run(agent))
 
 
-async def _say_ready(agent: Agent, notifier: Notifier, node: str) -> None:
-    await agent.joined.wait()
-    notifier.ready()
-    notifier.status(f"node {node} has joined")
+async def _say_joined(agent: Agent, notifier: Notifier) -> None:
+    """What ``systemctl status`` shows until the node has joined: why not. The unit is ready before that, as soon as the
+    agent can be asked: a start that waited for a store with another password would hang without a word."""
+    await agent.tried.wait()
+    while not agent.joined.is_set():
+        notifier.status(f"node {agent.node} has not joined its cluster: {agent.health().reason}")
+        await asyncio.sleep(agent.config.timing.heartbeat)
+    notifier.status(f"node {agent.node} has joined")
 
 
 async def _leave(agent: Agent, leave: asyncio.Event, stop: asyncio.Event) -> None:

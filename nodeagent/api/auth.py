@@ -123,6 +123,22 @@ def may_change_job(who: Caller, job: JobRecord) -> None:
         )
 
 
+def may_see(who: Caller, job: JobRecord) -> bool:
+    """Whether what the job was given (its ``env``) and what its workers wrote is for the caller's eyes."""
+    return who.uid == job.owner or who.operator
+
+
+def may_read_logs(who: Caller, job: JobRecord) -> None:
+    """Raises ``ApiError`` unless the caller owns the job or is an operator."""
+    if not may_see(who, job):
+        owner = user_name(job.owner)
+        raise ApiError(
+            "permission",
+            f"what job {job.name!r} wrote is for {owner} and operators; {who.name} may see its state",
+            f"nodeagentctl describe {job.name}; or ask {owner}",
+        )
+
+
 def may_change_nodes(who: Caller, node: str) -> None:
     """Raises ``ApiError`` unless the caller is an operator."""
     if not who.operator:

@@ -19,13 +19,18 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 async def read(request: web.Request) -> dict[str, Any]:
     """The JSON object in the body."""
     try:
-        value = json.loads(await request.text() or "{}")
+        raw = (await request.read()).decode()
+        value = json.loads(raw or "{}")
+        if "\\u" in raw:  # half of a character is JSON, and can be neither stored nor shown
+            json.dumps(value, ensure_ascii=False).encode()
     except web.HTTPRequestEntityTooLarge:
         raise ApiError(
-            "usage", f"the request is larger than {MAX_BODY} bytes", "keep large values in files (env_file)"
+            "usage", f"the request is larger than {MAX_BODY // 1024} KiB", "keep large values in files (env_file)"
         ) from None
+    except RecursionError:
+        raise ApiError("usage", "the body is nested too deeply", "send one flat JSON object") from None
     except ValueError as error:
-        raise ApiError("usage", f"the body is not JSON: {error}", "send one JSON object") from None
+        raise ApiError("usage", f"the body is not JSON: {error}", "send one JSON object, in UTF-8") from None
     if not isinstance(value, dict):
         raise ApiError("usage", "the body is not a JSON object", "send one JSON object")
     return value

@@ -101,7 +101,7 @@ def not_joined(view: AgentView) -> ApiError:
     """The agent knows nothing of the cluster (any more, or yet): it must not answer as if there were nothing."""
     health = view.health()
     if health.store_away_since is not None:
-        why = "the store does not answer, and it has started since it last did"
+        why = health.reason or "the store does not answer, and it has started since it last did"
         step = f"see that Redis runs and that node {view.node} reaches it (nodeagentctl doctor); then ask again"
     else:
         why, step = health.reason or "it has only just started", "ask again in a moment, or see its log"

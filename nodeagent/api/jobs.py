@@ -20,7 +20,7 @@ from nodeagent.api import auth, body, intents, scaling
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.lookup import find_job
 from nodeagent.api.saved import saved
-from nodeagent.api.shapes import Json, budget_json, items, job_json, lent_json
+from nodeagent.api.shapes import Json, budget_json, items, job_json, lent_json, shown_to
 from nodeagent.api.story import generations
 from nodeagent.api.view import AgentView
 from nodeagent.api.waits import waits
@@ -102,17 +102,19 @@ class JobRoutes:
         row = job_json(job, cluster, pods, time.time(), away=not answered)
         return row | {"lent": lent} | waits(self.view, job, cluster)
 
-    async def index(self, _request: web.Request) -> web.Response:
+    async def index(self, request: web.Request) -> web.Response:
         """GET /v1/jobs: in the order of submission."""
+        who = await auth.caller(request, self.view.config.jobs)
         cluster = self.view.cluster()
         rows, asking = [], True
         for job in sorted(cluster.jobs.values(), key=lambda j: (j.order, j.submitted)):
             pods, asking = await self._published(job, asking)
-            rows.append(self._row(job, cluster, pods, asking))
+            rows.append(shown_to(self._row(job, cluster, pods, asking), seen=auth.may_see(who, job)))
         return web.json_response(items(rows, store_away_since=self.view.health().store_away_since))
 
     async def show(self, request: web.Request) -> web.Response:
         """GET /v1/jobs/{job}: with the reasons, the generations, the budget and the spec."""
+        who = await auth.caller(request, self.view.config.jobs)
         cluster = self.view.cluster()
         job = find_job(cluster, request.match_info["job"])
         events = await self._story()
@@ -132,7 +134,7 @@ class JobRoutes:
             "store_away_since": self.view.health().store_away_since,
             "spec": job.spec.model_dump(),
         }
-        return web.json_response(detail)
+        return web.json_response(shown_to(detail, seen=auth.may_see(who, job)))
 
     async def _story(self) -> tuple[Event, ...] | None:
         """The newest of the audit log; None if the store does not answer (nobody waits for it twice)."""

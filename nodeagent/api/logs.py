@@ -68,6 +68,7 @@ class LogRoutes:
         ``follow`` goes on with newer ones.
         """
         job = find_job(self.view.cluster(), request.match_info["job"])
+        auth.may_read_logs(await auth.caller(request, self.view.config.jobs), job)
         follow = body.flag(request, "follow")
         newest = job.active.number if job.active is not None else 1
         only = previous(job) if body.flag(request, "previous") else body.number(request, "generation")
@@ -77,6 +78,7 @@ class LogRoutes:
         elif first is None:
             first, last = newest, (None if follow else newest)
         query = Query(first, last, body.number(request, "rank"), body.number(request, "tail"))
+        _check_rank(job, query)
         alone, wide = body.flag(request, "local_only"), query.first < newest
         asked = _Asked(job, query, alone, wide, lambda: auth.caller(request, self.view.config.jobs))
         lines = self._follow(asked) if follow else self._all(asked)
@@ -245,6 +247,20 @@ class _Asked:
     @property
     def uid(self) -> str:
         return self.job.uid
+
+
+def _check_rank(job: JobRecord, query: Query) -> None:
+    """Raises ``ApiError`` for a rank that the generation asked for does not have, where its size is still known."""
+    head = job.head
+    if query.rank is None or head is None or (query.first, query.last) != (head.number, head.number):
+        return
+    if query.rank >= head.world_size:
+        raise ApiError(
+            "not_found",
+            f"generation {head.number} of job {job.name!r} has no rank {query.rank}: it has ranks 0 to "
+            f"{head.world_size - 1}",
+            f"nodeagentctl describe {job.name} lists them",
+        )
 
 
 def previous(job: JobRecord) -> int:

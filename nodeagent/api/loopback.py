@@ -22,6 +22,8 @@ TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 """Of this process's network namespace; a dual-stack client's end is in the second."""
 ESTABLISHED = "01"
 NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+UNNAMED = frozenset({"/healthz", "/readyz"})
+"""Answer to any name: a load balancer asks by one of its own, and they name nobody."""
 
 
 End = tuple[str, int]
@@ -38,12 +40,12 @@ def guest_middleware(
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path not in open_to_all:
+        if request.path not in UNNAMED:
             _check_name(request.host)
-            if uid != 0:  # root's socket is open to every user of the machine
-                who = await asyncio.to_thread(whose, *_ends(request))
-                if who not in (0, uid):
-                    raise ApiError("permission", "this agent shows its jobs to its own user only", "ask as that user")
+        if request.path not in open_to_all and uid != 0:  # root's socket is open to every user of the machine
+            who = await asyncio.to_thread(whose, *_ends(request))
+            if who not in (0, uid):
+                raise ApiError("permission", "this agent shows its jobs to its own user only", "ask as that user")
         return await handler(request)
 
     return middleware

@@ -187,6 +187,27 @@ def job_json(
     }
 
 
+def shown_to(row: Json, *, seen: bool) -> Json:
+    """A job as the caller may have it: unless it is for his eyes (``seen``), without the values of its environment and
+    without anything that its workers wrote."""
+    row = row | {"private": not seen}
+    if seen:
+        return row
+    if row["outcome"]:
+        row["outcome"] = row["outcome"] | {"error": ""}
+    if "spec" in row:
+        spec = row["spec"]
+        submitter = spec["submitter"] | {"environ": dict.fromkeys(spec["submitter"]["environ"])}
+        row["spec"] = spec | {"env": dict.fromkeys(spec["env"]), "submitter": submitter}
+    if "reports" in row:
+        row["reports"] = {node: {"state": r["state"], "reason": r["reason"]} for node, r in row["reports"].items()}
+    if "generations" in row:
+        row["generations"] = [
+            g | {"ended_by": g["ended_by"] and g["ended_by"] | {"error": ""}} for g in row["generations"]
+        ]
+    return row
+
+
 def _checkpoint(job: JobRecord) -> Json | None:
     """The one that was committed last."""
     found = job.checkpoint

@@ -48,7 +48,7 @@ SETTLED = 5.0
 """Seconds after a change in which more may be told of the same generation: how long its recovery took comes later."""
 _OF_JOB = (
     "name", "uid", "phase", "reason", "generation", "generation_state", "restarts", "min", "max", "target", "chief",
-    "gpus", "world_nodes", "world_size", "owner", "desired", "cause", "outcome", "submitted", "started", "ended",
+    "gpus", "world_nodes", "world_size", "owner", "desired", "cause", "submitted", "started", "ended",
     "checkpoint",
 )  # fmt: skip
 _OF_VERDICT = ("rule", "severity", "stage", "text", "gpu", "dry_run", "next")
@@ -168,6 +168,7 @@ def _job(cluster: Cluster, job: JobRecord, why: Json, story: list[Json], now: fl
     ran = [g for g in story if g["state"] != "not formed"]
     return {
         **{key: row[key] for key in _OF_JOB},
+        "outcome": row["outcome"] and {key: row["outcome"][key] for key in ("code", "text")},
         "since": round(now - max(0, cluster.served - job.since) / 1000),
         "budget": budget_json(job, cluster),
         "generations": [_generation(g) for g in story[-MAX_GENERATIONS:]],

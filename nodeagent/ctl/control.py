@@ -19,6 +19,7 @@ from nodeagent.ctl.options import (
     which_job,
 )
 from nodeagent.ctl.saved import demand_saved, mention_unsaved
+from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.waiting import PATIENCE, job_line, wait
 
 Json = dict[str, Any]
@@ -111,8 +112,11 @@ def _simple(ctx: click.Context, verb: str, past: str, done: Callable[[Json], boo
     client = connect(ctx)
     ref = which_job(client, asked["job"], asked["job_named"])
     after = client.change("POST", f"{job_path(ref)}/{verb}", asked["request_id"])
+    if verb == "resume" and not after["changed"] and running(after):
+        echo(f"job/{after['name']} runs already: there was nothing to resume")
+        return
     if asked["no_wait"]:
-        click.echo(f"job/{after['name']} {verb} {'asked for' if after['changed'] else 'was asked for already'}")
+        echo(f"job/{after['name']} {verb} {'asked for' if after['changed'] else 'was asked for already'}")
         demand_saved(f"job/{after['name']} {verb}", after)
         return
     mention_unsaved(f"job/{after['name']} {verb}", after)
@@ -124,7 +128,7 @@ def _simple(ctx: click.Context, verb: str, past: str, done: Callable[[Json], boo
         ) from late
     if verb == "stop" and last["phase"] != "stopped":
         past = f"ended as {last['phase']}"
-    click.echo(f"job/{after['name']} {past}")
+    echo(f"job/{after['name']} {past}")
 
 
 @click.command(short_help="Remove a job's record (a live job is stopped first).")
@@ -141,7 +145,7 @@ def delete(
     after = client.change("DELETE", job_path(which_job(client, job, job_named)), request_id)
     name, uid = after["name"], after["uid"]
     if no_wait:
-        click.echo(f"job/{name} delete asked for")
+        echo(f"job/{name} delete asked for")
         demand_saved(f"job/{name} delete", after)
         return
     mention_unsaved(f"job/{name} delete", after)
@@ -156,4 +160,4 @@ def delete(
             raise
 
     wait(look, lambda j: j is None, lambda j: job_line(j) if j else "", timeout, f"deleting {name}")
-    click.echo(f"job/{name} deleted")
+    echo(f"job/{name} deleted")

@@ -11,7 +11,8 @@ from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.jobtext import job_lines
 from nodeagent.ctl.nodetext import node_lines
 from nodeagent.ctl.options import agent_option, connect, job_option, output_option, which_job
-from nodeagent.ctl.output import coloured, dump, notice
+from nodeagent.ctl.output import coloured, dump, notice, terminal_width
+from nodeagent.ctl.terminal import echo
 
 Json = dict[str, Any]
 
@@ -33,10 +34,10 @@ def describe(ctx: click.Context, name: str | None, job_named: str | None, fmt: s
         dump(found, fmt)
         return
     if fmt == "name":
-        click.echo(f"{kind}/{found['name']}")
+        echo(f"{kind}/{found['name']}")
         return
-    lines = job_lines(found, coloured()) if kind == "job" else node_lines(found, coloured())
-    click.echo("\n".join(lines))
+    say = job_lines if kind == "job" else node_lines
+    echo("\n".join(say(found, coloured(), terminal_width())))
 
 
 def _find(client: Client, name: str | None, job_named: str | None) -> tuple[str, Json]:

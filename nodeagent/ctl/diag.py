@@ -10,6 +10,7 @@ from nodeagent.ctl.client import node_path
 from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.options import Duration, agent_option, connect, node_argument, output_option, request_id_option
 from nodeagent.ctl.output import Column, dump, show
+from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.waiting import wait
 
 Json = dict[str, Any]
@@ -58,5 +59,5 @@ def diag(
     else:
         show({"items": report["checks"]}, fmt, "check", COLUMNS)
     for note in report["notes"]:
-        click.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     ctx.exit(Exit.DONE if report["passed"] else Exit.FAILED)

@@ -10,6 +10,7 @@ import click
 from nodeagent.ctl.errors import Exit, UnreachableError
 from nodeagent.ctl.options import agent_option, connect, output_option
 from nodeagent.ctl.output import Column, coloured, dump, show
+from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.where import Where
 
 Json = dict[str, Any]
@@ -47,12 +48,12 @@ def doctor(ctx: click.Context, peers: bool, fmt: str) -> None:
         show(found, fmt, "", COLUMNS)
     elif fmt == "name":
         for where in dict.fromkeys(f["where"] for f in found["items"]):
-            click.echo(where)
+            echo(where)
     else:
         for line in lines(found["items"], coloured()):
-            click.echo(line)
+            echo(line)
     if fmt in ("table", "wide"):
-        click.echo(summary(found), err=True)
+        echo(summary(found), err=True)
     ctx.exit(Exit.DONE if found["ok"] else Exit.FAILED)
 
 

@@ -8,6 +8,8 @@ from typing import IO, Any
 
 import click
 
+from nodeagent.ctl.terminal import echo
+
 
 class Exit(IntEnum):
     """What the tool's exit code means."""
@@ -57,11 +59,11 @@ class CtlError(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Tell it on stderr."""
-        click.echo(f"nodeagentctl: {self.message}", err=True)
+        echo(f"nodeagentctl: {self.message}", err=True)
         for problem in self.problems:
-            click.echo(f"  {problem}", err=True)
+            echo(f"  {problem}", err=True)
         if self.next_step:
-            click.echo(f"  next: {self.next_step}", err=True)
+            echo(f"  next: {self.next_step}", err=True)
 
 
 class UnreachableError(CtlError):

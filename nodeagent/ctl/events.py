@@ -10,9 +10,13 @@ import click
 from nodeagent.ctl.errors import UnreachableError
 from nodeagent.ctl.options import agent_option, connect, job_option, output_option
 from nodeagent.ctl.output import dump
+from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.waiting import PATIENCE
 
 Json = dict[str, Any]
+
+
+HEADING = f"{'TIME':<19}  {'KIND':<18}  ABOUT AND WHY"
 
 
 def event_line(event: Json, wide: bool = False) -> str:
@@ -21,7 +25,7 @@ def event_line(event: Json, wide: bool = False) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
     about = [event["job"] and f"job/{event['job']}", event["node"] and f"node/{event['node']}"]
     about.append(f"generation {event['generation']}" if event["generation"] else "")
-    parts = (event["id"] if wide else "", when, event["kind"], " ".join(a for a in about if a), event["text"])
+    parts = (event["id"] if wide else "", when, f"{event['kind']:<18}", " ".join(a for a in about if a), event["text"])
     return "  ".join(part for part in parts if part)
 
 
@@ -41,6 +45,7 @@ def events(
     if follow:
         client.endure(PATIENCE)
     seen: list[Json] = []
+    headed = False
     while True:
         try:
             for event in client.stream("/v1/events", follow=follow, limit=limit, after=after, job=job_named):
@@ -48,7 +53,10 @@ def events(
                 if fmt in ("json", "yaml") and not follow:
                     seen.append(event)
                 else:
-                    click.echo(_text(event, fmt))
+                    if not headed and fmt not in ("json", "yaml", "name"):
+                        echo(f"{'ID':<15}  {HEADING}" if fmt == "wide" else HEADING)
+                    headed = True
+                    echo(_text(event, fmt))
             break
         except UnreachableError:
             if not follow or after is None:

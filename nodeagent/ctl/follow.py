@@ -8,11 +8,10 @@ import sys
 from contextlib import closing
 from typing import Any, TextIO
 
-import click
-
 from nodeagent.api.marks import Marks, Source, source_of
 from nodeagent.ctl.client import Client, job_path
 from nodeagent.ctl.errors import UnreachableError
+from nodeagent.ctl.terminal import echo, log_line
 
 Json = dict[str, Any]
 
@@ -38,7 +37,7 @@ class Printer:
         if line["stream"] == "notice":
             if line["text"] not in self._told:
                 self._told.add(line["text"])
-                click.echo(f"nodeagentctl: {line['text']}", file=self._err)
+                echo(f"nodeagentctl: {line['text']}", file=self._err)
             return
         self.lines += 1
         self.marks.seen(line)
@@ -57,7 +56,7 @@ class Printer:
 
     def _write(self, rank: int, stream: str, text: str) -> None:
         to = self._err if stream == "stderr" else self._out
-        to.write(f"[{rank}]<{stream}>: {text}\n")
+        to.write(f"[{rank}]<{stream}>: {log_line(text) if to.isatty() else text}\n")
         to.flush()
 
 

@@ -30,13 +30,13 @@ COLUMNS = (
     Column("DURATION", lambda j: span(j["duration"])),
     Column("CHIEF", lambda j: j["chief"]),
     Column("GPUS", lambda j: j["gpus"]),
-    Column("NODE", _nodes),
+    Column("NODE", _nodes, text=True),
     Column("NODES", _of_nodes, wide=True),
     Column("GENERATION", lambda j: j["generation"], wide=True),
     Column("RESTARTS", lambda j: j["restarts"], wide=True),
     Column("OWNER", lambda j: j["owner"], wide=True),
     Column("UID", lambda j: j["uid"], wide=True),
-    Column("REASON", lambda j: j["reason"], wide=True),
+    Column("REASON", lambda j: j["reason"], wide=True, text=True),
 )
 
 

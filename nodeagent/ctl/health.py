@@ -9,6 +9,7 @@ import click
 from nodeagent.ctl.client import Client, node_path
 from nodeagent.ctl.options import agent_option, connect, node_argument, output_option, request_id_option
 from nodeagent.ctl.output import Column, show
+from nodeagent.ctl.terminal import echo
 
 Json = dict[str, Any]
 
@@ -51,7 +52,7 @@ def ack(ctx: click.Context, node: str, gpu: str, rule: str, request_id: str | No
     again. What fires again meanwhile was not repaired."""
     after = _change(connect(ctx), node, "ack", request_id, gpu=gpu, rule=rule)
     for verdict in after["verdicts"]:
-        click.echo(f"node/{after['name']}: {verdict['rule']}: {verdict['stage']}")
+        echo(f"node/{after['name']}: {verdict['rule']}: {verdict['stage']}")
 
 
 @health.command(short_help="A drill: judge an Xid that nothing reported.")
@@ -65,7 +66,7 @@ def inject(ctx: click.Context, node: str, xid: int, gpu: str, request_id: str | 
     """Have NODE judge an Xid that its driver did not report, with all that follows: running jobs lose the GPU if the
     Xid is fatal. Take it back with `health ack`."""
     after = _change(connect(ctx), node, "inject", request_id, gpu=gpu, xid=xid)
-    click.echo(f"node/{after['name']}: Xid {after['xid']} on {after['gpu']}")
+    echo(f"node/{after['name']}: Xid {after['xid']} on {after['gpu']}")
 
 
 def _change(client: Client, node: str, what: str, request_id: str | None, **more: object) -> Json:

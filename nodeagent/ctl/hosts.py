@@ -9,6 +9,7 @@ import click
 from nodeagent.ctl.client import Client, job_path
 from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.options import agent_option, connect, job_argument, which_job
+from nodeagent.ctl.terminal import echo
 
 Json = dict[str, Any]
 
@@ -36,7 +37,7 @@ def hosts(ctx: click.Context, job: str | None, job_named: str | None, form: str)
     """
     client = connect(ctx)
     for host, slots in world(client, which_job(client, job, job_named)).items():
-        click.echo(f"{host}:{slots}")
+        echo(f"{host}:{slots}")
 
 
 def world(client: Client, ref: str) -> dict[str, int]:

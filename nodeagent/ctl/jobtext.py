@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 import time
+from collections import Counter
 from typing import Any
 
-from nodeagent.ctl.output import Column, paint, span, table_lines
+from nodeagent.ctl.output import Column, fold, paint, span, table_lines
+from nodeagent.ctl.terminal import one_line
 
 Json = dict[str, Any]
 
 LAST_LINES = 20
 """Lines of a worker's error that are shown."""
+MOST_WORKERS = 16
+"""Workers that are listed; those that do not simply run come first."""
 TIMED = 3
 """Newest recoveries whose phases are shown."""
 
@@ -34,29 +39,45 @@ def count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def _field(title: str, value: object) -> str:
-    return f"{title + ':':<13}{value}"
+FIELD = 13
+"""Columns of a field's title."""
+_TITLE = re.compile(r"[A-Z][A-Za-z ]{0,10}: +")
+
+
+def field(title: str, value: object) -> str:
+    """One line of ``describe``."""
+    return f"{title + ':':<{FIELD}}{value}"
 
 
 def _indent(text: str, by: str) -> list[str]:
     return [by + line for line in text.splitlines()[-LAST_LINES:]]
 
 
-def job_lines(job: Json, colour: bool = False) -> list[str]:
-    """Everything of use about one job."""
+def job_lines(job: Json, colour: bool = False, width: int | None = None) -> list[str]:
+    """Everything of use about one job, folded to a ``width``."""
     lines = _head(job, colour)
     for block in (
         _waits(job),
-        _workers(job),
-        _left_out(job),
-        _generations(job),
-        _farewell(job),
         _blame(job),
+        _generations(job, width),
+        _farewell(job),
+        _left_out(job),
+        _workers(job, width),
         _next(job),
     ):
         if block:
             lines += ["", *block]
-    return lines
+    return folded(lines, width)
+
+
+def folded(lines: list[str], width: int | None) -> list[str]:
+    """Lines of ``describe`` within a width: a field goes on below its value, anything else below its own text."""
+    out = []
+    for line in map(one_line, lines):
+        own = len(line) - len(line.lstrip())
+        indent = FIELD if _TITLE.match(line) else own + 2
+        out += fold(line, width, indent)
+    return out
 
 
 def _head(job: Json, colour: bool) -> list[str]:
@@ -66,30 +87,30 @@ def _head(job: Json, colour: bool) -> list[str]:
     per_node = "one per GPU" if role["workers_per_node"] == "gpu" else role["workers_per_node"]
     budget = job["budget"]
     lines = [
-        _field("Job", f"{job['name']} (uid {job['uid']})"),
-        _field("Phase", paint(job["phase"], colour) + (" (being deleted)" if job["deleting"] else "")),
-        _field("Why", job["reason"] or "-"),
-        _field("Owner", job["owner"] + ("" if job["owner"] == job["user"] else f", runs as {job['user']}")),
-        _field("Command", shlex.join(role["command"])),
-        _field("Folder", spec["working_dir"]),
+        field("Job", f"{job['name']} (uid {job['uid']})"),
+        field("Phase", paint(job["phase"], colour) + (" (being deleted)" if job["deleting"] else "")),
+        field("Why", job["reason"] or "-"),
+        field("Owner", job["owner"] + ("" if job["owner"] == job["user"] else f", runs as {job['user']}")),
+        field("Command", shlex.join(role["command"])),
+        field("Folder", spec["working_dir"]),
     ]
     if spec["checkpoint_dir"]:
-        lines.append(_field("Checkpoints", spec["checkpoint_dir"] + _committed(job)))
+        lines.append(field("Checkpoints", spec["checkpoint_dir"] + _committed(job)))
     lines += [
-        _field("Nodes", f"{size}; workers per node: {per_node}"),
-        _field("World", _world(job)),
+        field("Nodes", f"{size}; workers per node: {per_node}"),
+        field("World", _world(job)),
         *_time(job),
-        _field("Age", f"{span(job['age'])}; trained for {span(job['duration'])}; {_restarts(job)}"),
-        _field(
+        field("Age", f"{span(job['age'])}; trained for {span(job['duration'])}; {_restarts(job)}"),
+        field(
             "Budget",
             f"{budget['used']} of {budget['max']} restarts spent within {span(budget['window'])}; "
             f"{budget['left']} left",
         ),
     ]
     if job["scale"]:
-        lines.append(_field("Scale", _scale(job["scale"])))
+        lines.append(field("Scale", _scale(job["scale"])))
     if job["outcome"]:
-        lines.append(_field("Outcome", f"{exit_words(job['outcome']['code'])}: {job['outcome']['text']}"))
+        lines.append(field("Outcome", f"{exit_words(job['outcome']['code'])}: {job['outcome']['text']}"))
     return lines
 
 
@@ -123,11 +144,11 @@ def _world(job: Json) -> str:
 def _time(job: Json) -> list[str]:
     """Whose time the workers run on while the store is away; while it answers, whose that would be."""
     if job["lent"] is not None:
-        return [_field("Runs on", f"{runs_on(job)} (the store is away since {_clock(job['store_away_since'])})")]
+        return [field("Runs on", f"{runs_on(job)} (the store is away since {_clock(job['store_away_since'])})")]
     if job["phase"] != "running" or job["generation_state"] != "active":
         return []
     names = ", ".join(k["node"] + ("" if k["live"] else " (silent)") for k in job["keepers"])
-    return [_field("Keepers", f"{names} may lend it time while the store is away" if names else f"none: {ALONE}")]
+    return [field("Keepers", f"{names} may lend it time while the store is away" if names else f"none: {ALONE}")]
 
 
 ALONE = "its workers stop when the store is away for longer than a lease"
@@ -169,17 +190,22 @@ WORKERS = (
 )
 PROGRESS = (
     Column("STEP", lambda w: w["step"]),
-    Column("DOING", lambda w: w["doing"]),
+    Column("DOING", lambda w: w["doing"], text=True),
 )
 """Where workers tell it."""
 
 
-def _workers(job: Json) -> list[str]:
+def _workers(job: Json, width: int | None) -> list[str]:
     rows = [w | {"node": p["node"]} for p in job["pods"] for w in p["workers"]]
     lines = []
     if rows:
         columns = (*WORKERS, *PROGRESS) if any(w.get("doing") for w in rows) else WORKERS
-        lines += ["Workers:", *("  " + line for line in table_lines(columns, sorted(rows, key=lambda w: w["rank"])))]
+        usual = Counter(w["state"] for w in rows).most_common(1)[0][0]
+        chosen = sorted(rows, key=lambda w: (w["state"] == usual, w["rank"]))[:MOST_WORKERS]
+        chosen.sort(key=lambda w: int(w["rank"]))
+        lines += ["Workers:", *_table(columns, chosen, width)]
+        if more := len(rows) - len(chosen):
+            lines.append(f"  and {more} more: nodeagentctl get {job['name']} -o json")
     odd = [p for p in job["pods"] if p["reason"] or not p["workers"]]
     lines += [f"  {p['node']}: {p['phase']}{': ' + p['reason'] if p['reason'] else ''}" for p in odd]
     parked = [p for p in [*job["pods"], *job["spares"]] if p["parked"]]
@@ -217,17 +243,21 @@ GENERATIONS = (
     Column("GENERATION", lambda g: g["number"]),
     Column("STATE", lambda g: g["state"]),
     Column("STOOD STILL", _still),
-    Column("FORMED BECAUSE", lambda g: g["cause"]),
-    Column("ENDED BY", _ended),
+    Column("FORMED BECAUSE", lambda g: g["cause"], text=True),
+    Column("ENDED BY", _ended, text=True),
 )
 
 
-def _generations(job: Json) -> list[str]:
+def _table(columns: tuple[Column, ...], rows: list[Json], width: int | None) -> list[str]:
+    return ["  " + line for line in table_lines(columns, rows, None if width is None else width - 2)]
+
+
+def _generations(job: Json, width: int | None) -> list[str]:
     rows = job["generations"]
     if not rows:
         return []
     timed = [f"  {g['number']}: {g['recovery']}" for g in rows if g["recovery"]][-TIMED:]
-    return ["Generations:", *("  " + line for line in table_lines(GENERATIONS, rows)), *timed]
+    return ["Generations:", *_table(GENERATIONS, rows, width), *timed]
 
 
 def _farewell(job: Json) -> list[str]:
@@ -255,7 +285,9 @@ def blame_lines(job: Json, logs_stay: bool = True) -> list[str]:
     if end["error"]:
         title = "what its workers did" if end["kind"] == "hang" else "last lines"
         lines += [f"  {title}:", *_indent(end["error"], "    ")]
-    if logs_stay:
+    if job["private"]:
+        lines.append(f"  what it wrote is for {job['owner']} and operators")
+    elif logs_stay:
         rank = "" if end["rank"] is None else f" --rank {end['rank']}"
         lines.append(f"  all it wrote: nodeagentctl logs {job['name']} --generation {end['generation']}{rank}")
     return lines
@@ -300,4 +332,4 @@ def _next(job: Json) -> list[str]:
         step = f"nothing is wrong; it will grow when it can. Follow it: nodeagentctl logs {name} -f"
     else:
         step = f"nothing is wrong. Follow it: nodeagentctl logs {name} -f"
-    return [_field("Next", step)]
+    return [field("Next", step)]

@@ -13,6 +13,7 @@ import click
 from nodeagent.ctl.errors import CtlError
 from nodeagent.ctl.options import Duration, output_option
 from nodeagent.ctl.output import Column, dump, show
+from nodeagent.ctl.terminal import echo
 
 if TYPE_CHECKING:
     from nodeagent.local.registry import Cluster
@@ -74,8 +75,8 @@ def up(count: int, name: str) -> None:
     with _telling():
         cluster = bring_up(count, name)
     for node in cluster.nodes():
-        click.echo(f"node/{node}")
-    click.echo(
+        echo(f"node/{node}")
+    echo(
         f"cluster {name} is up; its logs are in {cluster.data}\n"
         f"  next: nodeagentctl nodes; nodeagentctl submit FILE; nodeagentctl local kill {cluster.nodes()[-1]}; "
         f"nodeagentctl local down",
@@ -90,7 +91,7 @@ def add(name: str | None) -> None:
     with _telling():
         node = _ask(name, "add")["node"]
         _await(name, node)
-    click.echo(f"node/{node}")
+    echo(f"node/{node}")
 
 
 @local.command(short_help="Cut a node's power.")
@@ -100,7 +101,7 @@ def kill(node: str, name: str | None) -> None:
     """Cut the power of NODE: its agent, shims and workers are killed at once, and it stays down until `local start`."""
     with _telling():
         reply = _ask(name, "kill", node=node.removeprefix("node/"))
-    click.echo(
+    echo(
         f"node/{reply['node']} " + (f"killed ({reply['killed']} processes)" if reply["changed"] else "was down already")
     )
 
@@ -113,7 +114,7 @@ def start(node: str, name: str | None) -> None:
     with _telling():
         reply = _ask(name, "start", node=node.removeprefix("node/"))
         _await(name, reply["node"])
-    click.echo(f"node/{reply['node']} " + ("started" if reply["changed"] else "was on already"))
+    echo(f"node/{reply['node']} " + ("started" if reply["changed"] else "was on already"))
 
 
 @local.command(short_help="Restart a node's agent, as planned.")
@@ -125,7 +126,7 @@ def restart(node: str, away: float, name: str | None) -> None:
     again. Its workers train on meanwhile, looked after by a stand-in (for 30 s at most). Does not wait."""
     with _telling():
         reply = _ask(name, "restart", node=node.removeprefix("node/"), away=away)
-    click.echo(f"node/{reply['node']} restarting (agent {reply['agent_pid']} was told to end)")
+    echo(f"node/{reply['node']} restarting (agent {reply['agent_pid']} was told to end)")
 
 
 @local.command(short_help="Show the cluster's processes.")
@@ -146,7 +147,7 @@ def status(name: str | None, fmt: str) -> None:
         dump({"apiVersion": "nodeagent/v1"} | {k: v for k, v in found.items() if k != "ok"}, fmt)
         return
     if fmt != "name":
-        click.echo(
+        echo(
             f"cluster {found['name']}, supervisor {found['pid']}, redis {found['redis']['pid'] or 'starting'} "
             f"({found['redis']['url']}), logs in {found['data']}",
             err=True,
@@ -164,7 +165,7 @@ def down(name: str | None, keep_logs: bool) -> None:
     with _telling():
         cluster = _cluster(name)
         take_down(cluster, keep_logs=keep_logs)
-    click.echo(f"cluster {cluster.name} is down" + (f"; its logs are in {cluster.data}" if keep_logs else ""))
+    echo(f"cluster {cluster.name} is down" + (f"; its logs are in {cluster.data}" if keep_logs else ""))
 
 
 def _await(name: str | None, node: str) -> None:

@@ -6,6 +6,7 @@ import click
 
 from nodeagent.ctl.follow import Printer, print_logs
 from nodeagent.ctl.options import agent_option, connect, job_argument, which_job
+from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.waiting import PATIENCE
 
 
@@ -47,4 +48,7 @@ def logs(
         query["generation"] = generation
     elif previous:
         query["previous"] = True
-    print_logs(client, ref, Printer(), follow=follow, **query)
+    printer = Printer()
+    print_logs(client, ref, printer, follow=follow, **query)
+    if rank is not None and not printer.lines:
+        echo(f"nodeagentctl: nothing is kept of what rank {rank} wrote there, or it wrote nothing", err=True)

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from nodeagent.ctl.errors import RUN_CODES, CtlError, Exit
+from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.where import where_options
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -97,7 +98,7 @@ class Tool(click.Group):
             error.show()
             code = RUN_CODES[Exit.USAGE] if _verb(words) == "run" else error.exit_code
         except (click.Abort, KeyboardInterrupt):
-            click.echo("nodeagentctl: interrupted", err=True)
+            echo("nodeagentctl: interrupted", err=True)
             code = Exit.INTERRUPTED
         except BrokenPipeError:
             # Whoever read our output has gone; keep the interpreter from complaining when it flushes.
@@ -122,7 +123,7 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if value:
         from nodeagent import __version__
 
-        click.echo(f"nodeagentctl {__version__}")
+        echo(f"nodeagentctl {__version__}")
         ctx.exit()
 
 

@@ -19,6 +19,7 @@ from nodeagent.ctl.options import (
 )
 from nodeagent.ctl.output import Column, show, span
 from nodeagent.ctl.saved import demand_saved, mention_unsaved
+from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.waiting import PATIENCE, wait
 
 Json = dict[str, Any]
@@ -58,15 +59,15 @@ COLUMNS = (
     Column("GPUS", _gpus),
     Column("HEALTHY", _healthy),
     Column("SLOTS", _slots),
-    Column("JOBS", lambda n: ",".join(sorted({p["job"] for p in n["pods"]}))),
-    Column("REASON", lambda n: n["reason"]),
-    Column("CONDITION", lambda n: n["condition"]),
-    Column("REPAIR", lambda n: n["repair"], wide=True),
+    Column("JOBS", lambda n: ",".join(sorted({p["job"] for p in n["pods"]})), text=True),
+    Column("REASON", lambda n: n["reason"], text=True),
+    Column("CONDITION", lambda n: n["condition"], text=True),
+    Column("REPAIR", lambda n: n["repair"], wide=True, text=True),
     Column("AGENT", lambda n: n["agent_pid"], wide=True),
     Column("AGE", lambda n: span(n["agent_age"]), wide=True),
     Column("VERSION", lambda n: n["version"], wide=True),
-    Column("LEFT OUT", _left_out, wide=True),
-    Column("LABELS", lambda n: ",".join(f"{k}={v}" for k, v in sorted(n["labels"].items())), wide=True),
+    Column("LEFT OUT", _left_out, wide=True, text=True),
+    Column("LABELS", lambda n: ",".join(f"{k}={v}" for k, v in sorted(n["labels"].items())), wide=True, text=True),
 )
 
 
@@ -93,7 +94,7 @@ def nodes(ctx: click.Context, node: str | None, fmt: str) -> None:
 def cordon(ctx: click.Context, node: str, reason: str, request_id: str | None) -> None:
     """Give NODE no new work. What runs there goes on. A NODE that is being drained stops being drained."""
     after = connect(ctx).change("POST", node_path(node) + "/cordon", request_id, reason=reason)
-    click.echo(f"node/{after['name']} cordoned")
+    echo(f"node/{after['name']} cordoned")
     demand_saved(f"node/{after['name']} cordon", after)
 
 
@@ -105,7 +106,7 @@ def cordon(ctx: click.Context, node: str, reason: str, request_id: str | None) -
 def uncordon(ctx: click.Context, node: str, request_id: str | None) -> None:
     """Let NODE take work again."""
     after = connect(ctx).change("POST", node_path(node) + "/uncordon", request_id)
-    click.echo(f"node/{after['name']} uncordoned")
+    echo(f"node/{after['name']} uncordoned")
     demand_saved(f"node/{after['name']} uncordon", after)
 
 
@@ -124,7 +125,7 @@ def drain(ctx: click.Context, node: str, reason: str, timeout: float, no_wait: b
     client = connect(ctx)
     after = client.change("POST", node_path(node) + "/drain", request_id, reason=reason)
     if no_wait:
-        click.echo(f"node/{after['name']} draining")
+        echo(f"node/{after['name']} draining")
         demand_saved(f"node/{after['name']} drain", after)
         return
     mention_unsaved(f"node/{after['name']} drain", after)
@@ -133,7 +134,7 @@ def drain(ctx: click.Context, node: str, reason: str, timeout: float, no_wait: b
         wait(lambda: client.get(node_path(node)), lambda n: not n["pods"], _line, timeout, f"draining {node}")
     except TimedOutError as late:
         _give_up(client, node, reason, late)
-    click.echo(f"node/{after['name']} drained")
+    echo(f"node/{after['name']} drained")
 
 
 @click.command(short_help="Vouch that a silent node is off for good.")
@@ -151,7 +152,7 @@ def forget(ctx: click.Context, node: str, fmt: str | None) -> None:
     """
     after = connect(ctx).change("POST", node_path(node) + "/forget")
     if fmt is None:
-        click.echo(f"node/{after['name']} forgotten")
+        echo(f"node/{after['name']} forgotten")
     else:
         show(after, fmt, "node", COLUMNS, single=True)
     demand_saved(f"node/{after['name']} forget", after)

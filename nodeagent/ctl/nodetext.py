@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nodeagent.ctl.jobtext import field, folded
 from nodeagent.ctl.output import Column, paint, span, table_lines
 
 Json = dict[str, Any]
@@ -12,7 +13,7 @@ GPUS = (
     Column("GPU", lambda g: g["index"]),
     Column("NAME", lambda g: g["name"]),
     Column("UUID", lambda g: g["uuid"]),
-    Column("HEALTH", lambda g: "healthy" if g["healthy"] else f"left out: {g['why']}"),
+    Column("HEALTH", lambda g: "healthy" if g["healthy"] else f"left out: {g['why']}", text=True),
     Column("JOB", lambda g: g["job"]),
 )
 PODS = (
@@ -37,10 +38,6 @@ NEXT = {
 }
 
 
-def _field(title: str, value: object) -> str:
-    return f"{title + ':':<13}{value}"
-
-
 def _verdict(verdict: Json) -> list[str]:
     """What was found, by which rule, from what it was told, and what is to be done."""
     device = (
@@ -56,40 +53,40 @@ def _verdict(verdict: Json) -> list[str]:
     ]
 
 
-def node_lines(node: Json, colour: bool = False) -> list[str]:
-    """Everything of use about one node."""
-    life = node["incarnation"]
+def node_lines(node: Json, colour: bool = False, width: int | None = None) -> list[str]:
+    """Everything of use about one node, folded to a ``width``."""
+    life, inner = node["incarnation"], None if width is None else width - 2
     lines = [
-        _field("Node", node["name"]),
-        _field("State", paint(node["state"], colour)),
-        _field("Why", node["reason"] or "-"),
-        _field("Address", f"{node['address']} (host {node['hostname']})"),
-        _field("Agent", f"pid {node['agent_pid']}, version {node['version']}, up {span(node['agent_age'])}"),
-        _field("Life", f"{life['life']}, start {life['start']}"),
-        _field("CPU slots", f"{node['cpu_slots']}, {node['cpu_slots_used']} taken"),
-        _field("Labels", ", ".join(f"{k}={v}" for k, v in sorted(node["labels"].items())) or "-"),
+        field("Node", node["name"]),
+        field("State", paint(node["state"], colour)),
+        field("Why", node["reason"] or "-"),
+        field("Address", f"{node['address']} (host {node['hostname']})"),
+        field("Agent", f"pid {node['agent_pid']}, version {node['version']}, up {span(node['agent_age'])}"),
+        field("Life", f"{life['life']}, start {life['start']}"),
+        field("CPU slots", f"{node['cpu_slots']}, {node['cpu_slots_used']} taken"),
+        field("Labels", ", ".join(f"{k}={v}" for k, v in sorted(node["labels"].items())) or "-"),
     ]
     if node["restarting_for"] is not None:
-        lines.append(_field("Restarting", f"for {span(node['restarting_for'])}"))
+        lines.append(field("Restarting", f"for {span(node['restarting_for'])}"))
     if node["http"]:
-        lines.append(_field("Page", f"{node['http']}/ (from that machine)"))
-        lines.append(_field("Health", f"{node['http']}/healthz (from that machine)"))
+        lines.append(field("Page", f"{node['http']}/ (from that machine)"))
+        lines.append(field("Health", f"{node['http']}/healthz (from that machine)"))
     if node["https"]:
-        lines.append(_field("API", f"{node['https']} (certificate {node['fingerprint']})"))
+        lines.append(field("API", f"{node['https']} (certificate {node['fingerprint']})"))
     if node["gpus"]:
-        lines += ["", "GPUs:", *("  " + line for line in table_lines(GPUS, node["gpus"]))]
+        lines += ["", "GPUs:", *("  " + line for line in table_lines(GPUS, node["gpus"], inner))]
     if node["verdicts"]:
         lines += ["", "Verdicts:", *(line for verdict in node["verdicts"] for line in _verdict(verdict))]
     if node["repair"]:
-        lines.append("  " + _field("Repair", node["repair"]))
+        lines.append("  " + field("Repair", node["repair"]))
     if node["breaker"]:
-        lines.append("  " + _field("Breaker", node["breaker"]))
+        lines.append("  " + field("Breaker", node["breaker"]))
     lines += ["", "Pods:"]
-    lines += ["  " + line for line in table_lines(PODS, node["pods"])] if node["pods"] else ["  none"]
+    lines += ["  " + line for line in table_lines(PODS, node["pods"], inner)] if node["pods"] else ["  none"]
     unfit = [f"  {uid}: {r['reason']}" for uid, r in sorted(node["readiness"].items()) if r["state"] == "unfit"]
     if unfit:
         lines += ["", "Cannot run:", *unfit]
     step = NEXT[node["state"]].format(name=node["name"])
     if node["state"] == "ready" and node["condition"]:
         step = "see what each verdict says"
-    return [*lines, "", _field("Next", step)]
+    return folded([*lines, "", field("Next", step)], width)

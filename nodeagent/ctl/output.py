@@ -1,12 +1,14 @@
-"""How answers are shown: table, wide, json, yaml, name. Plain aligned columns off a terminal, colours on one.
+"""How answers are shown: table, wide, json, yaml, name. Plain aligned columns; on a terminal in its width, in colours.
 
-Must never cut a cell off a terminal, and never print anything but data on stdout.
+Must never cut a cell, nor break a word, and never print anything but data on stdout.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +17,15 @@ from typing import Any
 
 import click
 
+from nodeagent.ctl.terminal import echo, printable
+
 Json = dict[str, Any]
+
+GAP = 3
+"""Spaces between two columns."""
+LEAST_TEXT = 28
+"""Columns that a folded text needs to be readable within its row."""
+_WORDS = re.compile(r"\s*[^\s,]*,?(?=\s|$)|\s*[^\s,]*,|\s*[^\s,]+")
 
 STYLES = {
     "running": "green", "succeeded": "green", "ready": "green",
@@ -34,6 +44,8 @@ class Column:
     cell: Callable[[Json], object]
     wide: bool = False
     """Only in ``-o wide``."""
+    text: bool = False
+    """A sentence or a list, of any length: it may be folded."""
 
 
 def on_terminal() -> bool:
@@ -47,8 +59,8 @@ def coloured() -> bool:
 
 
 def text(value: object) -> str:
-    """A cell: nothing is ``-``."""
-    return "-" if value is None or value == "" else str(value)
+    """A cell, in one line: nothing is ``-``."""
+    return "-" if value is None or value == "" else printable(str(value)).replace("\n", "\\n")
 
 
 def span(seconds: float | None) -> str:
@@ -68,25 +80,73 @@ def span(seconds: float | None) -> str:
     return f"{total // 86400}d{total % 86400 // 3600}h"
 
 
-def table_lines(columns: Sequence[Column], rows: Sequence[Json]) -> list[str]:
-    """Aligned plain columns, upper-case titles, three spaces apart, as kubectl's."""
-    cells = [[c.title for c in columns]] + [[text(c.cell(row)) for c in columns] for row in rows]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
-    return ["   ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+def terminal_width() -> int | None:
+    """Columns of the terminal that stdout is; None off a terminal, where nothing is fitted to a width."""
+    return shutil.get_terminal_size().columns if on_terminal() else None
 
 
-def _rich_table(columns: Sequence[Column], rows: Sequence[Json]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def fold(line: str, width: int | None, indent: int) -> list[str]:
+    """The line, broken between words (and after commas) where it is wider than ``width``; the rest is indented."""
+    if width is None or len(line) <= width:
+        return [line]
+    lines, rest = [], ""
+    for word in _WORDS.findall(line):
+        if rest.strip() and len(rest) + len(word) > width:
+            lines.append(rest.rstrip())
+            rest = " " * indent + word.lstrip()
+        else:
+            rest += word
+        while len(rest.rstrip()) > width:  # one word that is longer than a line
+            lines.append(rest[:width])
+            rest = " " * indent + rest[width:]
+    return [*lines, rest.rstrip()] if rest.strip() else lines
 
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column.title, overflow="fold")
-    for row in rows:
-        cells = [text(c.cell(row)) for c in columns]
-        table.add_row(*(Text(cell, style=STYLES.get(cell.lower(), "")) for cell in cells))
-    Console(highlight=False, no_color=not coloured()).print(table)
+
+def table_lines(
+    columns: Sequence[Column], rows: Sequence[Json], width: int | None = None, colour: bool = False
+) -> list[str]:
+    """Aligned columns, upper-case titles, three spaces apart, as kubectl's.
+
+    Within a ``width`` no word is broken and nothing is left out: the last column is folded if it is text and has the
+    room, other columns that do not fit stand below their row, with their titles.
+    """
+    titles = [c.title for c in columns]
+    cells = [[text(c.cell(row)) for c in columns] for row in rows]
+    widths = [max(len(title), *(len(row[i]) for row in cells), 0) for i, title in enumerate(titles)]
+    inside, gap = list(range(len(columns))), GAP
+
+    def needed() -> int:
+        return sum(widths[i] for i in inside) + gap * (len(inside) - 1)
+
+    if width is not None and needed() > width:
+        texts = sorted((i for i in inside[1:] if columns[i].text), key=lambda i: widths[i])
+        while needed() > width and texts:
+            widest = texts.pop()
+            room = width - (needed() - widths[widest])
+            if widest == inside[-1] and room >= LEAST_TEXT:
+                widths[widest] = room
+            else:
+                inside.remove(widest)
+        gap = gap if needed() <= width else 2
+        while needed() > width and len(inside) > 1:
+            inside.pop()
+    below = [i for i in range(len(columns)) if i not in inside]
+    lines = _row(titles, inside, widths, gap, False)
+    for row in cells:
+        lines += _row(row, inside, widths, gap, colour)
+        for i in below:
+            if row[i] != "-":
+                lines += fold(f"  {titles[i]}: {row[i]}", width, 4)
+    return lines
+
+
+def _row(cells: Sequence[str], inside: Sequence[int], widths: Sequence[int], gap: int, colour: bool) -> list[str]:
+    """One row; its last cell may take several lines."""
+    last = inside[-1]
+    first, *more = fold(cells[last], widths[last], 0)
+    shown = [paint(cells[i].ljust(widths[i]), colour) for i in inside[:-1]] + [paint(first, colour)]
+    left = sum(widths[i] + gap for i in inside[:-1])
+    return [(" " * gap).join(shown).rstrip(), *(" " * left + line for line in more)]
 
 
 def dump(value: object, fmt: str) -> None:
@@ -94,9 +154,11 @@ def dump(value: object, fmt: str) -> None:
     if fmt == "yaml":
         import yaml
 
-        click.echo(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), nl=False)
+        plain = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+        safe = plain if printable(plain) == plain else yaml.safe_dump(value, sort_keys=False)
+        echo(safe, nl=False)
     else:
-        click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+        echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def notice(answer: Json, fmt: str) -> None:
@@ -104,7 +166,7 @@ def notice(answer: Json, fmt: str) -> None:
     since = answer.get("store_away_since")
     if since is not None and fmt not in ("json", "yaml"):
         ago = span(max(0.0, time.time() - since))
-        click.echo(
+        echo(
             f"nodeagentctl: the store has not answered for {ago}: what is shown is from then; running jobs go on while "
             "their keepers lend them time, nothing can be changed or recovered until it is back",
             err=True,
@@ -122,18 +184,15 @@ def show(
         dump(answer, fmt)
     elif fmt == "name":
         for row in rows:
-            click.echo(f"{kind}/{row['name']}")
+            echo(f"{kind}/{row['name']}")
     elif not rows:
-        click.echo(empty, err=True)
+        echo(empty, err=True)
     else:
         chosen = [c for c in columns if fmt == "wide" or not c.wide]
-        if on_terminal():
-            _rich_table(chosen, rows)
-        else:
-            click.echo("\n".join(table_lines(chosen, rows)))
+        echo("\n".join(table_lines(chosen, rows, terminal_width(), coloured())))
 
 
 def paint(word: str, enabled: bool) -> str:
     """The word in its state's colour."""
-    style = STYLES.get(word.lower())
+    style = STYLES.get(word.strip().lower())
     return click.style(word, fg=style) if enabled and style else word

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,12 +20,16 @@ from nodeagent.ctl.options import agent_option, request_id_option
 from nodeagent.ctl.saved import mention_unsaved
 from nodeagent.ctl.session import Session
 from nodeagent.ctl.submit import send
+from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.where import Where
 
 if TYPE_CHECKING:
     from nodeagent.model.jobspec import JobSpec
 
 Json = dict[str, Any]
+
+NODES_PER_CORE, LEAST_LOCAL = 4, 8
+"""Most local nodes for each core of this machine, and how many are allowed on any."""
 
 
 @click.command(
@@ -59,7 +65,10 @@ def run(ctx: click.Context, /, local: int | None, detach: bool, request_id: str 
                 Exit.USAGE,
                 f"bring them up first: nodeagentctl local up --nodes {local}",
             )
+        _check_command(asked["command"])
         spec = _spec(local, **asked)
+        if local is not None:
+            _check_local(local, spec)
         client, private = _agent(ctx, stack, local, spec, detach)
         if private:
             spec = _with_shell(spec)
@@ -69,10 +78,46 @@ def run(ctx: click.Context, /, local: int | None, detach: bool, request_id: str 
             mention_unsaved(f"job/{after['name']} submit", after)
             session.begin(after)
             if detach:
-                click.echo(f"job/{spec.name}")
+                echo(f"job/{spec.name}")
                 return
             code = session.follow()
     ctx.exit(code)
+
+
+def _check_command(command: tuple[str, ...]) -> None:
+    """Refuse what no node could start, where the reason can be seen from here. Raises ``CtlError``."""
+    if shutil.which(command[0]) is not None:
+        return
+    if len(command) == 1 and " " in command[0]:
+        raise CtlError(
+            f"{command[0]!r} is one word, and no program has that name",
+            Exit.USAGE,
+            f"leave out the quotes: -- {command[0]}",
+        )
+    if command[0].endswith(".py"):
+        raise CtlError(
+            f"{command[0]} is a script, not a program that can be started",
+            Exit.USAGE,
+            f"name its interpreter: -- python {shlex.join(command)}",
+        )
+
+
+def _check_local(local: int, spec: JobSpec) -> None:
+    """Refuse a local cluster that the job can never fit, or that this machine cannot carry. Raises ``CtlError``."""
+    least, most = spec.role.nodes.min, max(LEAST_LOCAL, NODES_PER_CORE * (os.cpu_count() or 1))
+    if least > local:
+        raise CtlError(
+            f"the job needs {least} nodes and --local {local} brings up {local}: it would wait for ever",
+            Exit.USAGE,
+            f"bring up more (--local {least}), or ask for fewer (--nodes {local})",
+        )
+    if local > most:
+        raise CtlError(
+            f"--local {local} starts {local} agents and their workers on this machine, which has {os.cpu_count()} "
+            f"cores: at most {most} are useful",
+            Exit.USAGE,
+            "choose fewer nodes, and more workers on each: --nproc-per-node N",
+        )
 
 
 @contextmanager
@@ -99,7 +144,7 @@ def _agent(ctx: click.Context, stack: ExitStack, local: int | None, spec: JobSpe
             raise UnreachableError(
                 f"{nobody.message}; the job needs {need} nodes", f"bring them up: run --local {need} ..."
             ) from None
-        click.echo("nodeagentctl: no agent runs on this machine: bringing up one local node for this command", err=True)
+        echo("nodeagentctl: no agent runs on this machine: bringing up one local node for this command", err=True)
         return _bring_up(stack, 1, spec), True
 
 

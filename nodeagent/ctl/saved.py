@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
 from nodeagent.ctl.errors import TimedOutError
+from nodeagent.ctl.terminal import echo
 
 NEXT = "ask again with the same --request-id: it happens once, and counts as done when it is saved"
 
@@ -20,7 +19,7 @@ def demand_saved(what: str, after: dict[str, Any]) -> None:
 def mention_unsaved(what: str, after: dict[str, Any]) -> None:
     """For a command that waits for more: it goes on."""
     if text := _text(after):
-        click.echo(f"nodeagentctl: warning: {what}: {text}", err=True)
+        echo(f"nodeagentctl: warning: {what}: {text}", err=True)
 
 
 def _text(after: dict[str, Any]) -> str:

@@ -28,6 +28,7 @@ from nodeagent.ctl.options import (
     which_job,
 )
 from nodeagent.ctl.saved import demand_saved, mention_unsaved
+from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.waiting import PATIENCE, job_line, wait
 
 Json = dict[str, Any]
@@ -115,24 +116,25 @@ def _change(client: Client, verb: str, ref: str, asked: dict[str, Any], **body: 
     if after.get("repeated") and asked["request_id"]:
         told += " was asked for with this request id before: nothing new was done"
     if asked["no_wait"] or after["desired"] == "pause":
-        click.echo(told + (" (paused: it counts when it runs again)" if after["desired"] == "pause" else ""))
+        echo(told + (" (paused: it counts when it runs again)" if after["desired"] == "pause" else ""))
         demand_saved(f"job/{name} {verb}", after)
         return
     mention_unsaved(f"job/{name} {verb}", after)
     last = _wait(client, after, request, want, asked["timeout"])
-    click.echo(f"job/{name} scaled: trains on {count(last['world_nodes'], 'node')}")
+    echo(f"job/{name} scaled: trains on {count(last['world_nodes'], 'node')}")
 
 
 def _wait(client: Client, after: Json, request: str, want: int, timeout: float | None) -> Json:
     name, path = after["name"], job_path(after["uid"])
 
+    def asked_for(job: Json) -> Json | None:
+        scale: Json | None = job["scale"]
+        return scale if scale and scale["request"] == request else None
+
     def done(job: Json) -> bool:
-        mine = job["scale"] if job["scale"] and job["scale"]["request"] == request else None
+        mine = asked_for(job)
         if mine and mine["state"] == "rolled_back":
-            raise TimedOutError(
-                f"job {name}: {mine['reason']}",
-                f"see what is missing: nodeagentctl nodes, nodeagentctl describe {name}",
-            )
+            return True
         not_ended(job, f"had {want} nodes")
         if job["target"] != want:
             raise CtlError(
@@ -148,9 +150,16 @@ def _wait(client: Client, after: Json, request: str, want: int, timeout: float |
     bound = DEFAULT_TIMEOUT if timeout is None else timeout
     bound += client.get(path)["spec"]["grace"] + SETTLING
     try:
-        return wait(lambda: client.get(path), done, _line, bound, f"scaling {name} to {want}")
+        last = wait(lambda: client.get(path), done, _line, bound, f"scaling {name} to {want}")
     except TimedOutError as late:
         raise TimedOutError(f"{late.message}; the target is {want} still", f"nodeagentctl describe {name}") from late
+    mine = asked_for(last)
+    if mine and mine["state"] == "rolled_back":
+        raise TimedOutError(
+            f"job {name}: {mine['reason']}; its target is {last['target']} again",
+            f"see what is missing: nodeagentctl nodes, nodeagentctl describe {name}",
+        )
+    return last
 
 
 def _line(job: Json) -> str:

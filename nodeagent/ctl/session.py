@@ -16,13 +16,12 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-import click
-
 from nodeagent.ctl.client import Client, job_path
 from nodeagent.ctl.errors import RUN_CODES, CtlError, Exit
 from nodeagent.ctl.follow import Printer, print_logs
 from nodeagent.ctl.jobtext import blame_lines, count, runs_on
 from nodeagent.ctl.options import ENDED
+from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.waiting import PATIENCE
 
 Json = dict[str, Any]
@@ -157,7 +156,7 @@ class Session:
         _say(f"job {job['name']} {job['phase']}: {job['reason']}")
         if job["phase"] == "failed":
             for line in blame_lines(job, logs_stay=self._stays):
-                click.echo(line, err=True)
+                echo(line, err=True)
         code = outcome["code"] if outcome else 0
         return code or RUN_CODES[Exit.FAILED]
 
@@ -176,4 +175,4 @@ def status_line(job: Json) -> str:
 
 
 def _say(text: str) -> None:
-    click.echo(f"nodeagentctl: {text}", err=True)
+    echo(f"nodeagentctl: {text}", err=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +13,12 @@ from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.options import agent_option, connect, request_id_option
 from nodeagent.ctl.output import dump
 from nodeagent.ctl.saved import demand_saved
+from nodeagent.ctl.terminal import echo
 
 if TYPE_CHECKING:
     from nodeagent.model.jobspec import JobSpec
 
 Json = dict[str, Any]
-MAX_FILE = 1024 * 1024
-"""Bytes of the largest job file."""
 
 
 def read_job(file: str) -> JobSpec:
@@ -28,14 +26,16 @@ def read_job(file: str) -> JobSpec:
     from nodeagent.spec.errors import SpecError
     from nodeagent.spec.jobargs import capture_submitter
     from nodeagent.spec.jobfile import parse_job
+    from nodeagent.spec.yamlfile import MAX_BYTES
 
     name = "<stdin>" if file == "-" else file
     try:
-        data = sys.stdin.buffer.read(MAX_FILE + 1) if file == "-" else Path(file).read_bytes()
+        with click.open_file(file, "rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise CtlError(f"cannot read {file}: {error.strerror}", Exit.USAGE, "give the path of a job file") from None
-    if len(data) > MAX_FILE:
-        raise CtlError(f"{name} is larger than {MAX_FILE} bytes", Exit.USAGE, "is it a job file?")
+    if len(data) > MAX_BYTES:
+        raise CtlError(f"{name} is larger than {MAX_BYTES // 1024} KiB", Exit.USAGE, "is it a job file?")
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -69,9 +69,9 @@ def submit(ctx: click.Context, file: str, dry_run: bool, request_id: str | None)
     after = send(connect(ctx), spec, request_id, dry_run=dry_run)
     if dry_run:
         dump(after["spec"], "yaml")
-        click.echo(f"job/{spec.name} would be submitted (dry run)", err=True)
+        echo(f"job/{spec.name} would be submitted (dry run)", err=True)
         return
-    click.echo(f"job/{after['name']} submitted (uid {after['uid']})")
+    echo(f"job/{after['name']} submitted (uid {after['uid']})")
     demand_saved(f"job/{after['name']} submit", after)
 
 
@@ -80,4 +80,4 @@ def submit(ctx: click.Context, file: str, dry_run: bool, request_id: str | None)
 def validate(file: str) -> None:
     """Check the job in FILE (`-`: standard input). Needs no agent. Tells every mistake with its line and column."""
     spec = read_job(file)
-    click.echo(f"{file}: job/{spec.name} is sound")
+    echo(f"{file}: job/{spec.name} is sound")

@@ -9,6 +9,7 @@ import click
 
 from nodeagent.ctl.options import agent_option, connect, output_option
 from nodeagent.ctl.output import Column, dump, on_terminal, show
+from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.waiting import PATIENCE
 
 Json = dict[str, Any]
@@ -51,7 +52,7 @@ NODES = (
     Column("SLOTS", lambda n: _part(n, "cpu_slots_used", "cpu_slots")),
     Column("CPU", lambda n: percent(n["cpu"])),
     Column("RSS", lambda n: size(n["memory"])),
-    Column("JOBS", lambda n: ",".join(n["jobs"])),
+    Column("JOBS", lambda n: ",".join(n["jobs"]), text=True),
 )
 JOBS = (
     Column("JOB", lambda j: j["name"]),
@@ -109,6 +110,6 @@ def _print(found: Json, fmt: str) -> None:
         blocks.append(("pod", PODS, [p | {"job": j["name"]} for j in found["jobs"] for p in j["pods"]]))
     for kind, columns, rows in blocks:
         if rows and fmt != "name":
-            click.echo()
+            echo()
         if rows:
             show({"items": rows}, fmt, kind, columns)

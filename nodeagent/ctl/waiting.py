@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import click
-
 from nodeagent.ctl.errors import TimedOutError
 from nodeagent.ctl.output import span
+from nodeagent.ctl.terminal import echo, status_line
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -34,17 +33,17 @@ class Progress:
 
     def __exit__(self, *_exc: object) -> None:
         if self._terminal and self._said:
-            click.echo("\r\x1b[K", nl=False, err=True)
+            status_line("")
 
     def say(self, line: str) -> None:
         """The state now. On a terminal it replaces the line before, with the time waited."""
         if self._terminal:
             self._said = line
             waited = span(time.monotonic() - self._began)
-            click.echo(f"\r\x1b[K{line}  ({waited})", nl=False, err=True)
+            status_line(f"({waited}) {line}")
         elif line != self._said:
             self._said = line
-            click.echo(line, err=True)
+            echo(line, err=True)
 
 
 def wait(look: Callable[[], T], done: Callable[[T], bool], line: Callable[[T], str], timeout: float, what: str) -> T:

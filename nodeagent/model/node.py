@@ -60,6 +60,9 @@ class NodeFacts(Record):
     gpus: tuple[Gpu, ...] = ()
     labels: dict[str, str] = {}
     data_interface: str | None = None
+    """Configured: of gloo's and NCCL's traffic."""
+    gloo_interface: str | None = None
+    """Found: the one that holds the address, where the host's own name leads to loopback (Debian's 127.0.1.1)."""
     api_socket: str = ""
     """The agent's unix socket: reachable only from the same machine (same boot_id)."""
     http: str = ""

@@ -30,7 +30,8 @@ def check_spec(spec: JobSpec) -> list[str]:
     size = len(spec.to_json())
     if size > MAX_BYTES:
         out.append(
-            f"the job takes {size} bytes, more than {MAX_BYTES}: put long texts into files that the nodes can read"
+            f"the job takes {size} bytes, more than {MAX_BYTES} ({MAX_BYTES // 1024} KiB): put long texts into files "
+            f"that the nodes can read"
         )
     if spec.restarts.backoff_min > spec.restarts.backoff_max:
         out.append(

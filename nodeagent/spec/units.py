@@ -34,7 +34,7 @@ def show(value: object) -> str:
 
 def meant(value: object) -> int | None:
     """The whole number that ``010``, ``1e3``, ``1_000`` or a quoted ``"4"`` was meant to be; None if it is unclear."""
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:  # a float holds these exactly
         return int(value)
     if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]{1,18}", digits := value.strip().replace("_", "")):
         return int(digits)
@@ -46,8 +46,10 @@ def whole(value: object, low: int, high: int, example: str = "") -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         if low <= value <= high:
             return value
-        raise CheckError(f"{value} is out of range", f"write a whole number from {low} to {high}")
-    if (number := meant(value)) is None:
+        raise CheckError(f"{show(value)} is out of range", f"write a whole number from {low} to {high}")
+    if (number := meant(value)) is not None and not low <= number <= high:
+        raise CheckError(f"{show(value)} is out of range", f"write a whole number from {low} to {high}")
+    if number is None:
         right = f"write {example}" if example else f"write a number such as {max(low, 1)}"
     else:
         right = f"write {number}" + (" without quotes" if str(number) == value else "")

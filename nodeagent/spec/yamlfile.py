@@ -23,8 +23,9 @@ MAX_VALUES = 20_000
 _NULL = re.compile(r"~|null|Null|NULL|")
 _TRUE = re.compile(r"true|True|TRUE")
 _FALSE = re.compile(r"false|False|FALSE")
-_INT = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})")
-_FLOAT = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")
+_INT = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,99})")
+_FLOAT = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]{0,99})(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Scalar = str | int | float | bool | None
 
@@ -120,6 +121,13 @@ class _Walk:
     def problem(self, place: Place, what: str, right: str = "") -> None:
         self.document.problems.append(Problem(self.document.filename, *place, what, right))
 
+    def whole(self, text: str, place: Place) -> str:
+        """The text, unless an escape in it is no character. Raises ``SpecError``: nothing could store or show it."""
+        if half := _SURROGATE.search(text):
+            self.problem(place, f"the escape \\u{ord(half[0]):04X} is half of a character", "write the whole character")
+            raise SpecError(self.document.problems)
+        return text
+
     def value(self, node: yaml.Node, path: Path) -> object:
         place = _place(node.start_mark)
         self.document.values[path] = place
@@ -131,10 +139,11 @@ class _Walk:
             self.problem(place, "an alias inside of what it stands for", "write the values out")
             return None
         if isinstance(node, yaml.ScalarNode):
+            text = self.whole(str(node.value), place)
             if node.style is not None:
-                return str(node.value)
-            self.document.raw[path] = node.value
-            return scalar(node.value)
+                return text
+            self.document.raw[path] = text
+            return scalar(text)
         self.open.add(id(node))
         try:
             if isinstance(node, yaml.SequenceNode):
@@ -151,7 +160,7 @@ class _Walk:
             if not isinstance(key_node, yaml.ScalarNode):
                 self.problem(place, "a key that is not a word", "write a plain word before the colon")
                 continue
-            key = str(key_node.value)
+            key = self.whole(str(key_node.value), place)
             if key == "<<" and key_node.style is None:
                 self.problem(place, "the merge key << is not supported", "write the keys out")
                 continue

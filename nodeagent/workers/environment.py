@@ -49,6 +49,8 @@ def _defaults(member: Member, node: NodeRecord) -> dict[str, str]:
         env["OMP_NUM_THREADS"] = "1"
     if node.facts.data_interface:
         env |= dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), node.facts.data_interface)
+    elif node.facts.gloo_interface:
+        env["GLOO_SOCKET_IFNAME"] = node.facts.gloo_interface
     assert set(env) <= DEFAULTS
     return env
 

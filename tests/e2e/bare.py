@@ -48,7 +48,7 @@ class Bare(Cluster):
         return self.home / "cluster.key"
 
     def start_agent(
-        self, node: str, address: str = "127.0.0.1", *, interface: str | None = None,
+        self, node: str, address: str | None = "127.0.0.1", *, interface: str | None = None,
         under: Callable[[Sequence[str]], list[str]] = list,
     ) -> None:  # fmt: skip
         """Start a node's agent from this thread, and so in its network namespace. ``under``: makes its command

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,27 @@ def test_shapes_of_the_contract(agent: LiveAgent, client: Client) -> None:
     assert set(nodes[0]) >= CONTRACT_NODE
     assert nodes[0]["pods"][0]["ranks"] == [0, 1]
     assert nodes[2]["pods"] == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["[" * 60_000, '{"spec": {"name": "\\ud800"}}', '{"a": 1', "[]", b"\xff\xfe".decode("latin-1")],
+    ids=["deep", "half a character", "broken", "a list", "not UTF-8"],
+)
+def test_a_body_that_is_no_json_object_is_a_usage_error(agent: LiveAgent, body: str) -> None:
+    data = body.encode("latin-1")
+    head = (
+        "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json; charset=nope\r\n"
+        f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+    )
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(30)
+        connection.connect(str(agent.socket))
+        connection.sendall(head.encode() + data)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    status, _, rest = answer.partition(b"\r\n\r\n")
+    assert b" 400 " in status.splitlines()[0], answer
+    assert json.loads(rest)["error"]["code"] == "usage"
 
 
 def test_a_job_is_found_by_name_uid_and_prefix(agent: LiveAgent, client: Client) -> None:

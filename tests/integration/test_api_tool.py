@@ -157,6 +157,8 @@ def test_scale_out_that_is_not_met_is_rolled_back(agent: LiveAgent, words: tuple
     assert result.exit_code == 4
     assert "scale to 5 timed out after 0.3s" in result.stderr
     assert "went back to 2" in result.stderr
+    assert "its target is 2 again" in result.stderr
+    assert "still" not in result.stderr
     assert "digits: running: runs on 2 of 5 nodes: n4 is getting ready" in result.stderr.splitlines()
     job = agent.view.job("digits")
     assert (job.control.target, job.head) == (2, before), "training goes on undisturbed"
@@ -293,6 +295,10 @@ REFUSALS = [
     (("run", "--nodes", "two", "--", "true"), 122, "--nodes"),
     (("run",), 122, "CMD"),
     (("run", "--local", "2", "--detach", "--", "true"), 122, "local up --nodes 2"),
+    (("run", "--local", "2", "--nodes", "3", "--", "true"), 122, "bring up more (--local 3), or ask for fewer"),
+    (("run", "--local", "4000", "--", "true"), 122, "choose fewer nodes"),
+    (("run", "--", "train.py", "--lr", "1 2"), 122, "-- python train.py --lr '1 2'"),
+    (("run", "--", "python train.py"), 122, "leave out the quotes: -- python train.py"),
 ]
 
 
@@ -348,9 +354,26 @@ def test_describe_of_a_failure_says_who_and_why(still: LiveAgent) -> None:
     assert node.startswith("Node:        n3\nState:       ready")
 
 
+def test_a_rank_that_does_not_exist_is_named(agent: LiveAgent) -> None:
+    started(agent)
+    result = ctl(agent, "logs", "digits", "--rank", "9")
+    assert result.exit_code == 3
+    assert "generation 1 of job 'digits' has no rank 9: it has ranks 0 to 3" in result.stderr
+    silent = ctl(agent, "logs", "digits", "--rank", "3")
+    assert (silent.exit_code, silent.stdout) == (0, "")
+    assert "nothing is kept of what rank 3 wrote" in silent.stderr
+
+
+def test_a_job_that_runs_is_not_resumed(agent: LiveAgent) -> None:
+    started(agent)
+    result = ctl(agent, "resume", "digits")
+    assert (result.exit_code, result.stdout) == (0, "job/digits runs already: there was nothing to resume\n")
+
+
 def test_events_in_lines_and_json(agent: LiveAgent) -> None:
     started(agent)
     lines = ctl(agent, "events").stdout.splitlines()
+    assert lines[0].split() == ["TIME", "KIND", "ABOUT", "AND", "WHY"]
     assert any("JobSubmitted" in line and "job/digits" in line for line in lines)
     items = json.loads(ctl(agent, "events", "-o", "json", "--job", "digits").stdout)["items"]
     assert {e["job"] for e in items} == {"digits"}

@@ -76,7 +76,7 @@ def test_every_format_of_events_and_describe(still: LiveAgent) -> None:
     assert yaml.safe_load(ctl(still, "events", "-o", "yaml").stdout)["items"] == items
     assert ctl(still, "events", "-o", "name").stdout.split() == [f"event/{e['id']}" for e in items]
     wide = ctl(still, "events", "-o", "wide").stdout.splitlines()
-    assert [line.split()[0] for line in wide] == [e["id"] for e in items]
+    assert [line.split()[0] for line in wide] == ["ID", *(e["id"] for e in items)]
     assert ctl(still, "describe", "digits", "-o", "name").stdout == "job/digits\n"
     assert ctl(still, "describe", "n2", "-o", "name").stdout == "node/n2\n"
     assert ctl(still, "describe", "digits", "-o", "wide").stdout.startswith("Job:         digits")

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from nodeagent.ctl.client import Client
+from nodeagent.model.job import Outcome, Spend
+from nodeagent.model.world import PodReport, WorkerExit
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -53,6 +55,49 @@ def test_a_stranger_may_read(agent: LiveAgent) -> None:
     agent.submit(spec())
     status, job = ask(agent, "GET", "/v1/jobs/digits")
     assert (status, job["name"]) == (200, "digits")
+
+
+SECRET = "hf_s3cret"
+
+
+def failed_with_a_secret(agent: LiveAgent) -> None:
+    """A job of another user, with a secret in its environment and one in what its worker wrote last."""
+    job = agent.submit(spec(env={"HF_TOKEN": SECRET}))
+    agent.do(lambda: agent.view.form(job, 2))
+    agent.do(agent.view.refresh)
+    ended = Spend(at=1, wall=1.0, kind="worker_failed", counts=True, node="n2", rank=3, exit=1, error=SECRET, text="x")
+    outcome = Outcome(code=1, text="rank 3 failed", error=SECRET)
+    known = agent.view.job("digits")
+    assert known.head is not None
+    report = PodReport(state="failed", exits=(WorkerExit(rank=3, local_rank=1, pid=9, code=1, error=SECRET),))
+    agent.view.show(
+        known.model_copy(
+            update={
+                "phase": "failed", "budget": {"1": ended}, "outcome": outcome, "last_reports": {"n2": report},
+                "head": known.head.model_copy(update={"state": "ended", "reports": {"n2": report}}),
+            }
+        )
+    )  # fmt: skip
+
+
+def test_what_a_job_was_given_and_wrote_is_for_its_owner_and_operators(agent: LiveAgent) -> None:
+    failed_with_a_secret(agent)
+    status, job = ask(agent, "GET", "/v1/jobs/digits")
+    assert (status, job["phase"], job["private"]) == (200, "failed", True)
+    assert (list(job["spec"]["env"]), job["outcome"]["text"]) == (["HF_TOKEN"], "rank 3 failed")
+    status, jobs = ask(agent, "GET", "/v1/jobs")
+    for shown in (job, jobs, ask(agent, "GET", "/v1/status")[1]):
+        assert SECRET not in json.dumps(shown)
+    mine = Client([agent.socket]).get("/v1/jobs/digits")
+    assert (mine["private"], mine["spec"]["env"], mine["outcome"]["error"]) == (False, {"HF_TOKEN": SECRET}, SECRET)
+    assert json.dumps(mine).count(SECRET) >= 4, "the stranger's view left out all of them"
+
+
+def test_logs_are_for_the_owner_and_operators(agent: LiveAgent) -> None:
+    agent.submit(spec())
+    status, answer = ask(agent, "GET", "/v1/jobs/digits/logs")
+    assert (status, answer["error"]["code"]) == (403, "permission")
+    assert "nodeagentctl describe digits" in answer["error"]["next"]
 
 
 CHANGES = [

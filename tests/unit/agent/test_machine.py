@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.agent.machine import find_address, node_facts
+from nodeagent.agent.machine import find_address, gloo_interface, node_facts, resolve_hostname
 from nodeagent.model.node import Gpu
 from nodeagent.spec.agentconfig import AgentConfig, DirsConfig, NodeConfig
 from nodeagent.workers.linux import boot_id
@@ -23,6 +23,32 @@ def test_the_configured_address_goes_before_the_pods_and_both_before_the_routes(
     assert find_address(config(address="10.1.1.1"), {"POD_IP": "10.2.2.2"}) == "10.1.1.1"
     assert find_address(config(), {"POD_IP": "10.2.2.2"}) == "10.2.2.2"
     ipaddress.ip_address(find_address(config(), {}))
+
+
+INTERFACES = {"lo": ("127.0.0.1", "::1"), "eth0": ("10.0.0.7",), "ib0": ("10.9.0.7", "10.0.0.8")}
+
+
+@pytest.mark.parametrize(
+    ("address", "named", "interface"),
+    [
+        ("10.0.0.7", ("127.0.1.1",), "eth0"),  # Debian's /etc/hosts
+        ("10.0.0.8", ("127.0.1.1", "::1"), "ib0"),
+        ("10.0.0.7", (), "eth0"),  # the name resolves to nothing: gloo would take loopback
+        ("10.0.0.7", ("10.9.0.7",), None),  # gloo finds the fast network by the name: leave it alone
+        ("10.0.0.7", ("127.0.1.1", "10.0.0.7"), None),
+        ("127.0.0.1", ("127.0.1.1",), None),  # one machine by itself
+        ("10.5.5.5", ("127.0.1.1",), None),  # an address that is translated on the way
+    ],
+)
+def test_gloo_is_given_an_interface_where_the_hosts_name_leads_to_loopback(
+    address: str, named: tuple[str, ...], interface: str | None
+) -> None:
+    assert gloo_interface(address, named, INTERFACES) == interface
+
+
+def test_a_name_that_does_not_resolve_gives_nothing() -> None:
+    assert resolve_hostname("no-such-host.invalid", bound=5.0) == ()
+    assert "127.0.0.1" in resolve_hostname("localhost", bound=5.0)
 
 
 def test_facts() -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -86,6 +87,7 @@ class FakeView:
         self.distrusted: dict[str, Refusal] = {}
         """What the agent does not run, by uid."""
         self.own_pods: dict[str, PodStatus] = {}
+        self.shown: dict[str, JobRecord] = {}
         self.gangs: dict[str, dict[str, PodState]] = {}
         self.keepers: tuple[str, ...] = ()
         """Of the generations that are formed from now on."""
@@ -149,7 +151,11 @@ class FakeView:
         )  # fmt: skip
 
     def cluster(self) -> Cluster:
-        return self._cluster
+        return replace(self._cluster, jobs={**self._cluster.jobs, **self.shown}) if self.shown else self._cluster
+
+    def show(self, job: JobRecord) -> None:
+        """From now on a job looks so, whatever the store has."""
+        self.shown[job.uid] = job
 
     def me(self) -> NodeRecord | None:
         return self._cluster.nodes.get(self.node)
@@ -162,10 +168,13 @@ class FakeView:
 
     def health(self) -> AgentHealth:
         return AgentHealth(
-            joined=self.joined, reason="" if self.joined else "the id n1 is taken by 10.0.0.9",
+            joined=self.joined, reason="" if self.joined else self.reason,
             lease_left=2.0, beat_age=0.1, store_away_since=self.away_since, loop_lag=0.001,
             lent=self.lent, not_lent=self.not_lent, store_waits=self.store_waits,
         )  # fmt: skip
+
+    reason = "the id n1 is taken by 10.0.0.9"
+    """Why it has not joined, where it has not."""
 
     # --- what agents would do ---
 

@@ -118,7 +118,7 @@ async def test_names_of_loopback_are_answered(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["evil.example", "evil.example:9470", "127.0.0.1.evil.example", "localhost.evil:1"])
-@pytest.mark.parametrize("path", [PATH, "/"])
+@pytest.mark.parametrize("path", [PATH, "/", "/metrics"])
 async def test_a_name_that_a_page_from_elsewhere_pointed_here_is_not(tmp_path: Path, name: str, path: str) -> None:
     async with ApiServer(await running(tmp_path), Metrics()) as server:
         status, _, told = await fetched(server, path, Host=name)

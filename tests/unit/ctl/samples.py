@@ -154,6 +154,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = ()) -> dict[str, Any]:
         "outside": dict(record.head.outside) if record.head else {},
         "store_away_since": None,
         "lent": None,
+        "private": False,
         "spec": record.spec.model_dump(),
     }
 

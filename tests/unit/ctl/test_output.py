@@ -5,10 +5,12 @@ from __future__ import annotations
 import click
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nodeagent.ctl.errors import TimedOutError
 from nodeagent.ctl.options import Duration
-from nodeagent.ctl.output import Column, show, span, table_lines
+from nodeagent.ctl.output import Column, Json, fold, show, span, table_lines
 from nodeagent.ctl.waiting import wait
 
 SPANS = [
@@ -40,6 +42,56 @@ def test_plain_tables_are_never_cut() -> None:
     columns = (Column("NAME", lambda r: r["n"]), Column("REASON", lambda r: r["r"]))
     lines = table_lines(columns, [{"n": "a", "r": "x" * 500}, {"n": "longer", "r": None}])
     assert lines == ["NAME     REASON", "a        " + "x" * 500, "longer   -"]
+
+
+NAMES = Column("NAME", lambda r: r["n"])
+WHY = Column("REASON", lambda r: r["r"], text=True)
+SIZE = Column("SIZE", lambda r: r["s"])
+SENTENCE = "its lease lapsed and its workers were given to others; it comes back with a new life"
+
+
+def words_of(lines: list[str]) -> list[str]:
+    return " ".join(lines).split()
+
+
+@pytest.mark.parametrize("width", [100, 80, 60, 40, 20])
+def test_a_table_keeps_within_a_terminal_and_breaks_no_word(width: int) -> None:
+    rows: list[Json] = [{"n": "n1", "s": "8/8 free", "r": SENTENCE}, {"n": "n2", "s": "-", "r": None}]
+    for columns in ((NAMES, SIZE, WHY), (NAMES, WHY, SIZE)):
+        lines = table_lines(columns, rows, width)
+        assert max(map(len, lines)) <= width
+        assert {*SENTENCE.split(), "8/8", "free", "n1", "n2"} <= set(words_of(lines))
+
+
+def test_the_last_column_is_folded_where_it_has_room_and_stands_below_where_it_has_none() -> None:
+    rows = [{"n": "n1", "r": SENTENCE}]
+    assert table_lines((NAMES, WHY), rows, 50) == [
+        "NAME   REASON",
+        "n1     its lease lapsed and its workers were given",
+        "       to others; it comes back with a new life",
+    ]
+    assert table_lines((NAMES, WHY), rows, 30)[:3] == ["NAME", "n1", "  REASON: its lease lapsed and"]
+
+
+def test_lists_break_after_commas() -> None:
+    names = ",".join(f"n{i}" for i in range(1, 30))
+    lines = table_lines((NAMES, WHY), [{"n": "j", "r": names}], 40)
+    assert max(map(len, lines)) <= 40
+    assert "".join(line.strip() for line in lines[1:]).replace("j", "", 1).strip() == names
+
+
+@given(st.text("ab, ", max_size=80), st.integers(8, 40), st.integers(0, 6))
+def test_folding_loses_nothing(line: str, width: int, indent: int) -> None:
+    lines = fold(line, width, indent)
+    assert "".join("".join(lines).split()) == "".join(line.split())
+    assert all(len(part) <= width for part in lines)
+
+
+def test_colours_do_not_count_as_width() -> None:
+    rows = [{"n": "running", "r": "x"}]
+    plain, coloured = table_lines((NAMES, WHY), rows), table_lines((NAMES, WHY), rows, colour=True)
+    assert [click.unstyle(line) for line in coloured] == plain
+    assert coloured != plain
 
 
 def test_show_says_nothing_on_stdout_when_there_is_nothing() -> None:

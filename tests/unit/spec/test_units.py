@@ -102,8 +102,10 @@ def test_port_ranges() -> None:
     [
         ("010", "write 10"),
         ("4", "write 4 without quotes"),
-        ("1_000", "write 1000"),
-        (1000.0, "write 1000"),
+        ("1_0", "write 10"),
+        (10.0, "write 10"),
+        (1000.0, "write a whole number from 1 to 99"),
+        (1e32, "write a number such as 1"),
         (1.5, "write a number such as 1"),
         ("four", "write a number such as 1"),
         (True, "write a number such as 1"),

@@ -131,6 +131,19 @@ def test_aliases_work_but_not_as_a_bomb() -> None:
     assert "once aliases are followed" in found.what
 
 
+@pytest.mark.parametrize("marked", ['a: >>"\\uD800"', 'a: 1\n>>"\\uDC80": 2', 'a: [1, >>"x\\uD83D"]'])
+def test_half_of_a_character_is_refused_alone(marked: str) -> None:
+    text, places = unmark(marked)
+    (found,) = problems(lambda: load(text, "f"))
+    assert (found.line, found.col) == places[0]
+    assert "is half of a character" in found.what
+
+
+def test_long_numbers_stay_what_is_written() -> None:
+    assert load("a: " + "9" * 32, "f").value == {"a": int("9" * 32)}
+    assert load("a: " + "9" * 5000, "f").value == {"a": "9" * 5000}, "no number: Python reads none as long"
+
+
 def test_size_is_bounded() -> None:
     (found,) = problems(lambda: load("a: " + "x" * yamlfile.MAX_BYTES, "f"))
     assert "larger than 128 KiB" in found.what

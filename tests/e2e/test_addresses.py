@@ -1,0 +1,62 @@
+"""Nodes that nobody told their address, with a host name that leads to loopback as Debian's installer writes it: gloo
+finds its peers all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.bare import Bare, bare
+from tests.e2e.netns import Net, why_not
+from tests.e2e.support import digits_job
+from tests.integration.redis_support import Server
+
+WHY_NOT = why_not()
+pytestmark = [
+    pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis,
+    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
+]  # fmt: skip
+NODES = ("n1", "n2")
+
+
+def named(node: str, folder: Path) -> list[str]:
+    """What makes a command run on a machine of that name, which leads to 127.0.1.1 there."""
+    hosts = folder / f"{node}.hosts"
+    hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 debian-{node}\n")
+    begin = f'hostname debian-{node} && mount --bind {hosts} /etc/hosts && exec "$@"'
+    return ["unshare", "--mount", "--uts", "sh", "-c", begin, "sh"]
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Bare]:
+    with Net() as net:
+        for name in ("store", *NODES):
+            net.machine(name)
+        server = Server(tmp_path / "redis", [], port=6379, address=net.address("store"))
+        with net.inside("store"):
+            server.start()
+            asyncio.run(server.ready())
+        with bare({"url": server.url}) as one:
+            for node in NODES:
+                prefix = named(node, tmp_path)
+
+                def under(command: Sequence[str], prefix: list[str] = prefix) -> list[str]:
+                    return [*prefix, *command]
+
+                with net.inside(node):
+                    one.start_agent(node, None, under=under)
+            yield one
+        server.stop()
+
+
+def test_a_gang_of_two_debian_machines_trains_without_any_address_configured(machines: Bare) -> None:
+    machines.at_rest()
+    machines.submit(digits_job(machines.work, "digits", nodes="2", steps=1_000_000))
+    job = machines.until_running("digits", 2)
+    machines.until_steps("digits", 5)
+    assert machines.job("digits")["generation"] == job["generation"] == 1, "no generation was burnt"
+    assert {machines.node(n)["address"] for n in NODES} == {"10.77.0.2", "10.77.0.3"}
+    machines.ctl("stop", "digits")
