@@ -54,6 +54,7 @@ from nodeagent.store.messages import (
     JoinReply,
     Offer,
     Proposal,
+    Quota,
     Restored,
     Saves,
     Settlement,
@@ -180,11 +181,13 @@ class Store(Protocol):
         *,
         control: Control | None = None,
         admission: Admission | None = None,
+        quota: Quota | None = None,
     ) -> JobRecord:
         """A new job, queued, with this control (None: run on the spec's target; unsigned, as without an admission) of
         rev 1. Refused when a job of that name is live or an ended one still has holders
         that have not lapsed, or is kept (``name_taken``, naming its uid and phase). An ended one of that name is
-        removed. The same ``request`` or uid again returns the first reply's job. Event JobSubmitted."""
+        removed. Refused when the owner's jobs with it, without the one it replaces, exceed ``quota`` (``limit``).
+        The same ``request`` or uid again returns the first reply's job. Event JobSubmitted."""
         ...
 
     async def control(

@@ -31,6 +31,7 @@ from nodeagent.store.messages import (
     JoinReply,
     Offer,
     Proposal,
+    Quota,
     Restored,
     Saves,
     Settlement,
@@ -180,6 +181,7 @@ class RedisStore:
         *,
         control: Control | None = None,
         admission: Admission | None = None,
+        quota: Quota | None = None,
     ) -> JobRecord:
         size = spec.role.nodes
         arguments: dict[str, object] = {
@@ -194,6 +196,7 @@ class RedisStore:
             "submitted": repr(wall),
             "by": by,
             "request": request,
+            "quota": None if quota is None else quota.model_dump(),
         }
         return await self._job("submit", arguments)
 

@@ -25,6 +25,7 @@ from nodeagent.store.messages import (
     JoinReply,
     Offer,
     Proposal,
+    Quota,
     Restored,
     Saves,
     Settlement,
@@ -154,9 +155,10 @@ class MemoryStore:
         *,
         control: Control | None = None,
         admission: Admission | None = None,
+        quota: Quota | None = None,
     ) -> JobRecord:
         signed = first_control(spec, by, control), admission
-        job = operator.submit(self._server.settled(), uid, spec, owner, wall, by, request, *signed)
+        job = operator.submit(self._server.settled(), uid, spec, owner, wall, by, request, *signed, quota)
         return self._asked(job)
 
     async def control(

@@ -21,7 +21,7 @@ from nodeagent.model.world import Ack, Cause, Head, Member, PodReport, Token
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.link import Link, Links
 from nodeagent.store.memory import MemoryServer
-from nodeagent.store.messages import Beat, BeatReply, Ending, Note, Proposal, Saved
+from nodeagent.store.messages import Beat, BeatReply, Ending, Note, Proposal, Quota, Saved
 from nodeagent.store.twin.state import State
 
 FAST = Timing(heartbeat=0.05, credit=0.1, gap=1.5, lease=0.3)
@@ -163,8 +163,12 @@ class Bench:
 
     # --- jobs
 
-    async def submit(self, uid: str = "u1", name: str = "train", request: str = "", **size: int) -> JobRecord:
-        return await self.store.submit(uid, spec(name, **size), 1000, 12.25, "ann", request or f"submit-{uid}")
+    async def submit(
+        self, uid: str = "u1", name: str = "train", request: str = "", quota: Quota | None = None, owner: int = 1000,
+        env: dict[str, str] | None = None, **size: int,
+    ) -> JobRecord:  # fmt: skip
+        asked = spec(name, **size).model_copy(update={"env": env or {}})
+        return await self.store.submit(uid, asked, owner, 12.25, "ann", request or f"submit-{uid}", quota=quota)
 
     async def job(self, uid: str = "u1", watcher: str = "") -> JobRecord:
         """The record, as a beat brings it."""

@@ -1,6 +1,6 @@
 -- beat: node, life, start, seq, length, rev, era, facts?, address?, pid?, readiness?, pods (list of {uid, body}), saved?,
 --   notes (list of {kind, text}), top
-local PAGE, SAVES_KEPT = 256, 1000
+local PAGE, PAGE_BYTES, SAVES_KEPT = 256, 1048576, 1000
 local id = A.node
 local top = math.max(A.rev, A.top)
 local continued = A.era == meta.parent and top <= known -- all that it has read is in this era too
@@ -51,8 +51,16 @@ end
 if #changed > 2 * PAGE then
   rev, more = changed[2 * PAGE], 1
 end
+local bytes = 0
 for i = 1, math.min(#changed, 2 * PAGE), 2 do
   local body = redis.call('HGETALL', P .. changed[i])
+  for _, text in ipairs(body) do
+    bytes = bytes + #text
+  end
+  if bytes > PAGE_BYTES and i > 1 then -- the rest travels with the next beat
+    rev, more = changed[i - 1], 1
+    break
+  end
   local cordon = ''
   if string.sub(changed[i], 1, 5) == 'node:' then
     cordon = redis.call('HGET', CORDONS, string.sub(changed[i], 6)) or ''

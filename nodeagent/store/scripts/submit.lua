@@ -1,4 +1,4 @@
--- submit: uid, name, owner, spec, admission?, min, max, control, submitted, by, request
+-- submit: uid, name, owner, spec, admission?, min, max, control, submitted, by, request, quota?
 local seen = request_seen(A.request)
 if seen then
   local uid = string.match(seen, '^%S+')
@@ -26,6 +26,26 @@ if old then
     return refuse('name_taken', 'the job named ' .. A.name .. ' (uid ' .. old.uid .. ', ' .. old.phase
       .. ') still stops its workers on node ' .. held .. ': try again in a moment')
   end
+end
+if A.quota then -- of the owner's jobs, without the one that gives way
+  local live, bytes = 0, #A.spec
+  for _, uid in ipairs(redis.call('HVALS', NAMES)) do
+    local key = P .. 'job:' .. uid
+    local about = redis.call('HMGET', key, 'owner', 'phase')
+    if about[1] == int(A.owner) and uid ~= old_uid then
+      live = live + (is_terminal({ phase = about[2] }) and 0 or 1)
+      bytes = bytes + redis.call('HSTRLEN', key, 'spec')
+    end
+  end
+  if live >= A.quota.jobs then
+    return refuse('limit', A.by .. ' has ' .. int(live) .. ' live jobs, as many as limits.jobs allows')
+  end
+  if bytes > A.quota.bytes then
+    return refuse('limit', 'with this one the jobs of ' .. A.by .. ' that are kept, ended ones too, would take '
+      .. int(bytes) .. ' bytes, and limits.job_bytes allows ' .. int(A.quota.bytes))
+  end
+end
+if old then
   delete_job(old)
 end
 local job = {

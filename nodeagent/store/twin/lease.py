@@ -8,7 +8,7 @@ from __future__ import annotations
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.timing import Timing
 from nodeagent.store.base import StoreRefusedError
-from nodeagent.store.messages import Answer, Beat, BeatReply, JoinReply
+from nodeagent.store.messages import PAGE_BYTES, Answer, Beat, BeatReply, JoinReply
 from nodeagent.store.twin.holders import release_keepers, retire
 from nodeagent.store.twin.state import FORGET_MS, PAGE, State
 from nodeagent.store.twin.waiting import hear
@@ -122,20 +122,20 @@ def beat(s: State, b: Beat) -> BeatReply:
 
 def _news(s: State, b: Beat) -> BeatReply:
     nodes, jobs, gone = [], [], []
-    rev, more = s.rev, False
+    rev, more, size = s.rev, False, 0
     for count, (record, value) in enumerate(() if s.recovering else s.changed_since(b.rev)):
-        if count == PAGE:
+        kind, _, key = record.partition(":")
+        size += s.size(s.jobs[key]) if kind == "job" and key in s.jobs else 0
+        if count == PAGE or (size > PAGE_BYTES and count):
             more = True
             break
-        kind, _, key = record.partition(":")
         if kind == "node" and key in s.nodes:
             nodes.append(s.nodes[key])
         elif kind == "job" and key in s.jobs:
             jobs.append(s.jobs[key])
         else:
             gone.append(record)
-        if count == PAGE - 1:
-            rev = value
+        rev = value
     if not more:
         rev = b.rev if s.recovering else s.rev
     over, sheltered, first = [], [], None
