@@ -68,7 +68,10 @@ class LogRoutes:
         ``follow`` goes on with newer ones.
         """
         job = find_job(self.view.cluster(), request.match_info["job"])
-        auth.may_read_logs(await auth.caller(request, self.view.config.jobs), job)
+        who, names = await auth.caller(request, self.view.config.jobs), auth.database(request)
+        if not auth.may_see(who, job):
+            await names.learn([job.owner])
+        auth.may_read_logs(who, job, names.shown)
         follow = body.flag(request, "follow")
         newest = job.active.number if job.active is not None else 1
         only = previous(job) if body.flag(request, "previous") else body.number(request, "generation")

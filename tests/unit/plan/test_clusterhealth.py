@@ -16,9 +16,11 @@ from nodeagent.plan.clusterhealth import (
     judge_cluster,
     judge_peers,
     judge_recovery,
+    judge_users,
     names,
     ranked,
 )
+from nodeagent.store.messages import Quota
 from nodeagent.store.words import waits_for
 from tests.unit.plan.build import UID, make_cluster, make_job, make_node, verdict
 
@@ -183,3 +185,22 @@ def test_errors_first_otherwise_in_order() -> None:
 def test_not_too_many_names() -> None:
     assert names(["a", "b"]) == "a, b"
     assert names([f"n{i}" for i in range(10)]).endswith("n7 and 2 more")
+
+
+def test_users_at_a_limit_are_named() -> None:
+    job = make_job()
+    size = len(job.spec.to_json().encode())
+    ended = job.model_copy(update={"phase": "failed"})
+    owned = [("ann", job), ("ann", job), ("bob", job), ("bob", ended)]
+    assert judge_users("n1", owned, Quota(jobs=3, bytes=10 * size), {}) == ()
+    found = judge_users("n1", owned, Quota(jobs=2, bytes=10 * size), {"eve": ("requests", "followers")})
+    said = {where: (f.severity, f.what) for where, f in found}
+    assert said == {
+        "user/ann": ("warning", "ann has 2 live jobs, and limits.jobs is 2: only operators may submit more"),
+        "user/eve": (
+            "warning", "eve was refused by the agent of node n1 in the last 5 min: limits.followers, limits.requests"
+        ),
+    }  # fmt: skip
+    nearly = judge_users("n1", owned, Quota(jobs=9, bytes=2 * size), {})
+    assert [where for where, _ in nearly] == ["user/ann", "user/bob"]
+    assert all("limits.job_bytes" in f.what and "limits.job_bytes" in f.fix for _, f in nearly)
