@@ -16,8 +16,8 @@ from nodeagent.api.shapes import node_state
 from nodeagent.api.usage import Usage
 from nodeagent.api.users import UserDatabase
 from nodeagent.api.view import AgentView
+from nodeagent.model.job import Quota
 from nodeagent.spec.apiconfig import serves
-from nodeagent.store.messages import Quota
 
 if TYPE_CHECKING:
     from nodeagent.doctor.machine import Looker

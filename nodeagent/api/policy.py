@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from nodeagent.api.auth import Caller, in_group
 from nodeagent.api.errors import ApiError
+from nodeagent.model.job import Quota
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.spec.limitsconfig import LimitsConfig
-from nodeagent.store.messages import Quota
 
 
 def may_submit_at_all(who: Caller, limits: LimitsConfig, node: str) -> None:

@@ -13,11 +13,10 @@ from typing import Literal
 from nodeagent.model.base import Record
 from nodeagent.model.finding import Finding, Severity
 from nodeagent.model.health import Verdict
-from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.job import TERMINAL, JobRecord, Quota
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import breaker, next_step
-from nodeagent.store.messages import Quota
 
 Placed = tuple[str, Finding]
 """(where, what)"""

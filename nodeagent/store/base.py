@@ -40,7 +40,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from nodeagent.model.event import Event
-from nodeagent.model.job import Admission, Control, JobRecord
+from nodeagent.model.job import Admission, Control, JobRecord, Quota
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
@@ -54,7 +54,6 @@ from nodeagent.store.messages import (
     JoinReply,
     Offer,
     Proposal,
-    Quota,
     Restored,
     Saves,
     Settlement,

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 
 from nodeagent.model.event import Event
-from nodeagent.model.job import Admission, Checkpoint, Control, JobRecord, first_control
+from nodeagent.model.job import Admission, Checkpoint, Control, JobRecord, Quota, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
@@ -31,7 +31,6 @@ from nodeagent.store.messages import (
     JoinReply,
     Offer,
     Proposal,
-    Quota,
     Restored,
     Saves,
     Settlement,

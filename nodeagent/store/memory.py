@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from nodeagent.model.event import Event
-from nodeagent.model.job import Admission, Control, JobRecord, first_control
+from nodeagent.model.job import Admission, Control, JobRecord, Quota, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
@@ -25,7 +25,6 @@ from nodeagent.store.messages import (
     JoinReply,
     Offer,
     Proposal,
-    Quota,
     Restored,
     Saves,
     Settlement,

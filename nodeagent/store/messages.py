@@ -18,15 +18,6 @@ PAGE_BYTES = 1024 * 1024
 """Most bytes of records that one reply or one offer carries; a record that is larger travels alone."""
 
 
-class Quota(Record):
-    """What the jobs of one owner may come to (``limits`` in the agent's config)."""
-
-    jobs: int = Field(ge=1)
-    """Jobs that have not ended."""
-    bytes: int = Field(ge=1)
-    """The specs of all jobs that are kept, as JSON in UTF-8."""
-
-
 class Saved(Record):
     """What a node has on its disk: everything up to ``rev`` of ``era``."""
 

@@ -11,7 +11,7 @@ import copy
 import uuid
 from collections.abc import Mapping
 
-from nodeagent.model.job import Control, Desired, JobRecord, Phase, Spend
+from nodeagent.model.job import Control, Desired, JobRecord, Phase, Quota, Spend
 from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
@@ -21,7 +21,7 @@ from nodeagent.model.world import Ack, Cause, Head, Member, PodReport, Token
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.link import Link, Links
 from nodeagent.store.memory import MemoryServer
-from nodeagent.store.messages import Beat, BeatReply, Ending, Note, Proposal, Quota, Saved
+from nodeagent.store.messages import Beat, BeatReply, Ending, Note, Proposal, Saved
 from nodeagent.store.twin.state import State
 
 FAST = Timing(heartbeat=0.05, credit=0.1, gap=1.5, lease=0.3)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nodeagent.store.messages import PAGE_BYTES, Quota
+from nodeagent.model.job import Quota
+from nodeagent.store.messages import PAGE_BYTES
 from tests.contract.bench import Bench, refused, spec
 
 FEW = Quota(jobs=2, bytes=1_000_000)

@@ -5,10 +5,10 @@ The twin of ``scripts/{submit,control,renew,remove}.lua``; must never touch a ge
 
 from __future__ import annotations
 
-from nodeagent.model.job import Admission, Control, JobRecord
+from nodeagent.model.job import Admission, Control, JobRecord, Quota
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.store.base import StoreRefusedError
-from nodeagent.store.messages import Answer, Quota
+from nodeagent.store.messages import Answer
 from nodeagent.store.twin.holders import still_held
 from nodeagent.store.twin.state import State, terminal
 from nodeagent.store.words import too_many_bytes, too_many_jobs

@@ -10,8 +10,8 @@ import pytest
 
 from nodeagent.api import policy
 from nodeagent.api.errors import ApiError
+from nodeagent.model.job import Quota
 from nodeagent.spec.limitsconfig import LimitsConfig, SubmitConfig
-from nodeagent.store.messages import Quota
 from tests.unit.api.fakes import spec
 from tests.unit.api.test_auth import OPERATOR, OTHER, OWNER
 

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
+from nodeagent.model.job import Quota
 from nodeagent.model.node import Gpu, NodeRecord, Readiness
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.clusterhealth import (
@@ -20,7 +21,6 @@ from nodeagent.plan.clusterhealth import (
     names,
     ranked,
 )
-from nodeagent.store.messages import Quota
 from nodeagent.store.words import waits_for
 from tests.unit.plan.build import UID, make_cluster, make_job, make_node, verdict
 
