@@ -59,7 +59,7 @@ def create_app(
         middlewares.append(guest_middleware(PATHS, os.geteuid()))
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     app[USERS] = users
-    for routes in (HealthRoutes(view, metrics).table(), StatusRoutes(view).table(), pagefiles.table()):
+    for routes in (HealthRoutes(view, metrics).table(), StatusRoutes(view, users).table(), pagefiles.table()):
         app.router.add_routes(routes)
     if not full:
         return app

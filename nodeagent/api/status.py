@@ -16,6 +16,7 @@ from collections import defaultdict
 from aiohttp import web
 
 from nodeagent import __version__
+from nodeagent.api.auth import Names
 from nodeagent.api.errors import not_joined
 from nodeagent.api.shapes import (
     API_VERSION,
@@ -28,6 +29,7 @@ from nodeagent.api.shapes import (
     work_on,
 )
 from nodeagent.api.story import generations
+from nodeagent.api.users import UserDatabase
 from nodeagent.api.view import AgentView
 from nodeagent.api.waits import waits
 from nodeagent.model.event import Event
@@ -57,7 +59,8 @@ _OF_VERDICT = ("rule", "severity", "stage", "text", "gpu", "dry_run", "next")
 class StatusRoutes:
     """The handler, over one agent's view, with the newest answer."""
 
-    def __init__(self, view: AgentView) -> None:
+    def __init__(self, view: AgentView, names: UserDatabase) -> None:
+        self._names = names
         self.view = view
         self._stories = Stories(view)
         self._one = asyncio.Lock()
@@ -79,8 +82,9 @@ class StatusRoutes:
                 stories = await self._stories.read(jobs, time.monotonic())
                 why = {job.uid: waits(self.view, job, cluster) for job in jobs}
                 about = self._about() | {"more_jobs": more}
-                # a thousand nodes take tens of milliseconds, and names of users come from who knows where
-                self._body = await asyncio.to_thread(_body, about, cluster, jobs, why, stories)
+                await self._names.learn(job.owner for job in jobs)
+                # a thousand nodes take tens of milliseconds
+                self._body = await asyncio.to_thread(_body, about, cluster, jobs, why, stories, self._names.shown)
                 self._made = time.monotonic()
         return web.Response(body=self._body, content_type="application/json", headers={"Cache-Control": "no-store"})
 
@@ -97,12 +101,17 @@ class StatusRoutes:
 
 
 def _body(
-    about: Json, cluster: Cluster, jobs: list[JobRecord], why: dict[str, Json], stories: dict[str, list[Json]]
+    about: Json,
+    cluster: Cluster,
+    jobs: list[JobRecord],
+    why: dict[str, Json],
+    stories: dict[str, list[Json]],
+    names: Names,
 ) -> bytes:
     now = time.time()
     rows = {
         "nodes": nodes_json(cluster, now),
-        "jobs": [_job(cluster, job, why[job.uid], stories.get(job.uid, []), now) for job in jobs],
+        "jobs": [_job(cluster, job, why[job.uid], stories.get(job.uid, []), now, names) for job in jobs],
     }
     return json.dumps(about | {"now": now} | rows).encode()
 
@@ -161,9 +170,9 @@ def nodes_json(cluster: Cluster, now: float) -> list[Json]:
     return [_node(cluster.nodes[name], cluster, *work.get(name, ({}, [])), now) for name in sorted(cluster.nodes)]
 
 
-def _job(cluster: Cluster, job: JobRecord, why: Json, story: list[Json], now: float) -> Json:
+def _job(cluster: Cluster, job: JobRecord, why: Json, story: list[Json], now: float, names: Names) -> Json:
     """Times are Unix seconds, so that it stays the same while nothing happens."""
-    row = job_json(job, cluster, {}, now) | why
+    row = job_json(job, cluster, {}, now, names=names) | why
     costs = [g["stood_still"] for g in story if g["stood_still"] is not None]
     ran = [g for g in story if g["state"] != "not formed"]
     return {
