@@ -17,6 +17,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from nodeagent.api import auth, body, intents, policy, scaling
+from nodeagent.api.audit import AuditTail
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.lookup import find_job
 from nodeagent.api.saved import saved
@@ -25,7 +26,6 @@ from nodeagent.api.story import generations
 from nodeagent.api.users import DATABASE, UserDatabase
 from nodeagent.api.view import AgentView
 from nodeagent.api.waits import waits
-from nodeagent.model.event import Event
 from nodeagent.model.job import TERMINAL, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodState
@@ -36,8 +36,6 @@ from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 
 WRITE_TRIES = 4
 """A write and its repetitions when somebody else wrote in between."""
-STORY_EVENTS = 2000
-"""How far back the audit log is read for one job."""
 
 
 class JobRoutes:
@@ -46,6 +44,7 @@ class JobRoutes:
     def __init__(self, view: AgentView, names: UserDatabase = DATABASE) -> None:
         self.view = view
         self._names = names
+        self._audit = AuditTail(view)
 
     def table(self) -> list[web.RouteDef]:
         """Every route of this noun."""
@@ -121,7 +120,7 @@ class JobRoutes:
         who = await auth.caller(request, self.view.config.jobs)
         cluster = self.view.cluster()
         job = find_job(cluster, request.match_info["job"])
-        events = await self._story()
+        events = await self._audit.read()
         reports = job.last_reports
         if job.head is not None and any(r.state != "running" for r in job.head.reports.values()):
             reports = job.head.reports
@@ -139,13 +138,6 @@ class JobRoutes:
             "spec": job.spec.model_dump(),
         }
         return web.json_response(shown_to(detail, seen=auth.may_see(who, job)))
-
-    async def _story(self) -> tuple[Event, ...] | None:
-        """The newest of the audit log; None if the store does not answer (nobody waits for it twice)."""
-        if self.view.health().store_away_since is None:
-            with contextlib.suppress(StoreUnavailableError):
-                return await self.view.store.events("0-0", -STORY_EVENTS)
-        return None
 
     async def submit(self, request: web.Request) -> web.Response:
         """POST /v1/jobs {spec, request_id, dry_run}."""

@@ -8,7 +8,6 @@ changed since it was read last. Must never cost anything while nobody looks.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
 from collections import defaultdict
@@ -16,6 +15,7 @@ from collections import defaultdict
 from aiohttp import web
 
 from nodeagent import __version__
+from nodeagent.api.audit import AuditTail
 from nodeagent.api.auth import Names
 from nodeagent.api.errors import not_joined
 from nodeagent.api.shapes import (
@@ -37,15 +37,12 @@ from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import breaker
-from nodeagent.store.base import StoreUnavailableError
 
 PATH = "/v1/status"
 FRESH = 1.0
 """Seconds that one answer serves all who ask."""
 MAX_LIVE, MAX_ENDED, MAX_GENERATIONS = 100, 10, 20
 """Jobs and generations of a job that are shown: the oldest live ones, the newest of the others."""
-STORY_EVENTS = 2000
-"""How far back the audit log is read."""
 SETTLED = 5.0
 """Seconds after a change in which more may be told of the same generation: how long its recovery took comes later."""
 _OF_JOB = (
@@ -120,7 +117,7 @@ class Stories:
     """Generations of jobs, as they were told last."""
 
     def __init__(self, view: AgentView) -> None:
-        self._view = view
+        self._audit = AuditTail(view)
         self._marks: dict[str, object] = {}
         self._changed = 0.0
         self._rows: dict[str, list[Json]] = {}
@@ -131,7 +128,7 @@ class Stories:
         marks: dict[str, object] = {job.uid: _mark(job) for job in jobs}
         if marks == self._marks and at - self._changed > SETTLED:
             return self._rows
-        events = await self._events()
+        events = await self._audit.read()
         if events is None:
             same = {uid for uid, mark in marks.items() if self._marks.get(uid) == mark}
             return {job.uid: self._rows[job.uid] if job.uid in same else generations(job, ()) for job in jobs}
@@ -142,12 +139,6 @@ class Stories:
             told[event.uid].append(event)
         self._rows = {job.uid: generations(job, told[job.uid]) for job in jobs}
         return self._rows
-
-    async def _events(self) -> tuple[Event, ...] | None:
-        if self._view.health().store_away_since is None:
-            with contextlib.suppress(StoreUnavailableError):
-                return await self._view.store.events("0-0", -STORY_EVENTS)
-        return None
 
 
 def _mark(job: JobRecord) -> tuple[object, ...]:
