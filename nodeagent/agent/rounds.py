@@ -6,6 +6,7 @@ by itself is done.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 from nodeagent.agent.apply import Applier
@@ -15,7 +16,7 @@ from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.podplan import PodPlan
-from nodeagent.agent.published import pod_states, readiness
+from nodeagent.agent.published import kept_verdicts, pod_states, readiness
 from nodeagent.agent.stopwatch import Stopwatch
 from nodeagent.agent.turns import Turns
 from nodeagent.model.node import Readiness
@@ -23,6 +24,9 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.pod import Keep, PodAction, asks_the_store
 from nodeagent.workers.base import PodHost, PodStatus
+
+SLICE = 0.02
+"""Seconds that the jobs are decided on without a pause: beats of the same loop wait no longer."""
 
 
 class Rounds:
@@ -54,6 +58,8 @@ class Rounds:
         self._plan = PodPlan(node)
         self._rested: int | None = None
         """The plan of this node's pods that the last round was made with, if that one found all at rest."""
+        self._rests_until = 0
+        """Served time (ms) at which one of its decisions is to be made anew; 0 if none is."""
         self._ready: dict[str, Readiness] = {}
         self._told: dict[str, Readiness] = {}
 
@@ -66,16 +72,23 @@ class Rounds:
         changed, rest = await self._this_node()
         statuses = self._host.status()
         cluster = self._cluster()
-        self._ready = readiness(statuses)
+        self._ready = readiness(statuses) | kept_verdicts(cluster, self._node, statuses)
         self._told = self._checked(self._ready, cluster)
         if self._lease.publish(self._told, pod_states(cluster, self._node, statuses)):
             await self._lease.beat()
             cluster = self._cluster()
         due = self._failsafe.next_end()
+        ends: list[int] = []
+        slice_began = self._clock.now()
         for job in cluster.jobs.values():
+            if self._clock.now() - slice_began > SLICE:
+                await asyncio.sleep(0)  # a beat that is due goes first; a view that is old by then costs no safety
+                slice_began = self._clock.now()
             decision = decide(cluster, job, self._clock.wall())
             if decision.step is None:
                 rest = rest and decision.steady
+                if decision.at:
+                    ends.append(decision.at)
                 continue
             rest = False
             at = self._turns.at(cluster, job, decision, self._clock.now())
@@ -87,7 +100,7 @@ class Rounds:
         self._counted()
         changed |= await self._tell(cluster)
         if rest and not changed:
-            self._rested = self._plan.made
+            self._rested, self._rests_until = self._plan.made, min(ends, default=0)
         return changed, due
 
     def _at_rest(self) -> bool:
@@ -96,6 +109,8 @@ class Rounds:
         if self._rested is None:
             return False
         cluster = self._cluster()
+        if self._rests_until and cluster.served >= self._rests_until:
+            return False
         self._planned(cluster, self._host.status())
         return self._plan.made == self._rested and self._checked(self._ready, cluster) == self._told
 

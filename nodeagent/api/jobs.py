@@ -121,7 +121,7 @@ class JobRoutes:
             reports = job.head.reports
         store_waits = "" if job.phase in TERMINAL else self.view.health().store_waits
         detail = await self._json(job, asking=events is not None) | {
-            "why": [*([store_waits] if store_waits else []), *self.view.why(job.uid)],
+            "why": [*([store_waits] if store_waits else []), *self.view.explain(job.uid)],
             "store_waits": store_waits,
             "no_progress": watching(job.head) if job.head is not None and job.phase == "running" else "",
             "budget": budget_json(job, cluster),

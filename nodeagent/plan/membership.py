@@ -61,17 +61,26 @@ def _in_order(cluster: Cluster, before: _Order | None) -> _Order:
     return _Order(cluster.nodes, before.names if before is not None and same else sorted(cluster.nodes, key=natural))
 
 
-def gpus_per_worker(role: Role, facts: NodeFacts) -> int:
-    """GPUs for each worker on this node: as asked, else one where the node has any."""
-    return role.gpus_per_worker if role.gpus_per_worker is not None else int(bool(facts.gpus))
+def gpus_per_worker(role: Role, installed: int) -> int:
+    """GPUs for each worker on a node with so many: as asked, else one where the node has any."""
+    return role.gpus_per_worker if role.gpus_per_worker is not None else int(bool(installed))
 
 
-def workers_wanted(role: Role, facts: NodeFacts) -> int:
-    """Workers a full pod of this role has on this node."""
+def workers_wanted(role: Role, installed: int) -> int:
+    """Workers a full pod of this role has on a node with so many GPUs."""
     if role.workers_per_node != "gpu":
         return role.workers_per_node
-    per = gpus_per_worker(role, facts)
-    return max(1, len(facts.gpus) // per) if per else 1
+    per = gpus_per_worker(role, installed)
+    return max(1, installed // per) if per else 1
+
+
+def fitting(role: Role, installed: int, free_gpus: int, free_slots: int) -> int:
+    """Workers of this role that a node has room for: 0 if it has too little for a pod."""
+    want, per = workers_wanted(role, installed), gpus_per_worker(role, installed)
+    if per == 0:
+        return want if free_slots >= want else 0
+    fits = min(want, free_gpus // per)
+    return fits if fits == want or role.uneven else 0
 
 
 def offer(role: Role, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]) -> tuple[str, ...] | str:
@@ -81,20 +90,20 @@ def offer(role: Role, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]
     held = set(mine)
     if held:
         keep.sort(key=lambda d: d not in held)  # stable: the same devices again where possible
-    want = workers_wanted(role, facts)
-    per = gpus_per_worker(role, facts)
+    slots = [d for d in keep if d.startswith("cpu")]
+    gpus = [g.uuid for g in facts.gpus if g.uuid in keep]
+    installed = len(facts.gpus)
+    want, per = workers_wanted(role, installed), gpus_per_worker(role, installed)
+    fits = fitting(role, installed, len(gpus), len(slots))
     if per == 0:
-        slots = [d for d in keep if d.startswith("cpu")]
-        if len(slots) < want:
+        if not fits:
             return f"has {len(slots)} free worker slots, {want} needed"
         return tuple(sorted(slots[:want], key=natural))
-    gpus = [g.uuid for g in facts.gpus if g.uuid in keep]
-    gpus.sort(key=lambda u: (u not in held, [g.uuid for g in facts.gpus].index(u)))
-    fits = min(want, len(gpus) // per)
-    if fits < want and not (role.uneven and fits >= 1):
+    if not fits:
         sick = [f"GPU {g.index}: {g.why or 'unhealthy'}" for g in facts.gpus if not g.healthy]
         return f"has {len(gpus)} free GPUs, {want * per} needed" + (f" ({'; '.join(sick)})" if sick else "")
     order = {g.uuid: g.index for g in facts.gpus}
+    gpus.sort(key=lambda u: (u not in held, order[u]))
     return tuple(sorted(gpus[: fits * per], key=lambda u: order[u]))
 
 

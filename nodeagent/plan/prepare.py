@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from nodeagent.model.job import TERMINAL, JobRecord
@@ -10,12 +10,18 @@ from nodeagent.plan.changes import Seen, changed, seen
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import bar, worn_nodes
 from nodeagent.plan.membership import Candidate, candidate, candidates, staying, survivors
+from nodeagent.plan.queue import in_queue, next_up
+
+UNFIT_KEPT = 4
+"""Pods of jobs that wait whose check failed here are kept on a node, to be looked at again now and then: those of the
+first jobs in the queue. Of others the node only keeps the verdict."""
 
 
-def should_prepare(cluster: Cluster, job: JobRecord, node: str) -> bool:
+def should_prepare(cluster: Cluster, job: JobRecord, node: str, up: Collection[str] | None = None) -> bool:
     """Whether a node keeps a pod ready for a job: members, those who will be needed to reach the target, one spare,
     and those whose check failed: their verdict is kept and checked again, not forgotten and found anew. Of a paused
-    job those who were members, so that it can go on without importing anew."""
+    job those who were members, so that it can go on without importing anew. Of jobs that wait only those that are next
+    (``up``, of which ``queue.next_up`` tells)."""
     if job.phase in TERMINAL or job.control.desired == "stop":
         return False
     member = job.head.members.get(node) if job.head is not None else None
@@ -25,9 +31,24 @@ def should_prepare(cluster: Cluster, job: JobRecord, node: str) -> bool:
         return alive and record is not None and record.cordon is None and not bar(record.facts)
     if alive:
         return True
-    if record is None or candidate(cluster, job, record).standing == "out":
+    if record is None:
+        return False
+    if in_queue(job) and job.uid not in (next_up(cluster).up if up is None else up):
+        return failed_here(cluster, job, node)
+    if candidate(cluster, job, record).standing == "out":
         return False  # most nodes of a large cluster run other jobs: they need not look at all the others
     return node in _to_prepare(cluster, job)
+
+
+def failed_here(cluster: Cluster, job: JobRecord, node: str) -> bool:
+    """The job waits, and all that keeps it from this node is a check that failed: a pod could only look again."""
+    record = cluster.nodes.get(node)
+    ready = record.readiness.get(job.uid) if record is not None else None
+    if record is None or ready is None or ready.state != "unfit" or not in_queue(job):
+        return False
+    member = job.head.members.get(node) if job.head is not None else None
+    survives = member is not None and cluster.live(node, member.life)
+    return not survives and candidate(cluster, job, record).standing == "unfit"
 
 
 def _to_prepare(cluster: Cluster, job: JobRecord) -> frozenset[str]:

@@ -1,0 +1,220 @@
+"""The jobs that wait for nodes, in their order: how many nodes each could use, which of them go first, and for which of
+them nodes get ready.
+
+What a decision on one of hundreds of jobs rests on is worked out once for each view, by kinds of node instead of by
+node: it costs as much as there are nodes and jobs, not as much as both multiplied. Chooses no nodes: that is
+``placement.py``'s.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from nodeagent.model.job import JobRecord
+from nodeagent.model.jobspec import Role
+from nodeagent.model.node import NodeRecord
+from nodeagent.model.timing import millis
+from nodeagent.plan.bookings import booked
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.health import bar
+from nodeagent.plan.membership import Candidate, candidate, candidates, fitting, survivors
+
+ASSEMBLE = 60.0
+"""A queued job waits this many seconds for nodes that are still getting ready before it starts smaller than its
+target."""
+SETTLE = 5.0
+"""A holding job waits this many seconds for the same."""
+
+NEXT = 4
+"""For so many of the jobs that wait and have room nodes get ready: the first in the queue. More pods than could start
+soon would only cost memory."""
+GIVE_WAY = 60.0
+"""A job whose nodes have been getting ready for so many seconds and that has not started leaves its place to another.
+Of such jobs, too, only the first NEXT keep their pods."""
+
+
+def in_queue(job: JobRecord) -> bool:
+    """It has no generation, and is to run as soon as it has nodes."""
+    return job.phase in ("queued", "holding") and job.control.desired == "run"
+
+
+def rank(job: JobRecord) -> tuple[int, int]:
+    """Sort key of the queue: higher priorities, then older jobs, first."""
+    return -job.spec.priority, job.order
+
+
+def patience(job: JobRecord) -> int:
+    """Served time (ms) until which nodes that are getting ready for the job are waited for."""
+    return job.since + millis(ASSEMBLE if job.active is None else SETTLE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """All of a node that decides whether it has room for a job that has nothing there."""
+
+    gpus: int
+    free_gpus: int
+    free_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """The nodes of a view."""
+
+    kinds: Mapping[_Kind, int]
+    """How many nodes there are of each kind that may take work."""
+    of: Mapping[str, _Kind]
+    live: int
+    """How many nodes are live, whether they may take work or not."""
+    asked: Mapping[str, tuple[str, ...]]
+    """Job (uid) to the nodes that say how they stand to it."""
+    divided: frozenset[str]
+    """Jobs whose nodes see more than one checkpoint folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many nodes could run a job."""
+
+    fit: int
+    """Now."""
+    pending: int
+    """As soon as they have got ready."""
+    unfit: int
+    """They are live and could, but for a check that failed."""
+    live: int
+    """Nodes that are live, whether they could or not."""
+
+    @property
+    def soon(self) -> int:
+        return self.fit + self.pending
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A job in the queue."""
+
+    job: JobRecord
+    room: Room
+
+    @property
+    def fits(self) -> bool:
+        """There are enough nodes now."""
+        return self.room.fit >= self.job.spec.role.nodes.min
+
+    @property
+    def has_room(self) -> bool:
+        """There would be enough nodes if all got ready that can."""
+        return self.room.soon >= self.job.spec.role.nodes.min
+
+    def starts(self, served: int) -> bool:
+        """It could start now, or as soon as nodes are ready for it that are still waited for."""
+        if served < self.job.not_before:
+            return False
+        could = self.room.soon if served < patience(self.job) else self.room.fit
+        return could >= self.job.spec.role.nodes.min
+
+
+def room_for(cluster: Cluster, job: JobRecord) -> Room:
+    """How many nodes could run the job: what ``candidates`` would count."""
+    return cluster.once(f"room:{job.uid}", lambda _before: _room_for(cluster, job), job)
+
+
+def queue(cluster: Cluster) -> tuple[Waiting, ...]:
+    """The jobs that wait for nodes and may run, the first one first."""
+
+    def look(_before: object) -> tuple[Waiting, ...]:
+        jobs = [j for j in cluster.jobs.values() if in_queue(j) and j.uid not in cluster.refused]
+        return tuple(Waiting(job, room_for(cluster, job)) for job in sorted(jobs, key=rank))
+
+    return cluster.once("queue", look, cluster.refused)
+
+
+def earlier(cluster: Cluster, job: JobRecord) -> Waiting | None:
+    """A job before this one in the queue that could start now or soon; those that cannot hold nobody up."""
+    for other in queue(cluster):
+        if rank(other.job) >= rank(job):
+            return None
+        if other.starts(cluster.served):
+            return other
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The jobs (uids) among those that wait for which nodes get ready."""
+
+    up: frozenset[str] = frozenset()
+    since: Mapping[str, int] = field(default_factory=dict)
+    """When (served time) each that was ever among them got its place, for as long as it has room."""
+
+
+def next_up(cluster: Cluster, before: Line = Line()) -> Line:
+    """Only some of the jobs that have room, or hundreds would have a pod on each free node. The first in the queue is
+    always among them, since it could never start otherwise, and pods that never get ready keep no job from getting its
+    turn. ``before``: what this said of an earlier view."""
+    soon = cluster.served + millis(ASSEMBLE)
+    line = [w.job.uid for w in queue(cluster) if w.has_room and w.job.not_before <= soon]
+    late = cluster.served - millis(GIVE_WAY)
+    slow = [uid for uid in line if before.since.get(uid, cluster.served) <= late]
+    up = [uid for uid in line if uid not in slow][:NEXT]
+    since = {uid: before.since.get(uid, cluster.served) for uid in (*slow, *up)}
+    return Line(frozenset((*up, *slow[:NEXT])), since)
+
+
+def _room_for(cluster: Cluster, job: JobRecord) -> Room:
+    nodes, members = _look(cluster), {m.node for m in survivors(cluster, job)}
+    if job.uid in nodes.divided:  # what one node sees decides how others stand to the job
+        return _count(nodes.live, members, candidates(cluster, job))
+    head, role = job.head, job.spec.role
+    asked = dict.fromkeys(nodes.asked.get(job.uid, ()))
+    if head is not None:
+        asked |= dict.fromkeys([*head.members, *head.holders])
+    others = sum(count for kind, count in nodes.kinds.items() if _fits(role, kind))
+    others -= sum(_fits(role, nodes.of[node]) for node in asked if node in nodes.of)
+    known = [candidate(cluster, job, cluster.nodes[node]) for node in asked if node in cluster.nodes]
+    room = _count(nodes.live, members, known)
+    return replace(room, pending=room.pending + others)
+
+
+def _count(live: int, members: Collection[str], found: Iterable[Candidate]) -> Room:
+    """A member that is live keeps its place while it gets ready again (see ``placement.choose``)."""
+    counts = Counter("fit" if c.standing == "pending" and c.node in members else c.standing for c in found)
+    return Room(counts["fit"], counts["pending"], counts["unfit"], live)
+
+
+def _fits(role: Role, kind: _Kind) -> bool:
+    return fitting(role, kind.gpus, kind.free_gpus, kind.free_slots) > 0
+
+
+def _look(cluster: Cluster) -> _Nodes:
+    return cluster.once("kinds", lambda _before: _look_at_all(cluster))
+
+
+def _look_at_all(cluster: Cluster) -> _Nodes:
+    held = booked(cluster)
+    of: dict[str, _Kind] = {}
+    asked: dict[str, list[str]] = {}
+    folders: dict[str, set[str]] = {}
+    live = 0
+    for name, node in cluster.nodes.items():
+        alive = cluster.live(name)
+        live += alive
+        for uid, ready in node.readiness.items():
+            asked.setdefault(uid, []).append(name)
+            if alive and ready.folder and ready.state != "unfit":
+                folders.setdefault(uid, set()).add(ready.folder)
+        if alive and node.cordon is None and not bar(node.facts):
+            of[name] = _kind(node, {d for _, devices in held.get(name, ()) for d in devices})
+    divided = frozenset(uid for uid, seen in folders.items() if len(seen) > 1)
+    return _Nodes(Counter(of.values()), of, live, {uid: tuple(names) for uid, names in asked.items()}, divided)
+
+
+def _kind(node: NodeRecord, used: set[str]) -> _Kind:
+    facts = node.facts
+    slots = facts.cpu_slots
+    if used:
+        slots = sum(f"cpu{i}" not in used for i in range(slots))
+    return _Kind(len(facts.gpus), sum(g.healthy and g.uuid not in used for g in facts.gpus), slots)
