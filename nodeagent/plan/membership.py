@@ -11,7 +11,7 @@ from typing import Literal
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Role
-from nodeagent.model.node import NodeFacts, NodeRecord
+from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
 from nodeagent.model.world import Head, Member
 from nodeagent.plan.bookings import Booked, booked, changed_bookings, used_devices
 from nodeagent.plan.changes import Seen, changed, seen
@@ -185,8 +185,8 @@ def _without_strays(cluster: Cluster, job: JobRecord) -> _Found:
         return judged.found
     by_node = dict(judged.found.by_node)
     for node, why in astray.items():
-        if (one := by_node.get(node)) is not None and one.standing in ("fit", "pending"):
-            by_node[node] = replace(one, standing="unfit", why=why, devices=())
+        if (one := by_node.get(node)) is not None:
+            by_node[node] = _astray(one, why)
     return _Found(by_node, tuple(by_node.values()))
 
 
@@ -200,8 +200,6 @@ class _Judged:
     booked: Booked
     own: Mapping[str, tuple[str, ...]]
     found: _Found
-    folders: Mapping[str, str]
-    """Live node to the id of the checkpoint folder it sees, if any."""
 
 
 def _judged(cluster: Cluster, job: JobRecord) -> _Judged:
@@ -218,8 +216,7 @@ def _judge_all(cluster: Cluster, job: JobRecord, before: _Judged | None) -> _Jud
         news = changed(cluster, before.seen)
     if before is None or news is None:
         by_node = {n: _judge(job, _case(cluster, all_booked, n, job.uid, own)) for n in in_order(cluster)}
-        folders = {n: folder for n in cluster.nodes if (folder := _folder(cluster, job, n))}
-        return _Judged(role, now, all_booked, own, _Found(by_node, tuple(by_node.values())), folders)
+        return _Judged(role, now, all_booked, own, _Found(by_node, tuple(by_node.values())))
     moved = {n for n in {**own, **before.own} if own.get(n) != before.own.get(n)} if own != before.own else set()
     anew = {}
     for node in moved.union(news, changed_bookings(cluster, before.booked)):
@@ -231,20 +228,40 @@ def _judge_all(cluster: Cluster, job: JobRecord, before: _Judged | None) -> _Jud
     if anew:
         by_node = {**found.by_node, **anew}
         found = _Found(by_node, tuple(by_node.values()))
-    seen_anew = {n: _folder(cluster, job, n) for n in news}
-    folders = dict(before.folders)
-    for node, folder in seen_anew.items():
-        if folder:
-            folders[node] = folder
-        else:
-            folders.pop(node, None)
-    return _Judged(role, now, all_booked, own, found, folders)
+    return _Judged(role, now, all_booked, own, found)
 
 
-def _folder(cluster: Cluster, job: JobRecord, node: str) -> str:
-    """The id of the checkpoint folder that a live node sees; empty if it sees none."""
-    ready = cluster.nodes[node].readiness.get(job.uid)
-    return ready.folder if ready is not None and ready.state != "unfit" and cluster.live(node) else ""
+def asked(cluster: Cluster) -> Mapping[str, Mapping[str, Readiness]]:
+    """Job (uid) to the nodes that say how ready they are for it, in no order."""
+
+    def look(_before: object) -> dict[str, dict[str, Readiness]]:
+        found: dict[str, dict[str, Readiness]] = {}
+        for name, node in cluster.nodes.items():
+            for uid, ready in node.readiness.items():
+                found.setdefault(uid, {})[name] = ready
+        return found
+
+    return cluster.notes.once("asked", (cluster.nodes,), look)
+
+
+def _folders(cluster: Cluster, job: JobRecord) -> dict[str, str]:
+    """Live node to the id of the checkpoint folder it sees, if any."""
+    ready = asked(cluster).get(job.uid, {}).items()
+    return {n: r.folder for n, r in ready if r.folder and r.state != "unfit" and cluster.live(n)}
+
+
+def some_candidates(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> list[Candidate]:
+    """Those of ``candidates`` that are about these nodes, as far as they are known, in natural order."""
+    all_booked, own, astray = booked(cluster), _own(job), strays(cluster, job)
+    found = []
+    for node in sorted((n for n in nodes if n in cluster.nodes), key=natural):
+        one = _judge(job, _case(cluster, all_booked, node, job.uid, own))
+        found.append(_astray(one, astray[node]) if node in astray else one)
+    return found
+
+
+def _astray(one: Candidate, why: str) -> Candidate:
+    return replace(one, standing="unfit", why=why, devices=()) if one.standing in ("fit", "pending") else one
 
 
 def strays(cluster: Cluster, job: JobRecord, newer: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -255,7 +272,7 @@ def strays(cluster: Cluster, job: JobRecord, newer: Mapping[str, str] | None = N
     """
     if job.spec.role.nodes.max == 1:
         return {}
-    folders = _judged(cluster, job).folders
+    folders = _folders(cluster, job)
     if len({*folders.values(), *(newer or {}).values()} - {""}) < 2:
         return {}
     told = {**folders, **(newer or {})}
@@ -284,18 +301,21 @@ def survivors(cluster: Cluster, job: JobRecord) -> tuple[Member, ...]:
 def staying(cluster: Cluster, job: JobRecord) -> int:
     """Survivors whose place needs nobody else: not those that are scaled in by name or drained, nor those whose
     hardware is taken from the job."""
-    found, alive = _found(cluster, job), survivors(cluster, job)
-    # A change of a cordon is a change of the candidate, which says why it is out.
-    of = (found, alive, job.control)
-    return cluster.notes.once(f"staying:{job.uid}", of, lambda _before: _staying(cluster, job, found))
+    alive = survivors(cluster, job)
+    if strays(cluster, job):  # what other nodes see counts as well
+        return _staying(cluster, job)
+    all_booked = booked(cluster)
+    nodes = [one for m in alive for one in (cluster.nodes[m.node], all_booked.get(m.node))]
+    of = (alive, job.head, job.control, job.spec, *nodes)
+    return cluster.notes.once(f"staying:{job.uid}", of, lambda _before: _staying(cluster, job), len(alive))
 
 
-def _staying(cluster: Cluster, job: JobRecord, found: _Found) -> int:
+def _staying(cluster: Cluster, job: JobRecord) -> int:
     count, leaving = 0, job.control.leaving
-    for member in survivors(cluster, job):
-        cordon = cluster.nodes[member.node].cordon
-        stays = found.by_node[member.node].standing in ("fit", "pending") or (cordon is not None and not cordon.drain)
-        count += stays and member.node not in leaving
+    for one in some_candidates(cluster, job, [m.node for m in survivors(cluster, job)]):
+        cordon = cluster.nodes[one.node].cordon
+        stays = one.standing in ("fit", "pending") or (cordon is not None and not cordon.drain)
+        count += stays and one.node not in leaving
     return count
 
 

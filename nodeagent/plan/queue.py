@@ -9,7 +9,7 @@ node: it costs as much as there are nodes and jobs, not as much as both multipli
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nodeagent.model.job import JobRecord
@@ -19,7 +19,7 @@ from nodeagent.model.timing import millis
 from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import bar
-from nodeagent.plan.membership import Candidate, candidate, candidates, fitting, survivors
+from nodeagent.plan.membership import Candidate, asked, fitting, in_order, some_candidates, survivors
 
 ASSEMBLE = 60.0
 """A queued job waits this many seconds for nodes that are still getting ready before it starts smaller than its
@@ -68,10 +68,6 @@ class _Nodes:
     of: Mapping[str, _Kind]
     live: int
     """How many nodes are live, whether they may take work or not."""
-    asked: Mapping[str, tuple[str, ...]]
-    """Job (uid) to the nodes that say how they stand to it."""
-    divided: frozenset[str]
-    """Jobs whose nodes see more than one checkpoint folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,18 +161,27 @@ def next_up(cluster: Cluster, before: Line = Line()) -> Line:
 
 
 def _room_for(cluster: Cluster, job: JobRecord) -> Room:
-    nodes, members = _look(cluster), {m.node for m in survivors(cluster, job)}
-    if job.uid in nodes.divided:  # what one node sees decides how others stand to the job
-        return _count(nodes.live, members, candidates(cluster, job))
-    head, role = job.head, job.spec.role
-    asked = dict.fromkeys(nodes.asked.get(job.uid, ()))
+    nodes, head, role = _look(cluster), job.head, job.spec.role
+    known = dict.fromkeys(asked(cluster).get(job.uid, ()))
     if head is not None:
-        asked |= dict.fromkeys([*head.members, *head.holders])
+        known |= dict.fromkeys([*head.members, *head.holders])
     others = sum(count for kind, count in nodes.kinds.items() if _fits(role, kind))
-    others -= sum(_fits(role, nodes.of[node]) for node in asked if node in nodes.of)
-    known = [candidate(cluster, job, cluster.nodes[node]) for node in asked if node in cluster.nodes]
-    room = _count(nodes.live, members, known)
+    others -= sum(_fits(role, nodes.of[node]) for node in known if node in nodes.of)
+    room = _count(nodes.live, {m.node for m in survivors(cluster, job)}, some_candidates(cluster, job, known))
     return replace(room, pending=room.pending + others)
+
+
+def with_room(cluster: Cluster, role: Role) -> Sequence[str]:
+    """Nodes with room for a job of this role that has nothing there, those with the fewest pods first."""
+    shape = role.workers_per_node, role.gpus_per_worker, role.uneven
+
+    def look(_before: object) -> tuple[str, ...]:
+        nodes = _look(cluster)
+        able = {kind for kind in nodes.kinds if _fits(role, kind)}
+        found = [n for n in in_order(cluster) if nodes.of.get(n) in able]
+        return tuple(sorted(found, key=lambda n: len(cluster.nodes[n].readiness)))
+
+    return cluster.once(f"able:{shape}", look)
 
 
 def _count(live: int, members: Collection[str], found: Iterable[Candidate]) -> Room:
@@ -196,20 +201,13 @@ def _look(cluster: Cluster) -> _Nodes:
 def _look_at_all(cluster: Cluster) -> _Nodes:
     held = booked(cluster)
     of: dict[str, _Kind] = {}
-    asked: dict[str, list[str]] = {}
-    folders: dict[str, set[str]] = {}
     live = 0
     for name, node in cluster.nodes.items():
         alive = cluster.live(name)
         live += alive
-        for uid, ready in node.readiness.items():
-            asked.setdefault(uid, []).append(name)
-            if alive and ready.folder and ready.state != "unfit":
-                folders.setdefault(uid, set()).add(ready.folder)
         if alive and node.cordon is None and not bar(node.facts):
             of[name] = _kind(node, {d for _, devices in held.get(name, ()) for d in devices})
-    divided = frozenset(uid for uid, seen in folders.items() if len(seen) > 1)
-    return _Nodes(Counter(of.values()), of, live, {uid: tuple(names) for uid, names in asked.items()}, divided)
+    return _Nodes(Counter(of.values()), of, live)
 
 
 def _kind(node: NodeRecord, used: set[str]) -> _Kind:
