@@ -98,6 +98,7 @@ class Measured:
             "checked": lambda ready, _cluster: ready,
             "standbys": lambda: 2,
             "counted": lambda: None,
+            "keep": lambda: (604_800.0, 200),
         }
         self.rounds = Rounds("n1", turns=Turns("n1", 0.1), cluster=lambda: self.cluster, **cast("Any", parts))
 

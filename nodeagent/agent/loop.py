@@ -127,6 +127,7 @@ class Agent:
             commits=Commits(self._lease, store=store, host=host, snapshot=self._snapshot), stopwatch=stopwatch,
             turns=Turns(node, config.timing.turn), metrics=metrics, checked=checked, cluster=self.cluster,
             standbys=lambda: self._config.jobs.standbys, counted=self._count_restarts,
+            keep=lambda: (self._config.jobs.keep_ended_for, self._config.jobs.keep_ended),
         )  # fmt: skip
         self.care, self.diagnosis = care, diagnosis
         self._progress, self._meter, self._meter_at = progress, meter, 0.0

@@ -23,15 +23,21 @@ from nodeagent.model.node import Readiness
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.pod import Keep, PodAction, asks_the_store
+from nodeagent.plan.retention import outlived
+from nodeagent.plan.steps import Decision, Remove
 from nodeagent.workers.base import PodHost, PodStatus
 
 SLICE = 0.02
 """Seconds that the jobs are decided on without a pause: beats of the same loop wait no longer."""
 
+ENDED_EVERY = 60.0
+"""Seconds between two looks at how old the records of ended jobs are, while nothing else changes."""
+
 
 class Rounds:
     """One agent's rounds. ``checked``: readiness with the checks by work in it; ``standbys``: how many the node keeps
-    now; ``counted``: the jobs' restarts are to be looked at."""
+    now; ``counted``: the jobs' restarts are to be looked at; ``keep``: for how many seconds records of ended jobs are
+    kept, and how many."""
 
     def __init__(
         self,
@@ -50,16 +56,19 @@ class Rounds:
         cluster: Callable[[], Cluster],
         standbys: Callable[[], int],
         counted: Callable[[], None],
+        keep: Callable[[], tuple[float, int]],
     ) -> None:
         self._node, self._lease, self._host, self._clock = node, lease, host, clock
         self._failsafe, self._applier, self._commits, self._stopwatch = failsafe, applier, commits, stopwatch
         self._turns, self._metrics, self._checked = turns, metrics, checked
-        self._cluster, self._standbys, self._counted = cluster, standbys, counted
+        self._cluster, self._standbys, self._counted, self._keep = cluster, standbys, counted, keep
         self._plan = PodPlan(node)
         self._rested: int | None = None
         """The plan of this node's pods that the last round was made with, if that one found all at rest."""
         self._rests_until = 0
         """Served time (ms) at which one of its decisions is to be made anew; 0 if none is."""
+        self._look_at_ended = 0.0
+        """When (our clock) to look again which ended jobs have been kept long enough."""
         self._ready: dict[str, Readiness] = {}
         self._told: dict[str, Readiness] = {}
 
@@ -96,6 +105,7 @@ class Rounds:
                 changed |= await self._applier.job(job, decision)
             else:
                 due = at if due is None else min(due, at)
+        changed |= await self._remove_outlived(cluster)
         self._turns.looked()
         self._counted()
         changed |= await self._tell(cluster)
@@ -109,6 +119,8 @@ class Rounds:
         if self._rested is None:
             return False
         cluster = self._cluster()
+        if self._clock.now() >= self._look_at_ended:
+            return False
         if self._rests_until and cluster.served >= self._rests_until:
             return False
         self._planned(cluster, self._host.status())
@@ -133,6 +145,20 @@ class Rounds:
         await self._commits.carry()
         wishes = any(status.commit is not None for status in statuses.values())
         return changed, not actions and not wishes and not self._stopwatch.running
+
+    async def _remove_outlived(self, cluster: Cluster) -> bool:
+        """Records of ended jobs that have been kept long enough, a few at a time."""
+        now, (keep_for, keep) = self._clock.now(), self._keep()
+        self._look_at_ended = now + ENDED_EVERY
+        changed = False
+        for job in outlived(cluster, self._clock.wall(), keep_for, keep):
+            decision = Decision(Remove(), (f"it has ended, and of such jobs {keep} are kept, for {keep_for:g} s",))
+            at = self._turns.at(cluster, job, decision, now)
+            if now >= at:
+                changed |= await self._applier.job(job, decision)
+            else:
+                self._look_at_ended = min(self._look_at_ended, at)
+        return changed
 
     async def _tell(self, cluster: Cluster) -> bool:
         """How long recoveries took."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import time
+from textwrap import fill
 from typing import Any
 
 from nodeagent.ctl.output import Column, paint, span, table_lines
@@ -13,6 +14,8 @@ Json = dict[str, Any]
 
 LAST_LINES = 20
 """Lines of a worker's error that are shown."""
+WIDTH = 80
+"""Columns that sentences are folded at."""
 TIMED = 3
 """Newest recoveries whose phases are shown."""
 
@@ -76,6 +79,7 @@ def _head(job: Json, colour: bool) -> list[str]:
     if spec["checkpoint_dir"]:
         lines.append(_field("Checkpoints", spec["checkpoint_dir"] + _committed(job)))
     lines += [
+        *_queue(job),
         _field("Nodes", f"{size}; workers per node: {per_node}"),
         _field("World", _world(job)),
         *_time(job),
@@ -91,6 +95,14 @@ def _head(job: Json, colour: bool) -> list[str]:
     if job["outcome"]:
         lines.append(_field("Outcome", f"{exit_words(job['outcome']['code'])}: {job['outcome']['text']}"))
     return lines
+
+
+def _queue(job: Json) -> list[str]:
+    """Its place in line, while it waits for nodes."""
+    line = job.get("queue")
+    if line is None:
+        return []
+    return [_field("Queue", f"number {line['place']} of {line['of']}, priority {job['priority']}")]
 
 
 def _committed(job: Json) -> str:
@@ -156,7 +168,12 @@ def runs_on(job: Json) -> str:
 
 
 def _waits(job: Json) -> list[str]:
-    return ["Waits for:", *(f"  - {why}" for why in job["why"])] if job["why"] else []
+    if not job["why"]:
+        return []
+    folded = [
+        fill(why, WIDTH, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False) for why in job["why"]
+    ]
+    return ["Waits for:", *(line for text in folded for line in text.splitlines())]
 
 
 WORKERS = (
@@ -269,6 +286,25 @@ def _blame(job: Json) -> list[str]:
     return lines
 
 
+def _wait_no_longer(way: Json | None, name: str) -> str:
+    """What ends the waiting of a job in the queue, if anything but time does."""
+    if way is None:
+        return "look at the nodes: nodeagentctl nodes"
+    if way["backoff"]:
+        return f"nothing: it starts again by itself in {span(way['backoff'])} (it backs off after a failure)"
+    if way["fit"] >= way["needs"]:
+        return "nothing: it starts as soon as it is its turn"
+    if way["fit"] + way["pending"] >= way["needs"]:
+        return "nothing yet: nodes get ready for it"
+    if way["cordoned"]:
+        return f"let it use a node that is cordoned: nodeagentctl uncordon {way['cordoned'][0]}"
+    if way["live"] < way["needs"]:
+        return f"start more nodes: it needs {way['needs']}, and of all nodes {way['live']} live (nodeagentctl nodes)"
+    if way["held"]:
+        return "nothing: it starts when enough of the nodes that other jobs hold are free"
+    return "look at what keeps the nodes above from running it: nodeagentctl nodes"
+
+
 def _next(job: Json) -> list[str]:
     name, phase = job["name"], job["phase"]
     if job["deleting"]:
@@ -289,9 +325,7 @@ def _next(job: Json) -> list[str]:
         names = ", ".join(k["node"] for k in job["keepers"])
         step = f"bring one of {names} back, or, if it is off for good: nodeagentctl forget NODE"
     elif phase in ("queued", "holding"):
-        step = "give it the nodes it waits for (nodeagentctl nodes, nodeagentctl uncordon NODE)"
-        if job["min"] < job["target"]:
-            step += f", or want fewer: nodeagentctl scale {name} N"
+        step = _wait_no_longer(job.get("way_out"), name)
     elif phase == "forming":
         step = "nothing: it starts when every member has acknowledged"
     elif job["no_progress"]:

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Role
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import millis
-from nodeagent.plan.bookings import booked
+from nodeagent.plan.bookings import Booked, booked, changed_bookings
+from nodeagent.plan.changes import Seen, changed, seen
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import bar
 from nodeagent.plan.membership import Candidate, asked, fitting, in_order, some_candidates, survivors
@@ -50,8 +52,7 @@ def patience(job: JobRecord) -> int:
     return job.since + millis(ASSEMBLE if job.active is None else SETTLE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(NamedTuple):
     """All of a node that decides whether it has room for a job that has nothing there."""
 
     gpus: int
@@ -63,9 +64,12 @@ class _Kind:
 class _Nodes:
     """The nodes of a view."""
 
-    kinds: Mapping[_Kind, int]
-    """How many nodes there are of each kind that may take work."""
+    seen: Seen
+    booked: Booked
     of: Mapping[str, _Kind]
+    """Those that may take work."""
+    kinds: Mapping[_Kind, int]
+    """How many of these there are of each kind."""
     live: int
     """How many nodes are live, whether they may take work or not."""
 
@@ -126,6 +130,15 @@ def queue(cluster: Cluster) -> tuple[Waiting, ...]:
         return tuple(Waiting(job, room_for(cluster, job)) for job in sorted(jobs, key=rank))
 
     return cluster.once("queue", look, cluster.refused)
+
+
+def places(cluster: Cluster) -> Mapping[str, int]:
+    """Each waiting job's (uid) place in the queue, from 1."""
+
+    def count(_before: object) -> dict[str, int]:
+        return {waiting.job.uid: i for i, waiting in enumerate(queue(cluster), 1)}
+
+    return cluster.once("places", count, cluster.refused)
 
 
 def earlier(cluster: Cluster, job: JobRecord) -> Waiting | None:
@@ -195,19 +208,22 @@ def _fits(role: Role, kind: _Kind) -> bool:
 
 
 def _look(cluster: Cluster) -> _Nodes:
-    return cluster.once("kinds", lambda _before: _look_at_all(cluster))
+    return cluster.once("kinds", lambda before: _look_at_nodes(cluster, before))
 
 
-def _look_at_all(cluster: Cluster) -> _Nodes:
-    held = booked(cluster)
-    of: dict[str, _Kind] = {}
-    live = 0
-    for name, node in cluster.nodes.items():
-        alive = cluster.live(name)
-        live += alive
-        if alive and node.cordon is None and not bar(node.facts):
+def _look_at_nodes(cluster: Cluster, before: _Nodes | None) -> _Nodes:
+    """Only those about which something changed."""
+    held, news = booked(cluster), None
+    if before is not None and (news := changed(cluster, before.seen)) is not None:
+        news = news.union(changed_bookings(cluster, before.booked)).intersection(cluster.nodes)
+    of = dict(before.of) if before is not None and news is not None else {}
+    for name in cluster.nodes if news is None else news:
+        node = cluster.nodes[name]
+        of.pop(name, None)
+        if cluster.live(name) and node.cordon is None and not bar(node.facts):
             of[name] = _kind(node, {d for _, devices in held.get(name, ()) for d in devices})
-    return _Nodes(Counter(of.values()), of, live)
+    live = sum(map(cluster.live, cluster.nodes))
+    return _Nodes(seen(cluster), held, of, Counter(of.values()), live)
 
 
 def _kind(node: NodeRecord, used: set[str]) -> _Kind:
