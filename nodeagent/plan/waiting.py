@@ -4,7 +4,6 @@ what is missing."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from nodeagent.model.job import JobRecord, Outcome
 from nodeagent.model.timing import millis
@@ -58,9 +57,7 @@ def explain(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
     if placement.fits or cluster.served < job.not_before:
         return ()
     held = holders(cluster, job, [c for c in placement.others if c.standing == "out"])
-    busy = {node for _, nodes in held for node in nodes}
-    rest = replace(placement, others=tuple(c for c in placement.others if c.node not in busy))
-    text = [rest.missing if rest.others or rest.chosen or not busy else needs(placement.minimum, 0)]
+    text = [placement.missing]
     text += [f"job {other.name} (priority {other.spec.priority}) holds {some(nodes)}" for other, nodes in held[:SHOWN]]
     if len(held) > SHOWN:
         text.append(f"{len(held) - SHOWN} more jobs hold other nodes")
