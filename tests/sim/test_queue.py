@@ -53,16 +53,16 @@ def test_every_job_of_a_long_queue_gets_its_turn_and_few_pods_are_prepared() -> 
 
 def test_jobs_that_cannot_have_enough_nodes_prepare_none() -> None:
     async def scenario(c: SimCluster) -> None:
-        await c.submit("big", 20, 20, 20)
+        await c.submit("big", 10, 10, 10)
         await c.until(lambda: c.whole("big"), 30, "big runs")
-        for i in range(JOBS):
-            await c.submit(f"j{i}", 8, 8, 8)
-        await asyncio.sleep(20)
+        for i in range(10):
+            await c.submit(f"j{i}", 4, 4, 4)
+        await asyncio.sleep(10)
         assert prepared(c) == 0
         end_all_that_runs(c)
-        await until_all_have_ended(c, {"big", *(f"j{i}" for i in range(JOBS))}, 600)
+        await until_all_have_ended(c, {"big", *(f"j{i}" for i in range(10))}, 300)
 
-    simulate(NODES, scenario, slots=2)
+    simulate(12, scenario, slots=2)
 
 
 def test_pods_that_never_get_ready_keep_no_other_job_from_its_turn() -> None:
