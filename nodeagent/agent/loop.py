@@ -41,6 +41,8 @@ from nodeagent.model.usage import PodUsage
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.missed import missed
+from nodeagent.plan.queue import in_queue
+from nodeagent.plan.waiting import explain
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import Saved
@@ -125,6 +127,7 @@ class Agent:
             commits=Commits(self._lease, store=store, host=host, snapshot=self._snapshot), stopwatch=stopwatch,
             turns=Turns(node, config.timing.turn), metrics=metrics, checked=checked, cluster=self.cluster,
             standbys=lambda: self._config.jobs.standbys, counted=self._count_restarts,
+            keep=lambda: (self._config.jobs.keep_ended_for, self._config.jobs.keep_ended),
         )  # fmt: skip
         self.care, self.diagnosis = care, diagnosis
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
@@ -371,6 +374,13 @@ class Agent:
     def why(self, uid: str) -> tuple[str, ...]:
         job = self._snapshot.job(uid)
         return decide(self.cluster(), job, self._clock.wall()).why if job is not None else ()
+
+    def explain(self, uid: str) -> tuple[str, ...]:
+        job, cluster = self._snapshot.job(uid), self.cluster()
+        if job is None:
+            return ()
+        more = explain(cluster, job) if in_queue(job) and uid not in cluster.refused else ()
+        return more or self.why(uid)
 
     def pods(self) -> Mapping[str, PodStatus]:
         return self._host.status()

@@ -12,6 +12,7 @@ from nodeagent.api.view import AgentHealth
 from nodeagent.model.node import Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.prepare import failed_here
 from nodeagent.workers.base import PodStatus
 
 
@@ -27,6 +28,17 @@ def readiness(statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
         else:
             out[uid] = Readiness(state="ready", folder=status.folder, warming=status.warming)
     return out
+
+
+def kept_verdicts(cluster: Cluster, node: str, statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
+    """Job uid to the verdict of a check that failed here, of jobs that wait and have no pod here any more to look
+    again (``plan/prepare.py``): forgotten, it would be found anew, again and again."""
+    record = cluster.nodes.get(node)
+    if record is None:
+        return {}
+    found = {uid: ready for uid, ready in record.readiness.items() if ready.state == "unfit" and uid not in statuses}
+    jobs = cluster.jobs
+    return {uid: ready for uid, ready in found.items() if uid in jobs and failed_here(cluster, jobs[uid], node)}
 
 
 def pod_states(cluster: Cluster, node: str, statuses: Mapping[str, PodStatus]) -> tuple[PodState, ...]:

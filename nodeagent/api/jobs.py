@@ -23,7 +23,7 @@ from nodeagent.api.saved import saved
 from nodeagent.api.shapes import Json, budget_json, items, job_json, lent_json, shown_to
 from nodeagent.api.story import generations
 from nodeagent.api.view import AgentView
-from nodeagent.api.waits import waits
+from nodeagent.api.waits import waits, way_out
 from nodeagent.model.event import Event
 from nodeagent.model.job import TERMINAL, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
@@ -123,8 +123,9 @@ class JobRoutes:
             reports = job.head.reports
         store_waits = "" if job.phase in TERMINAL else self.view.health().store_waits
         detail = await self._json(job, asking=events is not None) | {
-            "why": [*([store_waits] if store_waits else []), *self.view.why(job.uid)],
+            "why": [*([store_waits] if store_waits else []), *self.view.explain(job.uid)],
             "store_waits": store_waits,
+            "way_out": way_out(job, cluster),
             "no_progress": watching(job.head) if job.head is not None and job.phase == "running" else "",
             "budget": budget_json(job, cluster),
             "generations": generations(job, events or ()),

@@ -18,6 +18,7 @@ from nodeagent.model.world import Head, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import breaker, claimed, next_step
 from nodeagent.plan.membership import natural
+from nodeagent.plan.queue import places
 from nodeagent.plan.repair import described
 from nodeagent.plan.restarts import spent
 from nodeagent.workers.base import PodStatus
@@ -184,6 +185,8 @@ def job_json(
         "spares": spares,
         "keepers": _keepers(job, cluster),
         "checkpoint": _checkpoint(job),
+        "priority": job.spec.priority,
+        "queue": _queue(job, cluster),
     }
 
 
@@ -206,6 +209,12 @@ def shown_to(row: Json, *, seen: bool) -> Json:
             g | {"ended_by": g["ended_by"] and g["ended_by"] | {"error": ""}} for g in row["generations"]
         ]
     return row
+
+
+def _queue(job: JobRecord, cluster: Cluster) -> Json | None:
+    """Where a job that waits stands: its place among ``of`` jobs; None of others."""
+    found = places(cluster)
+    return {"place": found[job.uid], "of": len(found)} if job.uid in found else None
 
 
 def _checkpoint(job: JobRecord) -> Json | None:

@@ -89,8 +89,12 @@ class AgentView(Protocol):
         ...
 
     def why(self, uid: str) -> tuple[str, ...]:
-        """What the job waits for right now, one sentence each ("needs 4 nodes, 2 fit: n3 is cordoned (disk)"); empty
-        if for nothing."""
+        """What the job waits for right now, one sentence each ("needs 4 nodes, 2 fit"); empty if for nothing."""
+        ...
+
+    def explain(self, uid: str) -> tuple[str, ...]:
+        """The same in more words, for one job: what is wrong with which nodes, and who holds them. Costs as much as
+        there are nodes."""
         ...
 
     def pods(self) -> Mapping[str, PodStatus]:

@@ -74,7 +74,7 @@ class Decision:
     at: int = 0
     """For a wait with a known end: the served time (ms) at which it is worth deciding again; 0 if unknown."""
     steady: bool = field(default=False, compare=False)
-    """No passing of time changes it: it holds for as long as the view stays the same."""
+    """It holds for as long as the view stays the same: until ``at``, or for ever if that is 0."""
 
 
 def propose_or_hold(

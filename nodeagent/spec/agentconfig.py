@@ -204,6 +204,12 @@ class JobsConfig(Section):
     logs: LogsConfig = LogsConfig()
     standbys: int = Field(default=2, ge=0, le=64)
     """Most warm standby pods kept for running jobs that have all their nodes without this one."""
+    keep_ended: int = Field(default=200, ge=0, le=10_000)
+    """Records of ended jobs that are kept in the store: those that ended last;"""
+    keep_ended_for: Annotated[
+        float, BeforeValidator(units.duration), WithJsonSchema(_DURATION_SCHEMA), Field(ge=60, le=31_536_000)
+    ] = 604_800.0
+    """and none for longer than this. Should be the same on every node: the shortest counts."""
 
 
 class LogConfig(Section):

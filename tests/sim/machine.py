@@ -90,6 +90,8 @@ class SimMachine:
         """What the job's checkpoint folder is here; shims see a change when ``mount`` tells them."""
         self.frozen = Gate()
         self.powered = True
+        self.never_ready: frozenset[str] = frozenset()
+        """Jobs whose pods never get ready here: an import that hangs."""
         self.waits = False
         """Workers that are to leave wait for others, until their grace is over."""
         self.guard_late = 0.0
@@ -302,7 +304,7 @@ class SimMachine:
         self.touch()
 
         def warm() -> None:
-            if self.pods.get(uid) is pod and pod.phase == "preparing":
+            if self.pods.get(uid) is pod and pod.phase == "preparing" and uid not in self.never_ready:
                 pod.phase, pod.folder, pod.warming = "ready", self.folder, True
                 self.later(WARM_UP, parked)
                 self.touch()

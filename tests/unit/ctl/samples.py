@@ -6,6 +6,7 @@ from typing import Any
 
 from nodeagent.api.shapes import job_json, node_json
 from nodeagent.api.story import generations
+from nodeagent.api.waits import way_out
 from nodeagent.model.event import Event
 from nodeagent.model.health import Action, Severity, Verdict
 from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
@@ -146,6 +147,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = ()) -> dict[str, Any]:
     shown = cluster(record)
     return listed(record) | {
         "why": list(why),
+        "way_out": way_out(record, shown),
         "store_waits": "",
         "no_progress": "",
         "budget": budget_json(record, shown),
