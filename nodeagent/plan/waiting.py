@@ -6,7 +6,7 @@ from __future__ import annotations
 from nodeagent.model.job import JobRecord, Outcome
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, CauseKind
-from nodeagent.plan import faults
+from nodeagent.plan import faults, restarts
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.membership import gone_nodes
 from nodeagent.plan.placement import Placement, place
@@ -22,17 +22,23 @@ SETTLE = 5.0
 
 def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     gone = gone_nodes(cluster, job)
-    found = faults.late_blame(cluster, job, wall) if job.phase == "holding" else None
-    if found is not None and found.fail:
-        return after_fault(cluster, job, found, gone)
-    if found is not None:  # a node was lost: the wait and the budget entry were for a fault that was none
-        step = End("holding", found.cause.text, gone, spend=found.spend)
+    found = faults.late_fault(cluster, job, wall)
+    entry = job.budget.get(str(job.last_number))
+    if job.phase == "holding" and found is not None:
+        if found.fail:
+            return after_fault(cluster, job, found, gone)
+        # A node was lost, or it was a worker that ends no job: what was waited for was another fault.
+        before = faults.without(job, job.last_number)
+        delay = restarts.judge(before, cluster.served).delay_ms if found.spend.counts else 0
+        step = End("holding", found.cause.text, gone, spend=found.spend, delay_ms=delay)
         return Decision(step, (found.cause.text,))
+    if job.phase == "holding" and entry is not None and entry.fails:
+        return Decision(None, (f"{entry.fails}; {faults.judged_when(faults.awaited(cluster, job))}",))
+    again = found.spend if found is not None else entry if entry is not None and entry.fails else None
+    if again is not None:  # it was paused before that was judged, and resumed by somebody
+        again = again.model_copy(update={"fails": ""})
     if cluster.served < job.not_before:
         return Decision(None, (job.reason,), job.not_before)
-    over = faults.over_budget(job, cluster.served) if job.phase == "holding" else None
-    if over is not None:
-        return Decision(End("failed", over.text, gone, over), (over.text,))
     placement = place(cluster, job)
     if not placement.fits:
         return _no_fit(cluster, job, placement, gone)
@@ -42,7 +48,7 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     if len(placement.chosen) < job.control.target and placement.pending and cluster.served < _patience(job):
         names = ", ".join(c.node for c in placement.pending)
         return Decision(None, (f"waits for {names} to get ready",), _patience(job))
-    return propose(cluster, job, _why_again(job), gone, None, placement, planned=False)
+    return propose(cluster, job, _why_again(job), gone, again, placement, planned=False)
 
 
 def _no_fit(cluster: Cluster, job: JobRecord, placement: Placement, gone: tuple[str, ...]) -> Decision:
