@@ -114,6 +114,8 @@ class Applier:
         me = self._snapshot.node(self._lease.node)
         if job.head is None or me is None:
             return
+        if self._clock.now() >= self._lease.fence_at:
+            return  # its shim would refuse, at the job's cost: the next round tries again, with time or without a lease
         member = job.head.members[self._lease.node]
         nodes = {}
         for other in job.head.members:
