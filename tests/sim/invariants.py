@@ -101,7 +101,8 @@ class Checker:
         for job in self.server.state.jobs.values():
             for number, entry in job.budget.items():
                 token = self._tokens.get(job.uid, {}).get(int(number))
-                if not entry.counts or entry.kind == "hang" or token is None:
+                refused = "could not start" in entry.text
+                if not entry.counts or entry.kind == "hang" or refused or token is None:
                     continue
                 whose = [g for g in guilty if (g.uid, g.token) == (job.uid, token)]
                 named = any(g.node == entry.node and g.rank in (None, entry.rank) for g in whose)

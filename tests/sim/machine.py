@@ -37,7 +37,7 @@ class Guilt:
     node: str
     rank: int | None
     sudden: bool
-    """No peer can be the reason, and everybody can see that."""
+    """No peer can be the reason, and everybody can see that (a shim leaves nobody to tell, once its job moves on)."""
 
 
 @dataclass
@@ -225,7 +225,7 @@ class SimMachine:
             return
         was, token = bool(pod.alive), pod.generation
         if token is not None:
-            self.guilty.append(Guilt(uid, token, self.name, None, True))
+            self.guilty.append(Guilt(uid, token, self.name, None, False))
         pod.alive.clear()
         pod.phase, pod.reason, pod.folder = "gone", "its shim was killed", ""
         self.touch()
