@@ -27,7 +27,7 @@ from nodeagent.workers.base import PodHost, PodStatus
 
 class Rounds:
     """One agent's rounds. ``checked``: readiness with the checks by work in it; ``standbys``: how many the node keeps
-    now; ``counted``: the jobs' restarts are to be looked at."""
+    now; ``counted``: the jobs' restarts are to be looked at; ``unreachable``: ``Reach``'s."""
 
     def __init__(
         self,
@@ -46,11 +46,13 @@ class Rounds:
         cluster: Callable[[], Cluster],
         standbys: Callable[[], int],
         counted: Callable[[], None],
+        unreachable: Callable[[], Mapping[str, Mapping[str, float]]],
     ) -> None:
         self._node, self._lease, self._host, self._clock = node, lease, host, clock
         self._failsafe, self._applier, self._commits, self._stopwatch = failsafe, applier, commits, stopwatch
         self._turns, self._metrics, self._checked = turns, metrics, checked
         self._cluster, self._standbys, self._counted = cluster, standbys, counted
+        self._unreachable, self._unreached = unreachable, unreachable()
         self._plan = PodPlan(node)
         self._rested: int | None = None
         """The plan of this node's pods that the last round was made with, if that one found all at rest."""
@@ -60,15 +62,16 @@ class Rounds:
     async def once(self) -> tuple[bool, float | None]:
         """Whether something changed, and when (our clock) to look again. Raises StoreUnavailableError and
         StoreRefusedError."""
-        if self._at_rest():
+        unreached = self._unreachable()
+        if unreached is self._unreached and self._at_rest():
             return False, self._failsafe.next_end()
-        self._rested = None
+        self._rested, self._unreached = None, unreached
         changed, rest = await self._this_node()
         statuses = self._host.status()
         cluster = self._cluster()
         self._ready = readiness(statuses)
         self._told = self._checked(self._ready, cluster)
-        if self._lease.publish(self._told, pod_states(cluster, self._node, statuses)):
+        if self._lease.publish(self._told, pod_states(cluster, self._node, statuses, unreached)):
             await self._lease.beat()
             cluster = self._cluster()
         due = self._failsafe.next_end()

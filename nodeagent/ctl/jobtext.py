@@ -334,6 +334,8 @@ def _next(job: Json) -> list[str]:
             step += f", or want fewer: nodeagentctl scale {name} N"
     elif phase == "forming":
         step = "nothing: it starts when every member has acknowledged"
+    elif job["unreachable"]:
+        step = "look at the network between these nodes (nodeagentctl doctor --peers): workers may wait for each other"
     elif job["no_progress"]:
         step = f"nothing yet: if it hangs, it is restarted by itself. Follow it: nodeagentctl logs {name} -f"
     elif job["why"]:
