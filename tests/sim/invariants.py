@@ -104,7 +104,11 @@ class Checker:
                 refused = "could not start" in entry.text
                 if not entry.counts or entry.kind == "hang" or refused or token is None:
                     continue
-                whose = [g for g in guilty if (g.uid, g.token) == (job.uid, token)]
+                died = entry.kind == "pod_failed"  # maybe before it had started anything of this generation
+                whose = [
+                    g for g in guilty
+                    if g.uid == job.uid and (g.token == token or (died and (g.node, g.rank) == (entry.node, None)))
+                ]  # fmt: skip
                 named = any(g.node == entry.node and g.rank in (None, entry.rank) for g in whose)
                 if not whose or (all(g.sudden for g in whose) and not named):
                     self.first = self.first or Broken(f"invariant 11: {job.name} paid for {entry.text}: {whose}")

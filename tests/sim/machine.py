@@ -33,7 +33,8 @@ class Guilt:
     """A worker, or with rank None a whole pod, that failed by itself."""
 
     uid: str
-    token: Token
+    token: Token | None
+    """What it ran, or had run: a pod may die before it starts the newest."""
     node: str
     rank: int | None
     sudden: bool
@@ -224,8 +225,7 @@ class SimMachine:
         if pod is None:
             return
         was, token = bool(pod.alive), pod.generation
-        if token is not None:
-            self.guilty.append(Guilt(uid, token, self.name, None, False))
+        self.guilty.append(Guilt(uid, token, self.name, None, False))
         pod.alive.clear()
         pod.phase, pod.reason, pod.folder = "gone", "its shim was killed", ""
         self.touch()
