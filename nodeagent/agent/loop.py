@@ -27,6 +27,7 @@ from nodeagent.agent.lease import PODS_REFRESH, Lease
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.peers import Peers
 from nodeagent.agent.published import agent_health
+from nodeagent.agent.reach import Reach
 from nodeagent.agent.restarts import RestartCounter
 from nodeagent.agent.rounds import Rounds
 from nodeagent.agent.saver import Saver
@@ -114,6 +115,8 @@ class Agent:
         self._failsafe = Failsafe(
             config.timing, lease=self._lease, host=host, clock=clock, peers=peers, cluster=self.cluster
         )
+        self._wake = asyncio.Event()
+        self._reach = Reach(node, peers=peers, clock=clock, cluster=self.cluster, changed=self._wake.set)
         stopwatch = Stopwatch(node)
         applier = Applier(
             self._lease, store=store, host=host, clock=clock, snapshot=self._snapshot, random_id=random_id,
@@ -128,10 +131,10 @@ class Agent:
             turns=Turns(node, config.timing.turn), metrics=metrics, checked=checked, cluster=self.cluster,
             standbys=lambda: self._config.jobs.standbys, counted=self._count_restarts,
             keep=lambda: (self._config.jobs.keep_ended_for, self._config.jobs.keep_ended),
+            unreachable=lambda: self._reach.unreachable,
         )  # fmt: skip
         self.care, self.diagnosis = care, diagnosis
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
-        self._wake = asyncio.Event()
         self._lag = 0.0
         self._leaving = False
         self._acting = asyncio.Lock()
@@ -155,7 +158,7 @@ class Agent:
                 tasks.create_task(t())
                 for t in (
                     self._beats, self._watch, self._rounds, self._relay, self._failsafe.run,
-                    upkeep.remember, upkeep.renew, self.saver.run,
+                    upkeep.remember, upkeep.renew, self.saver.run, self._reach.run,
                 )
             ]  # fmt: skip
             await stop.wait()

@@ -4,6 +4,7 @@ translation."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.lease import Lease
@@ -41,8 +42,13 @@ def kept_verdicts(cluster: Cluster, node: str, statuses: Mapping[str, PodStatus]
     return {uid: ready for uid, ready in found.items() if uid in jobs and failed_here(cluster, jobs[uid], node)}
 
 
-def pod_states(cluster: Cluster, node: str, statuses: Mapping[str, PodStatus]) -> tuple[PodState, ...]:
-    """The node's pods as published under TTL keys, by job uid."""
+def pod_states(
+    cluster: Cluster,
+    node: str,
+    statuses: Mapping[str, PodStatus],
+    unreachable: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+) -> tuple[PodState, ...]:
+    """The node's pods as published under TTL keys, by job uid. ``unreachable``: as ``Reach`` has it."""
     out = []
     for uid, status in sorted(statuses.items()):
         job = cluster.jobs.get(uid)
@@ -63,6 +69,7 @@ def pod_states(cluster: Cluster, node: str, statuses: Mapping[str, PodStatus]) -
                 parked_memory=sum(status.parked.values()),
                 workers=status.workers,
                 snapshot_bytes=status.snapshot_bytes,
+                unreachable=dict(unreachable.get(uid, {})),
             )
         )
     return tuple(out)

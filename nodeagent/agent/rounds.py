@@ -37,7 +37,7 @@ ENDED_EVERY = 60.0
 class Rounds:
     """One agent's rounds. ``checked``: readiness with the checks by work in it; ``standbys``: how many the node keeps
     now; ``counted``: the jobs' restarts are to be looked at; ``keep``: for how many seconds records of ended jobs are
-    kept, and how many."""
+    kept, and how many; ``unreachable``: ``Reach``'s."""
 
     def __init__(
         self,
@@ -57,11 +57,13 @@ class Rounds:
         standbys: Callable[[], int],
         counted: Callable[[], None],
         keep: Callable[[], tuple[float, int]],
+        unreachable: Callable[[], Mapping[str, Mapping[str, float]]],
     ) -> None:
         self._node, self._lease, self._host, self._clock = node, lease, host, clock
         self._failsafe, self._applier, self._commits, self._stopwatch = failsafe, applier, commits, stopwatch
         self._turns, self._metrics, self._checked = turns, metrics, checked
         self._cluster, self._standbys, self._counted, self._keep = cluster, standbys, counted, keep
+        self._unreachable, self._unreached = unreachable, unreachable()
         self._plan = PodPlan(node)
         self._rested: int | None = None
         """The plan of this node's pods that the last round was made with, if that one found all at rest."""
@@ -75,15 +77,16 @@ class Rounds:
     async def once(self) -> tuple[bool, float | None]:
         """Whether something changed, and when (our clock) to look again. Raises StoreUnavailableError and
         StoreRefusedError."""
-        if self._at_rest():
+        unreached = self._unreachable()
+        if unreached is self._unreached and self._at_rest():
             return False, self._failsafe.next_end()
-        self._rested = None
+        self._rested, self._unreached = None, unreached
         changed, rest = await self._this_node()
         statuses = self._host.status()
         cluster = self._cluster()
         self._ready = readiness(statuses) | kept_verdicts(cluster, self._node, statuses)
         self._told = self._checked(self._ready, cluster)
-        if self._lease.publish(self._told, pod_states(cluster, self._node, statuses)):
+        if self._lease.publish(self._told, pod_states(cluster, self._node, statuses, unreached)):
             await self._lease.beat()
             cluster = self._cluster()
         due = self._failsafe.next_end()

@@ -245,7 +245,13 @@ def _ended(generation: Json) -> str:
         return ""
     who = f"rank {end['rank']} on {end['node']}" if end["rank"] is not None else end["node"]
     how = exit_words(end["exit"]) if end["exit"] is not None else end["kind"].replace("_", " ")
-    return ": ".join(part for part in (who, how) if part) + ("" if end["counts"] else " (free)")
+    return ": ".join(part for part in (who, how) if part) + _cost(end)
+
+
+def _cost(end: Json) -> str:
+    if not end["counts"]:
+        return " (free)"
+    return " (not judged yet)" if end["judged_when"] else ""
 
 
 GENERATIONS = (
@@ -288,6 +294,8 @@ def blame_lines(job: Json, logs_stay: bool = True) -> list[str]:
     if end is None:
         return []
     cost = "spent one restart of the budget" if end["counts"] else "spent no restart"
+    if end["judged_when"]:
+        cost = f"so far; {end['judged_when']}"
     lines = [f"Blamed for the end of generation {end['generation']} ({cost}):"]
     who = f"rank {end['rank']} on {end['node']}" if end["rank"] is not None else end["node"] or "no single worker"
     lines.append(f"  {end['text'] or who + ': ' + exit_words(end['exit'])}")
@@ -352,6 +360,8 @@ def _next(job: Json) -> list[str]:
         step = _wait_no_longer(job.get("way_out"), name)
     elif phase == "forming":
         step = "nothing: it starts when every member has acknowledged"
+    elif job["unreachable"]:
+        step = "look at the network between these nodes (nodeagentctl doctor --peers): workers may wait for each other"
     elif job["no_progress"]:
         step = f"nothing yet: if it hangs, it is restarted by itself. Follow it: nodeagentctl logs {name} -f"
     elif job["why"]:

@@ -97,6 +97,8 @@ class Spend(Record):
     """Of a hang: the job had got further since the hang before, or had run for long."""
     stalled: float = Field(default=0.0, ge=0)
     """Of a hang: seconds without progress until it was seen."""
+    fails: str = ""
+    """Not empty: the job fails for this reason, once it is clear that no lost node was the cause."""
 
 
 class Outcome(Record):
@@ -175,6 +177,9 @@ class JobRecord(Record):
     """Node to report of the generation that ended last: for ``describe`` and late blame."""
     last_number: int = 0
     """Number of the generation ``last_reports`` belong to (0: none yet)."""
+    silent: dict[str, str] = {}
+    """Node to life: of the generation ``last_number``, if a fault ended it that counts, those who have not answered
+    since. As long as there are some the fault is not judged: one of them that proves to be lost was the cause."""
     restarts: int = 0
     """Generations that became active after the first."""
     outcome: Outcome | None = None

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from nodeagent.model.job import JobRecord, Outcome
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, CauseKind
-from nodeagent.plan import faults, queue
+from nodeagent.plan import faults, queue, restarts
 from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import bar
@@ -24,17 +24,23 @@ SHOWN = 3
 def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     """Most jobs of a long queue are decided on by a few counts; nodes are chosen only for one that may start."""
     gone = gone_nodes(cluster, job)
-    found = faults.late_blame(cluster, job, wall) if job.phase == "holding" else None
-    if found is not None and found.fail:
-        return after_fault(cluster, job, found, gone)
-    if found is not None:  # a node was lost: the wait and the budget entry were for a fault that was none
-        step = End("holding", found.cause.text, gone, spend=found.spend)
+    found = faults.late_fault(cluster, job, wall)
+    entry = job.budget.get(str(job.last_number))
+    if job.phase == "holding" and found is not None:
+        if found.fail:
+            return after_fault(cluster, job, found, gone)
+        # A node was lost, or it was a worker that ends no job: what was waited for was another fault.
+        before = faults.without(job, job.last_number)
+        delay = restarts.judge(before, cluster.served).delay_ms if found.spend.counts else 0
+        step = End("holding", found.cause.text, gone, spend=found.spend, delay_ms=delay)
         return Decision(step, (found.cause.text,))
+    if job.phase == "holding" and entry is not None and entry.fails:
+        return Decision(None, (f"{entry.fails}; {faults.judged_when(faults.awaited(cluster, job))}",))
+    again = found.spend if found is not None else entry if entry is not None and entry.fails else None
+    if again is not None:  # it was paused before that was judged, and resumed by somebody
+        again = again.model_copy(update={"fails": ""})
     if cluster.served < job.not_before:
         return _wait(job, job.reason, job.not_before)
-    over = faults.over_budget(job, cluster.served) if job.phase == "holding" else None
-    if over is not None:
-        return Decision(End("failed", over.text, gone, over), (over.text,))
     room = queue.room_for(cluster, job)
     if room.fit < job.spec.role.nodes.min:
         return _no_fit(cluster, job, room, gone)
@@ -47,7 +53,7 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     if len(placement.chosen) < job.control.target and placement.pending and cluster.served < patience:
         names = ", ".join(c.node for c in placement.pending)
         return _wait(job, f"waits for {names} to get ready", patience)
-    return propose(cluster, job, _why_again(job), gone, None, placement, planned=False)
+    return propose(cluster, job, _why_again(job), gone, again, placement, planned=False)
 
 
 def explain(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from nodeagent.store.messages import (
     BeatReply,
     Ending,
     JoinReply,
+    Judgement,
     Offer,
     Proposal,
     Restored,
@@ -250,6 +251,11 @@ class RedisStore:
             "text": settlement.text,
         }
         return await self._job("settle", arguments)
+
+    async def judge(self, judgement: Judgement) -> JobRecord:
+        spend = judgement.spend
+        arguments = expectation(judgement) | {"number": judgement.number, "spend": spend.to_json(), "text": spend.text}
+        return await self._job("judge", arguments)
 
     async def remove(self, uid: str) -> None:
         await self._calls.step("remove", {"uid": uid})

@@ -23,6 +23,7 @@ from nodeagent.store.messages import (
     BeatReply,
     Ending,
     JoinReply,
+    Judgement,
     Offer,
     Proposal,
     Restored,
@@ -173,6 +174,9 @@ class MemoryStore:
 
     async def settle(self, settlement: Settlement) -> JobRecord:
         return self._done(generation.settle(self._server.settled(), settlement))
+
+    async def judge(self, judgement: Judgement) -> JobRecord:
+        return self._done(generation.judge(self._server.settled(), judgement))
 
     async def keep(
         self,

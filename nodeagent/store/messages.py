@@ -194,6 +194,8 @@ class Proposal(Record):
     only forming adds none: it never ran); acks, reports empty; the reports of a head that was active become
     ``last_reports``; devices are booked for members plus holders; ``spend`` (if given) becomes the ``budget`` entry of
     the generation that last was active (``active.number``), replacing what is there; None leaves the budget alone;
+    if a head that was active ends by an entry that counts, ``silent`` becomes its members without a fault of their own,
+    by no entry or a free one it becomes empty, and so it does by a free entry that comes later;
     ``restart_done`` = control.restart; ``not_before`` = 0; phase forming with the cause's text as reason;
     ``control_rev`` is kept in the head; event GenerationForming.
     """
@@ -265,6 +267,23 @@ class Settlement(Record):
     text: str
     by: str
     """The settling node."""
+
+
+class Judgement(Record):
+    """What ended the generation that was active last, now that all its members have answered or are lost.
+
+    Checks: as Proposal's ``expect``, ``expect_state`` and ``control_rev``; the phase is not terminal; ``number`` is
+    ``last_number`` and has a budget entry (``stale``). Effect: the entry is replaced, ``silent`` is empty; event
+    FaultJudged. A judgement that was done before returns the job.
+    """
+
+    uid: str
+    expect: Token | None
+    expect_state: str = ""
+    control_rev: int
+    number: int
+    spend: Spend
+    by: str
 
 
 class Answer(Record):

@@ -20,7 +20,7 @@ from nodeagent.agent.guard import Guard, _Judged
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.loop import Agent
 from nodeagent.agent.saver import Saver
-from nodeagent.model.job import Admission, JobRecord
+from nodeagent.model.job import Admission, JobRecord, Spend
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Head, Token
 from nodeagent.plan import gang, lending
@@ -316,7 +316,19 @@ def those_who_come_are_enough(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(State, "_doubt", doubt)
 
 
+def judged_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A failure is judged when it is reported, whoever has not answered since."""
+    real = generation._closed
+
+    def closed(job: JobRecord, spend: Spend | None) -> dict[str, object]:
+        found = real(job, spend)
+        return found | {"silent": {}} if found else found
+
+    patch.setattr(generation, "_closed", closed)
+
+
 MUTANTS = (
+    Mutant(judged_at_once, provocations.peers_hide_why_they_fail),
     Mutant(holders_forgotten, provocations.falls_silent_and_scales),
     Mutant(ack_before_stopping, provocations.falls_silent_and_scales),
     Mutant(unheard_is_quiet, provocations.scaled_in_while_its_agent_restarts),

@@ -142,7 +142,7 @@ def _closed(s: State, job: JobRecord, by: str) -> JobRecord:
             "head": head.model_copy(update={"state": "ended", "holders": {}, "reports": {}, "deadline": 0})
         }
         if head.state == "active":
-            update |= {"last_reports": head.reports, "last_number": head.number}
+            update |= {"last_reports": head.reports, "last_number": head.number, "silent": {}}
         job = job.model_copy(update=update)
     if job.phase in ("forming", "running", "pausing"):
         phase: Phase = "paused" if job.phase == "pausing" else "holding"

@@ -150,6 +150,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = ()) -> dict[str, Any]:
         "way_out": way_out(record, shown),
         "store_waits": "",
         "no_progress": "",
+        "unreachable": [],
         "budget": budget_json(record, shown),
         "generations": generations(record, [e for e in EVENTS if record.head and e.generation <= record.head.number]),
         "reports": {node: report.model_dump() for node, report in record.last_reports.items()},
