@@ -61,14 +61,31 @@ def _kernel(kind: str, severity: Severity, action: Action, text: str) -> Rule:
 
 _KERNEL: Mapping[str, Rule] = {
     "off_bus": OFF_BUS,
+    "init_failed": Rule(
+        "kernel.init_failed", "fatal", "reboot", "repair", "the driver could not initialise the GPU", "kernel log"
+    ),
+    "api_mismatch": _kernel(
+        "api_mismatch", "info", "none", "a program's NVIDIA library is of another version than the driver"
+    ),
+    "sxid_fatal": Rule(
+        "kernel.sxid_fatal",
+        "fatal",
+        "reboot",
+        "repair",
+        "an NVSwitch reports a fatal error",
+        "kernel log; NVIDIA fabric manager: fatal SXids",
+    ),
     "nvlink": _kernel("nvlink", "degraded", "reset_gpu", "the kernel reports an NVLink error"),
     "aer": _kernel("aer", "info", "none", "a PCIe error was reported"),
     "mce": _kernel("mce", "degraded", "service", "the CPU or memory reported a hardware error"),
     "oom": _kernel("oom", "info", "none", "the kernel killed a process for want of memory"),
     "hung_task": _kernel("hung_task", "info", "none", "a process hangs in the kernel"),
+    "lockup": _kernel("lockup", "degraded", "diagnose", "a CPU got stuck in the kernel"),
     "io_error": _kernel("io_error", "degraded", "service", "a disk reported an error"),
     "overrun": _kernel("overrun", "info", "none", "lines of the kernel's log were overwritten before they were read"),
 }
+_OF_THE_NODE = ("sxid_fatal",)
+"""Kinds whose device is no GPU."""
 _CONTAINED = 94
 _DOUBLE_BIT = 48
 _HANDLES_DOUBLE_BIT = (63, 94)
@@ -106,10 +123,10 @@ def remember(past: Sequence[Event], new: Sequence[Event], now: float) -> tuple[E
                 continue
             if _waits(event):  # its time to wait runs from the first, or a storm would put it off for ever
                 if event.at - old.at < SETTLE:
-                    kept[i] = replace(old, count=old.count + event.count)
+                    kept[i] = _folded(old, event, old.at)
                     break
             elif event.at - old.at < BURST:
-                kept[i] = replace(old, at=max(old.at, event.at), count=old.count + event.count)
+                kept[i] = _folded(old, event, max(old.at, event.at))
                 break
         else:
             kept.append(event)
@@ -117,22 +134,46 @@ def remember(past: Sequence[Event], new: Sequence[Event], now: float) -> tuple[E
 
 
 def judge_events(
-    past: Sequence[Event], new: Sequence[Event], last: float, now: float, bad_links: frozenset[str]
-) -> Iterable[Fired]:
+    past: Sequence[Event], new: Sequence[Event], last: float, now: float, bad_links: frozenset[str],
+    sound: frozenset[str] = frozenset(),
+) -> Iterable[Fired]:  # fmt: skip
     """What the new events mean, given the day before them (which includes them). ``bad_links``: GPUs with a link down.
+    ``sound``: GPUs that the driver reads without a fault (empty: the node, if all are); what only the kernel's log
+    reports of one of those is a suspicion, and never fatal.
 
     A double-bit error is judged once ``SETTLE`` has passed, in the first call after that; ``last`` is when the last one
     was made.
     """
+    for event, fired in _judged(past, new, last, now, bad_links):
+        if fired.rule.severity == "fatal" and fired.device in sound and _only_logged(event, past):
+            yield replace(fired, rule=suspected(fired.rule))
+        else:
+            yield fired
+
+
+def suspected(rule: Rule) -> Rule:
+    """The rule as it is while the driver contradicts the kernel's log: no new work, and what runs goes on."""
+    return replace(rule, severity="unknown", text=f"{rule.text}, says the kernel's log, and the driver does not")
+
+
+def _only_logged(event: Event, past: Sequence[Event]) -> bool:
+    return all(e.logged for e in past if _same(e, event) and abs(e.at - event.at) < BURST) and event.logged
+
+
+def _judged(
+    past: Sequence[Event], new: Sequence[Event], last: float, now: float, bad_links: frozenset[str]
+) -> Iterable[tuple[Event, Fired]]:
     for event in new:
         if event.kind != "xid":
-            yield Fired(_KERNEL[event.kind], event.device, event.raw, event.count)
+            device = "" if event.kind in _OF_THE_NODE else event.device
+            yield event, Fired(_KERNEL[event.kind], device, event.raw, event.count)
         elif not _waits(event):
-            yield from _xid(event, past, bad_links)
+            yield from ((event, fired) for fired in _xid(event, past, bad_links))
     for event in past:
         if _waits(event) and last < event.at + SETTLE <= now:
             handled = any(e.code in _HANDLES_DOUBLE_BIT for e in _burst(event, past))
-            yield Fired(DOUBLE_BIT_HANDLED if handled else xid_rule(event.code), event.device, event.raw, event.count)
+            rule = DOUBLE_BIT_HANDLED if handled else xid_rule(event.code)
+            yield event, Fired(rule, event.device, event.raw, event.count)
 
 
 def waits_until(past: Sequence[Event], now: float) -> float | None:
@@ -173,6 +214,10 @@ def _bursts_of(device: str, past: Sequence[Event]) -> int:
 
 def _is_app(event: Event) -> bool:
     return event.kind == "xid" and xid(event.code).severity == "app"
+
+
+def _folded(old: Event, new: Event, at: float) -> Event:
+    return replace(old, at=at, count=old.count + new.count, logged=old.logged and new.logged)
 
 
 def _same(a: Event, b: Event) -> bool:

@@ -15,7 +15,7 @@ from nodeagent.health.eventrules import EVENT_RULES, Fired, judge_events, rememb
 from nodeagent.health.readings import Event, Readings
 from nodeagent.health.rules import FOREIGN, READING_RULES, SHARED, Look, Rule, looks
 from nodeagent.health.xids import XIDS
-from nodeagent.model.health import Action, Verdict
+from nodeagent.model.health import ORDER, Action, Verdict
 
 PROBATION = 600.0
 """Seconds a device is watched after its repair before it is trusted again."""
@@ -85,7 +85,7 @@ def judge(
     past = remember(memory.past, events, at)
     seen = _combined(looks(now, before, elapsed, ours))
     bad_links = frozenset(device for (rule, device), look in seen.items() if rule == "nvlink.down" and look.fires)
-    fired = {(f.rule.id, f.device): f for f in judge_events(past, events, memory.at, at, bad_links)}
+    fired = _worst(judge_events(past, events, memory.at, at, bad_links, _sound(now)))
     fired = {key: one for key, one in fired.items() if one.rule.id not in policy.off}
     holding: dict[Key, float] = {}
     for key, look in seen.items():
@@ -154,6 +154,24 @@ def acknowledged(memory: Memory, device: str, rule: str | None, at: float, polic
     return replace(memory, verdicts=verdicts)
 
 
+def _sound(now: Readings) -> frozenset[str]:
+    """GPUs that the driver reads without a fault; and the node (empty), if they are all that there should be."""
+    gpus = now.gpus or ()
+    sound = {g.uuid for g in gpus if not g.error and g.recovery in (None, "none") and g.fabric in (None, "completed")}
+    whole = bool(gpus) and sound.issuperset(now.expected) and len(sound) == len(gpus)
+    return frozenset(sound | {""}) if whole else frozenset(sound)
+
+
+def _worst(found: Iterable[Fired]) -> dict[Key, Fired]:
+    """One for each rule and device: of several (a suspicion, and what confirms it) the worst."""
+    out: dict[Key, Fired] = {}
+    for one in found:
+        key = (one.rule.id, one.device)
+        if key not in out or ORDER[one.rule.severity] >= ORDER[out[key].rule.severity]:
+            out[key] = one
+    return out
+
+
 def _combined(seen: Iterable[Look]) -> dict[Key, Look]:
     """One look for each rule and device: of several (two probes, say) one that fires."""
     out: dict[Key, Look] = {}
@@ -195,8 +213,12 @@ def _fire(
 ) -> Verdict:
     rule = fired.rule
     if known is not None and known.stage == "active":
-        raw = fired.raw if rule.id in TOLD_ANEW else known.raw
-        return known.model_copy(update={"count": known.count + fired.count, "seen": at, "boot": boot, "raw": raw})
+        more: dict[str, object] = {"count": known.count + fired.count, "seen": at, "boot": boot}
+        if ORDER[rule.severity] > ORDER[known.severity]:  # the driver confirms what the kernel's log said
+            more |= {"severity": rule.severity, "text": rule.text, "raw": fired.raw, "since": at}
+        elif rule.id in TOLD_ANEW:
+            more["raw"] = fired.raw
+        return known.model_copy(update=more)
     action = rule.action
     for repair in repairs:
         if (repair.device, repair.rule) == (fired.device, rule.id) and action == repair.action:

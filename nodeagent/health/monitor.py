@@ -35,6 +35,8 @@ TICK = 5.0
 """Seconds between two judgements when nothing new is heard: probations end."""
 VERIFY = 10.0
 """Seconds that a repaired device has to be read without a fault before its probation begins."""
+KERNEL = "kernel"
+"""Of the two sources of Xids the one that anybody could try to write to."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -275,7 +277,7 @@ class Monitor:
         device = self._buses.get(event.device, event.device)
         if event.kind == "xid" and (not self._machine.configured or device in self._machine.configured):
             self._heard[source, device, event.code] += event.count
-        self._events.append(event)
+        self._events.append(replace(event, logged=source == KERNEL))
 
     def hear_gpus(self, line: dict[str, Any]) -> None:
         """What the probe of the driver tells."""
@@ -299,7 +301,7 @@ class Monitor:
             self._host = _host(line["host"])
             self._followed = self._clock.wall()
         for fields in line.get("events", ()):
-            self.hear(Event(**fields), "kernel")
+            self.hear(Event(**fields), KERNEL)
         if "events" in line:
             self._due.set()
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-EventKind = Literal["xid", "off_bus", "nvlink", "aer", "mce", "oom", "hung_task", "io_error", "overrun"]
+EventKind = Literal[
+    "xid", "off_bus", "init_failed", "api_mismatch", "sxid_fatal", "nvlink", "aer", "mce", "oom", "hung_task", "lockup",
+    "io_error", "overrun",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +75,12 @@ class Event:
     device: str = ""
     """UUID of the GPU, else its bus id, else empty: the node."""
     code: int = 0
-    """The Xid."""
+    """The Xid, or the SXid of a switch."""
     raw: str = ""
     """The first line."""
     count: int = 1
+    logged: bool = False
+    """Read in the kernel's log alone: the driver has not reported the same."""
 
 
 @dataclass(frozen=True, slots=True)

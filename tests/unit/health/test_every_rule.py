@@ -119,6 +119,10 @@ def day(code: int, *hours: float, device: str = DEVICE) -> Callable[[float], lis
 
 EVENT_CASES: dict[str, tuple[Callable[[float], list[Event]], Callable[[float], list[Event]]]] = {
     "kernel.off_bus": (kernel("off_bus"), kernel("aer")),
+    "kernel.init_failed": (kernel("init_failed"), kernel("api_mismatch")),
+    "kernel.api_mismatch": (kernel("api_mismatch"), kernel("init_failed")),
+    "kernel.sxid_fatal": (kernel("sxid_fatal"), kernel("nvlink")),
+    "kernel.lockup": (kernel("lockup"), kernel("hung_task")),
     "kernel.nvlink": (kernel("nvlink"), kernel("aer")),
     "kernel.aer": (kernel("aer"), kernel("mce")),
     "kernel.mce": (kernel("mce"), kernel("aer")),

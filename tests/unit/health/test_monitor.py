@@ -75,6 +75,25 @@ def test_a_bus_id_becomes_the_gpus_uuid_and_the_others_hear_of_it_at_once(tmp_pa
     assert (one.changes, [v.rule for v in one.monitor.told]) == (before + 1, ["xid.79"])
 
 
+def test_the_kernels_log_alone_makes_a_gpu_that_answers_a_suspect(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    one.kernel(79, BUS["GPU-b"])
+    assert [(v.rule, v.severity, v.bars) for v in one.monitor.verdicts] == [("xid.79", "unknown", False)]
+    one.monitor.hear_gpus({"xids": [["GPU-b", 79, one.clock.wall(), 1]]})
+    one.monitor.judge()
+    assert [(v.rule, v.severity, v.bars) for v in one.monitor.verdicts] == [("xid.79", "fatal", True)]
+    one.kernel(79, BUS["GPU-b"])
+    assert [v.severity for v in one.monitor.verdicts] == ["fatal"]
+
+
+def test_the_kernels_log_is_believed_of_a_gpu_that_does_not_answer(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS, error="GPU_IS_LOST")
+    one.kernel(79, BUS["GPU-a"])
+    assert {(v.rule, v.severity) for v in one.monitor.verdicts} == {("xid.79", "fatal"), ("nvml.lost", "fatal")}
+
+
 def test_an_event_from_before_the_drivers_first_answer_waits_for_it(tmp_path: Path) -> None:
     one = Watched(tmp_path)
     one.kernel(79, BUS["GPU-a"])
