@@ -358,4 +358,5 @@ def _host(fields: dict[str, Any]) -> HostReading:
         ports_down=tuple((port, seconds) for port, seconds in fields["ports_down"]),
         port_flaps=tuple((port, times) for port, times in fields["port_flaps"]),
         fabric_manager=fields["fabric_manager"],
+        kernel_log=fields["kernel_log"],
     )

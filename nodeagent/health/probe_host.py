@@ -4,7 +4,6 @@ Standard library only. Must never judge. A disk that does not answer holds up a 
 
     {"events": [...]}    at once what is new; its repetitions along with the next "host"; fields of readings.Event
     {"host": {...}}      every ``POLL`` seconds; fields of readings.HostReading
-    "problem": "..."     along with each "host" while the kernel's log cannot be read
 
 Argument: JSON with ``proc``, ``sys``, ``kmsg`` (paths), ``folders``, ``interfaces`` (names), ``units`` (a folder),
 ``poll`` and ``since`` (Unix time: older lines were told before).
@@ -196,11 +195,11 @@ def main() -> None:
     proc, sys_root = given["proc"], given["sys"]
     ports, folders = Ports(sys_root, given["interfaces"]), Folders(given["folders"])
     log: KernelLog | None = None
-    wrong = {}
+    wrong = ""
     try:
         log = KernelLog(given["kmsg"], given["since"])
     except OSError as error:
-        wrong["problem"] = f"{given['kmsg']}: {error.strerror}"
+        wrong = f"{given['kmsg']}: {error.strerror}"
     poll = select.poll()
     if log is not None:
         poll.register(log, select.POLLIN)
@@ -215,9 +214,10 @@ def main() -> None:
                 "memory_available": available_memory(proc),
                 "full_disks": folders.look(now),
                 "fabric_manager": fabric_manager(sys_root, given["units"]),
+                "kernel_log": wrong,
             }
             repeated = log.folder.take() if log is not None else []
-            tell({"host": host | ports.look(now)} | ({"events": repeated} if repeated else {}) | wrong)
+            tell({"host": host | ports.look(now)} | ({"events": repeated} if repeated else {}))
             due = now + given["poll"]
         if busy:
             time.sleep(pause(time.process_time() - spent))

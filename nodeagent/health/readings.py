@@ -56,7 +56,9 @@ class GpuReading:
     fabric: str | None = None
     """``completed``, ``in_progress``, ``not_started`` or ``failed``; None without an NVSwitch fabric."""
     memory_used: int | None = None
-    """Bytes."""
+    """Bytes, without what the driver reserves for itself."""
+    mig: bool | None = None
+    """It is cut into MIG slices."""
     processes: tuple[tuple[int, int], ...] | None = None
     """Pid and bytes of every process that uses it."""
     owners: tuple[tuple[int, str], ...] = ()
@@ -97,6 +99,8 @@ class HostReading:
     """Ports and how often each went down and up again in the last hour."""
     fabric_manager: bool | None = None
     """Whether its unit is active; None where there is none."""
+    kernel_log: str | None = None
+    """Why the kernel's log cannot be read; empty: it is."""
 
 
 @dataclass(frozen=True, slots=True)

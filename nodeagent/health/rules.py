@@ -173,8 +173,17 @@ NVML_LATE = Rule(
 NVML_HUNG = Rule(
     "probe.nvml.hung", "fatal", "reboot", "reading", "GPUs unknown: the driver does not answer", "own deadline, twice"
 )
-PROBE_LATE = Rule("probe.late", "unknown", "none", "reading", "a probe has not answered in time", "own deadline")
-PROBE_BROKEN = Rule("probe.broken", "unknown", "diagnose", "reading", "a probe cannot read", "own check")
+NVML_BROKEN = Rule(
+    "probe.nvml.broken", "unknown", "diagnose", "reading", "GPUs unknown: the driver cannot be asked", "own check"
+)
+PROBE_LATE = Rule(
+    "probe.late", "degraded", "none", "reading", "the machine has not been looked at in time", "own deadline"
+)
+PROBE_BROKEN = Rule("probe.broken", "degraded", "diagnose", "reading", "the machine cannot be looked at", "own check")
+KERNEL_LOG = Rule(
+    "probe.kernel_log", "info", "none", "reading", "the kernel's log cannot be read: Xids come from the driver alone",
+    "/dev/kmsg",
+)  # fmt: skip
 PORT = Rule("port.down", "fatal", "service", "reading", "a network port is down that was up", "sysfs")
 FLAP = Rule("port.flaps", "degraded", "service", "quiet", "a network port goes down and up", "sysfs")
 FABRIC_MANAGER = Rule("fabric.manager", "fatal", "reboot", "reading", "the fabric manager does not run", "systemd",
@@ -187,7 +196,7 @@ TAKEN = frozenset({FOREIGN.id, LEFT.id})
 
 READING_RULES: tuple[Rule, ...] = (
     *(one.rule for one in GPU_RULES),
-    MISSING, REPLAYS, FOREIGN, SHARED, LEFT, NVML_LATE, NVML_HUNG, PROBE_LATE, PROBE_BROKEN,
+    MISSING, REPLAYS, FOREIGN, SHARED, LEFT, NVML_LATE, NVML_HUNG, NVML_BROKEN, PROBE_LATE, PROBE_BROKEN, KERNEL_LOG,
     PORT, FLAP, FABRIC_MANAGER, DISK, MEMORY,
 )  # fmt: skip
 
@@ -233,7 +242,8 @@ def _probe(probe: ProbeReading) -> Iterable[Look]:
     else:
         yield Look(PROBE_LATE, "", probe.missed >= 1, raw)
     if not probe.missed:
-        yield Look(PROBE_BROKEN, "", bool(probe.problem), f"{probe.name}: {probe.problem}")
+        broken = NVML_BROKEN if probe.name == "nvml" else PROBE_BROKEN
+        yield Look(broken, "", bool(probe.problem), f"{probe.name}: {probe.problem}")
 
 
 def _replays(gpu: GpuReading, before: GpuReading | None, elapsed: float) -> Iterable[Look]:
@@ -271,6 +281,8 @@ def _host(host: HostReading) -> Iterable[Look]:
     yield Look(DISK, "", bool(host.full_disks), "; ".join(host.full_disks))
     if host.fabric_manager is not None:
         yield Look(FABRIC_MANAGER, "", not host.fabric_manager, "its unit is not active")
+    if host.kernel_log is not None:
+        yield Look(KERNEL_LOG, "", bool(host.kernel_log), host.kernel_log)
     if host.memory_available is not None:
         low = host.memory_available < LOW_MEMORY
         yield Look(MEMORY, "", low, f"{host.memory_available:.1%} of the memory is available")

@@ -39,20 +39,27 @@ def gpus(
     held: Collection[str] = (),
 ) -> tuple[Gpu, ...]:
     """The node's GPUs: those known, and (``may_join``) those that were only found by now. One with a verdict that bars
-    it is left out, with its worst one's words; and so are those that somebody else uses, or that are ``held`` for a
-    check."""
+    it is left out, with its worst one's words; and so are those of which nobody knows whether they are sound, those that
+    somebody else uses, and those that are ``held`` for a check."""
+    verdicts = tuple(verdicts)
     why: dict[str, str] = {}
     for verdict in verdicts:
         if verdict.rule in TAKEN and not verdict.dry_run:
             why.setdefault(verdict.device, f"used by somebody else: {verdict.raw} ({verdict.rule})")
         if verdict.device and verdict.bars:
             why.setdefault(verdict.device, f"{verdict.text} ({verdict.rule}){_stage(verdict)}")
+    unknown = [verdict for verdict in verdicts if verdict.unknown]
+    for verdict in unknown:
+        if verdict.device:
+            why.setdefault(verdict.device, f"{verdict.text} ({verdict.rule})")
     for uuid in held:
         why.setdefault(uuid, "it is being checked (nodeagentctl diag)")
     found = {gpu.uuid: Gpu(uuid=gpu.uuid, index=gpu.index, name=gpu.name) for gpu in seen}
     base = {gpu.uuid: found.get(gpu.uuid, gpu) for gpu in known}
     if may_join:
         base = base | found
+    if node := next((verdict for verdict in unknown if not verdict.device), None):
+        why = dict.fromkeys(base, f"{node.text} ({node.rule})") | why
     whole = (g.model_copy(update={"healthy": False, "why": why[g.uuid]}) if g.uuid in why else g for g in base.values())
     return tuple(sorted(whole, key=lambda g: (g.index, g.uuid)))
 

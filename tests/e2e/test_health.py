@@ -45,7 +45,7 @@ class Ward:
 
     def rules(self, node: str) -> dict[str, str]:
         """Rule to stage, of every verdict on a node or its GPUs, but that the kernel's log cannot be read here."""
-        return {v["rule"]: v["stage"] for v in self.cluster.node(node)["verdicts"] if v["rule"] != "probe.broken"}
+        return {v["rule"]: v["stage"] for v in self.cluster.node(node)["verdicts"] if v["rule"] != "probe.kernel_log"}
 
     def well(self) -> bool:
         nodes = self.cluster.nodes()

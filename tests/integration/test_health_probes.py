@@ -283,7 +283,8 @@ async def test_the_machine_around_the_gpus(tmp_path: Path, host: dict[str, Any])
     async with watching(host) as machine:
         told = (await machine.until(lambda told: "host" in told))["host"]
         assert told == {
-            "memory_available": 0.25, "full_disks": [], "fabric_manager": None, "ports_down": [], "port_flaps": []
+            "memory_available": 0.25, "full_disks": [], "fabric_manager": None, "ports_down": [], "port_flaps": [],
+            "kernel_log": "",
         }  # fmt: skip
         port.write_text("1: DOWN\n")
         down = (await machine.until(lambda told: "host" in told and told["host"]["ports_down"]))["host"]
@@ -359,8 +360,8 @@ async def test_a_kernel_log_that_may_not_be_read(tmp_path: Path, host: dict[str,
     async with asyncio.TaskGroup() as group:
         task = group.create_task(probe.run())
         for _ in range(3):
-            await machine.until(lambda told: "host" in told)
-            await machine.until(lambda _told: probe.reading.problem == problem)
+            told = await machine.until(lambda told: "host" in told)
+            assert (told["host"]["kernel_log"], probe.reading.problem) == (problem, "")
         task.cancel()
 
 
@@ -403,3 +404,70 @@ async def test_a_paused_probe_has_no_process_and_says_nothing_of_it() -> None:
         probe.resume()
         assert (await lines.get())["pid"] != first
         task.cancel()
+
+
+@pytest.mark.parametrize("model", ["H100", "L4"])
+async def test_what_the_driver_reserves_for_itself_is_not_used(tmp_path: Path, driver: Path, model: str) -> None:
+    """517 MiB on an A10 at rest, up to 1 GiB on an H20: with the older call an idle GPU looked used for ever."""
+    async with probing(tmp_path, driver, "gpus 1", f"model {model}", f"0.reserved {1 << 30}") as (machine, _):
+        (gpu,) = await machine.gpus()
+        assert gpu["memory_used"] == 0
+        machine.set("gpus 1", f"model {model}", f"0.reserved {1 << 30}", f"0.memory_used {700 << 20}")
+        (gpu,) = await machine.gpus()
+        assert gpu["memory_used"] == 700 << 20
+
+
+async def test_an_old_driver_that_does_not_tell_it_apart_is_measured_at_rest(tmp_path: Path, old_driver: Path) -> None:
+    reserved = f"0.reserved {1 << 30}"
+    async with probing(tmp_path, old_driver, "gpus 1", reserved, "0.processes 7:1", "0.memory_used 5") as (machine, _):
+        (gpu,) = await machine.gpus()
+        assert "memory_used" not in gpu, "it was never seen at rest"
+        machine.set("gpus 1", reserved)
+        (gpu,) = await machine.gpus()
+        assert gpu["memory_used"] == 0
+        machine.set("gpus 1", reserved, f"0.memory_used {700 << 20}")
+        (gpu,) = await machine.gpus()
+        assert gpu["memory_used"] == 700 << 20
+
+
+async def test_a_gpu_that_is_cut_into_slices_says_so(tmp_path: Path, driver: Path) -> None:
+    async with probing(tmp_path, driver, "gpus 2", "1.mig 1") as (machine, _):
+        assert [gpu["mig"] for gpu in await machine.gpus()] == [False, True]
+
+
+async def test_gpus_that_the_driver_numbers_anew_keep_their_names(tmp_path: Path, driver: Path) -> None:
+    """The first is gone, and all others move up by one."""
+    async with probing(tmp_path, driver, "gpus 3") as (machine, _):
+        names = [gpu["uuid"] for gpu in await machine.gpus()]
+        machine.set("gpus 3", "order 1 2", "1.ecc_uncorrected 7")
+        found = await machine.gpus()
+        assert [(gpu["uuid"], gpu["index"], gpu["pci"]) for gpu in found] == [
+            (names[1], 0, "0000:11:00"), (names[2], 1, "0000:12:00")
+        ]  # fmt: skip
+        assert found[0]["ecc_uncorrected"] == 7
+        machine.set("gpus 3", "order 2 1", "1.lost 1")
+        lost = [gpu["uuid"] for gpu in await machine.gpus() if gpu.get("error")]
+        assert names[2] not in lost, "not the GPU that was there before"
+
+
+async def test_a_wait_that_fails_because_a_gpu_is_lost_is_a_look_at_once_and_no_crash(
+    tmp_path: Path, driver: Path
+) -> None:
+    """The probe died of it, again and again: the loss was told 5.2 s later."""
+    pace = 600.0
+    async with probing(tmp_path, driver, "gpus 2", pace=pace) as (machine, probe):
+        names = [gpu["uuid"] for gpu in (await machine.until(lambda told: "gpus" in told))["gpus"]]
+        machine.set("gpus 2", "lost_wakes 1", "0.lost 1")
+        found = (await machine.until(lambda told: "gpus" in told))["gpus"]
+        assert [(gpu["uuid"], gpu.get("error", "")) for gpu in found] == [(names[0], "GPU_IS_LOST"), (names[1], "")]
+        machine.set("gpus 2", "lost_wakes 1", "0.lost 1", "xid 1 1 13")
+        told = await machine.until(lambda told: "xids" in told)
+        assert [(uuid, code) for uuid, code, _, _ in told["xids"]] == [(names[1], 13)], "the others' are still heard"
+        assert probe.reading.problem == ""
+
+
+async def test_a_driver_without_events_is_read_all_the_same(tmp_path: Path, driver: Path) -> None:
+    async with probing(tmp_path, driver, "gpus 1", "no_events 1") as (machine, probe):
+        (gpu,) = await machine.gpus()
+        assert "error" not in gpu
+        assert probe.reading.problem == ""

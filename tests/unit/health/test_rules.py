@@ -30,7 +30,7 @@ GOOD = GpuReading(
     memory_used=512 << 20,
     processes=((7, 1 << 30),),
 )
-HOST = HostReading(memory_available=0.5, fabric_manager=True)
+HOST = HostReading(memory_available=0.5, fabric_manager=True, kernel_log="")
 ALL_GOOD = Readings(
     boot="b1", gpus=(GOOD,), expected=("GPU-a",), host=HOST, probes=(ProbeReading("nvml"), ProbeReading("kernel"))
 )
@@ -89,6 +89,12 @@ CASES = [
         replace(ALL_GOOD, probes=(ProbeReading("kernel", problem="permission denied"),)),
         replace(ALL_GOOD, probes=(ProbeReading("kernel", missed=1, problem="permission denied"),)),
     ),
+    (
+        "probe.nvml.broken",
+        replace(ALL_GOOD, probes=(ProbeReading("nvml", problem="NVML: Driver Not Loaded"),)),
+        replace(ALL_GOOD, probes=(ProbeReading("kernel", problem="NVML: Driver Not Loaded"),)),
+    ),
+    ("probe.kernel_log", host(kernel_log="/dev/kmsg: Permission denied"), host(kernel_log=None)),
     ("port.down", host(ports_down=(("mlx5_0/1", 30.5),)), host(ports_down=(("mlx5_0/1", 30.0),))),
     ("port.flaps", host(port_flaps=(("mlx5_0/1", 3),)), host(port_flaps=(("mlx5_0/1", 2), ("mlx5_1/1", 2)))),
     ("fabric.manager", host(fabric_manager=False), host(fabric_manager=None)),
