@@ -188,15 +188,14 @@ def _waits(event: Event) -> bool:
 def _xid(event: Event, past: Sequence[Event], bad_links: frozenset[str]) -> Iterable[Fired]:
     rule = xid_rule(event.code)
     alike = sum(1 for e in past if _same(e, event))
-    if rule.severity == "app":
+    if event.code == _CONTAINED and alike >= REPEATS:
+        yield Fired(CONTAINED_REPEAT, event.device, event.raw, event.count)
+    if _is_app(event):
         spread = {e.device for e in _burst(event, past, everywhere=True) if _is_app(e)}
         if len(spread) > 1:
             yield Fired(APP_SPREAD, "", event.raw, event.count)
             return
-        if event.code == _CONTAINED:
-            if alike >= REPEATS:
-                yield Fired(CONTAINED_REPEAT, event.device, event.raw, event.count)
-        elif _bursts_of(event.device, past) >= APP_REPEATS:
+        if _bursts_of(event.device, past) >= APP_REPEATS:
             yield Fired(APP_REPEAT, event.device, event.raw, event.count)
     if event.code in _LINKS and (event.device in bad_links or alike >= REPEATS):
         yield Fired(LINK_REPEAT, event.device, event.raw, event.count)
@@ -205,7 +204,7 @@ def _xid(event: Event, past: Sequence[Event], bad_links: frozenset[str]) -> Iter
 
 def _bursts_of(device: str, past: Sequence[Event]) -> int:
     """Bursts of application errors on this GPU; none when another GPU had any: then it is the application."""
-    mine = [e for e in past if _is_app(e) and e.code != _CONTAINED]
+    mine = [e for e in past if _is_app(e) and not _follows(e, past)]
     if any(e.device != device for e in mine):
         return 0
     times = [e.at for e in mine]
@@ -213,7 +212,14 @@ def _bursts_of(device: str, past: Sequence[Event]) -> int:
 
 
 def _is_app(event: Event) -> bool:
-    return event.kind == "xid" and xid(event.code).severity == "app"
+    """The application's doing. A contained memory error, too, only asks for its restart, but is the memory's fault."""
+    return event.kind == "xid" and xid(event.code).severity == "app" and event.code != _CONTAINED
+
+
+def _follows(event: Event, past: Sequence[Event]) -> bool:
+    """A GPU of the node had an error of its own at about the same time: the others' workers lose a peer by it."""
+    burst = _burst(event, past, everywhere=True)
+    return any(e.kind == "xid" and (e.code == _CONTAINED or xid(e.code).severity == "fatal") for e in burst)
 
 
 def _folded(old: Event, new: Event, at: float) -> Event:

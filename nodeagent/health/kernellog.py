@@ -63,8 +63,8 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
 )
 _HINT = re.compile(
-    rb";(?:NVRM|nvidia-nv|\S+ [0-9a-fA-F:]+\.\d: (?:AER|PCIe)|mce:|Machine check|O|Memory cg|INFO: task|NMI watch|watchdog"
-    rb"|BUG: soft|rcu: INFO|I/O |blk_|print_req|critical |Buffer I/O|EXT4-fs error|XFS)"
+    rb";(?:NVRM|nvidia-nv|\S+ [0-9a-fA-F:]+\.\d: (?:AER|PCIe)|mce:|Machine check|Out of|Memory cg|INFO: task"
+    rb"|NMI watch|watchdog|BUG: soft|rcu: INFO|I/O |blk_|print_req|critical |Buffer I/O|EXT4-fs error|XFS)"
 )
 """Most lines are none of these, and are let go after one look."""
 MOST_KEPT = 256

@@ -53,6 +53,8 @@ class GpuReading:
     links: int | None = None
     """NVLinks that the GPU has and that are switched on."""
     links_up: int | None = None
+    links_once: int | None = None
+    """The most of them that were up at a time in this boot: without a bridge between two GPUs none ever is."""
     fabric: str | None = None
     """``completed``, ``in_progress``, ``not_started`` or ``failed``; None without an NVSwitch fabric."""
     memory_used: int | None = None
@@ -122,7 +124,7 @@ class Readings:
     gpus: tuple[GpuReading, ...] | None = None
     """None: the driver has not answered."""
     expected: tuple[str, ...] = ()
-    """UUIDs seen once in this boot, or named in the config."""
+    """UUIDs seen once, in this boot or an earlier one, or named in the config."""
     events: tuple[Event, ...] = ()
     """Those since the last readings."""
     host: HostReading | None = None

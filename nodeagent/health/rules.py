@@ -24,6 +24,8 @@ PORT_DOWN = 30.0
 """Seconds after which a network port that was up once is lost."""
 FLAPS = 3
 LOW_MEMORY = 0.03
+NEAR_SLOWDOWN = 2
+"""Degrees Celsius to the slowdown limit: a GPU at full load keeps well away from it where its cooling works."""
 _NAMED = 3
 """Processes of others that are named."""
 _MUCH_REMAPPED = 512
@@ -41,7 +43,11 @@ class Rule:
     text: str
     source: str
     after: float = 0.0
-    """Seconds it must hold without a break before it fires."""
+    """Seconds it must hold before it fires: without a break, or altogether within ``window``."""
+    window: float = 0.0
+    """Seconds within which breaks do not matter."""
+    times: int = 0
+    """How often within ``window`` it must begin to hold before it fires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,12 @@ GPU_RULES = (
     ),
     GpuRule(
         Rule("nvlink.down", "fatal", "reset_gpu", "repair", "an NVLink is down", "NVML link state", after=5.0),
-        lambda g: _less(g.links_up, g.links), lambda g: f"{g.links_up} of {g.links} links are up",
+        lambda g: _less(g.links_up, g.links_once), lambda g: f"{g.links_up} links are up, {g.links_once} were",
+    ),
+    GpuRule(
+        Rule("nvlink.flaps", "degraded", "reset_gpu", "quiet", "an NVLink goes down and up", "NVML link state",
+             window=3600.0, times=3),
+        lambda g: _less(g.links_up, g.links_once), lambda g: f"{g.links_up} links are up, {g.links_once} were",
     ),
     GpuRule(
         Rule("fabric.failed", "fatal", "reboot", "reading", "the NVSwitch fabric did not take the GPU in",
@@ -146,7 +157,8 @@ GPU_RULES = (
     ),
     GpuRule(
         Rule("clocks.slowdown", "degraded", "service", "quiet",
-             "clocks lowered by the hardware for heat or power", "NVML clock event reasons", after=600.0),
+             "clocks lowered by the hardware for heat or power", "NVML clock event reasons", after=600.0,
+             window=3600.0),
         lambda g: None if g.slowdown is None else bool(g.slowdown),
         lambda g: "clock event reasons: " + ", ".join(sorted(g.slowdown or ())),
     ),
@@ -154,6 +166,18 @@ GPU_RULES = (
         Rule("pcie.width", "degraded", "service", "reading", "the GPU has fewer PCIe lanes than it could have",
              "NVML PCIe link width", after=60.0),
         lambda g: _less(g.pcie_width, g.pcie_width_max), lambda g: f"{g.pcie_width} of {g.pcie_width_max} lanes",
+    ),
+    GpuRule(
+        Rule("pcie.generation", "info", "none", "reading",
+             "the GPU's PCIe link is slower than it could be, though it is in use", "NVML PCIe link generation",
+             after=600.0),
+        lambda g: _less(g.pcie_generation, g.pcie_generation_max) if g.processes else None,
+        lambda g: f"generation {g.pcie_generation} of {g.pcie_generation_max}",
+    ),
+    GpuRule(
+        Rule("gpu.hot", "degraded", "service", "quiet", "the GPU is about to be slowed down for heat",
+             "NVML temperature margin", after=120.0, window=3600.0),
+        lambda g: _less(g.margin, NEAR_SLOWDOWN), lambda g: f"{g.margin} degrees below slowdown",
     ),
 )  # fmt: skip
 """On each GPU by itself."""
@@ -268,7 +292,7 @@ def _users(gpu: GpuReading, ours: frozenset[int], blind: bool) -> Iterable[Look]
     raw += f"; and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
     yield Look(FOREIGN, gpu.uuid, bool(others) and not beside, raw)
     yield Look(SHARED, gpu.uuid, bool(others) and beside, raw)
-    if gpu.memory_used is not None:
+    if gpu.memory_used is not None and not gpu.mig:  # the processes of slices are told of the slices
         left = not gpu.processes and gpu.memory_used > LEFTOVER
         yield Look(LEFT, gpu.uuid, left, f"{gpu.memory_used >> 20} MiB in use, no process listed")
 

@@ -39,8 +39,8 @@ def gpus(
     held: Collection[str] = (),
 ) -> tuple[Gpu, ...]:
     """The node's GPUs: those known, and (``may_join``) those that were only found by now. One with a verdict that bars
-    it is left out, with its worst one's words; and so are those of which nobody knows whether they are sound, those that
-    somebody else uses, and those that are ``held`` for a check."""
+    it is left out, with its worst one's words; and so are those of which nobody knows whether they are sound, those
+    that somebody else uses, and those that are ``held`` for a check."""
     verdicts = tuple(verdicts)
     why: dict[str, str] = {}
     for verdict in verdicts:

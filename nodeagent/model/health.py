@@ -8,8 +8,8 @@ from nodeagent.model.base import Record
 
 Severity = Literal["ok", "info", "app", "degraded", "fatal", "unknown"]
 """``fatal``: out of running jobs now. ``degraded``: avoided at the next pause, never stops a run. ``app``: the workers'
-own doing, the hardware stays. ``unknown``: cannot be told, which is never taken for healthy: no new work, and what runs goes
-on."""
+own doing, the hardware stays. ``unknown``: cannot be told, which is never taken for healthy: no new work, and what runs
+goes on."""
 
 Action = Literal["none", "restart_app", "diagnose", "reset_gpu", "reboot", "service"]
 """What repairs it, from the lightest to a technician's visit."""

@@ -153,8 +153,8 @@ def _kernel_logs(cluster: Cluster) -> Iterator[Placed]:
     blind = [n for n, node in _live(cluster).items() if any(v.rule == "probe.kernel_log" for v in node.facts.health)]
     if blind:
         yield "cluster", _warning(
-            f"the kernel's log cannot be read on {names(sorted(blind))}: GPU faults are seen there by the driver's word alone, "
-            "those of disks, memory and CPUs are not",
+            f"the kernel's log cannot be read on {names(sorted(blind))}: faults of GPUs are seen there by the driver's "
+            "word alone, those of disks, memory and CPUs are not",
             "give the agent /dev/kmsg: run it as root (a container with --device /dev/kmsg --cap-add SYSLOG); "
             "or do without: health.ignore: [probe.kernel_log] in its config",
         )  # fmt: skip

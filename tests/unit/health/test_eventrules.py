@@ -121,6 +121,15 @@ def test_contained_errors_of_one_burst_or_of_two_days_do_not_come_back() -> None
         assert days.ids(day, xid(94, day)) == [("xid.94", A)]
 
 
+def test_contained_errors_come_back_whatever_their_peers_say_of_it() -> None:
+    """Each took a peer's worker with it: five on one GPU were the application's, and the peer became degraded."""
+    history = History()
+    found = [history.ids(600.0 * n, xid(94, 600.0 * n), xid(31, 600.0 * n, B)) for n in range(1, 6)]
+    assert [("xid.94.repeats", A) in ids for ids in found] == [False, False, True, True, True]
+    assert {rule for ids in found for rule, device in ids if device == B} == {"xid.31"}
+    assert not any(rule == "xid.app.spread" for ids in found for rule, _ in ids)
+
+
 def test_an_application_error_twice_on_one_gpu_alone() -> None:
     history = History()
     assert history.ids(1, xid(31, 1)) == [("xid.31", A)]

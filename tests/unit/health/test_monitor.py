@@ -27,10 +27,11 @@ class Watched:
     """A monitor whose probes never run: the test speaks for them, and moves the clock."""
 
     def __init__(
-        self, folder: Path, *, configured: tuple[str, ...] = (), gpus: bool = True, checked: bool = False, **policy: Any
-    ) -> None:
+        self, folder: Path, *, configured: tuple[str, ...] = (), gpus: bool = True, checked: bool = False,
+        boot: str = "boot", **policy: Any,
+    ) -> None:  # fmt: skip
         self.clock, self.changes = Clock(), 0
-        machine = Machine(boot="boot", gpus=gpus, configured=configured)
+        machine = Machine(boot=boot, gpus=gpus, configured=configured)
         self.monitor = Monitor(
             machine,
             folder,
@@ -92,6 +93,71 @@ def test_the_kernels_log_is_believed_of_a_gpu_that_does_not_answer(tmp_path: Pat
     one.read(*UUIDS, error="GPU_IS_LOST")
     one.kernel(79, BUS["GPU-a"])
     assert {(v.rule, v.severity) for v in one.monitor.verdicts} == {("xid.79", "fatal"), ("nvml.lost", "fatal")}
+
+
+def after_a_boot(folder: Path, **more: Any) -> Watched:
+    return Watched(folder, boot="next boot", **more)
+
+
+async def test_a_boot_that_finds_fewer_gpus_is_no_sound_machine_with_fewer(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    await one.monitor.save()
+    next_one = after_a_boot(tmp_path)
+    next_one.read("GPU-a")
+    assert next_one.found == [("nvml.missing", "GPU-b", "active")]
+    next_one.kernel(79, BUS["GPU-b"])
+    assert ("xid.79", "GPU-b", "active") in next_one.found, "its bus is known"
+    next_one.monitor.acknowledge("GPU-b", None)
+    next_one.read("GPU-a")
+    assert "nvml.missing" not in {rule for rule, _, _ in next_one.found}
+    await next_one.monitor.save()
+    third = Watched(tmp_path, boot="third boot")
+    third.read("GPU-a")
+    assert "nvml.missing" not in {rule for rule, _, _ in third.found}, "the new number was taken"
+
+
+async def test_a_gpu_that_was_replaced_in_its_slot_is_not_missed(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    await one.monitor.save()
+    next_one = after_a_boot(tmp_path)
+    next_one.monitor.hear_gpus({
+        "gpus": [
+            {"uuid": "GPU-a", "index": 0, "pci": BUS["GPU-a"]}, {"uuid": "GPU-new", "index": 1, "pci": BUS["GPU-b"]}
+        ]
+    })  # fmt: skip
+    next_one.monitor.judge()
+    assert next_one.found == []
+
+
+async def test_a_driver_that_does_not_come_up_after_a_boot_is_asked_where_there_were_gpus(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    await one.monitor.save()
+    assert after_a_boot(tmp_path, gpus=False).monitor.asks_the_driver
+    assert not Watched(tmp_path / "bare", gpus=False).monitor.asks_the_driver
+
+
+async def test_a_link_counts_as_down_only_if_it_was_up_in_this_boot(tmp_path: Path) -> None:
+    """A GPU that could have NVLinks, without a bridge, has twelve that are down."""
+    one = Watched(tmp_path)
+    one.read("GPU-a", links=12, links_up=0)
+    one.later(6)
+    one.read("GPU-a", links=12, links_up=0)
+    assert one.found == []
+    one.read("GPU-a", links=12, links_up=12)
+    one.read("GPU-a", links=12, links_up=11)
+    one.later(6)
+    assert one.found == [("nvlink.down", "GPU-a", "active")]
+    await one.monitor.save()
+    same = Watched(tmp_path)
+    same.read("GPU-a", links=12, links_up=11)
+    assert ("nvlink.down", "GPU-a", "active") in same.found, "an agent's restart forgets nothing"
+    fresh = after_a_boot(tmp_path / "other")
+    fresh.read("GPU-a", links=12, links_up=11)
+    fresh.later(6)
+    assert fresh.found == []
 
 
 def test_an_event_from_before_the_drivers_first_answer_waits_for_it(tmp_path: Path) -> None:

@@ -73,7 +73,8 @@ def test_nodes_whose_kernels_log_is_closed_are_one_sentence_with_true_advice() -
     """In containers that is every node."""
     cluster = make_cluster(["n1", "n2", "n3"])
     closed = Verdict(
-        rule="probe.kernel_log", severity="info", action="none", text="the kernel's log cannot be read", since=1.0, seen=1.0
+        rule="probe.kernel_log", severity="info", action="none", text="the kernel's log cannot be read",
+        since=1.0, seen=1.0,
     )  # fmt: skip
     for node in ("n1", "n3"):
         old = cluster.nodes[node]
