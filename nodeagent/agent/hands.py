@@ -59,8 +59,8 @@ class Hands(Protocol):
         ...
 
     async def verify(self, devices: Sequence[str]) -> Ended:
-        """Check these GPUs (none: the whole node). Code 0: passed, ``FAILED``: the hardware is broken, None: it took too
-        long; with any other it is the run itself that is broken."""
+        """Check these GPUs (none: the whole node). Code 0: passed, ``FAILED``: the hardware is broken, None: it took
+        too long; with any other it is the run itself that is broken."""
         ...
 
     async def outlived(self, attempt: Attempt, seconds: float) -> None:

@@ -25,7 +25,7 @@ from nodeagent.health.memory import Kept
 from nodeagent.health.probe import Probe
 from nodeagent.health.probe_command import nvml_command, packages
 from nodeagent.health.readings import Event, GpuReading, HostReading, Readings
-from nodeagent.health.rules import MISSING
+from nodeagent.health.rules import MISSING, PORT
 from nodeagent.health.told import told
 from nodeagent.model.health import Action, Verdict
 
@@ -85,6 +85,8 @@ class Monitor:
         """UUIDs that are expected here."""
         self._links = dict(kept.links) if kept.boot == machine.boot else {}
         self._ports = tuple(kept.ports)
+        self._accepted = set[str]()
+        """Ports that are down, and not expected to be up any more."""
         before = max(self._memory.at, max((e.at for e in self._memory.past), default=0.0))
         self._followed = before or clock.wall()
         """Unix time up to which the kernel's log was told of, by this agent or the one before it. Where there was none,
@@ -140,6 +142,11 @@ class Monitor:
         return self._gpu_probe in self._probes
 
     @property
+    def ports(self) -> tuple[str, ...]:
+        """Network ports that are expected to be up."""
+        return self._ports
+
+    @property
     def last_gpus(self) -> tuple[GpuReading, ...]:
         """As last read, whether the driver still answers or not."""
         return self._gpus or ()
@@ -160,6 +167,9 @@ class Monitor:
         if gone and rule in (None, MISSING.id) and self.gpus is not None:
             self._known = tuple(uuid for uuid in self._known if uuid not in gone or uuid in self._machine.configured)
             memory = replace(memory, verdicts=tuple(v for v in memory.verdicts if v.device not in gone))
+        if not device and rule in (None, PORT.id) and self._host is not None:
+            self._accepted |= {port for port, _ in self._host.ports_down}
+            self._ports = tuple(port for port in self._ports if port not in self._accepted)
         self._take(memory)
         self._due.set()
 
@@ -328,7 +338,10 @@ class Monitor:
     def hear_host(self, line: dict[str, Any]) -> None:
         """What the probe of the machine tells."""
         if "host" in line:
-            self._host = _host(line["host"])
+            fields = line["host"]
+            self._accepted &= {port for port, _ in fields["ports_down"]}
+            self._ports = tuple(sorted({*self._ports, *fields["ports"]}))
+            self._host = _host(fields, self._accepted)
             self._followed = self._clock.wall()
         for fields in line.get("events", ()):
             self.hear(Event(**fields), KERNEL)
@@ -340,7 +353,7 @@ class Monitor:
         given = {
             "proc": machine.proc, "sys": machine.sysfs, "kmsg": machine.kmsg, "units": machine.units,
             "folders": list(machine.folders), "interfaces": list(machine.interfaces), "poll": HOST_PACE,
-            "since": self._followed,
+            "since": self._followed, "ports": list(self._ports),
         }  # fmt: skip
         return (machine.python, "-S", "-m", "nodeagent.health.probe_host", json.dumps(given))
 
@@ -381,12 +394,17 @@ def _gpu(fields: dict[str, Any]) -> GpuReading:
     return GpuReading(**fields)
 
 
-def _host(fields: dict[str, Any]) -> HostReading:
+def _host(fields: dict[str, Any], accepted: Collection[str]) -> HostReading:
     return HostReading(
         memory_available=fields["memory_available"],
         full_disks=tuple(fields["full_disks"]),
-        ports_down=tuple((port, seconds) for port, seconds in fields["ports_down"]),
+        ports_down=tuple((port, seconds) for port, seconds in fields["ports_down"] if port not in accepted),
         port_flaps=tuple((port, times) for port, times in fields["port_flaps"]),
         fabric_manager=fields["fabric_manager"],
         kernel_log=fields["kernel_log"],
+        memory_pressure=fields["memory_pressure"],
+        io_pressure=fields["io_pressure"],
+        files_used=fields["files_used"],
+        processes_used=fields["processes_used"],
+        clock_kept=fields["clock_kept"],
     )

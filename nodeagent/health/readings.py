@@ -101,6 +101,16 @@ class HostReading:
     """Ports and how often each went down and up again in the last hour."""
     fabric_manager: bool | None = None
     """Whether its unit is active; None where there is none."""
+    memory_pressure: float | None = None
+    """Share of the last minute in which nothing that ran could go on for want of memory, 0 to 1."""
+    io_pressure: float | None = None
+    """The same of disks."""
+    files_used: float | None = None
+    """Share of the open files that the kernel allows."""
+    processes_used: float | None = None
+    """Share of the processes and threads that it allows."""
+    clock_kept: bool | None = None
+    """Whether anything keeps the machine's clock right."""
     kernel_log: str | None = None
     """Why the kernel's log cannot be read; empty: it is."""
 

@@ -24,6 +24,9 @@ PORT_DOWN = 30.0
 """Seconds after which a network port that was up once is lost."""
 FLAPS = 3
 LOW_MEMORY = 0.03
+MUCH_PRESSURE = 0.2
+MUCH_IO_PRESSURE = 0.5
+NEARLY_ALL = 0.9
 NEAR_SLOWDOWN = 2
 """Degrees Celsius to the slowdown limit: a GPU at full load keeps well away from it where its cooling works."""
 _NAMED = 3
@@ -215,13 +218,22 @@ FABRIC_MANAGER = Rule("fabric.manager", "fatal", "reboot", "reading", "the fabri
 DISK = Rule("disk", "degraded", "none", "reading", "a folder that jobs need cannot be written to", "statvfs")
 MEMORY = Rule("host.memory", "info", "none", "reading", "the machine is short of memory", "/proc/meminfo", after=30.0)
 
+_PSI = "/proc/pressure, avg60 of full"
+PRESSURE = Rule("host.pressure", "degraded", "none", "reading", "the machine stands still for want of memory", _PSI,
+                after=60.0)  # fmt: skip
+IO_PRESSURE = Rule("host.io_pressure", "info", "none", "reading", "the machine waits for its disks", _PSI, after=60.0)
+HANDLES = Rule("host.handles", "degraded", "none", "reading", "the machine runs out of open files or processes",
+               "/proc/sys/fs/file-nr, /proc/loadavg", after=30.0)  # fmt: skip
+CLOCK = Rule("host.clock", "info", "none", "reading", "nothing keeps the machine's clock right", "adjtimex",
+             after=900.0)  # fmt: skip
+
 TAKEN = frozenset({FOREIGN.id, LEFT.id})
 """While one of these holds, the GPU is somebody else's: no job is given it."""
 
 READING_RULES: tuple[Rule, ...] = (
     *(one.rule for one in GPU_RULES),
     MISSING, REPLAYS, FOREIGN, SHARED, LEFT, NVML_LATE, NVML_HUNG, NVML_BROKEN, PROBE_LATE, PROBE_BROKEN, KERNEL_LOG,
-    PORT, FLAP, FABRIC_MANAGER, DISK, MEMORY,
+    PORT, FLAP, FABRIC_MANAGER, DISK, MEMORY, PRESSURE, IO_PRESSURE, HANDLES, CLOCK,
 )  # fmt: skip
 
 
@@ -310,3 +322,17 @@ def _host(host: HostReading) -> Iterable[Look]:
     if host.memory_available is not None:
         low = host.memory_available < LOW_MEMORY
         yield Look(MEMORY, "", low, f"{host.memory_available:.1%} of the memory is available")
+    if host.memory_pressure is not None:
+        yield _share(PRESSURE, host.memory_pressure, MUCH_PRESSURE, "of the last minute stood still")
+    if host.io_pressure is not None:
+        yield _share(IO_PRESSURE, host.io_pressure, MUCH_IO_PRESSURE, "of the last minute stood still")
+    used = {"open files": host.files_used, "processes and threads": host.processes_used}
+    full = [f"{share:.0%} of the {what}" for what, share in used.items() if share is not None and share > NEARLY_ALL]
+    if any(share is not None for share in used.values()):
+        yield Look(HANDLES, "", bool(full), "in use: " + ", ".join(full))
+    if host.clock_kept is not None:
+        yield Look(CLOCK, "", not host.clock_kept, "adjtimex: not synchronised")
+
+
+def _share(rule: Rule, share: float, bound: float, what: str) -> Look:
+    return Look(rule, "", share > bound, f"{share:.0%} {what}")

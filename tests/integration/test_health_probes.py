@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -250,8 +251,16 @@ async def test_processes_that_do_not_die_are_not_piled_up() -> None:
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[dict[str, Any]]:
     """A machine made of files, its kernel log a pipe."""
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 250 kB\n")
+    for name, text in {
+        "meminfo": "MemTotal: 1000 kB\nMemAvailable: 250 kB\n",
+        "loadavg": "0.1 0.2 0.3 2/300 4711\n",
+        "pressure/memory": "some avg10=9.00 avg60=9.00\nfull avg10=0.00 avg60=12.50 avg300=0.00 total=1\n",
+        "sys/fs/file-nr": "50\t0\t1000\n",
+        "sys/kernel/pid_max": "1000\n",
+        "sys/kernel/threads-max": "2000\n",
+    }.items():
+        (tmp_path / "proc" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "proc" / name).write_text(text)
     port = tmp_path / "sys" / "class" / "infiniband" / "mlx5_0" / "ports" / "1"
     port.mkdir(parents=True)
     (port / "state").write_text("4: ACTIVE\n")
@@ -260,6 +269,7 @@ def host(tmp_path: Path) -> Iterator[dict[str, Any]]:
     yield {
         "proc": str(tmp_path / "proc"), "sys": str(tmp_path / "sys"), "kmsg": str(tmp_path / "kmsg"),
         "folders": [str(tmp_path)], "interfaces": [], "units": str(tmp_path / "units"), "poll": 0.1, "since": 0.0,
+        "ports": [],
     }  # fmt: skip
     os.close(keep)
 
@@ -282,9 +292,11 @@ async def test_the_machine_around_the_gpus(tmp_path: Path, host: dict[str, Any])
     port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1/state"
     async with watching(host) as machine:
         told = (await machine.until(lambda told: "host" in told))["host"]
+        assert told.pop("clock_kept") in (True, False, None)
         assert told == {
             "memory_available": 0.25, "full_disks": [], "fabric_manager": None, "ports_down": [], "port_flaps": [],
-            "kernel_log": "",
+            "kernel_log": "", "memory_pressure": 0.125, "io_pressure": None, "files_used": 0.05,
+            "processes_used": 0.3, "ports": ["mlx5_0/1"],
         }  # fmt: skip
         port.write_text("1: DOWN\n")
         down = (await machine.until(lambda told: "host" in told and told["host"]["ports_down"]))["host"]
@@ -299,6 +311,19 @@ async def test_the_machine_around_the_gpus(tmp_path: Path, host: dict[str, Any])
         events.parent.mkdir(parents=True)
         events.write_text("populated 1\nfrozen 0\n")
         await machine.until(lambda told: "host" in told and told["host"]["fabric_manager"] is True)
+
+
+async def test_a_port_that_is_gone_or_was_never_up_since_the_start_is_told(
+    tmp_path: Path, host: dict[str, Any]
+) -> None:
+    """An adapter that vanished from sysfs was as good as one that is well."""
+    given = host | {"ports": ["mlx5_1/1", "mlx5_0/1"], "interfaces": ["no-such-port"]}
+    async with watching(given) as machine:
+        down = (await machine.until(lambda told: "host" in told))["host"]["ports_down"]
+        assert [port for port, _ in down] == ["mlx5_1/1", "no-such-port"]
+        shutil.rmtree(tmp_path / "sys/class/infiniband/mlx5_0")
+        told = await machine.until(lambda told: "host" in told and len(told["host"]["ports_down"]) == 3)
+    assert {port for port, _ in told["host"]["ports_down"]} == {"mlx5_0/1", "mlx5_1/1", "no-such-port"}
 
 
 async def test_the_kernels_log(host: dict[str, Any]) -> None:

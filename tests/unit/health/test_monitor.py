@@ -160,6 +160,33 @@ async def test_a_link_counts_as_down_only_if_it_was_up_in_this_boot(tmp_path: Pa
     assert fresh.found == []
 
 
+HOST = {
+    "memory_available": 0.5, "full_disks": [], "port_flaps": [], "fabric_manager": None, "kernel_log": "",
+    "memory_pressure": None, "io_pressure": None, "files_used": None, "processes_used": None, "clock_kept": None,
+}  # fmt: skip
+
+
+async def test_a_port_that_was_up_once_is_expected_until_a_person_says_otherwise(tmp_path: Path) -> None:
+    one = Watched(tmp_path, gpus=False)
+    one.monitor.hear_host({"host": HOST | {"ports_down": [], "ports": ["mlx5_0/1"]}})
+    await one.monitor.save()
+    next_one = after_a_boot(tmp_path, gpus=False)
+    assert list(next_one.monitor.ports) == ["mlx5_0/1"]
+    down = {"host": HOST | {"ports_down": [["mlx5_0/1", 31.0]], "ports": []}}
+    next_one.monitor.hear_host(down)
+    next_one.monitor.judge()
+    assert next_one.found == [("port.down", "", "active")]
+    next_one.monitor.acknowledge("", "port.down")
+    next_one.monitor.hear_host(down)
+    next_one.monitor.judge()
+    assert next_one.found == [("port.down", "", "probation")]
+    assert not next_one.monitor.ports
+    next_one.monitor.hear_host({"host": HOST | {"ports_down": [], "ports": ["mlx5_0/1"]}})
+    next_one.monitor.hear_host(down)
+    next_one.monitor.judge()
+    assert next_one.found == [("port.down", "", "active")], "it was up again"
+
+
 def test_an_event_from_before_the_drivers_first_answer_waits_for_it(tmp_path: Path) -> None:
     one = Watched(tmp_path)
     one.kernel(79, BUS["GPU-a"])

@@ -33,7 +33,10 @@ GOOD = GpuReading(
     memory_used=512 << 20,
     processes=((7, 1 << 30),),
 )
-HOST = HostReading(memory_available=0.5, fabric_manager=True, kernel_log="")
+HOST = HostReading(
+    memory_available=0.5, fabric_manager=True, kernel_log="", memory_pressure=0.0, io_pressure=0.0, files_used=0.1,
+    processes_used=0.1, clock_kept=True,
+)  # fmt: skip
 ALL_GOOD = Readings(
     boot="b1", gpus=(GOOD,), expected=("GPU-a",), host=HOST, probes=(ProbeReading("nvml"), ProbeReading("kernel"))
 )
@@ -105,6 +108,11 @@ CASES = [
     ("port.flaps", host(port_flaps=(("mlx5_0/1", 3),)), host(port_flaps=(("mlx5_0/1", 2), ("mlx5_1/1", 2)))),
     ("fabric.manager", host(fabric_manager=False), host(fabric_manager=None)),
     ("disk", host(full_disks=("/scratch: read-only",)), replace(ALL_GOOD, host=None)),
+    ("host.pressure", host(memory_pressure=0.21), host(memory_pressure=0.2)),
+    ("host.io_pressure", host(io_pressure=0.51), host(io_pressure=None)),
+    ("host.handles", host(files_used=0.91), host(files_used=0.9)),
+    ("host.handles", host(processes_used=0.91), host(files_used=None, processes_used=None)),
+    ("host.clock", host(clock_kept=False), host(clock_kept=None)),
     ("host.memory", host(memory_available=0.02), host(memory_available=None)),
 ]
 
