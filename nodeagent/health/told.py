@@ -48,18 +48,16 @@ def gpus(
             why.setdefault(verdict.device, f"used by somebody else: {verdict.raw} ({verdict.rule})")
         if verdict.device and verdict.bars:
             why.setdefault(verdict.device, f"{verdict.text} ({verdict.rule}){_stage(verdict)}")
-    unknown = [verdict for verdict in verdicts if verdict.unknown]
-    for verdict in unknown:
-        if verdict.device:
-            why.setdefault(verdict.device, f"{verdict.text} ({verdict.rule})")
     for uuid in held:
         why.setdefault(uuid, "it is being checked (nodeagentctl diag)")
+    unknown = sorted((verdict for verdict in verdicts if verdict.unknown), key=lambda verdict: not verdict.device)
     found = {gpu.uuid: Gpu(uuid=gpu.uuid, index=gpu.index, name=gpu.name) for gpu in seen}
     base = {gpu.uuid: found.get(gpu.uuid, gpu) for gpu in known}
     if may_join:
         base = base | found
-    if node := next((verdict for verdict in unknown if not verdict.device), None):
-        why = dict.fromkeys(base, f"{node.text} ({node.rule})") | why
+    for verdict in unknown:
+        for uuid in [verdict.device] if verdict.device else base:
+            why.setdefault(uuid, f"{verdict.text} ({verdict.rule})")
     whole = (g.model_copy(update={"healthy": False, "why": why[g.uuid]}) if g.uuid in why else g for g in base.values())
     return tuple(sorted(whole, key=lambda g: (g.index, g.uuid)))
 
