@@ -107,9 +107,9 @@ class Looks:
 @pytest.fixture
 def looks(smi: dict[str, str]) -> Iterator[Looks]:
     found = Looks(smi["uuid"])
-    yield found
-    found.process.kill()
-    found.process.wait(BOUND)
+    with found.process:
+        yield found
+        found.process.kill()
 
 
 def test_the_probe_and_nvidia_smi_say_the_same(smi: dict[str, str], looks: Looks) -> None:
@@ -152,8 +152,7 @@ print("holds", flush=True); sys.stdin.read()
 
 def test_who_uses_the_gpu_is_seen_and_what_it_held_is_free_when_it_is_killed(cuda: str, looks: Looks) -> None:
     before = looks.next().memory_used
-    user = subprocess.Popen([cuda, "-c", _HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
+    with subprocess.Popen([cuda, "-c", _HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
         assert user.stdout is not None
         assert user.stdout.readline() == b"holds\n"
         used = looks.until(lambda gpu: (gpu.memory_used or 0) >= 256 << 20, "its memory is seen").memory_used
@@ -161,9 +160,7 @@ def test_who_uses_the_gpu_is_seen_and_what_it_held_is_free_when_it_is_killed(cud
         seen = looks.next().processes
         if seen:  # in a container with pids of its own the driver names others, or nobody
             print(f"\npids {seen}, it is {user.pid}")
-    finally:
         user.kill()
-        user.wait(BOUND)
     began = time.monotonic()
     looks.until(lambda gpu: (gpu.memory_used or 0) <= (before or 0) + NEAR, "its memory is free")
     print(f"\nfree {time.monotonic() - began:.1f} s after SIGKILL")
