@@ -185,7 +185,8 @@ GPU_RULES = (
 )  # fmt: skip
 """On each GPU by itself."""
 
-MISSING = Rule("nvml.missing", "fatal", "reboot", "repair", "the GPU is not there any more", "NVML device count")
+MISSING = Rule("nvml.missing", "fatal", "reboot", "repair", "the GPU is not there any more", "NVML device count",
+               after=10.0)  # fmt: skip
 REPLAYS = Rule("pcie.replays", "degraded", "service", "quiet", "more PCIe replays than a sound link has",
                "DCGM: bit error rate 1e-12")  # fmt: skip
 FOREIGN = Rule("gpu.foreign", "degraded", "none", "reading", "somebody else's processes use the GPU",
