@@ -144,6 +144,8 @@ def _fields(handle: Any) -> Iterator[dict[str, Any]]:
     else:  # drivers before 510, which count what they reserve for themselves as used
         memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
         yield {"memory_used_or_reserved": None if memory is None else memory.used}
+    graphics = ask(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
+    yield {"graphics": None if graphics is None else len(graphics)}
     processes = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
     if processes is not None:
         yield {"processes": [[p.pid, p.usedGpuMemory or 0] for p in processes]}

@@ -63,6 +63,8 @@ class GpuReading:
     """It is cut into MIG slices."""
     processes: tuple[tuple[int, int], ...] | None = None
     """Pid and bytes of every process that uses it."""
+    graphics: int | None = None
+    """Processes that draw on it (a desktop's): they hold memory, and are not among the others."""
     owners: tuple[tuple[int, str], ...] = ()
     """Of the first few processes: who they are, in words; empty for one that is not to be seen from here."""
     driver: str = ""

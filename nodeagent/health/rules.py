@@ -305,7 +305,7 @@ def _users(gpu: GpuReading, ours: frozenset[int], blind: bool) -> Iterable[Look]
     raw += f"; and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
     yield Look(FOREIGN, gpu.uuid, bool(others) and not beside, raw)
     yield Look(SHARED, gpu.uuid, bool(others) and beside, raw)
-    if gpu.memory_used is not None and not gpu.mig:  # the processes of slices are told of the slices
+    if gpu.memory_used is not None and not gpu.mig and not gpu.graphics:  # slices have their processes, desktops theirs
         left = not gpu.processes and gpu.memory_used > LEFTOVER
         yield Look(LEFT, gpu.uuid, left, f"{gpu.memory_used >> 20} MiB in use, no process listed")
 

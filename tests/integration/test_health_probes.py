@@ -455,9 +455,9 @@ async def test_an_old_driver_that_does_not_tell_it_apart_is_measured_at_rest(tmp
         assert gpu["memory_used"] == 700 << 20
 
 
-async def test_a_gpu_that_is_cut_into_slices_says_so(tmp_path: Path, driver: Path) -> None:
-    async with probing(tmp_path, driver, "gpus 2", "1.mig 1") as (machine, _):
-        assert [gpu["mig"] for gpu in await machine.gpus()] == [False, True]
+async def test_a_gpu_that_is_cut_into_slices_or_draws_a_desktop_says_so(tmp_path: Path, driver: Path) -> None:
+    async with probing(tmp_path, driver, "gpus 2", "1.mig 1", "1.graphics 2") as (machine, _):
+        assert [(gpu["mig"], gpu["graphics"]) for gpu in await machine.gpus()] == [(False, 0), (True, 2)]
 
 
 async def test_gpus_that_the_driver_numbers_anew_keep_their_names(tmp_path: Path, driver: Path) -> None:

@@ -82,6 +82,12 @@ CASES = [
     ("gpu.foreign", gpu(processes=((8, 1),)), gpu(processes=((7, 1), (8, 1)))),
     ("gpu.shared", gpu(processes=((7, 1), (8, 1))), gpu(processes=((7, 1),))),
     ("gpu.leftover", gpu(processes=(), memory_used=(512 << 20) + 1), gpu(processes=(), memory_used=512 << 20)),
+    ("gpu.leftover", gpu(processes=(), memory_used=1 << 30), gpu(processes=(), memory_used=1 << 30, mig=True)),
+    (
+        "gpu.leftover",
+        gpu(processes=(), memory_used=1 << 30, graphics=0),
+        gpu(processes=(), memory_used=1 << 30, graphics=2),
+    ),
     ("probe.nvml.late", replace(ALL_GOOD, probes=(ProbeReading("nvml", 1),)), ALL_GOOD),
     (
         "probe.nvml.hung",
