@@ -25,7 +25,7 @@ from nodeagent.health.memory import Kept
 from nodeagent.health.probe import Probe
 from nodeagent.health.probe_command import nvml_command, packages
 from nodeagent.health.readings import Event, GpuReading, HostReading, Readings
-from nodeagent.health.rules import MISSING, PORT
+from nodeagent.health.rules import MISSING, OF_ONE_START, PORT
 from nodeagent.health.told import told
 from nodeagent.model.health import Action, Verdict
 
@@ -140,6 +140,10 @@ class Monitor:
     @property
     def asks_the_driver(self) -> bool:
         return self._gpu_probe in self._probes
+
+    def probe(self, name: str) -> Probe:
+        """The probe of that name (``nvml`` or ``host``). Raises KeyError."""
+        return {"nvml": self._gpu_probe, "host": self._host_probe}[name]
 
     @property
     def ports(self) -> tuple[str, ...]:
@@ -359,10 +363,12 @@ class Monitor:
 
     def _read(self) -> Kept:
         try:
-            return kept_memory.load(self._file)
+            kept = kept_memory.load(self._file)
         except (ValueError, KeyError, TypeError) as error:
             self._log.error("what was known of this node's health is lost", file=str(self._file), why=str(error))
             return Kept()
+        still = tuple(v for v in kept.memory.verdicts if v.rule not in OF_ONE_START)
+        return replace(kept, memory=replace(kept.memory, verdicts=still))
 
     async def save(self) -> None:
         """On disk before anybody acts on it again after a restart; only what an older start could not see anew."""

@@ -228,6 +228,9 @@ HANDLES = Rule("host.handles", "degraded", "none", "reading", "the machine runs 
 CLOCK = Rule("host.clock", "info", "none", "reading", "nothing keeps the machine's clock right", "adjtimex",
              after=900.0)  # fmt: skip
 
+OF_ONE_START = frozenset({NVML_LATE.id, NVML_BROKEN.id, PROBE_LATE.id, PROBE_BROKEN.id})
+"""What they say is of a probe of this start of the agent: the next start has another, and knows nothing of it yet."""
+
 TAKEN = frozenset({FOREIGN.id, LEFT.id})
 """While one of these holds, the GPU is somebody else's: no job is given it."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from nodeagent.health.judge import Policy
 from nodeagent.health.monitor import VERIFY, Machine, Monitor
+from nodeagent.health.readings import ProbeReading
 
 UUIDS = ("GPU-a", "GPU-b")
 BUS = {"GPU-a": "0000:10:00", "GPU-b": "0000:20:00"}
@@ -188,6 +189,18 @@ async def test_a_port_that_was_up_once_is_expected_until_a_person_says_otherwise
     next_one.monitor.hear_host(down)
     next_one.monitor.judge()
     assert next_one.found == [("port.down", "", "active")], "it was up again"
+
+
+async def test_a_probe_that_ended_with_its_agent_says_nothing_to_the_next_start(tmp_path: Path) -> None:
+    """Or the GPUs would be unknown until the driver has answered the new one."""
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    one.kernel(79, BUS["GPU-a"])
+    one.monitor.probe("nvml").reading = ProbeReading("nvml", problem="its process ended")
+    one.monitor.judge()
+    assert ("probe.nvml.broken", "", "active") in one.found
+    await one.monitor.save()
+    assert Watched(tmp_path).found == [("xid.79", "GPU-a", "active")]
 
 
 def test_an_event_from_before_the_drivers_first_answer_waits_for_it(tmp_path: Path) -> None:
