@@ -86,6 +86,9 @@ _KERNEL: Mapping[str, Rule] = {
 }
 _OF_THE_NODE = ("sxid_fatal",)
 """Kinds whose device is no GPU."""
+_OF_A_GPU = ("off_bus", "init_failed")
+"""Kinds that older drivers write without a bus id: which GPU it is the driver's readings say (lost, missing), and the
+others need not go with it."""
 _CONTAINED = 94
 _DOUBLE_BIT = 48
 _HANDLES_DOUBLE_BIT = (63, 94)
@@ -166,7 +169,10 @@ def _judged(
     for event in new:
         if event.kind != "xid":
             device = "" if event.kind in _OF_THE_NODE else event.device
-            yield event, Fired(_KERNEL[event.kind], device, event.raw, event.count)
+            rule = _KERNEL[event.kind]
+            if event.kind in _OF_A_GPU and not device:
+                rule = replace(rule, severity="degraded", text=f"{rule.text}; the kernel's log does not say which")
+            yield event, Fired(rule, device, event.raw, event.count)
         elif not _waits(event):
             yield from ((event, fired) for fired in _xid(event, past, bad_links))
     for event in past:

@@ -68,7 +68,7 @@ def test_an_unknown_xid_is_not_trusted_and_stops_nothing() -> None:
     ],
 )
 def test_kernel_lines(kind: EventKind) -> None:
-    (fired,) = History().at(100, Event(kind, 100, raw="a line"))
+    (fired,) = History().at(100, Event(kind, 100, A if kind in ("off_bus", "init_failed") else "", raw="a line"))
     assert fired.rule.id == f"kernel.{kind}"
     assert fired.rule.severity == {
         "off_bus": "fatal",
@@ -165,6 +165,11 @@ def test_what_only_the_kernels_log_says_of_a_gpu_that_answers_is_a_suspicion() -
     assert fired.rule.severity == "fatal", "it was confirmed within the burst"
     (fired,) = History().at(100, log, sound=frozenset({B}))
     assert fired.rule.severity == "fatal", "the driver does not read that GPU well"
+
+
+def test_a_lost_gpu_that_the_log_does_not_name_takes_no_other_with_it() -> None:
+    (fired,) = History().at(100, Event("off_bus", 100, raw="NVRM: fallen off the bus and is not responding"))
+    assert (fired.rule.id, fired.rule.severity, fired.device) == ("kernel.off_bus", "degraded", "")
 
 
 def test_a_switchs_fatal_error_is_the_nodes() -> None:

@@ -126,7 +126,8 @@ def xid(code: int, at: float, device: str = DEVICE) -> Event:
 
 
 def kernel(kind: EventKind) -> Callable[[float], list[Event]]:
-    return lambda at: [Event(kind, at, "", 0, kind)]
+    device = DEVICE if kind in ("off_bus", "init_failed") else ""
+    return lambda at: [Event(kind, at, device, 0, kind)]
 
 
 def day(code: int, *hours: float, device: str = DEVICE) -> Callable[[float], list[Event]]:
