@@ -114,7 +114,8 @@ def health_rules() -> str:
     """The rules on sick hardware; Xids that mean the same share a row."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for rule in rules():
-        after = f"{rule.after:g} s" if rule.after else "-"
+        after = f"{rule.after:g} s" if rule.after else f"{rule.times} times" if rule.times else "-"
+        after += f" in {rule.window / 3600:g} h" if rule.window else ""
         rows.setdefault((rule.text, rule.severity, rule.action, rule.heals, after, rule.source), []).append(rule.id)
     lines = [
         "| rule | fires when | severity | repair | heals by | holds for | source |",

@@ -108,6 +108,7 @@ def judge_cluster(
     parts = (
         _nodes(cluster, states),
         _sick(cluster),
+        _kernel_logs(cluster),
         _gpus(cluster),
         _jobs(cluster, why),
         _versions(cluster),
@@ -142,6 +143,23 @@ def _sick(cluster: Cluster) -> Iterator[Placed]:
             yield f"node/{name}", _warning(f"the breaker is {held}", fix)
 
 
+def _unknown(node: NodeRecord) -> bool:
+    """Of none of its GPUs it is known whether they are sound, which has a finding of its own."""
+    return any(verdict.unknown and not verdict.device for verdict in node.facts.health)
+
+
+def _kernel_logs(cluster: Cluster) -> Iterator[Placed]:
+    """One sentence for all nodes: in containers it is the same everywhere."""
+    blind = [n for n, node in _live(cluster).items() if any(v.rule == "probe.kernel_log" for v in node.facts.health)]
+    if blind:
+        yield "cluster", _warning(
+            f"the kernel's log cannot be read on {names(sorted(blind))}: faults of GPUs are seen there by the driver's "
+            "word alone, those of disks, memory and CPUs are not",
+            "give the agent /dev/kmsg: run it as root (a container with --device /dev/kmsg --cap-add SYSLOG); "
+            "or do without: health.ignore: [probe.kernel_log] in its config",
+        )  # fmt: skip
+
+
 def _verdict(node: NodeRecord, verdict: Verdict) -> Finding:
     index = next((str(g.index) for g in node.facts.gpus if g.uuid == verdict.device), verdict.device)
     what = f"{f'GPU {index}' if verdict.device else 'the node'} is {verdict.severity}: {verdict.text} ({verdict.rule})"
@@ -154,9 +172,9 @@ def _verdict(node: NodeRecord, verdict: Verdict) -> Finding:
 def _gpus(cluster: Cluster) -> Iterator[Placed]:
     """Those that are left out for another reason than a verdict."""
     for name, node in sorted(_live(cluster).items()):
-        told = {verdict.device for verdict in node.facts.health if verdict.bars}
+        told = {verdict.device for verdict in node.facts.health if verdict.bars or verdict.unknown}
         for gpu in node.facts.gpus:
-            if not gpu.healthy and gpu.uuid not in told:
+            if not gpu.healthy and gpu.uuid not in told and not _unknown(node):
                 what = f"GPU {gpu.index} ({gpu.uuid}) is left out: {gpu.why or 'it is not healthy'}"
                 yield f"node/{name}", _warning(what, f"on {node.facts.hostname}: nvidia-smi -q -i {gpu.uuid}")
 

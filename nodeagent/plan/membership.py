@@ -86,8 +86,8 @@ def fitting(role: Role, installed: int, free_gpus: int, free_slots: int) -> int:
 def offer(role: Role, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]) -> tuple[str, ...] | str:
     """The devices a node would give this role, those it has now first; or a phrase saying what is missing."""
     taken = set(used)
-    keep = [d for d in facts.devices() if d not in taken]
     held = set(mine)
+    keep = [d for d in facts.devices(held) if d not in taken]
     if held:
         keep.sort(key=lambda d: d not in held)  # stable: the same devices again where possible
     slots = [d for d in keep if d.startswith("cpu")]

@@ -189,7 +189,8 @@ def sick_node() -> dict[str, Any]:
         verdict("nvlink.down", "GPU-n1-1", "fatal", "reset_gpu", "an NVLink is down", stage="probation",
                 until=NOW + 200, dry_run=True),
         verdict("clocks.slowdown", "GPU-n1-1", "degraded", "service", "clocks lowered by the hardware"),
-        verdict("probe.broken", "", "unknown", "diagnose", "a probe cannot read", raw="host: /dev/kmsg: denied"),
+        verdict("probe.nvml.broken", "", "unknown", "diagnose", "the driver cannot be asked",
+                raw="nvml: Driver Not Loaded"),
     )  # fmt: skip
     well = node("n1")
     gpus = (well.facts.gpus[0].model_copy(update={"healthy": False, "why": "xid.79"}), well.facts.gpus[1])
