@@ -165,6 +165,7 @@ class ShimHost:
         except (UserError, UntrustedError, OSError) as error:
             if uid not in self._pods:
                 self._records.forget(uid)
+                self._clear(run_folder(self._run, uid))
             text = str(error) if isinstance(error, UserError) else f"the shim could not be started: {error}"
             status = PodStatus(uid=uid, phase="unfit", reason=text)
             self._unfit[uid] = (time.monotonic() + LOOK_AGAIN, status)
