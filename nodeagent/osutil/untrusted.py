@@ -88,9 +88,13 @@ class Folder:
             return [entry.name for entry, _ in zip(entries, range(most), strict=False)]
 
     def facts(self, name: str) -> os.stat_result:
-        """Of what has this name, not of what it leads to."""
+        """Of a plain file of the folder's owner."""
         with _told(self.path / name):
-            return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+            at = _pinned(self.fd, name, stat.S_ISREG, {self.owner})
+        try:
+            return os.fstat(at)
+        finally:
+            os.close(at)
 
     def open(self, name: str, *, also: int | None = None) -> BinaryIO:
         """A plain file of the folder's owner (or of ``also``), to be read."""
