@@ -24,7 +24,7 @@ from nodeagent.agent.care import Care
 from nodeagent.agent.clock import Clock, SystemClock
 from nodeagent.agent.diagnosis import Diagnosis
 from nodeagent.agent.gpus import find_gpus
-from nodeagent.agent.identity import Identity
+from nodeagent.agent.identity import Identity, claim
 from nodeagent.agent.kept import FileDisk
 from nodeagent.agent.logs import setup_logging
 from nodeagent.agent.loop import Agent
@@ -61,6 +61,8 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig], split: Sp
     node = node_id(config, socket.gethostname())
     clock, metrics, notifier = SystemClock(), Metrics(), Notifier(os.environ)
     async with AsyncExitStack() as closing:
+        claim(config.dirs.state)
+        claim(config.dirs.logs)
         identity = Identity(config.dirs.run, boot_id())
         closing.callback(identity.release)
         identity.queue()

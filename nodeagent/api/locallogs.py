@@ -1,5 +1,5 @@
-"""What this node's files hold of a job's output, as the API's lines, and how many may read at a time. The files are read
-in a thread: a slow disk must never hold up the agent's loop."""
+"""What this node's files hold of a job's output, as the API's lines, and how many may read at a time. The files are
+read in a thread: a slow disk must never hold up the agent's loop."""
 
 from __future__ import annotations
 
