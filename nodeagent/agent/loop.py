@@ -357,6 +357,12 @@ class Agent:
     def store(self) -> Store:
         return self._store
 
+    @property
+    def certain(self) -> bool:
+        """What is known of jobs is all that there is: a job that is not known does not exist any more."""
+        snapshot = self._snapshot
+        return self._lease.joined and self._lease.seasoned and snapshot.complete and not snapshot.recovering
+
     def cluster(self) -> Cluster:
         snapshot = self._snapshot
         refused = self._guard.look(

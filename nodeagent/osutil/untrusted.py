@@ -87,6 +87,11 @@ class Folder:
         with _told(self.path), os.scandir(self.fd) as entries:
             return [entry.name for entry, _ in zip(entries, range(most), strict=False)]
 
+    @property
+    def written(self) -> float:
+        """When an entry was last added or removed (wall clock)."""
+        return os.fstat(self.fd).st_mtime
+
     def facts(self, name: str) -> os.stat_result:
         """Of a plain file of the folder's owner."""
         with _told(self.path / name):

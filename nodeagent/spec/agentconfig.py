@@ -194,6 +194,17 @@ class LogsConfig(Section):
     """Files kept per worker, the current one included."""
 
 
+class RetentionConfig(Section):
+    """How long a node keeps what ended jobs left there: output, and its pods' records."""
+
+    age: Annotated[
+        float, BeforeValidator(units.duration), WithJsonSchema(_DURATION_SCHEMA), Field(ge=60, le=3650 * 86_400)
+    ] = 7 * 86_400.0
+    """Time from a job's end until it is removed."""
+    jobs: int = Field(default=200, ge=0, le=1_000_000)
+    """Most ended jobs of which it is kept, the newest ones."""
+
+
 class JobsConfig(Section):
     """What jobs may do here."""
 
@@ -202,6 +213,7 @@ class JobsConfig(Section):
     operators: str | None = Field(default=None, min_length=1)
     """Unix group whose members may change other users' jobs. Default: root alone."""
     logs: LogsConfig = LogsConfig()
+    retention: RetentionConfig = RetentionConfig()
     standbys: int = Field(default=2, ge=0, le=64)
     """Most warm standby pods kept for running jobs that have all their nodes without this one."""
 

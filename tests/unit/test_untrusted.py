@@ -1,7 +1,7 @@
 """House rule: what another user may write is read by root's processes through ``osutil.untrusted`` alone.
 
-Every module that runs as root and touches files or sockets by itself is listed with the reason why nobody else can write
-there. A new use, or one that is gone, fails here."""
+Every module that runs as root and touches files or sockets by itself is listed with the reason why nobody else can
+write there. A new use, or one that is gone, fails here."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ AS_THE_USER = ("workers/shim", "workers/standby", "train/", "ctl/", "local/")
 """Run as the job's user, or as who types: shims, standbys, helpers of scripts, the tool, a development cluster."""
 TOUCHES = frozenset({
     "open", "read_text", "read_bytes", "write_text", "write_bytes", "open_unix_connection", "iterdir", "glob", "rglob",
-    "scandir", "listdir", "walk", "rmtree", "chown", "fchown", "lchown", "chmod", "fchmod", "mkdir", "makedirs", "rename",
-    "unlink", "rmdir", "symlink_to", "copy", "copyfile", "copytree", "move", "truncate", "mkfifo",
+    "scandir", "listdir", "walk", "rmtree", "chown", "fchown", "lchown", "chmod", "fchmod", "mkdir", "makedirs",
+    "rename", "unlink", "rmdir", "symlink_to", "copy", "copyfile", "copytree", "move", "truncate", "mkfifo",
 })  # fmt: skip
 """Names of functions that open, list, make, change or remove what a path names. (``connect`` and ``replace`` have too
 many other meanings; sockets are seen by ``AF_UNIX``, renames by ``os`` in front.)"""
