@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from nodeagent.workers.pod_folder import (
     pods_folder,
     promised_number,
     put_away,
+    record_of_before,
     run_folder,
     state_folder,
 )
@@ -123,13 +125,22 @@ class ShimHost:
 
     async def adopt(self) -> None:
         known, folders = self._records.all(), pods_folder(self._run)
+        for folder in sorted(folders.iterdir()) if folders.is_dir() else []:
+            if folder.name not in known:
+                try:
+                    record = await aside(partial(record_of_before, folder, self._logs), ADOPT_LIMIT)
+                except UntrustedError as error:
+                    log.warning("no pod in %s, it is removed: %s", folder, error)
+                    self._clear(folder)
+                else:
+                    known[folder.name] = record
+                    try:
+                        self._records.write(record)
+                    except OSError as error:  # the next agent makes it again
+                        log.warning("no record of %s: %s", record.uid, error)
         async with asyncio.TaskGroup() as group:
             for name, record in known.items():
                 group.create_task(self._adopt(folders / name, record))
-        for folder in sorted(folders.iterdir()) if folders.is_dir() else []:
-            if folder.name not in known:
-                log.warning("no pod in %s: it is removed", folder)
-                self._clear(folder)
 
     async def _adopt(self, folder: Path, record: PodRecord) -> None:
         handle = self._handle(record, folder, "unknown")
