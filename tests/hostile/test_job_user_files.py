@@ -22,6 +22,7 @@ from nodeagent.model.jobspec import JobSpec
 from nodeagent.workers.base import PodStatus
 from nodeagent.workers.linux import is_running
 from nodeagent.workers.pod_folder import log_folder, run_folder
+from tests import readable
 from tests.integration.workers_support import UID, Bench, make_spec, open_bench, pid_of, wait_for
 
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -161,7 +162,7 @@ async def field(bench: Bench, spec: JobSpec) -> Field:
 
 @pytest.mark.parametrize("name", ["pod.json", "shim.json", "s"])
 async def test_an_agent_starts_whatever_lies_in_a_run_folder(open_folder: Path, spec: JobSpec, name: str) -> None:
-    async with open_bench(open_folder, SYSTEM_PYTHON) as bench:
+    async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
         here = await field(bench, spec)
         for trap in TRAPS:
             spoil(here.run, name, trap, here.secret)
@@ -175,7 +176,7 @@ async def test_an_agent_starts_whatever_lies_in_a_run_folder(open_folder: Path, 
 async def test_a_pod_that_died_is_prepared_anew_whatever_lies_in_its_folders(
     open_folder: Path, spec: JobSpec, trap: str
 ) -> None:
-    async with open_bench(open_folder, SYSTEM_PYTHON) as bench:
+    async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
         here = await field(bench, spec)
         assert here.theirs is not None
         pid = here.theirs.shim_pid
@@ -191,7 +192,7 @@ async def test_a_pod_that_died_is_prepared_anew_whatever_lies_in_its_folders(
 
 @pytest.mark.parametrize("trap", ["fifo", "link to a secret", "link to a device", "folder", "socket"])
 async def test_a_log_that_is_none_is_not_written_to(open_folder: Path, spec: JobSpec, trap: str) -> None:
-    async with open_bench(open_folder, SYSTEM_PYTHON) as bench:
+    async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
         here = await field(bench, spec)
         assert here.theirs is not None
         assert here.theirs.shim_pid is not None
@@ -211,7 +212,7 @@ async def test_a_log_that_is_none_is_not_written_to(open_folder: Path, spec: Job
 
 async def test_a_pod_cannot_pass_for_anothers(open_folder: Path, spec: JobSpec) -> None:
     """What the next agent sends to the other user's pod (its start order, with his environment) goes to no other."""
-    async with open_bench(open_folder, SYSTEM_PYTHON) as bench:
+    async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
         here = await field(bench, spec)
         attack(
             here.run,
@@ -226,7 +227,7 @@ async def test_a_pod_cannot_pass_for_anothers(open_folder: Path, spec: JobSpec) 
 
 async def test_another_process_than_the_shim_is_not_taken_for_it(open_folder: Path, spec: JobSpec) -> None:
     """Neither one of the attacker's without the mark, nor the other user's shim, nor a listener in its place."""
-    async with open_bench(open_folder, SYSTEM_PYTHON) as bench:
+    async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
         here = await field(bench, spec)
         start = (Path("/proc") / str(here.shim) / "stat").read_text().rpartition(")")[2].split()[19]
         attack(
@@ -253,7 +254,7 @@ async def test_another_process_than_the_shim_is_not_taken_for_it(open_folder: Pa
 
 
 async def test_removing_a_pods_folder_removes_nothing_else(open_folder: Path, spec: JobSpec) -> None:
-    async with open_bench(open_folder, SYSTEM_PYTHON) as bench:
+    async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
         here = await field(bench, spec)
         kept = open_folder / "kept"
         (kept / "sub").mkdir(parents=True)
