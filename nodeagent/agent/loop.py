@@ -130,7 +130,7 @@ class Agent:
             commits=Commits(self._lease, store=store, host=host, snapshot=self._snapshot), stopwatch=stopwatch,
             turns=Turns(node, config.timing.turn), metrics=metrics, checked=checked, cluster=self.cluster,
             standbys=lambda: self._config.jobs.standbys, counted=self._count_restarts,
-            keep=lambda: (self._config.jobs.keep_ended_for, self._config.jobs.keep_ended),
+            keep=lambda: (self._config.jobs.retention.age, self._config.jobs.retention.jobs),
             unreachable=lambda: self._reach.unreachable,
         )  # fmt: skip
         self.care, self.diagnosis = care, diagnosis
@@ -362,6 +362,12 @@ class Agent:
     @property
     def store(self) -> Store:
         return self._store
+
+    @property
+    def certain(self) -> bool:
+        """What is known of jobs is all that there is: a job that is not known does not exist any more."""
+        snapshot = self._snapshot
+        return self._lease.joined and self._lease.seasoned and snapshot.complete and not snapshot.recovering
 
     def cluster(self) -> Cluster:
         snapshot = self._snapshot

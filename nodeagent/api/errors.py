@@ -25,6 +25,7 @@ STATUS = {
     "not_found": 404,
     "state": 409,
     "other_node": 409,
+    "too_many": 429,
     "store_away": 503,
     "node_away": 503,
     "not_joined": 503,

@@ -40,6 +40,7 @@ BY_STATUS = {
     403: Exit.REFUSED,
     404: Exit.NOT_FOUND,
     409: Exit.REFUSED,
+    429: Exit.REFUSED,
     503: Exit.UNREACHABLE,
 }
 """HTTP status of the agent's answer to exit code; any other is ``FAILED``."""

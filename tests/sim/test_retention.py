@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from nodeagent.spec.agentconfig import JobsConfig
+from nodeagent.spec.agentconfig import JobsConfig, RetentionConfig
 from tests.sim.cluster import SimCluster
 from tests.sim.test_directed import running, simulate
 from tests.sim.test_lost_store import back
@@ -29,7 +29,7 @@ def test_agents_remove_the_oldest_records_of_ended_jobs_for_good() -> None:
         for node in c.nodes.values():
             assert node.agent is not None
             config = node.agent.config
-            jobs = JobsConfig(keep_ended=1)
+            jobs = JobsConfig(retention=RetentionConfig(jobs=1))
             node.agent.reconfigure(config.model_copy(update={"jobs": jobs}))
         c.checker.submitted -= {f"uid-e{i}" for i in range(3)}
         await c.until(lambda: names(c) == {"e3", "j"}, 65, "the others are removed")
