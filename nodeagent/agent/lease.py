@@ -35,6 +35,10 @@ rest."""
 MOST_NOTES = 16
 """Most notes in one beat."""
 
+HOPELESS = frozenset({"timing", "version"})
+"""Codes of refusals that this agent cannot do anything about. Before its first join it ends with them. Later the store
+was changed under it, by hand or by an agent that does not belong there: then it counts as away, until it is put right."""
+
 OFFERS = 4
 """Most offers to a store that may have lost writes, within one beat."""
 
@@ -73,6 +77,8 @@ class Lease:
         self.fence_at = 0.0
         self.beat_sent = 0.0
         self.away_since: float | None = None
+        self.unusable = ""
+        """Why the store, which answers, counts as away all the same; empty if it does not."""
         self.next_lapse: float | None = None
         """When (our clock) the next lease of another node runs out, as far as known."""
         self.newest_event = "0-0"
@@ -119,7 +125,9 @@ class Lease:
             raise
         except StoreRefusedError as refusal:
             self.reason = str(refusal)
-            if refusal.code in ("lost", "not_current"):
+            if refusal.code in HOPELESS:
+                self._unusable(refusal)
+            elif refusal.code in ("lost", "not_current"):
                 self.lost = True
             elif refusal.code == "lease_held":
                 self._give_up_when_hopeless(refusal)
@@ -186,7 +194,13 @@ class Lease:
     async def _restore(self) -> None:
         """The store may have lost writes: offer it what is known here, and go on in the same life. Workers are not
         touched: what was granted is good until its fence."""
-        self._snapshot.read_again(await self._offer_view())
+        try:
+            era = await self._offer_view()
+        except StoreRefusedError as refusal:
+            if refusal.code in HOPELESS:
+                self._unusable(refusal)
+            raise
+        self._snapshot.read_again(era)
         self.joined = False
         await self._join(said=True)
 
@@ -231,7 +245,9 @@ class Lease:
             self._unanswered()
             raise
         except StoreRefusedError as refusal:
-            if refusal.code not in ("stale", "behind") and beat.incarnation == self.incarnation:
+            if refusal.code in HOPELESS:
+                self._unusable(refusal)
+            elif refusal.code not in ("stale", "behind") and beat.incarnation == self.incarnation:
                 self.joined, self.lost, self.reason = False, True, str(refusal)
             raise
         now = self._clock.now()
@@ -241,6 +257,13 @@ class Lease:
         self.next_lapse = None if reply.next_lapse is None else now + reply.next_lapse / 1000
         self.newest_event = reply.event
         return reply
+
+    def _unusable(self, refusal: StoreRefusedError) -> None:
+        """It answers, and cannot be used: as one that is away."""
+        if self.unusable != str(refusal):
+            self.unusable = str(refusal)
+            self._log.error("the store cannot be used; it counts as away until that is put right", why=self.unusable)
+        self._unanswered()
 
     def _overwritten(self, what: str, ours: object) -> bool:
         """The store has something else of this node than what was sent last: a join that came late put it back."""
@@ -257,7 +280,7 @@ class Lease:
     def _renewed(self, beat: Beat, sent: float, pods: tuple[PodState, ...]) -> None:
         if self.away_since is not None:
             self._log.info("store answers again", away=round(self._clock.wall() - self.away_since, 1))
-            self.away_since = None
+            self.away_since, self.unusable = None, ""
         if beat.facts is not None:
             self._facts_sent = beat.facts
         if beat.readiness is not None:

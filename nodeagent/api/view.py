@@ -42,6 +42,8 @@ class AgentHealth:
     """Jobs with workers here that nobody lends time to, by uid: why."""
     unsaved: str = ""
     """Why the last write of the jobs to this node's disk failed; empty if it did not."""
+    store_unusable: str = ""
+    """Why the store counts as away although it answers (its version or timing was changed); empty if it does not."""
     store_waits: str = ""
     """Whom a store that has lost writes waits for before anything is decided; empty if for nobody."""
 

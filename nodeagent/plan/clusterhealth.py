@@ -33,6 +33,8 @@ class Standing(Record):
     lease_left: float = 0.0
     store_away: float | None = None
     """For how long the store has not answered; None while it does."""
+    store_unusable: str = ""
+    """Why it counts as away although it answers."""
     loop_lag: float = 0.0
     unsaved: str = ""
     """Why the jobs cannot be kept on its disk."""
@@ -67,7 +69,15 @@ def judge_agent(agent: Standing) -> tuple[Finding, ...]:
         found.append(_error(f"has not joined its cluster: {agent.reason or 'it has only just started'}", log))
     elif agent.store_away is None and agent.lease_left <= 0:
         found.append(_error("its lease has run out: its workers were stopped", log))
-    if agent.store_away is not None:
+    if agent.store_unusable:
+        found.append(
+            _error(
+                f"its agent cannot use the store as it is, and goes on as if it were away: {agent.store_unusable}",
+                "put back in Redis what was changed there (docs/security.md, The store); the agent then goes on by "
+                "itself",
+            )
+        )
+    elif agent.store_away is not None:
         found.append(
             _error(
                 f"its agent has had no answer from the store for {agent.store_away:.0f} s",
