@@ -7,7 +7,7 @@ decides nothing about jobs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
@@ -17,6 +17,7 @@ from nodeagent.agent.known import Known
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.recovery import offer
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.model.job import TERMINAL
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
@@ -36,8 +37,11 @@ MOST_NOTES = 16
 """Most notes in one beat."""
 
 HOPELESS = frozenset({"timing", "version"})
-"""Codes of refusals that this agent cannot do anything about. Before its first join it ends with them. Later the store
-was changed under it, by hand or by an agent that does not belong there: then it counts as away, until it is put right."""
+"""Codes of refusals that this agent can do nothing about. Before its first join it ends with them. Later the store was
+changed under it, by hand or by an agent that does not belong there: it counts as away until that is put right."""
+
+MOST_RUNS = 64
+"""Most jobs that the store is asked about in one beat."""
 
 OFFERS = 4
 """Most offers to a store that may have lost writes, within one beat."""
@@ -222,7 +226,7 @@ class Lease:
         notes = tuple(self.notes[:MOST_NOTES])
         pods_due = pods != self._pods_sent or (pods and sent - self._pods_at > PODS_REFRESH)
         era, rev = self._snapshot.asked
-        saved = self._saved()
+        saved, runs = self._saved(), self._runs()
         beat = Beat(
             node=self.node,
             incarnation=self.incarnation,
@@ -238,6 +242,9 @@ class Lease:
             saved=saved if saved != self._saved_sent else None,
             pods=tuple(p.model_copy(update={"usage": self.usage.get(p.uid)}) for p in pods) if pods_due else None,
             notes=notes,
+            runs=runs,
+            damaged=self._damaged(runs),
+            silent=self._snapshot.silent,
         )
         try:
             reply = await self._store.beat(beat)
@@ -253,7 +260,7 @@ class Lease:
         now = self._clock.now()
         self._renewed(beat, sent, pods)
         self._metrics.store_roundtrip.observe(now - sent)
-        self._snapshot.absorb(reply, now)
+        self._snapshot.absorb(reply, now, runs)
         self.next_lapse = None if reply.next_lapse is None else now + reply.next_lapse / 1000
         self.newest_event = reply.event
         return reply
@@ -264,6 +271,26 @@ class Lease:
             self.unusable = str(refusal)
             self._log.error("the store cannot be used; it counts as away until that is put right", why=self.unusable)
         self._unanswered()
+
+    def _runs(self) -> tuple[str, ...]:
+        """Jobs that no step can have removed: this life is a member or holder, and nobody has ended them."""
+        life, out = self.incarnation.life, []
+        for job in self._snapshot.jobs.values():
+            head = job.head
+            if head is None or job.phase in TERMINAL:
+                continue
+            holder = head.holders.get(self.node) or (head.members.get(self.node) if head.state != "ended" else None)
+            if holder is not None and holder.life == life:
+                out.append(job.uid)
+        return tuple(sorted(out)[:MOST_RUNS])
+
+    def _damaged(self, runs: Collection[str]) -> tuple[str, ...]:
+        """Records that only damage can have made what they are: of what runs here, where all agents are of this version.
+        (Another one may write what this one cannot read.)"""
+        unread = [key for key in self._snapshot.unread if key.removeprefix("job:") in runs]
+        if self._snapshot.rereads or (unread and not self._snapshot.one_version(self.facts.agent_version)):
+            return ()
+        return tuple(sorted(unread))
 
     def _overwritten(self, what: str, ours: object) -> bool:
         """The store has something else of this node than what was sent last: a join that came late put it back."""

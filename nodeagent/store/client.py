@@ -90,6 +90,7 @@ class RedisStore:
         arguments["pods"] = [{"uid": pod.uid, "body": pod.to_json()} for pod in beat.pods or ()]
         if beat.saved is not None:
             arguments["saved"] = beat.saved.model_dump()
+        arguments |= {"runs": beat.runs, "damaged": beat.damaged, "silent": beat.silent}
         arguments["notes"] = [note.model_dump() for note in beat.notes]
         (
             cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked, *recovery,
@@ -128,6 +129,8 @@ class RedisStore:
                 awaited=tuple(map(_shown, recovery[1])),
                 sheltered=tuple(node for node in recovery[2] if readable(node)),
                 awaits=recovery[3],
+                silent=recovery[4],
+                same=bool(recovery[5]),
             )
 
     async def leave(self, node: str, incarnation: Incarnation) -> None:

@@ -21,6 +21,11 @@ class ReplyError(Exception):
         return str(self).partition(" ")[0]
 
     @property
+    def is_damage(self) -> bool:
+        """A script met a key of another type, or a value that it cannot read."""
+        return "WRONGTYPE" in str(self) or "user_script" in str(self)
+
+    @property
     def not_let_in(self) -> bool:
         """It is about the user, the password, or what that user may do."""
         return self.code in ("NOAUTH", "WRONGPASS", "NOPERM") or "AUTH" in str(self) or "password" in str(self)
@@ -54,8 +59,8 @@ class Connection:
         await self._writer.drain()
 
     async def receive(self) -> Any:
-        """The next reply: text, a whole number, None, or a list of such. An error within a list is an item of it. A byte
-        that is not UTF-8 comes as a lone surrogate (``readable`` says no): one bad value must not hide the others."""
+        """The next reply: text, a whole number, None, or a list of such. An error within a list is an item of it. A
+        byte that is not UTF-8 comes as a lone surrogate (``readable`` says no): one bad value must not hide others."""
         if self._reader is None:
             raise ConnectionError("this connection is not open")
         try:

@@ -119,6 +119,9 @@ class Bench:
         pods: tuple[PodState, ...] | None = None,
         saved: Saved | None = None,
         notes: tuple[Note, ...] = (),
+        runs: tuple[str, ...] = (),
+        damaged: tuple[str, ...] = (),
+        silent: str = "",
     ) -> BeatReply:
         self._seq[node] = self._seq.get(node, 0) + 1
         return await self.store.beat(
@@ -135,6 +138,9 @@ class Bench:
                 pods=pods,
                 saved=saved,
                 notes=notes,
+                runs=runs,
+                damaged=damaged,
+                silent=silent,
             )
         )
 

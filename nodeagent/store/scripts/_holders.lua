@@ -117,5 +117,5 @@ local function delete_job(job)
   if redis.call('HGET', NAMES, job.name) == job.uid then
     redis.call('HDEL', NAMES, job.name)
   end
-  touch('job:' .. job.uid)
+  bury('job:' .. job.uid)
 end
