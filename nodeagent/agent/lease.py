@@ -285,7 +285,7 @@ class Lease:
         return tuple(sorted(out)[:MOST_RUNS])
 
     def _damaged(self, runs: Collection[str]) -> tuple[str, ...]:
-        """Records that only damage can have made what they are: of what runs here, where all agents are of this version.
+        """Records that only damage can have made what they are: of what runs here, where all agents have this version.
         (Another one may write what this one cannot read.)"""
         unread = [key for key in self._snapshot.unread if key.removeprefix("job:") in runs]
         if self._snapshot.rereads or (unread and not self._snapshot.one_version(self.facts.agent_version)):

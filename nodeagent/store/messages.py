@@ -120,8 +120,8 @@ class Beat(Record):
     wrote last. It is no part of the node's record: it raises no revision."""
     notes: tuple[Note, ...] = ()
     runs: tuple[str, ...] = ()
-    """Jobs (uids) that this node is a member or holder of, by its view, and that have not ended: the store looks whether
-    it still has them, and what belongs to them."""
+    """Jobs (uids) that this node is a member or holder of, by its view, and that have not ended: the store looks
+    whether it still has them, and what belongs to them."""
     damaged: tuple[str, ...] = ()
     """Records (``job:<uid>``) that came so that they cannot be read, or are said to be removed, of what runs here."""
     silent: str = ""

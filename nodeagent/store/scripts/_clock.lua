@@ -6,6 +6,7 @@ local META, LEASE, CHANGES, EVENTS, CORDONS = P .. 'meta', P .. 'lease', P .. 'c
 local NAMES, HIGHEST, REQUESTS, SAVED = P .. 'names', P .. 'highest', P .. 'requests', P .. 'saved'
 local AWAITED, HEARD, NAMED = P .. 'awaited', P .. 'heard', 5
 local DEPARTED = P .. 'departed'
+local RELEASE = 1.05 -- of failsafe_limit, as in model/timing.py
 
 local function int(number)
   return string.format('%.0f', number)

@@ -42,7 +42,7 @@ if old and not same and (not lapsed(id) or served < recover) then
     .. string.format('%.1f', (shelter() - served) / 1000) .. ' s, if the other does not come back')
 end
 
-local since = int(served - math.max(DAY_MS, tonumber(meta.limit)))
+local since = int(served - math.max(DAY_MS, RELEASE * tonumber(meta.limit)))
 for _, set in ipairs({ LEASE, DEPARTED }) do
   for _, silent in ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', since, 'LIMIT', 0, FORGET_AT_ONCE)) do
     if lapsed(silent) then

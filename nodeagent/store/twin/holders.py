@@ -32,7 +32,9 @@ def retire(s: State, node: str, *, lives_on: str = "", but: str = "") -> None:
 def still_held(s: State, job: JobRecord) -> list[str]:
     """Nodes that may still run workers of an ended job, then those that may lend them time."""
     holders = job.head.holders if job.head else {}
-    keepers = sorted(node for node in job.keepers if s.lease.get(node, 0) > s.served - s.limit_ms)
+    # Since it ended no member has renewed: whoever has asked its keepers for time began before.
+    ended = job.since + s.lease_ms
+    keepers = sorted(node for node in job.keepers if max(s.lease.get(node, 0), ended) > s.served - s.limit_ms)
     return sorted(node for node, holder in holders.items() if not s.gone(node, holder.life)) + keepers
 
 

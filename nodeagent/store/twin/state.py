@@ -16,7 +16,7 @@ from nodeagent.model.event import Event
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Cordon, Incarnation, NodeRecord
 from nodeagent.model.pod import PodState
-from nodeagent.model.timing import Timing, millis
+from nodeagent.model.timing import RELEASE, Timing, millis
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import Answer, Saved
 from nodeagent.store.words import waits_for
@@ -181,7 +181,8 @@ class State:
 
     @property
     def limit_ms(self) -> int:
-        return millis(self.timing.failsafe_limit) if self.timing else 0
+        """After which a silent keeper lends no more."""
+        return millis(RELEASE * self.timing.failsafe_limit) if self.timing else 0
 
     @property
     def shelter(self) -> int:
