@@ -122,7 +122,8 @@ class Agent:
         self.advert = Advert(node, config.cluster, key, self._lease)
         self._round = Rounds(
             node, lease=self._lease, host=host, clock=clock, failsafe=self._failsafe, applier=applier,
-            commits=Commits(self._lease, store=store, host=host, snapshot=self._snapshot), stopwatch=stopwatch,
+            commits=Commits(self._lease, store=store, host=host, snapshot=self._snapshot, seal=self._seal),
+            stopwatch=stopwatch,
             turns=Turns(node, config.timing.turn), metrics=metrics, checked=checked, cluster=self.cluster,
             standbys=lambda: self._config.jobs.standbys, counted=self._count_restarts,
         )  # fmt: skip

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from nodeagent.model.base import Record
 
-
 RELEASE = 1.05
 """What may run on lent time counts as gone after so many times ``failsafe_limit``: that is measured by a node's clock,
 and this by the store's. The scripts say the same (``_clock.lua``)."""

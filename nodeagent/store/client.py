@@ -165,9 +165,17 @@ class RedisStore:
         return await self._job("report", arguments | codec.encode_report(report))
 
     async def commit(
-        self, uid: str, token: Token, node: str, incarnation: Incarnation, name: str, step: int, order: int
+        self,
+        uid: str,
+        token: Token,
+        node: str,
+        incarnation: Incarnation,
+        name: str,
+        step: int,
+        order: int,
+        signature: str = "",
     ) -> JobRecord:
-        checkpoint = Checkpoint(name=name, step=step, number=token.number, order=order)
+        checkpoint = Checkpoint(name=name, step=step, number=token.number, order=order, signature=signature)
         arguments = who(node, incarnation) | {"uid": uid, "token": token.model_dump()}
         return await self._job("commit", arguments | {"checkpoint": checkpoint.to_json()})
 

@@ -136,9 +136,19 @@ class MemoryStore:
         return self._done(generation.report(self._server.settled(), uid, token, node, incarnation, report))
 
     async def commit(
-        self, uid: str, token: Token, node: str, incarnation: Incarnation, name: str, step: int, order: int
+        self,
+        uid: str,
+        token: Token,
+        node: str,
+        incarnation: Incarnation,
+        name: str,
+        step: int,
+        order: int,
+        signature: str = "",
     ) -> JobRecord:
-        return self._done(commits.commit(self._server.settled(), uid, token, node, incarnation, name, step, order))
+        return self._done(
+            commits.commit(self._server.settled(), uid, token, node, incarnation, name, step, order, signature)
+        )
 
     async def end(self, ending: Ending) -> JobRecord:
         return self._done(generation.end(self._server.settled(), ending))

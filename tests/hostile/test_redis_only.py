@@ -1,5 +1,5 @@
-"""Who can write to Redis, and to nothing else: what is deleted, damaged or of another type there hurts nothing that runs,
-is given back by those who know it, and lets no second job of a name begin. Real server, real leases and views."""
+"""Who can write to Redis, and to nothing else: what is deleted, damaged or of another type there hurts nothing that
+runs, is given back by those who know it, and lets no second job of a name begin. Real server, real leases and views."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Cluster:
         async with asyncio.timeout(BOUND):
             for _ in range(12):  # what is only looked for in turn has been by then
                 await self.beats()
-            while not await self.whole(before):
+            while not await self.whole(before):  # noqa: ASYNC110 - it asks a server
                 await asyncio.sleep(FAST.heartbeat)
 
 

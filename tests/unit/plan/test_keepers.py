@@ -9,7 +9,7 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.model.world import Head
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
-from nodeagent.plan.keepers import MOST, better, choose, chooser, must_let_go, silence
+from nodeagent.plan.keepers import better, choose, chooser, must_let_go, silence
 from nodeagent.plan.steps import Activate, Propose
 from tests.unit.plan.build import SUCCEEDED, WALL, life, make_cluster, make_head, make_job, make_node
 
