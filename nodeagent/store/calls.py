@@ -49,6 +49,8 @@ class Calls:
                 if error.is_damage:  # so that it does not fail for ever; this call has failed all the same
                     await link.evaluate(load("examine"), self._prefix, link.run_id, str(RECORD_VERSION), "{}")
                 raise
+            if not done and rest[0] == "link":
+                raise ConnectionError(rest[1])  # so that all links are opened anew
             if done and self._replicas and acted_on(rest):
                 await self._replicated(link)
         if not done:

@@ -245,14 +245,14 @@ class SimCluster:
                 self.checker.forgotten |= missing
             await asyncio.sleep(0.01)
 
-    async def roll_back_store(self, seconds: float) -> dict[str, int]:
-        """The store as it is now is put back so many seconds later; the numbers of the generations that it had then, by
-        uid."""
+    async def roll_back_store(self, seconds: float, same_process: bool = False) -> dict[str, int]:
+        """The store as it is now is put back so many seconds later (``same_process``: by a fail-over there and back);
+        the numbers of the generations that it had then, by uid."""
         kept = copy.deepcopy(self.server.state)
         await asyncio.sleep(seconds)
         self.checker.store_loses()
         numbers = {uid: job.head.number for uid, job in self.server.state.jobs.items() if job.head is not None}
-        self.server.put_back(kept)
+        (self.server.fail_back if same_process else self.server.put_back)(kept)
         return numbers
 
     def settled(self) -> bool:

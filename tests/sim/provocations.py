@@ -55,7 +55,7 @@ async def scaled_in_while_its_agent_restarts(cluster: SimCluster) -> None:
     await cluster.until(lambda: cluster.whole("a"), 90, "whole again")
 
 
-async def store_loses_writes(cluster: SimCluster) -> None:
+async def store_loses_writes(cluster: SimCluster, same_process: bool = False) -> None:
     """The gang moves to other nodes in seconds that the store then loses; the old gang comes first, later an agent that
     had seen less than the others comes first to an emptied store."""
     await cluster.submit("a", 2, 2, 2)
@@ -63,7 +63,7 @@ async def store_loses_writes(cluster: SimCluster) -> None:
     first = cluster.job("a").head
     assert first is not None
     old = [cluster.nodes[name] for name in first.members]
-    rolling = asyncio.ensure_future(cluster.roll_back_store(8))
+    rolling = asyncio.ensure_future(cluster.roll_back_store(8, same_process))
     await asyncio.sleep(0.1)
     for node in old:
         node.link.cut = True

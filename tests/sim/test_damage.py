@@ -9,6 +9,7 @@ import pytest
 
 from nodeagent.store.twin.state import State
 from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.provocations import store_loses_writes
 from tests.sim.test_directed import running, simulate
 from tests.sim.test_failsafe import alive, members, pids, started
 
@@ -124,3 +125,27 @@ def test_of_more_silent_nodes_than_a_page_none_counts_as_live() -> None:
 def _number(c: SimCluster) -> int:
     head = c.job("j").head
     return head.number if head is not None else 0
+
+
+def test_a_primary_that_comes_back_as_the_same_process_may_have_lost_writes() -> None:
+    """Found by strangers: a fail-over there and back kept the run id, and no recovery opened."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        number = _number(c)
+        rolling = asyncio.ensure_future(c.roll_back_store(6, same_process=True))
+        await asyncio.sleep(0.5)
+        c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
+        await c.until(lambda: _number(c) > number and c.whole("j"), 5, "re-formed in what is lost")
+        newer, before = _number(c), pids(c)
+        await rolling
+        assert _number(c) == number
+        await asyncio.sleep(15)
+        assert (_number(c), pids(c)) == (newer, before), "the agents gave it back, and nothing was hurt"
+        assert "StoreRestored" in {event.kind for event in c.server.state.events}
+
+    simulate(4, scenario)
+
+
+def test_such_a_primary_that_meets_those_first_who_know_less_decides_nothing() -> None:
+    simulate(5, lambda c: store_loses_writes(c, same_process=True))

@@ -88,6 +88,17 @@ local function doubt()
   recover = least + (count > 0 and wait or 0)
 end
 
+-- A link of before a fail-over there and back names the history of then: it must ask again who the server is.
+local function is_old_link()
+  local history = string.match(RUN, '%-(%x+)$')
+  local info = history and redis.pcall('INFO', 'replication')
+  local is = type(info) == 'string' and string.match(info, 'master_replid:(%x+)')
+  return is and is ~= history
+end
+if RUN ~= meta.run and is_old_link() then
+  return refuse('link', 'this connection is older than the last fail-over')
+end
+
 do
   local step = now - tonumber(meta.last or now)
   if RUN ~= meta.run or step < 0 or step > gap_ms then
