@@ -272,6 +272,11 @@ class Lease:
             self._log.error("the store cannot be used; it counts as away until that is put right", why=self.unusable)
         self._unanswered()
 
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Records in the store that cannot be read, by key: why."""
+        return self._snapshot.unread
+
     def _runs(self) -> tuple[str, ...]:
         """Jobs that no step can have removed: this life is a member or holder, and nobody has ended them."""
         life, out = self.incarnation.life, []

@@ -132,8 +132,8 @@ class _Timex(ctypes.Structure):
 
 
 def clock_rate() -> float | None:
-    """How much faster the kernel makes its clock run, as a fraction, by tick and frequency (both are what a time service
-    slews with); None where it does not say. Reads only: ``modes`` is 0."""
+    """How much faster the kernel makes its clock run, as a fraction, by tick and frequency (a time service slews with
+    both); None where it does not say. Reads only: ``modes`` is 0."""
     found = _Timex()
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.byref(found))

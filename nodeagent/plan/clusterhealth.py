@@ -35,6 +35,8 @@ class Standing(Record):
     """For how long the store has not answered; None while it does."""
     store_unusable: str = ""
     """Why it counts as away although it answers."""
+    unread: dict[str, str] = {}
+    """Records in the store that cannot be read, by key: why."""
     loop_lag: float = 0.0
     unsaved: str = ""
     """Why the jobs cannot be kept on its disk."""
@@ -57,6 +59,8 @@ class PeerAnswer(Record):
         return self.outcome in ("accepted", "refused")
 
 
+MOST_UNREAD = 5
+"""Damaged records named at once."""
 LATE = 1.0
 """Seconds that an agent's loop may be late."""
 
@@ -82,6 +86,15 @@ def judge_agent(agent: Standing) -> tuple[Finding, ...]:
             _error(
                 f"its agent has had no answer from the store for {agent.store_away:.0f} s",
                 "see that Redis runs and that this node reaches it (redis.url in the agent's config)",
+            )
+        )
+    for key, why in sorted(agent.unread.items())[:MOST_UNREAD]:
+        found.append(
+            _error(
+                f"the record {key} in the store cannot be read ({why}): somebody damaged it, or an agent of another "
+                "version wrote it",
+                "run one version on all nodes; if they do, nodeagentctl delete the job, or redis-cli DEL the key "
+                f"(na:{{CLUSTER}}:{key}): nodes that know it give it back",
             )
         )
     if agent.loop_lag > LATE:
