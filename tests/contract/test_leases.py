@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.model.node import Cordon, Incarnation, Readiness
 from nodeagent.model.pod import PodState
-from nodeagent.model.timing import Timing
+from nodeagent.model.timing import RELEASE, Timing, millis
 from nodeagent.store.messages import Note
 from tests.contract.bench import FAST, LONG, Bench, facts, head, refused
 
@@ -272,13 +272,13 @@ async def test_a_new_life_holds_nothing_of_the_old_one(bench: Bench) -> None:
     await bench.propose(await bench.submit("u2", name="other"), "n1", "n2")  # their devices are free
 
 
-async def test_a_node_silent_for_a_day_is_forgotten_but_for_its_cordon(bench: Bench) -> None:
+async def test_a_node_silent_for_longer_than_anything_may_be_lent_is_forgotten_but_for_its_cordon(bench: Bench) -> None:
     await bench.up("n1", "n2")
     cordon = Cordon(reason="fan", by="ann", at=1.0)
     await bench.store.cordon("n2", cordon, "c1")
     await bench.lapse("n2", "n1")
     rev = (await bench.beat("n1")).rev
-    await bench.age(86_400_000)
+    await bench.age(millis(RELEASE * FAST.failsafe_limit))
     await bench.beat("n1")
     await bench.join("n3")
     reply = await bench.beat("n1", rev=rev)

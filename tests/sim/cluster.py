@@ -202,8 +202,10 @@ class Node:
 class SimCluster:
     """Everything of one run, reproducible from its seed."""
 
-    def __init__(self, seed: int, size: int, tasks: asyncio.TaskGroup, slots: int = 4, timing: Timing = TIMING) -> None:
-        self.timing = timing
+    def __init__(
+        self, seed: int, size: int, tasks: asyncio.TaskGroup, slots: int = 4, timing: Timing | None = None
+    ) -> None:
+        self.timing = timing or TIMING
         self.rng = random.Random(seed)
         self.tasks, self.slots = tasks, slots
         self.net = PeerNet(random.Random(self.rng.random()))

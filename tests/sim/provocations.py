@@ -258,3 +258,20 @@ async def the_store_goes_back_and_one_alone_comes(cluster: SimCluster) -> None:
     cut(cluster, others, False)
     await asyncio.sleep(10)
     assert (cluster.job("j").head, pids(cluster)) == (moved, was), cluster.describe()
+
+
+async def fails_back_with_writes_lost(cluster: SimCluster) -> None:
+    """As ``store_loses_writes``, by a primary that was a replica in between: the same process."""
+    await store_loses_writes(cluster, same_process=True)
+
+
+async def one_address_for_two(cluster: SimCluster) -> None:
+    """A keeper is reached at the address of another as well, which alone hears the store, and lets go."""
+    await cluster.submit("a", 2, 3, 3)
+    await cluster.until(lambda: cluster.whole("a"), 90, "whole")
+    await asyncio.sleep(5)
+    keepers = sorted(cluster.job("a").keepers)
+    for name in keepers[:2]:
+        cluster.nodes[name].link.cut = True
+    cluster.net.ends[keepers[2]] = cluster.net.ends[keepers[1]]
+    await asyncio.sleep(30)

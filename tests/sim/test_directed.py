@@ -13,7 +13,11 @@ from tests.sim.virtual import run_virtual
 
 
 def simulate(
-    size: int, scenario: Callable[[SimCluster], Awaitable[None]], seed: int = 1, slots: int = 4, timing: Timing = TIMING
+    size: int,
+    scenario: Callable[[SimCluster], Awaitable[None]],
+    seed: int = 1,
+    slots: int = 4,
+    timing: Timing | None = None,
 ) -> None:
     """Run one scenario on ``size`` joined nodes."""
 
