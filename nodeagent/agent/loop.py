@@ -23,7 +23,7 @@ from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.guard import Guard
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.kept import Disk, Writing
-from nodeagent.agent.lease import PODS_REFRESH, Lease
+from nodeagent.agent.lease import HOPELESS, PODS_REFRESH, Lease
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.peers import Peers
 from nodeagent.agent.published import agent_health
@@ -127,7 +127,8 @@ class Agent:
         self.advert = Advert(node, config.cluster, key, self._lease)
         self._round = Rounds(
             node, lease=self._lease, host=host, clock=clock, failsafe=self._failsafe, applier=applier,
-            commits=Commits(self._lease, store=store, host=host, snapshot=self._snapshot), stopwatch=stopwatch,
+            commits=Commits(self._lease, store=store, host=host, snapshot=self._snapshot, seal=self._seal),
+            stopwatch=stopwatch,
             turns=Turns(node, config.timing.turn), metrics=metrics, checked=checked, cluster=self.cluster,
             standbys=lambda: self._config.jobs.standbys, counted=self._count_restarts,
             keep=lambda: (self._config.jobs.retention.age, self._config.jobs.retention.jobs),
@@ -258,7 +259,7 @@ class Agent:
         except StoreUnavailableError as error:
             self._log.debug("no beat", why=str(error))
         except StoreRefusedError as refusal:
-            if refusal.code in ("timing", "version"):
+            if refusal.code in HOPELESS and not self.joined.is_set():
                 raise
             if refusal.code not in ("lease_held", "stale", "recovering"):
                 self._log.warning("lease is gone", why=str(refusal))

@@ -83,6 +83,8 @@ def agent_health(lease: Lease, failsafe: Failsafe, saver: Saver, lag: float, now
         lease_left=max(0.0, lease.fence_at - now),
         beat_age=max(0.0, now - lease.beat_sent),
         store_away_since=lease.away_since,
+        unread=dict(lease.unread),
+        store_unusable=lease.unusable,
         loop_lag=lag,
         lent={uid: end - now for uid, end in failsafe.lent.items() if end > now},
         not_lent=dict(failsafe.refusals),

@@ -77,7 +77,7 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig], split: Sp
         unit = this_unit()
         host = _host(config, node, address, unit)
         closing.push_async_callback(host.close)
-        peers = UdpPeers(key.derive("peers"))
+        peers = UdpPeers(key.derive(f"peers {config.cluster}"))
         closing.callback(peers.close)
         facts = node_facts(config, address, gpus, clock.wall(), await peers.listen(address, config.ports.rendezvous))
         gc.freeze()

@@ -85,6 +85,8 @@ def store_away(view: AgentView, change: Literal["none", "refused", "unknown"]) -
         if change == "unknown"
         else f"see that Redis runs and that node {view.node} reaches it (nodeagentctl doctor); then ask again"
     )
+    if unusable := view.health().store_unusable:
+        return ApiError("store_away", f"node {view.node} cannot use the store{when}{ago}: {unusable}; {done}", step)
     return ApiError("store_away", f"the store has not answered node {view.node}{when}{ago}; {done}", step)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.model.node import NodeRecord
@@ -42,6 +42,10 @@ class AgentHealth:
     """Jobs with workers here that nobody lends time to, by uid: why."""
     unsaved: str = ""
     """Why the last write of the jobs to this node's disk failed; empty if it did not."""
+    store_unusable: str = ""
+    """Why the store counts as away although it answers (its version or timing was changed); empty if it does not."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Records in the store that cannot be read, by key: why."""
     store_waits: str = ""
     """Whom a store that has lost writes waits for before anything is decided; empty if for nobody."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from nodeagent.model.base import RECORD_VERSION, Record
 from nodeagent.model.jobspec import JobSpec
@@ -122,6 +122,10 @@ class Admission(Record):
     signature: str
 
 
+LONGEST_NAME = 255
+"""Bytes of a folder's name."""
+
+
 class Checkpoint(Record):
     """The checkpoint that a job goes on from: the pointer, which only the newest active generation moves."""
 
@@ -132,6 +136,15 @@ class Checkpoint(Record):
     """The generation that committed it."""
     order: int = Field(ge=0)
     """Grows from commit to commit of one generation."""
+    signature: str = ""
+    """Of the agent that carried the commit: workers are led nowhere else."""
+
+    @field_validator("name")
+    @classmethod
+    def _one_folder(cls, name: str) -> str:
+        if name in ("", ".", "..") or "/" in name or not name.isprintable() or len(name.encode()) > LONGEST_NAME:
+            raise ValueError("a checkpoint's name is that of one folder, printable, of at most 255 bytes")
+        return name
 
 
 class JobRecord(Record):

@@ -33,6 +33,10 @@ class Standing(Record):
     lease_left: float = 0.0
     store_away: float | None = None
     """For how long the store has not answered; None while it does."""
+    store_unusable: str = ""
+    """Why it counts as away although it answers."""
+    unread: dict[str, str] = {}
+    """Records in the store that cannot be read, by key: why."""
     loop_lag: float = 0.0
     unsaved: str = ""
     """Why the jobs cannot be kept on its disk."""
@@ -55,6 +59,8 @@ class PeerAnswer(Record):
         return self.outcome in ("accepted", "refused")
 
 
+MOST_UNREAD = 5
+"""Damaged records named at once."""
 LATE = 1.0
 """Seconds that an agent's loop may be late."""
 
@@ -67,11 +73,28 @@ def judge_agent(agent: Standing) -> tuple[Finding, ...]:
         found.append(_error(f"has not joined its cluster: {agent.reason or 'it has only just started'}", log))
     elif agent.store_away is None and agent.lease_left <= 0:
         found.append(_error("its lease has run out: its workers were stopped", log))
-    if agent.store_away is not None:
+    if agent.store_unusable:
+        found.append(
+            _error(
+                f"its agent cannot use the store as it is, and goes on as if it were away: {agent.store_unusable}",
+                "put back in Redis what was changed there (docs/security.md, The store); the agent then goes on by "
+                "itself",
+            )
+        )
+    elif agent.store_away is not None:
         found.append(
             _error(
                 f"its agent has had no answer from the store for {agent.store_away:.0f} s",
                 "see that Redis runs and that this node reaches it (redis.url in the agent's config)",
+            )
+        )
+    for key, why in sorted(agent.unread.items())[:MOST_UNREAD]:
+        found.append(
+            _error(
+                f"the record {key} in the store cannot be read ({why}): somebody damaged it, or an agent of another "
+                "version wrote it",
+                "run one version on all nodes; if they do, nodeagentctl delete the job, or redis-cli DEL the key "
+                f"(na:{{CLUSTER}}:{key}): nodes that know it give it back",
             )
         )
     if agent.loop_lag > LATE:

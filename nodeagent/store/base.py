@@ -158,7 +158,15 @@ class Store(Protocol):
         ...
 
     async def commit(
-        self, uid: str, token: Token, node: str, incarnation: Incarnation, name: str, step: int, order: int
+        self,
+        uid: str,
+        token: Token,
+        node: str,
+        incarnation: Incarnation,
+        name: str,
+        step: int,
+        order: int,
+        signature: str = "",
     ) -> JobRecord:
         """Move the job's checkpoint pointer. The token must be that of the newest generation that was ever active
         (``stale``; whether a newer one is forming does not matter), the incarnation current and a member or holder in

@@ -51,9 +51,13 @@ class BeatReply(Record):
     cluster_uid: str
     served: int
     lapsed: tuple[str, ...]
-    """Nodes that have lapsed, among those that still have a record: the latest to lapse first, at most 256."""
+    """Every node that has lapsed, and neither left nor was declared lost: the latest to lapse first."""
     sheltered: tuple[str, ...] = ()
-    """Others whose lease has run out as well, but whom an amnesty protects, at most 256."""
+    """Others whose lease has run out as well, but whom an amnesty protects."""
+    silent: str = ""
+    """What both lists are: send it back."""
+    same: bool = False
+    """They are those that were sent with this ``silent``, and come empty."""
     next_lapse: int | None
     """Served milliseconds until the earliest lease not lapsed yet (other than the caller's) ends; None without
     any."""
@@ -115,6 +119,13 @@ class Beat(Record):
     """Only when it changed. Told on (``Store.saved``) if it is the first of this node that covers what operators
     wrote last. It is no part of the node's record: it raises no revision."""
     notes: tuple[Note, ...] = ()
+    runs: tuple[str, ...] = ()
+    """Jobs (uids) that this node is a member or holder of, by its view, and that have not ended: the store looks
+    whether it still has them, and what belongs to them."""
+    damaged: tuple[str, ...] = ()
+    """Records (``job:<uid>``) that came so that they cannot be read, or are said to be removed, of what runs here."""
+    silent: str = ""
+    """``BeatReply.silent`` of the lists that are known."""
 
 
 class Offer(Record):

@@ -436,7 +436,8 @@ async def outcome(call: Awaitable[object]) -> object:
 def plain(reply: object) -> object:
     if isinstance(reply, BeatReply):
         jobs = tuple(plain(job) for job in reply.jobs)
-        return reply.model_copy(update={"cluster_uid": "", "event": "", "era": "", "jobs": jobs})
+        silent = reply.silent.rpartition(" ")[0]
+        return reply.model_copy(update={"cluster_uid": "", "event": "", "era": "", "jobs": jobs, "silent": silent})
     if isinstance(reply, Restored):
         return reply.model_copy(update={"era": ""})
     if isinstance(reply, Saves):

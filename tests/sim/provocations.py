@@ -57,7 +57,7 @@ async def scaled_in_while_its_agent_restarts(cluster: SimCluster) -> None:
     await cluster.until(lambda: cluster.whole("a"), 90, "whole again")
 
 
-async def store_loses_writes(cluster: SimCluster) -> None:
+async def store_loses_writes(cluster: SimCluster, same_process: bool = False) -> None:
     """The gang moves to other nodes in seconds that the store then loses; the old gang comes first, later an agent that
     had seen less than the others comes first to an emptied store."""
     await cluster.submit("a", 2, 2, 2)
@@ -65,7 +65,7 @@ async def store_loses_writes(cluster: SimCluster) -> None:
     first = cluster.job("a").head
     assert first is not None
     old = [cluster.nodes[name] for name in first.members]
-    rolling = asyncio.ensure_future(cluster.roll_back_store(8))
+    rolling = asyncio.ensure_future(cluster.roll_back_store(8, same_process))
     await asyncio.sleep(0.1)
     for node in old:
         node.link.cut = True
@@ -287,3 +287,20 @@ async def peers_hide_why_they_fail(cluster: SimCluster) -> None:
         paid = [e for e in cluster.job("a").budget.values() if e.counts]
         assert len(paid) == kills, cluster.describe()
     cluster.checker.check_blame()
+
+
+async def fails_back_with_writes_lost(cluster: SimCluster) -> None:
+    """As ``store_loses_writes``, by a primary that was a replica in between: the same process."""
+    await store_loses_writes(cluster, same_process=True)
+
+
+async def one_address_for_two(cluster: SimCluster) -> None:
+    """A keeper is reached at the address of another as well, which alone hears the store, and lets go."""
+    await cluster.submit("a", 2, 3, 3)
+    await cluster.until(lambda: cluster.whole("a"), 90, "whole")
+    await asyncio.sleep(5)
+    keepers = sorted(cluster.job("a").keepers)
+    for name in keepers[:2]:
+        cluster.nodes[name].link.cut = True
+    cluster.net.ends[keepers[2]] = cluster.net.ends[keepers[1]]
+    await asyncio.sleep(30)

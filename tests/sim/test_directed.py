@@ -6,17 +6,24 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from nodeagent.model.node import Cordon
+from nodeagent.model.timing import Timing
 from nodeagent.model.world import PodReport
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.virtual import run_virtual
 
 
-def simulate(size: int, scenario: Callable[[SimCluster], Awaitable[None]], seed: int = 1, slots: int = 4) -> None:
+def simulate(
+    size: int,
+    scenario: Callable[[SimCluster], Awaitable[None]],
+    seed: int = 1,
+    slots: int = 4,
+    timing: Timing | None = None,
+) -> None:
     """Run one scenario on ``size`` joined nodes."""
 
     async def main() -> None:
         async with asyncio.TaskGroup() as tasks:
-            cluster = SimCluster(seed, size, tasks, slots)
+            cluster = SimCluster(seed, size, tasks, slots, timing)
             for node in cluster.nodes.values():
                 node.start_agent()
             try:

@@ -81,6 +81,7 @@ local function declare_lost(job, lost, by)
       local marked = copied(node)
       marked.lost = '1'
       node_save(marked)
+      depart(id, lease_end(id))
       event({ kind = 'NodeLost', node = id, by = by, text = 'node ' .. id .. ' was silent for its whole lease' })
       retire(id, nil, job.uid)
     end
@@ -100,7 +101,11 @@ local function next_holders(job, lost)
   end
   for id, holder in pairs(found) do
     local node = node_read(id)
-    if node and node.life == cjson.decode(holder).life and node.lost ~= '1' and node.left ~= '1' then
+    local ended = buried('node:' .. id)
+    if node then
+      ended = node.life ~= cjson.decode(holder).life or node.lost == '1' or node.left == '1'
+    end
+    if not ended then
       out[id] = holder
     end
   end
@@ -182,7 +187,7 @@ local function not_ready(job)
     if not acks[node] or acks[node].life ~= life then
       return 'node ' .. node .. ' has not acknowledged'
     end
-    if gone(node, life) then
+    if not_live(node, life) then
       return 'node ' .. node .. ' is not live'
     end
   end

@@ -22,7 +22,7 @@ if no then
   return no
 end
 for _, id in ipairs(order) do
-  if gone(id, members[id].life) then
+  if not_live(id, members[id].life) then
     return refuse('not_live', 'node ' .. id .. ' is not live in the life that was proposed')
   end
   local cordon = redis.call('HGET', CORDONS, id)

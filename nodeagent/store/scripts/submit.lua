@@ -14,8 +14,21 @@ if known then
   ask_to_save()
   return job_reply(known)
 end
-local old_uid = redis.call('HGET', NAMES, A.name)
-local old = old_uid and job_read(old_uid)
+local old -- by the records themselves: what names say may have been removed by hand
+for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
+  if string.sub(record, 1, 4) == 'job:' then
+    local name = redis.call('HGET', P .. record, 'name')
+    if not name then
+      distrust({ record })
+      return refuse('recovering', 'somebody removed or damaged ' .. record .. ' in the store: the agents give it back, '
+        .. 'and nothing is decided meanwhile; then try again')
+    end
+    if name == A.name then
+      local found = job_read(string.sub(record, 5))
+      old = (not old or is_terminal(old)) and found or old
+    end
+  end
+end
 if old then
   if not is_terminal(old) then
     return refuse('name_taken', 'a job named ' .. A.name .. ' is live (uid ' .. old.uid .. ', ' .. old.phase

@@ -289,7 +289,7 @@ def _not_ready(s: State, job: JobRecord, head: Head) -> str | None:
         life = head.members[node].life
         if node not in head.acks or head.acks[node].life != life:
             return f"node {node} has not acknowledged"
-        if s.gone(node, life):
+        if s.not_live(node, life):
             return f"node {node} is not live"
     let_go = [node for node in job.keepers if node in head.acks and not head.acks[node].lends]
     if job.keepers and not let_go and job.active is not None:
