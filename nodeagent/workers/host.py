@@ -126,7 +126,7 @@ class ShimHost:
             if pid is None:
                 handle.sweep()
                 continue
-            handle.watch(os.pidfd_open(pid))
+            handle.watch(os.pidfd_open(pid), pid)
             try:
                 link = connect(folder)
             except OSError as error:
@@ -188,7 +188,7 @@ class ShimHost:
         if uid is None:
             self._grant = (until, seq)
         for pod in self._pods.values() if uid is None else filter(None, [self._pods.get(uid)]):
-            pod.command("grant", until=until, seq=seq)
+            pod.grant(until, seq)
 
     def connected(self, uid: str) -> bool:
         """This pod's shim hears us now."""
@@ -242,7 +242,7 @@ class ShimHost:
             handle.started(process)
             handle.attach(link)
         if self._grant is not None:
-            handle.command("grant", until=self._grant[0], seq=self._grant[1])
+            handle.grant(*self._grant)
 
     def _fork_shim(
         self, command: list[str], env: Mapping[str, str], log_file: Path, login: Login
@@ -270,8 +270,8 @@ class ShimHost:
         return process, ours
 
 
-async def _started_as(unit: str, command: list[str], folder: Path, mark: str) -> int:
-    """Have systemd start a shim; its pidfd, once it listens. Raises NotStartedError."""
+async def _started_as(unit: str, command: list[str], folder: Path, mark: str) -> tuple[int, int]:
+    """Have systemd start a shim; its pid and pidfd, once it listens. Raises NotStartedError."""
     try:
         await units.start(command)
     except units.UnitError as error:
@@ -281,7 +281,7 @@ async def _started_as(unit: str, command: list[str], folder: Path, mark: str) ->
         pid = _identity(folder, mark)
         if pid is not None:
             with suppress(ProcessLookupError):  # it has ended just now
-                return os.pidfd_open(pid)
+                return pid, os.pidfd_open(pid)
         await asyncio.sleep(LISTEN_LIMIT / 1000)
     raise NotStartedError(f"it does not listen; more in: journalctl -u {unit}")
 

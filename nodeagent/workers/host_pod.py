@@ -6,10 +6,12 @@ Owned by ``host.ShimHost``; never decides what a pod should do.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Coroutine
@@ -21,7 +23,8 @@ from pydantic import ValidationError
 from nodeagent.model.base import Record
 from nodeagent.model.pod import PodPhase
 from nodeagent.workers.base import PodStatus
-from nodeagent.workers.linux import kill_marked, socket_path
+from nodeagent.workers.cgroup import PodCgroup
+from nodeagent.workers.linux import boottime, kill_marked, socket_path
 from nodeagent.workers.shim_peer import VERSION
 
 logger = logging.getLogger(__name__)
@@ -32,6 +35,12 @@ SWEEP_EVERY = (0.002, 0.05)
 """Seconds between two looks for what a dead shim left behind: at first, and at most."""
 LOOK_AGAIN = 5.0
 """Seconds until what this node could not even try (no such user, no shim) is tried again on request."""
+SILENT_AT_LEAST = 2.0
+"""Seconds that a shim may take to answer a grant, however short its time is: machines are busy."""
+SILENT_AT_FIRST = 10.0
+"""The same for one that has not spoken yet: it starts."""
+LATE = 0.5
+"""A look at a silent shim that comes later than this is put off once: it was this process that did not run."""
 STUCK_AFTER = 10.0
 """Seconds until what a dead shim left behind is told as stuck."""
 
@@ -42,6 +51,8 @@ class Told(Record):
     v: int
     status: PodStatus | None = None
     error: str = ""
+    echo: int | None = None
+    """The grant that has come through its loop."""
 
 
 class NotStartedError(Exception):
@@ -76,8 +87,14 @@ class PodHandle:
         self._start: asyncio.Task[None] | None = None
         self._asked: dict[str, Any] | None = None
         """Of the stop that its shim is carrying out."""
+        self._cgroup: PodCgroup | None = None
         self._sweeping_since = 0.0
-        self._started_here = self._spoke = False
+        self._started_here = self._spoke = self._echoes = False
+        self._granted = -1
+        self._unanswered: asyncio.TimerHandle | None = None
+        """Until it is killed, unless it answers a grant."""
+        self._death = ""
+        """Why it was killed, if we did."""
         self.retiring = False
         self.retry_at = 0.0
         """Loop time before which a shim that could not even start is not started again."""
@@ -88,29 +105,31 @@ class PodHandle:
     def started(self, process: subprocess.Popen[bytes]) -> None:
         """It is our child."""
         self._process, self._started_here = process, True
-        self.watch(os.pidfd_open(process.pid))
+        self._cgroup = PodCgroup.make(self.folder, process.pid)
+        self.watch(os.pidfd_open(process.pid), process.pid)
 
-    def starts(self, start: Coroutine[None, None, int]) -> None:
-        """Somebody else starts it, and this tells its pidfd: then it listens. Raises ``NotStartedError``."""
+    def starts(self, start: Coroutine[None, None, tuple[int, int]]) -> None:
+        """Somebody else starts it, and this tells its pid and pidfd: then it listens. Raises ``NotStartedError``."""
 
         async def begin() -> None:
             try:
-                pidfd = await start
+                pid, pidfd = await start
             except NotStartedError as error:
                 self._start = None
                 self._set(reason=str(error))
                 self.sweep()
             else:
                 self._start = None
-                self.watch(pidfd)
+                self.watch(pidfd, pid)
                 self._reconnect()
 
         self._started_here = True
         self._start = self._loop.create_task(begin())
 
-    def watch(self, pidfd: int) -> None:
+    def watch(self, pidfd: int, pid: int) -> None:
         """Learn of its death."""
         self._pidfd = pidfd
+        self._cgroup = self._cgroup or PodCgroup.of(pid)
         self._loop.add_reader(pidfd, self._died)
 
     @property
@@ -125,6 +144,7 @@ class PodHandle:
 
     def _died(self) -> None:
         self._unwatch()
+        self._stop_waiting()
         if self._process is not None:
             self._process.wait()  # a readable pidfd: it does not block
             self._process = None
@@ -144,8 +164,12 @@ class PodHandle:
 
     def _sweep(self, wait: float) -> None:
         self._timer = None
-        left = kill_marked(self._mark, self._owner)
+        left = self._cgroup.kill() if self._cgroup is not None else []
+        left = left or kill_marked(self._mark, self._owner)
         if not left:
+            if self._cgroup is not None:
+                self._cgroup.remove()
+                self._cgroup = None
             if self.retiring or self._left_by_itself():
                 self._remove()
                 self._ended(self)
@@ -155,13 +179,14 @@ class PodHandle:
                 self._set(phase="unfit", reason=f"the shim could not start: {why}")
             else:
                 self._set(
-                    phase="gone", reason="the shim died", folder="", standby_pid=None, standby_warm=False,
-                    parked={}, warming=False, rendezvous=None,
+                    phase="gone", reason=self._death or "the shim died", folder="", standby_pid=None,
+                    standby_warm=False, parked={}, warming=False, rendezvous=None,
                 )  # fmt: skip
             return
         if self._loop.time() - self._sweeping_since > STUCK_AFTER:
             names = ", ".join(map(str, left))
-            self._set(phase="stuck", reason=f"the shim died and processes {names} do not end, even with SIGKILL")
+            why = self._death or "the shim died"
+            self._set(phase="stuck", reason=f"{why}, and processes {names} do not end, even with SIGKILL")
         self._timer = self._loop.call_later(wait, self._sweep, min(wait * 2, SWEEP_EVERY[1]))
 
     def _left_by_itself(self) -> bool:
@@ -177,6 +202,7 @@ class PodHandle:
         """Use this connected socket; what was asked meanwhile is sent."""
         link.setblocking(False)
         self._link, self._in, self._out, self._asked = link, b"", b"", None
+        self._granted = -1
         self._loop.add_reader(link, self._readable)
         self._send({"op": "attach"})
         waiting, self._waiting = self._waiting, []
@@ -188,6 +214,7 @@ class PodHandle:
         return self._link is not None
 
     def _detach(self) -> None:
+        self._stop_waiting()
         if self._link is not None:
             self._loop.remove_reader(self._link)
             self._loop.remove_writer(self._link)
@@ -244,6 +271,43 @@ class PodHandle:
         elif not self.gone:
             self._waiting.append({"op": op, **arguments})
 
+    def grant(self, until: float, seq: int) -> None:
+        """Time until this CLOCK_BOOTTIME. A shim that has not answered when it is over has hung, and is killed."""
+        self.command("grant", until=until, seq=seq)
+        if self._link is not None:
+            self._granted = seq
+            if self._unanswered is None:
+                self._wait_for_echo(until - boottime())
+
+    def _wait_for_echo(self, seconds: float) -> None:
+        wait = max(seconds, SILENT_AT_LEAST if self._spoke else SILENT_AT_FIRST)
+        at = self._loop.time() + wait
+        self._unanswered = self._loop.call_at(at, self._kill_silent, wait, at)
+
+    def _stop_waiting(self) -> None:
+        if self._unanswered is not None:
+            self._unanswered.cancel()
+            self._unanswered = None
+
+    def _echoed(self, seq: int) -> None:
+        """One that is behind, but goes on, has all of its time anew."""
+        self._echoes = True
+        self._stop_waiting()
+        if seq < self._granted:
+            self._wait_for_echo(SILENT_AT_LEAST)
+
+    def _kill_silent(self, waited: float, due: float) -> None:
+        self._unanswered = None
+        if self._link is None or self._pidfd < 0:
+            return
+        if self._loop.time() > due + LATE:
+            self._wait_for_echo(SILENT_AT_LEAST)
+        elif self._started_here or self._echoes or not self._spoke:  # a shim of an older version does not echo
+            self._death = f"the shim stopped answering for {waited:.0f} s and was killed"
+            logger.warning("shim of %s: %s", self.uid, self._death)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
     def _send(self, command: dict[str, Any]) -> None:
         self._out += json.dumps({"v": VERSION, **command}).encode() + b"\n"
         self._flush()
@@ -268,6 +332,9 @@ class PodHandle:
         except ValidationError as error:
             logger.error("shim of %s sent what is no status: %s", self.uid, error)
             return
+        if told.echo is not None:
+            self._echoed(told.echo)
+            return
         if told.status is None:
             logger.warning("shim of %s: %s", self.uid, told.error)
             return
@@ -284,6 +351,7 @@ class PodHandle:
             self._timer.cancel()
         if self._start is not None:
             self._start.cancel()
+        self._stop_waiting()
         self._unwatch()
         self._detach()
         if self._process is not None:

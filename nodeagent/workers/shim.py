@@ -160,6 +160,7 @@ class Shim:
 
     def _do_grant(self, command: Command) -> None:
         self.guard.grant(command["until"], command["seq"])
+        self.peers.echo(command["seq"])
 
     def _do_promise(self, command: Command) -> None:
         token = command["token"]
