@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import socket
 import sys
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.workers.linux import become_subreaper, boottime, write_atomic
-from nodeagent.workers.shim_checks import UnfitError, check_limits
 from nodeagent.workers.shim_children import Children
 from nodeagent.workers.shim_commit import Commits
 from nodeagent.workers.shim_gang import Gang, Parts, note
@@ -35,7 +33,6 @@ from nodeagent.workers.shim_peers import Peers
 from nodeagent.workers.shim_prepare import Preparation
 from nodeagent.workers.shim_rendezvous import Holder
 from nodeagent.workers.shim_snapshots import Snapshots, available_memory
-from nodeagent.workers.shim_spawn import RLIMITS, limit_value
 from nodeagent.workers.shim_stepped import FirstSteps
 from nodeagent.workers.shim_writeout import WriteOut
 
@@ -83,23 +80,12 @@ class Shim:
     # -- life
 
     def run(self) -> None:
-        for name, value in self.pod["limits"].items():
-            if name in RLIMITS:
-                self._limit(name, value)
         self.loop.on_child(self._on_child)
         self.loop.watch(self.guard.wake, self._on_fence)
         self.preparation.check()
         self.changed()
         self._watch_idle()
         self.loop.run()
-
-    def _limit(self, name: str, value: int | str) -> None:
-        """Workers inherit it. One that may not be set makes the pod unfit in ``_check``."""
-        try:
-            check_limits({name: value})
-        except UnfitError:
-            return
-        resource.setrlimit(RLIMITS[name], (limit_value(value), limit_value(value)))
 
     def _on_child(self) -> None:
         self.children.collect()

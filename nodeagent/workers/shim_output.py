@@ -157,6 +157,17 @@ class Capture:
         return f"{stamp(time.time())} ".encode() + self._stream
 
 
+def two_captures(loop: Loop, file: RotatingFile) -> tuple[Capture, Capture]:
+    """Of a process's standard output and error. Raises OSError, and then there is neither."""
+    out = Capture(loop, file, "stdout")
+    try:
+        return out, Capture(loop, file, "stderr")
+    except OSError:
+        out.started()
+        out.close()
+        raise
+
+
 def stamp(at: float) -> str:
     """RFC 3339 UTC with microseconds."""
     whole, fraction = divmod(int(at * 1e6), 10**6)

@@ -62,7 +62,8 @@ class Peers:
 
     def push(self, status: dict[str, Any]) -> None:
         """Tell every peer that wants to know, if it differs from what was pushed last."""
-        line = json.dumps({"v": VERSION, "status": status})
+        line = json.dumps({"v": VERSION, "status": status}, ensure_ascii=False)
+        line = line.encode("utf-8", "replace").decode()  # a lone surrogate would make all of it unreadable
         if line != self._last:
             self._last = line
             for peer in [p for p in self._peers if p.wants_status]:

@@ -177,3 +177,51 @@ async def test_what_left_its_session_does_not_outlive_a_shim_that_is_killed(benc
     os.kill(status.shim_pid, signal.SIGKILL)
     await bench.until(lambda s: s.phase == "gone")
     assert escaped(bench.root) == []
+
+
+async def test_limits_are_the_workers_and_never_the_shims(bench: Bench) -> None:
+    """With so few descriptors neither a shim nor its watchdog could end anything."""
+    for number, standby in enumerate((True, False), 1):
+        spec = make_spec(
+            (SYSTEM_PYTHON, "-c", "import time; time.sleep(600)"), bench.root / "job", user=ATTACKER,
+            environ={"PATH": "/usr/bin:/bin"}, limits={"nofile": 8}, standby=standby,
+        )  # fmt: skip
+        first = await bench.ready(spec)
+        assert first.phase == "ready", first.reason
+        status = await bench.running(number, ({}, {}, {}, {}))
+        pids = [pid_of(w) for w in status.workers]
+        await wait_for(lambda: all(nofile(pid) == "8" for pid in pids))  # noqa: B023 (awaited here)
+        assert all(nofile(pid) != "8" for pid in bench.own())
+        bench.host.stop(UID, None)
+        ended = await bench.until(lambda s: s.phase == "exited")
+        assert len(ended.exits) == 4
+        bench.host.retire(UID)
+        await wait_for(lambda: not bench.host.status())
+
+
+async def test_a_standby_that_says_too_much_costs_only_itself(bench: Bench) -> None:
+    (bench.root / "job" / "loud.py").write_text("raise ValueError('x' * 300_000)\n")
+    (bench.root / "job" / "forged.py").write_text(
+        "import json, os, socket, sys\n"
+        "link = socket.socket(fileno=os.dup(json.loads(sys.argv[1])['fd']))\n"
+        'for text in (\'[\' * 60_000, \'{}\', \'{"event": "forked", "id": 7, "pid": -1}\'): link.send(text.encode())\n'
+    )
+    for number, module in enumerate(("loud", "forged"), 1):
+        spec = make_spec(
+            (SYSTEM_PYTHON, "t.py"), bench.root / "job", user=ATTACKER, environ={"PATH": "/usr/bin:/bin"},
+            preload=(module,),
+        )  # fmt: skip
+        first = await bench.ready(spec)
+        assert first.phase == "ready", first.reason
+        status = await bench.running(number)
+        assert status.shim_pid == first.shim_pid
+        bench.host.stop(UID, None)
+        await bench.until(lambda s: s.phase == "exited")
+        bench.host.retire(UID)
+        await wait_for(lambda: not bench.host.status())
+
+
+def nofile(pid: int) -> str:
+    """The limit of its open files."""
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    return next(line.split()[3] for line in lines if line.startswith("Max open files"))
