@@ -27,7 +27,7 @@ from nodeagent.workers.shim_hang import HangWatch
 from nodeagent.workers.shim_leaving import Leaving
 from nodeagent.workers.shim_link import OPS, WorkerLink
 from nodeagent.workers.shim_loop import Delay, Loop
-from nodeagent.workers.shim_output import RotatingFile, log_to, lossy_stderr
+from nodeagent.workers.shim_output import QueuedFile, RotatingFile, Writer, log_to, lossy_stderr
 from nodeagent.workers.shim_peer import VERSION, Command, Peer
 from nodeagent.workers.shim_peers import Peers
 from nodeagent.workers.shim_prepare import Preparation
@@ -54,6 +54,7 @@ class Shim:
         for name in ("exits", "errors"):
             (self.state / name).mkdir(exist_ok=True)
         self.loop, self.guard, self.children = Loop(), Guard(), Children()
+        self.writer = Writer()
         self.guard.watchdog.start(self.loop, self.children)
         self.preparation = Preparation(
             self.loop, self.children, self.pod, folder / "s", self.changed,
@@ -86,6 +87,7 @@ class Shim:
         self.changed()
         self._watch_idle()
         self.loop.run()
+        self.writer.flush()
 
     def _on_child(self) -> None:
         self.children.collect()
@@ -120,7 +122,7 @@ class Shim:
     # -- commands and records
 
     def _file(self, path: Path) -> RotatingFile:
-        return RotatingFile(path, self.pod["log_max_bytes"], self.pod["log_keep"])
+        return QueuedFile(self.writer, path, self.pod["log_max_bytes"], self.pod["log_keep"])
 
     def _heard(self, peer: Peer, command: Command) -> None:
         op = command.get("op")
@@ -262,17 +264,22 @@ class Shim:
 
     def _prune(self, number: int) -> None:
         """Remove output and records of generations long past."""
-        for folder in self.logs.glob("g*"):
-            if folder.name[1:].isdigit() and int(folder.name[1:]) <= number - GENERATIONS_KEPT:
-                shutil.rmtree(folder, ignore_errors=True)
+        self.writer.put(lambda: self._prune_logs(number), 0)
         for record in [*self.state.glob("exits/g*-r*.json"), *self.state.glob("errors/g*-r*.json")]:
             if int(record.name[1:].partition("-")[0]) <= number - GENERATIONS_KEPT:
                 record.unlink(missing_ok=True)
 
+    def _prune_logs(self, number: int) -> None:
+        for folder in self.logs.glob("g*"):
+            if folder.name[1:].isdigit() and int(folder.name[1:]) <= number - GENERATIONS_KEPT:
+                shutil.rmtree(folder, ignore_errors=True)
+
     # -- status
 
     def changed(self) -> None:
-        """Push the status to every peer if it differs from the last one."""
+        """Push the status to every peer if it differs from the last one. What was printed before is in the logs by
+        then, unless their folder hangs."""
+        self.writer.flush()
         self.peers.push(self.status())
 
     def status(self) -> dict[str, Any]:
@@ -311,7 +318,7 @@ class Shim:
 
 
 def main() -> None:
-    # forks are safe here: the only other thread sits in a read, and every child execs or only looks at files
+    # forks are safe here: the other threads hold no lock that a child takes, and all children exec or look at files
     warnings.simplefilter("ignore", DeprecationWarning)
     sys.stderr = lossy_stderr()
     become_subreaper()

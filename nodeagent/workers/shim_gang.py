@@ -235,12 +235,6 @@ class Gang:
         number = self.token["number"]
         folder = self.parts.logs / f"g{number}"
         errors = self.parts.state / "errors"
-        try:
-            folder.mkdir(exist_ok=True)
-        except OSError as error:
-            self.refused = f"{folder}: {error.strerror}"
-            self.settle()
-            return
         for local_rank, rank in enumerate(self.ranks):
             file = self.parts.file(folder / f"rank{rank}.log")
             error_file = errors / f"g{number}-r{rank}.json"

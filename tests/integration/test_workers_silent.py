@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from nodeagent.workers.linux import is_running
-from tests.integration.workers_support import Bench, make_spec, open_bench, pid_of, wait_for
+from tests.integration.workers_support import UID, Bench, make_spec, open_bench, pid_of, wait_for
 
 PYTHON = sys.executable
 SLEEPER = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
@@ -41,3 +41,19 @@ async def test_a_shim_that_answers_lives_on(tmp_path: Path) -> None:
 def awaited(bench: Bench) -> bool:
     """An answer to a grant is waited for."""
     return any(pod._unanswered is not None for pod in bench.host._pods.values())
+
+
+async def test_a_log_folder_that_hangs_delays_logs_only(tmp_path: Path) -> None:
+    """A pipe in a log's place blocks open(2), and then write(2), as a dead file server does."""
+    (tmp_path / "t.py").write_text("print('x' * 1000)\n" * 20 + "import time\ntime.sleep(600)\n")
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec((PYTHON, "t.py"), tmp_path))
+        (bench.logs / "g1").mkdir()
+        os.mkfifo(bench.logs / "g1" / "rank0.log")
+        await bench.running()
+        bench.grant(60.0)
+        await wait_for(lambda: not awaited(bench))
+        bench.host.stop(UID, None)
+        await bench.until(lambda s: s.phase == "exited")
+        with (bench.logs / "g1" / "rank0.log").open("rb"):  # whoever reads it frees the writer
+            pass
