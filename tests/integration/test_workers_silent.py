@@ -45,15 +45,14 @@ def awaited(bench: Bench) -> bool:
 
 async def test_a_log_folder_that_hangs_delays_logs_only(tmp_path: Path) -> None:
     """A pipe in a log's place blocks open(2), and then write(2), as a dead file server does."""
-    (tmp_path / "t.py").write_text("print('x' * 1000)\n" * 20 + "import time\ntime.sleep(600)\n")
+    (tmp_path / "t.py").write_text("print('x' * 1000, flush=True)\n" * 20 + "open('printed', 'w').close()\n" + SLEEPER)
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec((PYTHON, "t.py"), tmp_path))
         (bench.logs / "g1").mkdir()
         os.mkfifo(bench.logs / "g1" / "rank0.log")
         await bench.running()
+        await wait_for((tmp_path / "printed").exists)
         bench.grant(60.0)
         await wait_for(lambda: not awaited(bench))
         bench.host.stop(UID, None)
         await bench.until(lambda s: s.phase == "exited")
-        with (bench.logs / "g1" / "rank0.log").open("rb"):  # whoever reads it frees the writer
-            pass
