@@ -145,12 +145,12 @@ class ShimHost:
     async def _adopt(self, folder: Path, record: PodRecord) -> None:
         handle = self._handle(record, folder, "unknown")
         try:
-            pidfd = await aside(lambda: _find_shim(folder, record), ADOPT_LIMIT)
+            pid, pidfd = await aside(lambda: _find_shim(folder, record), ADOPT_LIMIT)
         except UntrustedError as error:
             log.warning("no shim of %s: %s", record.uid, error)
             handle.sweep()
             return
-        handle.watch(pidfd)
+        handle.watch(pidfd, pid)
         try:
             link = await aside(lambda: connect(folder, record.owner, pidfd), ADOPT_LIMIT)
         except UntrustedError as error:
@@ -215,7 +215,7 @@ class ShimHost:
         if uid is None:
             self._grant = (until, seq)
         for pod in self._pods.values() if uid is None else filter(None, [self._pods.get(uid)]):
-            pod.command("grant", until=until, seq=seq)
+            pod.grant(until, seq)
 
     def connected(self, uid: str) -> bool:
         """This pod's shim hears us now."""
@@ -297,7 +297,7 @@ class ShimHost:
             handle.started(process)
             handle.attach(link)
         if self._grant is not None:
-            handle.command("grant", until=self._grant[0], seq=self._grant[1])
+            handle.grant(*self._grant)
 
     def _fork_shim(
         self, command: list[str], env: Mapping[str, str], logs: Path, login: Login
@@ -327,8 +327,8 @@ class ShimHost:
         return process, ours
 
 
-async def _started_as(unit: str, command: list[str], folder: Path, record: PodRecord) -> int:
-    """Have systemd start a shim; its pidfd, once it listens. Raises NotStartedError."""
+async def _started_as(unit: str, command: list[str], folder: Path, record: PodRecord) -> tuple[int, int]:
+    """Have systemd start a shim; its pid and pidfd, once it listens. Raises NotStartedError."""
     try:
         await units.start(command)
     except units.UnitError as error:
@@ -341,9 +341,9 @@ async def _started_as(unit: str, command: list[str], folder: Path, record: PodRe
     raise NotStartedError(f"it does not listen; more in: journalctl -u {unit}")
 
 
-def _find_shim(folder: Path, record: PodRecord) -> int:
-    """A pidfd of the pod's shim. What shim.json says is only where to look: it must be a living process of the job's
-    user that carries the pod's mark. Raises UntrustedError."""
+def _find_shim(folder: Path, record: PodRecord) -> tuple[int, int]:
+    """The pod's shim: its pid and a pidfd. What shim.json says is only where to look: it must be a living process of
+    the job's user that carries the pod's mark. Raises UntrustedError."""
     with Folder(folder.parent, folder.name, owner=record.owner) as run:
         said = run.read_object("shim.json")
     pid = said.get("pid")
@@ -355,7 +355,7 @@ def _find_shim(folder: Path, record: PodRecord) -> int:
         raise UntrustedError(f"its process {pid} is gone") from error
     same = said.get("boot") == boot_id() and said.get("start") == start_time(pid)
     if same and is_running(pid) and has_mark(pid, record.mark, record.owner):
-        return pidfd
+        return pid, pidfd
     os.close(pidfd)
     raise UntrustedError(f"process {pid} is not its shim")
 

@@ -24,7 +24,8 @@ from nodeagent.model.base import Record
 from nodeagent.model.pod import PodPhase
 from nodeagent.osutil.untrusted import Folder, UntrustedError
 from nodeagent.workers.base import PodStatus
-from nodeagent.workers.linux import kill_marked, read_proc
+from nodeagent.workers.cgroup import PodCgroup
+from nodeagent.workers.linux import boottime, kill_marked, read_proc
 from nodeagent.workers.shim_peer import VERSION
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,12 @@ OUT_MAX = 1 << 25
 is killed."""
 WAITING_MAX = 1000
 """Commands for a shim that is not connected; some minutes of grants."""
+SILENT_AT_LEAST = 2.0
+"""Seconds that a shim may take to answer a grant, however short its time is: machines are busy."""
+SILENT_AT_FIRST = 10.0
+"""The same for one that has not spoken yet: it starts."""
+LATE = 0.5
+"""A look at a silent shim that comes later than this is put off once: it was this process that did not run."""
 STUCK_AFTER = 10.0
 """Seconds until what a dead shim left behind is told as stuck."""
 SAID_MAX = 1000
@@ -59,6 +66,8 @@ class Told(Record):
     v: int
     status: PodStatus | None = None
     error: str = ""
+    echo: int | None = None
+    """The grant that has come through its loop."""
 
 
 class NotStartedError(Exception):
@@ -93,10 +102,14 @@ class PodHandle:
         self._start: asyncio.Task[None] | None = None
         self._asked: dict[str, Any] | None = None
         """Of the stop that its shim is carrying out."""
+        self._cgroup: PodCgroup | None = None
         self._why_killed = ""
         """Of a shim that this host gave up."""
         self._sweeping_since = 0.0
-        self._started_here = self._spoke = False
+        self._started_here = self._spoke = self._echoes = False
+        self._granted = -1
+        self._unanswered: asyncio.TimerHandle | None = None
+        """Until it is killed, unless it answers a grant."""
         self.retiring = False
         self.retry_at = 0.0
         """Loop time before which a shim that could not even start is not started again."""
@@ -107,29 +120,31 @@ class PodHandle:
     def started(self, process: subprocess.Popen[bytes]) -> None:
         """It is our child."""
         self._process, self._started_here = process, True
-        self.watch(os.pidfd_open(process.pid))
+        self._cgroup = PodCgroup.make(self.folder, process.pid)
+        self.watch(os.pidfd_open(process.pid), process.pid)
 
-    def starts(self, start: Coroutine[None, None, int]) -> None:
-        """Somebody else starts it, and this tells its pidfd: then it listens. Raises ``NotStartedError``."""
+    def starts(self, start: Coroutine[None, None, tuple[int, int]]) -> None:
+        """Somebody else starts it, and this tells its pid and pidfd: then it listens. Raises ``NotStartedError``."""
 
         async def begin() -> None:
             try:
-                pidfd = await start
+                pid, pidfd = await start
             except NotStartedError as error:
                 self._start = None
                 self._set(reason=str(error))
                 self.sweep()
             else:
                 self._start = None
-                self.watch(pidfd)
+                self.watch(pidfd, pid)
                 self._reconnect()
 
         self._started_here = True
         self._start = self._loop.create_task(begin())
 
-    def watch(self, pidfd: int) -> None:
+    def watch(self, pidfd: int, pid: int) -> None:
         """Learn of its death."""
         self._pidfd = pidfd
+        self._cgroup = self._cgroup or PodCgroup.of(pid)
         self._loop.add_reader(pidfd, self._died)
 
     @property
@@ -144,6 +159,7 @@ class PodHandle:
 
     def _died(self) -> None:
         self._unwatch()
+        self._stop_waiting()
         if self._process is not None:
             self._process.wait()  # a readable pidfd: it does not block
             self._process = None
@@ -163,8 +179,12 @@ class PodHandle:
 
     def _sweep(self, wait: float) -> None:
         self._timer = None
-        left = kill_marked(self._mark, self._owner)
+        left = self._cgroup.kill() if self._cgroup is not None else []
+        left = left or kill_marked(self._mark, self._owner)
         if not left:
+            if self._cgroup is not None:
+                self._cgroup.remove()
+                self._cgroup = None
             if self.retiring or self._left_by_itself():
                 self._ended(self)
             elif self._started_here and not self._spoke:
@@ -180,7 +200,8 @@ class PodHandle:
             return
         if self._loop.time() - self._sweeping_since > STUCK_AFTER:
             names = ", ".join(map(str, left))
-            self._set(phase="stuck", reason=f"the shim died and processes {names} do not end, even with SIGKILL")
+            why = self._why_killed or "the shim died"
+            self._set(phase="stuck", reason=f"{why}, and processes {names} do not end, even with SIGKILL")
         self._timer = self._loop.call_later(wait, self._sweep, min(wait * 2, SWEEP_EVERY[1]))
 
     def _left_by_itself(self) -> bool:
@@ -193,6 +214,7 @@ class PodHandle:
         """Use this connected socket; what was asked meanwhile is sent."""
         link.setblocking(False)
         self._link, self._in, self._out, self._asked = link, b"", b"", None
+        self._granted = -1
         self._loop.add_reader(link, self._readable)
         self._send({"op": "attach"})
         waiting, self._waiting = self._waiting, []
@@ -204,6 +226,7 @@ class PodHandle:
         return self._link is not None
 
     def _detach(self) -> None:
+        self._stop_waiting()
         if self._link is not None:
             self._loop.remove_reader(self._link)
             self._loop.remove_writer(self._link)
@@ -268,6 +291,40 @@ class PodHandle:
                 return
             self._waiting.append({"op": op, **arguments})
 
+    def grant(self, until: float, seq: int) -> None:
+        """Time until this CLOCK_BOOTTIME. A shim that has not answered when it is over has hung, and is killed."""
+        self.command("grant", until=until, seq=seq)
+        if self._link is not None:
+            self._granted = seq
+            if self._unanswered is None:
+                self._wait_for_echo(until - boottime())
+
+    def _wait_for_echo(self, seconds: float) -> None:
+        wait = max(seconds, SILENT_AT_LEAST if self._spoke else SILENT_AT_FIRST)
+        at = self._loop.time() + wait
+        self._unanswered = self._loop.call_at(at, self._kill_silent, wait, at)
+
+    def _stop_waiting(self) -> None:
+        if self._unanswered is not None:
+            self._unanswered.cancel()
+            self._unanswered = None
+
+    def _echoed(self, seq: int) -> None:
+        """One that is behind, but goes on, has all of its time anew."""
+        self._echoes = True
+        self._stop_waiting()
+        if seq < self._granted:
+            self._wait_for_echo(SILENT_AT_LEAST)
+
+    def _kill_silent(self, waited: float, due: float) -> None:
+        self._unanswered = None
+        if self._link is None or self._pidfd < 0:
+            return
+        if self._loop.time() > due + LATE:
+            self._wait_for_echo(SILENT_AT_LEAST)
+        elif self._started_here or self._echoes or not self._spoke:  # a shim of an older version does not echo
+            self._give_up(f"the shim stopped answering for {waited:.0f} s and was killed")
+
     def _send(self, command: dict[str, Any]) -> None:
         self._out += json.dumps({"v": VERSION, **command}).encode() + b"\n"
         self._flush()
@@ -294,6 +351,9 @@ class PodHandle:
         except ValidationError as error:
             logger.error("shim of %s sent what is no status: %s", self.uid, str(error)[:SAID_MAX])
             self._give_up("its shim sent what is no status")
+            return
+        if received.echo is not None:
+            self._echoed(received.echo)
             return
         if received.status is None:
             logger.warning("shim of %s: %s", self.uid, received.error[:SAID_MAX])
@@ -323,6 +383,7 @@ class PodHandle:
             self._timer.cancel()
         if self._start is not None:
             self._start.cancel()
+        self._stop_waiting()
         self._unwatch()
         self._detach()
         if self._process is not None:

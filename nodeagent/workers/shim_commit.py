@@ -43,6 +43,7 @@ class Commits:
             raise ValueError("a checkpoint's name is a folder's")
         if name in (".", "..") or not name.isprintable():
             raise ValueError("a checkpoint's name is a folder's")
+        name.encode()  # a lone surrogate is no text that others could read: UnicodeEncodeError, a ValueError
         if not all(isinstance(n, int) and 0 <= n < MOST for n in (step, order)):
             raise ValueError("step and order are numbers")
 

@@ -61,9 +61,11 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "trust/certificate.py": ("mkdir open unlink", OWN),
     "trust/key.py": ("fchmod mkdir open unlink", ADMIN),
     "trust/ledger.py": ("mkdir read_text", OWN),
+    "workers/cgroup.py": ("mkdir read_text rmdir write_text", KERNEL),
     "workers/host.py": ("iterdir", "the folder above the pods' own, which is the agent's"),
     "workers/linux.py": ("iterdir open read_text scandir unlink write_text", KERNEL + "; write_atomic is used " + OWN),
     "workers/logs.py": ("open", "untrusted.Folder's"),
+    "workers/tree.py": ("listdir", KERNEL),
     "workers/pod_folder.py": (
         "chmod chown fchown glob mkdir read_text rename unlink",
         "the agent's own records, and pods' folders above which all is the agent's, before or by name only",
