@@ -1,4 +1,4 @@
-"""``python -m benchmarks.queue``: what one round of an agent costs in a large cluster with a long queue.
+"""``python -m benchmarks.long_queue``: what one round of an agent costs in a large cluster with a long queue.
 
 All nodes but a few run one job; the others wait. The records are in memory and the agent has no pods, store or network:
 what is measured is the time that a round keeps its process from anything else.
@@ -138,7 +138,7 @@ async def measure(nodes: int, queued: int, gang: int) -> tuple[float, float, flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.queue", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.long_queue", description=__doc__)
     parser.add_argument("--gang", type=int, default=0, help="nodes of each job that runs; default: one runs on all")
     arguments = parser.parse_args()
     print("| nodes | jobs that wait | jobs that run | first round | at rest | a node changed |")
