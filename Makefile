@@ -30,7 +30,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
 
-.PHONY: help setup demo lint test test-rest test-all check endurance nodes bench bench-lease packages sim mutants clean
+.PHONY: help setup demo lint test test-rest test-all check endurance gpu nodes bench bench-lease packages sim mutants clean
 help:
 	@sed -n '3,11s/^#     //p' Makefile
 
@@ -84,6 +84,10 @@ sim: $(READY)
 
 endurance: $(READY)
 	$(BIN)/python -m pytest -m endurance -s $(PYTEST_ARGS)
+
+# What only a real GPU shows: one is enough. GPU_PYTHON: one whose torch has CUDA.
+gpu: $(READY)
+	$(if $(GPU_PYTHON),NODEAGENT_GPU_PYTHON=$(GPU_PYTHON)) $(BIN)/python -m pytest -m gpu -s -rs tests/gpu $(PYTEST_ARGS)
 
 nodes: $(READY)
 	$(PIP) --group nodes

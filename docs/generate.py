@@ -17,7 +17,7 @@ from nodeagent.model.health import Severity
 from nodeagent.model.job import Phase
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.repair import Kind
-from nodeagent.model.timing import Timing
+from nodeagent.model.timing import RELEASE, Timing
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import RefusalKind
 from nodeagent.plan.phases import MEANING, TRANSITIONS, diagram
@@ -43,6 +43,7 @@ def timing() -> str:
         raise ValueError("; ".join(problems))
     gone = t.fence * 1.02 + t.credit + t.kill
     slow = t.heartbeat + 2 * t.store_timeout
+    latest = (t.failsafe_limit + t.fence) * 1.02 + t.kill
     rows = [
         ("fence x 1.02 + credit + kill <= lease", f"{gone:.3f} <= {t.lease:g}", "a node's workers are gone before its "
          "lease is seen to have lapsed"),
@@ -51,6 +52,9 @@ def timing() -> str:
          "pause of the store counts as the store's, not as the nodes'"),
         ("fence x 1.02 + kill <= promise", f"{t.fence * 1.02 + t.kill:.3f} <= {t.promise:g}", "workers on lent time "
          "are gone before a keeper that lent it lets go"),
+        (f"(failsafe_limit + fence) x 1.02 + kill <= failsafe_limit x {RELEASE:g} + lease", f"{latest:.0f} <= "
+         f"{t.failsafe_limit * RELEASE + t.lease:.0f}", "a keeper is given up only when nothing runs on its time any "
+         "more"),
         ("heartbeat <= failsafe <= fence - 2 x heartbeat", f"{t.heartbeat:g} <= {t.failsafe:g} <= "
          f"{t.fence - 2 * t.heartbeat:g}", "one missed renewal asks nobody; the keepers are asked at least twice "
          "before the fence acts"),
@@ -114,7 +118,8 @@ def health_rules() -> str:
     """The rules on sick hardware; Xids that mean the same share a row."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for rule in rules():
-        after = f"{rule.after:g} s" if rule.after else "-"
+        after = f"{rule.after:g} s" if rule.after else f"{rule.times} times" if rule.times else "-"
+        after += f" in {rule.window / 3600:g} h" if rule.window else ""
         rows.setdefault((rule.text, rule.severity, rule.action, rule.heals, after, rule.source), []).append(rule.id)
     lines = [
         "| rule | fires when | severity | repair | heals by | holds for | source |",

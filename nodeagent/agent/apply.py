@@ -17,7 +17,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.world import PodReport
 from nodeagent.plan import pod, steps
 from nodeagent.store.base import Store, StoreRefusedError
-from nodeagent.store.messages import Ending, Proposal, Settlement
+from nodeagent.store.messages import Ending, Judgement, Proposal, Settlement
 from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodHost, StartOrder
 from nodeagent.workers.environment import worker_environments
@@ -114,6 +114,8 @@ class Applier:
         me = self._snapshot.node(self._lease.node)
         if job.head is None or me is None:
             return
+        if self._clock.now() >= self._lease.fence_at:
+            return  # its shim would refuse, at the job's cost: the next round tries again, with time or without a lease
         member = job.head.members[self._lease.node]
         nodes = {}
         for other in job.head.members:
@@ -205,6 +207,18 @@ class Applier:
                     by=self._lease.node,
                 )
                 return await self._write(self._store.settle(settlement))
+            case steps.Judge(number, spend):
+                log.info("judge", generation=number, cause=spend.kind, why=why)
+                judgement = Judgement(
+                    uid=job.uid,
+                    expect=token,
+                    expect_state=state,
+                    control_rev=job.control.rev,
+                    number=number,
+                    spend=spend,
+                    by=self._lease.node,
+                )
+                return await self._write(self._store.judge(judgement))
             case steps.Remove():
                 log.info("remove", why=why)
                 await self._store.remove(job.uid)

@@ -10,14 +10,17 @@ import structlog
 
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.model.job import Checkpoint
 from nodeagent.store.base import Store, StoreRefusedError
+from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodHost
 
 
 class Commits:
     """Those of one node."""
 
-    def __init__(self, lease: Lease, *, store: Store, host: PodHost, snapshot: Snapshot) -> None:
+    def __init__(self, lease: Lease, *, store: Store, host: PodHost, snapshot: Snapshot, seal: Seal) -> None:
+        self._seal = seal
         self._lease, self._store, self._host, self._snapshot = lease, store, host, snapshot
         self._log = structlog.get_logger("commits").bind(node=lease.node)
 
@@ -29,8 +32,15 @@ class Commits:
                 continue
             lease, log = self._lease, self._log.bind(uid=uid, checkpoint=wish.name, generation=wish.token.number)
             try:
+                pointer = Checkpoint(name=wish.name, step=wish.step, number=wish.token.number, order=wish.order)
+            except ValueError as error:  # the shim is the job's user's
+                log.warning("not committed", why=str(error))
+                self._host.committed(uid, wish, "it is no name of a checkpoint, or has no number")
+                continue
+            try:
+                signature = self._seal.pointer(uid, pointer).signature
                 job = await self._store.commit(
-                    uid, wish.token, lease.node, lease.incarnation, wish.name, wish.step, wish.order
+                    uid, wish.token, lease.node, lease.incarnation, wish.name, wish.step, wish.order, signature
                 )
             except StoreRefusedError as refusal:
                 if refusal.code == "recovering":

@@ -59,6 +59,12 @@ class Failsafe:
 
     def answer(self, ask: Ask) -> Answer:
         """For others, and for this node's own workers. A yes is kept."""
+        said = self._answer(ask)
+        return said.model_copy(update={"node": self._lease.node, "life": self._lease.incarnation.life})
+
+    def _answer(self, ask: Ask) -> Answer:
+        if (ask.to, ask.to_life) != (self._lease.node, self._lease.incarnation.life):
+            return Answer(yes=False, why=f"{self._lease.node} was asked in the place of {ask.to}")
         if self.leaving:
             return Answer(yes=False, why=f"{self._lease.node} is leaving")
         if _kept(ask.token, ask.keepers) in self._given_up:
@@ -170,9 +176,15 @@ class Failsafe:
         self._lease.lend(question.uid, asked + self._timing.fence)
 
     async def _ask(self, node: str, question: Ask) -> Answer | None:
-        if node == self._lease.node:
+        me, record = self._lease, self._cluster().nodes.get(node)
+        life = me.incarnation.life if node == me.node else record.incarnation.life if record is not None else ""
+        question = question.model_copy(update={"to": node, "to_life": life})
+        if node == me.node:
             return self.answer(question)
-        record = self._cluster().nodes.get(node)
         if record is None or not record.facts.peer:
             return None
-        return await self._peers.ask(record.facts.peer, question, self._timing.heartbeat)
+        said = await self._peers.ask(record.facts.peer, question, self._timing.heartbeat)
+        if said is not None and not said.of(node, life):
+            who = said.node or "somebody else"
+            return Answer(yes=False, why=f"{who} answers at the address of {node}")
+        return said

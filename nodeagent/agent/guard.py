@@ -38,6 +38,7 @@ class _Judged:
     admits: bool
     controls: bool
     gang: bool
+    points: bool
 
 
 class Guard:
@@ -170,6 +171,7 @@ class Guard:
                 last.admits if last is not None and _same_admission(last.job, job) else seal.admits(job),
                 last.controls if last is not None and last.job.control is job.control else seal.controls(job),
                 last.gang if last is not None and _same_gang(last.job, job) else seal.gang(job),
+                last.points if last is not None and last.job.checkpoint is job.checkpoint else seal.points(job),
             )
             self._judged[job.uid], self._looked = last, None
         return last
@@ -201,6 +203,11 @@ class Guard:
             return "gang", (
                 "its generation was changed in the store: not every member's agent agreed to it as it is; "
                 f"form it anew: nodeagentctl stop {job.name}, then submit it again"
+            )
+        if not known.points:
+            return "checkpoint", (
+                "the checkpoint that it would go on from was not committed through an agent: somebody changed it in "
+                f"the store; workers that run may commit another, else {_anew(job)}"
             )
         if not known.controls:
             return "control", f"what is wanted of it was changed in the store, not through an agent; {_mend(job)}"

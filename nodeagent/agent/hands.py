@@ -34,6 +34,11 @@ SHOWN = 300
 LOOK = 0.5
 """Seconds between two looks at a command that an earlier start of the agent left."""
 
+FAILED = 3
+"""The exit code of a verify run that found the hardware broken. Not 1 or 2: with those a script ends that is broken
+itself (a traceback, a shell's error), which says nothing of the hardware. `nodeagent diag` ends with 1, and says in its
+report which checks failed: that counts, too."""
+
 Started = Callable[[int, int], Awaitable[None]]
 
 
@@ -54,7 +59,8 @@ class Hands(Protocol):
         ...
 
     async def verify(self, devices: Sequence[str]) -> Ended:
-        """Check these GPUs (none: the whole node)."""
+        """Check these GPUs (none: the whole node). Code 0: passed, ``FAILED``: the hardware is broken, None: it took
+        too long; with any other it is the run itself that is broken."""
         ...
 
     async def outlived(self, attempt: Attempt, seconds: float) -> None:
@@ -86,7 +92,8 @@ class Commands:
             told["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         argv = filled(self._config.verify or (), devices, {"node": self._node, "rule": ""})
         ended = await self._run("verify", argv, told, self._config.verify_deadline, _nobody)
-        return Ended(ended.code, failed_checks(self._output("verify")) or ended.text) if ended.code == 1 else ended
+        failed = failed_checks(self._output("verify")) if ended.code == 1 else ""
+        return Ended(FAILED, failed) if failed else ended
 
     async def outlived(self, attempt: Attempt, seconds: float) -> None:
         if not attempt.pid or start_time(attempt.pid) != attempt.start:

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from nodeagent.model.node import Incarnation
+from nodeagent.osutil.ownfolder import NotOurFolderError, check, own
 from nodeagent.workers.linux import write_atomic
 
 STANDS_IN = "stands in at least until"
@@ -49,7 +50,7 @@ class Identity:
     def queue(self) -> None:
         """Be the next start, before the long part of it: then a stand-in waits for as long as that takes. Raises
         IdentityError when an agent runs that is no stand-in, or when another start waits for its end."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
+        claim(self._file.parent, make=True)
         deadline = time.monotonic() + LOOK_TIME
         while (queue := _locked(self._queue_path)) is None:
             if time.monotonic() > deadline:
@@ -176,9 +177,20 @@ class Identity:
         write_atomic(self._file, text, durable=True)
 
 
+def claim(path: Path, *, make: bool = False) -> None:
+    """Believe in this folder only if it is this agent's own. Raises IdentityError."""
+    try:
+        if make or path.exists():
+            own(path)
+        else:
+            check(path)
+    except NotOurFolderError as error:
+        raise IdentityError(str(error)) from error
+
+
 def _locked(path: Path) -> int | None:
     """The file, open and locked until it is closed; None while somebody else has it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

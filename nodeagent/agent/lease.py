@@ -7,7 +7,7 @@ decides nothing about jobs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
@@ -17,6 +17,7 @@ from nodeagent.agent.known import Known
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.recovery import offer
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.model.job import TERMINAL
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
@@ -34,6 +35,13 @@ rest."""
 
 MOST_NOTES = 16
 """Most notes in one beat."""
+
+HOPELESS = frozenset({"timing", "version"})
+"""Codes of refusals that this agent can do nothing about. Before its first join it ends with them. Later the store was
+changed under it, by hand or by an agent that does not belong there: it counts as away until that is put right."""
+
+MOST_RUNS = 64
+"""Most jobs that the store is asked about in one beat."""
 
 OFFERS = 4
 """Most offers to a store that may have lost writes, within one beat."""
@@ -73,6 +81,8 @@ class Lease:
         self.fence_at = 0.0
         self.beat_sent = 0.0
         self.away_since: float | None = None
+        self.unusable = ""
+        """Why the store, which answers, counts as away all the same; empty if it does not."""
         self.next_lapse: float | None = None
         """When (our clock) the next lease of another node runs out, as far as known."""
         self.newest_event = "0-0"
@@ -120,7 +130,9 @@ class Lease:
             raise
         except StoreRefusedError as refusal:
             self.reason = str(refusal)
-            if refusal.code in ("lost", "not_current"):
+            if refusal.code in HOPELESS:
+                self._unusable(refusal)
+            elif refusal.code in ("lost", "not_current"):
                 self.lost = True
             elif refusal.code == "lease_held":
                 self._give_up_when_hopeless(refusal)
@@ -187,7 +199,13 @@ class Lease:
     async def _restore(self) -> None:
         """The store may have lost writes: offer it what is known here, and go on in the same life. Workers are not
         touched: what was granted is good until its fence."""
-        self._snapshot.read_again(await self._offer_view())
+        try:
+            era = await self._offer_view()
+        except StoreRefusedError as refusal:
+            if refusal.code in HOPELESS:
+                self._unusable(refusal)
+            raise
+        self._snapshot.read_again(era)
         self.joined = False
         await self._join(said=True)
 
@@ -209,7 +227,7 @@ class Lease:
         notes = tuple(self.notes[:MOST_NOTES])
         pods_due = pods != self._pods_sent or (pods and sent - self._pods_at > PODS_REFRESH)
         era, rev = self._snapshot.asked
-        saved = self._saved()
+        saved, runs = self._saved(), self._runs()
         beat = Beat(
             node=self.node,
             incarnation=self.incarnation,
@@ -225,6 +243,9 @@ class Lease:
             saved=saved if saved != self._saved_sent else None,
             pods=tuple(p.model_copy(update={"usage": self.usage.get(p.uid)}) for p in pods) if pods_due else None,
             notes=notes,
+            runs=runs,
+            damaged=self._damaged(runs),
+            silent=self._snapshot.silent,
         )
         try:
             reply = await self._store.beat(beat)
@@ -232,23 +253,57 @@ class Lease:
             self._unanswered(error)
             raise
         except StoreRefusedError as refusal:
-            if refusal.code not in ("stale", "behind") and beat.incarnation == self.incarnation:
+            if refusal.code in HOPELESS:
+                self._unusable(refusal)
+            elif refusal.code not in ("stale", "behind") and beat.incarnation == self.incarnation:
                 self.joined, self.lost, self.reason = False, True, str(refusal)
             raise
         now = self._clock.now()
         self._renewed(beat, sent, pods)
         self._metrics.store_roundtrip.observe(now - sent)
-        self._snapshot.absorb(reply, now)
+        self._snapshot.absorb(reply, now, runs)
         self.next_lapse = None if reply.next_lapse is None else now + reply.next_lapse / 1000
         self.newest_event = reply.event
         return reply
+
+    def _unusable(self, refusal: StoreRefusedError) -> None:
+        """It answers, and cannot be used: as one that is away."""
+        if self.unusable != str(refusal):
+            self.unusable = str(refusal)
+            self._log.error("the store cannot be used; it counts as away until that is put right", why=self.unusable)
+        self._unanswered(refusal)
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Records in the store that cannot be read, by key: why."""
+        return self._snapshot.unread
+
+    def _runs(self) -> tuple[str, ...]:
+        """Jobs that no step can have removed: this life is a member or holder, and nobody has ended them."""
+        life, out = self.incarnation.life, []
+        for job in self._snapshot.jobs.values():
+            head = job.head
+            if head is None or job.phase in TERMINAL:
+                continue
+            holder = head.holders.get(self.node) or (head.members.get(self.node) if head.state != "ended" else None)
+            if holder is not None and holder.life == life:
+                out.append(job.uid)
+        return tuple(sorted(out)[:MOST_RUNS])
+
+    def _damaged(self, runs: Collection[str]) -> tuple[str, ...]:
+        """Records that only damage can have made what they are: of what runs here, where all agents have this version.
+        (Another one may write what this one cannot read.)"""
+        unread = [key for key in self._snapshot.unread if key.removeprefix("job:") in runs]
+        if self._snapshot.rereads or (unread and not self._snapshot.one_version(self.facts.agent_version)):
+            return ()
+        return tuple(sorted(unread))
 
     def _overwritten(self, what: str, ours: object) -> bool:
         """The store has something else of this node than what was sent last: a join that came late put it back."""
         record = self._snapshot.node(self.node)
         return record is not None and record.incarnation == self.incarnation and getattr(record, what) != ours
 
-    def _unanswered(self, error: StoreUnavailableError) -> None:
+    def _unanswered(self, error: StoreUnavailableError | StoreRefusedError) -> None:
         self._metrics.store_errors.inc()
         if self.away_since is None:
             self.away_since = self._clock.wall()
@@ -258,7 +313,7 @@ class Lease:
     def _renewed(self, beat: Beat, sent: float, pods: tuple[PodState, ...]) -> None:
         if self.away_since is not None:
             self._log.info("store answers again", away=round(self._clock.wall() - self.away_since, 1))
-            self.away_since = None
+            self.away_since, self.unusable = None, ""
         if beat.facts is not None:
             self._facts_sent = beat.facts
         if beat.readiness is not None:

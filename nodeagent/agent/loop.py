@@ -23,10 +23,11 @@ from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.guard import Guard
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.kept import Disk, Writing
-from nodeagent.agent.lease import PODS_REFRESH, Lease
+from nodeagent.agent.lease import HOPELESS, PODS_REFRESH, Lease
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.peers import Peers
 from nodeagent.agent.published import agent_health
+from nodeagent.agent.reach import Reach
 from nodeagent.agent.restarts import RestartCounter
 from nodeagent.agent.rounds import Rounds
 from nodeagent.agent.saver import Saver
@@ -41,6 +42,8 @@ from nodeagent.model.usage import PodUsage
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.missed import missed
+from nodeagent.plan.queue import in_queue
+from nodeagent.plan.waiting import explain
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import Saved
@@ -112,6 +115,8 @@ class Agent:
         self._failsafe = Failsafe(
             config.timing, lease=self._lease, host=host, clock=clock, peers=peers, cluster=self.cluster
         )
+        self._wake = asyncio.Event()
+        self._reach = Reach(node, peers=peers, clock=clock, cluster=self.cluster, changed=self._wake.set)
         stopwatch = Stopwatch(node)
         applier = Applier(
             self._lease, store=store, host=host, clock=clock, snapshot=self._snapshot, random_id=random_id,
@@ -122,13 +127,15 @@ class Agent:
         self.advert = Advert(node, config.cluster, key, self._lease)
         self._round = Rounds(
             node, lease=self._lease, host=host, clock=clock, failsafe=self._failsafe, applier=applier,
-            commits=Commits(self._lease, store=store, host=host, snapshot=self._snapshot), stopwatch=stopwatch,
+            commits=Commits(self._lease, store=store, host=host, snapshot=self._snapshot, seal=self._seal),
+            stopwatch=stopwatch,
             turns=Turns(node, config.timing.turn), metrics=metrics, checked=checked, cluster=self.cluster,
             standbys=lambda: self._config.jobs.standbys, counted=self._count_restarts,
+            keep=lambda: (self._config.jobs.retention.age, self._config.jobs.retention.jobs),
+            unreachable=lambda: self._reach.unreachable,
         )  # fmt: skip
         self.care, self.diagnosis = care, diagnosis
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
-        self._wake = asyncio.Event()
         self._lag = 0.0
         self._leaving = False
         self._acting = asyncio.Lock()
@@ -152,7 +159,7 @@ class Agent:
                 tasks.create_task(t())
                 for t in (
                     self._beats, self._watch, self._rounds, self._relay, self._failsafe.run,
-                    upkeep.remember, upkeep.renew, self.saver.run,
+                    upkeep.remember, upkeep.renew, self.saver.run, self._reach.run,
                 )
             ]  # fmt: skip
             await stop.wait()
@@ -252,7 +259,7 @@ class Agent:
         except StoreUnavailableError as error:
             self._log.debug("no beat", why=str(error))
         except StoreRefusedError as refusal:
-            if refusal.code in ("timing", "version"):
+            if refusal.code in HOPELESS and not self.joined.is_set():
                 raise
             if refusal.code not in ("lease_held", "stale", "recovering"):
                 self._log.warning("lease is gone", why=str(refusal))
@@ -357,6 +364,12 @@ class Agent:
     def store(self) -> Store:
         return self._store
 
+    @property
+    def certain(self) -> bool:
+        """What is known of jobs is all that there is: a job that is not known does not exist any more."""
+        snapshot = self._snapshot
+        return self._lease.joined and self._lease.seasoned and snapshot.complete and not snapshot.recovering
+
     def cluster(self) -> Cluster:
         snapshot = self._snapshot
         refused = self._guard.look(
@@ -371,6 +384,13 @@ class Agent:
     def why(self, uid: str) -> tuple[str, ...]:
         job = self._snapshot.job(uid)
         return decide(self.cluster(), job, self._clock.wall()).why if job is not None else ()
+
+    def explain(self, uid: str) -> tuple[str, ...]:
+        job, cluster = self._snapshot.job(uid), self.cluster()
+        if job is None:
+            return ()
+        more = explain(cluster, job) if in_queue(job) and uid not in cluster.refused else ()
+        return more or self.why(uid)
 
     def pods(self) -> Mapping[str, PodStatus]:
         return self._host.status()

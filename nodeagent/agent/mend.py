@@ -29,6 +29,8 @@ from nodeagent.workers.base import PodStatus
 
 TICK = 0.5
 """Seconds between two looks."""
+AGAIN = 30.0
+"""Seconds after its repair in which a fault that is read again may yet go; then the repair did not help."""
 SETTLE = 300.0
 """Seconds after its repair in which a device has to be read without a fault; else that did not help."""
 
@@ -221,7 +223,9 @@ class Mender:
         await self._tell(_claim(attempt, self._clock.wall()))
 
     async def _failed(self, attempt: Attempt, text: str) -> None:
-        self._ward.escalate({(attempt.rule, attempt.device)}, f"{LABEL[attempt.kind]} did not help: {text}")
+        key = (attempt.rule, attempt.device)
+        if any((v.rule, v.device) == key and v.action == attempt.kind for v in self._ward.verdicts):
+            self._ward.escalate({key}, f"{LABEL[attempt.kind]} did not help: {text}")
         await self._over(attempt, "failed", text)
 
     async def _over(self, attempt: Attempt, outcome: Outcome, text: str) -> None:
@@ -265,8 +269,10 @@ class Mender:
                 await self._tell(claim.model_copy(update={"why": stuck.told}))
             elif any((v.rule, v.device, v.stage) == (claim.rule, claim.device, "active") for v in self._ward.verdicts):
                 await self._over(attempt, "failed", "it was verified, and failed")
+        elif verdict.stage == "active" and verdict.seen > claim.since and self._clock.wall() - claim.since > AGAIN:
+            await self._failed(attempt, "its fault is there again")
         elif self._clock.wall() - claim.since > SETTLE:
-            await self._failed(attempt, f"its fault was still read {SETTLE:g} s later")
+            await self._failed(attempt, f"it could not be read without a fault within {SETTLE:g} s")
 
     async def _verify_others(self) -> str:
         """What was repaired by other hands than ours, or has healed by itself; why one of them is not verified."""

@@ -4,6 +4,7 @@ translation."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.lease import Lease
@@ -12,6 +13,7 @@ from nodeagent.api.view import AgentHealth
 from nodeagent.model.node import Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.prepare import failed_here
 from nodeagent.workers.base import PodStatus
 
 
@@ -29,8 +31,24 @@ def readiness(statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
     return out
 
 
-def pod_states(cluster: Cluster, node: str, statuses: Mapping[str, PodStatus]) -> tuple[PodState, ...]:
-    """The node's pods as published under TTL keys, by job uid."""
+def kept_verdicts(cluster: Cluster, node: str, statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
+    """Job uid to the verdict of a check that failed here, of jobs that wait and have no pod here any more to look
+    again (``plan/prepare.py``): forgotten, it would be found anew, again and again."""
+    record = cluster.nodes.get(node)
+    if record is None:
+        return {}
+    found = {uid: ready for uid, ready in record.readiness.items() if ready.state == "unfit" and uid not in statuses}
+    jobs = cluster.jobs
+    return {uid: ready for uid, ready in found.items() if uid in jobs and failed_here(cluster, jobs[uid], node)}
+
+
+def pod_states(
+    cluster: Cluster,
+    node: str,
+    statuses: Mapping[str, PodStatus],
+    unreachable: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+) -> tuple[PodState, ...]:
+    """The node's pods as published under TTL keys, by job uid. ``unreachable``: as ``Reach`` has it."""
     out = []
     for uid, status in sorted(statuses.items()):
         job = cluster.jobs.get(uid)
@@ -51,6 +69,7 @@ def pod_states(cluster: Cluster, node: str, statuses: Mapping[str, PodStatus]) -
                 parked_memory=sum(status.parked.values()),
                 workers=status.workers,
                 snapshot_bytes=status.snapshot_bytes,
+                unreachable=dict(unreachable.get(uid, {})),
             )
         )
     return tuple(out)
@@ -64,6 +83,8 @@ def agent_health(lease: Lease, failsafe: Failsafe, saver: Saver, lag: float, now
         lease_left=max(0.0, lease.fence_at - now),
         beat_age=max(0.0, now - lease.beat_sent),
         store_away_since=lease.away_since,
+        unread=dict(lease.unread),
+        store_unusable=lease.unusable,
         loop_lag=lag,
         lent={uid: end - now for uid, end in failsafe.lent.items() if end > now},
         not_lent=dict(failsafe.refusals),

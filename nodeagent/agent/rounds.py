@@ -6,6 +6,7 @@ by itself is done.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 from nodeagent.agent.apply import Applier
@@ -15,19 +16,28 @@ from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.podplan import PodPlan
-from nodeagent.agent.published import pod_states, readiness
+from nodeagent.agent.published import kept_verdicts, pod_states, readiness
 from nodeagent.agent.stopwatch import Stopwatch
 from nodeagent.agent.turns import Turns
 from nodeagent.model.node import Readiness
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.pod import Keep, PodAction, asks_the_store
+from nodeagent.plan.retention import outlived
+from nodeagent.plan.steps import Decision, Remove
 from nodeagent.workers.base import PodHost, PodStatus
+
+SLICE = 0.02
+"""Seconds that the jobs are decided on without a pause: beats of the same loop wait no longer."""
+
+ENDED_EVERY = 60.0
+"""Seconds between two looks at how old the records of ended jobs are, while nothing else changes."""
 
 
 class Rounds:
     """One agent's rounds. ``checked``: readiness with the checks by work in it; ``standbys``: how many the node keeps
-    now; ``counted``: the jobs' restarts are to be looked at."""
+    now; ``counted``: the jobs' restarts are to be looked at; ``keep``: for how many seconds records of ended jobs are
+    kept, and how many; ``unreachable``: ``Reach``'s."""
 
     def __init__(
         self,
@@ -46,36 +56,51 @@ class Rounds:
         cluster: Callable[[], Cluster],
         standbys: Callable[[], int],
         counted: Callable[[], None],
+        keep: Callable[[], tuple[float, int]],
+        unreachable: Callable[[], Mapping[str, Mapping[str, float]]],
     ) -> None:
         self._node, self._lease, self._host, self._clock = node, lease, host, clock
         self._failsafe, self._applier, self._commits, self._stopwatch = failsafe, applier, commits, stopwatch
         self._turns, self._metrics, self._checked = turns, metrics, checked
-        self._cluster, self._standbys, self._counted = cluster, standbys, counted
+        self._cluster, self._standbys, self._counted, self._keep = cluster, standbys, counted, keep
+        self._unreachable, self._unreached = unreachable, unreachable()
         self._plan = PodPlan(node)
         self._rested: int | None = None
         """The plan of this node's pods that the last round was made with, if that one found all at rest."""
+        self._rests_until = 0
+        """Served time (ms) at which one of its decisions is to be made anew; 0 if none is."""
+        self._look_at_ended = 0.0
+        """When (our clock) to look again which ended jobs have been kept long enough."""
         self._ready: dict[str, Readiness] = {}
         self._told: dict[str, Readiness] = {}
 
     async def once(self) -> tuple[bool, float | None]:
         """Whether something changed, and when (our clock) to look again. Raises StoreUnavailableError and
         StoreRefusedError."""
-        if self._at_rest():
+        unreached = self._unreachable()
+        if unreached is self._unreached and self._at_rest():
             return False, self._failsafe.next_end()
-        self._rested = None
+        self._rested, self._unreached = None, unreached
         changed, rest = await self._this_node()
         statuses = self._host.status()
         cluster = self._cluster()
-        self._ready = readiness(statuses)
+        self._ready = readiness(statuses) | kept_verdicts(cluster, self._node, statuses)
         self._told = self._checked(self._ready, cluster)
-        if self._lease.publish(self._told, pod_states(cluster, self._node, statuses)):
+        if self._lease.publish(self._told, pod_states(cluster, self._node, statuses, unreached)):
             await self._lease.beat()
             cluster = self._cluster()
         due = self._failsafe.next_end()
+        ends: list[int] = []
+        slice_began = self._clock.now()
         for job in cluster.jobs.values():
+            if self._clock.now() - slice_began > SLICE:
+                await asyncio.sleep(0)  # a beat that is due goes first; a view that is old by then costs no safety
+                slice_began = self._clock.now()
             decision = decide(cluster, job, self._clock.wall())
             if decision.step is None:
                 rest = rest and decision.steady
+                if decision.at:
+                    ends.append(decision.at)
                 continue
             rest = False
             at = self._turns.at(cluster, job, decision, self._clock.now())
@@ -83,11 +108,12 @@ class Rounds:
                 changed |= await self._applier.job(job, decision)
             else:
                 due = at if due is None else min(due, at)
+        changed |= await self._remove_outlived(cluster)
         self._turns.looked()
         self._counted()
         changed |= await self._tell(cluster)
         if rest and not changed:
-            self._rested = self._plan.made
+            self._rested, self._rests_until = self._plan.made, min(ends, default=0)
         return changed, due
 
     def _at_rest(self) -> bool:
@@ -96,6 +122,10 @@ class Rounds:
         if self._rested is None:
             return False
         cluster = self._cluster()
+        if self._clock.now() >= self._look_at_ended:
+            return False
+        if self._rests_until and cluster.served >= self._rests_until:
+            return False
         self._planned(cluster, self._host.status())
         return self._plan.made == self._rested and self._checked(self._ready, cluster) == self._told
 
@@ -118,6 +148,20 @@ class Rounds:
         await self._commits.carry()
         wishes = any(status.commit is not None for status in statuses.values())
         return changed, not actions and not wishes and not self._stopwatch.running
+
+    async def _remove_outlived(self, cluster: Cluster) -> bool:
+        """Records of ended jobs that have been kept long enough, a few at a time."""
+        now, (keep_for, keep) = self._clock.now(), self._keep()
+        self._look_at_ended = now + ENDED_EVERY
+        changed = False
+        for job in outlived(cluster, self._clock.wall(), keep_for, keep):
+            decision = Decision(Remove(), (f"it has ended, and of such jobs {keep} are kept, for {keep_for:g} s",))
+            at = self._turns.at(cluster, job, decision, now)
+            if now >= at:
+                changed |= await self._applier.job(job, decision)
+            else:
+                self._look_at_ended = min(self._look_at_ended, at)
+        return changed
 
     async def _tell(self, cluster: Cluster) -> bool:
         """How long recoveries took."""

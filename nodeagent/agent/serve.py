@@ -12,7 +12,7 @@ import gc
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from nodeagent.agent.care import Care
 from nodeagent.agent.clock import Clock, SystemClock
 from nodeagent.agent.diagnosis import Diagnosis
 from nodeagent.agent.gpus import find_gpus
-from nodeagent.agent.identity import Identity
+from nodeagent.agent.identity import Identity, claim
 from nodeagent.agent.kept import FileDisk
 from nodeagent.agent.logs import setup_logging
 from nodeagent.agent.loop import Agent
@@ -34,10 +34,12 @@ from nodeagent.agent.notify import Notifier
 from nodeagent.agent.peers import UdpPeers
 from nodeagent.agent.preflight import preflight
 from nodeagent.agent.reload import reload
+from nodeagent.agent.retention import Retention
 from nodeagent.agent.slim import without_authorities
 from nodeagent.agent.standin import Split, end_as_planned
 from nodeagent.agent.systemd import comes_back, this_unit
 from nodeagent.agent.usage import Meter
+from nodeagent.model.job import JobRecord
 from nodeagent.spec.agentconfig import AgentConfig, node_id
 from nodeagent.store.base import Store, StoreUnavailableError
 from nodeagent.store.client import RedisStore
@@ -61,6 +63,8 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig], split: Sp
     node = node_id(config, socket.gethostname())
     clock, metrics, notifier = SystemClock(), Metrics(), Notifier(os.environ)
     async with AsyncExitStack() as closing:
+        claim(config.dirs.state)
+        claim(config.dirs.logs)
         identity = Identity(config.dirs.run, boot_id())
         closing.callback(identity.release)
         identity.queue()
@@ -73,7 +77,7 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig], split: Sp
         unit = this_unit()
         host = _host(config, node, address, unit)
         closing.push_async_callback(host.close)
-        peers = UdpPeers(key.derive("peers"))
+        peers = UdpPeers(key.derive(f"peers {config.cluster}"))
         closing.callback(peers.close)
         facts = node_facts(config, address, gpus, clock.wall(), await peers.listen(address, config.ports.rendezvous))
         gc.freeze()
@@ -165,6 +169,7 @@ async def _until_ended(
             tasks.create_task(_serve_api(agent, metrics, address, notifier.ready)),
             tasks.create_task(_watch_health(agent)),
             tasks.create_task(goodbye.come_back(agent)),
+            tasks.create_task(_retention(agent, clock).run()),
         ]
         endings = [tasks.create_task(_leave(agent, leave, stop)), tasks.create_task(end_in_order())]
         structlog.get_logger("agent").bind(node=agent.node).info(
@@ -174,6 +179,14 @@ async def _until_ended(
         notifier.stopping()
         for task in helpers + endings:
             task.cancel()
+
+
+def _retention(agent: Agent, clock: Clock) -> Retention:
+    def view() -> tuple[Mapping[str, JobRecord], Collection[str]] | None:
+        cluster = agent.cluster()
+        return (cluster.jobs, {*agent.pods(), *cluster.unread}) if agent.certain else None
+
+    return Retention(agent.config.dirs, lambda: agent.config.jobs.retention, view, clock.wall)
 
 
 async def _until_it_is_our_turn(store: Store, identity: Identity, clock: Clock, pause: float) -> None:

@@ -4,7 +4,7 @@ decides nothing."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from nodeagent.agent.known import Known
 from nodeagent.model.job import JobRecord
@@ -12,7 +12,7 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing, millis
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.notes import Notes
-from nodeagent.store.messages import BeatReply
+from nodeagent.store.messages import BeatReply, Unread
 from nodeagent.store.words import waits_for
 
 _NONE: frozenset[str] = frozenset()
@@ -33,6 +33,8 @@ class Snapshot:
         self._lapsed: frozenset[str] = frozenset()
         self._silent: frozenset[str] = frozenset()
         """The same, and those that have been silent since, whom an amnesty shelters."""
+        self.silent = ""
+        """What the store calls these lists."""
         self._next_lapse: int | None = None
         self._served = 0
         self._at = 0.0
@@ -81,13 +83,17 @@ class Snapshot:
         source = self._anew or self
         return max(source.rev, source._top)
 
-    def absorb(self, reply: BeatReply, now: float) -> None:
-        """Take in a beat's reply received at ``now``. A store with another identity replaces everything."""
-        if self.complete and (now - self._at > self._timing.lease or self._came_back(reply)):
+    def absorb(self, reply: BeatReply, now: float, runs: Collection[str] = ()) -> None:
+        """Take in a beat's reply received at ``now``. A store with another identity replaces everything. ``runs``: jobs
+        that nobody can have removed, since they run here; where the store says so, their record counts as damaged."""
+        came_back = not reply.same and self._came_back(reply)
+        if self.complete and (now - self._at > self._timing.lease or came_back):
             self._returned = now
-        if self._lapsed != (lapsed := frozenset(reply.lapsed)):
-            self._lapsed = lapsed
-        self._silent = lapsed | self._silent.intersection(reply.sheltered)
+        if not reply.same:
+            if self._lapsed != (lapsed := frozenset(reply.lapsed)):
+                self._lapsed = lapsed
+            self._silent = lapsed | self._silent.intersection(reply.sheltered)
+        self.silent = reply.silent
         self._next_lapse = reply.next_lapse
         self._served, self._at = reply.served, now
         before, after = (self.recovering, self.wanted), (reply.recovering, reply.asked)
@@ -98,12 +104,14 @@ class Snapshot:
         if reply.recovering:
             return
         if self._anew is not None:
-            self._anew.absorb(reply, now)
+            self._anew.absorb(reply, now, runs)
             if self._anew.complete:
                 self._replace(self._anew)
             return
         if reply.cluster_uid != self.cluster_uid:
             self._clear()
+        if reply.gone and runs and not {f"job:{uid}" for uid in runs}.isdisjoint(reply.gone):
+            reply = self._refuse_removal(reply, runs)
         if reply.unread or self.unread:
             self._read_or_not(reply)
         self.cluster_uid = reply.cluster_uid
@@ -122,6 +130,14 @@ class Snapshot:
         if not reply.more and not self.complete:
             self.complete = True
             self.touched.set()
+
+    @staticmethod
+    def _refuse_removal(reply: BeatReply, runs: Collection[str]) -> BeatReply:
+        """What runs here was removed by no step."""
+        taken = tuple(key for key in reply.gone if key.removeprefix("job:") in runs)
+        unread = tuple(Unread(key=key, why="it was removed by hand while its workers run") for key in taken)
+        gone = tuple(key for key in reply.gone if key not in taken)
+        return reply.model_copy(update={"gone": gone, "unread": reply.unread + unread})
 
     def _read_or_not(self, reply: BeatReply) -> None:
         read = {f"node:{node.id}" for node in reply.nodes} | {f"job:{job.uid}" for job in reply.jobs} | {*reply.gone}
@@ -248,6 +264,11 @@ class Snapshot:
             notes=self._notes,
         )
         return self._view
+
+    def one_version(self, version: str) -> bool:
+        """Every node that may run has an agent of this version."""
+        nodes = (n for n in self._nodes.values() if not n.lost and not n.left)
+        return all(node.facts.agent_version == version for node in nodes)
 
     def node(self, name: str) -> NodeRecord | None:
         return self._nodes.get(name)

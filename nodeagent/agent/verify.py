@@ -11,7 +11,7 @@ from typing import Protocol
 import structlog
 
 from nodeagent.agent.clock import Clock
-from nodeagent.agent.hands import Hands
+from nodeagent.agent.hands import FAILED, Hands
 from nodeagent.model.health import Action, Verdict
 
 MOST_TRIES = 3
@@ -61,7 +61,7 @@ class Tries:
 
     @property
     def told(self) -> str:
-        return f"its verify run could not run{', and is not tried again' if self.over else ''}: {self.why}"
+        return f"its verify run is broken{', and is not tried again' if self.over else ''}: {self.why}"
 
 
 class Verifier:
@@ -86,7 +86,7 @@ class Verifier:
             return before
         ended = await self._hands.verify([] if whole else sorted(devices))
         what = "the node" if whole else ", ".join(sorted(devices))
-        if ended.code not in (0, 1, None):
+        if ended.code not in (0, FAILED, None):
             count = before.count + 1 if before is not None else 1
             tries = Tries(count, self._clock.wall() + PAUSE * 2 ** (count - 1), ended.text)
             self._tries[key] = tries

@@ -66,11 +66,11 @@ class CareRoutes:
             return answer
         care = self._care(node)
         gpu, rule = body.text(asked, "gpu"), body.text(asked, "rule")
-        if gpu:
-            known_gpu(node, gpu)
         meant = [
             v for v in care.monitor.verdicts if (not gpu or v.device == gpu) and (not rule or v.rule == rule)
         ]  # fmt: skip
+        if gpu and not meant:  # one that is missing is no GPU of the node any more, but has a verdict
+            known_gpu(node, gpu)
         if not meant:
             raise ApiError(
                 "state", f"no such verdict is on node {node.id}", f"see them: nodeagentctl describe node/{node.id}"

@@ -71,6 +71,8 @@ class DoctorRoutes:
             reason=health.reason,
             lease_left=health.lease_left,
             store_away=None if away is None else max(0.0, time.time() - away),
+            unread=dict(health.unread),
+            store_unusable=health.store_unusable,
             loop_lag=health.loop_lag,
             unsaved=health.unsaved,
             https_missing=me is not None

@@ -26,6 +26,7 @@ STATUS = {
     "state": 409,
     "other_node": 409,
     "limit": 429,
+    "too_many": 429,
     "store_away": 503,
     "node_away": 503,
     "not_joined": 503,
@@ -85,6 +86,8 @@ def store_away(view: AgentView, change: Literal["none", "refused", "unknown"]) -
         if change == "unknown"
         else f"see that Redis runs and that node {view.node} reaches it (nodeagentctl doctor); then ask again"
     )
+    if unusable := view.health().store_unusable:
+        return ApiError("store_away", f"node {view.node} cannot use the store{when}{ago}: {unusable}; {done}", step)
     return ApiError("store_away", f"the store has not answered node {view.node}{when}{ago}; {done}", step)
 
 

@@ -21,11 +21,11 @@ from nodeagent.api.audit import AuditTail
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.lookup import find_job
 from nodeagent.api.saved import saved
-from nodeagent.api.shapes import Json, budget_json, items, job_json, lent_json, shown_to
+from nodeagent.api.shapes import Json, budget_json, items, job_json, lent_json, shown_to, unreachable_lines
 from nodeagent.api.story import generations
 from nodeagent.api.users import DATABASE, UserDatabase
 from nodeagent.api.view import AgentView
-from nodeagent.api.waits import waits
+from nodeagent.api.waits import waits, way_out
 from nodeagent.model.job import TERMINAL, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodState
@@ -125,9 +125,13 @@ class JobRoutes:
         if job.head is not None and any(r.state != "running" for r in job.head.reports.values()):
             reports = job.head.reports
         store_waits = "" if job.phase in TERMINAL else self.view.health().store_waits
-        detail = await self._json(job, asking=events is not None) | {
-            "why": [*([store_waits] if store_waits else []), *self.view.why(job.uid)],
+        pods, answered = await self._published(job, events is not None)
+        unreachable = unreachable_lines(pods, time.time())
+        detail = self._row(job, cluster, pods, answered) | {
+            "why": [*([store_waits] if store_waits else []), *unreachable, *self.view.explain(job.uid)],
+            "unreachable": unreachable,
             "store_waits": store_waits,
+            "way_out": way_out(job, cluster),
             "no_progress": watching(job.head) if job.head is not None and job.phase == "running" else "",
             "budget": budget_json(job, cluster),
             "generations": generations(job, events or ()),

@@ -1,24 +1,60 @@
-"""What this node's files hold of a job's output, as the API's lines. The files are read in a thread: a slow disk must
-never hold up the agent's loop."""
+"""What this node's files hold of a job's output, as the API's lines, and how many may read at a time. The files are
+read in a thread: a slow disk must never hold up the agent's loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nodeagent.workers.logs import LogLine, generations, read_logs
+from nodeagent.api.auth import Caller
+from nodeagent.api.errors import ApiError
+from nodeagent.workers.logs import TAIL_MAX, LogLine, generations, read_logs
 from nodeagent.workers.logs import follow as follow_files
 
 Line = dict[str, Any]
 
 BATCH = 100
 """Lines read in one go."""
+READERS_PER_USER = 16
+"""Readers of logs, followers or not, that a user may have on this node at a time."""
+READERS_MAX = 128
+"""The same, of all users."""
+
+
+class Readers:
+    """Who reads logs here now; bounded, since each costs the agent time and memory."""
+
+    def __init__(self, per_user: int = READERS_PER_USER, most: int = READERS_MAX) -> None:
+        self._per_user, self._most = per_user, most
+        self._now: Counter[tuple[int, str]] = Counter()
+
+    @contextmanager
+    def admit(self, caller: Caller, per_user: int | None = None) -> Iterator[None]:
+        """One more, while the context lasts. ``per_user``: as the config has it by now. Raises ApiError where there are
+        too many."""
+        most = self._per_user if per_user is None else per_user
+        who = (caller.uid, caller.name)
+        text = ""
+        if self._now[who] >= most:
+            text = f"user {caller.name} reads logs {most} times at once on this node already (limits.followers)"
+        elif self._now.total() >= self._most:
+            text = f"logs are read {self._most} times at once on this node already"
+        if text:
+            raise ApiError("too_many", text, "end one (a `nodeagentctl logs -f`, say), then ask again")
+        self._now[who] += 1
+        try:
+            yield
+        finally:
+            self._now[who] -= 1
+            if not self._now[who]:
+                del self._now[who]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +96,18 @@ def _stored(folder: Path, query: Query, below: int | None = None) -> Iterator[Lo
             yield from read_logs(folder, ranks, generation=number)
 
 
+def _newest(folder: Path, query: Query, count: int) -> list[LogLine]:
+    """Blocking. The last lines of what is there."""
+    ranks = None if query.rank is None else {query.rank}
+    found: list[LogLine] = []
+    for number in reversed(generations(folder)):
+        if query.first <= number and (query.last is None or number <= query.last) and len(found) < count:
+            found = [*read_logs(folder, ranks, generation=number, tail=count - len(found)), *found]
+        if sum(len(line.text) for line in found) > TAIL_MAX:
+            break
+    return found
+
+
 async def _batches(lines: Iterator[LogLine]) -> AsyncGenerator[LogLine, None]:
     while batch := await asyncio.to_thread(lambda: list(islice(lines, BATCH))):
         for line in batch:
@@ -70,7 +118,7 @@ async def stored_lines(folder: Path, node: str, query: Query) -> AsyncGenerator[
     """All that is there."""
     lines = _stored(folder, query)
     if query.tail is not None:
-        lines = iter(await asyncio.to_thread(deque, lines, query.tail))
+        lines = iter(await asyncio.to_thread(_newest, folder, query, query.tail))
     async with contextlib.aclosing(_batches(lines)) as batches:
         async for line in batches:
             yield _line(node, line)
@@ -80,13 +128,15 @@ async def followed_lines(
     folder: Path, node: str, query: Query, ended: Callable[[], bool]
 ) -> AsyncGenerator[Line, None]:
     """All that is there and all that comes, until ``ended()`` and nothing is left."""
-    newest = max(generations(folder), default=0)
+    newest = max(await asyncio.to_thread(generations, folder), default=0)
     if query.tail is None:
         async with contextlib.aclosing(_batches(_stored(folder, query, below=newest))) as older:
             async for line in older:
                 yield _line(node, line)
         between = Query(first=max(newest, query.first), last=query.last, rank=query.rank)
-        if max(generations(folder), default=0) > newest:  # formed while the older ones were read
+        if (
+            max(await asyncio.to_thread(generations, folder), default=0) > newest
+        ):  # formed while the older ones were read
             async with contextlib.aclosing(followed_lines(folder, node, between, ended)) as rest:
                 async for line_so_far in rest:
                     yield line_so_far

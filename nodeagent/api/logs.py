@@ -21,7 +21,7 @@ from aiohttp import web
 from nodeagent.api import auth, body
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
-from nodeagent.api.locallogs import Query, followed_lines, stored_lines
+from nodeagent.api.locallogs import Query, Readers, followed_lines, stored_lines
 from nodeagent.api.lookup import find_job
 from nodeagent.api.marks import Marks
 from nodeagent.api.peerlogs import peer_lines
@@ -29,6 +29,7 @@ from nodeagent.api.stream import send
 from nodeagent.api.view import AgentView
 from nodeagent.api.ways import FAILURES, RefusedError, Way, way_to, words
 from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.workers.logs import TAIL_MAX
 from nodeagent.workers.pod_folder import log_folder
 
 Line = dict[str, Any]
@@ -56,6 +57,7 @@ class LogRoutes:
 
     def __init__(self, view: AgentView) -> None:
         self.view = view
+        self.readers = Readers()
 
     def table(self) -> list[web.RouteDef]:
         """Every route of this noun."""
@@ -84,9 +86,11 @@ class LogRoutes:
         _check_rank(job, query)
         alone, wide = body.flag(request, "local_only"), query.first < newest
         asked = _Asked(job, query, alone, wide, lambda: auth.caller(request, self.view.config.jobs))
-        lines = self._follow(asked) if follow else self._all(asked)
-        async with contextlib.aclosing(lines):
-            return await send(request, lines)
+        who, limits = await asked.who(), self.view.config.limits
+        with self.readers.admit(who, None if who.operator else limits.followers):
+            lines = self._follow(asked) if follow else self._all(asked)
+            async with contextlib.aclosing(lines):
+                return await send(request, lines)
 
     def _ended(self, uid: str) -> bool:
         """Nothing will be written any more."""
@@ -125,6 +129,7 @@ class LogRoutes:
         ways, notices = ({}, []) if asked.alone else self._others(asked)
         query, failed = asked.query, list[Line]()
         kept: deque[Line] | None = None if query.tail is None else deque(maxlen=query.tail)
+        held = 0
         async with contextlib.AsyncExitStack() as stack:
             mine = stored_lines(self._folder(asked.job), self.view.node, query)
             sources = [mine, *(self._part_of(n, w, asked, failed) for n, w in ways.items())]
@@ -134,6 +139,9 @@ class LogRoutes:
                 if kept is None:
                     yield line
                 else:
+                    held += len(line["text"])
+                    if len(kept) == query.tail or held > TAIL_MAX:
+                        held -= len(kept.popleft()["text"]) if kept else 0
                     kept.append(line)
         for line in [*(kept or ()), *notices, *failed]:
             yield line

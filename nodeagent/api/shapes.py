@@ -5,7 +5,7 @@ Pure: records in, plain values out; the wall clock comes in. Must never ask the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from nodeagent.api.users import DATABASE
@@ -16,8 +16,10 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.world import Head, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.faults import judged_when
 from nodeagent.plan.health import breaker, claimed, next_step
 from nodeagent.plan.membership import natural
+from nodeagent.plan.queue import places
 from nodeagent.plan.repair import described
 from nodeagent.plan.restarts import spent
 from nodeagent.workers.base import PodStatus
@@ -190,6 +192,8 @@ def job_json(
         "spares": spares,
         "keepers": _keepers(job, cluster),
         "checkpoint": _checkpoint(job),
+        "priority": job.spec.priority,
+        "queue": _queue(job, cluster),
     }
 
 
@@ -212,6 +216,12 @@ def shown_to(row: Json, *, seen: bool) -> Json:
             g | {"ended_by": g["ended_by"] and g["ended_by"] | {"error": ""}} for g in row["generations"]
         ]
     return row
+
+
+def _queue(job: JobRecord, cluster: Cluster) -> Json | None:
+    """Where a job that waits stands: its place among ``of`` jobs; None of others."""
+    found = places(cluster)
+    return {"place": found[job.uid], "of": len(found)} if job.uid in found else None
 
 
 def _checkpoint(job: JobRecord) -> Json | None:
@@ -269,13 +279,23 @@ def budget_json(job: JobRecord, cluster: Cluster) -> Json:
     return {"max": limits.max, "window": limits.window, "used": used, "left": max(0, limits.max - used)}
 
 
-def spend_json(number: int, spend: Spend) -> Json:
-    """What ended one generation."""
+def unreachable_lines(pods: Mapping[str, PodState], now: float) -> list[str]:
+    """Which members of a gang cannot reach each other, as their agents say. ``now``: Unix time."""
+    return [
+        f"{node} cannot reach {other} (no answer over UDP for {max(0.0, now - since):.0f} s), though both are alive"
+        for node, pod in sorted(pods.items())
+        for other, since in sorted(pod.unreachable.items())
+    ]
+
+
+def spend_json(number: int, spend: Spend, awaited: Collection[str] = ()) -> Json:
+    """What ended one generation. ``awaited``: who has not answered since, without whom it is not judged."""
     return {
         "generation": number,
         "kind": spend.kind,
         "text": spend.text,
         "counts": spend.counts,
+        "judged_when": judged_when(awaited) if awaited else "",
         "node": spend.node,
         "rank": spend.rank,
         "exit": spend.exit,

@@ -9,9 +9,13 @@ from collections.abc import Iterable
 
 from nodeagent.api.shapes import Json, spend_json
 from nodeagent.model.event import Event
-from nodeagent.model.job import JobRecord
+from nodeagent.model.job import TERMINAL, JobRecord
 
 _FAULTS = frozenset({"WorkerFailed", "PodFailed", "NodeLost"})
+
+
+def _awaited(job: JobRecord, number: int) -> tuple[str, ...]:
+    return tuple(job.silent) if number == job.last_number and job.phase not in TERMINAL else ()
 
 
 def event_ms(event_id: str) -> int:
@@ -61,7 +65,7 @@ def generations(job: JobRecord, events: Iterable[Event]) -> list[Json]:
                 "active": active[number] / 1000 if number in active else None,
                 "stood_still": still,
                 "recovery": started.get(number),
-                "ended_by": None if spend is None else spend_json(number, spend),
+                "ended_by": None if spend is None else spend_json(number, spend, _awaited(job, number)),
             }
         )
         if ran:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.model.node import NodeRecord
@@ -42,6 +42,10 @@ class AgentHealth:
     """Jobs with workers here that nobody lends time to, by uid: why."""
     unsaved: str = ""
     """Why the last write of the jobs to this node's disk failed; empty if it did not."""
+    store_unusable: str = ""
+    """Why the store counts as away although it answers (its version or timing was changed); empty if it does not."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Records in the store that cannot be read, by key: why."""
     store_waits: str = ""
     """Whom a store that has lost writes waits for before anything is decided; empty if for nobody."""
 
@@ -89,8 +93,12 @@ class AgentView(Protocol):
         ...
 
     def why(self, uid: str) -> tuple[str, ...]:
-        """What the job waits for right now, one sentence each ("needs 4 nodes, 2 fit: n3 is cordoned (disk)"); empty
-        if for nothing."""
+        """What the job waits for right now, one sentence each ("needs 4 nodes, 2 fit"); empty if for nothing."""
+        ...
+
+    def explain(self, uid: str) -> tuple[str, ...]:
+        """The same in more words, for one job: what is wrong with which nodes, and who holds them. Costs as much as
+        there are nodes."""
         ...
 
     def pods(self) -> Mapping[str, PodStatus]:

@@ -74,6 +74,18 @@ def _listens(path: str) -> bool:
     return True
 
 
+def _strangers(path: str) -> str:
+    """Why this usual place is not to be believed: in /tmp somebody else may have made it; empty if it is fine."""
+    folder = os.path.dirname(path)  # noqa: PTH120 (this module starts fast)
+    try:
+        owner = os.lstat(folder).st_uid
+    except OSError:
+        return ""
+    if owner in (0, os.getuid()):
+        return ""
+    return f"{folder} belongs to uid {owner}, not to you, and was passed over: have it removed, or set XDG_RUNTIME_DIR"
+
+
 def _path_of(agent: str) -> str:
     if agent.startswith("unix://"):
         return agent.removeprefix("unix://")
@@ -100,15 +112,17 @@ def find(where: Where | str | None = None) -> Client:
         if not _listens(path):
             raise UnreachableError(f"no agent listens on {path}", HOW_TO_START)
         return Client([path])
-    usual = usual_sockets()
+    usual, strange = usual_sockets(), []
     for path in usual:
-        if _listens(path):
-            return Client([path])
+        if not (stranger := _strangers(path)):
+            if _listens(path):
+                return Client([path])
+        else:
+            strange.append(stranger)
     if local := local_sockets():
         return Client(local)
-    raise UnreachableError(
-        f"no agent runs on this machine (looked at {', '.join(usual)} and for local clusters)", HOW_TO_START
-    )
+    looked = f"looked at {', '.join(usual)} and for local clusters"
+    raise UnreachableError("; ".join([f"no agent runs on this machine ({looked})", *strange]), HOW_TO_START)
 
 
 SAME_REQUEST = "the same request id"

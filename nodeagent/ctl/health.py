@@ -49,10 +49,12 @@ def rules(ctx: click.Context, fmt: str) -> None:
 @click.pass_context
 def ack(ctx: click.Context, node: str, gpu: str, rule: str, request_id: str | None) -> None:
     """Say that what was found on NODE is repaired: its probation begins, and after it NODE (or the GPU) gets work
-    again. What fires again meanwhile was not repaired."""
+    again. What fires again meanwhile was not repaired. A GPU that is missing is not expected any more from now on."""
     after = _change(connect(ctx), node, "ack", request_id, gpu=gpu, rule=rule)
     for verdict in after["verdicts"]:
         echo(f"node/{after['name']}: {verdict['rule']}: {verdict['stage']}")
+    if not after["verdicts"]:
+        echo(f"node/{after['name']}: taken as it is now: the GPUs that are missing are not expected any more")
 
 
 @health.command(short_help="A drill: judge an Xid that nothing reported.")

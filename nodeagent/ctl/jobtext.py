@@ -97,6 +97,7 @@ def _head(job: Json, colour: bool) -> list[str]:
     if spec["checkpoint_dir"]:
         lines.append(field("Checkpoints", spec["checkpoint_dir"] + _committed(job)))
     lines += [
+        *_queue(job),
         field("Nodes", f"{size}; workers per node: {per_node}"),
         field("World", _world(job)),
         *_time(job),
@@ -112,6 +113,14 @@ def _head(job: Json, colour: bool) -> list[str]:
     if job["outcome"]:
         lines.append(field("Outcome", f"{exit_words(job['outcome']['code'])}: {job['outcome']['text']}"))
     return lines
+
+
+def _queue(job: Json) -> list[str]:
+    """Its place in line, while it waits for nodes."""
+    line = job.get("queue")
+    if line is None:
+        return []
+    return [field("Queue", f"number {line['place']} of {line['of']}, priority {job['priority']}")]
 
 
 def _committed(job: Json) -> str:
@@ -236,7 +245,13 @@ def _ended(generation: Json) -> str:
         return ""
     who = f"rank {end['rank']} on {end['node']}" if end["rank"] is not None else end["node"]
     how = exit_words(end["exit"]) if end["exit"] is not None else end["kind"].replace("_", " ")
-    return ": ".join(part for part in (who, how) if part) + ("" if end["counts"] else " (free)")
+    return ": ".join(part for part in (who, how) if part) + _cost(end)
+
+
+def _cost(end: Json) -> str:
+    if not end["counts"]:
+        return " (free)"
+    return " (not judged yet)" if end["judged_when"] else ""
 
 
 GENERATIONS = (
@@ -279,6 +294,8 @@ def blame_lines(job: Json, logs_stay: bool = True) -> list[str]:
     if end is None:
         return []
     cost = "spent one restart of the budget" if end["counts"] else "spent no restart"
+    if end["judged_when"]:
+        cost = f"so far; {end['judged_when']}"
     lines = [f"Blamed for the end of generation {end['generation']} ({cost}):"]
     who = f"rank {end['rank']} on {end['node']}" if end["rank"] is not None else end["node"] or "no single worker"
     lines.append(f"  {end['text'] or who + ': ' + exit_words(end['exit'])}")
@@ -301,6 +318,25 @@ def _blame(job: Json) -> list[str]:
     return lines
 
 
+def _wait_no_longer(way: Json | None, name: str) -> str:
+    """What ends the waiting of a job in the queue, if anything but time does."""
+    if way is None:
+        return "look at the nodes: nodeagentctl nodes"
+    if way["backoff"]:
+        return f"nothing: it starts again by itself in {span(way['backoff'])} (it backs off after a failure)"
+    if way["fit"] >= way["needs"]:
+        return "nothing: it starts as soon as it is its turn"
+    if way["fit"] + way["pending"] >= way["needs"]:
+        return "nothing yet: nodes get ready for it"
+    if way["cordoned"]:
+        return f"let it use a node that is cordoned: nodeagentctl uncordon {way['cordoned'][0]}"
+    if way["live"] < way["needs"]:
+        return f"start more nodes: it needs {way['needs']}, and of all nodes {way['live']} live (nodeagentctl nodes)"
+    if way["held"]:
+        return "nothing: it starts when enough of the nodes that other jobs hold are free"
+    return "look at what keeps the nodes above from running it: nodeagentctl nodes"
+
+
 def _next(job: Json) -> list[str]:
     name, phase = job["name"], job["phase"]
     if job["deleting"]:
@@ -321,11 +357,11 @@ def _next(job: Json) -> list[str]:
         names = ", ".join(k["node"] for k in job["keepers"])
         step = f"bring one of {names} back, or, if it is off for good: nodeagentctl forget NODE"
     elif phase in ("queued", "holding"):
-        step = "give it the nodes it waits for (nodeagentctl nodes, nodeagentctl uncordon NODE)"
-        if job["min"] < job["target"]:
-            step += f", or want fewer: nodeagentctl scale {name} N"
+        step = _wait_no_longer(job.get("way_out"), name)
     elif phase == "forming":
         step = "nothing: it starts when every member has acknowledged"
+    elif job["unreachable"]:
+        step = "look at the network between these nodes (nodeagentctl doctor --peers): workers may wait for each other"
     elif job["no_progress"]:
         step = f"nothing yet: if it hangs, it is restarted by itself. Follow it: nodeagentctl logs {name} -f"
     elif job["why"]:

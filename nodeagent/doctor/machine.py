@@ -7,6 +7,7 @@ A disk of a dead file server can hang a look for ever: it runs in a daemon threa
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib.util
 import os
 import resource
@@ -112,10 +113,40 @@ def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> H
         certificate="" if certificate is None else str(certificate),
         certificate_left=left,
         certificate_problem=unknown,
+        clock_rate=clock_rate(),
         python=sys.executable,
         python_closed=(closed(Path(sys.executable).resolve()) or closed(Path(__file__))) if root else "",
         missing=() if running else tuple(name for name in NEEDED if importlib.util.find_spec(name) is None),
     )
+
+
+class _Timex(ctypes.Structure):
+    """``struct timex`` of Linux (adjtimex(2)), up to the last field that is read; the rest is room."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint), ("offset", ctypes.c_long), ("freq", ctypes.c_long), ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long), ("status", ctypes.c_int), ("constant", ctypes.c_long),
+        ("precision", ctypes.c_long), ("tolerance", ctypes.c_long), ("seconds", ctypes.c_long),
+        ("micros", ctypes.c_long), ("tick", ctypes.c_long), ("rest", ctypes.c_char * 256),
+    )  # fmt: skip
+
+
+def clock_rate() -> float | None:
+    """How much faster the kernel makes its clock run, as a fraction, by tick and frequency (a time service slews with
+    both); None where it does not say. Reads only: ``modes`` is 0."""
+    found = _Timex()
+    try:
+        state = ctypes.CDLL(None).adjtimex(ctypes.byref(found))
+    except (OSError, AttributeError):
+        return None
+    if state < 0 or found.tick <= 0:
+        return None
+    return rate_of(found.tick, found.freq)
+
+
+def rate_of(tick: int, freq: int) -> float:
+    """``tick``: microseconds per hundredth of a second; ``freq``: millionths, times 65536."""
+    return tick / 10_000 - 1 + freq / 65_536e6
 
 
 def certificate_left(file: Path) -> tuple[float | None, str]:

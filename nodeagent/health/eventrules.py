@@ -61,14 +61,34 @@ def _kernel(kind: str, severity: Severity, action: Action, text: str) -> Rule:
 
 _KERNEL: Mapping[str, Rule] = {
     "off_bus": OFF_BUS,
+    "init_failed": Rule(
+        "kernel.init_failed", "fatal", "reboot", "repair", "the driver could not initialise the GPU", "kernel log"
+    ),
+    "api_mismatch": _kernel(
+        "api_mismatch", "info", "none", "a program's NVIDIA library is of another version than the driver"
+    ),
+    "sxid_fatal": Rule(
+        "kernel.sxid_fatal",
+        "fatal",
+        "reboot",
+        "repair",
+        "an NVSwitch reports a fatal error",
+        "kernel log; NVIDIA fabric manager: fatal SXids",
+    ),
     "nvlink": _kernel("nvlink", "degraded", "reset_gpu", "the kernel reports an NVLink error"),
     "aer": _kernel("aer", "info", "none", "a PCIe error was reported"),
     "mce": _kernel("mce", "degraded", "service", "the CPU or memory reported a hardware error"),
     "oom": _kernel("oom", "info", "none", "the kernel killed a process for want of memory"),
     "hung_task": _kernel("hung_task", "info", "none", "a process hangs in the kernel"),
+    "lockup": _kernel("lockup", "degraded", "diagnose", "a CPU got stuck in the kernel"),
     "io_error": _kernel("io_error", "degraded", "service", "a disk reported an error"),
     "overrun": _kernel("overrun", "info", "none", "lines of the kernel's log were overwritten before they were read"),
 }
+_OF_THE_NODE = ("sxid_fatal",)
+"""Kinds whose device is no GPU."""
+_OF_A_GPU = ("off_bus", "init_failed")
+"""Kinds that older drivers write without a bus id: which GPU it is the driver's readings say (lost, missing), and the
+others need not go with it."""
 _CONTAINED = 94
 _DOUBLE_BIT = 48
 _HANDLES_DOUBLE_BIT = (63, 94)
@@ -106,10 +126,10 @@ def remember(past: Sequence[Event], new: Sequence[Event], now: float) -> tuple[E
                 continue
             if _waits(event):  # its time to wait runs from the first, or a storm would put it off for ever
                 if event.at - old.at < SETTLE:
-                    kept[i] = replace(old, count=old.count + event.count)
+                    kept[i] = _folded(old, event, old.at)
                     break
             elif event.at - old.at < BURST:
-                kept[i] = replace(old, at=max(old.at, event.at), count=old.count + event.count)
+                kept[i] = _folded(old, event, max(old.at, event.at))
                 break
         else:
             kept.append(event)
@@ -117,22 +137,49 @@ def remember(past: Sequence[Event], new: Sequence[Event], now: float) -> tuple[E
 
 
 def judge_events(
-    past: Sequence[Event], new: Sequence[Event], last: float, now: float, bad_links: frozenset[str]
-) -> Iterable[Fired]:
+    past: Sequence[Event], new: Sequence[Event], last: float, now: float, bad_links: frozenset[str],
+    sound: frozenset[str] = frozenset(),
+) -> Iterable[Fired]:  # fmt: skip
     """What the new events mean, given the day before them (which includes them). ``bad_links``: GPUs with a link down.
+    ``sound``: GPUs that the driver reads without a fault (empty: the node, if all are); what only the kernel's log
+    reports of one of those is a suspicion, and never fatal.
 
     A double-bit error is judged once ``SETTLE`` has passed, in the first call after that; ``last`` is when the last one
     was made.
     """
+    for event, fired in _judged(past, new, last, now, bad_links):
+        if fired.rule.severity == "fatal" and fired.device in sound and _only_logged(event, past):
+            yield replace(fired, rule=suspected(fired.rule))
+        else:
+            yield fired
+
+
+def suspected(rule: Rule) -> Rule:
+    """The rule as it is while the driver contradicts the kernel's log: no new work, and what runs goes on."""
+    return replace(rule, severity="unknown", text=f"{rule.text}, says the kernel's log, and the driver does not")
+
+
+def _only_logged(event: Event, past: Sequence[Event]) -> bool:
+    return all(e.logged for e in past if _same(e, event) and abs(e.at - event.at) < BURST) and event.logged
+
+
+def _judged(
+    past: Sequence[Event], new: Sequence[Event], last: float, now: float, bad_links: frozenset[str]
+) -> Iterable[tuple[Event, Fired]]:
     for event in new:
         if event.kind != "xid":
-            yield Fired(_KERNEL[event.kind], event.device, event.raw, event.count)
+            device = "" if event.kind in _OF_THE_NODE else event.device
+            rule = _KERNEL[event.kind]
+            if event.kind in _OF_A_GPU and not device:
+                rule = replace(rule, severity="degraded", text=f"{rule.text}; the kernel's log does not say which")
+            yield event, Fired(rule, device, event.raw, event.count)
         elif not _waits(event):
-            yield from _xid(event, past, bad_links)
+            yield from ((event, fired) for fired in _xid(event, past, bad_links))
     for event in past:
         if _waits(event) and last < event.at + SETTLE <= now:
             handled = any(e.code in _HANDLES_DOUBLE_BIT for e in _burst(event, past))
-            yield Fired(DOUBLE_BIT_HANDLED if handled else xid_rule(event.code), event.device, event.raw, event.count)
+            rule = DOUBLE_BIT_HANDLED if handled else xid_rule(event.code)
+            yield event, Fired(rule, event.device, event.raw, event.count)
 
 
 def waits_until(past: Sequence[Event], now: float) -> float | None:
@@ -147,15 +194,14 @@ def _waits(event: Event) -> bool:
 def _xid(event: Event, past: Sequence[Event], bad_links: frozenset[str]) -> Iterable[Fired]:
     rule = xid_rule(event.code)
     alike = sum(1 for e in past if _same(e, event))
-    if rule.severity == "app":
+    if event.code == _CONTAINED and alike >= REPEATS:
+        yield Fired(CONTAINED_REPEAT, event.device, event.raw, event.count)
+    if _is_app(event):
         spread = {e.device for e in _burst(event, past, everywhere=True) if _is_app(e)}
         if len(spread) > 1:
             yield Fired(APP_SPREAD, "", event.raw, event.count)
             return
-        if event.code == _CONTAINED:
-            if alike >= REPEATS:
-                yield Fired(CONTAINED_REPEAT, event.device, event.raw, event.count)
-        elif _bursts_of(event.device, past) >= APP_REPEATS:
+        if _bursts_of(event.device, past) >= APP_REPEATS:
             yield Fired(APP_REPEAT, event.device, event.raw, event.count)
     if event.code in _LINKS and (event.device in bad_links or alike >= REPEATS):
         yield Fired(LINK_REPEAT, event.device, event.raw, event.count)
@@ -164,7 +210,7 @@ def _xid(event: Event, past: Sequence[Event], bad_links: frozenset[str]) -> Iter
 
 def _bursts_of(device: str, past: Sequence[Event]) -> int:
     """Bursts of application errors on this GPU; none when another GPU had any: then it is the application."""
-    mine = [e for e in past if _is_app(e) and e.code != _CONTAINED]
+    mine = [e for e in past if _is_app(e) and not _follows(e, past)]
     if any(e.device != device for e in mine):
         return 0
     times = [e.at for e in mine]
@@ -172,7 +218,18 @@ def _bursts_of(device: str, past: Sequence[Event]) -> int:
 
 
 def _is_app(event: Event) -> bool:
-    return event.kind == "xid" and xid(event.code).severity == "app"
+    """The application's doing. A contained memory error, too, only asks for its restart, but is the memory's fault."""
+    return event.kind == "xid" and xid(event.code).severity == "app" and event.code != _CONTAINED
+
+
+def _follows(event: Event, past: Sequence[Event]) -> bool:
+    """A GPU of the node had an error of its own at about the same time: the others' workers lose a peer by it."""
+    burst = _burst(event, past, everywhere=True)
+    return any(e.kind == "xid" and (e.code == _CONTAINED or xid(e.code).severity == "fatal") for e in burst)
+
+
+def _folded(old: Event, new: Event, at: float) -> Event:
+    return replace(old, at=at, count=old.count + new.count, logged=old.logged and new.logged)
 
 
 def _same(a: Event, b: Event) -> bool:

@@ -15,13 +15,15 @@ from nodeagent.health.eventrules import EVENT_RULES, Fired, judge_events, rememb
 from nodeagent.health.readings import Event, Readings
 from nodeagent.health.rules import FOREIGN, READING_RULES, SHARED, Look, Rule, looks
 from nodeagent.health.xids import XIDS
-from nodeagent.model.health import Action, Verdict
+from nodeagent.model.health import ORDER, Action, Verdict
 
 PROBATION = 600.0
 """Seconds a device is watched after its repair before it is trusted again."""
 QUIET = 3600.0
 """Seconds without a new event after which a verdict that heals by quiet is forgotten."""
 WEEK = 7 * 86_400.0
+LONGEST_LOOK = 10.0
+"""Seconds that one look speaks for at most: what was between two that are further apart nobody saw."""
 MOST_DOUBLED = 10
 """How often a probation is doubled at most."""
 _NEXT: Mapping[Action, Action] = {"reset_gpu": "reboot", "reboot": "service", "diagnose": "service"}
@@ -42,6 +44,10 @@ class Repair:
     at: float
 
 
+Tally = tuple[tuple[int, float, int], ...]
+"""Of each minute of the window: which it is, for how many seconds the rule held in it, and how often it began to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """All that must outlive the agent, so that its restart forgets no broken GPU."""
@@ -53,6 +59,8 @@ class Memory:
     """When it was judged last."""
     holding: Mapping[Key, float] = field(default_factory=dict)
     """Rules that fire but have not held for long enough: since when."""
+    tallies: Mapping[Key, Tally] = field(default_factory=dict)
+    """Of rules with a window, how much of it they held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +93,21 @@ def judge(
     past = remember(memory.past, events, at)
     seen = _combined(looks(now, before, elapsed, ours))
     bad_links = frozenset(device for (rule, device), look in seen.items() if rule == "nvlink.down" and look.fires)
-    fired = {(f.rule.id, f.device): f for f in judge_events(past, events, memory.at, at, bad_links)}
+    fired = _worst(judge_events(past, events, memory.at, at, bad_links, _sound(now)))
     fired = {key: one for key, one in fired.items() if one.rule.id not in policy.off}
     holding: dict[Key, float] = {}
+    tallies = dict(memory.tallies)
     for key, look in seen.items():
         if look.rule.id in policy.off or not look.fires:
             continue
         since = memory.holding.get(key, at)
-        if at - since >= look.rule.after:
+        if look.rule.window:
+            begins = 0 if key in memory.holding else 1
+            tallies[key] = _tallied(memory.tallies.get(key, ()), at, at - memory.at, begins, look.rule.window)
+            held = _enough(tallies[key], look.rule)
+        else:
+            held = at - since >= look.rule.after
+        if held:
             fired[key] = Fired(look.rule, look.device, look.raw)
         holding[key] = since
     fine = frozenset(key for key, look in seen.items() if not look.fires)
@@ -109,7 +124,22 @@ def judge(
                     repairs = (*repairs, Repair(verdict.device, verdict.rule, verdict.action, at))
     for key, one in fired.items():
         verdicts[key] = _fire(verdicts.get(key), one, at, now.boot, repairs, policy)
-    return Memory(tuple(sorted(verdicts.values(), key=lambda v: (v.device, v.rule))), past, repairs, at, holding)
+    for key in memory.holding.keys() & tallies.keys() - seen.keys():  # not seen to have ended
+        holding[key] = memory.holding[key]
+    ordered = tuple(sorted(verdicts.values(), key=lambda v: (v.device, v.rule)))
+    return Memory(ordered, past, repairs, at, holding, tallies)
+
+
+def _tallied(tally: Tally, at: float, seconds: float, begins: int, window: float) -> Tally:
+    """With what was just seen: it held for these seconds, in which it was looked at last."""
+    now = int(at // 60)
+    kept = [one for one in tally if 0 <= now - one[0] < window / 60]
+    minute, held, often = kept.pop() if kept and kept[-1][0] == now else (now, 0.0, 0)
+    return (*kept, (minute, held + max(0.0, min(seconds, LONGEST_LOOK)), often + begins))
+
+
+def _enough(tally: Tally, rule: Rule) -> bool:
+    return sum(held for _, held, _ in tally) >= rule.after and sum(often for _, _, often in tally) >= rule.times
 
 
 def repaired(memory: Memory, device: str, action: Action, at: float) -> Memory:
@@ -154,6 +184,24 @@ def acknowledged(memory: Memory, device: str, rule: str | None, at: float, polic
     return replace(memory, verdicts=verdicts)
 
 
+def _sound(now: Readings) -> frozenset[str]:
+    """GPUs that the driver reads without a fault; and the node (empty), if they are all that there should be."""
+    gpus = now.gpus or ()
+    sound = {g.uuid for g in gpus if not g.error and g.recovery in (None, "none") and g.fabric in (None, "completed")}
+    whole = bool(gpus) and sound.issuperset(now.expected) and len(sound) == len(gpus)
+    return frozenset(sound | {""}) if whole else frozenset(sound)
+
+
+def _worst(found: Iterable[Fired]) -> dict[Key, Fired]:
+    """One for each rule and device: of several (a suspicion, and what confirms it) the worst."""
+    out: dict[Key, Fired] = {}
+    for one in found:
+        key = (one.rule.id, one.device)
+        if key not in out or ORDER[one.rule.severity] >= ORDER[out[key].rule.severity]:
+            out[key] = one
+    return out
+
+
 def _combined(seen: Iterable[Look]) -> dict[Key, Look]:
     """One look for each rule and device: of several (two probes, say) one that fires."""
     out: dict[Key, Look] = {}
@@ -195,8 +243,12 @@ def _fire(
 ) -> Verdict:
     rule = fired.rule
     if known is not None and known.stage == "active":
-        raw = fired.raw if rule.id in TOLD_ANEW else known.raw
-        return known.model_copy(update={"count": known.count + fired.count, "seen": at, "boot": boot, "raw": raw})
+        more: dict[str, object] = {"count": known.count + fired.count, "seen": at, "boot": boot}
+        if ORDER[rule.severity] > ORDER[known.severity]:  # the driver confirms what the kernel's log said
+            more |= {"severity": rule.severity, "text": rule.text, "raw": fired.raw, "since": at}
+        elif rule.id in TOLD_ANEW:
+            more["raw"] = fired.raw
+        return known.model_copy(update=more)
     action = rule.action
     for repair in repairs:
         if (repair.device, repair.rule) == (fired.device, rule.id) and action == repair.action:

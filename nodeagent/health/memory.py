@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,19 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The judge's memory, and the GPUs that were there once in this boot."""
+    """The judge's memory, and what was seen of the machine once: a boot that finds less is not taken for a machine that
+    has less."""
 
     memory: Memory = field(default_factory=Memory)
     boot: str = ""
     gpus: Sequence[str] = ()
+    """UUIDs, of every boot."""
+    buses: Mapping[str, str] = field(default_factory=dict)
+    """UUID to bus id."""
+    links: Mapping[str, int] = field(default_factory=dict)
+    """UUID to the most NVLinks that were up at a time in this boot."""
+    ports: Sequence[str] = ()
+    """Network ports that were up, of every boot."""
 
 
 def save(path: Path, kept: Kept) -> None:
@@ -33,6 +41,9 @@ def save(path: Path, kept: Kept) -> None:
             "version": VERSION,
             "boot": kept.boot,
             "gpus": list(kept.gpus),
+            "buses": dict(kept.buses),
+            "links": dict(kept.links),
+            "ports": list(kept.ports),
             "at": memory.at,
             "verdicts": [verdict.model_dump() for verdict in memory.verdicts],
             "past": [asdict(event) for event in memory.past],
@@ -56,4 +67,5 @@ def load(path: Path) -> Kept:
         repairs=tuple(Repair(**repair) for repair in data["repairs"]),
         at=data["at"],
     )
-    return Kept(memory, data["boot"], tuple(data["gpus"]))
+    seen = {"buses": dict(data.get("buses", {})), "links": dict(data.get("links", {}))}  # versions before 0.2 lack them
+    return Kept(memory, data["boot"], tuple(data["gpus"]), ports=tuple(data.get("ports", ())), **seen)

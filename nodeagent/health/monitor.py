@@ -25,6 +25,7 @@ from nodeagent.health.memory import Kept
 from nodeagent.health.probe import Probe
 from nodeagent.health.probe_command import nvml_command, packages
 from nodeagent.health.readings import Event, GpuReading, HostReading, Readings
+from nodeagent.health.rules import MISSING, OF_ONE_START, PORT
 from nodeagent.health.told import told
 from nodeagent.model.health import Action, Verdict
 
@@ -35,6 +36,8 @@ TICK = 5.0
 """Seconds between two judgements when nothing new is heard: probations end."""
 VERIFY = 10.0
 """Seconds that a repaired device has to be read without a fault before its probation begins."""
+KERNEL = "kernel"
+"""Of the two sources of Xids the one that anybody could try to write to."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -76,15 +79,24 @@ class Monitor:
         self._working = working
         self._changed, self._ours, self._checked = changed, ours, checked
         self._log = structlog.get_logger("health")
-        self._memory, self._known = self._read()
+        kept = self._read()
+        self._memory = kept.memory
+        self._known = tuple(machine.configured) or tuple(kept.gpus)
+        """UUIDs that are expected here."""
+        self._links = dict(kept.links) if kept.boot == machine.boot else {}
+        self._ports = tuple(kept.ports)
+        self._accepted = set[str]()
+        """Ports that are down, and not expected to be up any more."""
         before = max(self._memory.at, max((e.at for e in self._memory.past), default=0.0))
         self._followed = before or clock.wall()
         """Unix time up to which the kernel's log was told of, by this agent or the one before it. Where there was none,
         nobody knows what became of what is older: only the driver's readings tell."""
         self.told = told(self._memory.verdicts)
         """The verdicts as other nodes are to hear them."""
-        self._buses: dict[str, str] = {}
+        self._buses = {bus: uuid for uuid, bus in kept.buses.items() if uuid in self._known}
         """Bus id to UUID of every GPU that was read: a driver that hangs names none."""
+        self._answered = False
+        """The driver has named its GPUs since this start."""
         self._heard: Counter[tuple[str, str, int]] = Counter()
         self._saved = Kept()
         self._gpus: tuple[GpuReading, ...] | None = None
@@ -113,7 +125,8 @@ class Monitor:
             "nvml", lambda: nvml_command(machine.python, NVML_PACE), {**environ, "PYTHONPATH": packages()},
             NVML_PACE, self.hear_gpus, self._due.set,
         )  # fmt: skip
-        self._probes = (self._gpu_probe, self._host_probe) if machine.gpus else (self._host_probe,)
+        self._probes = (self._gpu_probe, self._host_probe) if machine.gpus or self._known else (self._host_probe,)
+        """A driver that did not come up with this boot, where there were GPUs, is asked all the same."""
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -123,6 +136,19 @@ class Monitor:
     def gpus(self) -> tuple[GpuReading, ...] | None:
         """As last read; None while the driver does not answer."""
         return None if self._stale or self._gpu_probe.reading.missed else self._gpus
+
+    @property
+    def asks_the_driver(self) -> bool:
+        return self._gpu_probe in self._probes
+
+    def probe(self, name: str) -> Probe:
+        """The probe of that name (``nvml`` or ``host``). Raises KeyError."""
+        return {"nvml": self._gpu_probe, "host": self._host_probe}[name]
+
+    @property
+    def ports(self) -> tuple[str, ...]:
+        """Network ports that are expected to be up."""
+        return self._ports
 
     @property
     def last_gpus(self) -> tuple[GpuReading, ...]:
@@ -139,7 +165,16 @@ class Monitor:
 
     def acknowledge(self, device: str, rule: str | None) -> None:
         """An operator's word that a device (empty: the node) is repaired: its probation begins."""
-        self._take(acknowledged(self._memory, device, rule, self._clock.wall(), self._policy))
+        memory = acknowledged(self._memory, device, rule, self._clock.wall(), self._policy)
+        present = {gpu.uuid for gpu in self.gpus or ()}
+        gone = {v.device for v in memory.verdicts if v.rule == MISSING.id and v.device == device} - present
+        if gone and rule in (None, MISSING.id) and self.gpus is not None:
+            self._known = tuple(uuid for uuid in self._known if uuid not in gone or uuid in self._machine.configured)
+            memory = replace(memory, verdicts=tuple(v for v in memory.verdicts if v.device not in gone))
+        if not device and rule in (None, PORT.id) and self._host is not None:
+            self._accepted |= {port for port, _ in self._host.ports_down}
+            self._ports = tuple(port for port in self._ports if port not in self._accepted)
+        self._take(memory)
         self._due.set()
 
     def repaired(self, devices: Collection[str], action: Action) -> None:
@@ -228,7 +263,7 @@ class Monitor:
         found, waiting = [], []
         for event in self._events:
             device = self._buses.get(event.device, event.device)
-            if device and device not in self._known and self._gpu_probe in self._probes and self._unread():
+            if device and device not in self._known and self.asks_the_driver and self._unread():
                 waiting.append(event)
             elif not (device and self._machine.configured and device not in self._machine.configured):
                 found.append(replace(event, device=device))
@@ -238,7 +273,7 @@ class Monitor:
     def _unread(self) -> bool:
         """The driver may still answer for the first time."""
         reading = self._gpu_probe.reading
-        return not self._buses and not reading.missed and not reading.problem
+        return not self._answered and not reading.missed and not reading.problem
 
     def _verify(self, memory: Memory, now: float, at: float) -> Memory:
         """What was repaired has to be read without a fault for a while."""
@@ -275,31 +310,45 @@ class Monitor:
         device = self._buses.get(event.device, event.device)
         if event.kind == "xid" and (not self._machine.configured or device in self._machine.configured):
             self._heard[source, device, event.code] += event.count
-        self._events.append(event)
+        self._events.append(replace(event, logged=source == KERNEL))
 
     def hear_gpus(self, line: dict[str, Any]) -> None:
         """What the probe of the driver tells."""
         if "gpus" in line:
             self._stale = self._paused
             every = tuple(_gpu(fields) for fields in line["gpus"])
-            self._buses |= {gpu.pci: gpu.uuid for gpu in every if gpu.pci}
+            self._answered = True
             mine = self._machine.configured
-            self._gpus = tuple(gpu for gpu in every if not mine or gpu.uuid in mine)
+            self._gpus = tuple(self._with_links(gpu) for gpu in every if not mine or gpu.uuid in mine)
             fresh = [gpu.uuid for gpu in self._gpus if gpu.uuid not in self._known]
-            self._known = (*self._known, *fresh)
+            slots = {gpu.pci for gpu in self._gpus if gpu.uuid in fresh and gpu.pci}
+            replaced = {uuid for bus, uuid in self._buses.items() if bus in slots} - {gpu.uuid for gpu in every}
+            kept = (uuid for uuid in self._known if uuid not in replaced or uuid in mine)
+            self._known = (*kept, *fresh)
+            self._buses |= {gpu.pci: gpu.uuid for gpu in every if gpu.pci}
             if fresh:
                 self._changed()
         for uuid, code, at, count in line.get("xids", ()):
             self.hear(Event("xid", at, uuid, code, f"NVML event: Xid {code}", count), "nvml")
         self._due.set()
 
+    def _with_links(self, gpu: GpuReading) -> GpuReading:
+        """With what is known of its NVLinks since the boot."""
+        if gpu.links_up is None:
+            return gpu
+        once = self._links[gpu.uuid] = max(gpu.links_up, self._links.get(gpu.uuid, 0))
+        return replace(gpu, links_once=once)
+
     def hear_host(self, line: dict[str, Any]) -> None:
         """What the probe of the machine tells."""
         if "host" in line:
-            self._host = _host(line["host"])
+            fields = line["host"]
+            self._accepted &= {port for port, _ in fields["ports_down"]}
+            self._ports = tuple(sorted({*self._ports, *fields["ports"]}))
+            self._host = _host(fields, self._accepted)
             self._followed = self._clock.wall()
         for fields in line.get("events", ()):
-            self.hear(Event(**fields), "kernel")
+            self.hear(Event(**fields), KERNEL)
         if "events" in line:
             self._due.set()
 
@@ -308,22 +357,23 @@ class Monitor:
         given = {
             "proc": machine.proc, "sys": machine.sysfs, "kmsg": machine.kmsg, "units": machine.units,
             "folders": list(machine.folders), "interfaces": list(machine.interfaces), "poll": HOST_PACE,
-            "since": self._followed,
+            "since": self._followed, "ports": list(self._ports),
         }  # fmt: skip
         return (machine.python, "-S", "-m", "nodeagent.health.probe_host", json.dumps(given))
 
-    def _read(self) -> tuple[Memory, tuple[str, ...]]:
+    def _read(self) -> Kept:
         try:
             kept = kept_memory.load(self._file)
         except (ValueError, KeyError, TypeError) as error:
             self._log.error("what was known of this node's health is lost", file=str(self._file), why=str(error))
-            kept = Kept()
-        known = kept.gpus if kept.boot == self._machine.boot else ()
-        return kept.memory, tuple(dict.fromkeys((*self._machine.configured, *known)))
+            return Kept()
+        still = tuple(v for v in kept.memory.verdicts if v.rule not in OF_ONE_START)
+        return replace(kept, memory=replace(kept.memory, verdicts=still))
 
     async def save(self) -> None:
         """On disk before anybody acts on it again after a restart; only what an older start could not see anew."""
-        kept = Kept(self._memory, self._machine.boot, self._known)
+        buses = {uuid: bus for bus, uuid in self._buses.items() if uuid in self._known}
+        kept = Kept(self._memory, self._machine.boot, self._known, buses, dict(self._links), self._ports)
         if _essence(kept) == _essence(self._saved):
             return
         try:
@@ -337,7 +387,8 @@ def _essence(kept: Kept) -> object:
     """What is worth a write: not each repetition, and not the time alone."""
     verdicts = tuple((v.rule, v.device, v.stage, v.action, v.until, v.boot) for v in kept.memory.verdicts)
     past = tuple((e.kind, e.device, e.code, len(str(e.count))) for e in kept.memory.past)
-    return verdicts, past, kept.memory.repairs, kept.boot, tuple(kept.gpus)
+    seen = tuple(kept.gpus), dict(kept.buses), dict(kept.links), tuple(kept.ports)
+    return verdicts, past, kept.memory.repairs, kept.boot, seen
 
 
 def _gpu(fields: dict[str, Any]) -> GpuReading:
@@ -349,11 +400,17 @@ def _gpu(fields: dict[str, Any]) -> GpuReading:
     return GpuReading(**fields)
 
 
-def _host(fields: dict[str, Any]) -> HostReading:
+def _host(fields: dict[str, Any], accepted: Collection[str]) -> HostReading:
     return HostReading(
         memory_available=fields["memory_available"],
         full_disks=tuple(fields["full_disks"]),
-        ports_down=tuple((port, seconds) for port, seconds in fields["ports_down"]),
+        ports_down=tuple((port, seconds) for port, seconds in fields["ports_down"] if port not in accepted),
         port_flaps=tuple((port, times) for port, times in fields["port_flaps"]),
         fabric_manager=fields["fabric_manager"],
+        kernel_log=fields["kernel_log"],
+        memory_pressure=fields["memory_pressure"],
+        io_pressure=fields["io_pressure"],
+        files_used=fields["files_used"],
+        processes_used=fields["processes_used"],
+        clock_kept=fields["clock_kept"],
     )

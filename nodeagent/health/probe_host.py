@@ -4,14 +4,14 @@ Standard library only. Must never judge. A disk that does not answer holds up a 
 
     {"events": [...]}    at once what is new; its repetitions along with the next "host"; fields of readings.Event
     {"host": {...}}      every ``POLL`` seconds; fields of readings.HostReading
-    "problem": "..."     along with each "host" while the kernel's log cannot be read
 
 Argument: JSON with ``proc``, ``sys``, ``kmsg`` (paths), ``folders``, ``interfaces`` (names), ``units`` (a folder),
-``poll`` and ``since`` (Unix time: older lines were told before).
+``poll``, ``ports`` (that were up once) and ``since`` (Unix time: older lines were told before).
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
@@ -42,8 +42,16 @@ INIT_ROOT = "/proc/1/root"
 HOUR = 3600.0
 _MANAGER = "nvidia-fabricmanager.service"
 _RECORD = 8192
+_MOST_FLAPS = 100
+FEW_FILES = 1000
+"""Files that a folder's file system has room for, below which it is as good as full."""
+TIME_ERROR = 5
+"""What adjtimex(2) returns while nothing keeps the machine's clock right."""
 _AT_ONCE = 1500
 """Records of one look."""
+_ADJTIMEX = getattr(ctypes.CDLL(None), "adjtimex", None)
+_TIMEX = 512
+"""Bytes of a ``struct timex``, and more; zeros ask without changing anything."""
 
 
 class KernelLog:
@@ -71,28 +79,35 @@ class KernelLog:
 
 
 class Ports:
-    """Network ports that were up once."""
+    """Network ports that were up once, in this boot or an earlier one, and those that the config names."""
 
-    def __init__(self, sys_root: str, interfaces: Sequence[str]) -> None:
+    def __init__(self, sys_root: str, interfaces: Sequence[str], once: Sequence[str] = ()) -> None:
         self._sys, self._interfaces = sys_root, interfaces
-        self._down: dict[str, float | None] = {}
+        self._down: dict[str, float | None] = dict.fromkeys((*once, *interfaces))
+        """Since when; None: up, or not looked at yet."""
+        self._up: set[str] = set()
         self._flaps: dict[str, list[float]] = {}
 
     def look(self, now: float) -> dict[str, Any]:
-        """Which are down and for how long, and which keep going down and up."""
-        for port, up in self._states():
+        """Which are down, or not there any more, and for how long; which keep going down and up; which were up."""
+        states = dict(self._states())
+        for port in (*states, *(known for known in self._down if known not in states)):
+            up = states.get(port, False)
+            if up:
+                self._up.add(port)
             if port not in self._down:
                 if up:
                     self._down[port] = None
             elif up and self._down[port] is not None:
                 self._down[port] = None
-                self._flaps.setdefault(port, []).append(now)
+                self._flaps[port] = [*self._flaps.get(port, [])[-_MOST_FLAPS:], now]
             elif not up and self._down[port] is None:
                 self._down[port] = now
         flaps = {port: sum(now - at < HOUR for at in times) for port, times in self._flaps.items()}
         return {
             "ports_down": [[port, now - since] for port, since in self._down.items() if since is not None],
             "port_flaps": [[port, times] for port, times in flaps.items() if times],
+            "ports": sorted(self._up),
         }
 
     def _states(self) -> Iterator[tuple[str, bool]]:
@@ -132,11 +147,20 @@ class Folders:
         try:
             state = os.statvfs(as_init_sees(path))
             free = state.f_bavail * state.f_frsize
-            wrong = "read-only" if state.f_flag & os.ST_RDONLY else f"{free >> 20} MiB free" if free < FULL else ""
+            wrong = no_room(bool(state.f_flag & os.ST_RDONLY), free, state.f_files, state.f_favail)
         except OSError as error:
             wrong = error.strerror or str(error)
         self._found[path] = wrong
         del self._asked[path]
+
+
+def no_room(read_only: bool, free: int, files: int, free_files: int) -> str:
+    """Why nothing more can be written to a file system; empty if it can. Without ``files`` it has no such bound."""
+    if read_only:
+        return "read-only"
+    if free < FULL:
+        return f"{free >> 20} MiB free"
+    return f"room for {free_files} more files" if files and free_files < FEW_FILES else ""
 
 
 def _text(path: str) -> str:
@@ -169,6 +193,44 @@ def available_memory(proc: str) -> float | None:
     return int(free[0]) / int(total[0]) if total and free else None
 
 
+def pressure(proc: str, resource: str) -> float | None:
+    """Share of the last minute in which nothing that ran could go on for want of it."""
+    try:
+        lines = _text(f"{proc}/pressure/{resource}").splitlines()
+    except OSError:  # a kernel that does not keep it, or was told not to
+        return None
+    fields = next((line.split() for line in lines if line.startswith("full ")), [])
+    values = [field[6:] for field in fields if field.startswith("avg60=")]
+    return _number(values[0]) / 100 if values else None
+
+
+def handles(proc: str) -> dict[str, float | None]:
+    """Shares of the open files, and of the processes and threads, that the kernel allows."""
+    found: dict[str, float | None] = {"files_used": None, "processes_used": None}
+    try:
+        used, _, most = _text(f"{proc}/sys/fs/file-nr").split()
+        found["files_used"] = int(used) / max(1, int(most))
+        running = _text(f"{proc}/loadavg").split()[3].partition("/")[2]
+        bounds = [int(_text(f"{proc}/sys/kernel/{name}")) for name in ("pid_max", "threads-max")]
+        found["processes_used"] = int(running) / max(1, min(bounds))
+    except (OSError, ValueError, IndexError):
+        pass  # a kernel that tells it otherwise: not known
+    return found
+
+
+def clock_kept() -> bool | None:
+    """Whether anything keeps the machine's clock right; None: the kernel does not say."""
+    state = _ADJTIMEX(ctypes.create_string_buffer(_TIMEX)) if _ADJTIMEX is not None else -1
+    return None if state < 0 else bool(state != TIME_ERROR)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
 def fabric_manager(sys_root: str, units: str) -> bool | None:
     """Whether its unit has processes; None if it is not installed."""
     if not os.path.exists(f"{units}/{_MANAGER}"):
@@ -194,13 +256,13 @@ def main() -> None:
     """Look and follow, for as long as somebody reads."""
     given = json.loads(sys.argv[1])
     proc, sys_root = given["proc"], given["sys"]
-    ports, folders = Ports(sys_root, given["interfaces"]), Folders(given["folders"])
+    ports, folders = Ports(sys_root, given["interfaces"], given["ports"]), Folders(given["folders"])
     log: KernelLog | None = None
-    wrong = {}
+    wrong = ""
     try:
         log = KernelLog(given["kmsg"], given["since"])
     except OSError as error:
-        wrong["problem"] = f"{given['kmsg']}: {error.strerror}"
+        wrong = f"{given['kmsg']}: {error.strerror}"
     poll = select.poll()
     if log is not None:
         poll.register(log, select.POLLIN)
@@ -215,9 +277,13 @@ def main() -> None:
                 "memory_available": available_memory(proc),
                 "full_disks": folders.look(now),
                 "fabric_manager": fabric_manager(sys_root, given["units"]),
+                "kernel_log": wrong,
+                "memory_pressure": pressure(proc, "memory"),
+                "io_pressure": pressure(proc, "io"),
+                "clock_kept": clock_kept(),
             }
             repeated = log.folder.take() if log is not None else []
-            tell({"host": host | ports.look(now)} | ({"events": repeated} if repeated else {}) | wrong)
+            tell({"host": host | handles(proc) | ports.look(now)} | ({"events": repeated} if repeated else {}))
             due = now + given["poll"]
         if busy:
             time.sleep(pause(time.process_time() - spent))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from ctypes import byref
 from types import ModuleType
 
@@ -136,12 +136,32 @@ def _fields(handle: Any) -> Iterator[dict[str, Any]]:
     if known:
         yield {"links": len(known), "links_up": sum(known)}
     yield {"fabric": _fabric(handle)}
-    memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    yield {"memory_used": None if memory is None else memory.used}
+    mode = ask(pynvml.nvmlDeviceGetMigMode, handle)
+    yield {"mig": None if mode is None else mode[0] == pynvml.NVML_FEATURE_ENABLED}
+    memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+    if memory is not None:
+        yield {"memory_used": memory.used}
+    else:  # drivers before 510, which count what they reserve for themselves as used
+        memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        yield {"memory_used_or_reserved": None if memory is None else memory.used}
+    graphics = ask(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
+    yield {"graphics": None if graphics is None else len(graphics)}
     processes = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
     if processes is not None:
         yield {"processes": [[p.pid, p.usedGpuMemory or 0] for p in processes]}
         yield {"owners": [[p.pid, _owner(p.pid)] for p in processes[:_MOST_OWNERS]]}
+
+
+def without_rest(gpu: dict[str, Any], rest: dict[str, int]) -> None:
+    """``memory_used`` of a driver that does not tell it from what it reserves: what is used beyond the least that was
+    seen without a process (``rest``, by UUID). Until that was seen it is not known."""
+    used, uuid = gpu.pop("memory_used_or_reserved", None), gpu.get("uuid")
+    if used is None or uuid is None:
+        return
+    if gpu.get("processes") == []:
+        rest[uuid] = min(used, rest.get(uuid, used))
+    if uuid in rest:
+        gpu["memory_used"] = max(0, used - rest[uuid])
 
 
 _owners: dict[int, str] = {}
@@ -200,57 +220,95 @@ class Gpus:
     def __init__(self) -> None:
         pynvml.nvmlInit()
         self.driver = str(pynvml.nvmlSystemGetDriverVersion())
-        self._known: dict[int, dict[str, Any]] = {}
-        """What identifies each, as far as it was ever read."""
-        self._whole: set[int] = set()
+        self._known: dict[str, dict[str, Any]] = {}
+        """UUID to what identifies the GPU, as far as it was ever read."""
+        self._whole: set[str] = set()
         """Those of which that is all."""
-        self._set = pynvml.nvmlEventSetCreate()
-        self._registered: set[int] = set()
+        self._places: dict[int, str] = {}
+        """Index to UUID, as last read: the driver numbers anew when a GPU is gone."""
+        self._rest: dict[str, int] = {}
+        self._set = self._new_set()
+        self._registered: set[str] = set()
         self.heard = 0
         """Events since it was set to 0."""
+        self.failed = 0
+        """Waits for events in a row that the driver did not make, as when a GPU of the set is lost."""
 
     def look(self) -> list[dict[str, Any]]:
         """Every GPU; one that cannot be read any more keeps the identity it had."""
-        found = []
+        handles: dict[int, Any] = {}
+        errors: dict[int, str] = {}
         for index in range(pynvml.nvmlDeviceGetCount()):
-            known = self._known.setdefault(index, {})
             try:
-                handle = ask(pynvml.nvmlDeviceGetHandleByIndex, index)
-                fixed = known if index in self._whole else None
-                gpu = {"index": index} if handle is None else read(handle, index, fixed)
+                handles[index] = ask(pynvml.nvmlDeviceGetHandleByIndex, index)
             except GpuError as error:
-                handle, gpu = None, {"index": index, "error": str(error)}
-            if handle is not None and index not in self._whole:
+                handles[index], errors[index] = None, str(error)
+        named = {index: _uuid(handle) for index, handle in handles.items()}
+        named |= self._guessed(named)
+        found = []
+        for index, handle in handles.items():
+            uuid = named[index]
+            known = self._known.setdefault(uuid, {}) if uuid else {}
+            if handle is None:
+                gpu: dict[str, Any] = {"index": index} | ({"error": errors[index]} if index in errors else {})
+            else:
+                gpu = read(handle, index, known if uuid in self._whole else None)
+                without_rest(gpu, self._rest)
                 known.update({field: gpu[field] for field in _FIXED if gpu.get(field)})
                 if "error" not in gpu:
-                    self._whole.add(index)
-            if known.get("uuid"):
-                found.append(known | gpu | {"driver": self.driver})
-            if handle is not None and index not in self._registered:
-                self._register(handle, index)
+                    self._whole.add(uuid)
+                if uuid and uuid not in self._registered:
+                    self._register(handle, uuid)
+            if uuid:
+                found.append({"uuid": uuid} | known | gpu | {"driver": self.driver})
+        self._places = {index: uuid for index, uuid in named.items() if uuid}
         return found
 
-    def _register(self, handle: Any, index: int) -> None:
+    def _guessed(self, named: Mapping[int, str]) -> dict[int, str]:
+        """Of GPUs that do not say who they are: who was there before, unless the driver has numbered anew. Then nobody
+        knows, and those that are not found are missing."""
+        others = {uuid for uuid in named.values() if uuid}
+        moved = any(uuid and self._places.get(index, uuid) != uuid for index, uuid in named.items())
+        gone = [uuid for uuid in self._known if uuid not in others]
+        silent = [index for index, uuid in named.items() if not uuid]
+        if moved or len(named) < len(self._places):
+            return {silent[0]: gone[0]} if len(silent) == len(gone) == 1 else {}
+        return {i: self._places[i] for i in silent if i in self._places and self._places[i] not in others}
+
+    def _new_set(self) -> Any:
+        """None where the driver has no events to wait for (virtual GPUs): the kernel's log and the readings remain."""
+        try:
+            return ask(pynvml.nvmlEventSetCreate)
+        except GpuError:
+            return None
+
+    def _register(self, handle: Any, uuid: str) -> None:
+        if self._set is None:
+            return
         try:
             ask(pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
         except GpuError:
             return  # a lost one: its reading says so, and the next look tries again
-        self._registered.add(index)
+        self._registered.add(uuid)
 
     def events(self, seconds: float) -> list[list[Any]]:
         """Wait for an Xid for at most so long; those of the next moment are folded in. Beyond ``MOST_EVENTS`` it
-        hears no more."""
+        hears no more. Returns at once when the driver cannot wait (``failed``): a look says why."""
         until = time.monotonic() + seconds
         folded: dict[tuple[str, int], list[Any]] = {}
-        if self.heard >= MOST_EVENTS:
+        if self.heard >= MOST_EVENTS or self._set is None or self.failed > 1:
             time.sleep(seconds)
         while (left := until - time.monotonic()) > 0:
             try:
                 event = pynvml.nvmlEventSetWait_v2(self._set, min(_WAIT, max(1, int(left * 1000))))
             except pynvml.NVMLError as error:
                 if error.value == pynvml.NVML_ERROR_TIMEOUT:
+                    self.failed = 0
                     continue
-                raise
+                self.failed += 1
+                self._drop()
+                break
+            self.failed = 0
             uuid = self._name(event.device)
             one = folded.setdefault((uuid, event.eventData), [uuid, event.eventData, 0.0, 0])
             one[2], one[3] = time.time(), one[3] + 1
@@ -264,17 +322,27 @@ class Gpus:
 
     def _drop(self) -> None:
         """What waits to be heard. The next look registers anew."""
-        pynvml.nvmlEventSetFree(self._set)
-        self._set = pynvml.nvmlEventSetCreate()
+        if self._set is not None:
+            pynvml.nvmlEventSetFree(self._set)
+        self._set = self._new_set()
         self._registered.clear()
 
     def _name(self, handle: Any) -> str:
         """UUID of an event's device; of a lost one, by asking which of the known it may be: none but it is lost."""
-        try:
-            return str(pynvml.nvmlDeviceGetUUID(handle))
-        except pynvml.NVMLError:
-            lost = [known["uuid"] for known in self.look() if known.get("error")]
-            return str(lost[0]) if len(lost) == 1 else ""
+        if uuid := _uuid(handle):
+            return uuid
+        lost = [known["uuid"] for known in self.look() if known.get("error")]
+        return str(lost[0]) if len(lost) == 1 else ""
+
+
+def _uuid(handle: Any) -> str:
+    """Empty for a GPU that does not say."""
+    if handle is None:
+        return ""
+    try:
+        return str(ask(pynvml.nvmlDeviceGetUUID, handle) or "")
+    except GpuError:
+        return ""
 
 
 class Repetitions:
@@ -323,12 +391,19 @@ def main() -> None:
     repetitions = Repetitions()
     while True:
         again = repetitions.take()
-        tell({"gpus": gpus.look()} | ({"xids": again} if again else {}))
+        try:
+            found = gpus.look()
+        except pynvml.NVMLError as error:
+            tell({"problem": f"NVML: {error}"})
+            sys.exit(1)
+        tell({"gpus": found} | ({"xids": again} if again else {}))
         gpus.heard = 0
         until = time.monotonic() + poll
         while (left := until - time.monotonic()) > 0:
             if fresh := repetitions.news(gpus.events(left)):
                 tell({"xids": fresh})
+            if gpus.failed == 1:
+                break  # look at once which GPU it is; but not again and again
 
 
 if __name__ == "__main__":

@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-EventKind = Literal["xid", "off_bus", "nvlink", "aer", "mce", "oom", "hung_task", "io_error", "overrun"]
+EventKind = Literal[
+    "xid", "off_bus", "init_failed", "api_mismatch", "sxid_fatal", "nvlink", "aer", "mce", "oom", "hung_task", "lockup",
+    "io_error", "overrun",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +53,18 @@ class GpuReading:
     links: int | None = None
     """NVLinks that the GPU has and that are switched on."""
     links_up: int | None = None
+    links_once: int | None = None
+    """The most of them that were up at a time in this boot: without a bridge between two GPUs none ever is."""
     fabric: str | None = None
     """``completed``, ``in_progress``, ``not_started`` or ``failed``; None without an NVSwitch fabric."""
     memory_used: int | None = None
-    """Bytes."""
+    """Bytes, without what the driver reserves for itself."""
+    mig: bool | None = None
+    """It is cut into MIG slices."""
     processes: tuple[tuple[int, int], ...] | None = None
     """Pid and bytes of every process that uses it."""
+    graphics: int | None = None
+    """Processes that draw on it (a desktop's): they hold memory, and are not among the others."""
     owners: tuple[tuple[int, str], ...] = ()
     """Of the first few processes: who they are, in words; empty for one that is not to be seen from here."""
     driver: str = ""
@@ -72,10 +81,12 @@ class Event:
     device: str = ""
     """UUID of the GPU, else its bus id, else empty: the node."""
     code: int = 0
-    """The Xid."""
+    """The Xid, or the SXid of a switch."""
     raw: str = ""
     """The first line."""
     count: int = 1
+    logged: bool = False
+    """Read in the kernel's log alone: the driver has not reported the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,18 @@ class HostReading:
     """Ports and how often each went down and up again in the last hour."""
     fabric_manager: bool | None = None
     """Whether its unit is active; None where there is none."""
+    memory_pressure: float | None = None
+    """Share of the last minute in which nothing that ran could go on for want of memory, 0 to 1."""
+    io_pressure: float | None = None
+    """The same of disks."""
+    files_used: float | None = None
+    """Share of the open files that the kernel allows."""
+    processes_used: float | None = None
+    """Share of the processes and threads that it allows."""
+    clock_kept: bool | None = None
+    """Whether anything keeps the machine's clock right."""
+    kernel_log: str | None = None
+    """Why the kernel's log cannot be read; empty: it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +136,7 @@ class Readings:
     gpus: tuple[GpuReading, ...] | None = None
     """None: the driver has not answered."""
     expected: tuple[str, ...] = ()
-    """UUIDs seen once in this boot, or named in the config."""
+    """UUIDs seen once, in this boot or an earlier one, or named in the config."""
     events: tuple[Event, ...] = ()
     """Those since the last readings."""
     host: HostReading | None = None

@@ -24,6 +24,11 @@ PORT_DOWN = 30.0
 """Seconds after which a network port that was up once is lost."""
 FLAPS = 3
 LOW_MEMORY = 0.03
+MUCH_PRESSURE = 0.2
+MUCH_IO_PRESSURE = 0.5
+NEARLY_ALL = 0.9
+NEAR_SLOWDOWN = 2
+"""Degrees Celsius to the slowdown limit: a GPU at full load keeps well away from it where its cooling works."""
 _NAMED = 3
 """Processes of others that are named."""
 _MUCH_REMAPPED = 512
@@ -41,7 +46,11 @@ class Rule:
     text: str
     source: str
     after: float = 0.0
-    """Seconds it must hold without a break before it fires."""
+    """Seconds it must hold before it fires: without a break, or altogether within ``window``."""
+    window: float = 0.0
+    """Seconds within which breaks do not matter."""
+    times: int = 0
+    """How often within ``window`` it must begin to hold before it fires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +146,12 @@ GPU_RULES = (
     ),
     GpuRule(
         Rule("nvlink.down", "fatal", "reset_gpu", "repair", "an NVLink is down", "NVML link state", after=5.0),
-        lambda g: _less(g.links_up, g.links), lambda g: f"{g.links_up} of {g.links} links are up",
+        lambda g: _less(g.links_up, g.links_once), lambda g: f"{g.links_up} links are up, {g.links_once} were",
+    ),
+    GpuRule(
+        Rule("nvlink.flaps", "degraded", "reset_gpu", "quiet", "an NVLink goes down and up", "NVML link state",
+             window=3600.0, times=3),
+        lambda g: _less(g.links_up, g.links_once), lambda g: f"{g.links_up} links are up, {g.links_once} were",
     ),
     GpuRule(
         Rule("fabric.failed", "fatal", "reboot", "reading", "the NVSwitch fabric did not take the GPU in",
@@ -146,7 +160,8 @@ GPU_RULES = (
     ),
     GpuRule(
         Rule("clocks.slowdown", "degraded", "service", "quiet",
-             "clocks lowered by the hardware for heat or power", "NVML clock event reasons", after=600.0),
+             "clocks lowered by the hardware for heat or power", "NVML clock event reasons", after=600.0,
+             window=3600.0),
         lambda g: None if g.slowdown is None else bool(g.slowdown),
         lambda g: "clock event reasons: " + ", ".join(sorted(g.slowdown or ())),
     ),
@@ -155,10 +170,23 @@ GPU_RULES = (
              "NVML PCIe link width", after=60.0),
         lambda g: _less(g.pcie_width, g.pcie_width_max), lambda g: f"{g.pcie_width} of {g.pcie_width_max} lanes",
     ),
+    GpuRule(
+        Rule("pcie.generation", "info", "none", "reading",
+             "the GPU's PCIe link is slower than it could be, though it is in use", "NVML PCIe link generation",
+             after=600.0),
+        lambda g: _less(g.pcie_generation, g.pcie_generation_max) if g.processes else None,
+        lambda g: f"generation {g.pcie_generation} of {g.pcie_generation_max}",
+    ),
+    GpuRule(
+        Rule("gpu.hot", "degraded", "service", "quiet", "the GPU is about to be slowed down for heat",
+             "NVML temperature margin", after=120.0, window=3600.0),
+        lambda g: _less(g.margin, NEAR_SLOWDOWN), lambda g: f"{g.margin} degrees below slowdown",
+    ),
 )  # fmt: skip
 """On each GPU by itself."""
 
-MISSING = Rule("nvml.missing", "fatal", "reboot", "repair", "the GPU is not there any more", "NVML device count")
+MISSING = Rule("nvml.missing", "fatal", "reboot", "repair", "the GPU is not there any more", "NVML device count",
+               after=10.0)  # fmt: skip
 REPLAYS = Rule("pcie.replays", "degraded", "service", "quiet", "more PCIe replays than a sound link has",
                "DCGM: bit error rate 1e-12")  # fmt: skip
 FOREIGN = Rule("gpu.foreign", "degraded", "none", "reading", "somebody else's processes use the GPU",
@@ -173,8 +201,17 @@ NVML_LATE = Rule(
 NVML_HUNG = Rule(
     "probe.nvml.hung", "fatal", "reboot", "reading", "GPUs unknown: the driver does not answer", "own deadline, twice"
 )
-PROBE_LATE = Rule("probe.late", "unknown", "none", "reading", "a probe has not answered in time", "own deadline")
-PROBE_BROKEN = Rule("probe.broken", "unknown", "diagnose", "reading", "a probe cannot read", "own check")
+NVML_BROKEN = Rule(
+    "probe.nvml.broken", "unknown", "diagnose", "reading", "GPUs unknown: the driver cannot be asked", "own check"
+)
+PROBE_LATE = Rule(
+    "probe.late", "degraded", "none", "reading", "the machine has not been looked at in time", "own deadline"
+)
+PROBE_BROKEN = Rule("probe.broken", "degraded", "diagnose", "reading", "the machine cannot be looked at", "own check")
+KERNEL_LOG = Rule(
+    "probe.kernel_log", "info", "none", "reading", "the kernel's log cannot be read: Xids come from the driver alone",
+    "/dev/kmsg",
+)  # fmt: skip
 PORT = Rule("port.down", "fatal", "service", "reading", "a network port is down that was up", "sysfs")
 FLAP = Rule("port.flaps", "degraded", "service", "quiet", "a network port goes down and up", "sysfs")
 FABRIC_MANAGER = Rule("fabric.manager", "fatal", "reboot", "reading", "the fabric manager does not run", "systemd",
@@ -182,13 +219,25 @@ FABRIC_MANAGER = Rule("fabric.manager", "fatal", "reboot", "reading", "the fabri
 DISK = Rule("disk", "degraded", "none", "reading", "a folder that jobs need cannot be written to", "statvfs")
 MEMORY = Rule("host.memory", "info", "none", "reading", "the machine is short of memory", "/proc/meminfo", after=30.0)
 
+_PSI = "/proc/pressure, avg60 of full"
+PRESSURE = Rule("host.pressure", "degraded", "none", "reading", "the machine stands still for want of memory", _PSI,
+                after=60.0)  # fmt: skip
+IO_PRESSURE = Rule("host.io_pressure", "info", "none", "reading", "the machine waits for its disks", _PSI, after=60.0)
+HANDLES = Rule("host.handles", "degraded", "none", "reading", "the machine runs out of open files or processes",
+               "/proc/sys/fs/file-nr, /proc/loadavg", after=30.0)  # fmt: skip
+CLOCK = Rule("host.clock", "info", "none", "reading", "nothing keeps the machine's clock right", "adjtimex",
+             after=900.0)  # fmt: skip
+
+OF_ONE_START = frozenset({NVML_LATE.id, NVML_BROKEN.id, PROBE_LATE.id, PROBE_BROKEN.id})
+"""What they say is of a probe of this start of the agent: the next start has another, and knows nothing of it yet."""
+
 TAKEN = frozenset({FOREIGN.id, LEFT.id})
 """While one of these holds, the GPU is somebody else's: no job is given it."""
 
 READING_RULES: tuple[Rule, ...] = (
     *(one.rule for one in GPU_RULES),
-    MISSING, REPLAYS, FOREIGN, SHARED, LEFT, NVML_LATE, NVML_HUNG, PROBE_LATE, PROBE_BROKEN,
-    PORT, FLAP, FABRIC_MANAGER, DISK, MEMORY,
+    MISSING, REPLAYS, FOREIGN, SHARED, LEFT, NVML_LATE, NVML_HUNG, NVML_BROKEN, PROBE_LATE, PROBE_BROKEN, KERNEL_LOG,
+    PORT, FLAP, FABRIC_MANAGER, DISK, MEMORY, PRESSURE, IO_PRESSURE, HANDLES, CLOCK,
 )  # fmt: skip
 
 
@@ -233,7 +282,8 @@ def _probe(probe: ProbeReading) -> Iterable[Look]:
     else:
         yield Look(PROBE_LATE, "", probe.missed >= 1, raw)
     if not probe.missed:
-        yield Look(PROBE_BROKEN, "", bool(probe.problem), f"{probe.name}: {probe.problem}")
+        broken = NVML_BROKEN if probe.name == "nvml" else PROBE_BROKEN
+        yield Look(broken, "", bool(probe.problem), f"{probe.name}: {probe.problem}")
 
 
 def _replays(gpu: GpuReading, before: GpuReading | None, elapsed: float) -> Iterable[Look]:
@@ -258,7 +308,7 @@ def _users(gpu: GpuReading, ours: frozenset[int], blind: bool) -> Iterable[Look]
     raw += f"; and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
     yield Look(FOREIGN, gpu.uuid, bool(others) and not beside, raw)
     yield Look(SHARED, gpu.uuid, bool(others) and beside, raw)
-    if gpu.memory_used is not None:
+    if gpu.memory_used is not None and not gpu.mig and not gpu.graphics:  # slices have their processes, desktops theirs
         left = not gpu.processes and gpu.memory_used > LEFTOVER
         yield Look(LEFT, gpu.uuid, left, f"{gpu.memory_used >> 20} MiB in use, no process listed")
 
@@ -271,6 +321,22 @@ def _host(host: HostReading) -> Iterable[Look]:
     yield Look(DISK, "", bool(host.full_disks), "; ".join(host.full_disks))
     if host.fabric_manager is not None:
         yield Look(FABRIC_MANAGER, "", not host.fabric_manager, "its unit is not active")
+    if host.kernel_log is not None:
+        yield Look(KERNEL_LOG, "", bool(host.kernel_log), host.kernel_log)
     if host.memory_available is not None:
         low = host.memory_available < LOW_MEMORY
         yield Look(MEMORY, "", low, f"{host.memory_available:.1%} of the memory is available")
+    if host.memory_pressure is not None:
+        yield _share(PRESSURE, host.memory_pressure, MUCH_PRESSURE, "of the last minute stood still")
+    if host.io_pressure is not None:
+        yield _share(IO_PRESSURE, host.io_pressure, MUCH_IO_PRESSURE, "of the last minute stood still")
+    used = {"open files": host.files_used, "processes and threads": host.processes_used}
+    full = [f"{share:.0%} of the {what}" for what, share in used.items() if share is not None and share > NEARLY_ALL]
+    if any(share is not None for share in used.values()):
+        yield Look(HANDLES, "", bool(full), "in use: " + ", ".join(full))
+    if host.clock_kept is not None:
+        yield Look(CLOCK, "", not host.clock_kept, "adjtimex: not synchronised")
+
+
+def _share(rule: Rule, share: float, bound: float, what: str) -> Look:
+    return Look(rule, "", share > bound, f"{share:.0%} {what}")

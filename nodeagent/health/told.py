@@ -39,8 +39,9 @@ def gpus(
     held: Collection[str] = (),
 ) -> tuple[Gpu, ...]:
     """The node's GPUs: those known, and (``may_join``) those that were only found by now. One with a verdict that bars
-    it is left out, with its worst one's words; and so are those that somebody else uses, or that are ``held`` for a
-    check."""
+    it is left out, with its worst one's words; and so are those of which nobody knows whether they are sound, those
+    that somebody else uses, and those that are ``held`` for a check."""
+    verdicts = tuple(verdicts)
     why: dict[str, str] = {}
     for verdict in verdicts:
         if verdict.rule in TAKEN and not verdict.dry_run:
@@ -49,10 +50,14 @@ def gpus(
             why.setdefault(verdict.device, f"{verdict.text} ({verdict.rule}){_stage(verdict)}")
     for uuid in held:
         why.setdefault(uuid, "it is being checked (nodeagentctl diag)")
+    unknown = sorted((verdict for verdict in verdicts if verdict.unknown), key=lambda verdict: not verdict.device)
     found = {gpu.uuid: Gpu(uuid=gpu.uuid, index=gpu.index, name=gpu.name) for gpu in seen}
     base = {gpu.uuid: found.get(gpu.uuid, gpu) for gpu in known}
     if may_join:
         base = base | found
+    for verdict in unknown:
+        for uuid in [verdict.device] if verdict.device else base:
+            why.setdefault(uuid, f"{verdict.text} ({verdict.rule})")
     whole = (g.model_copy(update={"healthy": False, "why": why[g.uuid]}) if g.uuid in why else g for g in base.values())
     return tuple(sorted(whole, key=lambda g: (g.index, g.uuid)))
 

@@ -8,7 +8,8 @@ from nodeagent.model.base import Record
 
 Severity = Literal["ok", "info", "app", "degraded", "fatal", "unknown"]
 """``fatal``: out of running jobs now. ``degraded``: avoided at the next pause, never stops a run. ``app``: the workers'
-own doing, the hardware stays. ``unknown``: cannot be told, which is never taken for healthy."""
+own doing, the hardware stays. ``unknown``: cannot be told, which is never taken for healthy: no new work, and what runs
+goes on."""
 
 Action = Literal["none", "restart_app", "diagnose", "reset_gpu", "reboot", "service"]
 """What repairs it, from the lightest to a technician's visit."""
@@ -51,6 +52,12 @@ class Verdict(Record):
     def bars(self) -> bool:
         """No work is to be given to the device (or, without one, to the node)."""
         return self.severity == "fatal" and not self.dry_run
+
+    @property
+    def unknown(self) -> bool:
+        """Nobody can tell whether the device (without one: any GPU of the node) is sound: it gets no new work, and what
+        runs on it goes on."""
+        return self.severity == "unknown" and self.stage == "active" and not self.dry_run
 
 
 def worst(verdicts: tuple[Verdict, ...]) -> Severity:

@@ -60,6 +60,9 @@ class HostFacts(Record):
     """Seconds until it ends; None if that is not known."""
     certificate_problem: str = ""
     """Why that is not known."""
+    clock_rate: float | None = None
+    """By how much the kernel makes its clock run faster (or, below 0, slower) than it would: 0.083 is 8.3 %. None where
+    the kernel does not say."""
     python: str = ""
     python_closed: str = ""
     """The first folder on the way to the agent's Python that other users cannot pass through."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from nodeagent.model.base import RECORD_VERSION, Record
 from nodeagent.model.jobspec import JobSpec
@@ -97,6 +97,8 @@ class Spend(Record):
     """Of a hang: the job had got further since the hang before, or had run for long."""
     stalled: float = Field(default=0.0, ge=0)
     """Of a hang: seconds without progress until it was seen."""
+    fails: str = ""
+    """Not empty: the job fails for this reason, once it is clear that no lost node was the cause."""
 
 
 class Outcome(Record):
@@ -120,6 +122,10 @@ class Admission(Record):
     signature: str
 
 
+LONGEST_NAME = 255
+"""Bytes of a folder's name."""
+
+
 class Checkpoint(Record):
     """The checkpoint that a job goes on from: the pointer, which only the newest active generation moves."""
 
@@ -130,6 +136,15 @@ class Checkpoint(Record):
     """The generation that committed it."""
     order: int = Field(ge=0)
     """Grows from commit to commit of one generation."""
+    signature: str = ""
+    """Of the agent that carried the commit: workers are led nowhere else."""
+
+    @field_validator("name")
+    @classmethod
+    def _one_folder(cls, name: str) -> str:
+        if name in ("", ".", "..") or "/" in name or not name.isprintable() or len(name.encode()) > LONGEST_NAME:
+            raise ValueError("a checkpoint's name is that of one folder, printable, of at most 255 bytes")
+        return name
 
 
 class Quota(Record):
@@ -184,6 +199,9 @@ class JobRecord(Record):
     """Node to report of the generation that ended last: for ``describe`` and late blame."""
     last_number: int = 0
     """Number of the generation ``last_reports`` belong to (0: none yet)."""
+    silent: dict[str, str] = {}
+    """Node to life: of the generation ``last_number``, if a fault ended it that counts, those who have not answered
+    since. As long as there are some the fault is not judged: one of them that proves to be lost was the cause."""
     restarts: int = 0
     """Generations that became active after the first."""
     outcome: Outcome | None = None

@@ -5,6 +5,7 @@ A node's lease is not here: the store alone knows it (served time), and reports 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 from pydantic import Field
@@ -80,9 +81,19 @@ class NodeFacts(Record):
     figures: tuple[Figure, ...] = Field(default=(), max_length=16)
     """What the node's checks by work measured: the standard of its peers."""
 
-    def devices(self) -> tuple[str, ...]:
-        """Names of all devices a worker may be given: healthy GPUs by uuid, then cpu slots."""
-        return tuple(g.uuid for g in self.gpus if g.healthy) + tuple(f"cpu{i}" for i in range(self.cpu_slots))
+    def devices(self, mine: Collection[str] = ()) -> tuple[str, ...]:
+        """Names of all devices a worker may be given: healthy GPUs by uuid, then cpu slots. ``mine``: those that its
+        job has now."""
+        gpus = tuple(g.uuid for g in self.gpus if g.healthy or (g.uuid in mine and self._unsure(g.uuid)))
+        return gpus + tuple(f"cpu{i}" for i in range(self.cpu_slots))
+
+    def _unsure(self, uuid: str) -> bool:
+        """It is left out only because nobody can tell whether it is sound: who uses it keeps it."""
+        claim = self.mending.claim if self.mending is not None else None
+        if claim is not None and claim.takes(uuid):
+            return False
+        about = [v for v in self.health if v.device in ("", uuid)]
+        return any(v.unknown for v in about) and not any(v.bars for v in about)
 
 
 ReadyState = Literal["preparing", "ready", "unfit"]

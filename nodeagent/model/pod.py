@@ -51,5 +51,7 @@ class PodState(Record):
     workers: tuple[WorkerState, ...] = ()
     snapshot_bytes: int = 0
     """Memory that its shim keeps for snapshots."""
+    unreachable: dict[str, float] = {}
+    """Members of its gang that this node's agent cannot reach, though they hold their leases: node to Unix time."""
     usage: PodUsage | None = None
     """As last measured; a change of it alone is not told at once, but with the next refresh."""

@@ -11,6 +11,10 @@ from __future__ import annotations
 
 from nodeagent.model.base import Record
 
+RELEASE = 1.05
+"""What may run on lent time counts as gone after so many times ``failsafe_limit``: that is measured by a node's clock,
+and this by the store's. The scripts say the same (``_clock.lua``)."""
+
 
 class Timing(Record):
     """All in seconds."""
@@ -66,6 +70,13 @@ class Timing(Record):
             out.append(
                 f"fence x 1.02 + kill = {self.fence * 1.02 + self.kill:.3f} s is longer than promise = "
                 f"{self.promise} s: a keeper could let go while workers still run on lent time; raise promise"
+            )
+        latest = (self.failsafe_limit + self.fence) * 1.02 + self.kill
+        if latest > self.failsafe_limit * RELEASE + self.lease:
+            out.append(
+                f"(failsafe_limit + fence) x 1.02 + kill = {latest:.3f} s is longer than failsafe_limit x {RELEASE} + "
+                f"lease = {self.failsafe_limit * RELEASE + self.lease:.3f} s: a keeper could be given up while workers "
+                f"still run on its time; lower fence or raise lease"
             )
         if not self.heartbeat <= self.failsafe <= self.fence - 2 * self.heartbeat:
             out.append(

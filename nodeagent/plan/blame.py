@@ -102,21 +102,22 @@ def is_victim(exited: WorkerExit) -> bool:
 def blame(reports: Mapping[str, PodReport]) -> Blame | None:
     """The worker to blame, None when none failed by itself.
 
-    Those whose error does not speak of a lost peer come before those whose does; then the node whose report reached
-    the store first (seq, given by the store); then the order of ending on that node.
+    A SIGKILL comes of no peer; those whose error does not speak of a lost peer come before those whose does; then the
+    node whose report reached the store first (seq, given by the store); then the order of ending on that node.
     """
     failed = sorted(
-        ((is_victim(e), r.seq or 1 << 30, e.order, node, e) for node, r in reports.items() for e in _failures(r)),
-        key=lambda row: row[:4],
-    )
+        ((e.signal != signal.SIGKILL, is_victim(e), r.seq or 1 << 30, e.order, node, e)
+         for node, r in reports.items() for e in _failures(r)),
+        key=lambda row: row[:5],
+    )  # fmt: skip
     if not failed:
         return None
-    victim, _, _, node, worst = failed[0]
+    _, victim, _, _, node, worst = failed[0]
     text = f"rank {worst.rank} on {node} failed first: {describe(worst)}"
     if victim:
         text = f"rank {worst.rank} on {node} lost its peers ({describe(worst)}); who failed first is not known"
     elif len(failed) > 1:
-        others = ", ".join(str(row[4].rank) for row in failed[1:])
+        others = ", ".join(str(row[5].rank) for row in failed[1:])
         text += f" (ranks {others} ended after it)"
     return Blame(node, worst, victim, text)
 

@@ -12,7 +12,9 @@ from nodeagent.model.timing import Timing, millis
 from nodeagent.plan.notes import Notes
 
 T = TypeVar("T")
-RefusalKind = Literal["unsigned", "changed", "ended", "early", "expired", "size", "gang", "control", "unreadable"]
+RefusalKind = Literal[
+    "unsigned", "changed", "ended", "early", "expired", "size", "gang", "control", "checkpoint", "unreadable"
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,10 @@ class Standing(Record):
     lease_left: float = 0.0
     store_away: float | None = None
     """For how long the store has not answered; None while it does."""
+    store_unusable: str = ""
+    """Why it counts as away although it answers."""
+    unread: dict[str, str] = {}
+    """Records in the store that cannot be read, by key: why."""
     loop_lag: float = 0.0
     unsaved: str = ""
     """Why the jobs cannot be kept on its disk."""
@@ -57,6 +61,8 @@ class PeerAnswer(Record):
         return self.outcome in ("accepted", "refused")
 
 
+MOST_UNREAD = 5
+"""Damaged records named at once."""
 LATE = 1.0
 """Seconds that an agent's loop may be late."""
 
@@ -69,11 +75,28 @@ def judge_agent(agent: Standing) -> tuple[Finding, ...]:
         found.append(_error(f"has not joined its cluster: {agent.reason or 'it has only just started'}", log))
     elif agent.store_away is None and agent.lease_left <= 0:
         found.append(_error("its lease has run out: its workers were stopped", log))
-    if agent.store_away is not None:
+    if agent.store_unusable:
+        found.append(
+            _error(
+                f"its agent cannot use the store as it is, and goes on as if it were away: {agent.store_unusable}",
+                "put back in Redis what was changed there (docs/security.md, The store); the agent then goes on by "
+                "itself",
+            )
+        )
+    elif agent.store_away is not None:
         found.append(
             _error(
                 f"its agent has had no answer from the store for {agent.store_away:.0f} s",
                 "see that Redis runs and that this node reaches it (redis.url in the agent's config)",
+            )
+        )
+    for key, why in sorted(agent.unread.items())[:MOST_UNREAD]:
+        found.append(
+            _error(
+                f"the record {key} in the store cannot be read ({why}): somebody damaged it, or an agent of another "
+                "version wrote it",
+                "run one version on all nodes; if they do, nodeagentctl delete the job, or redis-cli DEL the key "
+                f"(na:{{CLUSTER}}:{key}): nodes that know it give it back",
             )
         )
     if agent.loop_lag > LATE:
@@ -138,6 +161,7 @@ def judge_cluster(
     parts = (
         _nodes(cluster, states),
         _sick(cluster),
+        _kernel_logs(cluster),
         _gpus(cluster),
         _jobs(cluster, why),
         _versions(cluster),
@@ -172,6 +196,23 @@ def _sick(cluster: Cluster) -> Iterator[Placed]:
             yield f"node/{name}", _warning(f"the breaker is {held}", fix)
 
 
+def _unknown(node: NodeRecord) -> bool:
+    """Of none of its GPUs it is known whether they are sound, which has a finding of its own."""
+    return any(verdict.unknown and not verdict.device for verdict in node.facts.health)
+
+
+def _kernel_logs(cluster: Cluster) -> Iterator[Placed]:
+    """One sentence for all nodes: in containers it is the same everywhere."""
+    blind = [n for n, node in _live(cluster).items() if any(v.rule == "probe.kernel_log" for v in node.facts.health)]
+    if blind:
+        yield "cluster", _warning(
+            f"the kernel's log cannot be read on {names(sorted(blind))}: faults of GPUs are seen there by the driver's "
+            "word alone, those of disks, memory and CPUs are not",
+            "give the agent /dev/kmsg: run it as root (a container with --device /dev/kmsg --cap-add SYSLOG); "
+            "or do without: health.ignore: [probe.kernel_log] in its config",
+        )  # fmt: skip
+
+
 def _verdict(node: NodeRecord, verdict: Verdict) -> Finding:
     index = next((str(g.index) for g in node.facts.gpus if g.uuid == verdict.device), verdict.device)
     what = f"{f'GPU {index}' if verdict.device else 'the node'} is {verdict.severity}: {verdict.text} ({verdict.rule})"
@@ -184,9 +225,9 @@ def _verdict(node: NodeRecord, verdict: Verdict) -> Finding:
 def _gpus(cluster: Cluster) -> Iterator[Placed]:
     """Those that are left out for another reason than a verdict."""
     for name, node in sorted(_live(cluster).items()):
-        told = {verdict.device for verdict in node.facts.health if verdict.bars}
+        told = {verdict.device for verdict in node.facts.health if verdict.bars or verdict.unknown}
         for gpu in node.facts.gpus:
-            if not gpu.healthy and gpu.uuid not in told:
+            if not gpu.healthy and gpu.uuid not in told and not _unknown(node):
                 what = f"GPU {gpu.index} ({gpu.uuid}) is left out: {gpu.why or 'it is not healthy'}"
                 yield f"node/{name}", _warning(what, f"on {node.facts.hostname}: nvidia-smi -q -i {gpu.uuid}")
 

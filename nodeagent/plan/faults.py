@@ -1,22 +1,27 @@
-"""What went wrong in the active generation, and what it costs: the cause, the budget entry, the policy's word.
+"""What went wrong in a generation, and what it costs: the cause, the budget entry, the policy's word.
 
-Owns the reading of reports and lapses; what the gang does next is ``gang.py``'s.
+A fault is *judged* when every other member has answered after it, or is known to be lost: whoever fell silent first was
+the cause. Until then its budget entry is provisional and the gang is re-formed all the same; only what would end the
+job waits. What workers wrote decides nothing but the words. Owns the reading of reports and lapses; what the gang does
+next is ``gang.py``'s.
 """
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from nodeagent.model.job import JobRecord, Outcome, Spend
 from nodeagent.model.jobspec import EventName
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, CauseKind, Head, PodReport
-from nodeagent.plan.blame import REFORM_CODES, Blame, blame
+from nodeagent.plan import restarts
+from nodeagent.plan.blame import REFORM_CODES, Blame, blame, is_failure
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.hang import MOST_IN_A_ROW, Hung, find_hang, got_further, in_a_row
 from nodeagent.plan.membership import gone_nodes, natural
 from nodeagent.plan.policies import match
-from nodeagent.plan.restarts import spent
 
 EVENTS: dict[CauseKind, EventName] = {
     "worker_failed": "WorkerFailed",
@@ -31,6 +36,10 @@ COUNTS: frozenset[CauseKind] = frozenset({"worker_failed", "hang", "collective",
 """Faults of the job itself: they spend the budget. Membership, hardware and operators never do."""
 
 
+MOST_NAMED = 5
+"""Nodes that a sentence names one by one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One fault of a generation, complete: what it was, what it costs, and how the job would end by it."""
@@ -39,11 +48,16 @@ class Fault:
     spend: Spend
     outcome: Outcome
     fail: str = ""
-    """Not empty: the job fails now, for this reason (a policy, or an error right after the first start)."""
+    """Not empty: the job fails for this reason (a policy, an error right after the first start, the budget)."""
+    awaits: tuple[str, ...] = ()
+    """Who has to answer, or to be lost, before this is judged."""
 
 
 def find_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
-    """The fault of an active generation, None if all is well. ``wall`` is Unix time, for people."""
+    """The fault of an active generation, None if all is well. ``wall`` is Unix time, for people.
+
+    A member that is gone, and has not told of a fault of its own, is the cause of all that others tell.
+    """
     head = job.head
     if head is None:
         return None
@@ -51,95 +65,158 @@ def find_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
     if not gone and not cluster.notes.once(f"told:{job.uid}", (head,), lambda _before: _told(head)):
         return None
     gone.sort(key=lambda n: head.members[n].group_rank)
-    reports = dict(head.reports)
-    who = blame(reports)
-    if who is not None and not who.victim:
-        return _worker_fault(cluster, job, who, wall)
-    if gone:
+    faulty = {n for n, r in head.reports.items() if r.seq}
+    if unanswered := [n for n in gone if n not in faulty]:
+        return _node_fault(cluster, job, unanswered, wall)
+    case = _Case(cluster, job, head.number, cluster.served, round(wall, 3))
+    fault = _reported(case, head.reports)
+    if fault is None and gone:
         return _node_fault(cluster, job, gone, wall)
-    for state, kind, phrase in _POD_FAULTS:
-        for node, report in sorted(reports.items(), key=lambda item: item[1].seq):
-            if report.state == state:
-                text = f"{phrase} on {node}" + (f": {report.reason}" if report.reason else "")
-                cause = Cause(kind=kind, text=text, node=node)
-                return _fault(job, cluster, cause, wall, Outcome(code=1, text=text))
-    if who is not None:
-        return _worker_fault(cluster, job, who, wall)
-    hung = find_hang(head)
-    return _hang_fault(cluster, job, hung, wall) if hung is not None else None
+    if fault is None:
+        hung = find_hang(head)
+        fault = _hang_fault(case, hung) if hung is not None else None
+    if fault is None or not fault.spend.counts:
+        return fault
+    return replace(fault, awaits=tuple(m.node for m in head.ordered() if m.node not in faulty))
 
 
 def _told(head: Head) -> bool:
     """Some pod reports a fault."""
-    faults = {state for state, _, _ in _POD_FAULTS}
+    faults = {"fenced", "lost", "refused"}
     reports = head.reports
     return blame(reports) is not None or any(r.state in faults for r in reports.values()) or find_hang(head) is not None
 
 
-def _unsolved(job: JobRecord) -> Spend | None:
-    """The budget entry of the generation that was active last, if only victims of its end are known."""
-    last = job.budget.get(str(job.active.number)) if job.active is not None else None
-    return last if last is not None and last.kind == "collective" else None
-
-
-def late_blame(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
-    """While re-forming or holding for victims only: what has become known since, where it changes what happens.
-
-    Either the culprit's own exit has arrived and ends the job, or a node that has not been heard since is gone: it
-    died under the victims, which is no fault of the job. A node that had acknowledged outlived the fault.
-    """
+def awaited(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
+    """Who has to answer before the fault that ended the last generation is judged. Those who are lost need not; nor
+    those who run nothing of it any more (a store that had lost the job forgets who did)."""
     head = job.head
-    if head is None or _unsolved(job) is None:
+    if head is None or not job.silent:
+        return ()
+    held = {n for n, life in job.silent.items() if n in head.holders and not cluster.gone(n, life)}
+    return tuple(sorted(held, key=natural))
+
+
+def judged_when(nodes: Collection[str]) -> str:
+    """In words, what a fault that is not judged yet waits for."""
+    names = sorted(nodes, key=natural)
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    has = "have" if len(names) > 1 else "has"
+    return f"judged when {', '.join(names[:MOST_NAMED])}{more} {has} answered, or proved to be lost"
+
+
+def late_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
+    """What has become known of the fault that ended the generation before, where it is other than what was written
+    down, or is a verdict that was waited for; None if there is nothing to do about it.
+
+    A member that is gone and has not answered since was the cause, and costs nothing. Else it may be another worker's
+    fault than the one that was told of first. What would end the job does so once everybody has answered.
+    """
+    entry = job.budget.get(str(job.last_number))
+    if job.head is None or entry is None or not entry.counts or entry.kind not in COUNTS:
         return None
-    who = blame(job.last_reports)
-    if who is not None and not who.victim:
-        fault = _worker_fault(cluster, job, who, wall)
-        return fault if fault.fail else None
-    silent = {n for n, m in head.members.items() if n not in head.acks and cluster.gone(n, m.life)}
-    silent |= {n for n, h in head.holders.items() if cluster.gone(n, h.life)}
-    return _node_fault(cluster, job, sorted(silent, key=natural), wall) if silent else None
+    lost = sorted((n for n, life in job.silent.items() if cluster.gone(n, life)), key=natural)
+    if lost:
+        return _node_fault(cluster, job, lost, wall)
+    known = (job.budget, job.last_reports, job.restarts)
+    fault = cluster.notes.once(f"late:{job.uid}", known, lambda _before: _again(cluster, job, entry))
+    fault = replace(fault, awaits=awaited(cluster, job))
+    differs = (fault.cause.kind, fault.cause.node, fault.cause.rank) != (entry.kind, entry.node, entry.rank)
+    if job.head.state == "active":
+        return fault if differs or fault.fail != entry.fails else None
+    if fault.fail:
+        return fault if differs or not entry.fails or not fault.awaits else None
+    return fault if entry.fails else None
 
 
-def over_budget(job: JobRecord, served: int) -> Outcome | None:
-    """How a job ends whose last fault had only victims and was one more than its budget allows; None if it goes
-    on."""
-    last = _unsolved(job)
-    limits = job.spec.restarts
-    if last is None or not last.counts or spent(job, served) <= limits.max:
-        return None
-    who = blame(job.last_reports)
-    text = f"restart budget spent: {limits.max} restarts within {limits.window:g} s; last: "
-    if who is not None and not who.victim:
-        return Outcome(code=who.code, text=text + who.text, error=who.worker.error)
-    return Outcome(code=last.exit if last.exit is not None else 1, text=text + last.text, error=last.error)
+def _again(cluster: Cluster, job: JobRecord, entry: Spend) -> Fault:
+    """The fault as all that has been told since makes it."""
+    number = job.last_number
+    case = _Case(cluster, job, number, entry.at, entry.wall)
+    found = _reported(case, job.last_reports) if entry.kind != "hang" else None
+    if found is not None:
+        return found
+    cause = Cause(kind=_kind(entry), text=entry.text, node=entry.node, rank=entry.rank)
+    code = entry.exit if entry.exit is not None else 1
+    return Fault(cause, entry, Outcome(code=code, text=entry.text, error=entry.error), entry.fails)
 
 
-_POD_FAULTS: tuple[tuple[str, CauseKind, str], ...] = (
-    ("fenced", "fenced", "workers stopped themselves, without a lease,"),
-    ("lost", "pod_failed", "the pod died"),
-    ("refused", "pod_failed", "the pod could not start"),
-)
+def without(job: JobRecord, number: int) -> JobRecord:
+    """The job without what the fault of this generation cost, if that has been written down already."""
+    rest = {n: spend for n, spend in job.budget.items() if n != str(number)}
+    return job if len(rest) == len(job.budget) else job.model_copy(update={"budget": rest})
+
+
+def _kind(entry: Spend) -> CauseKind:
+    """Of an entry that counts, whose kind the model knows as text only."""
+    return next(kind for kind in COUNTS if kind == entry.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """The generation that a fault ended, and when."""
+
+    cluster: Cluster
+    job: JobRecord
+    number: int
+    at: int
+    """Served time (ms)."""
+    wall: float
+
+
+_POD_FAULTS = {
+    "fenced": "workers stopped themselves, without a lease,",
+    "lost": "the pod died",
+    "refused": "the pod could not start",
+}
+
+
+def _reported(case: _Case, reports: Mapping[str, PodReport]) -> Fault | None:
+    """Of all that pods report, what cannot come of the others: a pod that died, or a SIGKILL. Then workers that were
+    fenced. Only then a worker that ended by an error: that may be because its peers were gone."""
+    who = blame(reports)
+    order = sorted((r.seq, n, r) for n, r in reports.items() if r.state in _POD_FAULTS)
+    broken = next(((seq, n, r) for seq, n, r in order if r.state != "fenced"), None)
+    fenced = next(((n, r) for _, n, r in order if r.state == "fenced"), None)
+    killed = who is not None and who.worker.signal == signal.SIGKILL
+    if broken is not None and not (killed and who is not None and reports[who.node].seq < broken[0]):
+        return _pod_fault(case, "pod_failed", broken[1], broken[2])
+    if fenced is not None and not killed:
+        return _pod_fault(case, "fenced", *fenced)
+    return _worker_fault(case, who, reports) if who is not None else None
+
+
+def _pod_fault(case: _Case, kind: CauseKind, node: str, report: PodReport) -> Fault:
+    text = f"{_POD_FAULTS[report.state]} on {node}" + (f": {report.reason}" if report.reason else "")
+    return _fault(case, Cause(kind=kind, text=text, node=node), Outcome(code=1, text=text))
 
 
 def _node_fault(cluster: Cluster, job: JobRecord, gone: list[str], wall: float) -> Fault:
     left = all((r := cluster.nodes.get(n)) is not None and r.left for n in gone)
     text = f"{'nodes' if len(gone) > 1 else 'node'} {', '.join(gone)} {'left' if left else 'lost'}"
-    return _fault(job, cluster, Cause(kind="node_lost", text=text, node=gone[0]), wall, Outcome(code=1, text=text))
+    case = _Case(cluster, job, 0, cluster.served, round(wall, 3))
+    return _fault(case, Cause(kind="node_lost", text=text, node=gone[0]), Outcome(code=1, text=text))
 
 
-def _worker_fault(cluster: Cluster, job: JobRecord, who: Blame, wall: float) -> Fault:
+def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> Fault:
     kind: CauseKind = "collective" if who.victim else "worker_failed"
     if who.worker.signal is None and who.worker.code in REFORM_CODES:
         kind = "reform"
     cause = Cause(kind=kind, text=who.text, node=who.node, rank=who.worker.rank)
-    outcome = Outcome(code=who.code, text=who.text, error=who.worker.error)
-    return _fault(job, cluster, cause, wall, outcome, who)
+    fault = _fault(case, cause, Outcome(code=who.code, text=who.text, error=who.worker.error), who.code)
+    decided = fault.fail or match(case.job.spec.policies, "WorkerFailed", who.code) is not None
+    if kind == "worker_failed" and not decided and _early(case, reports):
+        early = case.cluster.timing.early
+        text = f"failed within {early:g} s of its first start, so it is not started again: {who.text}"
+        return replace(fault, fail=f"{text}; mend it and submit it again")
+    return fault
 
 
-def _hang_fault(cluster: Cluster, job: JobRecord, hung: Hung, wall: float) -> Fault:
+def _hang_fault(case: _Case, hung: Hung) -> Fault:
+    job = case.job
     cause = Cause(kind="hang", text=hung.text, node=hung.node, rank=hung.rank)
-    fault = _fault(job, cluster, cause, wall, Outcome(code=1, text=hung.text, error=hung.table))
-    progressed = got_further(job, hung, cluster.served)
+    fault = _fault(case, cause, Outcome(code=1, text=hung.text, error=hung.table))
+    progressed = got_further(job, hung, case.at)
     spend = fault.spend.model_copy(update={"step": hung.step, "progressed": progressed, "stalled": hung.stalled})
     fail = fault.fail
     row = 0 if progressed else in_a_row(job)
@@ -151,13 +228,10 @@ def _hang_fault(cluster: Cluster, job: JobRecord, hung: Hung, wall: float) -> Fa
     return replace(fault, spend=spend, fail=fail)
 
 
-def _fault(
-    job: JobRecord, cluster: Cluster, cause: Cause, wall: float, outcome: Outcome, who: Blame | None = None
-) -> Fault:
-    code = who.code if who is not None else None
+def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None) -> Fault:
     spend = Spend(
-        at=cluster.served,
-        wall=round(wall, 3),
+        at=case.at,
+        wall=case.wall,
         kind=cause.kind,
         counts=cause.kind in COUNTS,
         node=cause.node,
@@ -167,24 +241,24 @@ def _fault(
         exit=code,
     )
     event = EVENTS.get(cause.kind)
-    action = match(job.spec.policies, event, code) if event is not None else None
+    action = match(case.job.spec.policies, event, code) if event is not None else None
     fail = ""
     if action == "FailJob":
         fail = f"a policy of the job says FailJob for {event}: {cause.text}"
-    elif action is None and cause.kind == "worker_failed" and who is not None and _early(cluster, job, who):
-        fail = (
-            f"failed within {cluster.timing.early:g} s of its first start, so it is not started again: {cause.text}; "
-            f"mend it and submit it again"
-        )
+    elif spend.counts and not (verdict := restarts.judge(without(case.job, case.number), case.at)).allowed:
+        fail = f"{verdict.why}; last: {cause.text}"
     return Fault(cause, spend, outcome, fail)
 
 
-def _early(cluster: Cluster, job: JobRecord, who: Blame) -> bool:
-    """An error exit (not a signal: nobody mistypes a SIGKILL) of the first generation, soon after it became
-    active."""
-    if who.worker.signal is not None or job.restarts > 0 or job.first_active is None:
+def _early(case: _Case, reports: Mapping[str, PodReport]) -> bool:
+    """Only error exits in the first generation, soon after it became active. Nobody mistypes a signal, and what asks
+    to be re-formed is no mistake."""
+    job, head = case.job, case.job.head
+    first = job.restarts == (1 if head is not None and head.number != case.number and head.state == "active" else 0)
+    if not first or job.first_active is None or case.at - job.first_active > millis(case.cluster.timing.early):
         return False
-    return cluster.served - job.first_active <= millis(cluster.timing.early)
+    exits = [e for r in reports.values() for e in r.exits if is_failure(e)]
+    return all(e.signal in (None, signal.SIGABRT) and e.code not in REFORM_CODES for e in exits)
 
 
 def all_succeeded(job: JobRecord) -> bool:

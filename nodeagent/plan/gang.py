@@ -98,7 +98,7 @@ def _pause(cluster: Cluster, job: JobRecord) -> Decision:
 
 def _forming(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
     gone = gone_nodes(cluster, job)
-    found = faults.late_blame(cluster, job, wall)
+    found = faults.late_fault(cluster, job, wall)
     if found is not None:
         return after_fault(cluster, job, found, gone)
     if gone:

@@ -187,8 +187,10 @@ def next_step(verdict: Verdict, node: NodeRecord) -> str:
     repair = _REPAIRS.get(verdict.action)
     if repair is None:
         return "look at the application" if verdict.action == "restart_app" else "nothing: it is told only"
-    if verdict.severity == "unknown":
-        return repair
+    if verdict.unknown:
+        if verdict.action == "diagnose":
+            return f"on {node.facts.hostname}: nvidia-smi -q"
+        return f"on {node.facts.hostname}: nvidia-smi -q; if it finds no fault: nodeagentctl health ack {node.id}"
     own = f"; nodeagent does not by itself{hold}" if hold and mending and verdict.action in mending.kinds else ""
     return f"{repair}, then: nodeagentctl health ack {node.id}{own}"
 

@@ -25,6 +25,8 @@ MEMLOCK = 64 * MIB
 """A locked-memory limit below this breaks RDMA."""
 DAY = 86400.0
 EXPIRES_SOON = 30 * DAY
+CLOCK_RATE = 0.01
+"""Of two machines each may be this much off: the timing bears 2 % between them (protocol.md, A1)."""
 FEW_PORTS = 32
 """A gang takes one port for each generation, and none twice in a row."""
 
@@ -32,7 +34,7 @@ FEW_PORTS = 32
 def judge_host(facts: HostFacts) -> tuple[Finding, ...]:
     """Everything worth saying, errors first; empty when all is well and known."""
     parts: tuple[Callable[[HostFacts], Iterator[Finding]], ...] = (
-        _python, _folders, _shm, _address, _interface, _ports, _certificate, _memlock, _gpus, _unknown,
+        _python, _folders, _shm, _address, _interface, _ports, _certificate, _memlock, _gpus, _clock, _unknown,
     )  # fmt: skip
     found = [finding for part in parts for finding in part(facts)]
     order = ("error", "warning", "info")
@@ -147,6 +149,16 @@ def _gpus(facts: HostFacts) -> Iterator[Finding]:
         yield _warning(
             "there is an NVIDIA driver, but the agent found no GPU when it started, so none is offered",
             "see nvidia-smi; when it answers: systemctl restart nodeagent",
+        )
+
+
+def _clock(facts: HostFacts) -> Iterator[Finding]:
+    if facts.clock_rate is not None and abs(facts.clock_rate) > CLOCK_RATE:
+        way = "fast" if facts.clock_rate > 0 else "slow"
+        yield _error(
+            f"its clock is made to run {abs(facts.clock_rate):.1%} too {way} (chrony slews it): leases and fences are "
+            "measured with it, and bear 1 %",
+            "maxslewrate 8000 in chrony's config (/etc/chrony/conf.d/nodeagent.conf), then systemctl restart chrony",
         )
 
 

@@ -14,14 +14,17 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.membership import in_order, natural
 
 MOST = 5
-"""Members asked, by rank: one that does not answer costs the whole gang its time, so not more than needed."""
+"""Members asked: one that does not answer costs the whole gang its time, so not more than needed."""
+RACK = "rack"
+"""Label of nodes that fail together."""
 LEAST = 3
 """With fewer members, other nodes are asked as well: where one node is cut off alone, they know better."""
 
 
 def choose(cluster: Cluster, members: Iterable[Member]) -> dict[str, str]:
-    """Node to life: the first members by rank, filled up with others. Nobody if a member cannot be asked."""
-    ordered = sorted(members, key=lambda m: m.group_rank)[:MOST]
+    """Node to life: members that are unlikely to fail together, filled up with others. Nobody if one of those members
+    cannot be asked."""
+    ordered = _apart(cluster, sorted(members, key=lambda m: m.group_rank))
     if not all(_can_be_asked(cluster, m.node) for m in ordered):
         return {}
     chosen = {m.node: m.life for m in ordered}
@@ -31,6 +34,22 @@ def choose(cluster: Cluster, members: Iterable[Member]) -> dict[str, str]:
         if node not in chosen and _can_be_asked(cluster, node):
             chosen[node] = cluster.nodes[node].incarnation.life
     return chosen
+
+
+def _apart(cluster: Cluster, ordered: list[Member]) -> list[Member]:
+    """Few of them: one of each rack in turn where nodes say theirs; else spread over the ranks, which mostly follow the
+    racks. The first five by rank were all in one rack, and that rack's power held the job until somebody spoke."""
+    if len(ordered) <= MOST:
+        return ordered
+    racks: dict[str, list[Member]] = {}
+    for member in ordered:
+        record = cluster.nodes.get(member.node)
+        racks.setdefault(record.facts.labels.get(RACK, "") if record is not None else "", []).append(member)
+    if len(racks) == 1:
+        return [ordered[i * (len(ordered) - 1) // (MOST - 1)] for i in range(MOST)]
+    depth = max(len(rack) for rack in racks.values())
+    in_turn = [rack[at] for at in range(depth) for rack in racks.values() if at < len(rack)]
+    return sorted(in_turn[:MOST], key=lambda member: member.group_rank)
 
 
 def better(cluster: Cluster, job: JobRecord) -> dict[str, str] | None:

@@ -23,6 +23,9 @@ class Ask(Record):
     """As the member knows them."""
     node: str
     life: str
+    to: str = ""
+    """The keeper that is asked, and its life: what is reached at its address may be another agent."""
+    to_life: str = ""
 
 
 class Answer(Record):
@@ -30,6 +33,13 @@ class Answer(Record):
 
     yes: bool
     why: str = ""
+    node: str = ""
+    """Whose answer it is: a keeper that is reached at another's address must not answer for two."""
+    life: str = ""
+
+    def of(self, node: str, life: str) -> bool:
+        """It is this node's, in this life."""
+        return (self.node, self.life) == (node, life)
 
 
 def answer(cluster: Cluster, node: str, renewed: float, ask: Ask) -> Answer:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Role
-from nodeagent.model.node import NodeFacts, NodeRecord
+from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
 from nodeagent.model.world import Head, Member
 from nodeagent.plan.bookings import Booked, booked, changed_bookings, used_devices
 from nodeagent.plan.changes import Seen, changed, seen
@@ -61,40 +61,49 @@ def _in_order(cluster: Cluster, before: _Order | None) -> _Order:
     return _Order(cluster.nodes, before.names if before is not None and same else sorted(cluster.nodes, key=natural))
 
 
-def gpus_per_worker(role: Role, facts: NodeFacts) -> int:
-    """GPUs for each worker on this node: as asked, else one where the node has any."""
-    return role.gpus_per_worker if role.gpus_per_worker is not None else int(bool(facts.gpus))
+def gpus_per_worker(role: Role, installed: int) -> int:
+    """GPUs for each worker on a node with so many: as asked, else one where the node has any."""
+    return role.gpus_per_worker if role.gpus_per_worker is not None else int(bool(installed))
 
 
-def workers_wanted(role: Role, facts: NodeFacts) -> int:
-    """Workers a full pod of this role has on this node."""
+def workers_wanted(role: Role, installed: int) -> int:
+    """Workers a full pod of this role has on a node with so many GPUs."""
     if role.workers_per_node != "gpu":
         return role.workers_per_node
-    per = gpus_per_worker(role, facts)
-    return max(1, len(facts.gpus) // per) if per else 1
+    per = gpus_per_worker(role, installed)
+    return max(1, installed // per) if per else 1
+
+
+def fitting(role: Role, installed: int, free_gpus: int, free_slots: int) -> int:
+    """Workers of this role that a node has room for: 0 if it has too little for a pod."""
+    want, per = workers_wanted(role, installed), gpus_per_worker(role, installed)
+    if per == 0:
+        return want if free_slots >= want else 0
+    fits = min(want, free_gpus // per)
+    return fits if fits == want or role.uneven else 0
 
 
 def offer(role: Role, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]) -> tuple[str, ...] | str:
     """The devices a node would give this role, those it has now first; or a phrase saying what is missing."""
     taken = set(used)
-    keep = [d for d in facts.devices() if d not in taken]
     held = set(mine)
+    keep = [d for d in facts.devices(held) if d not in taken]
     if held:
         keep.sort(key=lambda d: d not in held)  # stable: the same devices again where possible
-    want = workers_wanted(role, facts)
-    per = gpus_per_worker(role, facts)
+    slots = [d for d in keep if d.startswith("cpu")]
+    gpus = [g.uuid for g in facts.gpus if g.uuid in keep]
+    installed = len(facts.gpus)
+    want, per = workers_wanted(role, installed), gpus_per_worker(role, installed)
+    fits = fitting(role, installed, len(gpus), len(slots))
     if per == 0:
-        slots = [d for d in keep if d.startswith("cpu")]
-        if len(slots) < want:
+        if not fits:
             return f"has {len(slots)} free worker slots, {want} needed"
         return tuple(sorted(slots[:want], key=natural))
-    gpus = [g.uuid for g in facts.gpus if g.uuid in keep]
-    gpus.sort(key=lambda u: (u not in held, [g.uuid for g in facts.gpus].index(u)))
-    fits = min(want, len(gpus) // per)
-    if fits < want and not (role.uneven and fits >= 1):
+    if not fits:
         sick = [f"GPU {g.index}: {g.why or 'unhealthy'}" for g in facts.gpus if not g.healthy]
         return f"has {len(gpus)} free GPUs, {want * per} needed" + (f" ({'; '.join(sick)})" if sick else "")
     order = {g.uuid: g.index for g in facts.gpus}
+    gpus.sort(key=lambda u: (u not in held, order[u]))
     return tuple(sorted(gpus[: fits * per], key=lambda u: order[u]))
 
 
@@ -176,8 +185,8 @@ def _without_strays(cluster: Cluster, job: JobRecord) -> _Found:
         return judged.found
     by_node = dict(judged.found.by_node)
     for node, why in astray.items():
-        if (one := by_node.get(node)) is not None and one.standing in ("fit", "pending"):
-            by_node[node] = replace(one, standing="unfit", why=why, devices=())
+        if (one := by_node.get(node)) is not None:
+            by_node[node] = _astray(one, why)
     return _Found(by_node, tuple(by_node.values()))
 
 
@@ -191,8 +200,6 @@ class _Judged:
     booked: Booked
     own: Mapping[str, tuple[str, ...]]
     found: _Found
-    folders: Mapping[str, str]
-    """Live node to the id of the checkpoint folder it sees, if any."""
 
 
 def _judged(cluster: Cluster, job: JobRecord) -> _Judged:
@@ -209,8 +216,7 @@ def _judge_all(cluster: Cluster, job: JobRecord, before: _Judged | None) -> _Jud
         news = changed(cluster, before.seen)
     if before is None or news is None:
         by_node = {n: _judge(job, _case(cluster, all_booked, n, job.uid, own)) for n in in_order(cluster)}
-        folders = {n: folder for n in cluster.nodes if (folder := _folder(cluster, job, n))}
-        return _Judged(role, now, all_booked, own, _Found(by_node, tuple(by_node.values())), folders)
+        return _Judged(role, now, all_booked, own, _Found(by_node, tuple(by_node.values())))
     moved = {n for n in {**own, **before.own} if own.get(n) != before.own.get(n)} if own != before.own else set()
     anew = {}
     for node in moved.union(news, changed_bookings(cluster, before.booked)):
@@ -222,20 +228,40 @@ def _judge_all(cluster: Cluster, job: JobRecord, before: _Judged | None) -> _Jud
     if anew:
         by_node = {**found.by_node, **anew}
         found = _Found(by_node, tuple(by_node.values()))
-    seen_anew = {n: _folder(cluster, job, n) for n in news}
-    folders = dict(before.folders)
-    for node, folder in seen_anew.items():
-        if folder:
-            folders[node] = folder
-        else:
-            folders.pop(node, None)
-    return _Judged(role, now, all_booked, own, found, folders)
+    return _Judged(role, now, all_booked, own, found)
 
 
-def _folder(cluster: Cluster, job: JobRecord, node: str) -> str:
-    """The id of the checkpoint folder that a live node sees; empty if it sees none."""
-    ready = cluster.nodes[node].readiness.get(job.uid)
-    return ready.folder if ready is not None and ready.state != "unfit" and cluster.live(node) else ""
+def asked(cluster: Cluster) -> Mapping[str, Mapping[str, Readiness]]:
+    """Job (uid) to the nodes that say how ready they are for it, in no order."""
+
+    def look(_before: object) -> dict[str, dict[str, Readiness]]:
+        found: dict[str, dict[str, Readiness]] = {}
+        for name, node in cluster.nodes.items():
+            for uid, ready in node.readiness.items():
+                found.setdefault(uid, {})[name] = ready
+        return found
+
+    return cluster.notes.once("asked", (cluster.nodes,), look)
+
+
+def _folders(cluster: Cluster, job: JobRecord) -> dict[str, str]:
+    """Live node to the id of the checkpoint folder it sees, if any."""
+    ready = asked(cluster).get(job.uid, {}).items()
+    return {n: r.folder for n, r in ready if r.folder and r.state != "unfit" and cluster.live(n)}
+
+
+def some_candidates(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> list[Candidate]:
+    """Those of ``candidates`` that are about these nodes, as far as they are known, in natural order."""
+    all_booked, own, astray = booked(cluster), _own(job), strays(cluster, job)
+    found = []
+    for node in sorted((n for n in nodes if n in cluster.nodes), key=natural):
+        one = _judge(job, _case(cluster, all_booked, node, job.uid, own))
+        found.append(_astray(one, astray[node]) if node in astray else one)
+    return found
+
+
+def _astray(one: Candidate, why: str) -> Candidate:
+    return replace(one, standing="unfit", why=why, devices=()) if one.standing in ("fit", "pending") else one
 
 
 def strays(cluster: Cluster, job: JobRecord, newer: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -246,7 +272,7 @@ def strays(cluster: Cluster, job: JobRecord, newer: Mapping[str, str] | None = N
     """
     if job.spec.role.nodes.max == 1:
         return {}
-    folders = _judged(cluster, job).folders
+    folders = _folders(cluster, job)
     if len({*folders.values(), *(newer or {}).values()} - {""}) < 2:
         return {}
     told = {**folders, **(newer or {})}
@@ -275,18 +301,21 @@ def survivors(cluster: Cluster, job: JobRecord) -> tuple[Member, ...]:
 def staying(cluster: Cluster, job: JobRecord) -> int:
     """Survivors whose place needs nobody else: not those that are scaled in by name or drained, nor those whose
     hardware is taken from the job."""
-    found, alive = _found(cluster, job), survivors(cluster, job)
-    # A change of a cordon is a change of the candidate, which says why it is out.
-    of = (found, alive, job.control)
-    return cluster.notes.once(f"staying:{job.uid}", of, lambda _before: _staying(cluster, job, found))
+    alive = survivors(cluster, job)
+    if strays(cluster, job):  # what other nodes see counts as well
+        return _staying(cluster, job)
+    all_booked = booked(cluster)
+    nodes = [one for m in alive for one in (cluster.nodes[m.node], all_booked.get(m.node))]
+    of = (alive, job.head, job.control, job.spec, *nodes)
+    return cluster.notes.once(f"staying:{job.uid}", of, lambda _before: _staying(cluster, job), len(alive))
 
 
-def _staying(cluster: Cluster, job: JobRecord, found: _Found) -> int:
+def _staying(cluster: Cluster, job: JobRecord) -> int:
     count, leaving = 0, job.control.leaving
-    for member in survivors(cluster, job):
-        cordon = cluster.nodes[member.node].cordon
-        stays = found.by_node[member.node].standing in ("fit", "pending") or (cordon is not None and not cordon.drain)
-        count += stays and member.node not in leaving
+    for one in some_candidates(cluster, job, [m.node for m in survivors(cluster, job)]):
+        cordon = cluster.nodes[one.node].cordon
+        stays = one.standing in ("fit", "pending") or (cordon is not None and not cordon.drain)
+        count += stays and one.node not in leaving
     return count
 
 

@@ -31,7 +31,7 @@ class Placement:
     @property
     def missing(self) -> str:
         """One sentence: how many are needed, how many fit, what is wrong with the rest."""
-        text = f"needs {self.minimum} node{'s' if self.minimum > 1 else ''}, {len(self.chosen)} fit"
+        text = needs(self.minimum, len(self.chosen))
         if not self.others and not self.chosen:
             return text + ": no node has joined"
         return text + self._reasons()
@@ -50,6 +50,11 @@ class Placement:
     def outside(self) -> dict[str, str]:
         """Nodes left out for a reason, for the workers to know."""
         return {c.node: c.why for c in self.others if c.why}
+
+
+def needs(minimum: int, fit: int) -> str:
+    """How many nodes a job needs, and how many there are."""
+    return f"needs {minimum} node{'s' if minimum > 1 else ''}, {fit} fit"
 
 
 def place(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Placement:

@@ -19,7 +19,8 @@ from nodeagent.plan.health import claimed
 from nodeagent.plan.keepers import better, chooser, must_let_go
 from nodeagent.plan.membership import natural, staying, strays
 from nodeagent.plan.podreport import cut_short, doom, farewell_report, going_on, read_report, says_the_same
-from nodeagent.plan.prepare import should_prepare
+from nodeagent.plan.prepare import UNFIT_KEPT, failed_here, should_prepare
+from nodeagent.plan.queue import next_up, rank
 from nodeagent.workers.base import GivenUp, PodStatus
 
 
@@ -128,19 +129,22 @@ def plan_pods(
     statuses: Mapping[str, PodStatus],
     standbys: int,
     lent: Collection[str] = (),
+    up: Collection[str] | None = None,
 ) -> tuple[PodAction, ...]:
     """Every action this node should take now, at most one per pod: the next action follows when its effect is
     seen. ``standbys``: how many pods are kept ready here for paused jobs, and for running jobs that have all their
-    nodes; what others need is not limited, or they would never get this one. ``lent``: jobs (uids) that a promise of
-    this node may still lend time to."""
+    nodes; what others need is not limited, or they would never get this one: but of the jobs that wait, only those that
+    are next get a pod, and only few of those whose check failed here keep theirs. ``lent``: jobs (uids) that a promise
+    of this node may still lend time to. ``up``: what ``queue.next_up`` says, where it was asked already."""
     out: list[PodAction] = []
-    spares = 0
+    spares = failed = 0
+    up = next_up(cluster).up if up is None else up
     for uid in sorted({*cluster.jobs, *statuses}, key=lambda uid: _queue_place(cluster, uid)):
         job, status = cluster.jobs.get(uid), statuses.get(uid)
         if job is None and uid in cluster.unread:
             continue  # nobody here knows what it is to do: what runs goes on
         unknown = status is not None and status.phase == "unknown"  # workers may run: wait for its shim's word
-        action = None if unknown else _plan_pod(cluster, node, incarnation.life, job, status, uid, uid in lent)
+        action = None if unknown else _plan_pod(cluster, node, incarnation.life, job, status, uid, uid in lent, up)
         if uid in cluster.refused and isinstance(action, Prepare | Promise | Start):
             action = None
         if isinstance(action, Promise | Start) and job is not None and _set_aside(cluster, job, node):
@@ -152,6 +156,10 @@ def plan_pods(
             spares += 1
             if spares > standbys and not unknown:
                 action = Retire(uid, f"this node keeps {standbys} standbys for other jobs already") if status else None
+        if job is not None and (status is None or status.phase == "unfit") and failed_here(cluster, job, node):
+            failed += 1
+            if failed > UNFIT_KEPT:
+                action = Retire(uid, "its check failed here; others are looked at again first") if status else None
         if action is not None:
             out.append(action)
     return tuple(out)
@@ -177,11 +185,18 @@ def _set_aside(cluster: Cluster, job: JobRecord, node: str) -> bool:
 def _queue_place(cluster: Cluster, uid: str) -> tuple[int, int, str]:
     """Jobs of higher priority, then older ones, first."""
     job = cluster.jobs.get(uid)
-    return (0, 0, uid) if job is None else (-job.spec.priority, job.order, uid)
+    return (0, 0, uid) if job is None else (*rank(job), uid)
 
 
 def _plan_pod(
-    cluster: Cluster, node: str, life: str, job: JobRecord | None, status: PodStatus | None, uid: str, lends: bool
+    cluster: Cluster,
+    node: str,
+    life: str,
+    job: JobRecord | None,
+    status: PodStatus | None,
+    uid: str,
+    lends: bool,
+    up: Collection[str],
 ) -> PodAction | None:
     if job is None:
         return Retire(uid, "the job is gone from the store") if status is not None else None
@@ -199,7 +214,7 @@ def _plan_pod(
         return _stop(job, head, planned, "this node is not in the newest generation" if not holds else "stopping")
     if holds and head is not None:
         return _ack(job, head, node, life, status, "", lends)
-    if should_prepare(cluster, job, node):
+    if should_prepare(cluster, job, node, up):
         if status is None or status.phase in ("gone", "unfit"):  # unfit: the host looks again, now and then
             return Prepare(uid, "the job may need this node")
         return None

@@ -16,7 +16,7 @@ from nodeagent.plan.health import Sick, remarkable, sick_members
 from nodeagent.plan.membership import gone_nodes, natural
 from nodeagent.plan.placement import Placement, choose, place
 from nodeagent.plan.policies import match
-from nodeagent.plan.steps import Decision, End, propose, propose_or_hold
+from nodeagent.plan.steps import Decision, End, Judge, propose, propose_or_hold
 
 
 def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
@@ -34,7 +34,7 @@ def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) ->
             return Decision(None, (f"{fault.cause.text}; waits a moment: {wait}",))
     if fault is not None:
         return after_fault(cluster, job, fault, gone)
-    return _healthy_gang(cluster, job, head, wall)
+    return _judge(cluster, job, gone, wall) or _healthy_gang(cluster, job, head, wall)
 
 
 def still(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision | None:
@@ -44,6 +44,8 @@ def still(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision
     if scale is not None and scale.state == "pending":
         return None
     if faults.all_succeeded(job) or faults.find_fault(cluster, job, wall) is not None:
+        return None
+    if _judge(cluster, job, (), wall) is not None:
         return None
     found = _healthy_gang(cluster, job, head, wall)
     return replace(found, steady=True) if found.step is None and not found.at else None
@@ -63,22 +65,35 @@ def _healthy_gang(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> 
 
 def after_fault(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tuple[str, ...]) -> Decision:
     """What a fault leads to: the job's end, a wait, or the next generation."""
-    if fault.fail:
+    if fault.fail and not fault.awaits:
         return Decision(End("failed", fault.fail, gone, fault.outcome, fault.spend), (fault.fail,))
+    if fault.fail:  # a lost node would cost nothing, and not end it
+        text = f"{fault.fail}; {faults.judged_when(fault.awaits)}"
+        spend = fault.spend.model_copy(update={"fails": fault.fail})
+        return Decision(End("holding", text, gone, spend=spend), (text,))
     if fault.spend.counts:
         verdict = restarts.judge(job, cluster.served)
-        if not verdict.allowed:
-            text = f"{verdict.why}; last: {fault.cause.text}"
-            if fault.cause.kind == "collective":  # a lost node would not count: wait out its lease
-                text += "; fails unless a node proves to be lost"
-                lease = millis(cluster.timing.lease + cluster.timing.credit)
-                return Decision(End("holding", text, gone, spend=fault.spend, delay_ms=lease), (text,))
-            return Decision(End("failed", text, gone, fault.outcome, fault.spend), (text,))
         if verdict.delay_ms:
             text = f"{fault.cause.text}; {verdict.why}; starts again in {verdict.delay_ms / 1000:g} s"
             step = End("holding", text, gone, spend=fault.spend, delay_ms=verdict.delay_ms)
             return Decision(step, (text,))
     return propose_or_hold(cluster, job, fault.cause, gone, fault.spend, planned=False)
+
+
+def _judge(cluster: Cluster, job: JobRecord, gone: tuple[str, ...], wall: float) -> Decision | None:
+    """The fault that ended the generation before, where it is judged only now that this one runs."""
+    entry = job.budget.get(str(job.last_number))
+    if entry is None or not entry.counts:
+        return None
+    if entry.fails:
+        code = entry.exit if entry.exit is not None else 1
+        outcome = Outcome(code=code, text=entry.fails, error=entry.error)
+        return Decision(End("failed", entry.fails, gone, outcome), (entry.fails,))
+    found = faults.late_fault(cluster, job, wall)
+    if found is None:
+        return None
+    spend = found.spend.model_copy(update={"fails": found.fail})
+    return Decision(Judge(job.last_number, spend), (f"generation {job.last_number} was ended by: {spend.text}",))
 
 
 def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], wall: float) -> Decision:

@@ -61,6 +61,14 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
+class Judge:
+    """Write down what ended the generation ``number``, now that it is known better."""
+
+    number: int
+    spend: Spend
+
+
+@dataclass(frozen=True, slots=True)
 class Remove:
     """The job has ended, nothing runs, and its deletion was asked for."""
 
@@ -69,12 +77,12 @@ class Remove:
 class Decision:
     """A step to take (None: wait) and the sentences that say why."""
 
-    step: Propose | End | Activate | Settle | Remove | None
+    step: Propose | End | Activate | Settle | Judge | Remove | None
     why: tuple[str, ...] = ()
     at: int = 0
     """For a wait with a known end: the served time (ms) at which it is worth deciding again; 0 if unknown."""
     steady: bool = field(default=False, compare=False)
-    """No passing of time changes it: it holds for as long as the view stays the same."""
+    """It holds for as long as the view stays the same: until ``at``, or for ever if that is 0."""
 
 
 def propose_or_hold(

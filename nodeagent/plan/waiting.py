@@ -3,87 +3,118 @@ what is missing."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from nodeagent.model.job import JobRecord, Outcome
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, CauseKind
-from nodeagent.plan import faults
+from nodeagent.plan import faults, queue, restarts
+from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.membership import gone_nodes
-from nodeagent.plan.placement import Placement, place
+from nodeagent.plan.health import bar
+from nodeagent.plan.membership import Candidate, gone_nodes
+from nodeagent.plan.placement import needs, place
 from nodeagent.plan.running import after_fault
 from nodeagent.plan.steps import Decision, End, propose
 
-ASSEMBLE = 60.0
-"""A queued job waits this many seconds for nodes that are still getting ready before it starts smaller than its
-target."""
-SETTLE = 5.0
-"""A holding job waits this many seconds for the same."""
+SHOWN = 3
+"""Names that a sentence gives before it only counts."""
 
 
 def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
+    """Most jobs of a long queue are decided on by a few counts; nodes are chosen only for one that may start."""
     gone = gone_nodes(cluster, job)
-    found = faults.late_blame(cluster, job, wall) if job.phase == "holding" else None
-    if found is not None and found.fail:
-        return after_fault(cluster, job, found, gone)
-    if found is not None:  # a node was lost: the wait and the budget entry were for a fault that was none
-        step = End("holding", found.cause.text, gone, spend=found.spend)
+    found = faults.late_fault(cluster, job, wall)
+    entry = job.budget.get(str(job.last_number))
+    if job.phase == "holding" and found is not None:
+        if found.fail:
+            return after_fault(cluster, job, found, gone)
+        # A node was lost, or it was a worker that ends no job: what was waited for was another fault.
+        before = faults.without(job, job.last_number)
+        delay = restarts.judge(before, cluster.served).delay_ms if found.spend.counts else 0
+        step = End("holding", found.cause.text, gone, spend=found.spend, delay_ms=delay)
         return Decision(step, (found.cause.text,))
+    if job.phase == "holding" and entry is not None and entry.fails:
+        return Decision(None, (f"{entry.fails}; {faults.judged_when(faults.awaited(cluster, job))}",))
+    again = found.spend if found is not None else entry if entry is not None and entry.fails else None
+    if again is not None:  # it was paused before that was judged, and resumed by somebody
+        again = again.model_copy(update={"fails": ""})
     if cluster.served < job.not_before:
-        return Decision(None, (job.reason,), job.not_before)
-    over = faults.over_budget(job, cluster.served) if job.phase == "holding" else None
-    if over is not None:
-        return Decision(End("failed", over.text, gone, over), (over.text,))
-    placement = place(cluster, job)
-    if not placement.fits:
-        return _no_fit(cluster, job, placement, gone)
-    first = _earlier(cluster, job)
+        return _wait(job, job.reason, job.not_before)
+    room = queue.room_for(cluster, job)
+    if room.fit < job.spec.role.nodes.min:
+        return _no_fit(cluster, job, room, gone)
+    first = queue.earlier(cluster, job)
     if first is not None:
-        return Decision(None, (f"job {first.name} is before it in the queue (priority {first.spec.priority})",))
-    if len(placement.chosen) < job.control.target and placement.pending and cluster.served < _patience(job):
+        text = f"job {first.job.name} is before it in the queue (priority {first.job.spec.priority})"
+        return _wait(job, text, 0 if first.fits else queue.patience(first.job))
+    placement = place(cluster, job)
+    patience = queue.patience(job)
+    if len(placement.chosen) < job.control.target and placement.pending and cluster.served < patience:
         names = ", ".join(c.node for c in placement.pending)
-        return Decision(None, (f"waits for {names} to get ready",), _patience(job))
-    return propose(cluster, job, _why_again(job), gone, None, placement, planned=False)
+        return _wait(job, f"waits for {names} to get ready", patience)
+    return propose(cluster, job, _why_again(job), gone, again, placement, planned=False)
 
 
-def _no_fit(cluster: Cluster, job: JobRecord, placement: Placement, gone: tuple[str, ...]) -> Decision:
+def explain(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
+    """What keeps a waiting job from starting, node by node, as far as a few sentences go: what is wrong with nodes that
+    could run it, and which jobs hold what it needs."""
+    placement = place(cluster, job)
+    if placement.fits or cluster.served < job.not_before:
+        return ()
+    held = holders(cluster, job, [c for c in placement.others if c.standing == "out"])
+    text = [placement.missing]
+    text += [f"job {other.name} (priority {other.spec.priority}) holds {some(nodes)}" for other, nodes in held[:SHOWN]]
+    if len(held) > SHOWN:
+        text.append(f"{len(held) - SHOWN} more jobs hold other nodes")
+    return tuple(text)
+
+
+def holders(cluster: Cluster, job: JobRecord, full: Iterable[Candidate]) -> list[tuple[JobRecord, list[str]]]:
+    """The jobs that hold devices of these nodes, which are too full for this one, each with their names: who holds most
+    of them comes first."""
+    found: dict[str, list[str]] = {}
+    all_booked = booked(cluster)
+    for one in full:
+        node = cluster.nodes[one.node]
+        if cluster.live(one.node) and node.cordon is None and not bar(node.facts):
+            for uid in dict.fromkeys(uid for uid, _ in all_booked.get(one.node, ()) if uid != job.uid):
+                found.setdefault(uid, []).append(one.node)
+    jobs = [(cluster.jobs[uid], nodes) for uid, nodes in found.items() if uid in cluster.jobs]
+    return sorted(jobs, key=lambda one: (-len(one[1]), one[0].order))
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few, and how many more there are."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _wait(job: JobRecord, why: str, until: int) -> Decision:
+    """Nothing to be done before ``until`` (served time, 0 for ever) for as long as the view stays the same. When a
+    pending scale of the job ends depends on the time, too."""
+    scale = job.control.scale
+    return Decision(None, (why,), until, steady=scale is None or scale.state != "pending")
+
+
+def _no_fit(cluster: Cluster, job: JobRecord, room: queue.Room, gone: tuple[str, ...]) -> Decision:
     if job.phase in ("paused", "pausing"):
-        return Decision(End("holding", placement.missing, gone), (placement.missing,))
-    unfit = [c for c in placement.others if c.standing == "unfit"]
-    able = [c for c in placement.others if c.standing != "unfit" and cluster.live(c.node)]
-    if job.active is None and unfit and not able and not placement.chosen:
+        text = place(cluster, job).missing
+        return Decision(End("holding", text, gone), (text,))
+    if job.active is None and room.unfit and room.unfit == room.live:
+        unfit = [c for c in place(cluster, job).others if c.standing == "unfit"]
         text = f"no node can run it: {'; '.join(c.why for c in unfit)}"
         code = next((c.code for c in unfit if c.code), 1)
         return Decision(End("failed", text, gone, Outcome(code=code, text=text)), (text,))
-    limit = job.spec.hold_timeout
-    if limit is not None and job.phase == "holding" and cluster.served >= job.since + millis(limit):
-        text = f"held for longer than its hold_timeout of {limit:g} s: {placement.missing}"
+    limit = job.spec.hold_timeout if job.phase == "holding" else None
+    until = 0 if limit is None else job.since + millis(limit)
+    if limit is not None and cluster.served >= until:
+        text = f"held for longer than its hold_timeout of {limit:g} s: {place(cluster, job).missing}"
         return Decision(End("failed", text, gone, Outcome(code=1, text=text)), (text,))
-    return Decision(None, (placement.missing,))
-
-
-def _patience(job: JobRecord) -> int:
-    """Served time (ms) until which nodes that are getting ready for the job are waited for."""
-    return job.since + millis(ASSEMBLE if job.active is None else SETTLE)
-
-
-def _earlier(cluster: Cluster, job: JobRecord) -> JobRecord | None:
-    """A job before this one in the queue that could start now, or as soon as nodes are ready for it that are still
-    waited for; those that cannot start hold nobody up."""
-    mine = (-job.spec.priority, job.order)
-    for other in sorted(cluster.jobs.values(), key=lambda j: (-j.spec.priority, j.order)):
-        if (-other.spec.priority, other.order) >= mine:
-            return None
-        waiting = other.phase in ("queued", "holding") and other.control.desired == "run"
-        waiting = waiting and other.uid not in cluster.refused
-        if waiting and cluster.served >= other.not_before and _could_start(cluster, other):
-            return other
-    return None
-
-
-def _could_start(cluster: Cluster, job: JobRecord) -> bool:
-    placement = place(cluster, job)
-    soon = len(placement.pending) if cluster.served < _patience(job) else 0
-    return placement.fits or len(placement.chosen) + soon >= placement.minimum
+    text = needs(job.spec.role.nodes.min, room.fit)
+    if room.pending:
+        text += f", {room.pending} could get ready"
+    return _wait(job, text, until)
 
 
 def _why_again(job: JobRecord) -> Cause:

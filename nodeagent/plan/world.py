@@ -40,7 +40,7 @@ def make_world(
     first = 0
     for rank, node in enumerate(order_nodes(last, [c.node for c in chosen])):
         one = by_node[node]
-        per = gpus_per_worker(role, facts[node])
+        per = gpus_per_worker(role, len(facts[node].gpus))
         workers = len(one.devices) // per if per else len(one.devices)
         members[node] = Member(
             node=node, life=one.life, group_rank=rank, first_rank=first, workers=workers, devices=one.devices

@@ -195,6 +195,17 @@ class LogsConfig(Section):
     """Files kept per worker, the current one included."""
 
 
+class RetentionConfig(Section):
+    """How long what ended jobs left is kept: their records in the store, their output and pods' records on a node."""
+
+    age: Annotated[
+        float, BeforeValidator(units.duration), WithJsonSchema(_DURATION_SCHEMA), Field(ge=60, le=3650 * 86_400)
+    ] = 7 * 86_400.0
+    """Time from a job's end until it is removed. Of records the shortest of all nodes counts."""
+    jobs: int = Field(default=200, ge=0, le=1_000_000)
+    """Most ended jobs of which it is kept, the newest ones."""
+
+
 class JobsConfig(Section):
     """What jobs may do here."""
 
@@ -203,6 +214,7 @@ class JobsConfig(Section):
     operators: str | None = Field(default=None, min_length=1)
     """Unix group whose members may change other users' jobs. Default: root alone."""
     logs: LogsConfig = LogsConfig()
+    retention: RetentionConfig = RetentionConfig()
     standbys: int = Field(default=2, ge=0, le=64)
     """Most warm standby pods kept for running jobs that have all their nodes without this one."""
 

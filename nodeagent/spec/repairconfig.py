@@ -56,8 +56,8 @@ class RepairConfig(Section):
         BeforeValidator(_verify),
         WithJsonSchema({"anyOf": [_COMMAND, {"const": OFF}]}),
     ] = ("nodeagent", "diag", "--verify", "--json", "--gpu={gpu}")
-    """Run after a repair, before probation: exit code 0 is passed, 1 failed, anything else could not run. `off`:
-    readings alone are trusted."""
+    """Run after a repair, before probation: exit code 0 is passed, 3 the hardware is broken, anything else (a traceback
+    ends with 1) that the run itself is. `off`: readings alone are trusted."""
     deadline: Annotated[float, BeforeValidator(units.duration), WithJsonSchema(_DURATION), Field(ge=1, le=86_400)] = (
         900.0
     )

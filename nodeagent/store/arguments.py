@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodeagent.model.node import Incarnation, NodeFacts
 from nodeagent.model.timing import Timing, millis
 from nodeagent.store import codec
-from nodeagent.store.messages import Ending, Proposal, Settlement
+from nodeagent.store.messages import Ending, Judgement, Proposal, Settlement
 
 
 def who(node: str, incarnation: Incarnation) -> dict[str, object]:
@@ -26,7 +26,7 @@ def told_timing(timing: Timing) -> dict[str, object]:
     }
 
 
-def expectation(step: Proposal | Ending | Settlement) -> dict[str, object]:
+def expectation(step: Proposal | Ending | Settlement | Judgement) -> dict[str, object]:
     return {
         "uid": step.uid,
         "expect": step.expect.model_dump() if step.expect is not None else None,

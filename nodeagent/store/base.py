@@ -52,6 +52,7 @@ from nodeagent.store.messages import (
     BeatReply,
     Ending,
     JoinReply,
+    Judgement,
     Offer,
     Proposal,
     Restored,
@@ -134,11 +135,11 @@ class Store(Protocol):
     ) -> JobRecord:
         """A member or holder has stopped everything older. Head must have this token (``stale``), the incarnation must
         be current. A node that is neither, nor a keeper, changes nothing; nor does an ack that answers the forming of a
-        head which has ended since. Effect: removed from holders; devices trimmed to the member's (none for a
-        non-member); a forming head records a member's or keeper's ack; an ended head forgets all keepers at the first
-        ack of one that does not lend; ``last`` (the final report of generation ``last_number``) replaces that node's
-        entry in ``last_reports``; then, if forming, ``activate``'s checks are tried at once; a head in ``pausing``
-        whose holders are empty makes the job ``paused``."""
+        head which has ended since. Effect: removed from holders and ``silent``; devices trimmed to the member's (none
+        for a non-member); a forming head records a member's or keeper's ack; an ended head forgets all keepers at the
+        first ack of one that does not lend; ``last`` (the final report of generation ``last_number``) replaces that
+        node's entry in ``last_reports``; then, if forming, ``activate``'s checks are tried at once; a head in
+        ``pausing`` whose holders are empty makes the job ``paused``."""
         ...
 
     async def activate(self, uid: str, token: Token) -> JobRecord:
@@ -157,7 +158,15 @@ class Store(Protocol):
         ...
 
     async def commit(
-        self, uid: str, token: Token, node: str, incarnation: Incarnation, name: str, step: int, order: int
+        self,
+        uid: str,
+        token: Token,
+        node: str,
+        incarnation: Incarnation,
+        name: str,
+        step: int,
+        order: int,
+        signature: str = "",
     ) -> JobRecord:
         """Move the job's checkpoint pointer. The token must be that of the newest generation that was ever active
         (``stale``; whether a newer one is forming does not matter), the incarnation current and a member or holder in
@@ -204,6 +213,10 @@ class Store(Protocol):
 
     async def settle(self, settlement: Settlement) -> JobRecord:
         """See Settlement."""
+        ...
+
+    async def judge(self, judgement: Judgement) -> JobRecord:
+        """See Judgement."""
         ...
 
     async def renew(self, uid: str, expect: str, admission: Admission) -> JobRecord:

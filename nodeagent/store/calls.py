@@ -43,7 +43,14 @@ class Calls:
         """A script's reply, less the flag that it did what was asked; raises StoreRefusedError with its reason."""
         text = codec.encode(arguments)
         async with self.link() as link:
-            done, *rest = await link.evaluate(load(name), self._prefix, link.run_id, str(RECORD_VERSION), text)
+            try:
+                done, *rest = await link.evaluate(load(name), self._prefix, link.run_id, str(RECORD_VERSION), text)
+            except ReplyError as error:
+                if error.is_damage:  # so that it does not fail for ever; this call has failed all the same
+                    await link.evaluate(load("examine"), self._prefix, link.run_id, str(RECORD_VERSION), "{}")
+                raise
+            if not done and rest[0] == "link":
+                raise ConnectionError(rest[1])  # so that all links are opened anew
             if done and self._replicas and acted_on(rest):
                 await self._replicated(link)
         if not done:

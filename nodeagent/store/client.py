@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import TypeVar
 
 from nodeagent.model.event import Event
 from nodeagent.model.job import Admission, Checkpoint, Control, JobRecord, Quota, first_control
@@ -29,6 +31,7 @@ from nodeagent.store.messages import (
     BeatReply,
     Ending,
     JoinReply,
+    Judgement,
     Offer,
     Proposal,
     Restored,
@@ -38,6 +41,10 @@ from nodeagent.store.messages import (
 )
 from nodeagent.store.scripts import load
 from nodeagent.store.trouble import strict
+from nodeagent.store.wire import readable
+
+Raw = TypeVar("Raw")
+Read = TypeVar("Read")
 
 
 class RedisStore:
@@ -84,13 +91,17 @@ class RedisStore:
         arguments["pods"] = [{"uid": pod.uid, "body": pod.to_json()} for pod in beat.pods or ()]
         if beat.saved is not None:
             arguments["saved"] = beat.saved.model_dump()
+        arguments |= {"runs": beat.runs, "damaged": beat.damaged, "silent": beat.silent}
         arguments["notes"] = [note.model_dump() for note in beat.notes]
         (
             cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked, *recovery,
         ) = await self._calls.step("beat", arguments, beat_brings_jobs)  # fmt: skip
         nodes, jobs, gone, unread = [], [], [], []
-        for key, flat, cordon in records:
+        for raw, flat, cordon in records:
+            key = _shown(raw)
             try:
+                if key != raw:
+                    raise ValueError("its name is not UTF-8")
                 if not flat:
                     gone.append(key)
                 elif key.startswith("node:"):
@@ -103,7 +114,7 @@ class RedisStore:
             return BeatReply(
                 cluster_uid=cluster_uid,
                 served=served,
-                lapsed=tuple(lapsed),
+                lapsed=tuple(node for node in lapsed if readable(node)),
                 next_lapse=None if next_lapse == "" else int(next_lapse),
                 nodes=tuple(nodes),
                 jobs=tuple(jobs),
@@ -116,9 +127,11 @@ class RedisStore:
                 recovering=bool(recovering),
                 asked=int(asked),
                 recovers=int(recovery[0]),
-                awaited=tuple(recovery[1]),
-                sheltered=tuple(recovery[2]),
+                awaited=tuple(map(_shown, recovery[1])),
+                sheltered=tuple(node for node in recovery[2] if readable(node)),
                 awaits=recovery[3],
+                silent=recovery[4],
+                same=bool(recovery[5]),
             )
 
     async def leave(self, node: str, incarnation: Incarnation) -> None:
@@ -153,9 +166,17 @@ class RedisStore:
         return await self._job("report", arguments | codec.encode_report(report))
 
     async def commit(
-        self, uid: str, token: Token, node: str, incarnation: Incarnation, name: str, step: int, order: int
+        self,
+        uid: str,
+        token: Token,
+        node: str,
+        incarnation: Incarnation,
+        name: str,
+        step: int,
+        order: int,
+        signature: str = "",
     ) -> JobRecord:
-        checkpoint = Checkpoint(name=name, step=step, number=token.number, order=order)
+        checkpoint = Checkpoint(name=name, step=step, number=token.number, order=order, signature=signature)
         arguments = who(node, incarnation) | {"uid": uid, "token": token.model_dump()}
         return await self._job("commit", arguments | {"checkpoint": checkpoint.to_json()})
 
@@ -253,6 +274,11 @@ class RedisStore:
         }
         return await self._job("settle", arguments)
 
+    async def judge(self, judgement: Judgement) -> JobRecord:
+        spend = judgement.spend
+        arguments = expectation(judgement) | {"number": judgement.number, "spend": spend.to_json(), "text": spend.text}
+        return await self._job("judge", arguments)
+
     async def remove(self, uid: str) -> None:
         await self._calls.step("remove", {"uid": uid})
 
@@ -267,8 +293,7 @@ class RedisStore:
     async def pods(self, uid: str) -> tuple[PodState, ...]:
         async with self._calls.link() as link:
             bodies = await link.evaluate(load("pods", bare=True), self._prefix, uid)
-        with strict():
-            return tuple(PodState.from_json(body) for body in bodies)
+        return tuple(_each(PodState.from_json, bodies))
 
     async def events(self, after: str, limit: int) -> tuple[Event, ...]:
         if limit == 0:
@@ -277,8 +302,7 @@ class RedisStore:
         command = ("XRANGE", stream, since, "+") if limit > 0 else ("XREVRANGE", stream, "+", since)
         async with self._calls.link() as link:
             found = await link.ask(*command, "COUNT", abs(limit))
-        with strict():
-            decoded = [codec.decode_event(entry) for entry in found]
+        decoded = list(_each(codec.decode_event, found))
         return tuple(decoded if limit > 0 else reversed(decoded))
 
     async def wait(self, after: str, timeout: float) -> str:
@@ -297,9 +321,8 @@ class RedisStore:
                 await link.ask("XREAD", "COUNT", 1, "BLOCK", max(1, millis(timeout)), "STREAMS", stream, after)
             newest = await link.ask("XREVRANGE", stream, "+", "-", "COUNT", 1)
             found = codec.pairs(await link.ask("HGETALL", told))
-        with strict():
-            nodes = {node: codec.decode_saved(text) for node, text in found.items()}
-            return Saves(at=str(newest[0][0]) if newest else "0-0", nodes=nodes)
+        nodes = dict(_each(lambda entry: (entry[0], codec.decode_saved(entry[1])), found.items()))
+        return Saves(at=str(newest[0][0]) if newest else "0-0", nodes=nodes)
 
     async def close(self) -> None:
         await self._calls.close()
@@ -310,8 +333,20 @@ class RedisStore:
             return self._decoder.job(flat)
 
 
+def _each(decode: Callable[[Raw], Read], found: Iterable[Raw]) -> Iterator[Read]:
+    """What can be read of entries that are for people, or come anew: one that cannot hides no other."""
+    for entry in found:
+        with suppress(ValueError, KeyError):
+            yield decode(entry)
+
+
+def _shown(text: str) -> str:
+    """Text as it came; of what is none, something that can be shown."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def _plain(error: ValueError | KeyError) -> str:
     """One line for people."""
     if isinstance(error, KeyError):
-        return f"it has no {error.args[0]}"
-    return " ".join(str(error).split())[:300]
+        return f"it has no {_shown(str(error.args[0]))}"
+    return _shown(" ".join(str(error).split())[:300])

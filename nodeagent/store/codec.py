@@ -27,7 +27,7 @@ HEAD_RAW = ("number", "cause", "grace", "since", "deadline", "control_rev", "out
 HEAD_TEXT = ("id", "state", "address")
 HEAD_FLAG = ("planned", "store_hosted")
 HEAD_MAPS = {"member": "members", "holder": "holders", "ack": "acks", "report": "reports", "head_keeper": "keepers"}
-JOB_MAPS = {"spend": "budget", "last": "last_reports", "keeper": "keepers"}
+JOB_MAPS = {"spend": "budget", "last": "last_reports", "keeper": "keepers", "silent": "silent"}
 NAMES = 8192
 """Quoted names that are kept: of fields, nodes and jobs."""
 SCRIPTS_OWN = {"min", "max", "active_number", "active_id"}

@@ -38,7 +38,8 @@ class Link:
         self.fresh = True
         """No request was done on it yet."""
         self.run_id = ""
-        """Identity of the server process; empty until opened."""
+        """Identity of the server process, and of the history of writes that it is in: a primary that was a replica in
+        between is the same process and may lack what was written meanwhile. Empty until opened."""
         self.info: dict[str, str] = {}
 
     async def open(self) -> None:
@@ -52,7 +53,7 @@ class Link:
         for _ in greeting:
             await self._connection.receive()
         self.info = parse_info(await self._connection.receive())
-        self.run_id = self.info.get("run_id", "")
+        self.run_id = identity(self.info)
 
     def require_primary(self) -> None:
         """Raises NotPrimaryError for a replica: it refuses writes, and what it tells is old."""
@@ -80,6 +81,14 @@ class Link:
         """Close without waiting."""
         if self._connection is not None:
             self._connection.close()
+
+
+def identity(info: dict[str, str]) -> str:
+    """Raises ConnectionError where the server does not say who it is: without that no loss of writes is noticed."""
+    process, history = info.get("run_id", ""), info.get("master_replid", "")
+    if not process:
+        raise ConnectionError("it does not say which process it is (run_id in INFO is empty): agents need that")
+    return f"{process}-{history}" if history else process
 
 
 def parse_info(text: str) -> dict[str, str]:

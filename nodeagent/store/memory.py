@@ -23,6 +23,7 @@ from nodeagent.store.messages import (
     BeatReply,
     Ending,
     JoinReply,
+    Judgement,
     Offer,
     Proposal,
     Restored,
@@ -44,14 +45,15 @@ class MemoryServer:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._starts = 1
+        self._promoted = 0
         self._bell = asyncio.Event()
         self._rung = ("0-0", 0)
         self.state = State("memory-1")
 
     @property
     def run_id(self) -> str:
-        """Identity of the server process."""
-        return f"run-{self._starts}"
+        """Identity of the server process, and of the history of writes that it is in."""
+        return f"run-{self._starts}" + (f"-{self._promoted}" if self._promoted else "")
 
     def restart(self, keep_data: bool = True) -> None:
         """A new server process, with the old data or (``keep_data=False``) emptied."""
@@ -63,6 +65,12 @@ class MemoryServer:
     def put_back(self, state: State) -> None:
         """A new server process with older data."""
         self.restart()
+        self.state = state
+        self._rung = (state.newest_event, state.saves)
+
+    def fail_back(self, state: State) -> None:
+        """The very same process, which was a replica in between, with the data that it had."""
+        self._promoted += 1
         self.state = state
         self._rung = (state.newest_event, state.saves)
 
@@ -136,9 +144,19 @@ class MemoryStore:
         return self._done(generation.report(self._server.settled(), uid, token, node, incarnation, report))
 
     async def commit(
-        self, uid: str, token: Token, node: str, incarnation: Incarnation, name: str, step: int, order: int
+        self,
+        uid: str,
+        token: Token,
+        node: str,
+        incarnation: Incarnation,
+        name: str,
+        step: int,
+        order: int,
+        signature: str = "",
     ) -> JobRecord:
-        return self._done(commits.commit(self._server.settled(), uid, token, node, incarnation, name, step, order))
+        return self._done(
+            commits.commit(self._server.settled(), uid, token, node, incarnation, name, step, order, signature)
+        )
 
     async def end(self, ending: Ending) -> JobRecord:
         return self._done(generation.end(self._server.settled(), ending))
@@ -174,6 +192,9 @@ class MemoryStore:
 
     async def settle(self, settlement: Settlement) -> JobRecord:
         return self._done(generation.settle(self._server.settled(), settlement))
+
+    async def judge(self, judgement: Judgement) -> JobRecord:
+        return self._done(generation.judge(self._server.settled(), judgement))
 
     async def keep(
         self,

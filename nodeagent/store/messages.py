@@ -54,9 +54,13 @@ class BeatReply(Record):
     cluster_uid: str
     served: int
     lapsed: tuple[str, ...]
-    """Nodes that have lapsed, among those that still have a record: the latest to lapse first, at most 256."""
+    """Every node that has lapsed, and neither left nor was declared lost: the latest to lapse first."""
     sheltered: tuple[str, ...] = ()
-    """Others whose lease has run out as well, but whom an amnesty protects, at most 256."""
+    """Others whose lease has run out as well, but whom an amnesty protects."""
+    silent: str = ""
+    """What both lists are: send it back."""
+    same: bool = False
+    """They are those that were sent with this ``silent``, and come empty."""
     next_lapse: int | None
     """Served milliseconds until the earliest lease not lapsed yet (other than the caller's) ends; None without
     any."""
@@ -118,6 +122,13 @@ class Beat(Record):
     """Only when it changed. Told on (``Store.saved``) if it is the first of this node that covers what operators
     wrote last. It is no part of the node's record: it raises no revision."""
     notes: tuple[Note, ...] = ()
+    runs: tuple[str, ...] = ()
+    """Jobs (uids) that this node is a member or holder of, by its view, and that have not ended: the store looks
+    whether it still has them, and what belongs to them."""
+    damaged: tuple[str, ...] = ()
+    """Records (``job:<uid>``) that came so that they cannot be read, or are said to be removed, of what runs here."""
+    silent: str = ""
+    """``BeatReply.silent`` of the lists that are known."""
 
 
 class Offer(Record):
@@ -197,6 +208,8 @@ class Proposal(Record):
     only forming adds none: it never ran); acks, reports empty; the reports of a head that was active become
     ``last_reports``; devices are booked for members plus holders; ``spend`` (if given) becomes the ``budget`` entry of
     the generation that last was active (``active.number``), replacing what is there; None leaves the budget alone;
+    if a head that was active ends by an entry that counts, ``silent`` becomes its members without a fault of their own,
+    by no entry or a free one it becomes empty, and so it does by a free entry that comes later;
     ``restart_done`` = control.restart; ``not_before`` = 0; phase forming with the cause's text as reason;
     ``control_rev`` is kept in the head; event GenerationForming.
     """
@@ -268,6 +281,23 @@ class Settlement(Record):
     text: str
     by: str
     """The settling node."""
+
+
+class Judgement(Record):
+    """What ended the generation that was active last, now that all its members have answered or are lost.
+
+    Checks: as Proposal's ``expect``, ``expect_state`` and ``control_rev``; the phase is not terminal; ``number`` is
+    ``last_number`` and has a budget entry (``stale``). Effect: the entry is replaced, ``silent`` is empty; event
+    FaultJudged. A judgement that was done before returns the job.
+    """
+
+    uid: str
+    expect: Token | None
+    expect_state: str = ""
+    control_rev: int
+    number: int
+    spend: Spend
+    by: str
 
 
 class Answer(Record):

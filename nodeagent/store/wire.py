@@ -21,6 +21,11 @@ class ReplyError(Exception):
         return str(self).partition(" ")[0]
 
     @property
+    def is_damage(self) -> bool:
+        """A script met a key of another type, or a value that it cannot read."""
+        return "WRONGTYPE" in str(self) or "user_script" in str(self)
+
+    @property
     def not_let_in(self) -> bool:
         """It is about the user, the password, or what that user may do."""
         return self.code in ("NOAUTH", "WRONGPASS", "NOPERM") or "AUTH" in str(self) or "password" in str(self)
@@ -48,13 +53,14 @@ class Connection:
             raise ConnectionError("this connection is not open")
         parts = [b"*%d\r\n" % len(words)]
         for word in words:
-            data = str(word).encode()
+            data = str(word).encode(errors="replace")  # of text that is none, better a "?" than no call
             parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
         self._writer.write(b"".join(parts))
         await self._writer.drain()
 
     async def receive(self) -> Any:
-        """The next reply: text, a whole number, None, or a list of such. An error within a list is an item of it."""
+        """The next reply: text, a whole number, None, or a list of such. An error within a list is an item of it. A
+        byte that is not UTF-8 comes as a lone surrogate (``readable`` says no): one bad value must not hide others."""
         if self._reader is None:
             raise ConnectionError("this connection is not open")
         try:
@@ -74,19 +80,28 @@ class Connection:
                 self._writer.close()
 
 
+def readable(text: str) -> bool:
+    """All of it was UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 async def _read(reader: asyncio.StreamReader) -> Any:
     line = (await reader.readuntil(b"\r\n"))[:-2]
     kind, rest = line[:1], line[1:]
     match kind:
         case b"+":
-            return rest.decode()
+            return rest.decode(errors="surrogateescape")
         case b"-":
             return ReplyError(rest.decode(errors="replace"))
         case b":":
             return int(rest)
         case b"$":
             length = int(rest)
-            return None if length < 0 else (await reader.readexactly(length + 2))[:-2].decode()
+            return None if length < 0 else (await reader.readexactly(length + 2))[:-2].decode(errors="surrogateescape")
         case b"*":
             length = int(rest)
             return None if length < 0 else [await _read(reader) for _ in range(length)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 
 from nodeagent.model.base import Record
-from nodeagent.model.job import Admission, Control, JobRecord
+from nodeagent.model.job import Admission, Checkpoint, Control, JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.world import Ack, Token
 from nodeagent.trust.key import ClusterKey
@@ -19,7 +19,7 @@ from nodeagent.trust.key import ClusterKey
 LIFETIME = 86_400
 """Seconds for which an admission convinces agents that have not seen its job before."""
 
-_JOB, _CONTROL, _ACK = "job", "control", "ack"
+_JOB, _CONTROL, _ACK, _POINTER = "job", "control", "ack", "checkpoint"
 
 
 class Seal:
@@ -70,6 +70,18 @@ class Seal:
             if not self._key.verify(_ACK, self._said(job.uid, head.token, member.node, ack), ack.signature):
                 return False
         return head.acks[head.ordered()[0].node].address == head.address
+
+    def pointer(self, uid: str, checkpoint: Checkpoint) -> Checkpoint:
+        """A committed checkpoint, signed for this job."""
+        return checkpoint.model_copy(update={"signature": self._key.sign(_POINTER, self._pointed(uid, checkpoint))})
+
+    def points(self, job: JobRecord) -> bool:
+        """Whether an agent carried the commit of the checkpoint that the job goes on from. True where it has none."""
+        found = job.checkpoint
+        return found is None or self._key.verify(_POINTER, self._pointed(job.uid, found), found.signature)
+
+    def _pointed(self, uid: str, checkpoint: Checkpoint) -> bytes:
+        return _bytes(cluster=self._cluster, uid=uid, checkpoint=_meaning(checkpoint, "signature"))
 
     def _said(self, uid: str, token: Token, node: str, ack: Ack) -> bytes:
         said = _meaning(ack, "signature")

@@ -7,11 +7,9 @@ the agent.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import pwd
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,33 +17,47 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
+from nodeagent.osutil.untrusted import Folder, UntrustedError, aside, remove_tree
 from nodeagent.spec.agentconfig import JobsConfig
 from nodeagent.workers import units
 from nodeagent.workers.base import CommitWish, GivenUp, PodStatus, StartOrder
 from nodeagent.workers.host_pod import LOOK_AGAIN, NotStartedError, PodHandle, connect
 from nodeagent.workers.linux import MARK, boot_id, has_mark, is_running, power_mark, prefer_session, start_time
 from nodeagent.workers.pod_folder import (
+    PodRecord,
+    PodRecords,
     log_folder,
+    make_run_folder,
     own_folder,
     pod_file,
     pods_folder,
     promised_number,
+    put_away,
+    record_of_before,
     run_folder,
     state_folder,
-    write_pod_file,
 )
 
 log = logging.getLogger(__name__)
 
 _SOURCE = Path(__file__).parents[2]
+PID_MAX = 1 << 22
+"""The kernel's own limit."""
 LISTEN_LIMIT = 10.0
 """Seconds from a shim's start to its socket."""
+ADOPT_LIMIT = 0.5
+"""Seconds for a look at one pod's folder when an agent starts: the other pods wait for their first grant."""
+CLEAR_LIMIT = 60.0
+"""Seconds for the removal of a run folder."""
+CLOSE_LIMIT = 1.0
+"""Seconds that an agent's end waits for such removals; the next agent goes on with them."""
 
 
 class UserError(Exception):
@@ -101,6 +113,8 @@ class ShimHost:
         self._log_max_bytes, self._log_keep = log_max_bytes, log_keep
         self._allow_root, self._python, self._unit = allow_root, python, unit
         self._pods: dict[str, PodHandle] = {}
+        self._records = PodRecords(run_dir)
+        self._clearing: set[asyncio.Task[None]] = set()
         self._unfit: dict[str, tuple[float, PodStatus]] = {}
         self._grant: tuple[float, int] | None = None
 
@@ -110,33 +124,43 @@ class ShimHost:
         }
 
     async def adopt(self) -> None:
-        folders = pods_folder(self._run)
-        if not folders.is_dir():
+        known, folders = self._records.all(), pods_folder(self._run)
+        for folder in sorted(folders.iterdir()) if folders.is_dir() else []:
+            if folder.name not in known:
+                try:
+                    record = await aside(partial(record_of_before, folder, self._logs), ADOPT_LIMIT)
+                except UntrustedError as error:
+                    log.warning("no pod in %s, it is removed: %s", folder, error)
+                    self._clear(folder)
+                else:
+                    known[folder.name] = record
+                    try:
+                        self._records.write(record)
+                    except OSError as error:  # the next agent makes it again
+                        log.warning("no record of %s: %s", record.uid, error)
+        async with asyncio.TaskGroup() as group:
+            for name, record in known.items():
+                group.create_task(self._adopt(folders / name, record))
+
+    async def _adopt(self, folder: Path, record: PodRecord) -> None:
+        handle = self._handle(record, folder, "unknown")
+        try:
+            pid, pidfd = await aside(lambda: _find_shim(folder, record), ADOPT_LIMIT)
+        except UntrustedError as error:
+            log.warning("no shim of %s: %s", record.uid, error)
+            handle.sweep()
             return
-        for folder in sorted(folders.iterdir()):
-            try:
-                pod = json.loads((folder / "pod.json").read_text())
-                uid, mark = str(pod["uid"]), str(pod["mark"])
-            except (OSError, ValueError, KeyError) as error:
-                log.warning("no pod in %s: %s", folder, error)
-                shutil.rmtree(folder, ignore_errors=True)
-                continue
-            handle = self._handle(uid, folder, Path(pod["logs"]), mark, "unknown")
-            pid = _identity(folder, mark)
-            if pid is None:
-                handle.sweep()
-                continue
-            handle.watch(os.pidfd_open(pid))
-            try:
-                link = connect(folder)
-            except OSError as error:
-                log.warning("shim %d of %s does not answer (%s): killed", pid, uid, error)
-                handle.sweep()
-                continue
-            handle.attach(link)
+        handle.watch(pidfd, pid)
+        try:
+            link = await aside(lambda: connect(folder, record.owner, pidfd), ADOPT_LIMIT)
+        except UntrustedError as error:
+            log.warning("the shim of %s does not answer (%s): killed", record.uid, error)
+            handle.sweep()
+            return
+        handle.attach(link)
 
     def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
-        found = {uid: promised_number(state_folder(self._state, uid)) for uid in uids}
+        found = {uid: promised_number(self._state, uid) for uid in uids}
         return {uid: number for uid, number in found.items() if number}
 
     def prepare(self, uid: str, spec: JobSpec) -> None:
@@ -149,7 +173,10 @@ class ShimHost:
         try:
             login = find_login(spec.user, self._node, self._allow_root)
             self._start_shim(uid, spec, login)
-        except (UserError, OSError) as error:
+        except (UserError, UntrustedError, OSError) as error:
+            if uid not in self._pods:
+                self._records.forget(uid)
+                self._clear(run_folder(self._run, uid))
             text = str(error) if isinstance(error, UserError) else f"the shim could not be started: {error}"
             status = PodStatus(uid=uid, phase="unfit", reason=text)
             self._unfit[uid] = (time.monotonic() + LOOK_AGAIN, status)
@@ -188,7 +215,7 @@ class ShimHost:
         if uid is None:
             self._grant = (until, seq)
         for pod in self._pods.values() if uid is None else filter(None, [self._pods.get(uid)]):
-            pod.command("grant", until=until, seq=seq)
+            pod.grant(until, seq)
 
     def connected(self, uid: str) -> bool:
         """This pod's shim hears us now."""
@@ -202,57 +229,87 @@ class ShimHost:
         for pod in self._pods.values():
             pod.let_go()
         self._pods.clear()
+        if self._clearing:
+            await asyncio.wait(self._clearing, timeout=CLOSE_LIMIT)
 
     def _command(self, uid: str, op: str, **arguments: Any) -> None:
         pod = self._pods.get(uid)
         if pod is not None:
             pod.command(op, **arguments)
 
-    def _handle(self, uid: str, folder: Path, logs: Path, mark: str, phase: PodPhase) -> PodHandle:
-        handle = PodHandle(uid, folder, logs / "shim.log", mark, self.changed.set, self._ended, phase)
-        self._pods[uid] = handle
+    def _handle(self, record: PodRecord, folder: Path, phase: PodPhase) -> PodHandle:
+        handle = PodHandle(
+            record.uid,
+            folder,
+            record.logs / "shim.log",
+            record.mark,
+            record.owner,
+            self.changed.set,
+            self._ended,
+            phase,
+        )  # fmt: skip
+        self._pods[record.uid] = handle
         return handle
 
     def _ended(self, pod: PodHandle) -> None:
         if self._pods.get(pod.uid) is pod:
             del self._pods[pod.uid]
+            self._records.forget(pod.uid)
+            self._clear(pod.folder)
         self.changed.set()
+
+    def _clear(self, folder: Path) -> None:
+        """Remove a run folder, whose name is free at once: how much is in it is the user's doing."""
+        try:
+            away = put_away(folder)
+        except OSError as error:
+            log.warning("%s is not removed: %s", folder, error)
+            return
+        if away is not None:
+            task = asyncio.get_running_loop().create_task(_remove(away))
+            self._clearing.add(task)
+            task.add_done_callback(self._clearing.discard)
 
     def _start_shim(self, uid: str, spec: JobSpec, login: Login) -> None:
         folder = run_folder(self._run, uid)
         state, logs = state_folder(self._state, uid), log_folder(self._logs, spec.name, uid)
-        for path in (folder, state, logs):
+        for path in (state, logs):
             own_folder(path, login.uid, login.gid)
         content = pod_file(
             uid, spec, login.name == spec.submitter.user, state, logs, self._address, self._ports,
             self._log_max_bytes, self._log_keep,
         )  # fmt: skip
-        write_pod_file(folder, content, login.uid, login.gid)
+        record = PodRecord(uid, login.uid, content["mark"], logs)
+        if (before := make_run_folder(folder, content, login.uid, login.gid)) is not None:
+            self._clear(before)
+        self._records.write(record)
         env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(_SOURCE), "LANG": "C.UTF-8", MARK: content["mark"]}
         env |= power_mark()
         command = [self._python, "-sP", "-m", "nodeagent.workers.shim", str(folder)]
         if self._unit:
             unit = units.unit_name(folder.name)
             whole = units.start_command(unit, self._unit, spec.name, login.name, env, command)
-            handle = self._handle(uid, folder, logs, content["mark"], "preparing")
-            handle.starts(_started_as(unit, whole, folder, content["mark"]))
+            handle = self._handle(record, folder, "preparing")
+            handle.starts(_started_as(unit, whole, folder, record))
         else:
-            process, link = self._fork_shim(command, env, logs / "shim.log", login)
-            handle = self._handle(uid, folder, logs, content["mark"], "preparing")
+            process, link = self._fork_shim(command, env, logs, login)
+            handle = self._handle(record, folder, "preparing")
             handle.started(process)
             handle.attach(link)
         if self._grant is not None:
-            handle.command("grant", until=self._grant[0], seq=self._grant[1])
+            handle.grant(*self._grant)
 
     def _fork_shim(
-        self, command: list[str], env: Mapping[str, str], log_file: Path, login: Login
+        self, command: list[str], env: Mapping[str, str], logs: Path, login: Login
     ) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """A child of ours, and a connection to it."""
+        with Folder(logs.parent, logs.name, owner=login.uid) as folder:
+            log_file = folder.append("shim.log", 0o640, also=os.geteuid())
         ours, theirs = socket.socketpair()
         switch: dict[str, Any] = {}
         if os.geteuid() == 0:
             switch = {"user": login.uid, "group": login.gid, "extra_groups": login.groups}
-        with theirs, open_log(log_file) as output:
+        with theirs, log_file as output:
             try:
                 process = subprocess.Popen(
                     [*command, str(theirs.fileno())], stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/",
@@ -270,35 +327,41 @@ class ShimHost:
         return process, ours
 
 
-async def _started_as(unit: str, command: list[str], folder: Path, mark: str) -> int:
-    """Have systemd start a shim; its pidfd, once it listens. Raises NotStartedError."""
+async def _started_as(unit: str, command: list[str], folder: Path, record: PodRecord) -> tuple[int, int]:
+    """Have systemd start a shim; its pid and pidfd, once it listens. Raises NotStartedError."""
     try:
         await units.start(command)
     except units.UnitError as error:
         raise NotStartedError(f"{error}; more in: journalctl -u {unit}") from error
     deadline = time.monotonic() + LISTEN_LIMIT
     while time.monotonic() < deadline:
-        pid = _identity(folder, mark)
-        if pid is not None:
-            with suppress(ProcessLookupError):  # it has ended just now
-                return os.pidfd_open(pid)
+        with suppress(UntrustedError):  # it is not there yet
+            return _find_shim(folder, record)
         await asyncio.sleep(LISTEN_LIMIT / 1000)
     raise NotStartedError(f"it does not listen; more in: journalctl -u {unit}")
 
 
-def open_log(path: Path) -> BinaryIO:
-    """Append to a file in a folder that the job's user owns: never through a link."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o640), "ab", buffering=0)
-
-
-def _identity(folder: Path, mark: str) -> int | None:
-    """The pid of the shim that wrote shim.json, if it is that very process and lives."""
+def _find_shim(folder: Path, record: PodRecord) -> tuple[int, int]:
+    """The pod's shim: its pid and a pidfd. What shim.json says is only where to look: it must be a living process of
+    the job's user that carries the pod's mark. Raises UntrustedError."""
+    with Folder(folder.parent, folder.name, owner=record.owner) as run:
+        said = run.read_object("shim.json")
+    pid = said.get("pid")
+    if type(pid) is not int or not 0 < pid < PID_MAX:
+        raise UntrustedError(f"{folder / 'shim.json'} names no process")
     try:
-        identity = json.loads((folder / "shim.json").read_text())
-        pid, start, boot = int(identity["pid"]), int(identity["start"]), identity["boot"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if boot != boot_id() or start_time(pid) != start or not is_running(pid):
-        return None
-    return pid if has_mark(pid, mark, folder.stat().st_uid) else None
+        pidfd = os.pidfd_open(pid)
+    except OSError as error:
+        raise UntrustedError(f"its process {pid} is gone") from error
+    same = said.get("boot") == boot_id() and said.get("start") == start_time(pid)
+    if same and is_running(pid) and has_mark(pid, record.mark, record.owner):
+        return pid, pidfd
+    os.close(pidfd)
+    raise UntrustedError(f"process {pid} is not its shim")
+
+
+async def _remove(away: Path) -> None:
+    try:
+        await aside(lambda: remove_tree(away.parent, away.name), CLEAR_LIMIT)
+    except UntrustedError as error:
+        log.warning("not removed: %s", error)

@@ -27,6 +27,9 @@ _TFD_CLOEXEC, _TFD_TIMER_ABSTIME, _CLOCK_BOOTTIME = 0o2000000, 1, 7
 _SUN_PATH = 107
 _BOOT_ID = "proc/sys/kernel/random/boot_id"
 
+ENVIRON_MAX = 8 << 20
+"""Bytes of a process's environment that are looked at: more than exec takes (a process may later declare any of its
+memory to be that)."""
 PREFERRED = -10
 """Niceness of what must be on time for workers to live: agents and shims."""
 
@@ -191,14 +194,17 @@ def has_mark(pid: int, mark: str, owner: int) -> bool:
     """This user's process, started with this pod's mark in its environment. (A user can write any mark into his own
     processes and files, so the mark alone would let him name another user's.)"""
     try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes()
-        if f"{MARK}={mark}".encode() not in environ.split(b"\0"):
+        if os.stat(f"/proc/{pid}").st_uid not in (owner, 0):  # noqa: PTH116 (0: also of who may not be looked into)
             return False
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        uids = next(line.split()[1:] for line in status.splitlines() if line.startswith("Uid:"))
+        if int(uids[0]) != owner:
+            return False
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123
+            environ = file.read(ENVIRON_MAX)
     except OSError:  # gone, or another user's
         return False
-    uids = next(line.split()[1:] for line in status.splitlines() if line.startswith("Uid:"))
-    return int(uids[0]) == owner
+    return f"{MARK}={mark}".encode() in environ.split(b"\0")
 
 
 def marked(mark: str, owner: int) -> list[int]:

@@ -1,27 +1,40 @@
 """Reading what workers printed: merged by time, the last lines, and following across rotation and generations.
 
-The files are written by ``shim_output`` (its docstring has the format) in folders that the job's user owns, and are
-read by an agent that may be root: so no link is followed and only that user's plain files are opened.
+The files are written by ``shim_output`` (its docstring has the format) in folders that the job's user owns, who may put
+anything there, and are read by an agent that may be root: through ``osutil.untrusted``, in steps that are small however
+large the files, and with no file held open in between. All but ``follow`` blocks.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import heapq
 import os
 import re
-import stat
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+
+from nodeagent.osutil.untrusted import Folder, UntrustedError
 
 POLL = 0.1
 """Seconds between two looks when following."""
-_NAME = re.compile(r"rank(\d+)\.log(?:\.(\d+))?")
-_MAX_READ = 1 << 18
+LINE_MAX = 1 << 16
+"""Bytes of the longest record, several times what shims write; what is longer is none."""
+READ_MAX = 1 << 18
+"""Bytes of one rank that are read in one go."""
+READ_ALL = 1 << 23
+"""The same, of all ranks together (but a record of each)."""
+TAIL_MAX = 1 << 23
+"""Bytes that are searched, from the end, for the last lines; who asks for more gets what is in them."""
+GENERATIONS_MAX = 64
+"""The newest generations that are looked at; shims keep fewer."""
+RANKS_MAX = 1024
+"""Ranks of one generation that are read."""
+_NAME = re.compile(r"rank([0-9]{1,6})\.log(?:\.([0-9]{1,4}))?")
+_GENERATION = re.compile(r"g([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +53,11 @@ class LogLine:
 def generations(folder: Path) -> list[int]:
     """Generations with output on this node, oldest first."""
     try:
-        names = [entry.name for entry in folder.iterdir()]
-    except FileNotFoundError:
+        with Folder(folder.parent, folder.name) as opened:
+            names = opened.names()
+    except UntrustedError:
         return []
-    return sorted(int(name[1:]) for name in names if re.fullmatch(r"g\d+", name))
+    return sorted(int(match[1]) for name in names if (match := _GENERATION.fullmatch(name)))[-GENERATIONS_MAX:]
 
 
 def read_logs(
@@ -61,13 +75,11 @@ def read_logs(
         if len(known) < 1 + previous:
             return iter(())
         number = known[-2 if previous else -1]
-    wanted = {r: names for r, names in sorted(_files(folder, number).items()) if ranks is None or r in ranks}
-    if tail is None:
-        sources = [_read_rank(folder, number, rank, names) for rank, names in wanted.items()]
-    else:
-        sources = [iter(_last(folder, number, rank, names, tail)) for rank, names in wanted.items()]
-    merged = heapq.merge(*sources, key=lambda line: line.time)
-    return iter(deque(merged, maxlen=tail)) if tail is not None else merged
+    cursors = [_Cursor(folder, number, rank) for rank in _ranks(folder, number, ranks)]
+    if tail is not None:
+        return iter(_newest(cursors, tail))
+    at_once = _share(READ_ALL, cursors, READ_MAX)
+    return heapq.merge(*(cursor.rest(at_once) for cursor in cursors), key=lambda line: line.time)
 
 
 async def follow(
@@ -81,25 +93,17 @@ async def follow(
     Ends when ``ended()`` was true before a look that found nothing new; otherwise when the caller closes it.
     """
     view = _View(folder, ranks)
-    try:
-        backlog: deque[LogLine] = deque(maxlen=tail)
-        while found := view.look():
-            backlog.extend(found)
-            while tail is None and backlog:
-                yield backlog.popleft()
-        for line in backlog:
+    for line in await asyncio.to_thread(view.begin, tail):
+        yield line
+    while True:
+        last_look = ended()
+        found = await asyncio.to_thread(view.look)
+        for line in found:
             yield line
-        while True:
-            last_look = ended()
-            found = view.look()
-            for line in found:
-                yield line
-            if not found:
-                if last_look:
-                    return
-                await asyncio.sleep(POLL)
-    finally:
-        view.close()
+        if not found:
+            if last_look:
+                return
+            await asyncio.sleep(POLL)
 
 
 class _View:
@@ -107,24 +111,27 @@ class _View:
 
     def __init__(self, folder: Path, ranks: Collection[int] | None) -> None:
         self._folder, self._ranks = folder, ranks
-        self._oldest = max(generations(folder), default=0)
+        self._oldest = 0
         self._cursors: dict[tuple[int, int], _Cursor] = {}
 
-    def look(self) -> list[LogLine]:
-        """What is new since the last look, by time; at most about 256 KiB of each rank."""
-        found: list[LogLine] = []
-        for number in generations(self._folder):
-            if number < self._oldest:
-                continue
-            for rank in _files(self._folder, number):
-                if self._ranks is None or rank in self._ranks:
-                    cursor = self._cursors.setdefault((number, rank), _Cursor(self._folder, number, rank))
-                    found += cursor.read()
-        return sorted(found, key=lambda line: line.time)
+    def begin(self, tail: int | None) -> list[LogLine]:
+        """The last so many records; without ``tail`` the first look finds the oldest."""
+        self._oldest = max(generations(self._folder), default=0)
+        return [] if tail is None else _newest(self._known(self._oldest), tail)
 
-    def close(self) -> None:
-        for cursor in self._cursors.values():
-            cursor.close()
+    def look(self) -> list[LogLine]:
+        """What is new since the last look, by time; a part of it, if it is much."""
+        numbers = [number for number in generations(self._folder) if number >= self._oldest]
+        cursors = [cursor for number in numbers for cursor in self._known(number)]
+        self._cursors = {key: cursor for key, cursor in self._cursors.items() if key[0] in numbers}
+        at_once = _share(READ_ALL, cursors, READ_MAX)
+        return sorted((line for cursor in cursors for line in cursor.read(at_once)), key=lambda line: line.time)
+
+    def _known(self, number: int) -> list[_Cursor]:
+        return [
+            self._cursors.setdefault((number, rank), _Cursor(self._folder, number, rank))
+            for rank in _ranks(self._folder, number, self._ranks)
+        ]
 
 
 class _Cursor:
@@ -132,101 +139,135 @@ class _Cursor:
 
     def __init__(self, folder: Path, generation: int, rank: int) -> None:
         self._folder, self._generation, self._rank = folder, generation, rank
-        self._file: BinaryIO | None = None
-        self._rest = b""
+        self._inode = 0
+        self._at = 0
+        self.more = False
+        """The last read found something."""
 
-    def read(self) -> list[LogLine]:
-        """What is new, at most about 1 MiB of it."""
-        out: list[LogLine] = []
-        if self._file is None:
-            self._open_after(None)
-        while self._file is not None:
-            inode = os.fstat(self._file.fileno()).st_ino
-            data = self._file.read(_MAX_READ)
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            out += filter(None, (_parse(line, self._generation, self._rank) for line in lines))
-            if data or not self._open_after(inode):
-                break
-        return out
+    def read(self, most: int) -> list[LogLine]:
+        """What is new, at most about so many bytes of it (at least LINE_MAX)."""
+        self.more = False
+        try:
+            with self._open() as opened:
+                for name in self._names_left(opened):
+                    with suppress(UntrustedError):  # rotated away just now, or none of ours
+                        if data := self._read(opened, name, most):
+                            self.more = True
+                            return self._records(data.split(b"\n"))
+        except UntrustedError:
+            return []
+        return []
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    def rest(self, at_once: int) -> Iterator[LogLine]:
+        """All that is there, in steps."""
+        self.more = True
+        while self.more:
+            yield from self.read(at_once)
 
-    def _open_after(self, inode: int | None) -> bool:
-        """Open the file that was begun after the one with this inode (None: the oldest); False if there is none."""
-        names = _files(self._folder, self._generation).get(self._rank, [])
-        files = [file for name in names if (file := _open(self._folder, self._generation, name)) is not None]
-        inodes = [os.fstat(file.fileno()).st_ino for file in files]
-        following = inodes.index(inode) + 1 if inode in inodes else 0
-        chosen = files[following] if following < len(files) else None
-        for file in files:
-            if file is not chosen:
-                file.close()
-        if chosen is None:
-            return False
-        self.close()
-        self._file, self._rest = chosen, b""
-        return True
+    def last(self, count: int, most: int) -> list[LogLine]:
+        """The last so many records, found in at most so many bytes from the end; what comes after them is next."""
+        found: list[LogLine] = []
+        try:
+            with self._open() as opened:
+                for number, name in enumerate(reversed(_files(opened).get(self._rank, []))):
+                    with suppress(UntrustedError):
+                        left = count - len(found)
+                        lines, read = self._last_of(opened, name, left, most, newest=number == 0)
+                        found = self._records(lines) + found
+                        most -= read
+                    if len(found) >= count or most <= 0:
+                        break
+        except UntrustedError:
+            return found
+        return found
+
+    def _open(self) -> Folder:
+        return Folder(self._folder.parent, self._folder.name, f"g{self._generation}")
+
+    def _names_left(self, opened: Folder) -> list[str]:
+        """The files from the one that is being read, oldest first; from the oldest where that is gone."""
+        names = _files(opened).get(self._rank, [])
+        for number, name in enumerate(names) if self._inode else ():
+            with suppress(UntrustedError):
+                if opened.facts(name).st_ino == self._inode:
+                    return names[number:]
+        return names
+
+    def _read(self, opened: Folder, name: str, most: int) -> bytes:
+        """The next whole lines of this file."""
+        with opened.open(name) as file:
+            inode = os.fstat(file.fileno()).st_ino
+            if inode != self._inode:
+                self._inode, self._at = inode, 0
+            file.seek(self._at)
+            data = file.read(most)
+        end = data.rfind(b"\n") + 1
+        if not end and len(data) >= LINE_MAX:  # nothing of ours
+            self._at += len(data)
+            return b""
+        self._at += end
+        return data[:end]
+
+    def _last_of(self, opened: Folder, name: str, count: int, most: int, newest: bool) -> tuple[list[bytes], int]:
+        """(the last lines of this file, how many bytes were read for them)."""
+        blocks: list[bytes] = []
+        ends = read = barren = 0
+        with opened.open(name) as file:
+            facts = os.fstat(file.fileno())
+            at = facts.st_size
+            while at > 0 and ends <= count and read < most and barren < LINE_MAX:
+                at = max(0, at - READ_MAX // 4)
+                file.seek(at)
+                block = file.read(facts.st_size - read - at)
+                blocks.append(block)
+                read += len(block)
+                ends += block.count(b"\n")
+                barren = 0 if b"\n" in block else barren + len(block)
+                if not block:  # it was cut off meanwhile
+                    break
+        first, *lines = b"".join(reversed(blocks)).split(b"\n")
+        unended = lines.pop() if lines else first
+        if newest:
+            self._inode, self._at = facts.st_ino, facts.st_size - len(unended)
+        return ([first, *lines] if at == 0 and ends else lines)[-count:] if count else [], read
+
+    def _records(self, lines: list[bytes]) -> list[LogLine]:
+        return [
+            line
+            for raw in lines
+            if len(raw) <= LINE_MAX and (line := _parse(raw, self._generation, self._rank)) is not None
+        ]
 
 
-def _files(folder: Path, generation: int) -> dict[int, list[str]]:
+def _newest(cursors: list[_Cursor], count: int) -> list[LogLine]:
+    """The last so many records of all these ranks, by time."""
+    most = _share(TAIL_MAX, cursors, TAIL_MAX)
+    merged = heapq.merge(*(cursor.last(count, most) for cursor in cursors), key=lambda line: line.time)
+    return list(deque(merged, count))
+
+
+def _share(whole: int, cursors: list[_Cursor], most: int) -> int:
+    """Bytes for each of them."""
+    return max(LINE_MAX, min(most, whole // max(1, len(cursors))))
+
+
+def _ranks(folder: Path, generation: int, wanted: Collection[int] | None) -> list[int]:
+    """Ranks with output."""
+    try:
+        with Folder(folder.parent, folder.name, f"g{generation}") as opened:
+            found = sorted(_files(opened))
+    except UntrustedError:
+        return []
+    return [rank for rank in found if wanted is None or rank in wanted][:RANKS_MAX]
+
+
+def _files(opened: Folder) -> dict[int, list[str]]:
     """Rank to its file names, oldest first."""
     found: dict[int, list[tuple[int, str]]] = {}
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for entry in (folder / f"g{generation}").iterdir():
-            match = _NAME.fullmatch(entry.name)
-            if match:
-                found.setdefault(int(match[1]), []).append((int(match[2] or 0), entry.name))
+    for name in opened.names():
+        if match := _NAME.fullmatch(name):
+            found.setdefault(int(match[1]), []).append((int(match[2] or 0), name))
     return {rank: [name for _, name in sorted(names, reverse=True)] for rank, names in found.items()}
-
-
-def _read_rank(folder: Path, generation: int, rank: int, names: list[str]) -> Iterator[LogLine]:
-    for name in names:
-        file = _open(folder, generation, name)
-        if file is None:
-            continue
-        with file:
-            for raw in file:
-                line = _parse(raw.rstrip(b"\n"), generation, rank)
-                if line is not None:
-                    yield line
-
-
-def _last(folder: Path, generation: int, rank: int, names: list[str], count: int) -> list[LogLine]:
-    """The last ``count`` records of one rank, without decoding what comes before them."""
-    found: list[LogLine] = []
-    for name in reversed(names):
-        file = _open(folder, generation, name) if len(found) < count else None
-        if file is None:
-            continue
-        with file:
-            lines = file.read().split(b"\n")
-        newest = [line for raw in lines[-(count - len(found)) - 1 :] if (line := _parse(raw, generation, rank))]
-        found = newest[-(count - len(found)) :] + found
-    return found
-
-
-def _open(folder: Path, generation: int, name: str) -> BinaryIO | None:
-    """The file, if it is a plain one of the folder's owner, reached through no link."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    opened: list[int] = []
-    try:
-        opened.append(os.open(folder, flags | os.O_DIRECTORY))
-        owner = os.fstat(opened[0]).st_uid
-        opened.append(os.open(f"g{generation}", flags | os.O_DIRECTORY, dir_fd=opened[0]))
-        fd = os.open(name, flags, dir_fd=opened[1])
-    except OSError:
-        return None
-    finally:
-        for folder_fd in opened:
-            os.close(folder_fd)
-    facts = os.fstat(fd)
-    if not stat.S_ISREG(facts.st_mode) or facts.st_uid != owner:
-        os.close(fd)
-        return None
-    return os.fdopen(fd, "rb")
 
 
 def _parse(raw: bytes, generation: int, rank: int) -> LogLine | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import socket
 import sys
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.workers.linux import become_subreaper, boottime, write_atomic
-from nodeagent.workers.shim_checks import UnfitError, check_limits
 from nodeagent.workers.shim_children import Children
 from nodeagent.workers.shim_commit import Commits
 from nodeagent.workers.shim_gang import Gang, Parts, note
@@ -29,13 +27,12 @@ from nodeagent.workers.shim_hang import HangWatch
 from nodeagent.workers.shim_leaving import Leaving
 from nodeagent.workers.shim_link import OPS, WorkerLink
 from nodeagent.workers.shim_loop import Delay, Loop
-from nodeagent.workers.shim_output import RotatingFile, log_to, lossy_stderr
+from nodeagent.workers.shim_output import QueuedFile, RotatingFile, Writer, log_to, lossy_stderr
 from nodeagent.workers.shim_peer import VERSION, Command, Peer
 from nodeagent.workers.shim_peers import Peers
 from nodeagent.workers.shim_prepare import Preparation
 from nodeagent.workers.shim_rendezvous import Holder
 from nodeagent.workers.shim_snapshots import Snapshots, available_memory
-from nodeagent.workers.shim_spawn import RLIMITS, limit_value
 from nodeagent.workers.shim_stepped import FirstSteps
 from nodeagent.workers.shim_writeout import WriteOut
 
@@ -57,6 +54,7 @@ class Shim:
         for name in ("exits", "errors"):
             (self.state / name).mkdir(exist_ok=True)
         self.loop, self.guard, self.children = Loop(), Guard(), Children()
+        self.writer = Writer()
         self.guard.watchdog.start(self.loop, self.children)
         self.preparation = Preparation(
             self.loop, self.children, self.pod, folder / "s", self.changed,
@@ -83,23 +81,13 @@ class Shim:
     # -- life
 
     def run(self) -> None:
-        for name, value in self.pod["limits"].items():
-            if name in RLIMITS:
-                self._limit(name, value)
         self.loop.on_child(self._on_child)
         self.loop.watch(self.guard.wake, self._on_fence)
         self.preparation.check()
         self.changed()
         self._watch_idle()
         self.loop.run()
-
-    def _limit(self, name: str, value: int | str) -> None:
-        """Workers inherit it. One that may not be set makes the pod unfit in ``_check``."""
-        try:
-            check_limits({name: value})
-        except UnfitError:
-            return
-        resource.setrlimit(RLIMITS[name], (limit_value(value), limit_value(value)))
+        self.writer.flush()
 
     def _on_child(self) -> None:
         self.children.collect()
@@ -134,7 +122,7 @@ class Shim:
     # -- commands and records
 
     def _file(self, path: Path) -> RotatingFile:
-        return RotatingFile(path, self.pod["log_max_bytes"], self.pod["log_keep"])
+        return QueuedFile(self.writer, path, self.pod["log_max_bytes"], self.pod["log_keep"])
 
     def _heard(self, peer: Peer, command: Command) -> None:
         op = command.get("op")
@@ -160,6 +148,7 @@ class Shim:
 
     def _do_grant(self, command: Command) -> None:
         self.guard.grant(command["until"], command["seq"])
+        self.peers.echo(command["seq"])
 
     def _do_promise(self, command: Command) -> None:
         token = command["token"]
@@ -275,17 +264,22 @@ class Shim:
 
     def _prune(self, number: int) -> None:
         """Remove output and records of generations long past."""
-        for folder in self.logs.glob("g*"):
-            if folder.name[1:].isdigit() and int(folder.name[1:]) <= number - GENERATIONS_KEPT:
-                shutil.rmtree(folder, ignore_errors=True)
+        self.writer.put(lambda: self._prune_logs(number), 0)
         for record in [*self.state.glob("exits/g*-r*.json"), *self.state.glob("errors/g*-r*.json")]:
             if int(record.name[1:].partition("-")[0]) <= number - GENERATIONS_KEPT:
                 record.unlink(missing_ok=True)
 
+    def _prune_logs(self, number: int) -> None:
+        for folder in self.logs.glob("g*"):
+            if folder.name[1:].isdigit() and int(folder.name[1:]) <= number - GENERATIONS_KEPT:
+                shutil.rmtree(folder, ignore_errors=True)
+
     # -- status
 
     def changed(self) -> None:
-        """Push the status to every peer if it differs from the last one."""
+        """Push the status to every peer if it differs from the last one. What was printed before is in the logs by
+        then, unless their folder hangs."""
+        self.writer.flush()
         self.peers.push(self.status())
 
     def status(self) -> dict[str, Any]:
@@ -324,7 +318,7 @@ class Shim:
 
 
 def main() -> None:
-    # forks are safe here: the only other thread sits in a read, and every child execs or only looks at files
+    # forks are safe here: the other threads hold no lock that a child takes, and all children exec or look at files
     warnings.simplefilter("ignore", DeprecationWarning)
     sys.stderr = lossy_stderr()
     become_subreaper()

@@ -5,12 +5,11 @@ Standard library only. Must never reap a child that somebody waits for: its hand
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 from collections.abc import Callable
 
 from nodeagent.workers.linux import is_running, own_children
+from nodeagent.workers.tree import kill_below
 
 
 class Children:
@@ -18,13 +17,22 @@ class Children:
 
     def __init__(self) -> None:
         self._handlers: dict[int, Callable[[], None]] = {}
+        self.changed: Callable[[int, bool], None] | None = None
+        """Called with each child that is expected (True), or no longer is (False)."""
+
+    def expected(self) -> list[int]:
+        """Those that somebody waits for."""
+        return list(self._handlers)
 
     def expect(self, pid: int, ended: Callable[[], None]) -> None:
         """Call ``ended`` when the child is a zombie; it must reap it and ``forget`` it."""
         self._handlers[pid] = ended
+        if self.changed is not None:
+            self.changed(pid, True)
 
     def forget(self, pid: int) -> None:
-        self._handlers.pop(pid, None)
+        if self._handlers.pop(pid, None) is not None and self.changed is not None:
+            self.changed(pid, False)
 
     def collect(self) -> None:
         """After SIGCHLD: hand every zombie to its handler, reap orphans."""
@@ -46,12 +54,8 @@ class Children:
         return [pid for pid in own_children() if pid not in self._handlers and is_running(pid)]
 
     def kill_orphans(self) -> list[int]:
-        """SIGKILL what workers left behind; their own children become orphans in turn."""
-        found = self.orphans()
-        for pid in found:  # our own unreaped children: their numbers cannot be reused
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        return found
+        """SIGKILL what workers left behind, and all below it. What these start meanwhile become orphans in turn."""
+        return kill_below(os.getpid(), self._handlers)
 
 
 def reap(pid: int) -> int:

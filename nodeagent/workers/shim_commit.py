@@ -39,8 +39,11 @@ class Commits:
 
     def _asked(self, call: Call) -> None:
         name, step, order = call.message["name"], call.message["step"], call.message["order"]
-        if not isinstance(name, str) or not 0 < len(name) <= 200 or "/" in name:
+        if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= 200 or "/" in name:
             raise ValueError("a checkpoint's name is a folder's")
+        if name in (".", "..") or not name.isprintable():
+            raise ValueError("a checkpoint's name is a folder's")
+        name.encode()  # a lone surrogate is no text that others could read: UnicodeEncodeError, a ValueError
         if not all(isinstance(n, int) and 0 <= n < MOST for n in (step, order)):
             raise ValueError("step and order are numbers")
 

@@ -6,6 +6,7 @@ alive, its snapshots are written out if the pod is given up, and post_stop has r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -22,9 +23,9 @@ from nodeagent.workers.shim_hook import Hook
 from nodeagent.workers.shim_leaving import abandon, ended
 from nodeagent.workers.shim_loop import Delay, Loop
 from nodeagent.workers.shim_memory import MemoryKills
-from nodeagent.workers.shim_output import Capture, RotatingFile
+from nodeagent.workers.shim_output import RotatingFile, two_captures
 from nodeagent.workers.shim_record import exit_record, record_text
-from nodeagent.workers.shim_spawn import start_program
+from nodeagent.workers.shim_spawn import own_limits, start_program
 from nodeagent.workers.shim_standby import Standby
 from nodeagent.workers.shim_worker import Worker
 from nodeagent.workers.shim_writeout import WriteOut
@@ -234,17 +235,15 @@ class Gang:
         number = self.token["number"]
         folder = self.parts.logs / f"g{number}"
         errors = self.parts.state / "errors"
-        try:
-            folder.mkdir(exist_ok=True)
-        except OSError as error:
-            self.refused = f"{folder}: {error.strerror}"
-            self.settle()
-            return
         for local_rank, rank in enumerate(self.ranks):
             file = self.parts.file(folder / f"rank{rank}.log")
-            captures = (Capture(self.parts.loop, file, "stdout"), Capture(self.parts.loop, file, "stderr"))
             error_file = errors / f"g{number}-r{rank}.json"
-            error_file.unlink(missing_ok=True)
+            try:
+                error_file.unlink(missing_ok=True)
+                captures = two_captures(self.parts.loop, file)
+            except OSError as error:  # no descriptors, say: all of its ranks start, or none
+                self._refuse_unstarted(f"rank {rank} could not be started: {error.strerror}")
+                return
             self.workers.append(Worker(rank, local_rank, error_file, file, captures))
         self._forking = len(self.workers)
         for w, env in zip(self.workers, self.environments, strict=True):
@@ -253,17 +252,34 @@ class Gang:
                 capture.started()
         self.parts.changed()
 
+    def _refuse_unstarted(self, why: str) -> None:
+        """No worker has been forked yet."""
+        for w in self.workers:
+            for capture in w.captures:
+                capture.started()
+                capture.close()
+        self.workers.clear()
+        self.refused = why
+        self.parts.changed()
+        self.settle()
+
     def _launch(self, w: Worker, env: dict[str, str]) -> None:
         command, cwd = self.parts.pod["command"], self.parts.pod["working_dir"]
         out, err = w.captures
+        limits = own_limits(self.parts.pod["limits"])
         if self.parts.standby.takes(command, env):
             w.by_standby = True
             self.parts.standby.fork(
-                command, env, cwd, (out.write_end, err.write_end), lambda pid, error: self._launched(w, pid, error)
+                command,
+                env,
+                cwd,
+                limits,
+                (out.write_end, err.write_end),
+                lambda pid, error: self._launched(w, pid, error),
             )
             return
         try:
-            pid = start_program(command, env, cwd, out.write_end, err.write_end)
+            pid = start_program(command, env, cwd, out.write_end, err.write_end, limits=limits)
         except OSError as error:
             self._launched(w, 0, f"fork: {error.strerror}")
         else:
@@ -272,8 +288,14 @@ class Gang:
     def _launched(self, w: Worker, pid: int, error: str) -> None:
         self._forking -= 1
         if pid:
+            try:
+                w.pidfd = os.pidfd_open(pid)
+            except OSError as problem:  # one that cannot be watched may not run; it waits unreaped, so it is that one
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+                pid, error = 0, f"it cannot be watched: {problem.strerror}"
+        if pid:
             w.pid = pid
-            w.pidfd = os.pidfd_open(pid)
             self.parts.children.expect(pid, lambda: self._on_own_zombie(w))
             self.parts.loop.watch(w.pidfd, lambda: self._on_end(w))
             self.parts.guard.hold(pid, w.pidfd)
@@ -367,7 +389,7 @@ class Gang:
         pod = self.parts.pod
         self._hook = Hook(
             f"hook {name}", argv, self.environments[0], pod["working_dir"], pod["hooks"]["timeout"],
-            log, self.parts.loop, self.parts.guard, self.parts.children, done,
+            log, self.parts.loop, self.parts.guard, self.parts.children, done, limits=own_limits(pod["limits"]),
         )  # fmt: skip
         return True
 

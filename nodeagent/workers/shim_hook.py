@@ -32,14 +32,16 @@ class Hook:
         children: Children,
         done: Callable[[str], None],
         keep: Sequence[int] = (),
+        limits: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """``name``: how it is called when something goes wrong. ``keep``: descriptors it inherits."""
+        """``name``: how it is called when something goes wrong. ``keep``: descriptors it inherits. ``limits``: of
+        its resources."""
         self._name, self._timeout = name, timeout
         self._guard, self._children, self._done = guard, children, done
         self._why, self._log = "", log
         self._captures = [Capture(loop, log, stream) for stream in ("stdout", "stderr")]
         out, err = self._captures
-        self._pid = start_program(argv, env, cwd, out.write_end, err.write_end, keep)
+        self._pid = start_program(argv, env, cwd, out.write_end, err.write_end, keep, limits)
         for capture in self._captures:
             capture.started()
         children.expect(self._pid, self._ended)

@@ -10,11 +10,12 @@ import contextlib
 import io
 import os
 import sys
+import threading
 import time
 from collections import deque
 from pathlib import Path
 
-from nodeagent.workers.shim_loop import Delay, Loop
+from nodeagent.workers.shim_loop import Delay, Handler, Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ PIECE = 16384
 """Longer lines are split."""
 FLUSH_AFTER = 1.0
 """Seconds until a line without an end is shown as a piece."""
+WAITING_MOST = 8 << 20
+"""Bytes of output that wait to be written; what comes then is dropped, and counted."""
+FLUSH_BOUND = 0.25
+"""Seconds that a status waits for the output before it to be written."""
 TAIL_LINES, TAIL_CHARS = 20, 4000
 
 
@@ -53,12 +58,15 @@ class RotatingFile:
                 print(f"output is lost: {self._path}: {error.strerror}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def _rotate(self) -> None:
-        self.close()
+        self._close()
         for number in range(self._keep, 0, -1):
             older = self._path.with_name(f"{self._path.name}.{number}")
             newer = self._path.with_name(f"{self._path.name}.{number - 1}") if number > 1 else self._path
@@ -66,6 +74,71 @@ class RotatingFile:
                 newer.replace(older)
         if self._keep == 0:
             self._path.unlink(missing_ok=True)
+
+
+class Writer:
+    """The thread that writes logs, so that a folder that hangs delays nothing else. What it cannot take is dropped."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[Handler, int]] = deque()
+        self._bytes = 0
+        self._busy = self._hung = False
+        threading.Thread(target=self._run, name="logs", daemon=True).start()
+
+    def put(self, work: Handler, size: int) -> bool:
+        """Have the thread do this, which keeps so many bytes waiting. False: too much waits already."""
+        with self._changed:
+            if size and self._bytes + size > WAITING_MOST:
+                return False
+            self._queue.append((work, size))
+            self._bytes += size
+            self._changed.notify_all()
+            return True
+
+    def flush(self) -> None:
+        """Wait until all is written, at most ``FLUSH_BOUND``; not at all while nothing has moved since that passed."""
+        with self._changed:
+            if not self._hung:
+                self._hung = not self._changed.wait_for(lambda: not self._queue and not self._busy, FLUSH_BOUND)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue)
+                work, size = self._queue.popleft()
+                self._busy = True
+            work()
+            with self._changed:
+                self._bytes -= size
+                self._busy = self._hung = False
+                self._changed.notify_all()
+
+
+class QueuedFile(RotatingFile):
+    """One that a ``Writer`` writes; its folder is made with it."""
+
+    def __init__(self, writer: Writer, path: Path, max_bytes: int, keep: int) -> None:
+        super().__init__(path, max_bytes, keep)
+        self._writer, self._folder = writer, path.parent
+        self._dropped = 0
+
+    def write(self, data: bytes) -> None:
+        """Returns at once; never raises for a bad disk."""
+        if not self._writer.put(lambda: self._write_now(data), len(data)):
+            self._dropped += data.count(b"\n")
+
+    def close(self) -> None:
+        self._writer.put(self._close, 0)
+
+    def _write_now(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # the open below says what is wrong
+            self._folder.mkdir(exist_ok=True)
+        lost, self._dropped = self._dropped, 0
+        if lost:
+            text = f"{lost} lines were dropped: the log folder did not take them in time"
+            super().write(f"{stamp(time.time())} stderr F nodeagent: {text}\n".encode())
+        super().write(data)
 
 
 class Capture:
@@ -155,6 +228,17 @@ class Capture:
 
     def _stamp(self) -> bytes:
         return f"{stamp(time.time())} ".encode() + self._stream
+
+
+def two_captures(loop: Loop, file: RotatingFile) -> tuple[Capture, Capture]:
+    """Of a process's standard output and error. Raises OSError, and then there is neither."""
+    out = Capture(loop, file, "stdout")
+    try:
+        return out, Capture(loop, file, "stderr")
+    except OSError:
+        out.started()
+        out.close()
+        raise
 
 
 def stamp(at: float) -> str:

@@ -144,15 +144,23 @@ class Pool:
             self._bury(child)
             self._lose("" if child.spoilt else why)
             return
-        message = json.loads(data)
+        try:
+            self._said(child, json.loads(data))
+        except (LookupError, TypeError, ValueError, RecursionError):  # what it warmed up with can write here
+            self._note("a parked worker said what is no message: it was ended")
+            child.spoilt = True
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+
+    def _said(self, child: Parked, message: Mapping[str, Any]) -> None:
         if message["note"]:
-            self._note(f"warming up a parked worker failed: {message['note']}")
+            self._note(f"warming up a parked worker failed: {str(message['note'])[:500]}")
         if message["spoilt"]:
             child.spoilt, self._deep = True, False
-            self._note(f"parked workers wait without warming up: {message['spoilt']}")
+            self._note(f"parked workers wait without warming up: {str(message['spoilt'])[:500]}")
             return
         child.bound.cancel()
-        child.private = message["private"]
+        child.private = int(message["private"])
         self._changed()
         self.fill()
 

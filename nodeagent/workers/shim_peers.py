@@ -62,11 +62,17 @@ class Peers:
 
     def push(self, status: dict[str, Any]) -> None:
         """Tell every peer that wants to know, if it differs from what was pushed last."""
-        line = json.dumps({"v": VERSION, "status": status})
+        line = json.dumps({"v": VERSION, "status": status}, ensure_ascii=False)
+        line = line.encode("utf-8", "replace").decode()  # a lone surrogate would make all of it unreadable
         if line != self._last:
             self._last = line
             for peer in [p for p in self._peers if p.wants_status]:
                 peer.send(line)
+
+    def echo(self, seq: int) -> None:
+        """To the agent: its grant has come through our loop."""
+        if self.agent is not None:
+            self.agent.send(json.dumps({"v": VERSION, "echo": seq}))
 
     def tell_agent(self, text: str) -> None:
         """Of something that went wrong; it is also in the shim's own log."""

@@ -55,7 +55,7 @@ def exit_record(
         "stopped": stopped,
         "order": order,
         "at": time.time(),
-        "error": error[-MAX_CHARS:],
+        "error": error[-MAX_CHARS:].encode("utf-8", "backslashreplace").decode()[-MAX_CHARS:],
         "left_at": farewell.left_at,
         "saved_in": farewell.saved_in,
         "overdue": farewell.overdue,
@@ -77,10 +77,13 @@ def _from_error_file(path: Path) -> str:
         text = file.read(_MAX_FILE).decode("utf-8", "backslashreplace")
     try:
         message = json.loads(text)["message"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return text.strip()
-    if not isinstance(message, dict):
-        return str(message)
-    extra = message.get("extraInfo")
-    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
-    return str(stack or message.get("message", "")).strip()
+    try:
+        if not isinstance(message, dict):
+            return str(message)
+        extra = message.get("extraInfo")
+        stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+        return str(stack or message.get("message", "")).strip()
+    except RecursionError:  # what could be read need not be printable
+        return text.strip()

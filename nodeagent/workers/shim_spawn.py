@@ -24,17 +24,30 @@ def limit_value(value: int | str) -> int:
     return resource.RLIM_INFINITY if value == "infinity" else int(value)
 
 
+def own_limits(limits: Mapping[str, int | str]) -> list[tuple[int, int]]:
+    """A job's limits as (number, value), for its own processes only: a shim that had them could not end what runs."""
+    return [(RLIMITS[name], limit_value(value)) for name, value in limits.items() if name in RLIMITS]
+
+
 def start_program(
-    argv: Sequence[str], env: Mapping[str, str], cwd: str, out: int, err: int, keep: Sequence[int] = ()
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    out: int,
+    err: int,
+    keep: Sequence[int] = (),
+    limits: Sequence[tuple[int, int]] = (),
 ) -> int:
     """Run a program, found as a shell in ``cwd`` with this environment would find it, in a new session with /dev/null
     as input; returns its pid. What goes wrong after the fork is told on ``err`` with exit code 126 or 127, as a shell
-    does. ``keep``: descriptors it inherits under their numbers."""
+    does. ``keep``: descriptors it inherits under their numbers. ``limits``: as of ``own_limits``."""
 
     def program() -> None:
         os.chdir(cwd)
         for fd in keep:
             os.set_inheritable(fd, True)
+        for number, value in limits:
+            resource.setrlimit(number, (value, value))
         os.execvpe(argv[0], list(argv), dict(env))
 
     return start_function(program, out, err, argv[0])
@@ -66,6 +79,8 @@ def start_function(body: Callable[[], None], out: int, err: int, what: str, *, p
     except OSError as error:
         code = 127 if isinstance(error, FileNotFoundError) else 126
         os.write(2, f"nodeagent: cannot run {what}: {error.strerror}\n".encode())
+    except ValueError as error:  # a limit above what may be
+        os.write(2, f"nodeagent: cannot run {what}: {error}\n".encode())
     finally:
         os._exit(code)
 

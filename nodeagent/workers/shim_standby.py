@@ -27,6 +27,8 @@ WARM_BOUND = 120.0
 MOST_TOLD = 128 << 10
 """Bytes of command and environment that a standby is told; with more a worker starts cold. A message that does not fit
 into a socket's buffer (200 KiB) is not sent at all."""
+NOTES, NOTE_CHARS = 20, 500
+"""Of what a standby says went wrong: so many notes, each so long."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 Forked = Callable[[int, str], None]
@@ -79,10 +81,18 @@ class Standby:
         """Whether it could start this: it is warm, and the message is one that a socket takes whole."""
         return self.warm and len(json.dumps([list(argv), dict(env)])) < MOST_TOLD
 
-    def fork(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, fds: Sequence[int], forked: Forked) -> None:
+    def fork(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        limits: Sequence[tuple[int, int]],
+        fds: Sequence[int],
+        forked: Forked,
+    ) -> None:
         """A worker, a parked one if there is one; ``forked`` is told its pid, which stays valid until ``reap``. A
         parked one runs when ``forked`` has returned."""
-        command = {"op": "fork", "argv": list(argv), "env": dict(env), "cwd": cwd}
+        command = {"op": "fork", "argv": list(argv), "env": dict(env), "cwd": cwd, "limits": list(limits)}
         parked = self.pool.take()
         if parked is None:
             self._ask(command, fds, forked)
@@ -162,13 +172,18 @@ class Standby:
                 self._unlink()
                 self.kill()
                 return
-            self._hear(json.loads(data))
+            try:
+                self._hear(json.loads(data))
+            except (LookupError, TypeError, ValueError, RecursionError) as error:  # the job's modules can write here
+                self._notes.append(f"the standby said what is no message ({type(error).__name__}): it was ended")
+                self._unlink()
+                self.kill()
 
     def _hear(self, message: dict[str, Any]) -> None:
         match message["event"]:
             case "warm":
                 self.has_torch = message["torch"]
-                self._notes = message["notes"]
+                self._notes = [str(note)[:NOTE_CHARS] for note in message["notes"][:NOTES]]
                 if message["unusable"]:
                     self.unusable = True
                     self._notes.append(message["unusable"] + "; workers start without a standby")
@@ -179,9 +194,12 @@ class Standby:
                 if self.warm:
                     self.pool.fill()
             case "forked":
-                self._forks.pop(message["id"])(message["pid"], "")
+                pid = message["pid"]
+                if type(pid) is not int or pid <= 1:
+                    raise ValueError(f"pid is {pid!r}")
+                self._forks.pop(message["id"])(pid, "")
             case "failed":
-                self._forks.pop(message["id"])(0, message["error"])
+                self._forks.pop(message["id"])(0, str(message["error"])[:NOTE_CHARS])
             case "reaped":
                 self._reaps.pop(message["pid"])(message["status"])
 

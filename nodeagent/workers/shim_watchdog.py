@@ -1,8 +1,9 @@
-"""The second guard: a process beside the shim that kills the workers when the shim itself is stopped.
+"""The second guard: a process beside the shim that kills all that the pod runs when the shim itself is stopped.
 
-The shim's own fence (``shim_guard.py``) acts at the end of the granted time; where it does not, since the shim is
-frozen or hangs, this process does, ``SLACK`` later. Standard library only; it knows pids and one deadline, nothing
-else, and dies with the shim. Must never act while the shim's fence does.
+The shim's own fence (``shim_guard.py``) acts at the end of the granted time, and its loop clears away what left the
+workers' groups; where they do not, since the shim is frozen or hangs, this process does both, ``SLACK`` later: the
+workers' groups first, then everything below the shim that the shim did not name as its own. Standard library only; it
+knows pids and one deadline, nothing else, and dies with the shim. Must never act while the shim does.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import select
 import signal
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 
 from nodeagent.workers.linux import boottime, kill_group, pidfd_ended
 from nodeagent.workers.shim_children import Children, reap
 from nodeagent.workers.shim_loop import Loop
 from nodeagent.workers.shim_spawn import start_function
+from nodeagent.workers.tree import kill_below
 
 SLACK = 0.15
 """Seconds past the granted time: after the shim's fence, within the protocol's ``kill``."""
@@ -28,7 +30,9 @@ START_AGAIN = 0.1
 """Seconds from its end to its next start, should anybody kill it."""
 
 _COMMAND = struct.Struct("=cqd")
-_GRANT, _HOLD, _RELEASE = b"g", b"h", b"r"
+_GRANT, _HOLD, _RELEASE, _SPARE, _NO_LONGER = b"g", b"h", b"r", b"s", b"n"
+SWEEP_EVERY = (0.002, 0.1)
+"""Seconds between two looks for what has left the groups: at first, and at most (something does not die)."""
 
 
 class Watchdog:
@@ -57,7 +61,10 @@ class Watchdog:
             loop.after(START_AGAIN, lambda: self.start(loop, children))
 
         children.expect(self.pid, ended)
+        children.changed = self._child
         self.grant(self._until)
+        for pid in children.expected():
+            self._child(pid, True)
         for pid, pidfd in self._held.items():
             self._send(_HOLD, pid, pidfd=pidfd)
 
@@ -79,6 +86,10 @@ class Watchdog:
         killed = pid in self._killed
         self._killed.discard(pid)
         return killed
+
+    def _child(self, pid: int, expected: bool) -> None:
+        """A child of the shim's own is spared, unless it is held."""
+        self._send(_SPARE if expected else _NO_LONGER, pid)
 
     def _collect(self) -> None:
         """What it has killed: told before each kill, so that it is known before the death is."""
@@ -114,26 +125,35 @@ def watch(link: socket.socket) -> None:
     gc.disable()  # nothing here makes cycles, and a collection would copy the shim's pages
     _close_all_but(link.fileno())
     held: dict[int, int] = {}
+    spared = {os.getpid()}
     until: float | None = None
+    pause: float | None = None  # until the next look for what has left the groups; None: nothing to look for
     poll = select.poll()
     poll.register(link.fileno(), select.POLLIN)
     while True:
-        late = until is not None and held and boottime() >= until + SLACK
-        wait = None if until is None or not held else max(0.0, until + SLACK - boottime()) * 1000
-        if poll.poll(wait):
+        wait = pause
+        if until is not None and held:
+            wait = max(0.0, until + SLACK - boottime())
+        if poll.poll(None if wait is None else wait * 1000):
             data, fds, _, _ = socket.recv_fds(link, 64, 1)
             if not data:
                 return
             what, pid, time = _COMMAND.unpack(data)
             if what == _GRANT:
-                until = time
+                until, pause = time, None
             elif what == _HOLD:
                 held[pid] = fds[0]
+            elif what == _SPARE:
+                spared.add(pid)
+            elif what == _NO_LONGER:
+                spared.discard(pid)
             elif pid in held:
                 os.close(held.pop(pid))
-        elif late:
+        elif pause is not None:
+            pause = min(pause * 2, SWEEP_EVERY[1]) if _sweep(held, spared) else None
+        elif until is not None and held and boottime() >= until + SLACK:
             _kill(link, held)
-            until = None  # until the shim speaks again
+            until, pause = None, SWEEP_EVERY[0]  # until the shim speaks again
 
 
 def _kill(link: socket.socket, held: Mapping[int, int]) -> None:
@@ -142,6 +162,17 @@ def _kill(link: socket.socket, held: Mapping[int, int]) -> None:
             with contextlib.suppress(BlockingIOError):
                 link.send(_COMMAND.pack(b"k", pid, 0.0), socket.MSG_DONTWAIT)
             kill_group(pid, pidfd)
+
+
+def _sweep(held: Mapping[int, int], spared: Container[int]) -> bool:
+    """Kill what is below the shim and below what is held. Whether anything was found alive: then look again."""
+    found = kill_below(os.getppid(), spared)
+    for pid, pidfd in held.items():
+        found += kill_below(pid)
+        if not pidfd_ended(pidfd):
+            kill_group(pid, pidfd)
+            found.append(pid)
+    return bool(found)
 
 
 def _close_all_but(keep: int) -> None:

@@ -21,6 +21,7 @@ import importlib
 import io
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -31,6 +32,8 @@ from typing import Any
 TORCH_PARTS = ("torch.distributed", "torch.optim", "torch._dynamo", "torch.utils.data")
 REHEARSAL_BOUND = 10
 """Seconds for a step of a small network; the kernel ends one that hangs."""
+NOTES, NOTE_CHARS = 20, 500
+"""Told to the shim of what went wrong: so many notes, each so long."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _compiled: dict[tuple[str, bytes], types.CodeType] = {}
 """The script, by its path and text: compiled while this worker was parked."""
@@ -64,7 +67,7 @@ def warm_up(preload: list[str]) -> dict[str, Any]:
             try:
                 importlib.import_module(part)
             except Exception as error:  # noqa: BLE001 (whatever a module raises is told, not fatal)
-                notes.append(f"preload {part}: {type(error).__name__}: {error}")
+                notes.append(cut(f"preload {part}: {type(error).__name__}: {error}"))
                 break
     if "torch" in sys.modules and rehearsal_is_safe():
         helper("rehearse")
@@ -73,7 +76,12 @@ def warm_up(preload: list[str]) -> dict[str, Any]:
     problem = helper("huge_pages")
     if problem:
         notes.append(f"large pages: {problem}")
-    return {"event": "warm", "torch": has_torch(), "unusable": why_unusable(), "notes": notes}
+    return {"event": "warm", "torch": has_torch(), "unusable": why_unusable(), "notes": notes[:NOTES]}
+
+
+def cut(text: str) -> str:
+    """Short enough for a message that a socket takes whole, and text in every encoding."""
+    return text[:NOTE_CHARS].encode("utf-8", "backslashreplace").decode()
 
 
 def rehearsal_is_safe() -> bool:
@@ -206,7 +214,7 @@ def helper(name: str) -> str:
         SourceFileLoader(warm.__name__, where).exec_module(warm)
         getattr(warm, name)()
     except Exception as error:  # noqa: BLE001 (whatever a framework raises is told, not fatal)
-        return f"{type(error).__name__}: {error}"[:500]
+        return f"{type(error).__name__}: {error}"[:NOTE_CHARS]
     return ""
 
 
@@ -245,6 +253,8 @@ def become_worker(command: dict[str, Any], fds: list[int]) -> None:
     os.environ.clear()
     os.environ.update(command["env"])
     os.chdir(command["cwd"])
+    for number, value in command["limits"]:
+        resource.setrlimit(number, (value, value))
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

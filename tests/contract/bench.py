@@ -87,6 +87,10 @@ class Bench:
         """Move the served clock on at once."""
         raise NotImplementedError
 
+    async def take(self, key: str) -> None:
+        """Remove a key by hand."""
+        raise NotImplementedError
+
     async def pod_ttl(self, uid: str, node: str) -> int:
         """Milliseconds until a published pod expires."""
         raise NotImplementedError
@@ -119,6 +123,9 @@ class Bench:
         pods: tuple[PodState, ...] | None = None,
         saved: Saved | None = None,
         notes: tuple[Note, ...] = (),
+        runs: tuple[str, ...] = (),
+        damaged: tuple[str, ...] = (),
+        silent: str = "",
     ) -> BeatReply:
         self._seq[node] = self._seq.get(node, 0) + 1
         return await self.store.beat(
@@ -135,6 +142,9 @@ class Bench:
                 pods=pods,
                 saved=saved,
                 notes=notes,
+                runs=runs,
+                damaged=damaged,
+                silent=silent,
             )
         )
 
@@ -286,6 +296,14 @@ class MemoryBench(Bench):
     async def age(self, served_ms: int) -> None:
         self.server.state.served += served_ms
 
+    async def take(self, key: str) -> None:
+        kind, colon, name = key.partition(":")
+        held = {"job": "jobs", "node": "nodes"}.get(kind, kind)
+        if colon:
+            del getattr(self.server.state, held)[name]
+        else:
+            getattr(self.server.state, held).clear()
+
     async def pod_ttl(self, uid: str, node: str) -> int:
         return self.server.state.pods[uid, node][1] - self.server.now()
 
@@ -318,6 +336,10 @@ class RedisBench(Bench):
                 for key, words in kept.items():
                     await link.ask(words[0], key, *words[1:])
                 await link.ask("HSET", f"{self._prefix}meta", "run", uuid.uuid4().hex)
+
+    async def take(self, key: str) -> None:
+        async with self._links.one() as link:
+            assert await link.ask("DEL", f"{self._prefix}{key}") == 1
 
     async def age(self, served_ms: int) -> None:
         async with self._links.one() as link:

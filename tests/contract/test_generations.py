@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.model.job import Outcome, Phase
+from nodeagent.model.job import JobRecord, Outcome, Phase, Spend
 from nodeagent.model.node import Incarnation
 from nodeagent.model.stall import RankFacts, Stall
 from nodeagent.model.world import Ack, PodReport, Token
+from nodeagent.store.messages import Judgement
 from tests.contract.bench import Bench, head, refused, spend
 
 
@@ -294,3 +295,84 @@ async def test_the_phases_age_counts_from_entering_it(bench: Bench) -> None:
     assert (longer.since, longer.reason) == (held.since, "still too few nodes")
     formed = await bench.propose(longer, "n1")
     assert formed.since >= held.since + 100
+
+
+# --- who has answered since a fault
+
+
+FREE = spend("node n3 lost").model_copy(update={"kind": "node_lost", "counts": False})
+
+
+async def test_who_has_yet_to_answer_is_kept_until_they_do(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await bench.active(await bench.submit(), "n1", "n2", "n3")
+    assert job.silent == {}
+    job = await bench.report(job, "n1", "failed")
+    job = await bench.report(job, "n2", "running")
+    job = await bench.propose(job, "n1", "n2", spend=spend())
+    assert job.silent == {"n2": "n2-a", "n3": "n3-a"}, "who told of its own fault has answered"
+    job = await bench.ack(job, "n2")
+    assert job.silent == {"n3": "n3-a"}
+    job = await bench.propose(job, "n1", "n2", spend=spend("again"))
+    assert job.silent == {"n3": "n3-a"}, "it has still not answered, whatever is proposed"
+    for node in ("n1", "n2", "n3"):
+        job = await bench.ack(job, node)
+    assert (job.silent, head(job).state) == ({}, "active")
+
+
+async def test_a_life_that_came_after_the_fault_does_not_answer_for_the_one_before(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    job = await bench.report(job, "n1", "failed")
+    job = await bench.end(job, "holding", spend=spend())
+    await bench.lapse("n2", "n1")
+    await bench.join("n2", life="n2-b")
+    job = await bench.ack(job, "n1")
+    job = await bench.propose(job, "n1", "n2")
+    job = await bench.ack(job, "n2")
+    assert job.silent == {"n2": "n2-a"}
+
+
+@pytest.mark.parametrize("entry", [None, FREE])
+async def test_what_costs_nothing_waits_for_no_answer(bench: Bench, entry: Spend | None) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    job = await bench.propose(job, "n1", "n2", spend=entry)
+    assert job.silent == {}
+
+
+async def test_a_free_entry_that_comes_later_is_the_judgement(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    job = await bench.report(job, "n1", "failed")
+    job = await bench.end(job, "holding", spend=spend())
+    assert job.silent == {"n2": "n2-a"}
+    job = await bench.end(job, "holding", spend=FREE)
+    assert (job.silent, job.budget) == ({}, {"1": FREE})
+
+
+def judgement(job: JobRecord, **more: object) -> Judgement:
+    made = head(job)
+    plain = {"uid": job.uid, "expect": made.token, "expect_state": made.state, "control_rev": job.control.rev}
+    return Judgement.model_validate(plain | {"number": job.last_number, "spend": FREE, "by": "n1"} | more)
+
+
+async def test_a_fault_is_judged_once(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    await refused("stale", bench.store.judge(judgement(job)))
+    job = await bench.report(job, "n1", "failed")
+    job = await bench.active(job, "n1", "n3", spend=spend())
+    await refused("stale", bench.store.judge(judgement(job, number=7)))
+    await refused("stale", bench.store.judge(judgement(job, expect_state="forming")))
+    await refused("stale", bench.store.judge(judgement(job, control_rev=9)))
+    await refused("not_found", bench.store.judge(judgement(job, uid="nobody")))
+    right = judgement(job)
+    job = await bench.store.judge(right)
+    assert (job.budget, job.silent, head(job).state) == ({"1": FREE}, {}, "active")
+    last = (await bench.store.events("0-0", 500))[-1]
+    assert (last.kind, last.generation, last.by, last.text) == ("FaultJudged", 1, "n1", "node n3 lost")
+    assert await bench.store.judge(right) == job
+    assert len([k for k in await bench.kinds() if k == "FaultJudged"]) == 1
+    job = await bench.end(job, "failed")
+    await refused("ended", bench.store.judge(judgement(job, spend=spend())))

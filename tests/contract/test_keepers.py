@@ -9,6 +9,7 @@ from nodeagent.model.world import Ack, Token
 from tests.contract.bench import FAST, Bench, head, refused
 
 LIMIT = millis(FAST.failsafe_limit)
+FAST_LEASE = millis(FAST.lease)
 
 
 def lives(bench: Bench, *nodes: str) -> dict[str, str]:
@@ -214,10 +215,12 @@ async def test_silence_of_all_keepers_for_the_limit_frees_the_name(bench: Bench)
     for node in ("n1", "n2"):
         await bench.lapse(node, "n3")
     await refused("name_taken", bench.submit("u2"))
-    await bench.age(LIMIT - 60_000)
+    await bench.age(LIMIT)
     await refused("name_taken", bench.submit("u2"))
     await refused("stale", bench.store.remove(job.uid))
-    await bench.age(60_000)
+    await bench.age(LIMIT // 20 - 60_000)
+    await refused("name_taken", bench.submit("u2"))
+    await bench.age(60_000 + FAST_LEASE)
     assert (await bench.submit("u2")).phase == "queued"
 
 
@@ -226,7 +229,7 @@ async def test_one_keeper_that_is_heard_keeps_it(bench: Bench) -> None:
     job = await bench.end(await kept(bench, ("n1",), ("n1", "n2")), "stopped")
     await let_go(bench, job, "n1", lends=True)
     await bench.lapse("n1", "n2")
-    await bench.age(LIMIT)
+    await bench.age(2 * LIMIT)
     await bench.beat("n2")
     assert "n2" in await refused("name_taken", bench.submit("u2"))
 

@@ -27,6 +27,7 @@ from nodeagent.store.messages import (
     BeatReply,
     Ending,
     JoinReply,
+    Judgement,
     Offer,
     Proposal,
     Restored,
@@ -122,7 +123,8 @@ class Twins:
         options = [
             (5, self.join), (8, self.beat), (1, self.leave), (1, self.forget), (2, self.submit), (2, self.control),
             (1, self.remove), (1, self.cordon), (8, self.propose), (16, self.ack), (3, self.keep), (3, self.activate),
-            (6, self.report), (5, self.end), (2, self.settle), (2, self.request), (2, self.renew), (2, self.saved),
+            (6, self.report), (5, self.end), (2, self.settle), (3, self.judge), (2, self.request), (2, self.renew),
+            (2, self.saved),
             (12 if self.server.state.recovering or not self.server.state.jobs else 2, self.restore),
         ]  # fmt: skip
         chosen = self.random.choices([o for _, o in options], [w for w, _ in options])[0]
@@ -274,6 +276,16 @@ class Twins:
         settlement = Settlement.model_validate(shared | {"control": control, "event": "JobScaleMet", "text": "so"})
         return lambda store: store.settle(settlement)
 
+    def judge(self) -> Step:
+        job = self.job()
+        if job is None:
+            return self.submit()
+        shared = {k: v for k, v in self.expectation(job).items() if k not in ("spend", "lost", "planned")}
+        number = self.random.choice((job.last_number, job.last_number, 1))
+        entry = spend(self.random.choice("ab")).model_copy(update={"counts": self.random.random() < 0.5})
+        judgement = Judgement.model_validate(shared | {"number": number, "spend": entry})
+        return lambda store: store.judge(judgement)
+
     def remove(self) -> Step:
         job = self.job()
         uid = job.uid if job else "nobody"
@@ -424,7 +436,8 @@ async def outcome(call: Awaitable[object]) -> object:
 def plain(reply: object) -> object:
     if isinstance(reply, BeatReply):
         jobs = tuple(plain(job) for job in reply.jobs)
-        return reply.model_copy(update={"cluster_uid": "", "event": "", "era": "", "jobs": jobs})
+        silent = reply.silent.rpartition(" ")[0]
+        return reply.model_copy(update={"cluster_uid": "", "event": "", "era": "", "jobs": jobs, "silent": silent})
     if isinstance(reply, Restored):
         return reply.model_copy(update={"era": ""})
     if isinstance(reply, Saves):

@@ -45,7 +45,7 @@ class Ward:
 
     def rules(self, node: str) -> dict[str, str]:
         """Rule to stage, of every verdict on a node or its GPUs, but that the kernel's log cannot be read here."""
-        return {v["rule"]: v["stage"] for v in self.cluster.node(node)["verdicts"] if v["rule"] != "probe.broken"}
+        return {v["rule"]: v["stage"] for v in self.cluster.node(node)["verdicts"] if v["rule"] != "probe.kernel_log"}
 
     def well(self) -> bool:
         nodes = self.cluster.nodes()
@@ -249,7 +249,8 @@ def test_a_drill_is_for_the_nodes_own_agent_and_a_restart_forgets_nothing(calm: 
     assert calm.rules("n4") == {"xid.79": "active"}
     assert cluster.workers("stays") == workers
     cluster.until(lambda: len(probes(cluster.node("n4")["agent_pid"])) == 1, BOUND, "it asks the driver again")
-    assert calm.healthy("n4") == EACH - 1
+    # where the machine is busy the first answer may be late, and the GPUs unknown until then
+    cluster.until(lambda: calm.healthy("n4") == EACH - 1, BOUND, "all but the one are trusted")
     assert "xid.79" in cluster.ctl("health", "rules").stdout
 
 

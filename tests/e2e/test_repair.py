@@ -59,7 +59,7 @@ def rules(cluster: Bare, node: str) -> dict[str, str]:
 
 def rules_of(node: dict[str, Any]) -> dict[str, str]:
     """Rule to stage; without what the machine of the tests cannot read."""
-    return {v["rule"]: v["stage"] for v in node["verdicts"] if v["rule"] != "probe.broken"}
+    return {v["rule"]: v["stage"] for v in node["verdicts"] if v["rule"] != "probe.kernel_log"}
 
 
 def well(cluster: Bare, node: str) -> bool:

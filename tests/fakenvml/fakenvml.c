@@ -2,11 +2,15 @@
  * test injects a fault by replacing the file. nvidia-ml-py loads it unmodified. Lines of the file, the last of a kind wins:
  *
  *   gpus N                    how many GPUs there are
+ *   order G G ...             which of them the driver lists, under the indices 0, 1, ... (as after a renumbering, or
+ *                             a boot that found fewer); without it all, in their order
  *   model H100 | A100 | L4    what kind: memory, NVLinks, fabric
  *   KEY VALUE                 of the driver ("driver 550.90.07")
  *   G.KEY VALUE               of GPU number G ("0.temperature 54", "1.lost 1"); *.KEY VALUE: of all
  *   error FUNCTION CODE       this function fails with this NVML code
  *   hang FUNCTION             this function does not return while the line is there
+ *   lost_wakes 1              a wait for events fails with GPU_IS_LOST while a GPU of its set is lost
+ *   no_events 1               no event sets on this machine (a virtual GPU)
  *   xid SEQ G CODE            an event; each SEQ is delivered once to every set that the GPU is registered with
  *
  * OLD_DRIVER leaves out what drivers before 550 do not export. Build:
@@ -26,6 +30,7 @@
 typedef struct { int number; } *device_t;
 typedef unsigned long long u64;
 typedef struct { u64 total, free, used; } memory_t;
+typedef struct { unsigned version; u64 total, reserved, free, used; } memory2_t;
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } pci_t;
 typedef struct { device_t device; u64 type, data; unsigned gpu_instance, compute_instance; } event_t;
 typedef struct { unsigned field, scope; long long timestamp, latency; unsigned type; int result; u64 value; } field_t;
@@ -109,9 +114,21 @@ static long long number(device_t d, const char *key, long long otherwise) {
   return found ? strtoll(found, NULL, 0) : otherwise;
 }
 
+/* The numbers of the GPUs that are listed, in order; how many there are. */
+static int listed(int *out) {
+  const char *found = look("gpus"), *order = look("order");
+  int n = 0, number, length;
+  if (order) {
+    for (; n < MOST && sscanf(order, " %d%n", &number, &length) == 1; order += length)
+      if (number >= 0 && number < MOST) out[n++] = number;
+    return n;
+  }
+  for (n = 0; found && n < atoi(found) && n < MOST; n++) out[n] = n;
+  return n;
+}
 static int count(void) {
-  const char *found = look("gpus");
-  return found ? atoi(found) : 0;
+  int numbers[MOST];
+  return listed(numbers);
 }
 
 /* What every function does first: hang, fail as ordered, look whether the GPU is there. */
@@ -159,8 +176,9 @@ int nvmlSystemGetDriverVersion(char *out, unsigned size) {
 int nvmlDeviceGetCount_v2(unsigned *out) { ENTER(NULL, 0); *out = count(); return SUCCESS; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t *out) {
   ENTER(NULL, 0);
-  if ((int)index >= count() || index >= MOST) return INVALID;
-  *out = (device_t)&devices[index];
+  int numbers[MOST];
+  if ((int)index >= listed(numbers)) return INVALID;
+  *out = (device_t)&devices[numbers[index]];
   return SUCCESS;
 }
 int nvmlDeviceGetUUID(device_t d, char *out, unsigned size) {
@@ -193,8 +211,14 @@ int nvmlDeviceGetPowerUsage(device_t d, unsigned *out) { ENTER(d, 1); *out = num
 int nvmlDeviceGetMemoryInfo(device_t d, memory_t *out) {
   ENTER(d, 1);
   out->total = (is_model("L4") ? 24ULL : 80ULL) << 30;
-  out->used = number(d, "memory_used", 0);
+  out->used = number(d, "memory_used", 0) + number(d, "reserved", 0); /* this version does not tell them apart */
   out->free = out->total - out->used;
+  return SUCCESS;
+}
+int nvmlDeviceGetMigMode(device_t d, unsigned *now, unsigned *pending) {
+  ENTER(d, 1);
+  if (is_model("L4")) return NOT_SUPPORTED;
+  *now = *pending = number(d, "mig", 0);
   return SUCCESS;
 }
 int nvmlDeviceGetEccMode(device_t d, unsigned *now, unsigned *pending) {
@@ -245,6 +269,14 @@ int nvmlDeviceGetComputeRunningProcesses_v3(device_t d, unsigned *size, process_
   *size = n;
   return n > (out ? room : 0) ? INSUFFICIENT_SIZE : SUCCESS;
 }
+/* "0.graphics N": so many, without names */
+int nvmlDeviceGetGraphicsRunningProcesses_v3(device_t d, unsigned *size, process_t *out) {
+  ENTER(d, 1);
+  unsigned n = number(d, "graphics", 0), room = *size;
+  for (unsigned i = 0; out && i < n && i < room; i++) out[i] = (process_t){.pid = 900000 + i};
+  *size = n;
+  return n > (out ? room : 0) ? INSUFFICIENT_SIZE : SUCCESS;
+}
 int nvmlDeviceGetFieldValues(device_t d, int n, field_t *fields) {
   ENTER(d, 1);
   for (int i = 0; i < n; i++) {
@@ -261,6 +293,15 @@ int nvmlDeviceGetFieldValues(device_t d, int n, field_t *fields) {
 }
 
 #ifndef OLD_DRIVER
+int nvmlDeviceGetMemoryInfo_v2(device_t d, memory2_t *out) {
+  ENTER(d, 1);
+  if (out->version != (sizeof *out | 2u << 24)) return 25;
+  out->total = (is_model("L4") ? 24ULL : 80ULL) << 30;
+  out->reserved = number(d, "reserved", 0);
+  out->used = number(d, "memory_used", 0);
+  out->free = out->total - out->used - out->reserved;
+  return SUCCESS;
+}
 int nvmlDeviceGetCurrentClocksEventReasons(device_t d, u64 *out) { ENTER(d, 1); *out = number(d, "clock_reasons", 0); return SUCCESS; }
 int nvmlDeviceGetTemperatureV(device_t d, temperature_t *out) {
   ENTER(d, 1);
@@ -314,6 +355,7 @@ int nvmlEventSetCreate(struct set **out) {
   ENTER(NULL, 0);
   int gpu;
   u64 code;
+  if (look("no_events")) return NOT_SUPPORTED;
   if (!(*out = calloc(1, sizeof **out))) return INVALID;
   (*out)->registered = ~0u;
   while (next_event(*out, &gpu, &code)) continue;
@@ -354,6 +396,8 @@ int nvmlEventSetWait_v2(struct set *set, event_t *out, unsigned milliseconds) {
       *out = (event_t){(device_t)&devices[gpu], XID, code, ~0u, ~0u};
       return SUCCESS;
     }
+    for (int i = 0; i < MOST && look("lost_wakes"); i++)
+      if (set->registered >> i & 1 && number((device_t)&devices[i], "lost", 0)) return GPU_LOST;
     clock_gettime(CLOCK_MONOTONIC, &now);
     left = (int)milliseconds - (int)((now.tv_sec - began.tv_sec) * 1000 + (now.tv_nsec - began.tv_nsec) / 1000000);
     if (left <= 0) return TIMEOUT;

@@ -266,6 +266,60 @@ async def test_a_record_that_cannot_be_read_is_named_and_hides_no_other(
     assert (await bench.beat("n1")).unread == ()
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "'HSET', KEYS[1] .. 'job:u2', 'reason', 'caf\\233'",
+        "'HSET', KEYS[1] .. 'job:u2', '\\255', 'x'",
+        "'HSET', KEYS[1] .. 'job:u2', 'spec', '\\255'",
+    ],
+)
+async def test_a_byte_that_is_no_text_makes_one_record_unread(
+    server: PrivateRedis, store: RedisStore, damage: str
+) -> None:
+    """Found by strangers: it failed each beat of each agent."""
+    bench = Bench(store)
+    await bench.up("n1")
+    await bench.submit()
+    await bench.submit("u2", "other")
+    await raw(server, "EVAL", f"return redis.call({damage})", "1", "na:{test}:")
+    reply = await bench.beat("n1")
+    assert [job.uid for job in reply.jobs] == ["u1"]
+    assert [record.key for record in reply.unread] == ["job:u2"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "'ZADD', KEYS[1] .. 'lease', 0, '\\255'",
+        "'HSET', KEYS[1] .. 'saved', '\\255', '\\255'",
+        "'XADD', KEYS[1] .. 'events', '*', 'kind', '\\255'",
+    ],
+)
+async def test_a_byte_that_is_no_text_beside_the_records_hurts_none(
+    server: PrivateRedis, store: RedisStore, damage: str
+) -> None:
+    bench = Bench(store)
+    await bench.up("n1")
+    await bench.submit()
+    await raw(server, "EVAL", f"return redis.call({damage})", "1", "na:{test}:")
+    assert [job.uid for job in (await bench.beat("n1")).jobs] == ["u1"]
+    assert [event.kind for event in await store.events("0-0", 10)] == ["NodeJoined", "JobSubmitted"]
+    assert (await store.saved("", 0.0)).nodes == {}
+
+
+async def test_a_record_that_never_was_is_noticed_once(server: PrivateRedis, store: RedisStore) -> None:
+    bench = Bench(store)
+    await bench.up("n1")
+    command = "return redis.call('ZADD', KEYS[1] .. 'changes', 99999999999, 'job:\\255')"
+    await raw(server, "EVAL", command, "1", "na:{test}:")
+    await refused("behind", bench.beat("n1"))
+    for _ in range(5):
+        await bench.beat("n1")
+    kinds = [event.kind for event in await store.events("0-0", 10)]
+    assert kinds.count("StoreDamaged") <= 1
+
+
 async def test_records_of_another_version_are_refused_not_guessed(server: PrivateRedis, store: RedisStore) -> None:
     bench = Bench(store)
     await bench.up("n1")

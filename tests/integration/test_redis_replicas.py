@@ -16,7 +16,7 @@ from nodeagent.store.base import StoreUnavailableError
 from nodeagent.store.client import RedisStore
 from nodeagent.store.door import Door
 from nodeagent.store.inspect import inspect
-from nodeagent.store.link import Links, NotPrimaryError
+from nodeagent.store.link import Links, NotPrimaryError, identity
 from nodeagent.store.sentinel import NoPrimaryError, find_primary
 from tests.contract.bench import FAST, Bench, refused, spec
 from tests.integration.redis_support import BOUND, Server, Yard, ask, frozen, until, yard
@@ -274,3 +274,47 @@ async def test_another_process_may_have_forgotten(servers: Yard, stores: list[Re
     runs.add((await bench.beat("n1")).era)
     assert len(runs) == 2
     assert "" not in runs
+
+
+async def test_a_primary_that_was_a_replica_in_between_may_have_forgotten(
+    servers: Yard, stores: list[RedisStore]
+) -> None:
+    """Found by strangers: after a fail-over there and back the process, and so its run id, was the same."""
+    first = await servers.server()
+    second = await servers.replica(first)
+    store, other = (opened(stores, RedisConfig(url=first.url)) for _ in range(2))
+    bench = Bench(store)
+    await bench.up("n1")
+    era = (await bench.beat("n1")).era
+    await other.events("0-0", 1)
+    await ask(second, "REPLICAOF", "NO", "ONE")
+    await ask(first, "REPLICAOF", "127.0.0.1", str(second.port))
+
+    async def is_replica() -> bool:
+        return "master_link_status:up" in str(await ask(first, "INFO", "replication"))
+
+    await until(is_replica)
+    await ask(first, "REPLICAOF", "NO", "ONE")
+    await ask(first, "CLIENT", "KILL", "TYPE", "normal")  # as Sentinel does
+    await unavailable(store.remove("u1"))
+    reply = await bench.beat("n1", rev=1, era=era)
+    assert reply.recovering
+    assert reply.era != era
+
+
+async def test_a_link_of_before_a_fail_over_there_and_back_asks_again(servers: Yard, stores: list[RedisStore]) -> None:
+    """Or it and the new ones would take each other for other servers for ever."""
+    server = await servers.server()
+    old, new = (opened(stores, RedisConfig(url=server.url)) for _ in range(2))
+    bench = Bench(old)
+    await bench.up("n1")
+    await servers.replica(server)  # with its first replica a server begins another history
+    await Bench(new).join("n2")
+    await unavailable(bench.beat("n1"))
+    eras = {(await bench.beat("n1")).era for _ in range(3)}
+    assert len(eras) == 1
+
+
+def test_a_server_that_does_not_say_who_it_is_is_refused() -> None:
+    with pytest.raises(ConnectionError, match="does not say which process"):
+        identity({"role": "master", "run_id": ""})

@@ -16,7 +16,7 @@ from tests.integration.workers_support import UID, make_spec, open_bench, pid_of
 
 
 async def test_the_fence_holds_while_the_loop_is_blocked(tmp_path: Path) -> None:
-    python = shim_with(tmp_path, "shim_output.RotatingFile.write = lambda *_: time.sleep(600)")
+    python = shim_with(tmp_path, "shim_output.Capture._take = lambda *_: time.sleep(600)")
     async with open_bench(tmp_path, python) as bench:
         script = "until [ -e go ]; do sleep 0.05; done; echo blocked; sleep 600"
         first = await bench.ready(make_spec(("sh", "-c", script), tmp_path))

@@ -241,8 +241,9 @@ async def test_a_worker_that_speaks_before_the_shim_knows_its_pid_is_heard_then(
     (tmp_path / "w.py").write_text(SAY.format(root=str(ROOT)))
     change = (
         "fork = shim_standby.Standby.fork\n"
-        "def late(self, argv, env, cwd, fds, forked):\n"
-        "    fork(self, argv, env, cwd, fds, lambda pid, error: self._loop.after(0.5, lambda: forked(pid, error)))\n"
+        "def late(self, argv, env, cwd, limits, fds, forked):\n"
+        "    later = lambda pid, error: self._loop.after(0.5, lambda: forked(pid, error))\n"
+        "    fork(self, argv, env, cwd, limits, fds, later)\n"
         "shim_standby.Standby.fork = late"
     )
     async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:

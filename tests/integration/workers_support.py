@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import pwd
 import sys
@@ -19,7 +18,7 @@ from nodeagent.model.world import Token
 from nodeagent.workers.base import PodStatus, StartOrder
 from nodeagent.workers.host import ShimHost
 from nodeagent.workers.linux import boottime, marked, pids, stat_fields
-from nodeagent.workers.pod_folder import log_folder
+from nodeagent.workers.pod_folder import PodRecords, log_folder
 from tests.processes import command_line
 
 UID = "0123456789abcdef0123456789abcdef"
@@ -120,12 +119,9 @@ class Bench:
         return self.host.status()[UID]
 
     def note_marks(self) -> None:
-        for file in (self.root / "run" / "pods").glob("*/pod.json"):
-            try:
-                self.marks.add(json.loads(file.read_text())["mark"])
-                self.owners.add(file.stat().st_uid)
-            except (OSError, ValueError):
-                continue
+        for record in PodRecords(self.root / "run").all().values():
+            self.marks.add(record.mark)
+            self.owners.add(record.owner)
 
     def grant(self, seconds: float = 60.0) -> None:
         self.seq += 1

@@ -98,11 +98,11 @@ class Node:
         self._host = SimHost(self.machine, self.gate)
         self._peers = SimPeers(self.name, self.cluster.net, self.gate)
         store, shared = LinkedStore(self.cluster.server, self.link, self.gate).as_store(), self.cluster.shared
-        config = AgentConfig(timing=TIMING)
+        config = AgentConfig(timing=self.cluster.timing)
         self.agent = Agent(
             config, self.name, facts, key=KEY, ledger=self.ledger, disk=self.disk, store=store,
             host=self._host, clock=self.clock, identity=self._identity, incarnation=self._identity.take(),
-            metrics=Metrics(), peers=self._peers, snapshot=SharedSnapshot(TIMING, shared),
+            metrics=Metrics(), peers=self._peers, snapshot=SharedSnapshot(self.cluster.timing, shared),
             seal=SharedSeal(KEY, config.cluster, shared), writing=SharedWriting(KEY, config.cluster, shared),
             random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
         )  # fmt: skip
@@ -202,7 +202,10 @@ class Node:
 class SimCluster:
     """Everything of one run, reproducible from its seed."""
 
-    def __init__(self, seed: int, size: int, tasks: asyncio.TaskGroup, slots: int = 4) -> None:
+    def __init__(
+        self, seed: int, size: int, tasks: asyncio.TaskGroup, slots: int = 4, timing: Timing | None = None
+    ) -> None:
+        self.timing = timing or TIMING
         self.rng = random.Random(seed)
         self.tasks, self.slots = tasks, slots
         self.net = PeerNet(random.Random(self.rng.random()))
@@ -244,14 +247,14 @@ class SimCluster:
                 self.checker.forgotten |= missing
             await asyncio.sleep(0.01)
 
-    async def roll_back_store(self, seconds: float) -> dict[str, int]:
-        """The store as it is now is put back so many seconds later; the numbers of the generations that it had then, by
-        uid."""
+    async def roll_back_store(self, seconds: float, same_process: bool = False) -> dict[str, int]:
+        """The store as it is now is put back so many seconds later (``same_process``: by a fail-over there and back);
+        the numbers of the generations that it had then, by uid."""
         kept = copy.deepcopy(self.server.state)
         await asyncio.sleep(seconds)
         self.checker.store_loses()
         numbers = {uid: job.head.number for uid, job in self.server.state.jobs.items() if job.head is not None}
-        self.server.put_back(kept)
+        (self.server.fail_back if same_process else self.server.put_back)(kept)
         return numbers
 
     def settled(self) -> bool:

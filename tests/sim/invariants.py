@@ -46,6 +46,8 @@ class Checker:
         self._started: dict[tuple[str, str], int] = {}
         self._orders: dict[str, tuple[Token, Mapping[str, Member]]] = {}
         """Job to its newest generation and that one's members."""
+        self._tokens: dict[str, dict[int, Token]] = {}
+        """Job to each number of a generation that was seen active, and that one."""
         self._active: dict[str, int] = {}
         """Highest generation of a job that was ever seen active."""
         self._pointers: dict[str, Checkpoint | None] = {}
@@ -89,6 +91,28 @@ class Checker:
         self._phases.clear()
         self._orders.clear()
         self._pointers.clear()
+        self._tokens.clear()
+
+    def check_blame(self) -> None:
+        """Invariant 11. To be asked once things are quiet: by then every fault is judged. What was counted was a fault
+        of the job in that generation, no node's loss; and where it was one that nobody can take for a peer's, it is
+        the one that is named."""
+        guilty = [g for machine in self.machines.values() for g in machine.guilty]
+        for job in self.server.state.jobs.values():
+            for number, entry in job.budget.items():
+                token = self._tokens.get(job.uid, {}).get(int(number))
+                refused = "could not start" in entry.text
+                if not entry.counts or entry.kind == "hang" or refused or token is None:
+                    continue
+                died = entry.kind == "pod_failed"  # maybe before it had started anything of this generation
+                whose = [
+                    g for g in guilty
+                    if g.uid == job.uid and (g.token == token or (died and (g.node, g.rank) == (entry.node, None)))
+                ]  # fmt: skip
+                named = any(g.node == entry.node and g.rank in (None, entry.rank) for g in whose)
+                if not whose or (all(g.sudden for g in whose) and not named):
+                    self.first = self.first or Broken(f"invariant 11: {job.name} paid for {entry.text}: {whose}")
+                    raise self.first
 
     def check_kept(self) -> None:
         """Invariants 6 and 7: no acknowledged job is lost. To be asked once things are quiet."""
@@ -128,6 +152,7 @@ class Checker:
             if self._seen.get(uid) is job:
                 continue
             if job.active is not None:
+                self._tokens.setdefault(uid, {})[job.active.number] = job.active
                 self._active[uid] = max(self._active.get(uid, 0), job.active.number)
             if settled:
                 self._record(job)

@@ -18,6 +18,29 @@ WARM_UP = 0.3
 """Seconds until the first workers of a pod that is ready are parked."""
 
 
+HIDDEN: tuple[tuple[int | None, int | None, str], ...] = (
+    (7, None, "training aborted: see the log"),
+    (1, None, "ValueError: step 12 failed"),
+    (None, 6, "terminate called: another task died"),
+    (1, None, ""),
+)
+"""Code, signal and last words of workers that do not say that a peer was gone."""
+FAREWELLS = ((1, None, "RuntimeError: Connection closed by peer [10.0.0.1]:4242"), *HIDDEN)
+
+
+@dataclass(frozen=True)
+class Guilt:
+    """A worker, or with rank None a whole pod, that failed by itself."""
+
+    uid: str
+    token: Token | None
+    """What it ran, or had run: a pod may die before it starts the newest."""
+    node: str
+    rank: int | None
+    sudden: bool
+    """No peer can be the reason, and everybody can see that (a shim leaves nobody to tell, once its job moves on)."""
+
+
 @dataclass
 class SimPod:
     """One shim with its workers."""
@@ -90,12 +113,18 @@ class SimMachine:
         """What the job's checkpoint folder is here; shims see a change when ``mount`` tells them."""
         self.frozen = Gate()
         self.powered = True
+        self.never_ready: frozenset[str] = frozenset()
+        """Jobs whose pods never get ready here: an import that hangs."""
         self.waits = False
         """Workers that are to leave wait for others, until their grace is over."""
         self.guard_late = 0.0
         self.changed = asyncio.Event()
         self.peers: Callable[[str, Token, str], None] = lambda uid, token, name: None
         """Tells the other members that this node's part of a collective is gone."""
+        self.farewells = FAREWELLS
+        """How workers here end when a peer is gone: one of these, at random."""
+        self.guilty: list[Guilt] = []
+        """Failures here that came of no peer: what really happened, for the checker."""
         self._until = 0.0
         self._lent: dict[str, float] = {}
         """Pods whose newest grant was for them alone."""
@@ -132,13 +161,16 @@ class SimMachine:
         self.observe(self.name)
 
     def worker_ends(
-        self, uid: str, local: int, *, code: int | None = None, signal: int | None = None, error: str = ""
-    ) -> None:
-        """One worker ends; its peers on other machines will notice."""
+        self, uid: str, local: int, *, code: int | None = None, signal: int | None = None, error: str = "",
+        victim: bool = False,
+    ) -> None:  # fmt: skip
+        """One worker ends; its peers on other machines will notice. ``victim``: because of one of those."""
         pod = self.pods.get(uid)
         if pod is None or local not in pod.alive:
             return
         died = not (code == 0 and signal is None)
+        if died and not victim and pod.generation is not None:
+            self.guilty.append(Guilt(uid, pod.generation, self.name, pod.ranks[local], signal == 9))
         missed = died and pod.killing and not pod.doomed
         self._record(pod, local, code, signal, error, missed)
         if missed:  # the shim ends those that wait for it
@@ -187,13 +219,15 @@ class SimMachine:
     def _victim(self, uid: str, token: Token, local: int) -> None:
         pod = self.pods.get(uid)
         if pod is not None and pod.generation == token and local in pod.alive and not pod.killing:
-            self.worker_ends(uid, local, code=1, error="RuntimeError: Connection closed by peer [10.0.0.1]:4242")
+            code, signal, error = self.rng.choice(self.farewells)
+            self.worker_ends(uid, local, code=code, signal=signal, error=error, victim=True)
 
     def kill_shim(self, uid: str) -> None:
         pod = self.pods.get(uid)
         if pod is None:
             return
         was, token = bool(pod.alive), pod.generation
+        self.guilty.append(Guilt(uid, token, self.name, None, False))
         pod.alive.clear()
         pod.phase, pod.reason, pod.folder = "gone", "its shim was killed", ""
         self.touch()
@@ -302,7 +336,7 @@ class SimMachine:
         self.touch()
 
         def warm() -> None:
-            if self.pods.get(uid) is pod and pod.phase == "preparing":
+            if self.pods.get(uid) is pod and pod.phase == "preparing" and uid not in self.never_ready:
                 pod.phase, pod.folder, pod.warming = "ready", self.folder, True
                 self.later(WARM_UP, parked)
                 self.touch()

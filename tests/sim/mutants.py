@@ -20,12 +20,13 @@ from nodeagent.agent.guard import Guard, _Judged
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.loop import Agent
 from nodeagent.agent.saver import Saver
-from nodeagent.model.job import Admission, JobRecord
+from nodeagent.model.job import Admission, JobRecord, Spend
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Head, Token
 from nodeagent.plan import gang, lending
 from nodeagent.plan.cluster import RefusalKind
 from nodeagent.plan.lending import Answer, Ask, Promises
+from nodeagent.store.memory import MemoryServer
 from nodeagent.store.messages import Saved
 from nodeagent.store.twin import commits, generation, lease, restore, waiting
 from nodeagent.store.twin.state import State
@@ -101,6 +102,23 @@ def unheard_is_quiet(patch: pytest.MonkeyPatch) -> None:
         return PodStatus(uid=uid, phase="preparing") if uid in host._unheard else status
 
     patch.setattr(SimHost, "_heard", heard)
+
+
+def a_primary_is_its_process(patch: pytest.MonkeyPatch) -> None:
+    """A primary that was a replica in between counts as the one of before."""
+    patch.setattr(MemoryServer, "run_id", property(lambda server: f"run-{server._starts}"))
+
+
+def whoever_answers_is_the_keeper(patch: pytest.MonkeyPatch) -> None:
+    """Neither who is asked nor who answers is looked at."""
+    answered = Failsafe.answer
+
+    def answer(failsafe: Failsafe, ask: Ask) -> Answer:
+        me = failsafe._lease
+        return answered(failsafe, ask.model_copy(update={"to": me.node, "to_life": me.incarnation.life}))
+
+    patch.setattr(Failsafe, "answer", answer)
+    patch.setattr(Answer, "of", lambda said, node, life: True)
 
 
 def lease_shorter_than_the_fence(patch: pytest.MonkeyPatch) -> None:
@@ -316,10 +334,24 @@ def those_who_come_are_enough(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(State, "_doubt", doubt)
 
 
+def judged_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A failure is judged when it is reported, whoever has not answered since."""
+    real = generation._closed
+
+    def closed(job: JobRecord, spend: Spend | None) -> dict[str, object]:
+        found = real(job, spend)
+        return found | {"silent": {}} if found else found
+
+    patch.setattr(generation, "_closed", closed)
+
+
 MUTANTS = (
+    Mutant(judged_at_once, provocations.peers_hide_why_they_fail),
     Mutant(holders_forgotten, provocations.falls_silent_and_scales),
     Mutant(ack_before_stopping, provocations.falls_silent_and_scales),
     Mutant(unheard_is_quiet, provocations.scaled_in_while_its_agent_restarts),
+    Mutant(a_primary_is_its_process, provocations.fails_back_with_writes_lost),
+    Mutant(whoever_answers_is_the_keeper, provocations.one_address_for_two),
     Mutant(lease_shorter_than_the_fence, provocations.falls_silent_and_scales),
     Mutant(guard_asleep, provocations.falls_silent_and_scales),
     Mutant(half_a_gang, provocations.falls_silent_and_scales),

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 
+from nodeagent.model.jobspec import RestartLimits
 from nodeagent.spec.agentconfig import AgentConfig
 from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.machine import HIDDEN
 from tests.sim.test_failsafe import cut, members, pids, started
 from tests.sim.test_signatures import forged, write
 
@@ -55,7 +57,7 @@ async def scaled_in_while_its_agent_restarts(cluster: SimCluster) -> None:
     await cluster.until(lambda: cluster.whole("a"), 90, "whole again")
 
 
-async def store_loses_writes(cluster: SimCluster) -> None:
+async def store_loses_writes(cluster: SimCluster, same_process: bool = False) -> None:
     """The gang moves to other nodes in seconds that the store then loses; the old gang comes first, later an agent that
     had seen less than the others comes first to an emptied store."""
     await cluster.submit("a", 2, 2, 2)
@@ -63,7 +65,7 @@ async def store_loses_writes(cluster: SimCluster) -> None:
     first = cluster.job("a").head
     assert first is not None
     old = [cluster.nodes[name] for name in first.members]
-    rolling = asyncio.ensure_future(cluster.roll_back_store(8))
+    rolling = asyncio.ensure_future(cluster.roll_back_store(8, same_process))
     await asyncio.sleep(0.1)
     for node in old:
         node.link.cut = True
@@ -258,3 +260,47 @@ async def the_store_goes_back_and_one_alone_comes(cluster: SimCluster) -> None:
     cut(cluster, others, False)
     await asyncio.sleep(10)
     assert (cluster.job("j").head, pids(cluster)) == (moved, was), cluster.describe()
+
+
+async def peers_hide_why_they_fail(cluster: SimCluster) -> None:
+    """Four nodes go, one after the other, the first a moment after the start, and are back before the next one does;
+    the workers of the others do not say why they failed. Then a worker is killed, twice."""
+    for node in cluster.nodes.values():
+        node.machine.farewells = HIDDEN
+    await cluster.submit("a", 2, 3, 3, restarts=RestartLimits(max=2, window=3600.0, backoff_max=0.0))
+    await cluster.until(lambda: cluster.whole("a"), 90, "whole")
+    for _ in range(4):
+        before = cluster.job("a").head
+        assert before is not None
+        node = cluster.nodes[cluster.rng.choice(sorted(before.members))]
+        await node.power_cut()
+        await cluster.until(lambda: cluster.job("a").head != before and cluster.whole("a"), 20, "on without it")  # noqa: B023
+        assert not any(entry.counts for entry in cluster.job("a").budget.values()), cluster.describe()
+        node.power_on()
+        await cluster.until(lambda: cluster.whole("a") and len(cluster.job("a").head.members) == 3, 60, "whole again")  # type: ignore[union-attr]
+    for kills in (1, 2):
+        before = cluster.job("a").head
+        assert before is not None
+        cluster.nodes[min(before.members)].machine.worker_ends("uid-a", 1, signal=9)
+        await cluster.until(lambda: cluster.job("a").head != before and cluster.whole("a"), 20, "formed again")  # noqa: B023
+        await asyncio.sleep(1)
+        paid = [e for e in cluster.job("a").budget.values() if e.counts]
+        assert len(paid) == kills, cluster.describe()
+    cluster.checker.check_blame()
+
+
+async def fails_back_with_writes_lost(cluster: SimCluster) -> None:
+    """As ``store_loses_writes``, by a primary that was a replica in between: the same process."""
+    await store_loses_writes(cluster, same_process=True)
+
+
+async def one_address_for_two(cluster: SimCluster) -> None:
+    """A keeper is reached at the address of another as well, which alone hears the store, and lets go."""
+    await cluster.submit("a", 2, 3, 3)
+    await cluster.until(lambda: cluster.whole("a"), 90, "whole")
+    await asyncio.sleep(5)
+    keepers = sorted(cluster.job("a").keepers)
+    for name in keepers[:2]:
+        cluster.nodes[name].link.cut = True
+    cluster.net.ends[keepers[2]] = cluster.net.ends[keepers[1]]
+    await asyncio.sleep(30)

@@ -127,6 +127,8 @@ async def _run(seed: int) -> int:
             limit = TIMING.cooldown * 3 + TIMING.form_margin * 2 + 60
             await cluster.until(lambda: _lively(cluster), limit, "all jobs whole after the storm")
             cluster.checker.check_kept()
+            await asyncio.sleep(TIMING.lease)  # an entry is put right when the gang runs again
+            cluster.checker.check_blame()
             return cluster.checker.checks
         finally:
             await cluster.close()

@@ -9,7 +9,7 @@ key. Must never give an agent a record that it has not read itself.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from operator import is_
 from typing import Generic, TypeVar, cast
 
@@ -132,8 +132,8 @@ class SharedSnapshot(Snapshot):
         super().__init__(timing)
         self._shared, self._notes = shared, shared.notes
 
-    def absorb(self, reply: BeatReply, now: float) -> None:
-        super().absorb(reply, now)
+    def absorb(self, reply: BeatReply, now: float, runs: Collection[str] = ()) -> None:
+        super().absorb(reply, now, runs)
         self._lapsed = self._shared.names(self._lapsed)
 
     @property

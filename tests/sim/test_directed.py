@@ -6,17 +6,24 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from nodeagent.model.node import Cordon
+from nodeagent.model.timing import Timing
 from nodeagent.model.world import PodReport
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.virtual import run_virtual
 
 
-def simulate(size: int, scenario: Callable[[SimCluster], Awaitable[None]], seed: int = 1, slots: int = 4) -> None:
+def simulate(
+    size: int,
+    scenario: Callable[[SimCluster], Awaitable[None]],
+    seed: int = 1,
+    slots: int = 4,
+    timing: Timing | None = None,
+) -> None:
     """Run one scenario on ``size`` joined nodes."""
 
     async def main() -> None:
         async with asyncio.TaskGroup() as tasks:
-            cluster = SimCluster(seed, size, tasks, slots)
+            cluster = SimCluster(seed, size, tasks, slots, timing)
             for node in cluster.nodes.values():
                 node.start_agent()
             try:
@@ -430,5 +437,29 @@ def test_a_member_whose_checkpoint_folder_went_with_its_shim_is_left_out() -> No
         assert head is not None
         assert set(head.members) == {"n1", "n3"}
         assert "n2 cannot run it: checkpoint_dir /ckpt there" in head.cause.text
+
+    simulate(3, scenario)
+
+
+def test_a_cut_between_two_members_is_told_and_nothing_follows() -> None:
+    """One way, for 20 s, while both reach the store: no answer comes back either."""
+
+    def told(c: SimCluster) -> dict[str, set[str]]:
+        pods = c.server.state.pods
+        return {node: set(pod.unreachable) for (_, node), (pod, _) in pods.items() if pod.unreachable}
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 3, 3)
+        await running(c, 3)
+        before = c.job("j").head
+        await asyncio.sleep(10)
+        assert told(c) == {}
+        c.net.cut.add(("n1", "n3"))
+        await c.until(lambda: told(c) == {"n1": {"n3"}, "n3": {"n1"}}, 5, "both say so")
+        await asyncio.sleep(15)
+        assert told(c) == {"n1": {"n3"}, "n3": {"n1"}}
+        c.net.cut.clear()
+        await c.until(lambda: told(c) == {}, 5, "both take it back")
+        assert (c.job("j").head, c.job("j").phase) == (before, "running")
 
     simulate(3, scenario)

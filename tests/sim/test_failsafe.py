@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 import pytest
 
+from nodeagent.model.timing import RELEASE
 from nodeagent.store.memory import MemoryStore
+from nodeagent.store.twin.holders import still_held
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.test_directed import running, simulate
 
@@ -247,3 +249,49 @@ def test_a_keeper_whose_change_of_keepers_is_under_way_lends_nothing_under_the_o
         await c.until(lambda: c.whole("j") and members(c) == ["n2"], TIMING.lease + 15, "n2 has taken over")
 
     simulate(1, scenario)
+
+
+def test_one_keeper_that_answers_at_the_address_of_another_answers_for_itself_only() -> None:
+    """Found by strangers: it said yes for a keeper that had let go, and two generations ran."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        assert set(c.job("j").keepers) == {"n1", "n2", "n3"}
+        cut(c, ("n1", "n2"))
+        c.net.ends["n3"] = c.net.ends["n2"]
+        await c.until(lambda: alive(c) in (["n3"], []), STOPPED + TIMING.failsafe, "n1 and n2 stop: n3 never said yes")
+        await c.until(lambda: c.whole("j") and "n3" in members(c), 90, "re-formed on those that the store hears")
+
+    simulate(5, scenario)
+
+
+def test_a_keeper_is_given_up_only_when_the_slowest_clock_has_counted_the_limit() -> None:
+    """Found by strangers: the asker counts the limit with its own clock, the store with its."""
+    limit = 600.0
+
+    async def scenario(c: SimCluster) -> None:
+        for node in c.nodes.values():
+            node.clock.rate = 0.982
+        await started(c, 2, 2)
+        away = set(members(c))
+        keepers = set(c.job("j").keepers)
+        cut(c, away | keepers)
+        rest = [c.add(f"x{number}") for number in range(2)]
+        for node in rest:
+            node.start_agent()
+        await asyncio.sleep(TIMING.lease + 5)
+        await c.operate("j", desired="stop")
+        await c.until(lambda: c.job("j").phase == "stopped", 60, "the store knows it as ended")
+        began = asyncio.get_running_loop().time()
+        await asyncio.sleep(limit - 30)
+        assert set(alive(c)) == away, "they run on lent time"
+
+        def free() -> bool:
+            return not still_held(c.server.state, c.job("j"))
+
+        await c.until(lambda: free() or not alive(c), limit, "one or the other")
+        assert not free(), "the name was free while the job ran"
+        await c.until(free, limit, "and it is free in the end")
+        assert asyncio.get_running_loop().time() - began < RELEASE * limit + 2 * TIMING.lease
+
+    simulate(3, scenario, timing=TIMING.model_copy(update={"failsafe_limit": limit}))

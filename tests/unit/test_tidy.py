@@ -22,7 +22,9 @@ IMPURE = frozenset({
 """What a decision must not touch: clocks, randomness, files, processes, the network, logs."""
 OF_PLAN = frozenset({"nodeagent.model", "nodeagent.plan", "nodeagent.workers.base"})
 """What ``plan/`` may use of nodeagent: records, and the states of pods it decides on."""
-ON_ITS_OWN = sorted([*PACKAGE.glob("workers/shim*.py"), *PACKAGE.glob("workers/standby*.py")])
+ON_ITS_OWN = sorted([
+    *PACKAGE.glob("workers/shim*.py"), *PACKAGE.glob("workers/standby*.py"), PACKAGE / "workers" / "tree.py",
+])  # fmt: skip
 """Run by the job's own Python, or small enough to outlive everything: the standard library only."""
 TEXT = frozenset(
     {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".lua", ".sh", ".service", ".j2", ".cfg", ".txt", ""}

@@ -5,6 +5,8 @@ local P, RUN, VERSION, A = KEYS[1], ARGV[1], ARGV[2], cjson.decode(ARGV[3])
 local META, LEASE, CHANGES, EVENTS, CORDONS = P .. 'meta', P .. 'lease', P .. 'changes', P .. 'events', P .. 'cordons'
 local NAMES, HIGHEST, REQUESTS, SAVED = P .. 'names', P .. 'highest', P .. 'requests', P .. 'saved'
 local AWAITED, HEARD, NAMED = P .. 'awaited', P .. 'heard', 5
+local DEPARTED = P .. 'departed'
+local RELEASE = 1.05 -- of failsafe_limit, as in model/timing.py
 
 local function int(number)
   return string.format('%.0f', number)
@@ -31,7 +33,29 @@ local function refuse(code, text)
   return { 0, code, text }
 end
 
-local meta = to_map(redis.call('HGETALL', META))
+-- Of another type, with a part missing, or with a number that is none: as if it had been deleted. The agents give it
+-- back then, as they do to an emptied store.
+local function read_meta()
+  local found = redis.pcall('HGETALL', META)
+  local map = found.err and {} or to_map(found)
+  local whole = not found.err
+  for _, field in ipairs({ 'served', 'amnesty', 'lease', 'credit', 'gap', 'limit', 'rev', 'known', 'recover', 'least',
+    'last', 'regroup', 'stopped', 'excused', 'order', 'asked', 'requests' }) do
+    whole = whole and (not map[field] or tonumber(map[field]))
+  end
+  if map.timing or map.era or map.cluster_uid then
+    for _, field in ipairs({ 'timing', 'lease', 'credit', 'gap', 'limit', 'cluster_uid', 'version', 'era' }) do
+      whole = whole and map[field]
+    end
+  end
+  if whole and not string.find((map.era or '') .. (map.cluster_uid or ''), '[^%w%p]') then
+    return map
+  end
+  redis.call('DEL', META)
+  return {}
+end
+
+local meta = read_meta()
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local served, amnesty = tonumber(meta.served or '0'), tonumber(meta.amnesty or '0')
@@ -62,6 +86,17 @@ local function doubt()
   meta.excused = int(math.floor(count / 2))
   redis.call('HSET', META, 'excused', meta.excused, 'stopped', stopped)
   recover = least + (count > 0 and wait or 0)
+end
+
+-- A link of before a fail-over there and back names the history of then: it must ask again who the server is.
+local function is_old_link()
+  local history = string.match(RUN, '%-(%x+)$')
+  local info = history and redis.pcall('INFO', 'replication')
+  local is = type(info) == 'string' and string.match(info, 'master_replid:(%x+)')
+  return is and is ~= history
+end
+if RUN ~= meta.run and is_old_link() then
+  return refuse('link', 'this connection is older than the last fail-over')
 end
 
 do
@@ -108,8 +143,19 @@ local function node_read(id)
   return nodes_read[id] or nil
 end
 
+-- Also of a node that left or was declared lost, which is in neither of the lists that a beat brings.
 local function lease_end(id)
-  return tonumber(redis.call('ZSCORE', LEASE, id) or '0')
+  return tonumber(redis.call('ZSCORE', LEASE, id) or redis.call('ZSCORE', DEPARTED, id) or '0')
+end
+
+local function depart(id, ended)
+  redis.call('ZREM', LEASE, id)
+  redis.call('ZADD', DEPARTED, int(ended), id)
+end
+
+-- It was removed by a step. A record that is missing, and was not, somebody took away by hand.
+local function buried(record)
+  return redis.call('ZSCORE', CHANGES, 'gone:' .. record)
 end
 
 -- Served time before which nobody lapses.
@@ -122,12 +168,21 @@ local function lapsed(id)
   if not node or node.left == '1' or node.lost == '1' then
     return true
   end
-  return lease_end(id) <= served and served >= shelter()
+  local ends = redis.call('ZSCORE', LEASE, id) -- without one there is no proof of silence
+  return ends and tonumber(ends) <= served and served >= shelter() or false
 end
 
 local function gone(id, life)
   local node = node_read(id)
-  return not node or node.life ~= life or lapsed(id)
+  if not node then
+    return buried('node:' .. id) and true or false
+  end
+  return node.life ~= life or lapsed(id)
+end
+
+-- It holds no lease in this life.
+local function not_live(id, life)
+  return not node_read(id) or gone(id, life)
 end
 
 -- nil, or the refusal of an incarnation that is not current

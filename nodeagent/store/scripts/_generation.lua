@@ -81,6 +81,7 @@ local function declare_lost(job, lost, by)
       local marked = copied(node)
       marked.lost = '1'
       node_save(marked)
+      depart(id, lease_end(id))
       event({ kind = 'NodeLost', node = id, by = by, text = 'node ' .. id .. ' was silent for its whole lease' })
       retire(id, nil, job.uid)
     end
@@ -100,19 +101,38 @@ local function next_holders(job, lost)
   end
   for id, holder in pairs(found) do
     local node = node_read(id)
-    if node and node.life == cjson.decode(holder).life and node.lost ~= '1' and node.left ~= '1' then
+    local ended = buried('node:' .. id)
+    if node then
+      ended = node.life ~= cjson.decode(holder).life or node.lost == '1' or node.left == '1'
+    end
+    if not ended then
       out[id] = holder
     end
   end
   return out
 end
 
--- The reports of a head that was active are kept.
-local function close_head(job)
-  if job.head_state == 'active' then
-    put_entries(job, 'last', entries(job, 'report'))
-    job.last_number = job.head_number
+local FAILURES = { failed = true, lost = true, fenced = true, refused = true }
+
+-- The reports of a head that was active are kept, and who has yet to answer before its fault (spend entry or nil) is
+-- judged. An entry that comes later and does not count is the judgement.
+local function close_head(job, entry)
+  local counts = entry and cjson.decode(entry).counts
+  if job.head_state ~= 'active' then
+    if entry and not counts then
+      put_entries(job, 'silent', {})
+    end
+    return
   end
+  put_entries(job, 'last', entries(job, 'report'))
+  job.last_number = job.head_number
+  local silent = {}
+  for node, member in pairs(counts and decoded(entries(job, 'member')) or {}) do
+    if not FAILURES[string.match(job['report:' .. node] or '', '^%d+ (%a+) ')] then
+      silent[node] = cjson.encode(member.life)
+    end
+  end
+  put_entries(job, 'silent', silent)
 end
 
 local function spend(job, entry)
@@ -136,8 +156,6 @@ local function spend(job, entry)
     job['spend:' .. int(counted[i])] = nil
   end
 end
-
-local FAILURES = { failed = true, lost = true, fenced = true, refused = true }
 
 -- Stores a report under its order of arrival ("seq state body"); true if it is the node's first fault.
 local function put_report(job, kind, node, state, body)
@@ -169,7 +187,7 @@ local function not_ready(job)
     if not acks[node] or acks[node].life ~= life then
       return 'node ' .. node .. ' has not acknowledged'
     end
-    if gone(node, life) then
+    if not_live(node, life) then
       return 'node ' .. node .. ' is not live'
     end
   end

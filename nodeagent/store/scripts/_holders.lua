@@ -91,8 +91,10 @@ local function still_held(job)
       return node
     end
   end
+  -- Since it ended no member has renewed: whoever has asked its keepers for time began before.
+  local ended = tonumber(job.since) + lease_ms
   for _, node in ipairs(sorted_keys(entries(job, 'keeper'))) do
-    if lease_end(node) > served - tonumber(meta.limit) then
+    if math.max(lease_end(node), ended) > served - RELEASE * tonumber(meta.limit) then
       return node
     end
   end
@@ -117,5 +119,5 @@ local function delete_job(job)
   if redis.call('HGET', NAMES, job.name) == job.uid then
     redis.call('HDEL', NAMES, job.name)
   end
-  touch('job:' .. job.uid)
+  bury('job:' .. job.uid)
 end

@@ -8,6 +8,12 @@ local function touch(record)
   return int(rev)
 end
 
+-- The record is no more, and this says that it was a step that removed it.
+local function bury(record)
+  redis.call('ZREM', CHANGES, record)
+  touch('gone:' .. record)
+end
+
 local function copied(map)
   local copy = {}
   for key, value in pairs(map) do
@@ -33,6 +39,7 @@ local function write_changes(key, record, before, after)
     return
   end
   after.rev = touch(record)
+  redis.call('ZREM', CHANGES, 'gone:' .. record)
   redis.call('HSET', key, 'rev', after.rev)
   for _, field in ipairs(set) do
     redis.call('HSET', key, field, after[field])
@@ -133,6 +140,34 @@ end
 -- An operator wrote: somebody waits until everything up to now is on the disks of nodes.
 local function ask_to_save()
   redis.call('HSET', META, 'asked', redis.call('HGET', META, 'rev') or '0')
+end
+
+-- A record or a key is not as the steps left it: nothing is decided until the agents have given back what they know.
+-- Whatever is missing by then stays so.
+local function distrust(damaged)
+  local found = {}
+  for _, key in ipairs(damaged) do
+    found[#found + 1] = key
+    if string.find(key, '^job:') or string.find(key, '^node:') then
+      redis.call('DEL', P .. key)
+    end
+  end
+  for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
+    if string.sub(record, 1, 5) ~= 'gone:' and redis.call('EXISTS', P .. record) == 0 then
+      bury(record)
+    end
+  end
+  revision = tonumber(redis.call('HGET', META, 'rev') or '0')
+  redis.call('DEL', AWAITED, HEARD)
+  known, least = 0, served + credit_ms + lease_ms
+  recover = least
+  amnesty = math.max(amnesty, least)
+  begin_era('', 0)
+  redis.call('HSET', META, 'least', int(least), 'amnesty', int(amnesty), 'excused', '0')
+  redis.call('XADD', EVENTS, 'MAXLEN', '~', EVENTS_KEPT, '*', 'kind', 'StoreDamaged', 'job', '', 'uid', '', 'node', '',
+    'generation', '0', 'by', '', 'text', 'somebody removed or damaged ' .. table.concat(found, ', ', 1, math.min(#found, 5))
+    .. ' in the store: the agents give it back; nothing is decided meanwhile')
+  return refuse('behind', 'somebody removed or damaged ' .. found[1] .. ' in the store: the agents give it back')
 end
 
 -- what: kind, text and, where they apply, job (record), node, generation, by

@@ -23,6 +23,9 @@ if A.last and job.last_number ~= '0' then
   put_report(job, 'last', A.node, A.last.state, A.last.body)
 end
 job['holder:' .. A.node] = nil
+if job['silent:' .. A.node] and cjson.decode(job['silent:' .. A.node]) == A.life then
+  job['silent:' .. A.node] = nil
+end
 if (member or keeper) and job.head_state == 'forming' then
   job['ack:' .. A.node] = A.ack
 elseif keeper and not ack.lends then

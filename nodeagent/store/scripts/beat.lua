@@ -1,9 +1,13 @@
 -- beat: node, life, start, seq, length, rev, era, facts?, address?, pid?, readiness?, pods (list of {uid, body}), saved?,
---   notes (list of {kind, text}), top
-local PAGE, PAGE_BYTES, SAVES_KEPT = 256, 1048576, 1000
+--   notes (list of {kind, text}), top, runs (list of uids), damaged (list of records), silent
+local PAGE, PAGE_BYTES, SAVES_KEPT, LOOKED_AT = 256, 1048576, 1000, 2
 local id = A.node
 local top = math.max(A.rev, A.top)
 local continued = A.era == meta.parent and top <= known -- all that it has read is in this era too
+if meta.timing and A.rev > 0 and A.era == meta.era and not node_read(id) and not buried('node:' .. id)
+  and served >= recover then
+  return distrust({ 'node:' .. id })
+end
 if not node_read(id) or top > revision or (A.era ~= '' and A.era ~= meta.era and not continued) then
   return refuse('behind', 'the store may have lost what node ' .. id .. ' knows: it must offer that, and join again')
 end
@@ -14,6 +18,59 @@ end
 local node = node_read(id)
 if A.seq <= tonumber(node.seq) then
   return refuse('stale', 'beat ' .. int(A.seq) .. ' of node ' .. id .. ' came after beat ' .. node.seq)
+end
+-- What the steps would never leave so: the first key of it, or nil.
+local function damage()
+  if not redis.call('ZSCORE', LEASE, id) then
+    return 'lease'
+  end
+  for _, uid in ipairs(A.runs) do
+    local record = 'job:' .. uid
+    local job = redis.call('HMGET', P .. record, 'uid', 'name', 'rev', 'head_number', 'holder:' .. id, 'member:' .. id,
+      'head_state')
+    if not job[1] and buried(record) then
+      break -- this beat brings it
+    end
+    if job[1] ~= uid or not job[2] or not tonumber(job[3]) then
+      return record
+    end
+    if tonumber(redis.call('ZSCORE', CHANGES, record) or '-1') ~= tonumber(job[3]) then
+      return 'changes'
+    end
+    if redis.call('HGET', NAMES, job[2]) ~= uid then
+      return 'names'
+    end
+    if tonumber(redis.call('HGET', HIGHEST, job[2]) or '0') < tonumber(job[4] or '0') then
+      return 'highest'
+    end
+    local entry = job[5] or (job[7] ~= 'ended' and job[6])
+    for _, device in ipairs(entry and cjson.decode(entry).devices or {}) do
+      if redis.call('HGET', P .. 'alloc:' .. id, device) ~= uid then
+        return 'alloc:' .. id
+      end
+    end
+  end
+  -- And a few of all, in turn: what is missing may be nobody's who could say so.
+  local from = redis.call('HINCRBY', META, 'looked', LOOKED_AT) % math.max(1, redis.call('ZCARD', CHANGES))
+  for _, record in ipairs(redis.call('ZRANGE', CHANGES, from, from + LOOKED_AT - 1)) do
+    if (string.find(record, '^job:') or string.find(record, '^node:')) and redis.call('EXISTS', P .. record) == 0 then
+      return record
+    end
+    local node = string.match(record, '^node:(.*)$')
+    if node and not redis.call('ZSCORE', LEASE, node) then
+      local flags = redis.call('HMGET', P .. record, 'lost', 'left')
+      if flags[1] ~= '1' and flags[2] ~= '1' then
+        return 'lease'
+      end
+    end
+  end
+end
+if served >= recover then
+  local damaged = A.damaged
+  damaged[#damaged + 1] = damage()
+  if damaged[1] then
+    return distrust(damaged)
+  end
 end
 hear(id)
 redis.call('HSET', P .. 'node:' .. id, 'seq', int(A.seq))
@@ -53,36 +110,42 @@ if #changed > 2 * PAGE then
 end
 local bytes = 0
 for i = 1, math.min(#changed, 2 * PAGE), 2 do
-  local body = redis.call('HGETALL', P .. changed[i])
-  for _, text in ipairs(body) do
-    bytes = bytes + #text
+  local record, body, cordon = changed[i], {}, ''
+  if string.sub(record, 1, 5) == 'gone:' then
+    record = string.sub(record, 6)
+  else
+    body = redis.call('HGETALL', P .. record)
+    for _, text in ipairs(body) do
+      bytes = bytes + #text
+    end
+    if bytes > PAGE_BYTES and i > 1 then -- the rest travels with the next beat
+      rev, more = changed[i - 1], 1
+      break
+    end
+    if string.sub(record, 1, 5) == 'node:' then
+      cordon = redis.call('HGET', CORDONS, string.sub(record, 6)) or ''
+    end
   end
-  if bytes > PAGE_BYTES and i > 1 then -- the rest travels with the next beat
-    rev, more = changed[i - 1], 1
-    break
-  end
-  local cordon = ''
-  if string.sub(changed[i], 1, 5) == 'node:' then
-    cordon = redis.call('HGET', CORDONS, string.sub(changed[i], 6)) or ''
-  end
-  records[#records + 1] = { changed[i], body, cordon }
+  records[#records + 1] = { record, body, cordon }
 end
 
--- Those whose lease ended by now: lapsed, unless an amnesty protects them.
+-- Those whose lease ended by now: lapsed, unless an amnesty protects them. All of them, or nothing where they are the
+-- same as those that this agent knows: who is among them follows from how many they are and who was the last.
 local gone_now, sheltered = {}, {}
-for _, other in ipairs(redis.call('ZREVRANGEBYSCORE', LEASE, int(served), '-inf')) do
-  if served >= shelter() then
-    gone_now[#gone_now + 1] = other
-  elseif lapsed(other) then
-    gone_now[#gone_now + 1] = other
-  elseif other ~= id and #sheltered < PAGE then
-    sheltered[#sheltered + 1] = other
-  end
-  if #gone_now == PAGE then
-    break
+local count = redis.call('ZCOUNT', LEASE, '-inf', int(served))
+local last = redis.call('ZREVRANGEBYSCORE', LEASE, int(served), '-inf', 'WITHSCORES', 'LIMIT', 0, 1)
+local protected = served < shelter()
+local silent = int(count) .. ' ' .. (last[2] or '') .. ' ' .. (protected and 'sheltered ' or '') .. (meta.era or '')
+local same = silent == A.silent
+if count > 0 and not same then
+  local all = redis.call('ZREVRANGEBYSCORE', LEASE, int(served), '-inf')
+  if protected then
+    sheltered = all
+  else
+    gone_now = all
   end
 end
-local next_end = sheltered[1] and shelter() or nil
+local next_end = protected and count > 0 and shelter() or nil
 if not next_end then
   local later = redis.call('ZRANGEBYSCORE', LEASE, '(' .. int(served), '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
   local first = later[1] == id and 3 or 1
@@ -94,4 +157,5 @@ local newest = redis.call('XREVRANGE', EVENTS, '+', '-', 'COUNT', 1)[1]
 return { 1, meta.cluster_uid, int(served), gone_now, next_end and int(next_end - served) or '', rev, more,
   newest and newest[1] or '0-0', records, meta.era or '', served < recover and 1 or 0,
   int(asked), int(math.max(0, recover - served)), served < recover and redis.call('ZRANGE', AWAITED, 0, NAMED - 1) or {}, sheltered,
-  served < recover and redis.call('ZCARD', AWAITED) or 0 }
+  served < recover and redis.call('ZCARD', AWAITED) or 0,
+  silent, same and 1 or 0 }

@@ -41,7 +41,7 @@ local before, old_phase, old_reason = named(job), job.phase, job.reason
 local holders = next_holders(job, A.lost)
 local ends = job.head_id and job.head_state ~= 'ended'
 spend(job, A.spend)
-close_head(job)
+close_head(job, A.spend)
 if job.head_id then
   put_entries(job, 'holder', holders)
 end

@@ -10,6 +10,7 @@ if node.left ~= '1' and node.lost ~= '1' then
   local lost = copied(node)
   lost.lost = '1'
   node_save(lost)
+  depart(A.node, lease_end(A.node))
   retire(A.node)
   event({ kind = 'NodeForgotten', node = A.node, by = A.by, text = 'node ' .. A.node .. ' is off for good, says ' .. A.by })
 end

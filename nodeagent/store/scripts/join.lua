@@ -42,19 +42,22 @@ if old and not same and (not lapsed(id) or served < recover) then
     .. string.format('%.1f', (shelter() - served) / 1000) .. ' s, if the other does not come back')
 end
 
-local since = int(served - math.max(DAY_MS, tonumber(meta.limit)))
-for _, silent in ipairs(redis.call('ZRANGEBYSCORE', LEASE, '-inf', since, 'LIMIT', 0, FORGET_AT_ONCE)) do
-  if lapsed(silent) then
-    retire(silent)
-    release_keepers(silent)
-    redis.call('DEL', P .. 'node:' .. silent)
-    redis.call('ZREM', LEASE, silent)
-    redis.call('HDEL', SAVED, silent)
-    nodes_read[silent] = nil
-    touch('node:' .. silent)
+local since = int(served - math.max(DAY_MS, RELEASE * tonumber(meta.limit)))
+for _, set in ipairs({ LEASE, DEPARTED }) do
+  for _, silent in ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', since, 'LIMIT', 0, FORGET_AT_ONCE)) do
+    if lapsed(silent) then
+      retire(silent)
+      release_keepers(silent)
+      redis.call('DEL', P .. 'node:' .. silent)
+      redis.call('ZREM', set, silent)
+      redis.call('HDEL', SAVED, silent)
+      nodes_read[silent] = nil
+      bury('node:' .. silent)
+    end
   end
 end
 
+redis.call('ZREM', DEPARTED, id)
 redis.call('ZADD', LEASE, int(served + lease_ms), id)
 local node = {
   id = id, life = A.life, start = int(A.start), joined = same and old.joined or int(served), facts = A.facts,

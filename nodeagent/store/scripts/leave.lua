@@ -7,7 +7,7 @@ local no = not_current(A.node, A.life, A.start)
 if no then
   return no
 end
-redis.call('ZADD', LEASE, int(served), A.node)
+depart(A.node, served)
 local left = copied(node)
 left.left = '1'
 node_save(left)

@@ -22,7 +22,7 @@ if no then
   return no
 end
 for _, id in ipairs(order) do
-  if gone(id, members[id].life) then
+  if not_live(id, members[id].life) then
     return refuse('not_live', 'node ' .. id .. ' is not live in the life that was proposed')
   end
   local cordon = redis.call('HGET', CORDONS, id)
@@ -41,7 +41,7 @@ declare_lost(job, A.lost, A.by)
 local before = named(job)
 local holders = next_holders(job, A.lost)
 spend(job, A.spend)
-close_head(job)
+close_head(job, A.spend)
 put_entries(job, 'member', A.members)
 put_entries(job, 'holder', holders)
 put_entries(job, 'ack', {})

@@ -4,13 +4,16 @@
 if meta.timing and meta.timing ~= A.timing then
   return refuse('timing', meta.timing)
 end
-local mine = meta.cluster_uid == A.uid
+local mine = meta.cluster_uid == A.uid or (meta.era and A.era == meta.era) -- of this history: the uid was changed by hand
 if meta.timing and not mine and (tonumber(meta.order or '0') > 0 or meta.taken == '1' or (meta.taken and not A.holds)) then
   return refuse('foreign', 'the store is of another cluster, with jobs of its own: this node comes too late to restore '
     .. 'what it knew')
 end
 
 local top = math.max(A.rev, A.top)
+if mine and meta.cluster_uid ~= A.uid then
+  redis.call('HSET', META, 'cluster_uid', A.uid)
+end
 local has_all = mine and top <= revision and (A.era == meta.era or (A.era == meta.parent and top <= known))
 local opens = not mine or top > revision
 if opens then
@@ -72,6 +75,14 @@ local function put(key, record, rev)
     redis.call('HSET', P .. key, field, value)
   end
   redis.call('ZADD', CHANGES, rev, key)
+  redis.call('ZREM', CHANGES, 'gone:' .. key)
+end
+
+-- A record that is there, and what the steps keep beside it is not.
+local function listed(key, rev)
+  if not redis.call('ZSCORE', CHANGES, key) then
+    redis.call('ZADD', CHANGES, rev, key)
+  end
 end
 
 local function restore_node(new)
@@ -81,8 +92,14 @@ local function restore_node(new)
     local marked = copied(old)
     marked.lost = '1'
     node_save(marked)
-    redis.call('ZADD', LEASE, 'LT', int(served), id)
+    depart(id, math.min(lease_end(id), served))
     old = node_read(id)
+  end
+  if old then
+    listed('node:' .. id, old.rev)
+    if old.lost ~= '1' and old.left ~= '1' then
+      redis.call('ZADD', LEASE, 'NX', int(served), id)
+    end
   end
   if not taken(old and tonumber(old.rev), tonumber(new.rev)) then
     return
@@ -98,7 +115,13 @@ local function restore_node(new)
   end
   put('node:' .. id, new, new.rev)
   nodes_read[id] = nil
-  redis.call('ZADD', LEASE, (new.lost == '1' or new.left == '1') and 'LT' or 'NX', int(served), id)
+  if new.lost == '1' or new.left == '1' then
+    depart(id, math.min(redis.call('ZSCORE', LEASE, id) or redis.call('ZSCORE', DEPARTED, id) or served, served))
+  else
+    local before = redis.call('ZSCORE', DEPARTED, id)
+    redis.call('ZREM', DEPARTED, id)
+    redis.call('ZADD', LEASE, 'NX', before or int(served), id)
+  end
   if A.cordons[id] ~= '' then
     redis.call('HSET', CORDONS, id, A.cordons[id])
   else
@@ -129,27 +152,46 @@ local function close_late(job)
   end
 end
 
+-- Whether the job may have its name. Of two, the newer; but one that was never formed goes for one that was.
+local function named_so(job)
+  local namesake = redis.call('HGET', NAMES, job.name)
+  local other = namesake and namesake ~= job.uid and job_read(namesake)
+  if other then
+    local ran = job.head_id and not other.head_id
+    if late or (other.head_id and not job.head_id) or (tonumber(other.rev) > tonumber(job.rev) and not ran) then
+      return false
+    end
+    delete_job(other)
+  end
+  redis.call('HSET', NAMES, job.name, job.uid)
+  return true
+end
+
 local function restore_job(new)
   local old = job_read(new.uid)
   raise_highest(new)
-  local removed = late and not old and redis.call('ZSCORE', CHANGES, 'job:' .. new.uid)
-  if (late and old) or removed or not taken(old and tonumber(old.rev), tonumber(new.rev)) then
+  local removed = late and not old and (buried('job:' .. new.uid) or redis.call('ZSCORE', CHANGES, 'job:' .. new.uid))
+  if (late and old) or removed then
     return
   end
-  local namesake = redis.call('HGET', NAMES, new.name)
-  if namesake and namesake ~= new.uid then
-    local other = job_read(namesake)
-    if late or tonumber(other.rev) > tonumber(new.rev) then
-      return
+  if not taken(old and tonumber(old.rev), tonumber(new.rev)) then
+    if old then
+      listed('job:' .. new.uid, old.rev)
+      raise_highest(old)
+      if named_so(old) then
+        rebook(old, named(old))
+      end
     end
-    delete_job(other)
+    return
+  end
+  if not named_so(new) then
+    return
   end
   if late then
     close_late(new)
     new.rev = touch('job:' .. new.uid)
   end
   put('job:' .. new.uid, new, new.rev)
-  redis.call('HSET', NAMES, new.name, new.uid)
   redis.call('HSET', META, 'order', int(math.max(tonumber(redis.call('HGET', META, 'order') or '0'), tonumber(new.order))))
   rebook(new, old and named(old) or {})
 end

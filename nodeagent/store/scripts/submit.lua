@@ -14,8 +14,21 @@ if known then
   ask_to_save()
   return job_reply(known)
 end
-local old_uid = redis.call('HGET', NAMES, A.name)
-local old = old_uid and job_read(old_uid)
+local old -- by the records themselves: what names say may have been removed by hand
+for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
+  if string.sub(record, 1, 4) == 'job:' then
+    local name = redis.call('HGET', P .. record, 'name')
+    if not name then
+      distrust({ record })
+      return refuse('recovering', 'somebody removed or damaged ' .. record .. ' in the store: the agents give it back, '
+        .. 'and nothing is decided meanwhile; then try again')
+    end
+    if name == A.name then
+      local found = job_read(string.sub(record, 5))
+      old = (not old or is_terminal(old)) and found or old
+    end
+  end
+end
 if old then
   if not is_terminal(old) then
     return refuse('name_taken', 'a job named ' .. A.name .. ' is live (uid ' .. old.uid .. ', ' .. old.phase
@@ -29,12 +42,14 @@ if old then
 end
 if A.quota then -- of the owner's jobs, without the one that gives way
   local live, bytes = 0, #A.spec
-  for _, uid in ipairs(redis.call('HVALS', NAMES)) do
-    local key = P .. 'job:' .. uid
-    local about = redis.call('HMGET', key, 'owner', 'phase')
-    if about[1] == int(A.owner) and uid ~= old_uid then
-      live = live + (is_terminal({ phase = about[2] }) and 0 or 1)
-      bytes = bytes + redis.call('HSTRLEN', key, 'spec')
+  local way = old and 'job:' .. old.uid
+  for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
+    if string.sub(record, 1, 4) == 'job:' and record ~= way then
+      local about = redis.call('HMGET', P .. record, 'owner', 'phase')
+      if about[1] == int(A.owner) then
+        live = live + (is_terminal({ phase = about[2] }) and 0 or 1)
+        bytes = bytes + redis.call('HSTRLEN', P .. record, 'spec')
+      end
     end
   end
   if live >= A.quota.jobs then

@@ -14,7 +14,15 @@ from nodeagent.store.twin.state import State
 
 
 def commit(
-    s: State, uid: str, token: Token, node: str, incarnation: Incarnation, name: str, step: int, order: int
+    s: State,
+    uid: str,
+    token: Token,
+    node: str,
+    incarnation: Incarnation,
+    name: str,
+    step: int,
+    order: int,
+    signature: str = "",
 ) -> JobRecord:
     s.current(node, incarnation)
     job = s.job(uid)
@@ -32,5 +40,5 @@ def commit(
         return job
     if old is not None and (old.number, old.order) >= (token.number, order):
         raise StoreRefusedError("stale", f"checkpoint {old.name} of job {job.name} was committed after {name}")
-    new = Checkpoint(name=name, step=step, number=token.number, order=order)
+    new = Checkpoint(name=name, step=step, number=token.number, order=order, signature=signature)
     return s.save_job(job.model_copy(update={"checkpoint": new}))

@@ -11,7 +11,7 @@ from nodeagent.model.job import JobRecord, Phase, Spend
 from nodeagent.model.node import Incarnation
 from nodeagent.model.world import Ack, Head, Member, PodReport, Token
 from nodeagent.store.base import StoreRefusedError
-from nodeagent.store.messages import Ending, Proposal, Settlement
+from nodeagent.store.messages import Ending, Judgement, Proposal, Settlement
 from nodeagent.store.twin.holders import declare_lost, enter_phase, lives_of, next_holders, rebook, settled
 from nodeagent.store.twin.state import State, terminal
 
@@ -52,7 +52,7 @@ def propose(s: State, p: Proposal) -> JobRecord:
         keepers=p.keepers,
     )
     before = job
-    update = _spent(job, p.spend) | _closed(job)
+    update = _spent(job, p.spend) | _closed(job, p.spend)
     update |= {"head": head, "restart_done": job.control.restart, "not_before": 0}
     job = enter_phase(s, job.model_copy(update=update), "forming", p.cause.text)
     rebook(s, before, job)
@@ -90,7 +90,8 @@ def ack(
         job = job.model_copy(update={"keepers": {}})
     head = head.model_copy(update=update)
     s.book(node, uid, frozenset(member.devices) if member is not None and head.state != "ended" else frozenset())
-    job = job.model_copy(update={"head": head})
+    silent = {n: life for n, life in job.silent.items() if (n, life) != (node, incarnation.life)}
+    job = job.model_copy(update={"head": head, "silent": silent})
     if head.state == "forming" and _not_ready(s, job, head) is None:
         return _activated(s, job, head)
     return settled(s, job)
@@ -166,7 +167,7 @@ def end(s: State, e: Ending) -> JobRecord:
     _check_lost(s, job, e.lost)
     declare_lost(s, job, e.lost, e.by)
     before = job
-    update = _spent(job, e.spend) | _closed(job)
+    update = _spent(job, e.spend) | _closed(job, e.spend)
     holders = next_holders(s, job, e.lost)
     if head is not None:
         changed: dict[str, object] = {"holders": holders}
@@ -202,6 +203,20 @@ def settle(s: State, e: Settlement) -> JobRecord:
     _check_expected(job, e.expect, e.expect_state, e.control_rev)
     job = s.save_job(job.model_copy(update={"control": control}))
     s.event(e.event, job=job, generation=job.head.number if job.head else 0, by=e.by, text=e.text)
+    return job
+
+
+def judge(s: State, e: Judgement) -> JobRecord:
+    job = s.job(e.uid)
+    number = str(e.number)
+    if job.budget.get(number) == e.spend:
+        return job
+    _check_open(job)
+    _check_expected(job, e.expect, e.expect_state, e.control_rev)
+    if job.last_number != e.number or number not in job.budget:
+        raise StoreRefusedError("stale", f"generation {number} of job {job.name} is not the one that ended last")
+    job = s.save_job(job.model_copy(update={"budget": job.budget | {number: e.spend}, "silent": {}}))
+    s.event("FaultJudged", job=job, generation=e.number, by=e.by, text=e.spend.text)
     return job
 
 
@@ -274,7 +289,7 @@ def _not_ready(s: State, job: JobRecord, head: Head) -> str | None:
         life = head.members[node].life
         if node not in head.acks or head.acks[node].life != life:
             return f"node {node} has not acknowledged"
-        if s.gone(node, life):
+        if s.not_live(node, life):
             return f"node {node} is not live"
     let_go = [node for node in job.keepers if node in head.acks and not head.acks[node].lends]
     if job.keepers and not let_go and job.active is not None:
@@ -294,11 +309,16 @@ def _ended_before(job: JobRecord, e: Ending) -> bool:
 # --- effects
 
 
-def _closed(job: JobRecord) -> dict[str, object]:
-    """The reports of a head that was active are kept."""
-    if job.head is None or job.head.state != "active":
-        return {}
-    return {"last_reports": job.head.reports, "last_number": job.head.number}
+def _closed(job: JobRecord, spend: Spend | None) -> dict[str, object]:
+    """The reports of a head that was active are kept, and who has yet to answer before its fault is judged. An entry
+    that comes later and does not count is the judgement."""
+    head = job.head
+    if head is None or head.state != "active":
+        return {"silent": {}} if spend is not None and not spend.counts else {}
+    members = head.members.values() if spend is not None and spend.counts else ()
+    ended = {n for n, r in head.reports.items() if r.state in FAILURES}
+    silent = {m.node: m.life for m in members if m.node not in ended}
+    return {"last_reports": head.reports, "last_number": head.number, "silent": silent}
 
 
 def _spent(job: JobRecord, spend: Spend | None) -> dict[str, object]:

@@ -20,8 +20,8 @@ def retire(s: State, node: str, *, lives_on: str = "", but: str = "") -> None:
     ``lives_on`` is the life that goes on, ``but`` a job (uid) to leave alone.
     """
     for uid in sorted(set(s.alloc.get(node, {}).values()) - {but}):
-        job = s.jobs[uid]
-        if job.head is None or node not in job.head.holders or job.head.holders[node].life == lives_on:
+        job = s.jobs.get(uid)
+        if job is None or job.head is None or node not in job.head.holders or job.head.holders[node].life == lives_on:
             continue
         holders = {n: h for n, h in job.head.holders.items() if n != node}
         after = job.model_copy(update={"head": job.head.model_copy(update={"holders": holders})})
@@ -32,15 +32,17 @@ def retire(s: State, node: str, *, lives_on: str = "", but: str = "") -> None:
 def still_held(s: State, job: JobRecord) -> list[str]:
     """Nodes that may still run workers of an ended job, then those that may lend them time."""
     holders = job.head.holders if job.head else {}
-    keepers = sorted(node for node in job.keepers if s.lease.get(node, 0) > s.served - s.limit_ms)
+    # Since it ended no member has renewed: whoever has asked its keepers for time began before.
+    ended = job.since + s.lease_ms
+    keepers = sorted(node for node in job.keepers if max(s.lease.get(node, 0), ended) > s.served - s.limit_ms)
     return sorted(node for node, holder in holders.items() if not s.gone(node, holder.life)) + keepers
 
 
 def release_keepers(s: State, node: str) -> None:
     """This node will never lend again: nobody can, under the keepers that it was one of."""
     for uid in list(s.names.values()):
-        job = s.jobs[uid]
-        if node in job.keepers:
+        job = s.jobs.get(uid)
+        if job is not None and node in job.keepers:
             s.save_job(job.model_copy(update={"keepers": {}}))
 
 
@@ -74,7 +76,9 @@ def next_holders(s: State, job: JobRecord, lost: Iterable[str]) -> dict[str, Hol
     out = {}
     for node, holder in found.items():
         record = s.nodes.get(node)
-        if node in lost or record is None or record.incarnation.life != holder.life or record.lost or record.left:
+        if node in lost or (record is None and s.buried(f"node:{node}")):
+            continue
+        if record is not None and (record.incarnation.life != holder.life or record.lost or record.left):
             continue
         out[node] = holder
     return out

@@ -5,12 +5,15 @@ The twin of ``scripts/{join,beat,leave,forget,cordon}.lua``; must never touch a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.timing import Timing
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import PAGE_BYTES, Answer, Beat, BeatReply, JoinReply
 from nodeagent.store.twin.holders import release_keepers, retire
-from nodeagent.store.twin.state import FORGET_MS, PAGE, State
+from nodeagent.store.twin.state import FORGET_MS, LOOKED_AT, PAGE, State
 from nodeagent.store.twin.waiting import hear
 from nodeagent.store.words import NAMED, timing_differs
 
@@ -36,7 +39,7 @@ def join(s: State, node: str, incarnation: Incarnation, facts: NodeFacts, timing
             f"a newer agent of node {node} has started (start {old.incarnation.start}, "
             f"at {old.facts.address}): this one must stop",
         )
-    if old is not None and not same and not s.lapsed(node) and s.lease[node] > s.served:
+    if old is not None and not same and not s.lapsed(node) and s.lease.get(node, 0) > s.served:
         left = max(s.lease[node], s.shelter) - s.served
         raise StoreRefusedError(
             "lease_held",
@@ -85,11 +88,14 @@ def _forget(s: State) -> None:
         s.seq.pop(node, None)
         s.dead.pop(node, None)
         s.saved.pop(node, None)
-        s.touch(f"node:{node}")
+        s.bury(f"node:{node}")
 
 
 def beat(s: State, b: Beat) -> BeatReply:
     newest = max(b.rev, b.top)
+    lacks = b.rev > 0 and b.era == s.era and b.node not in s.nodes and not s.buried(f"node:{b.node}")
+    if s.timing is not None and lacks and not s.recovering:
+        raise _distrust(s, (f"node:{b.node}",))
     continued = b.era == s.parent and newest <= s.known  # all that it has read is in this era too
     if b.node not in s.nodes or newest > s.rev or (b.era not in ("", s.era) and not continued):
         raise StoreRefusedError(
@@ -98,6 +104,8 @@ def beat(s: State, b: Beat) -> BeatReply:
     record = s.current(b.node, b.incarnation)
     if b.seq <= s.seq[b.node]:
         raise StoreRefusedError("stale", f"beat {b.seq} of node {b.node} came after beat {s.seq[b.node]}")
+    if not s.recovering and (damaged := (*b.damaged, *_damage(s, b))):
+        raise _distrust(s, damaged)
     hear(s, b.node)
     s.seq[b.node] = b.seq
     s.lease[b.node] = s.served + b.length
@@ -120,6 +128,55 @@ def beat(s: State, b: Beat) -> BeatReply:
     return _news(s, b)
 
 
+def _distrust(s: State, damaged: tuple[str, ...]) -> StoreRefusedError:
+    s.distrust(damaged)
+    return StoreRefusedError(
+        "behind", f"somebody removed or damaged {damaged[0]} in the store: the agents give it back"
+    )
+
+
+def _damage(s: State, b: Beat) -> Iterator[str]:
+    """What the steps would never leave so: the first key of it."""
+    if b.node not in s.lease:
+        yield "lease"
+        return
+    for uid in b.runs:
+        record, job = f"job:{uid}", s.jobs.get(uid)
+        if job is None and s.buried(record):
+            break  # this beat brings it
+        if job is None:
+            yield record
+        elif s.changes.get(record) != job.rev:
+            yield "changes"
+        elif s.names.get(job.name) != uid:
+            yield "names"
+        elif job.head is not None and s.highest.get(job.name, 0) < job.head.number:
+            yield "highest"
+        elif job.head is not None:
+            member = job.head.members.get(b.node) if job.head.state != "ended" else None
+            entry = job.head.holders.get(b.node) or member
+            booked = s.alloc.get(b.node, {})
+            if any(booked.get(device) != uid for device in (entry.devices if entry is not None else ())):
+                yield f"alloc:{b.node}"
+            else:
+                continue
+        else:
+            continue
+        return
+    # And a few of all, in turn: what is missing may be nobody's who could say so.
+    s.looked += LOOKED_AT
+    start = s.looked % max(1, len(s.changes))
+    for record in islice(s.changes, start, start + LOOKED_AT):
+        kind, _, key = record.partition(":")
+        if kind != "gone" and not s.has(record):
+            yield record
+            return
+        node = s.nodes.get(key) if kind == "node" else None
+        if node is not None and not node.lost and not node.left and key not in s.lease:
+            yield "lease"
+            return
+
+
 def _news(s: State, b: Beat) -> BeatReply:
     nodes, jobs, gone = [], [], []
     rev, more, size = s.rev, False, 0
@@ -129,7 +186,9 @@ def _news(s: State, b: Beat) -> BeatReply:
         if count == PAGE or (size > PAGE_BYTES and count):
             more = True
             break
-        if kind == "node" and key in s.nodes:
+        if kind == "gone":
+            gone.append(key)
+        elif kind == "node" and key in s.nodes:
             nodes.append(s.nodes[key])
         elif kind == "job" and key in s.jobs:
             jobs.append(s.jobs[key])
@@ -138,23 +197,30 @@ def _news(s: State, b: Beat) -> BeatReply:
         rev = value
     if not more:
         rev = b.rev if s.recovering else s.rev
-    over, sheltered, first = [], [], None
+    ended, first = [], None
     for node, end in s.lease.items():
         if end > s.served and first is not None and end >= first:
             continue  # most of them: neither over nor the next to be
-        if s.lapsed(node):
-            if end <= s.served:
-                over.append((end, node))
-        elif node != b.node:
-            if end <= s.served:
-                sheltered.append((end, node))
-            if first is None or end < first:
-                first = end
+        holder = s.nodes.get(node)
+        if holder is None or holder.left or holder.lost:
+            continue
+        if end <= s.served:
+            ended.append((end, node))
+        elif node != b.node and (first is None or end < first):
+            first = end
+    ended.sort(reverse=True)
+    names, sheltered = tuple(node for _, node in ended), s.served < s.shelter
+    if sheltered and ended:
+        first = s.shelter
+    silent = f"{len(ended)} {ended[0][0] if ended else ''} {'sheltered ' if sheltered else ''}{s.era}"
+    same = silent == b.silent
     return BeatReply(
         cluster_uid=s.cluster_uid,
         served=s.served,
-        lapsed=_newest(over),
-        sheltered=_newest(sheltered),
+        lapsed=() if same or sheltered else names,
+        sheltered=names if sheltered and not same else (),
+        silent=silent,
+        same=same,
         next_lapse=None if first is None else max(first, s.shelter) - s.served,
         nodes=tuple(nodes),
         jobs=tuple(jobs),
@@ -169,11 +235,6 @@ def _news(s: State, b: Beat) -> BeatReply:
         awaits=len(s.awaited) if s.recovering else 0,
         asked=s.asked,
     )
-
-
-def _newest(ends: list[tuple[int, str]]) -> tuple[str, ...]:
-    """Whose lease ended last, first."""
-    return tuple(node for _, node in sorted(ends, reverse=True)[:PAGE])
 
 
 def leave(s: State, node: str, incarnation: Incarnation) -> None:

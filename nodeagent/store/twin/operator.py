@@ -22,7 +22,17 @@ def submit(
         return s.job(s.requests[request].subject)
     if uid in s.jobs:
         return s.jobs[uid]
-    old = s.jobs.get(s.names.get(spec.name, ""))
+    for record in s.changes:
+        if record.startswith("job:") and not s.has(record):
+            s.distrust((record,))
+            raise StoreRefusedError(
+                "recovering",
+                f"somebody removed or damaged {record} in the store: the agents give it back, and nothing is decided "
+                "meanwhile; then try again",
+            )
+    # By the records themselves: what names say may have been removed by hand.
+    namesakes = [job for job in s.jobs.values() if job.name == spec.name]
+    old = next((job for job in namesakes if not terminal(job)), namesakes[-1] if namesakes else None)
     if old is not None:
         held = still_held(s, old)
         if not terminal(old):

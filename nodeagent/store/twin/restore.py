@@ -38,7 +38,10 @@ class _Merge:
 def restore(s: State, o: Offer) -> Restored:
     if s.timing is not None and s.timing != o.timing:
         raise StoreRefusedError("timing", timing_differs(s.timing, o.timing))
-    mine = s.timing is not None and s.cluster_uid == o.cluster_uid
+    history = bool(s.era) and o.era == s.era  # then the uid was changed by hand
+    mine = s.timing is not None and (s.cluster_uid == o.cluster_uid or history)
+    if mine:
+        s.cluster_uid = o.cluster_uid
     if s.timing is not None and not mine and (s.order > 0 or s.taken == "jobs" or (s.taken and not o.holds)):
         raise StoreRefusedError(
             "foreign",
@@ -91,7 +94,10 @@ def _node(s: State, merge: _Merge, new: NodeRecord) -> None:
     same = old is not None and old.incarnation.life == new.incarnation.life
     if old is not None and same and new.lost and not old.lost:
         old = s.save_node(old.model_copy(update={"lost": True}))
-        s.lease[new.id] = min(s.lease[new.id], s.served)
+        s.lease[new.id] = min(s.lease.get(new.id, s.served), s.served)
+    if old is not None:
+        s.changes.setdefault(f"node:{new.id}", old.rev)
+        s.lease.setdefault(new.id, s.served)
     if not merge.takes(old.rev if old is not None else None, new.rev):
         return
     if old is not None and same:
@@ -104,6 +110,7 @@ def _node(s: State, merge: _Merge, new: NodeRecord) -> None:
         s.dead[new.id] = (*s.dead.get(new.id, ()), old.incarnation.life)
     s.nodes[new.id] = new
     s.changes[f"node:{new.id}"] = new.rev
+    s.changes.pop(f"gone:node:{new.id}", None)
     s.lease.setdefault(new.id, s.served)
     if new.lost or new.left:
         s.lease[new.id] = min(s.lease[new.id], s.served)
@@ -117,21 +124,39 @@ def _job(s: State, merge: _Merge, new: JobRecord, by: str) -> None:
     old = s.jobs.get(new.uid)
     if new.head is not None:
         s.highest[new.name] = max(s.highest.get(new.name, 0), new.head.number)
-    removed = merge.late and old is None and f"job:{new.uid}" in s.changes
-    if (merge.late and old is not None) or removed or not merge.takes(old.rev if old is not None else None, new.rev):
+    record = f"job:{new.uid}"
+    removed = merge.late and old is None and (s.buried(record) or record in s.changes)
+    if (merge.late and old is not None) or removed:
         return
-    namesake = s.jobs.get(s.names.get(new.name, ""))
-    if namesake is not None and namesake.uid != new.uid:
-        if merge.late or namesake.rev > new.rev:
-            return
-        s.delete_job(namesake)
+    if not merge.takes(old.rev if old is not None else None, new.rev):
+        if old is not None:
+            s.changes.setdefault(record, old.rev)
+            if old.head is not None:
+                s.highest[old.name] = max(s.highest.get(old.name, 0), old.head.number)
+            if _named(s, merge, old):
+                rebook(s, old, old)
+        return
+    if not _named(s, merge, new):
+        return
     if merge.late:
         new = _closed(s, new, by).model_copy(update={"rev": s.touch(f"job:{new.uid}")})
     s.jobs[new.uid] = new
-    s.changes[f"job:{new.uid}"] = new.rev
-    s.names[new.name] = new.uid
+    s.changes[record] = new.rev
+    s.changes.pop(f"gone:{record}", None)
     s.order = max(s.order, new.order)
     rebook(s, old if old is not None else new, new)
+
+
+def _named(s: State, merge: _Merge, job: JobRecord) -> bool:
+    """Whether the job may have its name. Of two, the newer; but one that was never formed goes for one that was."""
+    other = s.jobs.get(s.names.get(job.name, ""))
+    if other is not None and other.uid != job.uid:
+        ran = job.head is not None and other.head is None
+        if merge.late or (other.head is not None and job.head is None) or (other.rev > job.rev and not ran):
+            return False
+        s.delete_job(other)
+    s.names[job.name] = job.uid
+    return True
 
 
 def _closed(s: State, job: JobRecord, by: str) -> JobRecord:
@@ -142,7 +167,7 @@ def _closed(s: State, job: JobRecord, by: str) -> JobRecord:
             "head": head.model_copy(update={"state": "ended", "holders": {}, "reports": {}, "deadline": 0})
         }
         if head.state == "active":
-            update |= {"last_reports": head.reports, "last_number": head.number}
+            update |= {"last_reports": head.reports, "last_number": head.number, "silent": {}}
         job = job.model_copy(update=update)
     if job.phase in ("forming", "running", "pausing"):
         phase: Phase = "paused" if job.phase == "pausing" else "holding"

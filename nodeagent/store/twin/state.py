@@ -7,7 +7,7 @@ The twin of ``scripts/_clock.lua`` and ``scripts/_records.lua``. Must never deci
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Literal
 
@@ -17,13 +17,15 @@ from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeRecord
 from nodeagent.model.pod import PodState
-from nodeagent.model.timing import Timing, millis
+from nodeagent.model.timing import RELEASE, Timing, millis
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import Answer, Saved
 from nodeagent.store.words import waits_for
 
 PAGE = 256
-"""Most records, and most lapsed nodes, in one beat's reply."""
+"""Most records in one beat's reply."""
+LOOKED_AT = 2
+"""Records that each beat looks for, in turn."""
 REQUESTS_KEPT = 1024
 EVENTS_KEPT = 10_000
 FORGET_MS = 86_400_000
@@ -95,6 +97,8 @@ class State:
         """Record to revision, in order of revision."""
         self.requests: dict[str, Answer] = {}
         self.events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self.looked = 0
+        """Where a beat looks next whether records are there that should be."""
         self.pods: dict[tuple[str, str], tuple[PodState, int]] = {}
 
     # --- the served clock
@@ -132,7 +136,9 @@ class State:
     def _doubt(self) -> None:
         """Nothing shows that writes were lost; but were the newest, only those may know who do not come: more than half
         of the nodes that were live have to be missing for that, or it is for those who are there to tell."""
-        live = {n for n, node in self.nodes.items() if self.lease[n] > self.stopped and not (node.lost or node.left)}
+        live = {
+            n for n, node in self.nodes.items() if self.lease.get(n, 0) > self.stopped and not (node.lost or node.left)
+        }
         self.awaited = frozenset(live if self.regroup else ())
         self.excused = len(self.awaited) // 2
         self.recover = self.least + (self.regroup if self.awaited else 0)
@@ -178,7 +184,8 @@ class State:
 
     @property
     def limit_ms(self) -> int:
-        return millis(self.timing.failsafe_limit) if self.timing else 0
+        """After which a silent keeper lends no more."""
+        return millis(RELEASE * self.timing.failsafe_limit) if self.timing else 0
 
     @property
     def shelter(self) -> int:
@@ -190,12 +197,23 @@ class State:
         record = self.nodes.get(node)
         if record is None or record.left or record.lost:
             return True
-        return self.lease[node] <= self.served and self.served >= self.shelter
+        ends = self.lease.get(node)  # without one there is no proof of silence
+        return ends is not None and ends <= self.served and self.served >= self.shelter
 
     def gone(self, node: str, life: str) -> bool:
         """This life can run nothing any more."""
         record = self.nodes.get(node)
-        return record is None or record.incarnation.life != life or self.lapsed(node)
+        if record is None:
+            return self.buried(f"node:{node}")
+        return record.incarnation.life != life or self.lapsed(node)
+
+    def not_live(self, node: str, life: str) -> bool:
+        """It holds no lease in this life."""
+        return node not in self.nodes or self.gone(node, life)
+
+    def buried(self, record: str) -> bool:
+        """It was removed by a step. A record that is missing, and was not, somebody took away by hand."""
+        return f"gone:{record}" in self.changes
 
     # --- records
 
@@ -203,8 +221,40 @@ class State:
         """Give a record the next revision."""
         self.rev += 1
         self.changes.pop(record, None)
+        self.changes.pop(f"gone:{record}", None)
         self.changes[record] = self.rev
         return self.rev
+
+    def bury(self, record: str) -> None:
+        """The record is no more, and this says that it was a step that removed it."""
+        self.changes.pop(record, None)
+        self.touch(f"gone:{record}")
+
+    def has(self, record: str) -> bool:
+        """The record is there."""
+        kind, _, key = record.partition(":")
+        return key in (self.nodes if kind == "node" else self.jobs)
+
+    def distrust(self, damaged: Iterable[str]) -> None:
+        """A record or a key is not as the steps left it: nothing is decided until the agents have given back what they
+        know. Whatever is missing by then stays so."""
+        found = list(damaged)
+        for key in found:
+            kind, _, name = key.partition(":")
+            if kind in ("job", "node"):
+                (self.jobs if kind == "job" else self.nodes).pop(name, None)
+        for record in [r for r in self.changes if not r.startswith("gone:") and not self.has(r)]:
+            self.bury(record)
+        self.awaited = self.heard = frozenset()
+        self.known, self.excused = 0, 0
+        self.least = self.recover = self.served + self.credit_ms + self.lease_ms
+        self.amnesty = max(self.amnesty, self.least)
+        self.begin_era("", 0)
+        self.event(
+            "StoreDamaged",
+            text=f"somebody removed or damaged {', '.join(found[:5])} in the store: the agents give it back; "
+            "nothing is decided meanwhile",
+        )
 
     def save_node(self, new: NodeRecord) -> NodeRecord:
         """Write a node; a record that did not change keeps its revision."""
@@ -247,7 +297,7 @@ class State:
         self.sizes.pop(job.uid, None)
         if self.names.get(job.name) == job.uid:
             del self.names[job.name]
-        self.touch(f"job:{job.uid}")
+        self.bury(f"job:{job.uid}")
 
     def book(self, node: str, uid: str, devices: frozenset[str]) -> None:
         """Make exactly these devices of a node the job's."""

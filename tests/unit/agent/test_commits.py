@@ -14,6 +14,8 @@ from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Token
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
+from nodeagent.trust.key import ClusterKey
+from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import CommitWish, PodHost, PodStatus
 from tests.unit.ctl.samples import job
 
@@ -55,6 +57,9 @@ class Shelf:
         return self.job.model_copy(update={"checkpoint": pointer, "rev": self.job.rev + 1})
 
 
+SEAL = Seal(ClusterKey(b"k" * 32), "default")
+
+
 class Me:
     node, incarnation = "n1", ME
 
@@ -65,14 +70,19 @@ class Scene:
         self.uid = record.uid
         self.host, self.store, self.snapshot = Host(self.uid), Shelf(record), Snapshot(Timing())
         self.commits = Commits(
-            cast(Lease, Me()), store=cast(Store, self.store), host=cast(PodHost, self.host), snapshot=self.snapshot
+            cast(Lease, Me()),
+            store=cast(Store, self.store),
+            host=cast(PodHost, self.host),
+            snapshot=self.snapshot,
+            seal=SEAL,
         )
 
 
 async def test_what_is_committed_is_answered_and_known_at_once() -> None:
     scene = Scene()
     await scene.commits.carry()
-    assert scene.store.asked == [(scene.uid, TOKEN, "n1", ME, "c1", 10, 1)]
+    signature = SEAL.pointer(scene.uid, Checkpoint(name="c1", step=10, number=TOKEN.number, order=1)).signature
+    assert scene.store.asked == [(scene.uid, TOKEN, "n1", ME, "c1", 10, 1, signature)]
     assert scene.host.answers == [""]
     known = scene.snapshot.job(scene.uid)
     assert known is not None and known.checkpoint is not None and known.checkpoint.name == "c1"

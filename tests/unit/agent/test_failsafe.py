@@ -30,6 +30,8 @@ from tests.unit.plan.build import UID, life, make_cluster, make_head, make_job, 
 
 TIMING = Timing()
 YES = Answer(yes=True)
+N1 = {"node": "n1", "life": life("n1")}
+OURS = Answer(yes=True, **N1)
 TOKEN = Token(number=1, id="g1")
 KEEPERS = ("n1", "n2", "n3")
 RUNNING = PodStatus(uid=UID, phase="running", generation=TOKEN, highest=TOKEN)
@@ -62,7 +64,9 @@ class Net:
         self.asked.append((address, question))
         said = self.answers[address.partition(":")[0]]
         await asyncio.sleep(min(self.slow, timeout) if said is not None else timeout)
-        return said
+        if said is None or said.node:
+            return said
+        return said.model_copy(update={"node": question.to, "life": question.to_life})
 
 
 class Bench:
@@ -94,7 +98,8 @@ class Bench:
 
     def question(self, **more: Any) -> Ask:
         plain = {
-            "uid": UID, "token": TOKEN, "keepers": {n: life(n) for n in KEEPERS}, "node": "n2", "life": life("n2")
+            "uid": UID, "token": TOKEN, "keepers": {n: life(n) for n in KEEPERS}, "node": "n2", "life": life("n2"),
+            "to": "n1", "to_life": life("n1"),
         }  # fmt: skip
         return Ask.model_validate(plain | more)
 
@@ -127,7 +132,9 @@ def test_when_every_keeper_says_yes_its_workers_run_on(tmp_path: Path) -> None:
         await b.away(TIMING.failsafe - 0.01)
         assert b.net.asked == [], "not at the first missed beat"
         await b.away(TIMING.heartbeat / 2)
-        assert b.net.asked == [(f"{n}:29400", b.question(node="n1", life=life("n1"))) for n in ("n2", "n3")]
+        assert b.net.asked == [
+            (f"{n}:29400", b.question(node="n1", life=life("n1"), to=n, to_life=life(n))) for n in ("n2", "n3")
+        ]
         until, _, uid = b.host.grants[0]
         assert until == pytest.approx(cut + TIMING.failsafe + TIMING.fence, abs=0.2)
         assert uid == UID, "to this pod only"
@@ -165,6 +172,32 @@ def test_one_no_or_one_silence_and_nothing_is_lent(tmp_path: Path, said: Answer 
         await b.away(1.0)
         assert b.failsafe.refusals == {}
         assert UID in b.failsafe.lent
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("wrong", [{"node": "n2", "life": life("n2")}, {"node": "n3", "life": "another"}])
+def test_one_that_answers_at_the_address_of_another_answers_for_itself_only(
+    tmp_path: Path, wrong: dict[str, str]
+) -> None:
+    """Found by strangers: one keeper reached under two addresses answered for two, and there were two generations."""
+
+    async def scenario(bench: Callable[..., Bench]) -> None:
+        b = bench(Net(n2=YES, n3=Answer(yes=True, **wrong)))
+        await b.away(3.0)
+        assert (b.failsafe.lent, b.host.grants) == ({}, [])
+        assert "answers at the address of n3" in b.failsafe.refusals[UID]
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("to", [{"to": "n3", "to_life": life("n3")}, {"to_life": "before"}, {"to": "", "to_life": ""}])
+def test_a_question_to_another_is_answered_no(tmp_path: Path, to: dict[str, str]) -> None:
+    async def scenario(bench: Callable[..., Bench]) -> None:
+        b = bench(pods=())
+        await asyncio.sleep(1.0)
+        assert not b.net.handler(b.question(**to)).yes
+        assert b.failsafe.lending() == frozenset()
 
     play(tmp_path, scenario)
 
@@ -261,11 +294,11 @@ def test_no_longer_than_the_limit(tmp_path: Path) -> None:
 def test_its_yes_binds_it(tmp_path: Path) -> None:
     async def scenario(bench: Callable[..., Bench]) -> None:
         b = bench(pods=())
-        assert b.net.handler(b.question()) == Answer(yes=False, why="the store answers n1")
+        assert b.net.handler(b.question()) == Answer(yes=False, why="the store answers n1", **N1)
         assert (b.failsafe.lending(), b.failsafe.next_end()) == (frozenset(), None)
         await asyncio.sleep(1.0)
         given = b.clock.now()
-        assert b.net.handler(b.question()) == YES, "others reach it once it is made"
+        assert b.net.handler(b.question()) == OURS, "others reach it once it is made"
         assert b.failsafe.lending() == {UID}
         assert b.failsafe.next_end() == pytest.approx(given + TIMING.promise)
         await asyncio.sleep(TIMING.promise - 0.01)
@@ -290,12 +323,12 @@ def test_one_that_leaves_promises_nothing_and_waits_for_what_it_promised(tmp_pat
     async def scenario(bench: Callable[..., Bench]) -> None:
         b = bench()
         await asyncio.sleep(1.0)
-        assert b.net.handler(b.question()) == YES
+        assert b.net.handler(b.question()) == OURS
         given = b.clock.now()
         await asyncio.sleep(1.0)
         ending = asyncio.ensure_future(b.failsafe.let_promises_end())
         await asyncio.sleep(0)
-        assert b.net.handler(b.question()) == Answer(yes=False, why="n1 is leaving")
+        assert b.net.handler(b.question()) == Answer(yes=False, why="n1 is leaving", **N1)
         await ending
         assert b.clock.now() == pytest.approx(given + TIMING.promise)
         assert b.failsafe.lending() == frozenset()
@@ -327,9 +360,9 @@ def test_while_the_keepers_are_being_replaced_it_lends_nothing_under_the_old(tmp
             return True
 
         assert await b.failsafe.replace_keepers(replacement(), send)
-        assert said == [Answer(yes=False, why="n1 is having the keepers replaced")]
+        assert said == [Answer(yes=False, why="n1 is having the keepers replaced", **N1)]
         assert not b.net.handler(b.question()).yes, "it knows the new ones"
-        assert b.net.handler(b.question(keepers=OTHERS)) == YES
+        assert b.net.handler(b.question(keepers=OTHERS)) == OURS
 
     play(tmp_path, scenario)
 
@@ -343,7 +376,7 @@ def test_a_refused_replacement_leaves_it_a_keeper_as_before(tmp_path: Path) -> N
             return False
 
         assert not await b.failsafe.replace_keepers(replacement(), refused)
-        assert b.net.handler(b.question()) == YES
+        assert b.net.handler(b.question()) == OURS
 
     play(tmp_path, scenario)
 
@@ -359,7 +392,7 @@ def test_a_replacement_of_which_nothing_was_heard_may_have_happened(tmp_path: Pa
         async def refused(_action: Keep) -> bool:
             return False
 
-        no = Answer(yes=False, why="n1 is having the keepers replaced")
+        no = Answer(yes=False, why="n1 is having the keepers replaced", **N1)
         for _ in range(2):
             with pytest.raises(StoreUnavailableError):
                 await b.failsafe.replace_keepers(replacement(), lost)
@@ -368,7 +401,7 @@ def test_a_replacement_of_which_nothing_was_heard_may_have_happened(tmp_path: Pa
         assert b.net.handler(b.question()) == no, "the first request may still be under way"
         b.know(make_job("running", make_head(["n1", "n2"], number=2), keepers=KEEPERS))
         newer = b.question(token=Token(number=2, id="g2"))
-        assert b.net.handler(newer) == YES, "another generation is another matter"
+        assert b.net.handler(newer) == OURS, "another generation is another matter"
 
     play(tmp_path, scenario)
 
@@ -377,7 +410,7 @@ def test_what_was_lent_since_it_was_planned_comes_first(tmp_path: Path) -> None:
     async def scenario(bench: Callable[..., Bench]) -> None:
         b = bench()
         await asyncio.sleep(1.0)
-        assert b.net.handler(b.question()) == YES
+        assert b.net.handler(b.question()) == OURS
         sent: list[Keep] = []
 
         async def send(action: Keep) -> bool:

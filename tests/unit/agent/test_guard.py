@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from nodeagent.agent.guard import LOOK_AGAIN, SKEW, Guard
 from nodeagent.agent.metrics import Metrics
-from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.job import TERMINAL, Checkpoint, JobRecord
 from nodeagent.model.world import Ack
 from nodeagent.plan.cluster import Refusal
 from nodeagent.trust.key import ClusterKey
@@ -318,3 +318,28 @@ def test_the_same_view_is_not_looked_at_again_before_time_could_change_it() -> N
     found = look(NOW)
     jobs = {job.uid: changed(job, owner=7)}
     assert look(NOW) != found
+
+
+def test_a_pointer_that_no_agent_committed_leads_nobody() -> None:
+    """Found by strangers: any text in the pointer reached the workers."""
+    bench = Bench()
+    job = signed()
+    pointer = Checkpoint(name="step-9", step=9, number=1, order=1)
+    good = changed(job, checkpoint=SEAL.pointer(job.uid, pointer))
+    assert bench.why(good) == ""
+    assert good.checkpoint is not None
+    for forged in (
+        pointer,
+        good.checkpoint.model_copy(update={"name": "step-8"}),
+        good.checkpoint.model_copy(update={"step": 8}),
+        SEAL.pointer("another", pointer),
+    ):
+        assert bench.why(changed(job, checkpoint=forged)) == "checkpoint"
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../../../../tmp/evil", "/tmp/evil", "a/b", "a\nb", "a\x1b[31m", "x" * 256, "é" * 128]
+)
+def test_a_pointer_names_one_folder(name: str) -> None:
+    with pytest.raises(ValueError, match="name is that of one folder"):
+        Checkpoint(name=name, step=1, number=1, order=1)

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from nodeagent.agent.hands import MOST_OUTPUTS, Commands, failed_checks, filled
+from nodeagent.agent.hands import FAILED, MOST_OUTPUTS, Commands, failed_checks, filled
 from nodeagent.model.repair import Attempt, Kind
 from nodeagent.spec.repairconfig import RepairConfig
 from nodeagent.workers.linux import is_running, start_time
@@ -80,7 +80,10 @@ async def test_a_verify_run_sees_its_gpus_alone_and_says_what_failed(tmp_path: P
     }
     script = f"echo '{json.dumps(said)}'; exit 1"
     failed = await commands(tmp_path, verify=("sh", "-c", script)).verify(["GPU-a"])
-    assert (failed.code, failed.text) == (1, "gemm: wrong sums")
+    assert (failed.code, failed.text) == (FAILED, "gemm: wrong sums")
+    for broken, code in (("raise SystemError", 1), ("import sys; sys.exit(3)", 3), ("import os; os.abort()", 134)):
+        ended = await commands(tmp_path, verify=(sys.executable, "-c", broken)).verify(["GPU-a"])
+        assert ended.code == code, "a run that is broken itself says nothing of the hardware; one that says 3 does"
     seen = commands(tmp_path, verify=("sh", "-c", "echo ${CUDA_VISIBLE_DEVICES-all}"))
     assert (await seen.verify(["GPU-a", "GPU-b"])).text == "exit code 0: GPU-a,GPU-b"
     assert (await seen.verify([])).text == "exit code 0: all"

@@ -155,15 +155,23 @@ async def test_a_disk_that_hangs_holds_up_one_thread_only(tmp_path: Path, monkey
 
 
 def test_a_promise_is_read_and_nothing_else_is_believed(tmp_path: Path) -> None:
-    file = tmp_path / "highest.json"
-    assert promised_number(tmp_path) == 0
-    for text, number in (('{"number": 7, "id": "x"}', 7), ("[]", 0), ('{"number": "7"}', 0), ("{", 0), ("", 0)):
+    file = tmp_path / "pods" / "u" / "highest.json"
+    file.parent.mkdir(parents=True)
+    assert promised_number(tmp_path, "u") == 0
+    for text, number in (
+        ('{"number": 7, "id": "x"}', 7),
+        ("[]", 0),
+        ('{"number": "7"}', 0),
+        ("{", 0),
+        ("", 0),
+        ("[" * 4000, 0),
+    ):
         file.write_text(text)
-        assert promised_number(tmp_path) == number
+        assert promised_number(tmp_path, "u") == number
     file.unlink()
     os.mkfifo(file)
-    assert promised_number(tmp_path) == 0, "nobody waits for a writer"
+    assert promised_number(tmp_path, "u") == 0, "nobody waits for a writer"
     file.unlink()
     (tmp_path / "other").write_text('{"number": 7}')
     file.symlink_to(tmp_path / "other")
-    assert promised_number(tmp_path) == 0
+    assert promised_number(tmp_path, "u") == 0

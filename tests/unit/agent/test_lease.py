@@ -170,7 +170,7 @@ async def test_how_old_the_lease_was_is_measured_at_each_renewal_but_the_first(t
 
 async def kept_by_another_process() -> Known:
     """Two jobs of a cluster, as a disk has them."""
-    clock = [100.0]
+    clock = [99.0]
     server = MemoryServer(lambda: clock[0])
     bench = MemoryBench(MemoryStore(server), server, clock)
     await bench.join("n1", timing=TIMING)

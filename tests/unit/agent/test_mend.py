@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapp
 from contextlib import asynccontextmanager
 from typing import Any
 
-from nodeagent.agent.hands import Ended, Started
-from nodeagent.agent.mend import SETTLE, Bounds, Mender
+from nodeagent.agent.hands import FAILED, Ended, Started
+from nodeagent.agent.mend import AGAIN, SETTLE, Bounds, Mender
 from nodeagent.agent.verify import MOST_TRIES
 from nodeagent.model.health import Action, Verdict
 from nodeagent.model.repair import Attempt, Kind, Mending
@@ -280,7 +280,7 @@ async def test_a_start_while_it_is_verified_goes_on_with_that() -> None:
 
 @virtual
 async def test_a_verify_run_that_fails_asks_for_what_is_heavier() -> None:
-    for code in (1, None):
+    for code in (FAILED, None):
         async with mending(World()) as world:
             world.codes = [0, code]
             world.find("reset_gpu")
@@ -293,18 +293,18 @@ async def test_a_verify_run_that_fails_asks_for_what_is_heavier() -> None:
 @virtual
 async def test_a_verify_run_that_cannot_run_is_tried_thrice_and_proves_nothing() -> None:
     async with mending(World()) as world:
-        world.codes = [0, *[2] * 10]
+        world.codes = [0, *[1] * 10]
         world.find("reset_gpu")
         await asyncio.sleep(10.0)
         claim = world.mender.mending.claim
         assert claim is not None
-        assert claim.why == "its verify run could not run: exit code 2"
+        assert claim.why == "its verify run is broken: exit code 1"
         await asyncio.sleep(400.0)
         assert world.did.count(f"verify {GPU}") == MOST_TRIES
         assert last(world) == ("reset_gpu", "interrupted", True)
         assert world.verdicts[0].stage == "repaired"
         assert world.mender.mending.claim is None
-        assert world.mender.mending.why == "its verify run could not run, and is not tried again: exit code 2"
+        assert world.mender.mending.why == "its verify run is broken, and is not tried again: exit code 1"
         assert world.counted["verify", "interrupted"] == MOST_TRIES
 
 
@@ -316,7 +316,33 @@ async def test_a_fault_that_is_still_read_was_not_repaired() -> None:
         await asyncio.sleep(SETTLE - 5)
         assert world.did == []
         await asyncio.sleep(10.0)
-        assert world.did[0] == "escalated: reboot did not help: its fault was still read 300 s later"
+        assert world.did[0] == ("escalated: reboot did not help: it could not be read without a fault within 300 s")
+
+
+@virtual
+async def test_a_fault_that_comes_back_after_its_repair_is_not_waited_for() -> None:
+    """The GPU was set aside for five minutes after a reset that had cleared nothing."""
+    for seen, over in ((1.0, True), (-1.0, False)):
+        world = World(attempt("reboot", "before", whole=True))
+        world.find("reboot")
+        started = world.clock.wall()
+        async with mending(world):
+            await asyncio.sleep(2.0)
+            world.verdicts = tuple(v.model_copy(update={"seen": started + seen}) for v in world.verdicts)
+            await asyncio.sleep(AGAIN + 1.0)
+            assert (world.did[:1] == ["escalated: reboot did not help: its fault is there again"]) == over
+
+
+@virtual
+async def test_a_verdict_that_asks_for_something_heavier_already_is_not_made_heavier_again() -> None:
+    world = World(attempt(outcome="done"))
+    world.find("reboot", rule="xid.95")
+    async with mending(world):
+        await asyncio.sleep(1.0)
+        world.verdicts = tuple(v.model_copy(update={"seen": world.clock.wall()}) for v in world.verdicts)
+        await asyncio.sleep(AGAIN + 1.0)
+        assert (world.disk[0].outcome, world.disk[0].text) == ("failed", "its fault is there again")
+        assert not any("escalated: GPU reset" in did for did in world.did)
 
 
 @virtual

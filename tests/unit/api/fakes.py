@@ -24,8 +24,10 @@ from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Cause, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster, Refusal
+from nodeagent.plan.queue import in_queue
 from nodeagent.plan.scale import settle_scale
 from nodeagent.plan.steps import Settle
+from nodeagent.plan.waiting import explain
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.memory import MemoryServer, MemoryStore
@@ -144,8 +146,14 @@ class FakeView:
                     readiness={}, pods=pods,
                 )
             )  # fmt: skip
-        jobs = {j.uid: j for j in reply.jobs}
-        nodes = {n.id: n for n in reply.nodes}
+        jobs |= {j.uid: j for j in reply.jobs}
+        nodes |= {n.id: n for n in reply.nodes}
+        while reply.more:
+            self._seq += 1
+            more = Beat(node=name, incarnation=self.lives[name], seq=self._seq, length=3000, rev=reply.rev)
+            reply = await self.store.beat(more)
+            jobs |= {j.uid: j for j in reply.jobs}
+            nodes |= {n.id: n for n in reply.nodes}
         self._cluster = Cluster(
             served=reply.served, nodes=nodes, jobs=jobs, lapsed=frozenset(reply.lapsed), refused=self.distrusted,
         )  # fmt: skip
@@ -162,6 +170,10 @@ class FakeView:
 
     def why(self, uid: str) -> tuple[str, ...]:
         return self.reasons if uid in self._cluster.jobs else ()
+
+    def explain(self, uid: str) -> tuple[str, ...]:
+        job = self._cluster.jobs.get(uid)
+        return self.reasons or (explain(self._cluster, job) if job is not None and in_queue(job) else ())
 
     def pods(self) -> Mapping[str, PodStatus]:
         return self.own_pods

@@ -21,7 +21,16 @@ from tests.unit.api.test_metrics import values
 GPUS = (Gpu(uuid="GPU-a", index=0), Gpu(uuid="GPU-b", index=1))
 
 
-async def cared_for(folder: Path, health: HealthConfig | None = None) -> FakeView:
+class LaterClock(SystemClock):
+    """The machine's, moved on."""
+
+    later = 0.0
+
+    def wall(self) -> float:
+        return super().wall() + self.later
+
+
+async def cared_for(folder: Path, health: HealthConfig | None = None, clock: SystemClock | None = None) -> FakeView:
     """n1 has two GPUs and somebody who looks after them, n2 has neither."""
     view = FakeView(folder)
     view.unlike["n1"] = {"gpus": GPUS}
@@ -29,7 +38,7 @@ async def cared_for(folder: Path, health: HealthConfig | None = None) -> FakeVie
     facts = view.facts("n1")
     nothing = HealthConfig() if health is None else health
     view.care = Care(
-        view.config, nothing, facts, {}, SystemClock(), dict, lambda: None, "n1", lambda _kind, _outcome: None
+        view.config, nothing, facts, {}, clock or SystemClock(), dict, lambda: None, "n1", lambda _kind, _outcome: None
     )
     return view
 
@@ -70,6 +79,27 @@ async def test_a_drill_and_an_operators_word(tmp_path: Path) -> None:
     (verdict,) = answer["verdicts"]
     assert (verdict["rule"], verdict["stage"], verdict["gpu"]) == ("xid.79", "probation", 1)
     assert "drill by" in verdict["raw"]
+
+
+async def test_a_gpu_that_is_missing_is_taken_as_gone_by_an_operators_word(tmp_path: Path) -> None:
+    """It is no GPU of the node any more, so its name is known by its verdict alone."""
+    clock = LaterClock()
+    view = await cared_for(tmp_path, clock=clock)
+    assert view.care is not None
+    monitor = view.care.monitor
+    both = [{"uuid": "GPU-b", "index": 1}, {"uuid": "GPU-c", "index": 2}]
+    monitor.hear_gpus({"gpus": both})
+    monitor.judge()
+    monitor.hear_gpus({"gpus": both[:1]})
+    monitor.judge()
+    clock.later += 10.0
+    monitor.judge()
+    assert [(v.rule, v.device) for v in monitor.verdicts] == [("nvml.missing", "GPU-c")]
+    async with served(view) as session:
+        status, answer = await post(session, "/v1/nodes/n1/health/ack", gpu="GPU-c")
+    assert (status, answer["verdicts"]) == (200, [])
+    monitor.judge()
+    assert monitor.verdicts == ()
 
 
 async def test_what_is_refused(tmp_path: Path) -> None:

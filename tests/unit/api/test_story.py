@@ -58,3 +58,15 @@ def test_a_generation_that_never_formed_counts_for_nothing() -> None:
     rows = generations(record.model_copy(update={"active": Token(number=3, id="g3")}), events)
     assert [(r["number"], r["state"]) for r in rows] == [(1, "ended"), (2, "not formed"), (3, "active")]
     assert rows[2]["stood_still"] == 1.0
+
+
+def test_a_fault_that_is_not_judged_yet_says_for_whom_it_waits() -> None:
+    waiting = RECORD.model_copy(update={"last_number": 1, "silent": {"n3": "l"}})
+    first, _ = generations(waiting, [])
+    assert first["ended_by"]["judged_when"] == "judged when n3 has answered, or proved to be lost"
+    for judged in (
+        RECORD,
+        waiting.model_copy(update={"last_number": 2}),
+        waiting.model_copy(update={"phase": "failed"}),
+    ):
+        assert generations(judged, [])[0]["ended_by"]["judged_when"] == ""

@@ -6,6 +6,7 @@ from typing import Any
 
 from nodeagent.api.shapes import job_json, node_json
 from nodeagent.api.story import generations
+from nodeagent.api.waits import way_out
 from nodeagent.model.event import Event
 from nodeagent.model.health import Action, Severity, Verdict
 from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
@@ -146,8 +147,10 @@ def detail(record: JobRecord, why: tuple[str, ...] = ()) -> dict[str, Any]:
     shown = cluster(record)
     return listed(record) | {
         "why": list(why),
+        "way_out": way_out(record, shown),
         "store_waits": "",
         "no_progress": "",
+        "unreachable": [],
         "budget": budget_json(record, shown),
         "generations": generations(record, [e for e in EVENTS if record.head and e.generation <= record.head.number]),
         "reports": {node: report.model_dump() for node, report in record.last_reports.items()},
@@ -186,7 +189,8 @@ def sick_node() -> dict[str, Any]:
         verdict("nvlink.down", "GPU-n1-1", "fatal", "reset_gpu", "an NVLink is down", stage="probation",
                 until=NOW + 200, dry_run=True),
         verdict("clocks.slowdown", "GPU-n1-1", "degraded", "service", "clocks lowered by the hardware"),
-        verdict("probe.broken", "", "unknown", "diagnose", "a probe cannot read", raw="host: /dev/kmsg: denied"),
+        verdict("probe.nvml.broken", "", "unknown", "diagnose", "the driver cannot be asked",
+                raw="nvml: Driver Not Loaded"),
     )  # fmt: skip
     well = node("n1")
     gpus = (well.facts.gpus[0].model_copy(update={"healthy": False, "why": "xid.79"}), well.facts.gpus[1])

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.doctor.machine import NEEDED, Looker, closed, look_at, look_at_folder
+from nodeagent.doctor.machine import NEEDED, Looker, clock_rate, closed, look_at, look_at_folder, rate_of
 from nodeagent.model.hostfacts import HostFacts
 from nodeagent.spec.agentconfig import AgentConfig
 
@@ -157,3 +157,12 @@ async def test_a_fault_of_the_look_itself_is_raised(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="a bug"):
         await Looker(broken).look(config(tmp_path), "n1", "", 0)
+
+
+def test_the_kernel_says_how_it_slews_its_clock() -> None:
+    """chrony slews with tick and frequency; nothing here is slewed by more than a time service's trim."""
+    assert rate_of(10_000, 0) == 0
+    assert rate_of(10_833, 0) == pytest.approx(0.0833)
+    assert rate_of(10_000, -500 * 65_536) == pytest.approx(-0.0005)
+    found = clock_rate()
+    assert found is None or abs(found) < 0.1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nodeagent.health.eventrules import MOST_KEPT, Fired, judge_events, remember, waits_until
@@ -23,9 +25,11 @@ class History:
         self.past: tuple[Event, ...] = ()
         self.last = 0.0
 
-    def at(self, now: float, *events: Event, bad_links: frozenset[str] = NONE) -> list[Fired]:
+    def at(
+        self, now: float, *events: Event, bad_links: frozenset[str] = NONE, sound: frozenset[str] = NONE
+    ) -> list[Fired]:
         self.past = remember(self.past, events, now)
-        fired = list(judge_events(self.past, events, self.last, now, bad_links))
+        fired = list(judge_events(self.past, events, self.last, now, bad_links, sound))
         self.last = now
         return fired
 
@@ -47,15 +51,33 @@ def test_an_unknown_xid_is_not_trusted_and_stops_nothing() -> None:
     assert (fired.rule.severity, fired.rule.action, fired.rule.heals) == ("degraded", "diagnose", "quiet")
 
 
-@pytest.mark.parametrize("kind", ["off_bus", "nvlink", "aer", "mce", "oom", "hung_task", "io_error"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "off_bus",
+        "init_failed",
+        "api_mismatch",
+        "sxid_fatal",
+        "nvlink",
+        "aer",
+        "mce",
+        "oom",
+        "hung_task",
+        "lockup",
+        "io_error",
+    ],
+)
 def test_kernel_lines(kind: EventKind) -> None:
-    (fired,) = History().at(100, Event(kind, 100, raw="a line"))
+    (fired,) = History().at(100, Event(kind, 100, A if kind in ("off_bus", "init_failed") else "", raw="a line"))
     assert fired.rule.id == f"kernel.{kind}"
     assert fired.rule.severity == {
         "off_bus": "fatal",
         "nvlink": "degraded",
         "mce": "degraded",
         "io_error": "degraded",
+        "lockup": "degraded",
+        "init_failed": "fatal",
+        "sxid_fatal": "fatal",
     }.get(kind, "info")
 
 
@@ -99,6 +121,15 @@ def test_contained_errors_of_one_burst_or_of_two_days_do_not_come_back() -> None
         assert days.ids(day, xid(94, day)) == [("xid.94", A)]
 
 
+def test_contained_errors_come_back_whatever_their_peers_say_of_it() -> None:
+    """Each took a peer's worker with it: five on one GPU were the application's, and the peer became degraded."""
+    history = History()
+    found = [history.ids(600.0 * n, xid(94, 600.0 * n), xid(31, 600.0 * n, B)) for n in range(1, 6)]
+    assert [("xid.94.repeats", A) in ids for ids in found] == [False, False, True, True, True]
+    assert {rule for ids in found for rule, device in ids if device == B} == {"xid.31"}
+    assert not any(rule == "xid.app.spread" for ids in found for rule, _ in ids)
+
+
 def test_an_application_error_twice_on_one_gpu_alone() -> None:
     history = History()
     assert history.ids(1, xid(31, 1)) == [("xid.31", A)]
@@ -121,6 +152,32 @@ def test_nvlink_errors_are_fatal_when_a_link_is_down_or_they_repeat() -> None:
     for at in (1, 1000):
         assert history.ids(at, xid(149, at)) == [("xid.149", A)]
     assert history.ids(2000, xid(149, 2000)) == [("xid.nvlink.repeats", A), ("xid.149", A)]
+
+
+def test_what_only_the_kernels_log_says_of_a_gpu_that_answers_is_a_suspicion() -> None:
+    """Somebody may have forged it; so no run loses its GPU, and no new one gets it."""
+    history, log = History(), replace(xid(79, 100), logged=True)
+    (fired,) = history.at(100, log, sound=frozenset({A, B, ""}))
+    assert (fired.rule.id, fired.rule.severity, fired.rule.action) == ("xid.79", "unknown", "reboot")
+    (fired,) = history.at(101, xid(79, 101), sound=frozenset({A}))
+    assert fired.rule.severity == "fatal", "the driver reports it, too"
+    (fired,) = history.at(102, replace(log, at=102), sound=frozenset({A}))
+    assert fired.rule.severity == "fatal", "it was confirmed within the burst"
+    (fired,) = History().at(100, log, sound=frozenset({B}))
+    assert fired.rule.severity == "fatal", "the driver does not read that GPU well"
+
+
+def test_a_lost_gpu_that_the_log_does_not_name_takes_no_other_with_it() -> None:
+    (fired,) = History().at(100, Event("off_bus", 100, raw="NVRM: fallen off the bus and is not responding"))
+    assert (fired.rule.id, fired.rule.severity, fired.device) == ("kernel.off_bus", "degraded", "")
+
+
+def test_a_switchs_fatal_error_is_the_nodes() -> None:
+    event = Event("sxid_fatal", 100, "0000:c1:00", 28006, "a line", logged=True)
+    (fired,) = History().at(100, event)
+    assert (fired.rule.severity, fired.device) == ("fatal", "")
+    (fired,) = History().at(100, event, sound=frozenset({A, ""}))
+    assert (fired.rule.severity, fired.device) == ("unknown", "")
 
 
 def test_a_storm_is_one_line_and_no_memory() -> None:

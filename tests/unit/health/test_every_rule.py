@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.health.eventrules import EVENT_RULES, SETTLE
-from nodeagent.health.judge import PROBATION, QUIET, Memory, acknowledged, judge, rules, verified
+from nodeagent.health.judge import LONGEST_LOOK, PROBATION, QUIET, Memory, acknowledged, judge, rules, verified
 from nodeagent.health.readings import Event, EventKind, Readings
 from nodeagent.health.rules import READING_RULES, Rule
 from nodeagent.health.xids import XIDS
@@ -45,6 +45,9 @@ class Course:
 @pytest.mark.parametrize(("rule", "bad"), READING_CASES)
 def test_a_rule_on_readings_fires_once_it_has_held(rule: Rule, bad: Readings) -> None:
     course = Course(rule)
+    if rule.window:
+        hold(course, bad, breaks=True)
+        return
     course.see(bad)
     if rule.after:
         assert course.stage() is None
@@ -62,8 +65,11 @@ def test_a_rule_on_readings_fires_once_it_has_held(rule: Rule, bad: Readings) ->
 @pytest.mark.parametrize(("rule", "bad"), READING_CASES)
 def test_a_rule_on_readings_heals_as_the_table_says(rule: Rule, bad: Readings) -> None:
     course = Course(rule)
-    course.see(bad)
-    course.see(bad, rule.after)
+    if rule.window:
+        hold(course, bad, breaks=False)
+    else:
+        course.see(bad)
+        course.see(bad, rule.after)
     assert course.stage() == "active"
     unknown = Readings(boot="b1")
     course.see(unknown, 1.0)
@@ -81,6 +87,17 @@ def test_a_rule_on_readings_heals_as_the_table_says(rule: Rule, bad: Readings) -
         heal_by_repair(course)
     if course.stage() == "repaired":
         through_probation(course)
+
+
+def hold(course: Course, bad: Readings, breaks: bool) -> None:
+    """For as long, or as often, as a rule with a window asks for, within which there may be breaks."""
+    steps = int(course.rule.after / LONGEST_LOOK) or course.rule.times
+    for left in reversed(range(steps)):
+        assert course.stage() is None, "a moment too early"
+        course.see(bad, LONGEST_LOOK)
+        if left and (breaks or course.rule.times):
+            course.see(ALL_GOOD, 0.1)
+    assert course.stage() == "active"
 
 
 def heal_by_repair(course: Course) -> None:
@@ -109,7 +126,8 @@ def xid(code: int, at: float, device: str = DEVICE) -> Event:
 
 
 def kernel(kind: EventKind) -> Callable[[float], list[Event]]:
-    return lambda at: [Event(kind, at, "", 0, kind)]
+    device = DEVICE if kind in ("off_bus", "init_failed") else ""
+    return lambda at: [Event(kind, at, device, 0, kind)]
 
 
 def day(code: int, *hours: float, device: str = DEVICE) -> Callable[[float], list[Event]]:
@@ -119,6 +137,10 @@ def day(code: int, *hours: float, device: str = DEVICE) -> Callable[[float], lis
 
 EVENT_CASES: dict[str, tuple[Callable[[float], list[Event]], Callable[[float], list[Event]]]] = {
     "kernel.off_bus": (kernel("off_bus"), kernel("aer")),
+    "kernel.init_failed": (kernel("init_failed"), kernel("api_mismatch")),
+    "kernel.api_mismatch": (kernel("api_mismatch"), kernel("init_failed")),
+    "kernel.sxid_fatal": (kernel("sxid_fatal"), kernel("nvlink")),
+    "kernel.lockup": (kernel("lockup"), kernel("hung_task")),
     "kernel.nvlink": (kernel("nvlink"), kernel("aer")),
     "kernel.aer": (kernel("aer"), kernel("mce")),
     "kernel.mce": (kernel("mce"), kernel("aer")),

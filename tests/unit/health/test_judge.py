@@ -62,13 +62,45 @@ def test_an_event_names_the_gpu_by_its_bus_id() -> None:
 
 def test_a_rule_that_must_hold_fires_only_then() -> None:
     node = Node()
-    down = with_gpu(links=4, links_up=3)
+    down = with_gpu(links_once=4, links_up=3)
     assert node.see(down) == ()
     assert node.see(down, 4.9) == ()
-    assert node.see(with_gpu(links=4, links_up=4)) == ()
+    assert node.see(with_gpu(links_once=4, links_up=4)) == ()
     assert node.see(down) == ()
     assert node.see(down, 4.9) == (), "the time begins anew"
     assert [v.rule for v in node.see(down, 0.2)] == ["nvlink.down"]
+
+
+def test_what_comes_and_goes_counts_by_how_much_of_the_window_it_held() -> None:
+    """A slowdown of five seconds in every ten never held for ten minutes without a break, so it never fired."""
+    node, slow = Node(), with_gpu(slowdown=frozenset({"hw_thermal"}))
+    fine = with_gpu(slowdown=frozenset())
+    half = 0
+    while not node.memory.verdicts:
+        node.see(slow, 5.0)
+        node.see(fine, 5.0)
+        half += 1
+        assert half <= 120
+    assert [v.rule for v in node.memory.verdicts] == ["clocks.slowdown"]
+    assert half in (119, 120), "ten minutes of it, in twenty; the first look speaks for what was before it"
+    rare = Node()
+    for _ in range(200):
+        rare.see(slow, 5.0)
+        rare.see(fine, 55.0)
+    assert rare.memory.verdicts == (), "five minutes of the hour are not enough"
+    (tally,) = rare.memory.tallies.values()
+    assert len(tally) == 60
+
+
+def test_a_link_that_goes_down_and_up_fires_the_third_time() -> None:
+    node = Node()
+    down, up = with_gpu(links_once=4, links_up=3), with_gpu(links_once=4, links_up=4)
+    for _ in range(2):
+        assert node.see(down) == ()
+        assert node.see(replace(down, gpus=None)) == (), "not seen to be up"
+        assert node.see(down) == ()
+        assert node.see(up, 600.0) == ()
+    assert [(v.rule, v.severity) for v in node.see(down)] == [("nvlink.flaps", "degraded")]
 
 
 def test_silence_is_not_health() -> None:

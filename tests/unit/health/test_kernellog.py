@@ -12,7 +12,7 @@ LINES = [
     ("NVRM: Xid (PCI:0000:1A:00.0): 31, pid=4711, name=python, Ch 00000008", "xid", "0000:1a:00", 31),
     ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", "off_bus", "0000:3b:00", 0),
     ("NVRM: The NVIDIA GPU 0000:3b:00.0 (PCI ID: 10de:2330) has fallen off the bus", "off_bus", "0000:3b:00", 0),
-    ("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 44 egress", "nvlink", "0000:05:00", 0),
+    ("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 44 egress", "nvlink", "0000:05:00", 12028),
     ("pcieport 0000:00:1c.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0", "aer", "", 0),
     ("nvidia 0000:3b:00.0: PCIe Bus Error: severity=Uncorrected (Fatal)", "aer", "0000:3b:00", 0),
     ("mce: [Hardware Error]: CPU 12: Machine Check: 0 Bank 7: ...", "mce", "", 0),
@@ -22,6 +22,23 @@ LINES = [
     ("blk_update_request: I/O error, dev nvme0n1, sector 42 op 0x0:(READ)", "io_error", "", 0),
     ("EXT4-fs error (device sda1): ext4_find_entry:1455", "io_error", "", 0),
     ("XFS (nvme1n1): metadata I/O error in \"xfs_trans\"", "io_error", "", 0),
+    ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9).", "xid", "0000:01:00", 94),
+    ("NVRM: Xid (PCI:0000:01:00 GPU-I:05 GPU-CI:00): 31, pid=7", "xid", "0000:01:00", 31),
+    ("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0xffff:2477)", "init_failed", "0000:3b:00", 0),
+    ("NVRM: GPU 0000:3b:00.0: rm_init_adapter failed, device minor number 0", "init_failed", "0000:3b:00", 0),
+    ("NVRM: RmInitAdapter failed! (0x30:0xffff:660)", "init_failed", "", 0),
+    (r"NVRM: API mismatch: the client has the version 550.54.15, but\x0aNVRM: this kernel", "api_mismatch", "", 0),
+    ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Fatal, Link 46 MC TS", "sxid_fatal", "0000:c1:00", 28006),
+    ("nvidia-nvlink: 0000:3b:00.0: link training failed", "nvlink", "0000:3b:00", 0),
+    (
+        r"NVRM: The NVIDIA GPU 0000:b3:00.0\x0aNVRM: (PCI ID: 10de:26b5) installed in this system has\x0a"
+        r"NVRM: fallen off the bus and is not responding to commands.",
+        "off_bus", "0000:b3:00", 0,
+    ),
+    ("NVRM: fallen off the bus and is not responding to commands.", "off_bus", "", 0),
+    ("watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python:4711]", "lockup", "", 0),
+    ("NMI watchdog: Watchdog detected hard LOCKUP on cpu 3", "lockup", "", 0),
+    ("rcu: INFO: rcu_sched self-detected stall on CPU", "lockup", "", 0),
 ]  # fmt: skip
 HARMLESS = [
     "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.90.07",
@@ -33,6 +50,49 @@ HARMLESS = [
     "python[4711]: segfault at 0 ip 0000",
     "user text: Xid 79",
 ]
+
+
+XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1"
+CRASH = "{}[4711]: segfault at 0 ip 0000000000401136 sp 00007ffd12345678 error 4 in {}[400000+1000]"
+FORGED = [
+    *(CRASH.format(text[:15], text) for text, *_ in LINES),
+    *(f"traps: {text[:15]}[7] general protection fault ip:401136 sp:7ffd error:0 in {text}" for text, *_ in LINES),
+    *(f"{text[:15]}: page allocation failure: order:0, mode:0xcc0, {text}" for text, *_ in LINES),
+    CRASH.format("nvidia-nvlink: ", "nvidia-nvlink: error failed"),
+    CRASH.format("XFS (a): I/O er", "XFS (a): I/O Error"),
+    CRASH.format(r"x\x0aNVRM: Xid (", rf"\x0a{XID_79}\x0a"),
+    f"process '{XID_79}' launched '{XID_79}' with NULL argv: empty string added",
+    f"audit: type=1701 audit(1:2): auid=0 comm={XID_79}",
+    f"oom-kill:constraint=CONSTRAINT_NONE,task={XID_79},pid=4711",
+    "NVRM: Xid (PCI:0000:3b:00): 99999999999999999999",
+    f"NVRM: Xid (PCI:0000:3b:00): {'9' * 5000}",
+]
+"""What a program without rights makes the kernel write by its own name (15 characters), its file's name, its crash."""
+
+
+@pytest.mark.parametrize("text", FORGED)
+def test_a_program_cannot_forge_a_fault_by_its_name(text: str) -> None:
+    assert parse(text, 0) is None
+    folder = Folder()
+    folder.read([f"6,1,1000000,-;{text}\n".encode()])
+    assert folder.take() == []
+
+
+@pytest.mark.parametrize("priority", [8, 11, 30, 191])
+def test_what_the_kernel_did_not_write_itself_is_not_believed(priority: int) -> None:
+    """/dev/kmsg can be written to; the kernel keeps its own facility, 0, for itself."""
+    folder = Folder()
+    folder.read([f"{priority},{n},{n}000000,-;{text}\n".encode() for n, (text, *_) in enumerate(LINES)])
+    assert folder.take() == []
+    folder.read([f"3,{n},{n}000000,-;{text}\n".encode() for n, (text, *_) in enumerate(LINES, 1000)])
+    assert {e["kind"] for e in folder.take()} >= {kind for _, kind, *_ in LINES}
+
+
+def test_a_forged_line_hides_no_genuine_one() -> None:
+    folder = Folder()
+    forged = f"6,1,1000000,-;x[7]: segfault at 0 in ;{XID_79}, GPU\n".encode()
+    folder.read([forged, f"3,2,2000000,-;{XID_79}, GPU\n".encode(), forged])
+    assert [(e["code"], e["count"], e["at"], e["raw"]) for e in folder.take()] == [(79, 1, 2.0, f"{XID_79}, GPU")]
 
 
 @pytest.mark.parametrize(("text", "kind", "device", "code"), LINES)

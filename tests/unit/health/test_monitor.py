@@ -7,6 +7,7 @@ from typing import Any
 
 from nodeagent.health.judge import Policy
 from nodeagent.health.monitor import VERIFY, Machine, Monitor
+from nodeagent.health.readings import ProbeReading
 
 UUIDS = ("GPU-a", "GPU-b")
 BUS = {"GPU-a": "0000:10:00", "GPU-b": "0000:20:00"}
@@ -27,10 +28,11 @@ class Watched:
     """A monitor whose probes never run: the test speaks for them, and moves the clock."""
 
     def __init__(
-        self, folder: Path, *, configured: tuple[str, ...] = (), gpus: bool = True, checked: bool = False, **policy: Any
-    ) -> None:
+        self, folder: Path, *, configured: tuple[str, ...] = (), gpus: bool = True, checked: bool = False,
+        boot: str = "boot", **policy: Any,
+    ) -> None:  # fmt: skip
         self.clock, self.changes = Clock(), 0
-        machine = Machine(boot="boot", gpus=gpus, configured=configured)
+        machine = Machine(boot=boot, gpus=gpus, configured=configured)
         self.monitor = Monitor(
             machine,
             folder,
@@ -73,6 +75,132 @@ def test_a_bus_id_becomes_the_gpus_uuid_and_the_others_hear_of_it_at_once(tmp_pa
     one.kernel(79, BUS["GPU-b"])
     assert one.found == [("xid.79", "GPU-b", "active")]
     assert (one.changes, [v.rule for v in one.monitor.told]) == (before + 1, ["xid.79"])
+
+
+def test_the_kernels_log_alone_makes_a_gpu_that_answers_a_suspect(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    one.kernel(79, BUS["GPU-b"])
+    assert [(v.rule, v.severity, v.bars) for v in one.monitor.verdicts] == [("xid.79", "unknown", False)]
+    one.monitor.hear_gpus({"xids": [["GPU-b", 79, one.clock.wall(), 1]]})
+    one.monitor.judge()
+    assert [(v.rule, v.severity, v.bars) for v in one.monitor.verdicts] == [("xid.79", "fatal", True)]
+    one.kernel(79, BUS["GPU-b"])
+    assert [v.severity for v in one.monitor.verdicts] == ["fatal"]
+
+
+def test_the_kernels_log_is_believed_of_a_gpu_that_does_not_answer(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS, error="GPU_IS_LOST")
+    one.kernel(79, BUS["GPU-a"])
+    assert {(v.rule, v.severity) for v in one.monitor.verdicts} == {("xid.79", "fatal"), ("nvml.lost", "fatal")}
+
+
+def after_a_boot(folder: Path, **more: Any) -> Watched:
+    return Watched(folder, boot="next boot", **more)
+
+
+async def test_a_boot_that_finds_fewer_gpus_is_no_sound_machine_with_fewer(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    await one.monitor.save()
+    next_one = after_a_boot(tmp_path)
+    next_one.read("GPU-a")
+    assert next_one.found == [], "the driver may still be finding them"
+    next_one.later(10)
+    assert next_one.found == [("nvml.missing", "GPU-b", "active")]
+    next_one.kernel(79, BUS["GPU-b"])
+    assert ("xid.79", "GPU-b", "active") in next_one.found, "its bus is known"
+    next_one.monitor.acknowledge("GPU-b", None)
+    next_one.read("GPU-a")
+    assert "nvml.missing" not in {rule for rule, _, _ in next_one.found}
+    await next_one.monitor.save()
+    third = Watched(tmp_path, boot="third boot")
+    third.read("GPU-a")
+    third.later(10)
+    assert "nvml.missing" not in {rule for rule, _, _ in third.found}, "the new number was taken"
+
+
+async def test_a_gpu_that_was_replaced_in_its_slot_is_not_missed(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    await one.monitor.save()
+    next_one = after_a_boot(tmp_path)
+    next_one.monitor.hear_gpus({
+        "gpus": [
+            {"uuid": "GPU-a", "index": 0, "pci": BUS["GPU-a"]}, {"uuid": "GPU-new", "index": 1, "pci": BUS["GPU-b"]}
+        ]
+    })  # fmt: skip
+    next_one.later(10)
+    assert next_one.found == []
+
+
+async def test_a_driver_that_does_not_come_up_after_a_boot_is_asked_where_there_were_gpus(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    await one.monitor.save()
+    assert after_a_boot(tmp_path, gpus=False).monitor.asks_the_driver
+    assert not Watched(tmp_path / "bare", gpus=False).monitor.asks_the_driver
+
+
+async def test_a_link_counts_as_down_only_if_it_was_up_in_this_boot(tmp_path: Path) -> None:
+    """A GPU that could have NVLinks, without a bridge, has twelve that are down."""
+    one = Watched(tmp_path)
+    one.read("GPU-a", links=12, links_up=0)
+    one.later(6)
+    one.read("GPU-a", links=12, links_up=0)
+    assert one.found == []
+    one.read("GPU-a", links=12, links_up=12)
+    one.read("GPU-a", links=12, links_up=11)
+    one.later(6)
+    assert one.found == [("nvlink.down", "GPU-a", "active")]
+    await one.monitor.save()
+    same = Watched(tmp_path)
+    same.read("GPU-a", links=12, links_up=11)
+    assert ("nvlink.down", "GPU-a", "active") in same.found, "an agent's restart forgets nothing"
+    fresh = after_a_boot(tmp_path / "other")
+    fresh.read("GPU-a", links=12, links_up=11)
+    fresh.later(6)
+    assert fresh.found == []
+
+
+HOST = {
+    "memory_available": 0.5, "full_disks": [], "port_flaps": [], "fabric_manager": None, "kernel_log": "",
+    "memory_pressure": None, "io_pressure": None, "files_used": None, "processes_used": None, "clock_kept": None,
+}  # fmt: skip
+
+
+async def test_a_port_that_was_up_once_is_expected_until_a_person_says_otherwise(tmp_path: Path) -> None:
+    one = Watched(tmp_path, gpus=False)
+    one.monitor.hear_host({"host": HOST | {"ports_down": [], "ports": ["mlx5_0/1"]}})
+    await one.monitor.save()
+    next_one = after_a_boot(tmp_path, gpus=False)
+    assert list(next_one.monitor.ports) == ["mlx5_0/1"]
+    down = {"host": HOST | {"ports_down": [["mlx5_0/1", 31.0]], "ports": []}}
+    next_one.monitor.hear_host(down)
+    next_one.monitor.judge()
+    assert next_one.found == [("port.down", "", "active")]
+    next_one.monitor.acknowledge("", "port.down")
+    next_one.monitor.hear_host(down)
+    next_one.monitor.judge()
+    assert next_one.found == [("port.down", "", "probation")]
+    assert not next_one.monitor.ports
+    next_one.monitor.hear_host({"host": HOST | {"ports_down": [], "ports": ["mlx5_0/1"]}})
+    next_one.monitor.hear_host(down)
+    next_one.monitor.judge()
+    assert next_one.found == [("port.down", "", "active")], "it was up again"
+
+
+async def test_a_probe_that_ended_with_its_agent_says_nothing_to_the_next_start(tmp_path: Path) -> None:
+    """Or the GPUs would be unknown until the driver has answered the new one."""
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    one.kernel(79, BUS["GPU-a"])
+    one.monitor.probe("nvml").reading = ProbeReading("nvml", problem="its process ended")
+    one.monitor.judge()
+    assert ("probe.nvml.broken", "", "active") in one.found
+    await one.monitor.save()
+    assert Watched(tmp_path).found == [("xid.79", "GPU-a", "active")]
 
 
 def test_an_event_from_before_the_drivers_first_answer_waits_for_it(tmp_path: Path) -> None:

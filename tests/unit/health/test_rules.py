@@ -26,11 +26,17 @@ GOOD = GpuReading(
     pcie_replays=100,
     links=18,
     links_up=18,
+    links_once=18,
+    margin=40,
+    pcie_generation_max=5,
     fabric="completed",
     memory_used=512 << 20,
     processes=((7, 1 << 30),),
 )
-HOST = HostReading(memory_available=0.5, fabric_manager=True)
+HOST = HostReading(
+    memory_available=0.5, fabric_manager=True, kernel_log="", memory_pressure=0.0, io_pressure=0.0, files_used=0.1,
+    processes_used=0.1, clock_kept=True,
+)  # fmt: skip
 ALL_GOOD = Readings(
     boot="b1", gpus=(GOOD,), expected=("GPU-a",), host=HOST, probes=(ProbeReading("nvml"), ProbeReading("kernel"))
 )
@@ -64,7 +70,10 @@ CASES = [
     ("memory.remap_pending", gpu(remap_pending=True), gpu(remap_failed=True)),
     ("memory.ecc", gpu(ecc_uncorrected=1), gpu(ecc_uncorrected=0, ecc_corrected=10**6)),
     ("memory.ecc_off", gpu(ecc=False), gpu(ecc=None)),
-    ("nvlink.down", gpu(links_up=17), gpu(links=17, links_up=17)),
+    ("nvlink.down", gpu(links_up=17), gpu(links_up=0, links_once=0)),
+    ("nvlink.flaps", gpu(links_up=17), gpu(links_up=0, links_once=None)),
+    ("pcie.generation", gpu(pcie_generation=4), gpu(pcie_generation=1, processes=())),
+    ("gpu.hot", gpu(margin=1), gpu(margin=None)),
     ("fabric.failed", gpu(fabric="in_progress"), gpu(fabric=None)),
     ("clocks.slowdown", gpu(slowdown=frozenset({"hw_thermal"})), gpu(slowdown=None)),
     ("pcie.width", gpu(pcie_width=8), gpu(pcie_width=8, pcie_width_max=8)),
@@ -73,6 +82,12 @@ CASES = [
     ("gpu.foreign", gpu(processes=((8, 1),)), gpu(processes=((7, 1), (8, 1)))),
     ("gpu.shared", gpu(processes=((7, 1), (8, 1))), gpu(processes=((7, 1),))),
     ("gpu.leftover", gpu(processes=(), memory_used=(512 << 20) + 1), gpu(processes=(), memory_used=512 << 20)),
+    ("gpu.leftover", gpu(processes=(), memory_used=1 << 30), gpu(processes=(), memory_used=1 << 30, mig=True)),
+    (
+        "gpu.leftover",
+        gpu(processes=(), memory_used=1 << 30, graphics=0),
+        gpu(processes=(), memory_used=1 << 30, graphics=2),
+    ),
     ("probe.nvml.late", replace(ALL_GOOD, probes=(ProbeReading("nvml", 1),)), ALL_GOOD),
     (
         "probe.nvml.hung",
@@ -89,10 +104,21 @@ CASES = [
         replace(ALL_GOOD, probes=(ProbeReading("kernel", problem="permission denied"),)),
         replace(ALL_GOOD, probes=(ProbeReading("kernel", missed=1, problem="permission denied"),)),
     ),
+    (
+        "probe.nvml.broken",
+        replace(ALL_GOOD, probes=(ProbeReading("nvml", problem="NVML: Driver Not Loaded"),)),
+        replace(ALL_GOOD, probes=(ProbeReading("kernel", problem="NVML: Driver Not Loaded"),)),
+    ),
+    ("probe.kernel_log", host(kernel_log="/dev/kmsg: Permission denied"), host(kernel_log=None)),
     ("port.down", host(ports_down=(("mlx5_0/1", 30.5),)), host(ports_down=(("mlx5_0/1", 30.0),))),
     ("port.flaps", host(port_flaps=(("mlx5_0/1", 3),)), host(port_flaps=(("mlx5_0/1", 2), ("mlx5_1/1", 2)))),
     ("fabric.manager", host(fabric_manager=False), host(fabric_manager=None)),
     ("disk", host(full_disks=("/scratch: read-only",)), replace(ALL_GOOD, host=None)),
+    ("host.pressure", host(memory_pressure=0.21), host(memory_pressure=0.2)),
+    ("host.io_pressure", host(io_pressure=0.51), host(io_pressure=None)),
+    ("host.handles", host(files_used=0.91), host(files_used=0.9)),
+    ("host.handles", host(processes_used=0.91), host(files_used=None, processes_used=None)),
+    ("host.clock", host(clock_kept=False), host(clock_kept=None)),
     ("host.memory", host(memory_available=0.02), host(memory_available=None)),
 ]
 

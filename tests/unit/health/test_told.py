@@ -64,6 +64,21 @@ def test_it_stays_out_until_its_probation_is_over_and_a_dry_run_leaves_nothing_o
     assert gpus(KNOWN, (), [verdict("probe.nvml.hung", "")], may_join=True) == KNOWN
 
 
+def test_of_what_nobody_can_tell_no_work_is_given_and_nothing_is_taken() -> None:
+    """A driver that is not loaded, or a GPU that cannot be read, was taken for sound."""
+    one = verdict("nvml.unreadable", severity="unknown", text="the GPU cannot be read")
+    first, second = gpus(KNOWN, (), [one], may_join=True)
+    assert (first.healthy, first.why) == (False, "the GPU cannot be read (nvml.unreadable)")
+    assert second.healthy
+    assert not one.bars
+    every = verdict("probe.nvml.broken", "", severity="unknown", text="GPUs unknown")
+    assert [(g.healthy, g.why) for g in gpus(KNOWN, (), [every], may_join=True)] == [
+        (False, "GPUs unknown (probe.nvml.broken)")
+    ] * 2
+    assert gpus(KNOWN, (), [every.model_copy(update={"dry_run": True})], may_join=True) == KNOWN
+    assert gpus(KNOWN, (), [one.model_copy(update={"stage": "repaired"})], may_join=True) == KNOWN
+
+
 def test_a_gpu_that_is_found_late_joins_unless_the_config_names_others() -> None:
     seen = (GpuReading("GPU-a", 0, name="H100"), GpuReading("GPU-c", 2, name="H100"))
     assert [g.uuid for g in gpus(KNOWN, seen, (), may_join=True)] == ["GPU-a", "GPU-b", "GPU-c"]

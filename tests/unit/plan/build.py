@@ -209,6 +209,8 @@ def make_job(
     not_before: int = 0,
     reason: str = "as built",
     keepers: Iterable[str] = (),
+    silent: Iterable[str] = (),
+    last_number: int | None = None,
 ) -> JobRecord:
     """A job; ``active`` is the number of its newest generation that was ever active (by default, if running: this
     one)."""
@@ -239,7 +241,8 @@ def make_job(
         first_active=None if active is None else 0,
         budget=dict(budget or {}),
         last_reports=dict(last_reports or {}),
-        last_number=active or 0,
+        last_number=(active or 0) if last_number is None else last_number,
+        silent={n: life(n) for n in silent},
         restarts=restarts,
         not_before=not_before,
         keepers={n: life(n) for n in keepers},

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
+from nodeagent.model.health import Verdict
 from nodeagent.model.job import Quota
 from nodeagent.model.node import Gpu, NodeRecord, Readiness
 from nodeagent.plan.cluster import Cluster, Refusal
@@ -68,6 +69,24 @@ def test_nodes_that_are_not_ready() -> None:
     assert lines[3].endswith("nodeagentctl drain n5")
     assert "systemctl status nodeagent" in lines[0]
     assert lines[1].endswith("nodeagentctl uncordon n2")
+
+
+def test_nodes_whose_kernels_log_is_closed_are_one_sentence_with_true_advice() -> None:
+    """In containers that is every node."""
+    cluster = make_cluster(["n1", "n2", "n3"])
+    closed = Verdict(
+        rule="probe.kernel_log", severity="info", action="none", text="the kernel's log cannot be read",
+        since=1.0, seen=1.0,
+    )  # fmt: skip
+    for node in ("n1", "n3"):
+        old = cluster.nodes[node]
+        cluster = with_node(
+            cluster, old.model_copy(update={"facts": old.facts.model_copy(update={"health": (closed,)})})
+        )
+    (line,) = told(cluster)
+    assert line.startswith("warning cluster: the kernel's log cannot be read on n1, n3: ")
+    assert "health.ignore: [probe.kernel_log]" in line
+    assert "doctor" not in line
 
 
 def test_a_job_that_is_not_run_is_told() -> None:
@@ -145,6 +164,8 @@ def test_the_agent_that_is_asked() -> None:
         ({"joined": False, "reason": "the id is taken"}, "error", "the id is taken"),
         ({"lease_left": 0.0}, "error", "lease has run out"),
         ({"store_away": 7.2, "lease_left": 0.0}, "error", "no answer from the store for 7 s"),
+        ({"store_unusable": "version 9", "store_away": 7.2}, "error", "cannot use the store as it is, and goes on"),
+        ({"unread": {"job:u1": "bad mood"}}, "error", "the record job:u1 in the store cannot be read (bad mood)"),
         ({"loop_lag": 3.0}, "warning", "3.0 s late"),
         ({"unsaved": "no space left on device"}, "error", "jobs on its disk (no space left on device)"),
         ({"https_missing": True}, "warning", "serves nobody over https"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.model.job import JobRecord
-from nodeagent.model.jobspec import Policy, RestartLimits
+from nodeagent.model.jobspec import Policy
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.world import PodReport, WorkerExit
-from nodeagent.plan.faults import all_succeeded, find_fault, late_blame, over_budget
+from nodeagent.plan.faults import all_succeeded, awaited, find_fault, judged_when, late_fault
 from tests.unit.plan.build import (
     NOW,
     SUCCEEDED,
@@ -35,7 +35,17 @@ def running(reports: dict[str, PodReport], **more: object) -> JobRecord:
     ("reports", "lapsed", "kind", "counts", "text"),
     [
         ({"n1": failed(make_exit(code=7))}, "", "worker_failed", True, "rank 0 on n1 failed first: exit code 7"),
-        ({"n1": failed(make_exit(signal=9))}, "n2", "worker_failed", True, "rank 0 on n1 failed first: SIGKILL (9)"),
+        ({"n1": failed(make_exit(signal=9))}, "n2", "node_lost", False, "node n2 lost"),
+        ({"n1": failed(make_exit(signal=9)), "n2": failed(make_exit(1), seq=2)}, "n2", "worker_failed", True,
+         "rank 0 on n1 failed first: SIGKILL (9)"),
+        ({"n1": failed(make_exit(code=7)), "n2": PodReport(state="fenced", seq=2)}, "", "fenced", False,
+         "workers stopped themselves, without a lease, on n2"),
+        ({"n1": failed(make_exit(code=7)), "n2": PodReport(state="lost", seq=2)}, "", "pod_failed", True,
+         "the pod died on n2"),
+        ({"n1": failed(make_exit(signal=9), seq=2), "n2": PodReport(state="lost", seq=1)}, "", "pod_failed", True,
+         "the pod died on n2"),
+        ({"n1": failed(make_exit(signal=9)), "n2": PodReport(state="fenced", seq=2)}, "", "worker_failed", True,
+         "rank 0 on n1 failed first: SIGKILL (9)"),
         ({"n1": failed(make_exit(error=VICTIM))}, "", "collective", True, "rank 0 on n1 lost its peers (exit code 1)"),
         ({"n1": failed(make_exit(error=VICTIM))}, "n2", "node_lost", False, "node n2 lost"),
         ({"n1": failed(make_exit(code=101))}, "", "reform", False, "rank 0 on n1 failed first: exit code 101"),
@@ -137,51 +147,53 @@ def test_a_policy_on_lost_nodes() -> None:
 
 
 def forming(**more: object) -> JobRecord:
-    """Re-forming for victims only; n1 has acknowledged."""
+    """Re-forming; n1 has acknowledged, n2 has not."""
     head = make_head(["n1", "n2"], state="forming", number=2, cause="collective", acks=["n1"], holders=["n2"])
-    base = {"active": 1, "budget": {"1": spend("collective")}, "restarts": 0}
+    base = {"active": 1, "budget": {"1": spend("collective")}, "restarts": 0, "silent": ["n2"]}
     return make_job("forming", head, **(base | more))  # type: ignore[arg-type]
 
 
-def test_late_blame_ends_a_job_that_failed_at_its_start_or_by_policy() -> None:
+def test_who_has_to_answer() -> None:
+    crash = failed(make_exit(code=7))
+    for reports, awaits in (({"n1": crash}, ("n2",)), ({"n1": crash, "n2": failed(make_exit(1), seq=2)}, ())):
+        job = running(reports)
+        fault = find_fault(make_cluster(["n1", "n2"], job), job, WALL)
+        assert fault is not None
+        assert fault.awaits == awaits
+    job = forming()
+    assert awaited(make_cluster(["n1", "n2"], job), job) == ("n2",)
+    assert awaited(make_cluster(["n1", "n2"], job, lapsed=["n2"]), job) == ()
+    assert awaited(make_cluster([]), make_job()) == ()
+    names = [f"n{i}" for i in range(1, 8)]
+    assert judged_when(names[:1]) == "judged when n1 has answered, or proved to be lost"
+    assert judged_when(names) == "judged when n1, n2, n3, n4, n5 and 2 more have answered, or proved to be lost"
+
+
+def test_a_late_exit_ends_a_job_that_failed_at_its_start_or_by_policy() -> None:
     reports = {"n1": failed(make_exit(0, error=VICTIM), seq=1), "n2": failed(make_exit(1, code=3), seq=2)}
-    early = forming(last_reports=reports)
-    found = late_blame(make_cluster(["n1", "n2"], early, served=1000), early, WALL)
+    early = forming(last_reports=reports, budget={"1": spend("collective", at=1000)})
+    found = late_fault(make_cluster(["n1", "n2"], early, served=1000), early, WALL)
     assert found is not None
-    assert found.outcome.code == 3
+    assert (found.outcome.code, bool(found.fail), found.awaits) == (3, True, ("n2",))
     by_policy = forming(last_reports=reports, restarts=4, spec=make_spec(policies=FAIL_ON_3))
-    assert late_blame(make_cluster(["n1", "n2"], by_policy), by_policy, WALL) is not None
+    assert late_fault(make_cluster(["n1", "n2"], by_policy), by_policy, WALL) is not None
     neither = forming(last_reports=reports, restarts=4)
-    assert late_blame(make_cluster(["n1", "n2"], neither), neither, WALL) is None
+    assert late_fault(make_cluster(["n1", "n2"], neither), neither, WALL) is None
 
 
-def test_late_blame_of_a_node_that_has_not_been_heard_since() -> None:
-    job = forming(last_reports={"n1": failed(make_exit(error=VICTIM))})
-    assert late_blame(make_cluster(["n1", "n2"], job), job, WALL) is None
-    found = late_blame(make_cluster(["n1", "n2"], job, lapsed=["n2"]), job, WALL)
+@pytest.mark.parametrize("kind", ["collective", "worker_failed", "hang", "pod_failed"])
+def test_a_node_that_has_not_answered_since_was_the_cause(kind: str) -> None:
+    job = forming(budget={"1": spend(kind)}, restarts=1)
+    assert late_fault(make_cluster(["n1", "n2"], job), job, WALL) is None
+    found = late_fault(make_cluster(["n1", "n2"], job, lapsed=["n2"]), job, WALL)
     assert found is not None
     assert (found.cause.kind, found.cause.node, found.spend.counts) == ("node_lost", "n2", False)
-    assert late_blame(make_cluster(["n1", "n2"], job, lapsed=["n1"]), job, WALL) is None, "n1 outlived the fault"
+    assert late_fault(make_cluster(["n1", "n2"], job, lapsed=["n1"]), job, WALL) is None, "n1 outlived the fault"
+    reborn = [make_node("n1"), make_node("n2", of_life="reborn")]
+    assert late_fault(make_cluster(reborn, job), job, WALL) is not None, "the life that was in the gang is gone"
 
 
-def test_late_blame_only_where_the_culprit_is_unknown() -> None:
-    job = forming(budget={"1": spend("worker_failed")})
-    assert late_blame(make_cluster([], job), job, WALL) is None
-    assert late_blame(make_cluster([]), make_job(), WALL) is None
-
-
-def test_over_budget_names_the_culprit_when_it_is_known_by_then() -> None:
-    spec = make_spec(restarts=RestartLimits(max=0))
-    victims = {"n1": failed(make_exit(0, error=VICTIM), seq=1)}
-    job = make_job("holding", spec=spec, active=1, budget={"1": spend("collective")}, last_reports=victims)
-    outcome = over_budget(job, NOW)
-    assert outcome is not None
-    assert (outcome.code, outcome.text) == (
-        1,
-        "restart budget spent: 0 restarts within 3600 s; last: it was collective",
-    )
-    known = job.model_copy(update={"last_reports": victims | {"n2": failed(make_exit(1, code=7), seq=2)}})
-    outcome = over_budget(known, NOW)
-    assert outcome is not None
-    assert outcome.code == 7
-    assert over_budget(job.model_copy(update={"spec": make_spec()}), NOW) is None
+def test_nothing_is_late() -> None:
+    assert late_fault(make_cluster([]), make_job(), WALL) is None
+    free = forming(budget={"1": spend("node_lost", counts=False)})
+    assert late_fault(make_cluster([], free), free, WALL) is None

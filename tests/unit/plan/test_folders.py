@@ -14,6 +14,7 @@ from nodeagent.plan.placement import place
 from nodeagent.plan.pod import PodAction, Promise, plan_pods
 from nodeagent.plan.prepare import should_prepare
 from nodeagent.plan.steps import End, Propose
+from nodeagent.plan.waiting import explain
 from nodeagent.workers.base import PodStatus
 from tests.unit.plan.build import (
     NOW,
@@ -99,9 +100,9 @@ def test_a_stray_that_is_out_anyway_is_told_as_such() -> None:
 
 def test_a_job_of_two_nodes_with_a_folder_each_waits_and_says_so() -> None:
     job = make_job(spec=a_spec(2, 2))
-    decision = decide(make_cluster([node("n1", "x"), node("n2", "y")], job), job, WALL)
-    assert decision.step is None
-    assert decision.why == (f"needs 2 nodes, 1 fit: {why('n2', 'n1')}",)
+    cluster = make_cluster([node("n1", "x"), node("n2", "y")], job)
+    assert decide(cluster, job, WALL).step is None
+    assert explain(cluster, job) == (f"needs 2 nodes, 1 fit: {why('n2', 'n1')}",)
     assert isinstance(decide(make_cluster([node("n1", "x"), node("n2", "x")], job), job, WALL).step, Propose)
 
 

@@ -12,6 +12,7 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing
 from nodeagent.plan.gang import decide
 from nodeagent.plan.steps import Activate, Decision, End, Propose, Remove
+from nodeagent.plan.waiting import explain
 from tests.unit.plan.build import (
     NOW,
     PREPARING,
@@ -73,7 +74,9 @@ def test_it_waits_for_nodes_that_get_ready_but_not_for_ever() -> None:
 
 def test_it_waits_below_min_and_says_what_is_missing() -> None:
     job = make_job(spec=make_spec(size=(2, 2)))
-    assert waits(take(["n1", make_node("n2", cordon=True)], job)) == "needs 2 nodes, 1 fit: n2 is cordoned (disk)"
+    nodes: Nodes = ["n1", make_node("n2", cordon=True)]
+    assert waits(take(nodes, job)) == "needs 2 nodes, 1 fit"
+    assert explain(make_cluster(nodes, job), job) == ("needs 2 nodes, 1 fit: n2 is cordoned (disk)",)
 
 
 def test_it_fails_when_no_node_can_run_it_with_the_code_of_a_shell() -> None:
@@ -196,7 +199,8 @@ def test_what_time_alone_may_change_is_not_steady() -> None:
     assert not take(["n1", "n2"], make_job("running", gang, target=3, scale=grows)).steady
     fresh = make_head(["n1", "n2"], since=NOW)
     assert not take(["n1", "n2", "n3"], make_job("running", fresh, target=3)).steady, "it joins after the cool-down"
-    assert not take(["n1"], make_job("queued", spec=make_spec(size=(2, 2)))).steady
+    assert take(["n1"], make_job("queued", spec=make_spec(size=(2, 2)))).steady
+    assert not take(["n1"], make_job("queued", spec=make_spec(size=(2, 2)), scale=grows)).steady
 
 
 def test_nothing_to_do() -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Policy, RestartLimits
-from nodeagent.model.world import PodReport
+from nodeagent.model.world import PodReport, WorkerExit
 from nodeagent.plan.gang import decide
-from nodeagent.plan.steps import Decision, End, Propose
+from nodeagent.plan.steps import Decision, End, Judge, Propose
 from tests.unit.plan.build import (
     NOW,
     VICTIM,
@@ -22,15 +22,13 @@ from tests.unit.plan.build import (
     spend,
 )
 
-LEASE = 3500
-"""A lease and one credit, in ms: by then every dead node has lapsed."""
 CRASH = {"n1": failed(make_exit(code=7, error="boom"))}
 VICTIMS = {"n1": failed(make_exit(error=VICTIM))}
 NONE = RestartLimits(max=0)
 
 
 def running(reports: dict[str, PodReport], limits: RestartLimits | None = None, **more: object) -> JobRecord:
-    head = make_head(["n1", "n2"], reports=reports, number=5)
+    head = make_head(more.pop("nodes", ["n1", "n2"]), reports=reports, number=5)  # type: ignore[arg-type]
     spec = make_spec(size=(1, 2), restarts=limits)
     return make_job("running", head, **({"spec": spec} | more))  # type: ignore[arg-type]
 
@@ -39,6 +37,7 @@ def held(limits: RestartLimits, *, nodes: int = 1, **more: object) -> JobRecord:
     """Holding since generation 5 ended with victims only; n1 has stopped its workers, n2 has not been heard."""
     head = make_head(["n1", "n2"], state="ended", number=5, acks=["n1", "n2"], holders=["n2"])
     base = {"active": 5, "budget": {"5": spend("collective")}, "spec": make_spec(size=(nodes, 2), restarts=limits)}
+    base |= {"silent": ["n2"], "last_reports": VICTIMS}
     return make_job("holding", head, **(base | more))  # type: ignore[arg-type]
 
 
@@ -105,7 +104,7 @@ def test_backoff() -> None:
 
 
 def test_the_budget_is_spent() -> None:
-    step = take(running(CRASH, NONE)).step
+    step = take(running(CRASH, NONE, nodes=["n1"])).step
     assert isinstance(step, End)
     assert step.phase == "failed"
     assert step.reason.startswith("restart budget spent: 0 restarts within 3600 s; last: rank 0 on n1 failed first")
@@ -115,7 +114,10 @@ def test_the_budget_is_spent() -> None:
 
 def test_a_policy_and_an_early_failure_end_the_job() -> None:
     policy = make_spec(policies=(Policy(on=("*",), do="FailJob"),))
-    for job in (running(CRASH, spec=policy), running(CRASH, restarts=0).model_copy(update={"first_active": NOW - 1})):
+    for job in (
+        running(CRASH, spec=policy, nodes=["n1"]),
+        running(CRASH, restarts=0, nodes=["n1"]).model_copy(update={"first_active": NOW - 1}),
+    ):
         step = take(job).step
         assert isinstance(step, End)
         assert step.phase == "failed"
@@ -123,12 +125,155 @@ def test_a_policy_and_an_early_failure_end_the_job() -> None:
         assert step.outcome.code == 7
 
 
-# --- victims only: who was it?
+# --- judged when everybody has answered, or is lost
+
+
+HIDDEN = {
+    "exit 7 with its own message": make_exit(code=7, error="training aborted: see the log"),
+    "raise X from None": make_exit(error="ValueError: step 12 failed"),
+    "tensorflow": make_exit(error="tensorflow.python.framework.errors_impl.UnavailableError: Socket closed"),
+    "jax": make_exit(signal=6, error="Terminating process because another task died: JaxRuntimeError"),
+    "gloo, aborted pair": make_exit(error="Application timeout caused pair closure"),
+    "gloo, enforce": make_exit(error="[enforce fail at external/gloo/gloo/transport/tcp/pair.cc:446]"),
+    "gloo, known": make_exit(error=VICTIM),
+    "no output": make_exit(code=1),
+}
+"""How workers of several libraries end when a peer is gone: most say nothing that a pattern would know."""
+
+
+def after(step: Propose | End, job: JobRecord, *answered: str) -> JobRecord:
+    """The job as the store has it after this step, and after these nodes' answers."""
+    assert job.head is not None
+    assert step.spend is not None
+    reports = job.head.reports or job.last_reports
+    silent = [n for n in job.head.members if n not in answered and n not in reports]
+    ended = isinstance(step, End)
+    head = make_head(
+        list(job.head.members), acks=answered, holders=silent,
+        state="ended" if ended else "forming", number=5 if ended else 6,
+    )  # fmt: skip
+    return job.model_copy(
+        update={
+            "phase": "holding" if ended else "forming",
+            "head": head,
+            "budget": job.budget | {"5": step.spend},
+            "silent": {n: job.head.members[n].life for n in silent if step.spend.counts},
+            "last_reports": reports,
+            "last_number": 5,
+            "reason": step.reason if isinstance(step, End) else step.cause.text,
+            "not_before": NOW + step.delay_ms if isinstance(step, End) else 0,
+        }
+    )
+
+
+@pytest.mark.parametrize("exited", HIDDEN.values(), ids=HIDDEN)
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("limits", [RestartLimits(), NONE])
+def test_a_lost_node_is_the_cause_whatever_its_peers_wrote(
+    exited: WorkerExit, early: bool, limits: RestartLimits
+) -> None:
+    """A node goes in the first 30 s, or later, or where the budget allows no restart: it costs nothing in the end, and
+    does not end the job."""
+    job = running({"n1": failed(exited)}, limits, restarts=0 if early else 3)
+    job = job.model_copy(update={"first_active": NOW - 1000})
+    first = take(job).step
+    assert isinstance(first, Propose | End)
+    assert isinstance(first, Propose) or first.phase == "holding"
+    then = after(first, job, "n1")
+    assert take(then).step is None, "nobody knows yet"
+    second = take(then, "n2").step
+    assert isinstance(second, Propose | End)
+    assert isinstance(second, Propose) or (second.phase, second.delay_ms) == ("holding", 0)
+    assert second.spend is not None
+    assert (second.spend.kind, second.spend.counts, second.spend.node) == ("node_lost", False, "n2")
+    third = take(after(second, then, "n1"), "n2").step if isinstance(second, End) else second
+    assert isinstance(third, Propose)
+    assert (list(third.members), third.cause.kind) == (["n1"], "node_lost")
+
+
+def test_an_early_failure_ends_the_job_once_everybody_has_answered() -> None:
+    job = running(CRASH, restarts=0).model_copy(update={"first_active": NOW - 1000})
+    first = take(job).step
+    assert isinstance(first, End)
+    assert (first.phase, first.outcome) == ("holding", None)
+    assert first.reason.endswith("; judged when n2 has answered, or proved to be lost")
+    then = after(first, job, "n1")
+    assert take(then).why == (first.reason,)
+    last = take(after(first, job, "n1", "n2"), served=NOW + 60_000).step
+    assert isinstance(last, End)
+    assert (last.phase, last.outcome and last.outcome.code) == ("failed", 7)
+    assert last.reason.startswith("failed within 30 s of its first start, so it is not started again: rank 0 on n1")
+
+
+def test_a_killed_worker_within_the_first_seconds_is_no_typo_whoever_reports_first() -> None:
+    job = running(CRASH, restarts=0).model_copy(update={"first_active": NOW - 1000})
+    first = take(job).step
+    assert isinstance(first, End)
+    then = after(first, job, "n1", "n2")
+    then = then.model_copy(update={"last_reports": CRASH | {"n2": failed(make_exit(1, signal=9), seq=2)}})
+    second = take(then).step
+    assert isinstance(second, End)
+    assert (second.phase, second.delay_ms) == ("holding", 0)
+    assert second.spend is not None
+    assert (second.spend.node, second.spend.rank, second.spend.counts, second.spend.fails) == ("n2", 1, True, "")
+    assert isinstance(take(then.model_copy(update={"budget": {"5": second.spend}})).step, Propose)
+
+
+@pytest.mark.parametrize(
+    ("report", "kind", "counts"),
+    [
+        (PodReport(state="fenced", seq=2), "fenced", False),
+        (PodReport(state="lost", seq=2), "pod_failed", True),
+        (failed(make_exit(1, signal=9), seq=2), "worker_failed", True),
+    ],
+)
+def test_what_no_peer_can_cause_is_the_cause_although_it_comes_late(report: PodReport, kind: str, counts: bool) -> None:
+    """Its node's answer arrives last, and lets the next generation start: that goes on, the entry is put right."""
+    head = make_head(["n1", "n2"], number=6)
+    job = make_job("running", head, budget={"5": spend("worker_failed")}, last_number=5, restarts=3)
+    job = job.model_copy(update={"last_reports": CRASH | {"n2": report}})
+    step = take(job).step
+    assert isinstance(step, Judge)
+    assert (step.number, step.spend.kind, step.spend.node, step.spend.counts) == (5, kind, "n2", counts)
+    assert take(job.model_copy(update={"budget": {"5": step.spend}})).step is None, "once"
+
+
+def test_a_verdict_that_comes_late_ends_the_job_all_the_same() -> None:
+    """Victims were seen first, so the gang was formed again; then the culprit's own exit matched a policy."""
+    spec = make_spec(size=(1, 2), policies=(Policy(on=("WorkerFailed",), exit_code=3, do="FailJob"),))
+    late = VICTIMS | {"n2": failed(make_exit(1, code=3), seq=2)}
+    job = make_job("running", make_head(["n1", "n2"], number=6), budget={"5": spend("collective")}, last_number=5)
+    job = job.model_copy(update={"last_reports": late, "spec": spec})
+    step = take(job).step
+    assert isinstance(step, Judge)
+    end = take(job.model_copy(update={"budget": {"5": step.spend}})).step
+    assert isinstance(end, End)
+    assert (end.phase, end.outcome and end.outcome.code, end.spend) == ("failed", 3, None)
+
+
+def test_whoever_resumes_a_job_that_waited_for_a_verdict_starts_it_again() -> None:
+    entry = spend("worker_failed").model_copy(update={"fails": "too many"})
+    head = make_head(["n1", "n2"], state="ended", number=5)
+    job = make_job("paused", head, active=5, budget={"5": entry}, silent=["n2"])
+    step = take(job).step
+    assert isinstance(step, Propose)
+    assert step.spend is not None
+    assert (step.spend.counts, step.spend.fails) == (True, "")
+
+
+def test_who_runs_nothing_of_it_any_more_is_not_waited_for() -> None:
+    """A store that had lost the job does not know who may still run it."""
+    entry = spend("worker_failed").model_copy(update={"fails": "too many"})
+    head = make_head(["n1", "n2"], state="ended", number=5)
+    step = take(make_job("holding", head, active=5, budget={"5": entry}, silent=["n2"])).step
+    assert isinstance(step, End)
+    assert step.phase == "failed"
 
 
 def forming() -> JobRecord:
     head = make_head(["n1", "n2"], state="forming", number=6, cause="collective", acks=["n1"], holders=["n2"])
-    return make_job("forming", head, active=5, budget={"5": spend("collective")}, last_reports=VICTIMS)
+    budget = {"5": spend("collective")}
+    return make_job("forming", head, active=5, budget=budget, last_reports=VICTIMS, silent=["n2"])
 
 
 def test_a_node_that_lapses_after_its_victims_reported_is_not_counted() -> None:
@@ -162,26 +307,29 @@ def test_the_culprit_may_be_a_holder_that_is_no_member_any_more() -> None:
 def test_victims_alone_do_not_exhaust_the_budget_before_a_lease_has_passed() -> None:
     step = take(running(VICTIMS, NONE)).step
     assert isinstance(step, End)
-    assert (step.phase, step.delay_ms) == ("holding", LEASE)
-    assert step.reason.endswith("fails unless a node proves to be lost")
+    assert (step.phase, step.delay_ms) == ("holding", 0)
+    assert step.reason.endswith("judged when n2 has answered, or proved to be lost")
+    assert step.spend is not None
+    assert step.spend.fails.startswith("restart budget spent")
 
 
 def test_then_a_lost_node_makes_it_no_fault_of_the_job() -> None:
-    waiting = held(NONE, not_before=NOW + 1, reason="wait")
+    entry = spend("collective").model_copy(update={"fails": "budget spent", "node": "n1", "rank": 0})
+    waiting = held(NONE, budget={"5": entry})
     assert take(waiting).step is None
     step = take(waiting, "n2").step
     assert isinstance(step, End)
     assert (step.phase, step.delay_ms, step.lost) == ("holding", 0, ("n2",))
     assert step.spend is not None
     assert (step.spend.kind, step.spend.counts) == ("node_lost", False)
-    after = held(NONE, budget={"5": step.spend})
-    again = take(after, "n2").step
+    again = take(held(NONE, budget={"5": step.spend}, silent=[]), "n2").step
     assert isinstance(again, Propose)
     assert (list(again.members), again.cause.kind) == (["n1"], "node_lost")
 
 
 def test_and_otherwise_it_fails_with_the_blamed_workers_code() -> None:
-    step = take(held(NONE, last_reports=VICTIMS | {"n2": failed(make_exit(1, code=9), seq=2)})).step
+    late = VICTIMS | {"n2": failed(make_exit(1, code=9), seq=2)}
+    step = take(held(NONE, last_reports=late, silent=[])).step
     assert isinstance(step, End)
     assert step.phase == "failed"
     assert step.outcome is not None

@@ -249,7 +249,19 @@ def test_the_budget_may_end_the_job() -> None:
     spec = make_spec(size=(1, 2), workers=2, restarts=RestartLimits(max=0))
     step = take(hanging(spec=spec)).step
     assert isinstance(step, End)
-    assert (step.phase, step.outcome and step.outcome.code) == ("failed", 1)
+    assert step.phase == "holding"
+    assert step.reason.endswith("; judged when n1, n2 have answered, or proved to be lost")
+    assert step.spend is not None
+    assert step.spend.fails.startswith("restart budget spent: 0 restarts within 3600 s; last: rank 2 on n2 hangs")
+
+
+def test_what_ends_the_job_does_so_once_everybody_has_answered() -> None:
+    spend = entry().model_copy(update={"fails": "hung too often", "text": "rank 2 hangs"})
+    head = make_head(["n1", "n2"], state="ended", number=5)
+    job = make_job("holding", head, active=5, budget={"5": spend}, spec=make_spec(size=(1, 2)))
+    step = take(job).step
+    assert isinstance(step, End)
+    assert (step.phase, step.reason, step.outcome and step.outcome.code) == ("failed", "hung too often", 1)
 
 
 @pytest.mark.parametrize(
@@ -267,8 +279,8 @@ def test_the_budget_may_end_the_job() -> None:
 )
 def test_three_restarts_in_a_row_without_progress(before: Mapping[str, Spend], fails: bool) -> None:
     step = take(hanging(budget=before)).step
-    failed_now = isinstance(step, End) and step.phase == "failed"
-    assert failed_now is fails
+    final = isinstance(step, End) and step.spend is not None and bool(step.spend.fails)
+    assert final is fails
     if fails:
         assert isinstance(step, End)
         assert step.reason.startswith("hung 4 times in a row without progress, so it is not started again: rank 2")
@@ -278,7 +290,7 @@ def test_three_restarts_in_a_row_without_progress(before: Mapping[str, Spend], f
 def test_where_no_steps_are_told_a_long_run_is_progress(ran: float, fails: bool) -> None:
     before = {"2": entry(None, progressed=True), "3": entry(None), "4": entry(None)}
     step = take(hanging(step=None, budget=before, since=NOW - int(ran * 1000))).step
-    assert (isinstance(step, End) and step.phase == "failed") is fails
+    assert (isinstance(step, End) and step.spend is not None and bool(step.spend.fails)) is fails
 
 
 def test_what_is_watched_is_told_while_nothing_follows() -> None:

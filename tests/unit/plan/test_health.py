@@ -140,6 +140,26 @@ def test_only_fatal_verdicts_that_are_meant_stop_anything(harmless: Verdict) -> 
     assert take([*healthy(["n1"]), sick], running("n1", "n2")) == Decision(None)
 
 
+def unsure(name: str) -> NodeRecord:
+    """A node of whose GPUs nobody knows whether they are sound."""
+    node = make_node(name, gpus=2, health=[verdict("probe.nvml.late", "", "unknown")])
+    gone = {"healthy": False, "why": "GPUs unknown"}
+    facts = node.facts.model_copy(update={"gpus": tuple(g.model_copy(update=gone) for g in node.facts.gpus)})
+    return node.model_copy(update={"facts": facts})
+
+
+def test_what_runs_keeps_gpus_of_which_nobody_knows_also_when_its_gang_is_formed_anew() -> None:
+    """A driver's update that makes all of them late: the first to be given up must not take the others with it."""
+    nodes = [make_node("n1", gpus=2, health=[lost("n1")]), unsure("n2"), unsure("n3")]
+    job = running("n1", "n2", "n3")
+    assert job.head is not None
+    before = {name: member.devices for name, member in job.head.members.items()}
+    found = proposed(take(nodes, job)).members
+    assert {name: member.devices for name, member in found.items()} == {name: before[name] for name in ("n2", "n3")}
+    new = make_job("queued", spec=GPU_JOB, target=2)
+    assert place(make_cluster(nodes, new), new).chosen == (), "and nobody else is given them"
+
+
 def test_the_policy_for_evicted_pods_is_asked() -> None:
     spec = make_spec(workers="gpu", gpus=1, size=(1, 2), policies=(Policy(on=("PodEvicted",), do="FailJob"),))
     step = take([*healthy(["n1"]), make_node("n2", gpus=2, health=[lost("n2")])], running("n1", "n2", spec=spec)).step

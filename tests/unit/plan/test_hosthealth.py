@@ -13,7 +13,7 @@ GIB = 2**30
 SOUND: dict[str, Any] = {
     "node": "n1", "root": True, "shm_free": 4 * GIB, "shm_total": 8 * GIB, "memlock": -1, "pins_memory": True,
     "address": "10.0.0.1", "interface": "eth0", "interface_state": "up", "ports": (29400, 29899), "ports_taken": 3,
-    "python": "/opt/nodeagent/bin/python",
+    "python": "/opt/nodeagent/bin/python", "clock_rate": 0.0005,
 }  # fmt: skip
 FOLDER: dict[str, Any] = {
     "key": "dirs.logs", "path": "/var/log/my logs", "free": 50 * GIB, "total": 100 * GIB, "free_files": 10**6,
@@ -34,6 +34,8 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         "ports.rendezvous: overlap",
         "choose others",
     ),
+    ({"clock_rate": 0.083333}, "error", "8.3% too fast", "maxslewrate"),
+    ({"clock_rate": -0.0123}, "error", "1.2% too slow", "maxslewrate"),
     ({"ports_taken": 480}, "error", "480 of the ports 29400-29899 are taken", "ss -ltnp"),
     (CERTIFICATE | {"certificate_left": -5.0}, "error", "api.tls.cert (/c.pem) has ended", "systemctl restart"),
     (CERTIFICATE | {"certificate_left": 29.6 * 86400}, "warning", "ends in 30 days", "systemctl restart"),

@@ -9,7 +9,7 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.model.world import Head
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
-from nodeagent.plan.keepers import MOST, better, choose, chooser, must_let_go, silence
+from nodeagent.plan.keepers import better, choose, chooser, must_let_go, silence
 from nodeagent.plan.steps import Activate, Propose
 from tests.unit.plan.build import SUCCEEDED, WALL, life, make_cluster, make_head, make_job, make_node
 
@@ -28,7 +28,24 @@ def lives(*names: str) -> dict[str, str]:
 def test_members_are_asked_by_rank_and_no_more_than_needed() -> None:
     names = [f"n{i}" for i in range(9, 0, -1)]
     cluster = make_cluster(peers(*names))
-    assert choose(cluster, make_head(names).members.values()) == lives(*names[:MOST])
+    assert choose(cluster, make_head(names).members.values()) == lives(*names[::2])
+
+
+def test_they_are_spread_over_ranks_since_neighbours_share_a_rack() -> None:
+    """Found by strangers: the first five were all in one, and with its power went all keepers."""
+    names = [f"n{i}" for i in range(1, 65)]
+    cluster = make_cluster(peers(*names))
+    assert choose(cluster, make_head(names).members.values()) == lives("n1", "n16", "n32", "n48", "n64")
+
+
+def test_they_are_spread_over_the_racks_that_nodes_name() -> None:
+    names = [f"n{i}" for i in range(1, 13)]
+    racks = {n: "a" if i < 8 else "b" if i < 11 else "c" for i, n in enumerate(names)}
+    nodes = [
+        node.model_copy(update={"facts": node.facts.model_copy(update={"labels": {"rack": racks[node.id]}})})
+        for node in peers(*names)
+    ]
+    assert choose(make_cluster(nodes), make_head(names).members.values()) == lives("n1", "n2", "n9", "n10", "n12")
 
 
 def test_where_members_are_few_others_are_asked_as_well() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,71 @@ def test_a_line_without_end_is_shown_after_a_while(tmp_path: Path, monkeypatch: 
     capture.started()
     capture.close()
     file.close()
+
+
+def fill(folder: Path, megabytes: int) -> int:
+    """A log of one rank, so large; how many records it has."""
+    line = f"{stamp(1.0)} stdout F {'x' * 970}".encode()
+    count = megabytes * 1024
+    (folder / "g1").mkdir(parents=True)
+    with (folder / "g1" / "rank0.log").open("wb") as file:
+        for number in range(count):
+            file.write(b"%s %d\n" % (line, number))
+    return count
+
+
+def read_by(thread: int | str) -> int:
+    """Bytes that a thread, or this whole process, has read until now."""
+    where = "/proc/self/io" if thread == "all" else f"/proc/self/task/{thread}/io"
+    return int(next(line for line in Path(where).read_text().splitlines() if line.startswith("rchar")).split()[1])
+
+
+async def test_the_last_lines_of_a_large_log_are_read_from_its_end_and_beside_the_loop(tmp_path: Path) -> None:
+    count = fill(tmp_path, 40)
+    loop, before_loop, before = threading.get_native_id(), read_by(threading.get_native_id()), read_by("all")
+    found = [line.text.split()[1] async for line in follow(tmp_path, tail=10, ended=lambda: True)]
+    assert found == [str(number) for number in range(count - 10, count)]
+    assert read_by("all") - before < 1 << 20
+    assert read_by(loop) - before_loop < 1 << 14
+
+
+async def test_a_log_is_followed_beside_the_loop(tmp_path: Path) -> None:
+    count = fill(tmp_path, 3)
+    loop = threading.get_native_id()
+    before = read_by(loop)
+    assert len([line async for line in follow(tmp_path, ended=lambda: True)]) == count
+    assert read_by(loop) - before < 1 << 14
+
+
+@pytest.mark.parametrize("content", ["zeros", "one line", "zeros at the end"])
+def test_what_has_no_lines_costs_little(tmp_path: Path, content: str) -> None:
+    (tmp_path / "g1").mkdir()
+    with (tmp_path / "g1" / "rank0.log").open("wb") as file:
+        if content == "zeros at the end":
+            file.write(f"{stamp(1)} stdout F hello\n".encode())
+        if content == "one line":
+            file.write(b"x" * (8 << 20))
+        else:
+            file.truncate(600 << 20)
+    before = read_by("all")
+    tracemalloc.start()
+    try:
+        tail = list(read_logs(tmp_path, tail=1))
+        whole = list(read_logs(tmp_path))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert tail == []
+    assert [line.text for line in whole] == (["hello"] if content == "zeros at the end" else [])
+    assert peak < 8 << 20
+    assert read_by("all") - before < 8 << 20
+
+
+def test_the_last_lines_are_those_of_older_files_too(tmp_path: Path) -> None:
+    file = a_file(tmp_path, max_bytes=2_000, keep=4)
+    for number in range(100):
+        file.write(f"{stamp(number)} stdout F {number}\n".encode())
+    file.close()
+    for count in (0, 1, 7, 60, 1000):
+        texts = [line.text for line in read_logs(tmp_path, tail=count)]
+        assert texts == [line.text for line in read_logs(tmp_path)][-count or 1000 :]

@@ -43,3 +43,13 @@ def test_error_file_that_is_no_json_or_a_link(tmp_path: Path) -> None:
     assert a_record(256, tmp_path / "text").error == "x" * 4000
     (tmp_path / "link").symlink_to("text")
     assert a_record(256, tmp_path / "link").error == "tail"
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[" * 100_000, '{"message": ' + "[" * 900 + "]" * 900 + "}", '{"message": {"message": "a\\ud800b"}}', '"\\ud800"'],
+)
+def test_whatever_an_error_file_holds_the_record_can_be_read(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "error"
+    file.write_text(content)
+    assert a_record(1 << 8, file).error

@@ -1,0 +1,147 @@
+"""What ended jobs left on this node: their output and their pods' records, removed when they are old or too many.
+
+A job that has not ended, that has a pod here, or of which the agent cannot say is left alone. The folders are their
+users', so they are looked into and removed beside the loop, by ``osutil.untrusted``. Nothing else removes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.osutil.untrusted import Folder, UntrustedError, aside, remove_tree
+from nodeagent.spec.agentconfig import DirsConfig, RetentionConfig
+
+LOOK = 3600.0
+"""Seconds between two looks."""
+LOOK_LIMIT = 60.0
+"""Seconds for a look, and for each removal."""
+_LOGS = re.compile(r".+-([0-9a-f]{8})")
+_STATE = re.compile(r"([0-9a-f]{8})[0-9a-f]{24}")
+_OURS = re.compile(r"g[0-9]+|shim\.log|pod\.log")
+"""What a folder of output holds; without it the folder is somebody else's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """One folder of a job."""
+
+    above: Path
+    name: str
+    job: str
+    """The first 8 digits of the job's uid."""
+    written: float
+    """When something was last written there (wall clock), as far as the folder tells."""
+
+
+def found(dirs: DirsConfig) -> list[Left]:
+    """Blocking. Folders that jobs have here."""
+    output = [
+        Left(dirs.logs, name, match[1], written)
+        for name in _names(dirs.logs)
+        if (match := _LOGS.fullmatch(name)) and (written := _written(dirs.logs, name, needs=_OURS)) is not None
+    ]
+    records = [
+        Left(dirs.state / "pods", name, match[1], written)
+        for name in _names(dirs.state / "pods")
+        if (match := _STATE.fullmatch(name)) and (written := _written(dirs.state / "pods", name)) is not None
+    ]
+    return output + records
+
+
+def outdated(
+    left: Iterable[Left],
+    jobs: Mapping[str, JobRecord],
+    spared: Collection[str],
+    wall: float,
+    keep: RetentionConfig,
+) -> list[Left]:
+    """Those to be removed. ``spared``: uids of jobs that are left alone whatever is known of them."""
+    known: dict[str, list[JobRecord]] = {}
+    for record in jobs.values():
+        known.setdefault(record.uid[:8], []).append(record)
+    lives = {uid[:8] for uid in spared} | {
+        short for short, records in known.items() if any(record.phase not in TERMINAL for record in records)
+    }
+    folders: dict[str, list[Left]] = {}
+    for one in left:
+        if one.job not in lives:
+            folders.setdefault(one.job, []).append(one)
+
+    def ended(job: str) -> float:
+        told = [record.ended for record in known.get(job, []) if record.ended is not None]
+        return max(told) if told else max(one.written for one in folders[job])
+
+    newest_first = sorted(folders, key=lambda job: (-ended(job), job))
+    old = [job for number, job in enumerate(newest_first) if number >= keep.jobs or wall - ended(job) > keep.age]
+    return [one for job in old for one in folders[job]]
+
+
+class Retention:
+    """The task. ``view`` gives what is known of jobs, and which are to be spared; None while that is not certain."""
+
+    def __init__(
+        self,
+        dirs: DirsConfig,
+        keep: Callable[[], RetentionConfig],
+        view: Callable[[], tuple[Mapping[str, JobRecord], Collection[str]] | None],
+        wall: Callable[[], float],
+    ) -> None:
+        self._dirs, self._keep, self._view, self._wall = dirs, keep, view, wall
+        self._log = structlog.get_logger("retention")
+
+    async def run(self) -> None:
+        """Look now and then."""
+        while True:
+            await asyncio.sleep(LOOK)
+            await self.look()
+
+    async def look(self) -> None:
+        """Remove what is outdated now."""
+        try:
+            left = await aside(lambda: found(self._dirs), LOOK_LIMIT)
+        except UntrustedError as error:
+            self._log.warning("what ended jobs left is not looked at", why=str(error))
+            return
+        view = self._view()
+        for one in outdated(left, *view, self._wall(), self._keep()) if view is not None else ():
+            try:
+                await aside(lambda one=one: remove_tree(one.above, one.name), LOOK_LIMIT)  # type: ignore[misc]
+            except UntrustedError as error:
+                self._log.warning("what an ended job left is not removed", why=str(error))
+            else:
+                self._log.info("removed what an ended job left", folder=str(one.above / one.name))
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        with Folder(folder) as opened:
+            return opened.names()
+    except UntrustedError:  # no job has run here yet
+        return []
+
+
+def _written(above: Path, name: str, needs: re.Pattern[str] | None = None) -> float | None:
+    """The newest time of the folder, of its newest generation and of that one's files; None for what is none of
+    ours."""
+    times: list[float] = []
+    try:
+        with Folder(above, name) as opened:
+            names = opened.names()
+            if needs is not None and not any(map(needs.fullmatch, names)):
+                return None
+            times.append(opened.written)
+        numbers = [int(entry[1:]) for entry in names if re.fullmatch(r"g[0-9]{1,9}", entry)]
+        if numbers:
+            with Folder(above, name, f"g{max(numbers)}") as newest:
+                times.append(newest.written)
+                times += [newest.facts(entry).st_mtime for entry in newest.names(100)]
+    except UntrustedError:
+        return max(times, default=None)
+    return max(times)

@@ -1,0 +1,363 @@
+"""The one way in which root's processes touch files, folders and sockets that another user may write.
+
+Such a folder may hold anything: links, pipes, devices, file systems of the user's own making, files without end, trees
+without bottom, what changes while it is read. So everything is reached by the descriptor of a folder, never through a
+link or into another mount, and looked at before it is opened: only plain files of the expected owner are, without
+waiting. All reads, lists and walks are bounded. Whatever is not as it must be is an ``UntrustedError``, and nothing
+else is raised: to the caller it means that there is nothing. What may take long is done ``aside``. Must never know what
+a file means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+import stat
+import struct
+import threading
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Self, TypeVar
+
+T = TypeVar("T")
+
+JSON_MAX = 1 << 16
+"""Bytes of a JSON file."""
+DEPTH_MAX = 32
+"""Objects and arrays inside of each other in a JSON file."""
+NAMES_MAX = 10_000
+"""Entries of a folder that are looked at."""
+REMOVE_MAX = 1_000_000
+"""Entries that are removed with a tree; the rest of a larger one stays."""
+ASIDE_MAX = 64
+"""Threads at a time that do such work; as many may hang until no more of it is done."""
+ASIDE_SECONDS = 5.0
+"""Until work that does not end is given up, unless said otherwise; its thread goes on alone."""
+
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CREDENTIALS = struct.Struct("3i")
+
+
+class UntrustedError(Exception):
+    """What lies there is missing, or not what it should be; ``str()`` is a phrase for the log."""
+
+
+class Folder:
+    """An open folder that belongs to ``owner`` (None: whoever has it). Use it with ``with``.
+
+    ``trusted`` is a path in which only root (or this process's own user) can write; ``names`` lead from there.
+    Raises UntrustedError.
+    """
+
+    def __init__(self, trusted: Path, *names: str, owner: int | None = None) -> None:
+        self.path = trusted.joinpath(*names)
+        if any(name in ("", ".", "..") or "/" in name for name in names):
+            raise UntrustedError(f"{self.path} does not name one folder in another")
+        with _told(self.path):
+            fd = os.open(trusted, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            for name in names:
+                try:
+                    inner = _opened(fd, name, stat.S_ISDIR, os.O_RDONLY | os.O_DIRECTORY)
+                finally:
+                    os.close(fd)
+                fd = inner
+        self.fd = fd
+        self.owner = os.fstat(fd).st_uid
+        if owner is not None and self.owner != owner:
+            self.close()
+            raise UntrustedError(f"{self.path} belongs to uid {self.owner}, not to {owner}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def names(self, most: int = NAMES_MAX) -> list[str]:
+        """What is in it, at most so many, in no order."""
+        with _told(self.path), os.scandir(self.fd) as entries:
+            return [entry.name for entry, _ in zip(entries, range(most), strict=False)]
+
+    @property
+    def written(self) -> float:
+        """When an entry was last added or removed (wall clock)."""
+        return os.fstat(self.fd).st_mtime
+
+    def facts(self, name: str) -> os.stat_result:
+        """Of a plain file of the folder's owner."""
+        with _told(self.path / name):
+            at = _pinned(self.fd, name, stat.S_ISREG, {self.owner})
+        try:
+            return os.fstat(at)
+        finally:
+            os.close(at)
+
+    def open(self, name: str, *, also: int | None = None) -> BinaryIO:
+        """A plain file of the folder's owner (or of ``also``), to be read."""
+        with _told(self.path / name):
+            fd = _opened(self.fd, name, stat.S_ISREG, os.O_RDONLY, {self.owner, also})
+        return os.fdopen(fd, "rb", buffering=0)
+
+    def append(self, name: str, mode: int, *, also: int) -> BinaryIO:
+        """A plain file, to be added to: made for the folder's owner, or there and his (or of ``also``) under this name
+        only."""
+        with _told(self.path / name):
+            try:
+                fd = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | _FLAGS, mode, dir_fd=self.fd)
+                if os.geteuid() == 0:
+                    os.fchown(fd, self.owner, os.fstat(self.fd).st_gid)
+            except FileExistsError:
+                fd = _opened(self.fd, name, stat.S_ISREG, os.O_WRONLY | os.O_APPEND, {self.owner, also}, alone=True)
+        return os.fdopen(fd, "ab", buffering=0)
+
+    def read(self, name: str, most: int) -> bytes:
+        """A whole file of at most so many bytes."""
+        with self.open(name) as file, _told(self.path / name):
+            content = _read(file, most + 1)
+        if len(content) > most:
+            raise UntrustedError(f"{self.path / name} is larger than {most} bytes")
+        return content
+
+    def read_object(self, name: str) -> dict[str, Any]:
+        """A JSON file that holds an object."""
+        content = self.read(name, JSON_MAX)
+        try:
+            return object_of(content)
+        except UntrustedError as error:
+            raise UntrustedError(f"{self.path / name}: {error}") from error
+
+    def end_of(self, name: str, most: int, *, also: int | None = None) -> bytes:
+        """The last bytes of a file, at most so many."""
+        with self.open(name, also=also) as file, _told(self.path / name):
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+            return _read(file, most)
+
+    def connect(self, name: str) -> tuple[socket.socket, int]:
+        """A connection, which does not block, to the owner's socket of this name; and the pid of who listens there. Not
+        waited for: where too many wait already it is an error."""
+        path = self.path / name
+        with _told(path):
+            at = _pinned(self.fd, name, stat.S_ISSOCK, {self.owner})
+            try:
+                link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                try:
+                    link.setblocking(False)
+                    link.connect(f"/proc/self/fd/{at}")
+                    pid, uid = peer(link)
+                    if uid != self.owner:
+                        raise UntrustedError(f"uid {uid} listens at {path}, not {self.owner}")
+                except (OSError, UntrustedError):
+                    link.close()
+                    raise
+            finally:
+                os.close(at)
+        return link, pid
+
+
+def _pinned(
+    folder: int,
+    name: str,
+    kind: Callable[[int], bool],
+    owners: Container[int | None] | None = None,
+    *,
+    alone: bool = False,
+) -> int:
+    """A descriptor that holds on to what has this name without having opened it. Raises UntrustedError, OSError."""
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    wrong = ""
+    if _mount(fd) != _mount(folder):  # before all else: even to look at it would ask a file system of the user's
+        wrong = "is another mount"
+    else:
+        facts = os.fstat(fd)
+        if not kind(facts.st_mode):
+            wrong = f"is of the wrong kind ({stat.filemode(facts.st_mode)[0]})"
+        elif owners is not None and facts.st_uid not in owners:
+            wrong = f"belongs to uid {facts.st_uid}"
+        elif alone and facts.st_nlink != 1:
+            wrong = "has other names too"
+    if wrong:
+        os.close(fd)
+        raise UntrustedError(f"{name} {wrong}")
+    return fd
+
+
+def _opened(
+    folder: int,
+    name: str,
+    kind: Callable[[int], bool],
+    flags: int,
+    owners: Container[int | None] | None = None,
+    *,
+    alone: bool = False,
+) -> int:
+    at = _pinned(folder, name, kind, owners, alone=alone)
+    try:
+        return os.open(f"/proc/self/fd/{at}", flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(at)
+
+
+def _mount(fd: int) -> bytes:
+    """Which mount this is on; the file system itself is not asked."""
+    info = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        lines = os.read(info, 4096).split(b"\n")
+    finally:
+        os.close(info)
+    return next((line for line in lines if line.startswith(b"mnt_id:")), b"")
+
+
+def _read(file: BinaryIO, most: int) -> bytes:
+    found = b""
+    while len(found) < most and (data := file.read(most - len(found))):
+        found += data
+    return found
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UntrustedError(f"{path}: {error.strerror or error}") from error
+
+
+def peer(link: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of who is at the other end of a unix socket, as the kernel says."""
+    pid, uid, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid
+
+
+def object_of(content: bytes) -> dict[str, Any]:
+    """A JSON object that can be written again as UTF-8 and is not deeper than DEPTH_MAX. Raises UntrustedError."""
+    try:
+        value = json.loads(content.decode(), parse_constant=_no_constant)
+        if not isinstance(value, dict):
+            raise UntrustedError("not a JSON object")
+        if _deeper(value):
+            raise UntrustedError(f"JSON of more than {DEPTH_MAX} levels")
+        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair ends here
+    except ValueError as error:
+        raise UntrustedError(f"not JSON: {error}") from error
+    except RecursionError as error:
+        raise UntrustedError(f"JSON of more than {DEPTH_MAX} levels") from error
+    return value
+
+
+def _deeper(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEPTH_MAX):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def remove_tree(trusted: Path, name: str) -> None:
+    """Remove what has this name in a folder in which only this process's user writes; no link is followed, and a mount
+    ends it. Constant in memory and descriptors, however deep: what lies deeper is moved up and removed there. Raises
+    UntrustedError where something is left."""
+    path = trusted / name
+    with _told(path):
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return
+        except (IsADirectoryError, PermissionError):  # PermissionError: POSIX's word for a folder
+            pass
+        else:
+            return
+    with Folder(trusted, name) as top, _told(path):
+        left = REMOVE_MAX
+        while names := top.names():
+            left -= len(names)
+            if left < 0:
+                raise UntrustedError(f"{path} holds more than {REMOVE_MAX} entries")
+            for entry in names:
+                _remove_entry(top.fd, entry)
+            if len(names) < NAMES_MAX and set(top.names()) == set(names):
+                raise UntrustedError(f"{path}: what it holds cannot be removed")
+    with _told(path):
+        path.rmdir()
+
+
+def _remove_entry(top: int, name: str) -> None:
+    """An entry of the folder; one that is a folder with something in it has its entries moved up first."""
+    try:
+        os.unlink(name, dir_fd=top)
+        return
+    except (IsADirectoryError, PermissionError):
+        pass
+    with suppress(OSError):
+        os.rmdir(name, dir_fd=top)
+        return
+    fd = _opened(top, name, stat.S_ISDIR, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with os.scandir(fd) as entries:
+            inside = [entry.name for entry, _ in zip(entries, range(NAMES_MAX), strict=False)]
+        for entry in inside:
+            try:
+                os.unlink(entry, dir_fd=fd)
+            except (IsADirectoryError, PermissionError):
+                os.rename(entry, f".{secrets.token_hex(8)}", src_dir_fd=fd, dst_dir_fd=top)
+    finally:
+        os.close(fd)
+    with suppress(OSError):  # more than NAMES_MAX: the next look goes on
+        os.rmdir(name, dir_fd=top)
+
+
+_aside: set[threading.Thread] = set()
+
+
+async def aside(work: Callable[[], T], seconds: float = ASIDE_SECONDS) -> T:
+    """What ``work`` returns or raises, done in a thread of its own that nobody waits for longer than this. Raises
+    UntrustedError where it does not end, or where too many others have not."""
+    _aside.difference_update([thread for thread in _aside if not thread.is_alive()])
+    if len(_aside) >= ASIDE_MAX:
+        raise UntrustedError(f"{ASIDE_MAX} looks at users' files have not come back")
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, error: Exception | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(value)  # type: ignore[arg-type]
+
+    def run() -> None:
+        value, error = None, None
+        try:
+            value = work()
+        except Exception as problem:  # noqa: BLE001 - the caller's to handle
+            error = problem
+        with suppress(RuntimeError):  # the loop has been closed meanwhile
+            loop.call_soon_threadsafe(settle, value, error)
+
+    thread = threading.Thread(target=run, name="untrusted", daemon=True)
+    thread.start()
+    _aside.add(thread)
+    try:
+        async with asyncio.timeout(seconds):
+            return await done
+    except TimeoutError:
+        raise UntrustedError(f"it did not come back within {seconds:g} s") from None

@@ -1,0 +1,234 @@
+"""The jobs that wait for nodes, in their order: how many nodes each could use, which of them go first, and for which of
+them nodes get ready.
+
+What a decision on one of hundreds of jobs rests on is worked out once for each view, by kinds of node instead of by
+node: it costs as much as there are nodes and jobs, not as much as both multiplied. Chooses no nodes: that is
+``placement.py``'s.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from nodeagent.model.job import JobRecord
+from nodeagent.model.jobspec import Role
+from nodeagent.model.node import NodeRecord
+from nodeagent.model.timing import millis
+from nodeagent.plan.bookings import Booked, booked, changed_bookings
+from nodeagent.plan.changes import Seen, changed, seen
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.health import bar
+from nodeagent.plan.membership import Candidate, asked, fitting, in_order, some_candidates, survivors
+
+ASSEMBLE = 60.0
+"""A queued job waits this many seconds for nodes that are still getting ready before it starts smaller than its
+target."""
+SETTLE = 5.0
+"""A holding job waits this many seconds for the same."""
+
+NEXT = 4
+"""For so many of the jobs that wait and have room nodes get ready: the first in the queue. More pods than could start
+soon would only cost memory."""
+GIVE_WAY = 60.0
+"""A job whose nodes have been getting ready for so many seconds and that has not started leaves its place to another.
+Of such jobs, too, only the first NEXT keep their pods."""
+
+
+def in_queue(job: JobRecord) -> bool:
+    """It has no generation, and is to run as soon as it has nodes."""
+    return job.phase in ("queued", "holding") and job.control.desired == "run"
+
+
+def rank(job: JobRecord) -> tuple[int, int]:
+    """Sort key of the queue: higher priorities, then older jobs, first."""
+    return -job.spec.priority, job.order
+
+
+def patience(job: JobRecord) -> int:
+    """Served time (ms) until which nodes that are getting ready for the job are waited for."""
+    return job.since + millis(ASSEMBLE if job.active is None else SETTLE)
+
+
+class _Kind(NamedTuple):
+    """All of a node that decides whether it has room for a job that has nothing there."""
+
+    gpus: int
+    free_gpus: int
+    free_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """The nodes of a view."""
+
+    seen: Seen
+    booked: Booked
+    of: Mapping[str, _Kind]
+    """Those that may take work."""
+    kinds: Mapping[_Kind, int]
+    """How many of these there are of each kind."""
+    live: int
+    """How many nodes are live, whether they may take work or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many nodes could run a job."""
+
+    fit: int
+    """Now."""
+    pending: int
+    """As soon as they have got ready."""
+    unfit: int
+    """They are live and could, but for a check that failed."""
+    live: int
+    """Nodes that are live, whether they could or not."""
+
+    @property
+    def soon(self) -> int:
+        return self.fit + self.pending
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A job in the queue."""
+
+    job: JobRecord
+    room: Room
+
+    @property
+    def fits(self) -> bool:
+        """There are enough nodes now."""
+        return self.room.fit >= self.job.spec.role.nodes.min
+
+    @property
+    def has_room(self) -> bool:
+        """There would be enough nodes if all got ready that can."""
+        return self.room.soon >= self.job.spec.role.nodes.min
+
+    def starts(self, served: int) -> bool:
+        """It could start now, or as soon as nodes are ready for it that are still waited for."""
+        if served < self.job.not_before:
+            return False
+        could = self.room.soon if served < patience(self.job) else self.room.fit
+        return could >= self.job.spec.role.nodes.min
+
+
+def room_for(cluster: Cluster, job: JobRecord) -> Room:
+    """How many nodes could run the job: what ``candidates`` would count."""
+    return cluster.once(f"room:{job.uid}", lambda _before: _room_for(cluster, job), job)
+
+
+def queue(cluster: Cluster) -> tuple[Waiting, ...]:
+    """The jobs that wait for nodes and may run, the first one first."""
+
+    def look(_before: object) -> tuple[Waiting, ...]:
+        jobs = [j for j in cluster.jobs.values() if in_queue(j) and j.uid not in cluster.refused]
+        return tuple(Waiting(job, room_for(cluster, job)) for job in sorted(jobs, key=rank))
+
+    return cluster.once("queue", look, cluster.refused)
+
+
+def places(cluster: Cluster) -> Mapping[str, int]:
+    """Each waiting job's (uid) place in the queue, from 1."""
+
+    def count(_before: object) -> dict[str, int]:
+        return {waiting.job.uid: i for i, waiting in enumerate(queue(cluster), 1)}
+
+    return cluster.once("places", count, cluster.refused)
+
+
+def earlier(cluster: Cluster, job: JobRecord) -> Waiting | None:
+    """A job before this one in the queue that could start now or soon; those that cannot hold nobody up."""
+    for other in queue(cluster):
+        if rank(other.job) >= rank(job):
+            return None
+        if other.starts(cluster.served):
+            return other
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The jobs (uids) among those that wait for which nodes get ready."""
+
+    up: frozenset[str] = frozenset()
+    since: Mapping[str, int] = field(default_factory=dict)
+    """When (served time) each that was ever among them got its place, for as long as it has room."""
+
+
+def next_up(cluster: Cluster, before: Line = Line()) -> Line:
+    """Only some of the jobs that have room, or hundreds would have a pod on each free node. The first in the queue is
+    always among them, since it could never start otherwise, and pods that never get ready keep no job from getting its
+    turn. ``before``: what this said of an earlier view."""
+    soon = cluster.served + millis(ASSEMBLE)
+    line = [w.job.uid for w in queue(cluster) if w.has_room and w.job.not_before <= soon]
+    late = cluster.served - millis(GIVE_WAY)
+    slow = [uid for uid in line if before.since.get(uid, cluster.served) <= late]
+    up = [uid for uid in line if uid not in slow][:NEXT]
+    since = {uid: before.since.get(uid, cluster.served) for uid in (*slow, *up)}
+    return Line(frozenset((*up, *slow[:NEXT])), since)
+
+
+def _room_for(cluster: Cluster, job: JobRecord) -> Room:
+    nodes, head, role = _look(cluster), job.head, job.spec.role
+    known = dict.fromkeys(asked(cluster).get(job.uid, ()))
+    if head is not None:
+        known |= dict.fromkeys([*head.members, *head.holders])
+    others = sum(count for kind, count in nodes.kinds.items() if _fits(role, kind))
+    others -= sum(_fits(role, nodes.of[node]) for node in known if node in nodes.of)
+    room = _count(nodes.live, {m.node for m in survivors(cluster, job)}, some_candidates(cluster, job, known))
+    return replace(room, pending=room.pending + others)
+
+
+def with_room(cluster: Cluster, role: Role) -> Sequence[str]:
+    """Nodes with room for a job of this role that has nothing there, those with the fewest pods first."""
+    shape = role.workers_per_node, role.gpus_per_worker, role.uneven
+
+    def look(_before: object) -> tuple[str, ...]:
+        nodes = _look(cluster)
+        able = {kind for kind in nodes.kinds if _fits(role, kind)}
+        found = [n for n in in_order(cluster) if nodes.of.get(n) in able]
+        return tuple(sorted(found, key=lambda n: len(cluster.nodes[n].readiness)))
+
+    return cluster.once(f"able:{shape}", look)
+
+
+def _count(live: int, members: Collection[str], found: Iterable[Candidate]) -> Room:
+    """A member that is live keeps its place while it gets ready again (see ``placement.choose``)."""
+    counts = Counter("fit" if c.standing == "pending" and c.node in members else c.standing for c in found)
+    return Room(counts["fit"], counts["pending"], counts["unfit"], live)
+
+
+def _fits(role: Role, kind: _Kind) -> bool:
+    return fitting(role, kind.gpus, kind.free_gpus, kind.free_slots) > 0
+
+
+def _look(cluster: Cluster) -> _Nodes:
+    return cluster.once("kinds", lambda before: _look_at_nodes(cluster, before))
+
+
+def _look_at_nodes(cluster: Cluster, before: _Nodes | None) -> _Nodes:
+    """Only those about which something changed."""
+    held, news = booked(cluster), None
+    if before is not None and (news := changed(cluster, before.seen)) is not None:
+        news = news.union(changed_bookings(cluster, before.booked)).intersection(cluster.nodes)
+    of = dict(before.of) if before is not None and news is not None else {}
+    for name in cluster.nodes if news is None else news:
+        node = cluster.nodes[name]
+        of.pop(name, None)
+        if cluster.live(name) and node.cordon is None and not bar(node.facts):
+            of[name] = _kind(node, {d for _, devices in held.get(name, ()) for d in devices})
+    live = sum(map(cluster.live, cluster.nodes))
+    return _Nodes(seen(cluster), held, of, Counter(of.values()), live)
+
+
+def _kind(node: NodeRecord, used: set[str]) -> _Kind:
+    facts = node.facts
+    slots = facts.cpu_slots
+    if used:
+        slots = sum(f"cpu{i}" not in used for i in range(slots))
+    return _Kind(len(facts.gpus), sum(g.healthy and g.uuid not in used for g in facts.gpus), slots)

@@ -1,0 +1,67 @@
+-- examine: nothing. After a step that failed on the server: every key of another type goes, and every job's record that
+-- no step could read; the agents give back what that took. At most once a second.
+if now - tonumber(meta.examined or '0') < 1000 and now >= tonumber(meta.examined or '0') then
+  return { 1 }
+end
+redis.call('HSET', META, 'examined', int(now))
+local TYPES = {
+  lease = 'zset', departed = 'zset', changes = 'zset', awaited = 'zset', heard = 'zset', ['requests:order'] = 'zset',
+  cordons = 'hash', names = 'hash', highest = 'hash', requests = 'hash', saved = 'hash', events = 'stream',
+  saves = 'stream',
+}
+local found = {}
+
+local function check_type(key, wanted)
+  local is = redis.call('TYPE', P .. key).ok
+  if is ~= 'none' and is ~= wanted then
+    redis.call('DEL', P .. key)
+    found[#found + 1] = key
+    return false
+  end
+  return is ~= 'none'
+end
+
+local TEXTS = { uid = 1, name = 1, phase = 1, reason = 1, outcome = 1, head_id = 1, head_state = 1, head_address = 1,
+  active_id = 1 }
+
+local function reads(job)
+  for field, value in pairs(job) do
+    local text = TEXTS[field] and '""' or value
+    if string.find(field, '^report:') or string.find(field, '^last:') then
+      text = string.match(value, '^%d+ %a+ (.*)$')
+    end
+    if not text or not pcall(cjson.decode, '[' .. text .. ']') then
+      return false
+    end
+  end
+  return job.uid and job.name and job.phase and job.control and job.spec and job.order
+end
+
+for _, key in ipairs(sorted_keys(TYPES)) do
+  check_type(key, TYPES[key])
+end
+for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
+  local kind, id = string.match(record, '^(%a+):(.*)$')
+  if kind == 'job' or kind == 'node' then
+    if check_type(record, 'hash') and kind == 'job' and not reads(to_map(redis.call('HGETALL', P .. record))) then
+      found[#found + 1] = record
+    end
+    if kind == 'node' then
+      check_type('alloc:' .. id, 'hash')
+      if not tonumber(redis.call('HGET', P .. record, 'seq') or '0')
+        or not tonumber(redis.call('HGET', P .. record, 'start') or '0') then
+        found[#found + 1] = record
+      end
+    end
+  end
+end
+for _, name in ipairs(redis.call('HKEYS', HIGHEST)) do
+  if not tonumber(redis.call('HGET', HIGHEST, name)) then
+    redis.call('HDEL', HIGHEST, name)
+    found[#found + 1] = 'highest'
+  end
+end
+if found[1] and meta.timing then
+  distrust(found)
+end
+return { 1 }

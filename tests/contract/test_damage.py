@@ -1,0 +1,141 @@
+"""What somebody removes from the store by hand: noticed, given back by those who know it, and never decided upon."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.model.job import JobRecord
+from tests.contract.bench import Bench, head, refused
+from tests.contract.test_restore import View, read, read_after, rejoin
+
+KEYS = ("job:u1", "node:n1", "node:n2", "names", "alloc:n1", "lease", "highest", "changes")
+
+
+async def trained(bench: Bench) -> tuple[JobRecord, View]:
+    """A job runs on n1 and n2, and n1 has read all."""
+    await bench.up("n1", "n2", "n3")
+    await bench.active(await bench.submit(), "n1", "n2")
+    view = await read(bench)
+    return view.jobs["u1"], view
+
+
+async def noticed(bench: Bench, view: View, limit: int = 20) -> str:
+    """The refusal of a beat that finds out."""
+    reply = view.reply
+    for _ in range(limit):
+        try:
+            await bench.beat("n1", rev=reply.rev, era=reply.era, runs=("u1",))
+        except Exception as error:  # noqa: BLE001 - judged below
+            found: Exception = error
+            break
+    else:
+        raise AssertionError("nobody notices")
+
+    async def again() -> None:
+        raise found
+
+    return await refused("behind", again())
+
+
+@pytest.mark.parametrize("key", KEYS)
+async def test_what_was_removed_is_noticed_and_given_back(bench: Bench, key: str) -> None:
+    """Found by strangers: nobody noticed, and a second job of the name could be submitted beside the first."""
+    job, view = await trained(bench)
+    await bench.take(key)
+    assert key in await noticed(bench, view)
+    await refused("recovering", bench.submit("u2"))
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2", "n3")
+    after = await read_after(bench)
+    restored = after.jobs["u1"]
+    assert restored.model_copy(update={"rev": 0}) == job.model_copy(update={"rev": 0})
+    assert set(after.nodes) == {"n1", "n2", "n3"}
+    assert after.reply.lapsed == ()
+    await refused("name_taken", bench.submit("u2"))
+    other = await bench.submit("u3", "other")
+    await refused("busy", bench.propose(other, "n1"))
+    job = await bench.propose(restored, "n1", "n3")
+    assert head(job).number == 2
+    kinds = await bench.kinds()
+    assert kinds.count("StoreDamaged") == 1
+    assert (await bench.beat("n1", rev=after.reply.rev, era=after.reply.era, runs=("u1",))).era == after.reply.era
+
+
+async def test_a_name_is_taken_by_the_record_whatever_the_names_say(bench: Bench) -> None:
+    await trained(bench)
+    await bench.take("names")
+    await refused("name_taken", bench.submit("u2"))
+
+
+async def test_a_submit_finds_a_record_that_is_missing(bench: Bench) -> None:
+    _, view = await trained(bench)
+    await bench.take("job:u1")
+    await bench.take("names")
+    await refused("recovering", bench.submit("u2"))
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2")
+    assert (await read_after(bench)).jobs["u1"].phase == "running"
+
+
+async def test_a_node_that_is_missing_holds_what_it_ran(bench: Bench) -> None:
+    """Its record is no proof that its workers are gone."""
+    job, _ = await trained(bench)
+    await bench.take("node:n2")
+    job = await bench.propose(job, "n1")
+    assert set(head(job).holders) == {"n1", "n2"}
+
+
+async def test_a_lease_that_is_missing_is_no_proof_of_silence(bench: Bench) -> None:
+    job, _ = await trained(bench)
+    await bench.take("lease")
+    assert "holds its lease" in await refused("stale", bench.propose(job, "n1", lost=("n2",)))
+
+
+async def test_a_removed_job_stays_removed(bench: Bench) -> None:
+    """A step did it, and left its mark."""
+    await bench.up("n1", "n2")
+    job = await bench.submit()
+    await bench.end(job, "stopped")
+    await bench.store.remove("u1")
+    reply = await bench.beat("n1")
+    assert reply.gone == ("job:u1",)
+    for _ in range(10):
+        reply = await bench.beat("n1", rev=reply.rev, era=reply.era, runs=("u1",))
+    assert not reply.recovering
+    assert (await bench.submit("u2")).phase == "queued"
+    assert "StoreDamaged" not in await bench.kinds()
+
+
+async def test_a_record_that_its_members_cannot_read_is_given_back(bench: Bench) -> None:
+    job, view = await trained(bench)
+    reply = view.reply
+    await refused("behind", bench.beat("n1", rev=reply.rev, era=reply.era, runs=("u1",), damaged=("job:u1",)))
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2")
+    assert (await read_after(bench)).jobs["u1"] == job
+
+
+async def test_what_nobody_knows_any_more_is_gone_and_asked_for_once(bench: Bench) -> None:
+    _, view = await trained(bench)
+    await bench.take("job:u1")
+    await noticed(bench, view)
+    await rejoin(bench, "n1", "n2", "n3")
+    after = await read_after(bench)
+    assert after.jobs == {}
+    for _ in range(10):
+        await bench.beat("n2", rev=after.reply.rev, era=after.reply.era)
+    assert (await bench.kinds()).count("StoreDamaged") == 1
+
+
+async def test_of_two_jobs_of_a_name_the_one_that_ran_stays(bench: Bench) -> None:
+    job, view = await trained(bench)
+    await bench.take("job:u1")
+    await bench.take("names")
+    await bench.take("changes")
+    await bench.submit("u2")
+    await noticed(bench, view)
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2")
+    after = await read_after(bench)
+    assert set(after.jobs) == {"u1"}
+    assert after.jobs["u1"].head == job.head

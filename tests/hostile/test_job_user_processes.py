@@ -1,0 +1,228 @@
+"""A job's user against the fence: whatever his processes do to leave their worker, none of them outlives what it may.
+Each attack is made by a process of another real uid."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from nodeagent.workers.base import PodStatus
+from nodeagent.workers.linux import is_running
+from tests.integration.workers_support import UID, Bench, make_spec, open_bench, pid_of, wait_for
+
+SYSTEM_PYTHON = "/usr/bin/python3"
+ATTACKER = "nobody"
+HANG = 60
+"""Seconds until a test is taken to hang."""
+
+ESCAPE = """
+import ctypes, os, signal, sys, time
+STEPS = "import os, signal, sys, time\\n" \\
+    "for n in (1, 2, 3, 10, 12, 13, 15): signal.signal(n, signal.SIG_IGN)\\n" \\
+    "open('pids/%d' % os.getpid(), 'w').close()\\n" \\
+    "while True: time.sleep(0.01)\\n"
+def steps():
+    os.execve(sys.executable, [sys.executable, "-Sc", STEPS], {})
+def child(body):
+    if os.fork() == 0:
+        body()
+        os._exit(0)
+def own_session():
+    os.setsid(); steps()
+def twice():
+    os.setsid()
+    child(steps)
+def own_subreaper():
+    os.setsid()
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    child(twice)
+    steps()
+def of_a_thread():
+    import threading
+    threading.Thread(target=child, args=(own_session,)).start()
+    time.sleep(600)
+def chain():
+    os.setsid()
+    for _ in range(20000):
+        if os.fork():
+            os._exit(0)
+    steps()
+WAYS = {w.__name__: w for w in (own_session, twice, own_subreaper, of_a_thread)}
+for way in sys.argv[1:]:
+    child(globals()[way])
+print("up", flush=True)
+time.sleep(600)
+"""
+WAYS = {"own_session": 1, "twice": 1, "own_subreaper": 2, "of_a_thread": 1}
+"""How a process leaves its worker's group, and how many come of it. All of them clear their environment."""
+
+
+def _can_run() -> bool:
+    with suppress(OSError):
+        probe = [SYSTEM_PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+        return subprocess.run(probe, check=False).returncode == 0
+    return False
+
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be attacked by another user"),
+    pytest.mark.skipif(not _can_run(), reason="needs a Python 3.11 that every user can run"),
+]
+
+
+@pytest.fixture(autouse=True)
+def alarm() -> Iterator[None]:
+    signal.alarm(HANG)
+    yield
+    signal.alarm(0)
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """With the job's folder, which is the attacker's."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        root.chmod(0o755)
+        user = pwd.getpwnam(ATTACKER)
+        for folder in (root / "job", root / "job" / "pids"):
+            folder.mkdir()
+            os.chown(folder, user.pw_uid, user.pw_gid)
+        (root / "job" / "t.py").write_text(ESCAPE)
+        yield root
+        for pid in escaped(root):  # only what a failed test has left
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+async def bench(root: Path) -> AsyncIterator[Bench]:
+    async with open_bench(root, SYSTEM_PYTHON) as bench:
+        yield bench
+
+
+def escaped(root: Path) -> list[int]:
+    """Living processes that have left their worker."""
+    return [pid for file in (root / "job" / "pids").iterdir() if is_running(pid := int(file.name))]
+
+
+async def attack(bench: Bench, *ways: str, count: int, standby: bool = True) -> PodStatus:
+    """A pod whose worker runs, and so many processes that have left it."""
+    command = (SYSTEM_PYTHON, "t.py", *ways)
+    environ = {"PATH": "/usr/bin:/bin"}
+    spec = make_spec(command, bench.root / "job", user=ATTACKER, environ=environ, standby=standby)
+    status = await bench.ready(spec)
+    assert status.phase == "ready", status.reason
+    status = await bench.running()
+    await bench.output_line("up")
+    await wait_for(lambda: len(escaped(bench.root)) >= count)
+    return status
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_what_left_its_session_ends_with_the_granted_time_of_a_stopped_shim(bench: Bench, way: str) -> None:
+    status = await attack(bench, way, count=WAYS[way])
+    assert status.shim_pid is not None
+    await bench.granted(1.0)
+    os.kill(status.shim_pid, signal.SIGSTOP)
+    try:
+        await wait_for(lambda: not escaped(bench.root))
+        assert not any(is_running(pid_of(w)) for w in status.workers)
+    finally:
+        os.kill(status.shim_pid, signal.SIGCONT)
+    ended = await bench.until(lambda s: s.phase == "exited")
+    assert ended.fenced
+    assert ended.standby_pid == status.standby_pid, "the standby lives on"
+
+
+async def test_what_left_its_session_ends_with_the_granted_time(bench: Bench) -> None:
+    await attack(bench, *WAYS, count=sum(WAYS.values()), standby=False)
+    bench.grant(0.5)
+    ended = await bench.until(lambda s: s.phase == "exited")
+    assert (ended.fenced, escaped(bench.root)) == (True, [])
+
+
+async def test_a_generation_has_ended_only_when_what_left_its_session_has(bench: Bench) -> None:
+    await attack(bench, *WAYS, count=sum(WAYS.values()))
+    bench.host.stop(UID, 0.2)
+    await bench.until(lambda s: s.phase == "exited")
+    assert escaped(bench.root) == []
+
+
+async def test_a_chain_of_forks_ends_with_a_stopped_shims_time(bench: Bench) -> None:
+    """Each link lives only as long as it takes to fork the next."""
+    status = await attack(bench, "chain", count=0)
+    assert status.shim_pid is not None
+    await bench.granted(0.5)
+    os.kill(status.shim_pid, signal.SIGSTOP)
+    try:
+        await wait_for(lambda: not any(is_running(pid_of(w)) for w in status.workers))
+    finally:
+        os.kill(status.shim_pid, signal.SIGCONT)
+    await bench.until(lambda s: s.phase == "exited")
+    assert escaped(bench.root) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_what_left_its_session_does_not_outlive_a_shim_that_is_killed(bench: Bench, way: str) -> None:
+    """Its environment is gone, and with it the mark; its parent, too."""
+    status = await attack(bench, way, count=WAYS[way])
+    assert status.shim_pid is not None
+    os.kill(status.shim_pid, signal.SIGKILL)
+    await bench.until(lambda s: s.phase == "gone")
+    assert escaped(bench.root) == []
+
+
+async def test_limits_are_the_workers_and_never_the_shims(bench: Bench) -> None:
+    """With so few descriptors neither a shim nor its watchdog could end anything."""
+    for number, standby in enumerate((True, False), 1):
+        spec = make_spec(
+            (SYSTEM_PYTHON, "-c", "import time; time.sleep(600)"), bench.root / "job", user=ATTACKER,
+            environ={"PATH": "/usr/bin:/bin"}, limits={"nofile": 8}, standby=standby,
+        )  # fmt: skip
+        first = await bench.ready(spec)
+        assert first.phase == "ready", first.reason
+        status = await bench.running(number, ({}, {}, {}, {}))
+        pids = [pid_of(w) for w in status.workers]
+        await wait_for(lambda: all(nofile(pid) == "8" for pid in pids))  # noqa: B023 (awaited here)
+        own = bench.own() - {*pids}  # a worker is a fork of the shim for a moment
+        assert all(nofile(pid) != "8" for pid in own)
+        bench.host.stop(UID, None)
+        ended = await bench.until(lambda s: s.phase == "exited")
+        assert len(ended.exits) == 4
+        bench.host.retire(UID)
+        await wait_for(lambda: not bench.host.status())
+
+
+async def test_a_standby_that_says_too_much_costs_only_itself(bench: Bench) -> None:
+    (bench.root / "job" / "loud.py").write_text("raise ValueError('x' * 300_000)\n")
+    (bench.root / "job" / "forged.py").write_text(
+        "import json, os, socket, sys\n"
+        "link = socket.socket(fileno=os.dup(json.loads(sys.argv[1])['fd']))\n"
+        'for text in (\'[\' * 60_000, \'{}\', \'{"event": "forked", "id": 7, "pid": -1}\'): link.send(text.encode())\n'
+    )
+    for number, module in enumerate(("loud", "forged"), 1):
+        spec = make_spec(
+            (SYSTEM_PYTHON, "t.py"), bench.root / "job", user=ATTACKER, environ={"PATH": "/usr/bin:/bin"},
+            preload=(module,),
+        )  # fmt: skip
+        first = await bench.ready(spec)
+        assert first.phase == "ready", first.reason
+        status = await bench.running(number)
+        assert status.shim_pid == first.shim_pid
+        bench.host.stop(UID, None)
+        await bench.until(lambda s: s.phase == "exited")
+        bench.host.retire(UID)
+        await wait_for(lambda: not bench.host.status())
+
+
+def nofile(pid: int) -> str:
+    """The limit of its open files."""
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    return next(line.split()[3] for line in lines if line.startswith("Max open files"))

@@ -1,0 +1,220 @@
+"""Who can write to Redis, and to nothing else: what is deleted, damaged or of another type there hurts nothing that
+runs, is given back by those who know it, and lets no second job of a name begin. Real server, real leases and views."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from nodeagent.agent.clock import SystemClock
+from nodeagent.agent.identity import Identity
+from nodeagent.agent.lease import Lease
+from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.snapshot import Snapshot
+from nodeagent.model.job import JobRecord
+from nodeagent.model.node import Incarnation
+from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.client import RedisStore
+from nodeagent.store.keys import prefix
+from nodeagent.store.link import Links
+from nodeagent.store.server import PrivateRedis
+from nodeagent.workers.base import PodHost
+from tests.contract.bench import FAST, Bench, facts, refused
+
+pytestmark = pytest.mark.redis
+BOUND = 15.0
+"""Seconds that anything is waited for."""
+
+
+class Host:
+    """Takes grants and forgets them."""
+
+    def grant(self, until: float, seq: int) -> None:
+        pass
+
+    def promised(self, _uids: Iterable[str]) -> Mapping[str, int]:
+        return {}
+
+
+class Cluster:
+    """Two nodes whose leases are real, a job that runs on both, and somebody who has the server's password."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.name = uuid.uuid4().hex
+        self.store = RedisStore(url, self.name, 5.0)
+        self.links = Links(url, 1)
+        self.bench = Bench(self.store)
+        self.leases = [self._lease(node, folder / node) for node in ("n1", "n2")]
+
+    def _lease(self, node: str, folder: Path) -> Lease:
+        life = Incarnation(life=f"{node}-a", start=1)
+        self.bench.lives[node] = life
+        return Lease(
+            node, facts(node), FAST, store=self.store, host=cast(PodHost, Host()), clock=SystemClock(),
+            identity=Identity(folder, "b"), incarnation=life, snapshot=Snapshot(FAST), metrics=Metrics(),
+        )  # fmt: skip
+
+    async def start(self) -> None:
+        for lease in self.leases:
+            await lease.join()
+        await self.bench.active(await self.bench.submit(), "n1", "n2")
+        await self.beats()
+
+    async def beats(self) -> None:
+        """One of each node; what goes wrong is the store's."""
+        for lease in self.leases:
+            with suppress(StoreRefusedError, StoreUnavailableError):
+                if not lease.joined:
+                    await lease.join()
+                await lease.beat()
+            assert not lease.lost, lease.reason
+
+    def job(self, at: int = 0) -> JobRecord | None:
+        return self.leases[at]._snapshot.job("u1")
+
+    async def raw(self, *words: str) -> object:
+        async with self.links.one() as link:
+            reply: object = await link.ask(*words)
+        return reply
+
+    async def attack(self, *commands: str) -> None:
+        for command in commands:
+            verb, key, *rest = command.split(" ")
+            await self.raw(verb, prefix(self.name) + key, *rest)
+
+    async def whole(self, before: JobRecord) -> bool:
+        """Both leases hold, both views are the store's and have the job, and the store decides again."""
+        await self.beats()
+        for at, lease in enumerate(self.leases):
+            snapshot = lease._snapshot
+            if lease.away_since is not None or snapshot.recovering or snapshot.rereads or snapshot.unread:
+                return False
+            job = self.job(at)
+            if job is None or (job.head, job.phase) != (before.head, before.phase):
+                return False
+        stored = await self.raw("HGET", prefix(self.name) + "job:u1", "head_id")
+        return stored == (before.head.id if before.head else "")
+
+    async def until_whole(self, before: JobRecord) -> None:
+        async with asyncio.timeout(BOUND):
+            for _ in range(12):  # what is only looked for in turn has been by then
+                await self.beats()
+            while not await self.whole(before):  # noqa: ASYNC110 - it asks a server
+                await asyncio.sleep(FAST.heartbeat)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PrivateRedis]:
+    with PrivateRedis() as server:
+        yield server
+
+
+@pytest.fixture
+async def cluster(server: PrivateRedis, tmp_path: Path) -> AsyncIterator[Cluster]:
+    found = Cluster(server.url, tmp_path)
+    await found.start()
+    yield found
+    await found.links.close()
+    await found.store.close()
+
+
+KEYS = (
+    "job:u1", "node:n1", "node:n2", "names", "alloc:n1", "lease", "highest", "changes", "meta", "requests", "saved",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("how", ["deleted", "a text", "a list"])
+async def test_a_key_that_is_deleted_or_of_another_type(cluster: Cluster, key: str, how: str) -> None:
+    before = cluster.job()
+    assert before is not None
+    await cluster.attack(f"DEL {key}", *({"a text": [f"SET {key} x"], "a list": [f"LPUSH {key} x"]}.get(how, ())))
+    await cluster.until_whole(before)
+    if key == "requests" and how != "deleted":  # only commands use it: the first finds out
+        with pytest.raises(StoreUnavailableError, match="WRONGTYPE"):
+            await cluster.bench.submit("u2")
+        await cluster.until_whole(before)
+    await refused("name_taken", cluster.bench.submit("u2"))
+    job = cluster.job()
+    assert job is not None
+    assert (await cluster.bench.propose(job, "n1")).head is not None, "it can be changed again"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "HSET job:u1 mood good",
+        "HSET job:u1 control x",
+        "HSET job:u1 spec {",
+        "HSET job:u1 rev x",
+        "HSET job:u1 member:n2 {",
+        "HDEL job:u1 uid",
+        "HDEL job:u1 control",
+        "HSET names train u9",
+        "HDEL names train",
+        "HSET highest train 0",
+        "HSET highest train x",
+        "HSET node:n2 seq x",
+        "HDEL node:n1 id",
+        "ZREM lease n2",
+        "ZREM changes job:u1",
+        "HSET meta served x",
+        "HSET meta rev x",
+        "HSET meta rev 1",
+        "HSET meta cluster_uid evil",
+        "HSET meta era evil",
+        "HDEL meta timing",
+        "HDEL meta lease",
+    ],
+)
+async def test_a_record_that_is_damaged(cluster: Cluster, command: str) -> None:
+    """Noticed at once, or by the first step that meets it."""
+    before = cluster.job()
+    assert before is not None
+    await cluster.attack(command)
+    with suppress(StoreRefusedError, StoreUnavailableError):
+        await cluster.bench.set_control(before, "touch")
+    await cluster.until_whole(before)
+    await refused("name_taken", cluster.bench.submit("u2"))
+
+
+async def test_a_second_job_of_the_name_is_refused_at_every_moment(cluster: Cluster) -> None:
+    before = cluster.job()
+    assert before is not None
+    await cluster.attack("DEL job:u1", "DEL names", "DEL alloc:n1", "DEL alloc:n2")
+    for number in range(20):
+        try:
+            await cluster.bench.submit(f"x{number}")
+        except StoreRefusedError as refusal:
+            assert refusal.code in ("recovering", "name_taken")
+        else:
+            raise AssertionError("there are two jobs of one name")
+        await cluster.beats()
+    await cluster.until_whole(before)
+    await refused("name_taken", cluster.bench.submit("u2"))
+
+
+async def test_a_removal_that_no_step_did_is_not_believed(cluster: Cluster) -> None:
+    before = cluster.job()
+    assert before is not None
+    rev = str(await cluster.raw("HINCRBY", prefix(cluster.name) + "meta", "rev", "1"))
+    await cluster.attack("DEL job:u1", "ZREM changes job:u1", f"ZADD changes {rev} gone:job:u1")
+    await cluster.until_whole(before)
+
+
+async def test_another_version_stops_nobody_and_is_over_when_it_is_put_right(cluster: Cluster) -> None:
+    before = cluster.job()
+    assert before is not None
+    await cluster.attack("HSET meta version 9")
+    for _ in range(5):
+        await cluster.beats()
+    assert all(lease.joined and "version 9" in lease.unusable for lease in cluster.leases)
+    await cluster.attack("HSET meta version 1")
+    await cluster.until_whole(before)
+    assert not any(lease.unusable for lease in cluster.leases)

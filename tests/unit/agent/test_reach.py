@@ -1,0 +1,100 @@
+"""Members that cannot reach each other: who asks whom, when it is said, and that a question promises nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.agent.peers import Handler
+from nodeagent.agent.reach import Reach, asked
+from nodeagent.api.shapes import unreachable_lines
+from nodeagent.model.pod import PodState
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.lending import Answer, Ask, answer
+from tests.sim.virtual import SimClock, run_virtual
+from tests.unit.plan.build import UID, make_cluster, make_head, make_job, make_node
+
+
+class Silent:
+    """Peers of whom some do not answer."""
+
+    def __init__(self) -> None:
+        self.handler: Handler = lambda ask: Answer(yes=False)
+        self.silent: set[str] = set()
+        self.questions: list[tuple[str, Ask]] = []
+
+    async def ask(self, address: str, question: Ask, timeout: float) -> Answer | None:
+        self.questions.append((address, question))
+        return None if address in self.silent else Answer(yes=False, why="the store answers")
+
+
+def gang(size: int = 4, lapsed: tuple[str, ...] = ()) -> Cluster:
+    names = [f"n{i + 1}" for i in range(size)]
+    nodes = [make_node(n) for n in names]
+    nodes = [n.model_copy(update={"facts": n.facts.model_copy(update={"peer": f"{n.id}:1"})}) for n in nodes]
+    job = make_job("running", make_head(names), keepers=names[:2])
+    return make_cluster(nodes, job, lapsed=lapsed)
+
+
+def test_each_asks_its_neighbours_and_the_first() -> None:
+    names = [f"n{i}" for i in range(1, 8)]
+    head = make_head(names)
+    assert asked(head, "n4") == ("n3", "n5", "n1")
+    assert asked(head, "n1") == ("n7", "n2")
+    assert asked(make_head(["n1", "n2"]), "n2") == ("n1",)
+    assert asked(make_head(["n1"]), "n1") == ()
+    assert {other for n in names for other in asked(head, n)} == set(names), "everybody is asked by somebody"
+
+
+def test_who_does_not_answer_twice_is_not_reached_until_it_does() -> None:
+    peers, changes = Silent(), []
+    peers.silent = {"n3:1"}
+
+    async def main() -> None:
+        clock = SimClock()
+        reach = Reach("n2", peers=peers, clock=clock, cluster=gang, changed=lambda: changes.append(1))
+        began = clock.wall()
+        await reach.look()
+        assert reach.unreachable == {}, "one datagram may be lost"
+        await reach.look()
+        assert reach.unreachable == {UID: {"n3": pytest.approx(began - 1, abs=0.01)}}
+        same = reach.unreachable
+        await reach.look()
+        assert reach.unreachable is same
+        peers.silent.clear()
+        await reach.look()
+        assert reach.unreachable == {}
+
+    run_virtual(main())
+    assert len(changes) == 2
+
+
+def test_a_node_that_is_gone_is_not_asked() -> None:
+    peers = Silent()
+
+    async def main() -> None:
+        cluster = gang(lapsed=("n3",))
+        reach = Reach("n2", peers=peers, clock=SimClock(), cluster=lambda: cluster, changed=lambda: None)
+        await reach.look()
+
+    run_virtual(main())
+    assert sorted({address for address, _ in peers.questions}) == ["n1:1"]
+
+
+def test_the_question_never_makes_a_keeper_lend() -> None:
+    peers = Silent()
+
+    async def main() -> None:
+        reach = Reach("n2", peers=peers, clock=SimClock(), cluster=gang, changed=lambda: None)
+        await reach.look()
+
+    run_virtual(main())
+    for address, question in peers.questions:
+        assert not answer(gang(), address.removesuffix(":1"), 60.0, question).yes
+
+
+def test_it_is_said_for_people() -> None:
+    pod = PodState(uid="u", job="a", role="worker", node="n1", phase="running", unreachable={"n3": 100.0})
+    quiet = pod.model_copy(update={"node": "n2", "unreachable": {}})
+    assert unreachable_lines({"n2": quiet, "n1": pod}, 104.2) == [
+        "n1 cannot reach n3 (no answer over UDP for 4 s), though both are alive"
+    ]

@@ -1,0 +1,89 @@
+"""What ended jobs left on a node goes after its time, or when it is too much; nothing else does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from nodeagent.agent.retention import Retention, found
+from nodeagent.model.job import JobRecord
+from nodeagent.spec.agentconfig import DirsConfig, RetentionConfig
+from tests.unit.ctl.samples import job as sample
+
+NOW = 1_000_000_000.0
+DAY = 86_400.0
+
+
+def uid(number: int) -> str:
+    return f"{number:08x}" + "0" * 24
+
+
+def job(number: int, ended_days_ago: float | None) -> JobRecord:
+    done: dict[str, Any] = {} if ended_days_ago is None else {"phase": "stopped", "ended": NOW - ended_days_ago * DAY}
+    return sample(uid=uid(number), **done)
+
+
+def leave(dirs: DirsConfig, number: int, written_days_ago: float = 0.0) -> None:
+    """Output and records of a job, with something written then."""
+    output, records = dirs.logs / f"train-{uid(number)[:8]}", dirs.state / "pods" / uid(number)
+    (output / "g3").mkdir(parents=True)
+    records.mkdir(parents=True)
+    (output / "g3" / "rank0.log").touch()
+    at = NOW - written_days_ago * DAY
+    for path in (output / "g3" / "rank0.log", output / "g3", output, records):
+        os.utime(path, (at, at))
+
+
+def there(dirs: DirsConfig) -> set[int]:
+    """Jobs of which anything is left."""
+    return {int(one.job, 16) for one in found(dirs)}
+
+
+async def after(
+    dirs: DirsConfig, jobs: Collection[JobRecord], spared: Collection[str] = (), most: int = 200
+) -> set[int]:
+    keep = RetentionConfig(age=7 * DAY, jobs=most)
+    view = {record.uid: record for record in jobs}
+    await Retention(dirs, lambda: keep, lambda: (view, spared), lambda: NOW).look()
+    return there(dirs)
+
+
+async def test_old_ones_go_and_others_stay(tmp_path: Path) -> None:
+    dirs = DirsConfig(run=tmp_path / "run", state=tmp_path / "state", logs=tmp_path / "logs")
+    assert await after(dirs, []) == set()
+    for number in range(1, 8):
+        leave(dirs, number, written_days_ago=30)
+    leave(dirs, 8, written_days_ago=6)
+    (dirs.logs / "backup-00000001").mkdir()
+    (dirs.logs / "backup-00000001" / "of something else").touch()
+    (dirs.logs / "repairs").mkdir()
+    jobs = [job(1, None), job(2, 8), job(3, 6), job(4, 8)]  # 1 runs for long; 5 to 8 are not known
+    assert await after(dirs, jobs, spared=[uid(4), uid(5)]) == {1, 3, 4, 5, 8}
+    assert sorted(path.name for path in dirs.logs.iterdir() if "train" not in path.name) == [
+        "backup-00000001",
+        "repairs",
+    ]
+    assert await after(dirs, [job(1, None), job(3, 6)], most=1) == {1, 3}
+    assert await after(dirs, [job(1, None), job(3, 6)], most=0) == {1}
+
+
+async def test_nothing_goes_while_it_is_not_certain_which_jobs_there_are(tmp_path: Path) -> None:
+    dirs = DirsConfig(run=tmp_path / "run", state=tmp_path / "state", logs=tmp_path / "logs")
+    leave(dirs, 1, written_days_ago=30)
+    await Retention(dirs, RetentionConfig, lambda: None, lambda: NOW).look()
+    assert there(dirs) == {1}
+
+
+async def test_links_are_not_followed(tmp_path: Path) -> None:
+    dirs = DirsConfig(run=tmp_path / "run", state=tmp_path / "state", logs=tmp_path / "logs")
+    leave(dirs, 1, written_days_ago=30)
+    kept = tmp_path / "kept"
+    (kept / "g1").mkdir(parents=True)
+    (dirs.logs / "train-00000001" / "link").symlink_to(kept)
+    os.utime(dirs.logs / "train-00000001", (NOW - 30 * DAY, NOW - 30 * DAY))
+    (dirs.logs / "train-00000002").symlink_to(kept)
+    assert await after(dirs, []) == set()
+    assert (kept / "g1").is_dir()
+    assert (dirs.logs / "train-00000002").is_symlink()

@@ -1,0 +1,53 @@
+"""What ends the waiting of a job in the queue, as ``describe`` says it: only what is true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nodeagent.api.shapes import job_json
+from nodeagent.api.waits import way_out
+from nodeagent.ctl.jobtext import _wait_no_longer
+from nodeagent.model.job import JobRecord
+from nodeagent.model.node import NodeRecord
+from nodeagent.plan.cluster import Cluster
+from tests.unit.plan.build import NOW, PREPARING, UID, WALL, make_cluster, make_head, make_job, make_node, make_spec
+
+PAIR = make_spec(size=(2, 2))
+
+
+def taken() -> JobRecord:
+    return make_job("running", make_head(["n1", "n2"]), uid="u-b", spec=make_spec(name="b", size=(2, 2)))
+
+
+def step(cluster: Cluster, job: JobRecord) -> str:
+    return _wait_no_longer(way_out(job, cluster), job.name)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "others", "more", "says"),
+    [
+        (["n1", make_node("n2", cordon=True)], [], {}, "nodeagentctl uncordon n2"),
+        (["n1"], [], {}, "start more nodes: it needs 2, and of all nodes 1 live"),
+        ([make_node("n1", slots=1), make_node("n2", slots=1)], [taken()], {}, "nodes that other jobs hold are free"),
+        (["n1", make_node("n2", ready={UID: PREPARING})], [], {}, "nothing yet: nodes get ready"),
+        (["n1", "n2"], [], {}, "as soon as it is its turn"),
+        (["n1", "n2"], [], {"not_before": NOW + 12_000}, "it starts again by itself in 12"),
+    ],
+    ids=["cordoned", "too few", "held", "preparing", "its turn", "backs off"],
+)
+def test_next_is_true(nodes: list[NodeRecord | str], others: list[JobRecord], more: dict[str, Any], says: str) -> None:
+    job = make_job("holding", spec=PAIR, active=1, **more)
+    text = step(make_cluster(nodes, job, *others), job)
+    assert says in text
+    assert ("uncordon" in text) == any(isinstance(n, NodeRecord) and n.cordon is not None for n in nodes)
+
+
+def test_its_place_and_priority() -> None:
+    jobs = [make_job(uid=f"u-{i}", spec=make_spec(name=f"j{i}", priority=i % 2), order=i) for i in range(4)]
+    cluster = make_cluster(["n1"], *jobs)
+    rows = [job_json(job, cluster, {}, WALL) for job in jobs]
+    assert [row["queue"]["place"] for row in rows] == [3, 1, 4, 2]
+    assert {row["queue"]["of"] for row in rows} == {4}
+    assert job_json(running := taken(), make_cluster(["n1"], running), {}, WALL)["queue"] is None

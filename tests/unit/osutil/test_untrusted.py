@@ -1,0 +1,215 @@
+"""Whatever lies in a user's folder: it is a plain file of his, bounded, or there is nothing. Nothing is waited for."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nodeagent.osutil import untrusted
+from nodeagent.osutil.untrusted import Folder, UntrustedError, aside, object_of, remove_tree
+
+
+def _link(path: Path) -> None:
+    path.symlink_to("/etc/hostname")
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+TRAPS: dict[str, Callable[[Path], object]] = {
+    "fifo": os.mkfifo,
+    "link": _link,
+    "link to nothing": lambda path: path.symlink_to("nowhere"),
+    "link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "socket": _socket,
+    "folder": Path.mkdir,
+    "sparse": _sparse,
+    "nothing": lambda path: None,
+    "array": lambda path: path.write_text("[]"),
+    "deep": lambda path: path.write_text("[" * 50_000),
+    "deep object": lambda path: path.write_text('{"a":' * 40 + "1" + "}" * 40),
+    "surrogate": lambda path: path.write_text('{"a": "\\ud800"}'),
+    "not utf-8": lambda path: path.write_bytes(b'{"a": "\xff"}'),
+    "not a number": lambda path: path.write_text('{"a": NaN}'),
+    "long number": lambda path: path.write_text('{"a": ' + "9" * 5000 + "}"),
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_what_is_no_json_file_is_refused(tmp_path: Path, trap: str) -> None:
+    TRAPS[trap](tmp_path / "x.json")
+    with Folder(tmp_path) as folder, pytest.raises(UntrustedError):
+        folder.read_object("x.json")
+
+
+def test_a_plain_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "x.json").write_text('{"a": [1, "é", {}]}')
+    with Folder(tmp_path, "in", owner=os.geteuid()) as folder:
+        assert folder.read_object("x.json") == {"a": [1, "é", {}]}
+        assert folder.end_of("x.json", 3) == b"{}]}"[-3:]
+        with pytest.raises(UntrustedError, match="larger than 3 bytes"):
+            folder.read("x.json", 3)
+
+
+def test_no_way_leads_through_a_link_or_into_anothers_folder(tmp_path: Path) -> None:
+    (tmp_path / "real" / "in").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    for names in (("link",), ("link", "in"), ("real", "nothing")):
+        with pytest.raises(UntrustedError):
+            Folder(tmp_path, *names)
+    with pytest.raises(UntrustedError, match="belongs to uid"):
+        Folder(tmp_path, "real", owner=os.geteuid() + 1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make another user's file")
+def test_anothers_file_is_refused(tmp_path: Path) -> None:
+    for name in ("mine", "theirs"):
+        (tmp_path / name).write_text("{}")
+    os.chown(tmp_path / "theirs", 4711, 4711)
+    with Folder(tmp_path) as folder:
+        assert folder.read_object("mine") == {}
+        with pytest.raises(UntrustedError, match="belongs to uid 4711"):
+            folder.read_object("theirs")
+        with pytest.raises(UntrustedError, match="belongs to uid 4711"):
+            folder.append("theirs", 0o600, also=0)
+
+
+@pytest.mark.parametrize("trap", ["fifo", "link", "link to nothing", "link to a device", "socket", "folder"])
+def test_only_a_plain_file_is_added_to(tmp_path: Path, trap: str) -> None:
+    TRAPS[trap](tmp_path / "log")
+    with Folder(tmp_path) as folder, pytest.raises(UntrustedError):
+        folder.append("log", 0o640, also=os.geteuid())
+
+
+def test_a_file_with_another_name_is_not_added_to(tmp_path: Path) -> None:
+    with Folder(tmp_path) as folder:
+        for text in (b"a", b"b"):
+            with folder.append("log", 0o640, also=os.geteuid()) as file:
+                file.write(text)
+        assert (tmp_path / "log").read_text() == "ab"
+        os.link(tmp_path / "log", tmp_path / "other")
+        with pytest.raises(UntrustedError, match="other names"):
+            folder.append("log", 0o640, also=os.geteuid())
+
+
+def test_connecting(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, Folder(tmp_path) as folder:
+        listener.bind(str(tmp_path / "s"))
+        with pytest.raises(UntrustedError, match="refused"):
+            folder.connect("s")
+        listener.listen(0)
+        link, pid = folder.connect("s")
+        assert pid == os.getpid()
+        with pytest.raises(UntrustedError, match="unavailable"):  # nobody accepts: it is not waited for
+            for _ in range(3):
+                folder.connect("s")[0].close()
+        link.close()
+        (tmp_path / "link").symlink_to("s")
+        (tmp_path / "file").touch()
+        os.mkfifo(tmp_path / "fifo")
+        for name in ("link", "file", "fifo", "nothing"):
+            with pytest.raises(UntrustedError):
+                folder.connect(name)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount")
+def test_another_mount_is_not_even_looked_at(tmp_path: Path) -> None:
+    """A user may mount a file system of his own making over what is his: one that never answers."""
+    for name in ("over", "file"):
+        (tmp_path / "tree" / name).mkdir(parents=True)
+    (tmp_path / "tree" / "over" / "x").touch()
+    (tmp_path / "file").write_text("{}")
+    (tmp_path / "tree" / "f").touch()
+    mounts = [("over", tmp_path / "tree" / "file"), ("f", tmp_path / "file")]
+    for name, source in mounts:
+        subprocess.run(["mount", "--bind", source, tmp_path / "tree" / name], check=True)
+    try:
+        with Folder(tmp_path, "tree") as folder:
+            with pytest.raises(UntrustedError, match="another mount"):
+                folder.open("f")
+            with pytest.raises(UntrustedError, match="another mount"):
+                folder.append("f", 0o600, also=0)
+        with pytest.raises(UntrustedError, match="another mount"):
+            Folder(tmp_path, "tree", "over")
+        with pytest.raises(UntrustedError):
+            remove_tree(tmp_path, "tree")
+    finally:
+        for name, _ in mounts:
+            subprocess.run(["umount", tmp_path / "tree" / name], check=True)
+    remove_tree(tmp_path, "tree")
+    assert (tmp_path / "file").read_text() == "{}"
+
+
+def test_removing_follows_no_link(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    tree = tmp_path / "tree"
+    (tree / "sub" / "sub").mkdir(parents=True)
+    (tree / "sub" / "link").symlink_to(tmp_path / "kept")
+    os.mkfifo(tree / "sub" / "sub" / "fifo")
+    (tree / "top").symlink_to(tmp_path / "kept")
+    remove_tree(tmp_path, "tree")
+    remove_tree(tmp_path, "tree")  # nothing there is fine
+    (tmp_path / "tree").symlink_to(tmp_path / "kept")
+    remove_tree(tmp_path, "tree")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert (tmp_path / "kept" / "file").exists()
+
+
+def test_removing_a_tree_without_bottom(tmp_path: Path) -> None:
+    """Deeper than Python recurses, than a path may be long, and than a process may have descriptors."""
+    here = os.open(tmp_path, os.O_RDONLY)
+    try:
+        name = "tree"
+        for _ in range(1100):
+            os.mkdir(name, dir_fd=here)
+            inner = os.open(name, os.O_RDONLY, dir_fd=here)
+            os.close(here)
+            here, name = inner, "d" * 200
+    finally:
+        os.close(here)
+    remove_tree(tmp_path, "tree")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_removing_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(untrusted, "REMOVE_MAX", 3)
+    (tmp_path / "tree").mkdir()
+    for number in range(5):
+        (tmp_path / "tree" / str(number)).touch()
+    with pytest.raises(UntrustedError, match="more than 3"):
+        remove_tree(tmp_path, "tree")
+
+
+async def test_what_hangs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(untrusted, "ASIDE_MAX", 2)
+    gate = threading.Event()
+    assert await aside(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        await aside(lambda: 1 // 0)
+    try:
+        for said in ("within 0.01 s", "within 0.01 s", "have not come back"):
+            with pytest.raises(UntrustedError, match=said):
+                await aside(gate.wait, seconds=0.01)
+    finally:
+        gate.set()
+
+
+def test_objects() -> None:
+    assert object_of(b'{"v": 1.5}') == {"v": 1.5}
+    assert object_of(json.dumps({"a": "\U0001f600"}).encode()) == {"a": "\U0001f600"}
