@@ -6,7 +6,7 @@ again) the lease's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import structlog
 
@@ -16,11 +16,10 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing
 from nodeagent.store.base import Store, StoreRefusedError
-from nodeagent.store.messages import Offer
+from nodeagent.store.messages import PAGE_BYTES, Offer
 
 PAGE = 64
-"""Records in one call: some hundred kB, well within the store timeout."""
-
+"""Most records in one call, and ``PAGE_BYTES`` the most bytes of them: well within the store timeout."""
 
 BELIEVED = 1000
 """Most generations in the moment that a record on the disk is old."""
@@ -66,7 +65,7 @@ async def offer(
         structlog.get_logger("recovery").warning(
             "restoring the store", node=node, jobs=len(jobs), nodes=len(nodes), known=reply.known, rev=header.rev
         )
-    for last, page in _pages([*nodes, *jobs]):
+    for last, page in pages([*nodes, *jobs]):
         reply = await store.restore(
             header.model_copy(
                 update={
@@ -86,7 +85,15 @@ def _ahead(job: JobRecord, promised: int) -> bool:
     return number < promised <= number + BELIEVED
 
 
-def _pages(records: Sequence[Record]) -> list[tuple[bool, Sequence[Record]]]:
-    """Pages of bounded size, and which is the last."""
-    starts = range(0, len(records), PAGE)
-    return [(start + PAGE >= len(records), records[start : start + PAGE]) for start in starts]
+def pages(records: Sequence[Record]) -> Iterator[tuple[bool, Sequence[Record]]]:
+    """Pages of bounded size (a record that is larger than one has its own), and which is the last."""
+    start = 0
+    while start < len(records):
+        size, count = 0, 0
+        for record in records[start : start + PAGE]:
+            size += len(record.to_json())
+            if size > PAGE_BYTES and count:
+                break
+            count += 1
+        yield start + count == len(records), records[start : start + count]
+        start += count

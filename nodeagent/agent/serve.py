@@ -223,7 +223,7 @@ async def _serve_api(agent: Agent, metrics: Metrics, address: str, ready: Callab
         ready()
         agent.advert.http(server.http_url)
         _settle_memory()
-        await https_type(agent, metrics, address, agent.advert.https).run()
+        await https_type(agent, metrics, address, agent.advert.https, usage=server.usage).run()
         await asyncio.Event().wait()
 
 

@@ -12,6 +12,7 @@ from aiohttp import web
 from nodeagent import __version__
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api import pagefiles
+from nodeagent.api.auth import USERS
 from nodeagent.api.body import MAX_BODY
 from nodeagent.api.care import CareRoutes
 from nodeagent.api.diag import DiagRoutes
@@ -27,6 +28,8 @@ from nodeagent.api.remote import Doorkeeper, door_middleware
 from nodeagent.api.shapes import API_VERSION
 from nodeagent.api.status import StatusRoutes
 from nodeagent.api.top import TopRoutes
+from nodeagent.api.usage import Usage, usage_middleware
+from nodeagent.api.users import DATABASE, UserDatabase
 from nodeagent.api.view import AgentView
 
 Door = tuple[Doorkeeper, Callable[[asyncio.BaseTransport], None]]
@@ -34,20 +37,29 @@ Door = tuple[Doorkeeper, Callable[[asyncio.BaseTransport], None]]
 
 
 def create_app(
-    view: AgentView, metrics: Metrics, *, local_socket: bool = False, door: Door | None = None
+    view: AgentView,
+    metrics: Metrics,
+    *,
+    local_socket: bool = False,
+    door: Door | None = None,
+    usage: Usage | None = None,
+    users: UserDatabase = DATABASE,
 ) -> web.Application:
     """``local_socket``: the full API, for a unix socket (callers are known by SO_PEERCRED); ``door``: the full API for
-    those that it lets in; neither: health, metrics and the status page only."""
+    those that it lets in; neither: health, metrics and the status page only. ``usage``: what users ask of this agent,
+    where other applications count with it."""
+    usage = Usage() if usage is None else usage
     full = local_socket or door is not None
     middlewares = [error_middleware(view)]
     if door is not None:
         middlewares.append(door_middleware(*door))
     if full:
-        middlewares += [joined_middleware(view), answering_middleware(view)]
+        middlewares += [usage_middleware(view, usage), joined_middleware(view), answering_middleware(view)]
     else:
         middlewares.append(guest_middleware(PATHS, os.geteuid()))
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
-    for routes in (HealthRoutes(view, metrics).table(), StatusRoutes(view).table(), pagefiles.table()):
+    app[USERS] = users
+    for routes in (HealthRoutes(view, metrics).table(), StatusRoutes(view, users).table(), pagefiles.table()):
         app.router.add_routes(routes)
     if not full:
         return app
@@ -64,7 +76,8 @@ def create_app(
         )
 
     app.router.add_get("/v1/version", version)
-    nouns = (JobRoutes, NodeRoutes, CareRoutes, DiagRoutes, LogRoutes, EventRoutes, TopRoutes, DoctorRoutes)
-    for noun in nouns:
+    for noun in (NodeRoutes, CareRoutes, DiagRoutes, LogRoutes, EventRoutes, TopRoutes):
         app.router.add_routes(noun(view).table())
+    app.router.add_routes(JobRoutes(view, users).table())
+    app.router.add_routes(DoctorRoutes(view, usage).table())
     return app

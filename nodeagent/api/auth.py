@@ -6,7 +6,6 @@ Owns every permission of the API. Must never trust a name or an id that came in 
 
 from __future__ import annotations
 
-import asyncio
 import grp
 import os
 import pwd
@@ -14,18 +13,13 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from aiohttp import web
 
 from nodeagent.api.errors import ApiError
+from nodeagent.api.users import DATABASE, UserDatabase, name_of
 from nodeagent.model.job import JobRecord
 from nodeagent.spec.agentconfig import JobsConfig
-
-T = TypeVar("T")
-
-LOOKUP_TIMEOUT = 5.0
-"""Seconds that a look-up of users and groups (perhaps over LDAP) may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +43,24 @@ class Caller:
 
 NOBODY = -1
 """The uid of a caller who is no user; no job's owner has it."""
+Names = Callable[[int], str]
+"""What a user is called, by uid."""
+USERS = web.AppKey("nodeagent.users", UserDatabase)
+"""Where an application keeps its database of users."""
 CALLER = web.RequestKey("nodeagent.caller", Caller)
 """Where ``remote.py`` leaves the caller with the request."""
 
 
-def user_name(uid: int) -> str:
-    """The user's name, or its number where it has none here."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
 def user_id(name: str) -> int | None:
-    """The user's number, or None where this node does not know the name."""
+    """The user's number, or None where this node does not know the name. May block on the user database."""
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:
         return None
 
 
-def _in_group(name: str, gid: int, group: str) -> bool:
+def in_group(name: str, gid: int, group: str) -> bool:
+    """Whether the user, of this primary group, is a member. May block on the user database."""
     try:
         wanted = grp.getgrnam(group).gr_gid
         return wanted in os.getgrouplist(name, gid)
@@ -80,8 +71,8 @@ def _in_group(name: str, gid: int, group: str) -> bool:
 def identify(uid: int, gid: int, jobs: JobsConfig, agent_uid: int) -> Caller:
     """The caller behind a uid. May block on the user database."""
     trusted = uid in (0, agent_uid)
-    name = user_name(uid)
-    operator = trusted or (jobs.operators is not None and _in_group(name, gid, jobs.operators))
+    name = name_of(uid)
+    operator = trusted or (jobs.operators is not None and in_group(name, gid, jobs.operators))
     return Caller(uid=uid, gid=gid, name=name, operator=operator, trusted=trusted)
 
 
@@ -90,32 +81,32 @@ async def caller(request: web.Request, jobs: JobsConfig) -> Caller:
     known: Caller | None = request.get(CALLER)
     if known is not None:
         return known
+    uid, gid = peer(request)
+    return await database(request).ask(
+        (uid, gid, jobs.operators), lambda: identify(uid, gid, jobs, os.geteuid()), f"uid {uid}"
+    )
+
+
+def database(request: web.Request) -> UserDatabase:
+    """Of the application that serves the request."""
+    return request.app.get(USERS, DATABASE)
+
+
+def peer(request: web.Request) -> tuple[int, int]:
+    """The uid and gid at the other end of the unix socket, by the kernel. Raises ``ApiError`` on any other socket."""
     transport = request.transport
     sock = None if transport is None else transport.get_extra_info("socket")
     if sock is None or sock.family != socket.AF_UNIX:
         raise ApiError("permission", "nobody says who asks", "ask on the unix socket, or over https with a token")
     size = struct.calcsize("3i")
     _pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return await looked_up(lambda: identify(uid, gid, jobs, os.geteuid()), f"uid {uid}")
+    return uid, gid
 
 
-async def looked_up(look: Callable[[], T], whom: str) -> T:
-    """What the user database says, in a thread. Raises ``ApiError`` when it is stuck."""
-    try:
-        async with asyncio.timeout(LOOKUP_TIMEOUT):
-            return await asyncio.to_thread(look)
-    except TimeoutError:
-        raise ApiError(
-            "permission",
-            f"the user database did not answer for {whom} within {LOOKUP_TIMEOUT:.0f} s",
-            "see that `id` answers on this node, then ask again",
-        ) from None
-
-
-def may_change_job(who: Caller, job: JobRecord) -> None:
-    """Raises ``ApiError`` unless the caller owns the job or is an operator."""
+def may_change_job(who: Caller, job: JobRecord, names: Names = DATABASE.shown) -> None:
+    """Raises ``ApiError`` unless the caller owns the job or is an operator. ``names``: users by uid."""
     if who.uid != job.owner and not who.operator:
-        owner = user_name(job.owner)
+        owner = names(job.owner)
         raise ApiError(
             "permission",
             f"job {job.name!r} belongs to {owner}; {who.name} may read it, not change it",
@@ -128,10 +119,10 @@ def may_see(who: Caller, job: JobRecord) -> bool:
     return who.uid == job.owner or who.operator
 
 
-def may_read_logs(who: Caller, job: JobRecord) -> None:
-    """Raises ``ApiError`` unless the caller owns the job or is an operator."""
+def may_read_logs(who: Caller, job: JobRecord, names: Names = DATABASE.shown) -> None:
+    """As ``may_change_job``."""
     if not may_see(who, job):
-        owner = user_name(job.owner)
+        owner = names(job.owner)
         raise ApiError(
             "permission",
             f"what job {job.name!r} wrote is for {owner} and operators; {who.name} may see its state",
@@ -150,7 +141,7 @@ def may_change_nodes(who: Caller, node: str) -> None:
 
 
 def may_submit(who: Caller, user: str, jobs: JobsConfig) -> None:
-    """Raises ``ApiError`` if the caller may not run jobs as ``user``."""
+    """Raises ``ApiError`` if the caller may not run jobs as ``user``. May block on the user database."""
     if who.uid == NOBODY:
         raise ApiError(
             "permission",

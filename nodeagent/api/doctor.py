@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from nodeagent.api import body
+from nodeagent.api import auth, body
 from nodeagent.api.shapes import node_state
+from nodeagent.api.usage import Usage
+from nodeagent.api.users import UserDatabase
 from nodeagent.api.view import AgentView
+from nodeagent.model.job import Quota
 from nodeagent.spec.apiconfig import serves
 
 if TYPE_CHECKING:
@@ -27,8 +30,9 @@ PATH = "/v1/doctor"
 class DoctorRoutes:
     """The handler, over one agent's view."""
 
-    def __init__(self, view: AgentView) -> None:
+    def __init__(self, view: AgentView, usage: Usage) -> None:
         self.view = view
+        self._usage = usage
         self._looker: Looker | None = None
 
     def table(self) -> list[web.RouteDef]:
@@ -51,6 +55,7 @@ class DoctorRoutes:
         found += [("store", f) for f in store]
         found += judge_recovery(view.health().store_waits)
         found += self._cluster()
+        found += await self._users(auth.database(request))
         found += judge_peers(view.node, peers)
         more = {"peers": [p.model_dump() for p in peers] if wanted else None}
         return web.json_response(report(found) | {"node": view.node} | more)
@@ -93,6 +98,17 @@ class DoctorRoutes:
             return []
         states = {name: node_state(node, cluster) for name, node in cluster.nodes.items()}
         return list(judge_cluster(cluster, states, {uid: self.view.why(uid) for uid in cluster.jobs}))
+
+    async def _users(self, names: UserDatabase) -> tuple[Placed, ...]:
+        from nodeagent.plan.clusterhealth import judge_users
+
+        jobs, limits = self.view.cluster().jobs.values(), self.view.config.limits
+        refused = self._usage.refused()
+        await names.learn([*(job.owner for job in jobs), *(key for key in refused if isinstance(key, int))])
+        asked = {names.shown(key) if isinstance(key, int) else key: why for key, why in refused.items()}
+        owned = [(names.shown(job.owner), job) for job in jobs if job.owner not in (0, os.geteuid())]
+        quota = Quota(jobs=limits.jobs, bytes=limits.job_bytes)
+        return await asyncio.to_thread(judge_users, self.view.node, owned, quota, asked)
 
     async def _peers(self) -> tuple[PeerAnswer, ...]:
         from nodeagent.doctor.peers import ask_peers

@@ -19,6 +19,7 @@ from nodeagent.api.app import create_app
 from nodeagent.api.remote import Doorkeeper
 from nodeagent.api.server import SHUTDOWN_TIMEOUT
 from nodeagent.api.tokens import TokenBook
+from nodeagent.api.usage import Usage
 from nodeagent.api.view import AgentView
 from nodeagent.spec.apiconfig import serves
 from nodeagent.trust.certificate import CertificateError, server_context
@@ -52,8 +53,17 @@ class Https:
     """The https side of one agent's API: ``run`` it. What keeps it from listening is logged and tried again: nothing
     of it is worth stopping an agent whose workers run."""
 
-    def __init__(self, view: AgentView, metrics: Metrics, address: str, told: Told, bounds: Bounds = Bounds()) -> None:
-        """``address``: this node's, as others know it."""
+    def __init__(
+        self,
+        view: AgentView,
+        metrics: Metrics,
+        address: str,
+        told: Told,
+        bounds: Bounds = Bounds(),
+        usage: Usage | None = None,
+    ) -> None:
+        """``address``: this node's, as others know it; ``usage``: as ``create_app``."""
+        self._usage = usage
         self._bounds = bounds
         self._view, self._metrics, self._told = view, metrics, told
         self._address = view.config.api.listen or address
@@ -78,7 +88,7 @@ class Https:
         keeper = Doorkeeper(Gate(view.key, view.node), certificate, tokens, config.jobs, self._bounds.body)
         listening = await _listen(self._address, config.ports.api)
         door = _Door(context, self._bounds)
-        app = create_app(view, self._metrics, door=(keeper, door.passed))
+        app = create_app(view, self._metrics, door=(keeper, door.passed), usage=self._usage)
         runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_TIMEOUT,
             keepalive_timeout=self._bounds.keepalive,

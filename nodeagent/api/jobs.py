@@ -16,15 +16,16 @@ from typing import Any
 from aiohttp import web
 from pydantic import ValidationError
 
-from nodeagent.api import auth, body, intents, scaling
+from nodeagent.api import auth, body, intents, policy, scaling
+from nodeagent.api.audit import AuditTail
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.lookup import find_job
 from nodeagent.api.saved import saved
 from nodeagent.api.shapes import Json, budget_json, items, job_json, lent_json, shown_to, unreachable_lines
 from nodeagent.api.story import generations
+from nodeagent.api.users import DATABASE, UserDatabase
 from nodeagent.api.view import AgentView
 from nodeagent.api.waits import waits, way_out
-from nodeagent.model.event import Event
 from nodeagent.model.job import TERMINAL, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodState
@@ -35,15 +36,15 @@ from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 
 WRITE_TRIES = 4
 """A write and its repetitions when somebody else wrote in between."""
-STORY_EVENTS = 2000
-"""How far back the audit log is read for one job."""
 
 
 class JobRoutes:
     """The handlers, over one agent's view."""
 
-    def __init__(self, view: AgentView) -> None:
+    def __init__(self, view: AgentView, names: UserDatabase = DATABASE) -> None:
         self.view = view
+        self._names = names
+        self._audit = AuditTail(view)
 
     def table(self) -> list[web.RouteDef]:
         """Every route of this noun."""
@@ -95,17 +96,19 @@ class JobRoutes:
 
     async def _json(self, job: JobRecord, asking: bool = True) -> Json:
         pods, asking = await self._published(job, asking)
+        await self._names.learn([job.owner])
         return self._row(job, self.view.cluster(), pods, asking)
 
     def _row(self, job: JobRecord, cluster: Cluster, pods: dict[str, PodState], answered: bool) -> Json:
         lent = lent_json(job, self.view.node, self.view.health(), self.view.pods().get(job.uid))
-        row = job_json(job, cluster, pods, time.time(), away=not answered)
+        row = job_json(job, cluster, pods, time.time(), away=not answered, names=self._names.shown)
         return row | {"lent": lent} | waits(self.view, job, cluster)
 
     async def index(self, request: web.Request) -> web.Response:
         """GET /v1/jobs: in the order of submission."""
         who = await auth.caller(request, self.view.config.jobs)
         cluster = self.view.cluster()
+        await self._names.learn(job.owner for job in cluster.jobs.values())
         rows, asking = [], True
         for job in sorted(cluster.jobs.values(), key=lambda j: (j.order, j.submitted)):
             pods, asking = await self._published(job, asking)
@@ -117,7 +120,7 @@ class JobRoutes:
         who = await auth.caller(request, self.view.config.jobs)
         cluster = self.view.cluster()
         job = find_job(cluster, request.match_info["job"])
-        events = await self._story()
+        events = await self._audit.read()
         reports = job.last_reports
         if job.head is not None and any(r.state != "running" for r in job.head.reports.values()):
             reports = job.head.reports
@@ -140,13 +143,6 @@ class JobRoutes:
         }
         return web.json_response(shown_to(detail, seen=auth.may_see(who, job)))
 
-    async def _story(self) -> tuple[Event, ...] | None:
-        """The newest of the audit log; None if the store does not answer (nobody waits for it twice)."""
-        if self.view.health().store_away_since is None:
-            with contextlib.suppress(StoreUnavailableError):
-                return await self.view.store.events("0-0", -STORY_EVENTS)
-        return None
-
     async def submit(self, request: web.Request) -> web.Response:
         """POST /v1/jobs {spec, request_id, dry_run}."""
         who = await auth.caller(request, self.view.config.jobs)
@@ -154,7 +150,7 @@ class JobRoutes:
         spec = _read_spec(asked.get("spec"))
         if who.remote and spec.user == spec.submitter.user:  # who submits, by the name that he has elsewhere
             spec = spec.model_copy(update={"user": who.name})
-        auth.may_submit(who, spec.user, self.view.config.jobs)
+        await self._may_submit(who, spec)
         seen = {"user": who.name, "uid": who.uid, "gid": who.gid}
         if not who.trusted:
             spec = spec.model_copy(update={"submitter": spec.submitter.model_copy(update=seen)})
@@ -176,10 +172,22 @@ class JobRoutes:
             uid, spec, who.uid, now, who.name, body.request_id(asked),
             control=seal.control(uid, first_control(spec, who.name, None)),
             admission=seal.admit(uid, who.uid, spec, now, self.view.node),
+            quota=policy.quota(who, self.view.config.limits),
         )  # fmt: skip
         await self._seen()
         kept = await saved(self.view, job.rev, era)
         return web.json_response(await self._json(job) | kept, status=201)
+
+    async def _may_submit(self, who: auth.Caller, spec: JobSpec) -> None:
+        """Raises ``ApiError``."""
+        config, node = self.view.config, self.view.node
+        policy.within_policy(who, spec, config.limits, node)
+
+        def look() -> None:
+            auth.may_submit(who, spec.user, config.jobs)
+            policy.may_submit_at_all(who, config.limits, node)
+
+        await self._names.ask((who, spec.user, config.jobs, config.limits), look, f"user {spec.user}")
 
     def _scale(self, verb: scaling.Verb) -> Callable[[web.Request], Any]:
         """POST .../scale {target}, .../scaleout {count}, .../scalein {count | nodes}; {timeout?, request_id}."""
@@ -198,7 +206,7 @@ class JobRoutes:
         for _ in range(WRITE_TRIES):
             await self.view.refresh()  # the deadline is in served time: an old view of it could be past already
             job, era = self._known(uid, ref), self.view.era
-            auth.may_change_job(who, job)
+            await self._may_change(who, job)
             base = self._foundation(job)  # before anything else is read: the verdict is of this very record
             earlier = await self.view.store.request(asked.request)
             if earlier is not None:
@@ -243,7 +251,7 @@ class JobRoutes:
             if attempt:
                 await self.view.refresh()
             job, era = self._known(uid, ref), self.view.era
-            auth.may_change_job(who, job)
+            await self._may_change(who, job)
             base = self._foundation(job, ends=intent in (intents.stop, intents.delete))
             wish = intent(base) or _anew(job, base)
             if wish is None:
@@ -260,6 +268,12 @@ class JobRoutes:
             kept = await saved(self.view, after.rev, era)
             return web.json_response(await self._json(after) | kept | {"changed": True})
         raise AssertionError("unreachable: the last try returns or raises")
+
+    async def _may_change(self, who: auth.Caller, job: JobRecord) -> None:
+        """Raises ``ApiError``."""
+        if who.uid != job.owner:
+            await self._names.learn([job.owner])
+        auth.may_change_job(who, job, self._names.shown)
 
     def _foundation(self, job: JobRecord, *, ends: bool = False) -> JobRecord:
         return intents.foundation(job, self.view.cluster().refused.get(job.uid), ends=ends)

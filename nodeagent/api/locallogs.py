@@ -36,12 +36,14 @@ class Readers:
         self._now: Counter[tuple[int, str]] = Counter()
 
     @contextmanager
-    def admit(self, caller: Caller) -> Iterator[None]:
-        """One more, while the context lasts. Raises ApiError where there are too many."""
+    def admit(self, caller: Caller, per_user: int | None = None) -> Iterator[None]:
+        """One more, while the context lasts. ``per_user``: as the config has it by now. Raises ApiError where there are
+        too many."""
+        most = self._per_user if per_user is None else per_user
         who = (caller.uid, caller.name)
         text = ""
-        if self._now[who] >= self._per_user:
-            text = f"user {caller.name} reads logs {self._per_user} times at once on this node already"
+        if self._now[who] >= most:
+            text = f"user {caller.name} reads logs {most} times at once on this node already (limits.followers)"
         elif self._now.total() >= self._most:
             text = f"logs are read {self._most} times at once on this node already"
         if text:

@@ -70,7 +70,10 @@ class LogRoutes:
         ``follow`` goes on with newer ones.
         """
         job = find_job(self.view.cluster(), request.match_info["job"])
-        auth.may_read_logs(await auth.caller(request, self.view.config.jobs), job)
+        who, names = await auth.caller(request, self.view.config.jobs), auth.database(request)
+        if not auth.may_see(who, job):
+            await names.learn([job.owner])
+        auth.may_read_logs(who, job, names.shown)
         follow = body.flag(request, "follow")
         newest = job.active.number if job.active is not None else 1
         only = previous(job) if body.flag(request, "previous") else body.number(request, "generation")
@@ -83,7 +86,8 @@ class LogRoutes:
         _check_rank(job, query)
         alone, wide = body.flag(request, "local_only"), query.first < newest
         asked = _Asked(job, query, alone, wide, lambda: auth.caller(request, self.view.config.jobs))
-        with self.readers.admit(await asked.who()):
+        who, limits = await asked.who(), self.view.config.limits
+        with self.readers.admit(who, None if who.operator else limits.followers):
             lines = self._follow(asked) if follow else self._all(asked)
             async with contextlib.aclosing(lines):
                 return await send(request, lines)

@@ -57,7 +57,7 @@ class Doorkeeper:
             found = await asyncio.to_thread(self._tokens.find, given.removeprefix("Bearer ").strip())
             if found is None:
                 raise ApiError("unknown_caller", "this agent does not know the token", "see api.tokens in its config")
-            return await self._by_token(*found)
+            return await self._by_token(request, *found)
         if given:
             raise ApiError("unknown_caller", "this way to say who asks is not known here", _HOW)
         if name := _certificate_name(request):
@@ -82,7 +82,7 @@ class Doorkeeper:
             ticket.uid, NOBODY, ticket.name, operator=ticket.operator, trusted=False, reads_only=reads, remote=True
         )
 
-    async def _by_token(self, name: str, token: TokenEntry) -> Caller:
+    async def _by_token(self, request: web.Request, name: str, token: TokenEntry) -> Caller:
         if token.user is None:
             may = token.may == "operate"
             return Caller(
@@ -97,7 +97,8 @@ class Doorkeeper:
                 return None
             return auth.identify(found.pw_uid, found.pw_gid, self._jobs, os.geteuid())
 
-        who = await auth.looked_up(look, user)
+        key = ("token", user, self._jobs.operators)
+        who = await auth.database(request).ask(key, look, user)
         if who is None:
             raise ApiError(
                 "permission",

@@ -13,6 +13,8 @@ from aiohttp import web
 
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.app import create_app
+from nodeagent.api.usage import Usage
+from nodeagent.api.users import DATABASE, UserDatabase
 from nodeagent.api.view import AgentView
 
 PROBE_TIMEOUT = 1.0
@@ -30,9 +32,14 @@ class ListenError(Exception):
 class ApiServer:
     """``async with ApiServer(view, metrics) as server``: listening inside, nothing left behind after."""
 
-    def __init__(self, view: AgentView, metrics: Metrics) -> None:
+    def __init__(
+        self, view: AgentView, metrics: Metrics, usage: Usage | None = None, users: UserDatabase = DATABASE
+    ) -> None:
         self._view = view
         self._metrics = metrics
+        self.usage = Usage() if usage is None else usage
+        """What users ask of this agent."""
+        self._users = users
         self._runners: list[web.AppRunner] = []
         self._inode: tuple[int, int] | None = None
         self.socket_path = view.config.dirs.run / "api.sock"
@@ -92,7 +99,7 @@ class ApiServer:
         await web.SockSite(runner, sock).start()
 
     async def _runner(self, local_socket: bool) -> web.AppRunner:
-        app = create_app(self._view, self._metrics, local_socket=local_socket)
+        app = create_app(self._view, self._metrics, local_socket=local_socket, usage=self.usage, users=self._users)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_TIMEOUT)
         await runner.setup()
         self._runners.append(runner)

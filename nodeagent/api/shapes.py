@@ -5,10 +5,10 @@ Pure: records in, plain values out; the wall clock comes in. Must never ask the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from nodeagent.api.auth import user_name
+from nodeagent.api.users import DATABASE
 from nodeagent.api.view import AgentHealth
 from nodeagent.model.health import Verdict
 from nodeagent.model.job import TERMINAL, JobRecord, Spend
@@ -146,9 +146,15 @@ def pods_json(
 
 
 def job_json(
-    job: JobRecord, cluster: Cluster, published: Mapping[str, PodState], now: float, away: bool = False
+    job: JobRecord,
+    cluster: Cluster,
+    published: Mapping[str, PodState],
+    now: float,
+    away: bool = False,
+    names: Callable[[int], str] = DATABASE.shown,
 ) -> Json:
-    """One job, as in lists. ``now`` is Unix time; age and duration are seconds; ``away`` as in ``pods_json``."""
+    """One job, as in lists. ``now`` is Unix time; age and duration are seconds; ``away`` as in ``pods_json``;
+    ``names``: users by uid."""
     size, head = job.spec.role.nodes, job.head
     gang, spares = pods_json(job, cluster, published, away)
     chief = head.ordered()[0].node if head is not None and head.members else None
@@ -170,7 +176,7 @@ def job_json(
         "gpus": _gpus(head),
         "world_nodes": 0 if head is None else len(head.members),
         "world_size": 0 if head is None else head.world_size,
-        "owner": user_name(job.owner),
+        "owner": names(job.owner),
         "user": job.spec.user,
         "desired": job.control.desired,
         "deleting": job.control.delete,

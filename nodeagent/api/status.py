@@ -8,7 +8,6 @@ changed since it was read last. Must never cost anything while nobody looks.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
 from collections import defaultdict
@@ -16,6 +15,8 @@ from collections import defaultdict
 from aiohttp import web
 
 from nodeagent import __version__
+from nodeagent.api.audit import AuditTail
+from nodeagent.api.auth import Names
 from nodeagent.api.errors import not_joined
 from nodeagent.api.shapes import (
     API_VERSION,
@@ -28,6 +29,7 @@ from nodeagent.api.shapes import (
     work_on,
 )
 from nodeagent.api.story import generations
+from nodeagent.api.users import UserDatabase
 from nodeagent.api.view import AgentView
 from nodeagent.api.waits import waits
 from nodeagent.model.event import Event
@@ -35,15 +37,12 @@ from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import breaker
-from nodeagent.store.base import StoreUnavailableError
 
 PATH = "/v1/status"
 FRESH = 1.0
 """Seconds that one answer serves all who ask."""
 MAX_LIVE, MAX_ENDED, MAX_GENERATIONS = 100, 10, 20
 """Jobs and generations of a job that are shown: the oldest live ones, the newest of the others."""
-STORY_EVENTS = 2000
-"""How far back the audit log is read."""
 SETTLED = 5.0
 """Seconds after a change in which more may be told of the same generation: how long its recovery took comes later."""
 _OF_JOB = (
@@ -57,7 +56,8 @@ _OF_VERDICT = ("rule", "severity", "stage", "text", "gpu", "dry_run", "next")
 class StatusRoutes:
     """The handler, over one agent's view, with the newest answer."""
 
-    def __init__(self, view: AgentView) -> None:
+    def __init__(self, view: AgentView, names: UserDatabase) -> None:
+        self._names = names
         self.view = view
         self._stories = Stories(view)
         self._one = asyncio.Lock()
@@ -79,8 +79,9 @@ class StatusRoutes:
                 stories = await self._stories.read(jobs, time.monotonic())
                 why = {job.uid: waits(self.view, job, cluster) for job in jobs}
                 about = self._about() | {"more_jobs": more}
-                # a thousand nodes take tens of milliseconds, and names of users come from who knows where
-                self._body = await asyncio.to_thread(_body, about, cluster, jobs, why, stories)
+                await self._names.learn(job.owner for job in jobs)
+                # a thousand nodes take tens of milliseconds
+                self._body = await asyncio.to_thread(_body, about, cluster, jobs, why, stories, self._names.shown)
                 self._made = time.monotonic()
         return web.Response(body=self._body, content_type="application/json", headers={"Cache-Control": "no-store"})
 
@@ -97,12 +98,17 @@ class StatusRoutes:
 
 
 def _body(
-    about: Json, cluster: Cluster, jobs: list[JobRecord], why: dict[str, Json], stories: dict[str, list[Json]]
+    about: Json,
+    cluster: Cluster,
+    jobs: list[JobRecord],
+    why: dict[str, Json],
+    stories: dict[str, list[Json]],
+    names: Names,
 ) -> bytes:
     now = time.time()
     rows = {
         "nodes": nodes_json(cluster, now),
-        "jobs": [_job(cluster, job, why[job.uid], stories.get(job.uid, []), now) for job in jobs],
+        "jobs": [_job(cluster, job, why[job.uid], stories.get(job.uid, []), now, names) for job in jobs],
     }
     return json.dumps(about | {"now": now} | rows).encode()
 
@@ -111,7 +117,7 @@ class Stories:
     """Generations of jobs, as they were told last."""
 
     def __init__(self, view: AgentView) -> None:
-        self._view = view
+        self._audit = AuditTail(view)
         self._marks: dict[str, object] = {}
         self._changed = 0.0
         self._rows: dict[str, list[Json]] = {}
@@ -122,7 +128,7 @@ class Stories:
         marks: dict[str, object] = {job.uid: _mark(job) for job in jobs}
         if marks == self._marks and at - self._changed > SETTLED:
             return self._rows
-        events = await self._events()
+        events = await self._audit.read()
         if events is None:
             same = {uid for uid, mark in marks.items() if self._marks.get(uid) == mark}
             return {job.uid: self._rows[job.uid] if job.uid in same else generations(job, ()) for job in jobs}
@@ -133,12 +139,6 @@ class Stories:
             told[event.uid].append(event)
         self._rows = {job.uid: generations(job, told[job.uid]) for job in jobs}
         return self._rows
-
-    async def _events(self) -> tuple[Event, ...] | None:
-        if self._view.health().store_away_since is None:
-            with contextlib.suppress(StoreUnavailableError):
-                return await self._view.store.events("0-0", -STORY_EVENTS)
-        return None
 
 
 def _mark(job: JobRecord) -> tuple[object, ...]:
@@ -161,9 +161,9 @@ def nodes_json(cluster: Cluster, now: float) -> list[Json]:
     return [_node(cluster.nodes[name], cluster, *work.get(name, ({}, [])), now) for name in sorted(cluster.nodes)]
 
 
-def _job(cluster: Cluster, job: JobRecord, why: Json, story: list[Json], now: float) -> Json:
+def _job(cluster: Cluster, job: JobRecord, why: Json, story: list[Json], now: float, names: Names) -> Json:
     """Times are Unix seconds, so that it stays the same while nothing happens."""
-    row = job_json(job, cluster, {}, now) | why
+    row = job_json(job, cluster, {}, now, names=names) | why
     costs = [g["stood_still"] for g in story if g["stood_still"] is not None]
     ran = [g for g in story if g["state"] != "not formed"]
     return {

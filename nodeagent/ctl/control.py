@@ -14,6 +14,8 @@ from nodeagent.ctl.options import (
     agent_option,
     connect,
     job_argument,
+    named_job,
+    named_job_argument,
     request_id_option,
     wait_options,
     which_job,
@@ -94,7 +96,7 @@ def restart(ctx: click.Context, /, **asked: Any) -> None:
 
 
 @click.command(short_help="End a job.")
-@job_argument
+@named_job_argument
 @wait_options
 @request_id_option
 @agent_option
@@ -110,7 +112,8 @@ def stop(ctx: click.Context, /, **asked: Any) -> None:
 
 def _simple(ctx: click.Context, verb: str, past: str, done: Callable[[Json], bool], asked: dict[str, Any]) -> None:
     client = connect(ctx)
-    ref = which_job(client, asked["job"], asked["job_named"])
+    words = asked["job"], asked["job_named"]
+    ref = named_job(client, verb, *words) if verb == "stop" else which_job(client, *words)
     after = client.change("POST", f"{job_path(ref)}/{verb}", asked["request_id"])
     if verb == "resume" and not after["changed"] and running(after):
         echo(f"job/{after['name']} runs already: there was nothing to resume")
@@ -132,7 +135,7 @@ def _simple(ctx: click.Context, verb: str, past: str, done: Callable[[Json], boo
 
 
 @click.command(short_help="Remove a job's record (a live job is stopped first).")
-@job_argument
+@named_job_argument
 @wait_options
 @request_id_option
 @agent_option
@@ -142,7 +145,7 @@ def delete(
 ) -> None:
     """Remove the record of JOB. A live job is stopped first, with its grace; wait until the record is gone."""
     client = connect(ctx)
-    after = client.change("DELETE", job_path(which_job(client, job, job_named)), request_id)
+    after = client.change("DELETE", job_path(named_job(client, "delete", job, job_named)), request_id)
     name, uid = after["name"], after["uid"]
     if no_wait:
         echo(f"job/{name} delete asked for")

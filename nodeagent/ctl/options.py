@@ -77,6 +77,12 @@ def job_argument(command: F) -> F:
     return argument(job_option(command))
 
 
+def named_job_argument(command: F) -> F:
+    """JOB or ``--job``, for verbs that cannot be taken back: ``named_job`` reads them."""
+    argument = click.argument("job", required=False, metavar="JOB", shell_complete=_complete_jobs)
+    return argument(job_option(command))
+
+
 def node_argument(required: bool = True) -> Callable[[F], F]:
     """NODE."""
     metavar = "NODE" if required else "[NODE]"
@@ -113,6 +119,15 @@ def request_id_option(command: F) -> F:
 def connect(ctx: click.Context) -> Client:
     """The agent this command asks. Raises ``UnreachableError``."""
     return agent_client.find(ctx.obj)
+
+
+def named_job(client: Client, verb: str, argument: str | None, named: str | None) -> str:
+    """The job that is meant, for verbs that cannot be taken back: it has to be said. Raises ``CtlError``."""
+    if argument or named:
+        return which_job(client, argument, named)
+    live = [j["name"] for j in client.get("/v1/jobs")["items"] if j["phase"] not in ENDED]
+    there = f"live jobs: {', '.join(live)}" if live else "no job is live; ended ones: nodeagentctl get"
+    raise CtlError(f"{verb} needs the name of a job; nothing was changed", Exit.USAGE, there)
 
 
 def which_job(client: Client, argument: str | None, named: str | None) -> str:

@@ -147,6 +147,15 @@ class Checkpoint(Record):
         return name
 
 
+class Quota(Record):
+    """What the jobs of one owner may come to (``limits`` in the agent's config)."""
+
+    jobs: int = Field(ge=1)
+    """Jobs that have not ended."""
+    bytes: int = Field(ge=1)
+    """The specs of all jobs that are kept, as JSON in UTF-8."""
+
+
 class JobRecord(Record):
     """Everything about one job."""
 

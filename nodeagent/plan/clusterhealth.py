@@ -6,20 +6,22 @@ Pure. Each finding comes with its place: ``node/NAME``, ``job/NAME`` or ``cluste
 from __future__ import annotations
 
 import ipaddress
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from nodeagent.model.base import Record
 from nodeagent.model.finding import Finding, Severity
 from nodeagent.model.health import Verdict
-from nodeagent.model.job import TERMINAL
+from nodeagent.model.job import TERMINAL, JobRecord, Quota
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import breaker, next_step
 
 Placed = tuple[str, Finding]
 """(where, what)"""
+NEARLY = 0.9
+"""Share of a user's bytes from which it is a warning."""
 SHOWN = 8
 """Most names in one sentence."""
 
@@ -122,6 +124,34 @@ def judge_recovery(waits: str) -> tuple[Placed, ...]:
     """Of a store that has lost writes. ``waits``: for whom it waits, empty if for nobody."""
     fix = "start the agents of those nodes, if you can: what runs goes on, all else waits for them"
     return (("store", _warning(waits, fix)),) if waits else ()
+
+
+def judge_users(
+    node: str, owned: Iterable[tuple[str, JobRecord]], quota: Quota, refused: Mapping[str, tuple[str, ...]]
+) -> tuple[Placed, ...]:
+    """``owned``: the jobs of those who have limits, each with its owner's name; ``quota``: what an owner may have;
+    ``refused``: who asked this node's agent for too much lately, and the keys of ``limits`` that said so."""
+    live: Counter[str] = Counter()
+    size: Counter[str] = Counter()
+    for owner, job in owned:
+        live[owner] += job.phase not in TERMINAL
+        size[owner] += len(job.spec.to_json().encode())
+    found: list[Placed] = []
+    for owner in sorted(size):
+        fix = f"stop or delete jobs of {owner} that are not needed, or raise limits.{{}} in the agents' configs"
+        if live[owner] >= quota.jobs:
+            what = (
+                f"{owner} has {live[owner]} live jobs, and limits.jobs is {quota.jobs}: only operators may submit more"
+            )
+            found.append((f"user/{owner}", _warning(what, fix.format("jobs"))))
+        if size[owner] >= NEARLY * quota.bytes:
+            what = f"the jobs of {owner} take {size[owner]} bytes of the {quota.bytes} that limits.job_bytes allows"
+            found.append((f"user/{owner}", _warning(what, fix.format("job_bytes"))))
+    for owner in sorted(refused):
+        keys = ", ".join(f"limits.{key}" for key in sorted(refused[owner]))
+        what = f"{owner} was refused by the agent of node {node} in the last 5 min: {keys}"
+        found.append((f"user/{owner}", _warning(what, f"ask {owner} what asks so often, or raise it in the config")))
+    return tuple(found)
 
 
 def judge_cluster(

@@ -25,6 +25,7 @@ from nodeagent.spec import units
 from nodeagent.spec.apiconfig import ApiConfig
 from nodeagent.spec.errors import CheckError, raise_all
 from nodeagent.spec.healthconfig import HealthConfig, health_or_off, or_off
+from nodeagent.spec.limitsconfig import LimitsConfig
 from nodeagent.spec.section import File, Folder, Section
 from nodeagent.spec.storeconfig import RedisConfig
 
@@ -277,6 +278,8 @@ class AgentConfig(Section):
     """How long `systemctl stop` and a shutdown wait for the node's work to move away."""
     saving: SavingConfig = SavingConfig()
     jobs: JobsConfig = JobsConfig()
+    limits: LimitsConfig = LimitsConfig()
+    """What one user may have and ask for, and who may submit what."""
     health: Annotated[HealthConfig | None, BeforeValidator(health_or_off), Field(json_schema_extra=or_off)] = (
         HealthConfig()
     )

@@ -40,7 +40,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from nodeagent.model.event import Event
-from nodeagent.model.job import Admission, Control, JobRecord
+from nodeagent.model.job import Admission, Control, JobRecord, Quota
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
@@ -189,11 +189,13 @@ class Store(Protocol):
         *,
         control: Control | None = None,
         admission: Admission | None = None,
+        quota: Quota | None = None,
     ) -> JobRecord:
         """A new job, queued, with this control (None: run on the spec's target; unsigned, as without an admission) of
         rev 1. Refused when a job of that name is live or an ended one still has holders
         that have not lapsed, or is kept (``name_taken``, naming its uid and phase). An ended one of that name is
-        removed. The same ``request`` or uid again returns the first reply's job. Event JobSubmitted."""
+        removed. Refused when the owner's jobs with it, without the one it replaces, exceed ``quota`` (``limit``).
+        The same ``request`` or uid again returns the first reply's job. Event JobSubmitted."""
         ...
 
     async def control(

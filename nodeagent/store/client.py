@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from nodeagent.model.event import Event
-from nodeagent.model.job import Admission, Checkpoint, Control, JobRecord, first_control
+from nodeagent.model.job import Admission, Checkpoint, Control, JobRecord, Quota, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
@@ -201,6 +201,7 @@ class RedisStore:
         *,
         control: Control | None = None,
         admission: Admission | None = None,
+        quota: Quota | None = None,
     ) -> JobRecord:
         size = spec.role.nodes
         arguments: dict[str, object] = {
@@ -215,6 +216,7 @@ class RedisStore:
             "submitted": repr(wall),
             "by": by,
             "request": request,
+            "quota": None if quota is None else quota.model_dump(),
         }
         return await self._job("submit", arguments)
 

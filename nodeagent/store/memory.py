@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from nodeagent.model.event import Event
-from nodeagent.model.job import Admission, Control, JobRecord, first_control
+from nodeagent.model.job import Admission, Control, JobRecord, Quota, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
@@ -172,9 +172,10 @@ class MemoryStore:
         *,
         control: Control | None = None,
         admission: Admission | None = None,
+        quota: Quota | None = None,
     ) -> JobRecord:
         signed = first_control(spec, by, control), admission
-        job = operator.submit(self._server.settled(), uid, spec, owner, wall, by, request, *signed)
+        job = operator.submit(self._server.settled(), uid, spec, owner, wall, by, request, *signed, quota)
         return self._asked(job)
 
     async def control(

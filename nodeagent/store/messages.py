@@ -14,6 +14,9 @@ from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Cause, Member, Token
 
+PAGE_BYTES = 1024 * 1024
+"""Most bytes of records that one reply or one offer carries; a record that is larger travels alone."""
+
 
 class Saved(Record):
     """What a node has on its disk: everything up to ``rev`` of ``era``."""

@@ -11,7 +11,7 @@ import copy
 import uuid
 from collections.abc import Mapping
 
-from nodeagent.model.job import Control, Desired, JobRecord, Phase, Spend
+from nodeagent.model.job import Control, Desired, JobRecord, Phase, Quota, Spend
 from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
@@ -173,8 +173,12 @@ class Bench:
 
     # --- jobs
 
-    async def submit(self, uid: str = "u1", name: str = "train", request: str = "", **size: int) -> JobRecord:
-        return await self.store.submit(uid, spec(name, **size), 1000, 12.25, "ann", request or f"submit-{uid}")
+    async def submit(
+        self, uid: str = "u1", name: str = "train", request: str = "", quota: Quota | None = None, owner: int = 1000,
+        env: dict[str, str] | None = None, **size: int,
+    ) -> JobRecord:  # fmt: skip
+        asked = spec(name, **size).model_copy(update={"env": env or {}})
+        return await self.store.submit(uid, asked, owner, 12.25, "ann", request or f"submit-{uid}", quota=quota)
 
     async def job(self, uid: str = "u1", watcher: str = "") -> JobRecord:
         """The record, as a beat brings it."""

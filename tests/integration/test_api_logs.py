@@ -116,7 +116,7 @@ def test_following_joins_new_generations_and_ends_with_the_job(agent: LiveAgent,
         write(mine, 3, "three", generation=2)
         write(theirs, 4, "four", rank=2, generation=2)
         agent.until(lambda: printed("three") and printed("four"))
-        assert ctl(agent, "stop").exit_code == 0
+        assert ctl(agent, "stop", "digits").exit_code == 0
         write(mine, 5, "last words", generation=2)
         reading.join(15)
         assert not reading.is_alive()
@@ -154,7 +154,7 @@ def test_a_lost_connection_repeats_and_drops_nothing(agent: LiveAgent, tmp_path:
     agent.do(replace)
     write(logs, 6, "line 51")
     agent.until(lambda: "line 51" in path.read_text())
-    assert ctl(agent, "stop").exit_code == 0
+    assert ctl(agent, "stop", "digits").exit_code == 0
     reading.join(15)
     assert not reading.is_alive()
     lines = [line for line in path.read_text().splitlines() if line.startswith("[")]

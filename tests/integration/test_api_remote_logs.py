@@ -105,7 +105,7 @@ def test_following_over_a_restart_of_the_other_agent(agent: LiveAgent, tmp_path:
             agent.until(lambda: "meanwhile" in out.read_text())
             write(logs, 3, "after", rank=2)
             agent.until(lambda: "after" in out.read_text())
-            assert ctl(agent, "stop").exit_code == 0
+            assert ctl(agent, "stop", "digits").exit_code == 0
             reading.join(15)
             assert not reading.is_alive()
     lines = [line for line in out.read_text().splitlines() if line.startswith("[")]

@@ -410,3 +410,15 @@ def test_an_agent_that_has_not_joined_does_not_say_that_there_is_nothing(still: 
     back.start()
     assert client.get("/v1/jobs/digits")["name"] == "digits"
     back.join()
+
+
+@pytest.mark.parametrize("verb", ["stop", "delete"])
+def test_what_cannot_be_taken_back_needs_a_name(agent: LiveAgent, verb: str) -> None:
+    """Others act on the only live job: it may be somebody else's, or not the one that was meant."""
+    started(agent)
+    refused = ctl(agent, verb)
+    assert refused.exit_code == 2
+    assert f"{verb} needs the name of a job; nothing was changed" in refused.stderr
+    assert "live jobs: digits" in refused.stderr
+    assert [j.control.rev for j in agent.view.cluster().jobs.values()] == [1]
+    assert ctl(agent, verb, "--job", "digits").exit_code == 0

@@ -1,6 +1,6 @@
 -- beat: node, life, start, seq, length, rev, era, facts?, address?, pid?, readiness?, pods (list of {uid, body}), saved?,
 --   notes (list of {kind, text}), top, runs (list of uids), damaged (list of records), silent
-local PAGE, SAVES_KEPT, LOOKED_AT = 256, 1000, 2
+local PAGE, PAGE_BYTES, SAVES_KEPT, LOOKED_AT = 256, 1048576, 1000, 2
 local id = A.node
 local top = math.max(A.rev, A.top)
 local continued = A.era == meta.parent and top <= known -- all that it has read is in this era too
@@ -108,12 +108,20 @@ end
 if #changed > 2 * PAGE then
   rev, more = changed[2 * PAGE], 1
 end
+local bytes = 0
 for i = 1, math.min(#changed, 2 * PAGE), 2 do
   local record, body, cordon = changed[i], {}, ''
   if string.sub(record, 1, 5) == 'gone:' then
     record = string.sub(record, 6)
   else
     body = redis.call('HGETALL', P .. record)
+    for _, text in ipairs(body) do
+      bytes = bytes + #text
+    end
+    if bytes > PAGE_BYTES and i > 1 then -- the rest travels with the next beat
+      rev, more = changed[i - 1], 1
+      break
+    end
     if string.sub(record, 1, 5) == 'node:' then
       cordon = redis.call('HGET', CORDONS, string.sub(record, 6)) or ''
     end

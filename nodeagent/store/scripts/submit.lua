@@ -1,4 +1,4 @@
--- submit: uid, name, owner, spec, admission?, min, max, control, submitted, by, request
+-- submit: uid, name, owner, spec, admission?, min, max, control, submitted, by, request, quota?
 local seen = request_seen(A.request)
 if seen then
   local uid = string.match(seen, '^%S+')
@@ -39,6 +39,28 @@ if old then
     return refuse('name_taken', 'the job named ' .. A.name .. ' (uid ' .. old.uid .. ', ' .. old.phase
       .. ') still stops its workers on node ' .. held .. ': try again in a moment')
   end
+end
+if A.quota then -- of the owner's jobs, without the one that gives way
+  local live, bytes = 0, #A.spec
+  local way = old and 'job:' .. old.uid
+  for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
+    if string.sub(record, 1, 4) == 'job:' and record ~= way then
+      local about = redis.call('HMGET', P .. record, 'owner', 'phase')
+      if about[1] == int(A.owner) then
+        live = live + (is_terminal({ phase = about[2] }) and 0 or 1)
+        bytes = bytes + redis.call('HSTRLEN', P .. record, 'spec')
+      end
+    end
+  end
+  if live >= A.quota.jobs then
+    return refuse('limit', A.by .. ' has ' .. int(live) .. ' live jobs, as many as limits.jobs allows')
+  end
+  if bytes > A.quota.bytes then
+    return refuse('limit', 'with this one the jobs of ' .. A.by .. ' that are kept, ended ones too, would take '
+      .. int(bytes) .. ' bytes, and limits.job_bytes allows ' .. int(A.quota.bytes))
+  end
+end
+if old then
   delete_job(old)
 end
 local job = {

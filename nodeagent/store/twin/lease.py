@@ -11,7 +11,7 @@ from itertools import islice
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.timing import Timing
 from nodeagent.store.base import StoreRefusedError
-from nodeagent.store.messages import Answer, Beat, BeatReply, JoinReply
+from nodeagent.store.messages import PAGE_BYTES, Answer, Beat, BeatReply, JoinReply
 from nodeagent.store.twin.holders import release_keepers, retire
 from nodeagent.store.twin.state import FORGET_MS, LOOKED_AT, PAGE, State
 from nodeagent.store.twin.waiting import hear
@@ -179,12 +179,13 @@ def _damage(s: State, b: Beat) -> Iterator[str]:
 
 def _news(s: State, b: Beat) -> BeatReply:
     nodes, jobs, gone = [], [], []
-    rev, more = s.rev, False
+    rev, more, size = s.rev, False, 0
     for count, (record, value) in enumerate(() if s.recovering else s.changed_since(b.rev)):
-        if count == PAGE:
+        kind, _, key = record.partition(":")
+        size += s.size(s.jobs[key]) if kind == "job" and key in s.jobs else 0
+        if count == PAGE or (size > PAGE_BYTES and count):
             more = True
             break
-        kind, _, key = record.partition(":")
         if kind == "gone":
             gone.append(key)
         elif kind == "node" and key in s.nodes:
@@ -193,8 +194,7 @@ def _news(s: State, b: Beat) -> BeatReply:
             jobs.append(s.jobs[key])
         else:
             gone.append(record)
-        if count == PAGE - 1:
-            rev = value
+        rev = value
     if not more:
         rev = b.rev if s.recovering else s.rev
     ended, first = [], None

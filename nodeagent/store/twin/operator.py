@@ -5,17 +5,18 @@ The twin of ``scripts/{submit,control,renew,remove}.lua``; must never touch a ge
 
 from __future__ import annotations
 
-from nodeagent.model.job import Admission, Control, JobRecord
+from nodeagent.model.job import Admission, Control, JobRecord, Quota
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import Answer
 from nodeagent.store.twin.holders import still_held
 from nodeagent.store.twin.state import State, terminal
+from nodeagent.store.words import too_many_bytes, too_many_jobs
 
 
 def submit(
     s: State, uid: str, spec: JobSpec, owner: int, wall: float, by: str, request: str, control: Control,
-    admission: Admission | None,
+    admission: Admission | None, quota: Quota | None,
 ) -> JobRecord:  # fmt: skip
     if request and request in s.requests:
         return s.job(s.requests[request].subject)
@@ -45,6 +46,9 @@ def submit(
                 f"the job named {spec.name} (uid {old.uid}, {old.phase}) still stops its workers on node {held[0]}: "
                 "try again in a moment",
             )
+    if quota is not None:
+        _within(s, quota, spec, owner, by, old)
+    if old is not None:
         s.delete_job(old)
     s.order += 1
     job = s.save_job(
@@ -66,6 +70,17 @@ def submit(
     s.remember(request, Answer(subject=uid))
     s.event("JobSubmitted", job=job, by=by, text=f"job {spec.name} submitted")
     return job
+
+
+def _within(s: State, quota: Quota, spec: JobSpec, owner: int, by: str, old: JobRecord | None) -> None:
+    """Raises StoreRefusedError ``limit``. ``old``: the ended job that gives way to the new one."""
+    kept = [job for job in s.jobs.values() if job.owner == owner and job is not old]
+    live = sum(not terminal(job) for job in kept)
+    if live >= quota.jobs:
+        raise StoreRefusedError("limit", too_many_jobs(by, live))
+    size = len(spec.to_json().encode()) + sum(map(s.size, kept))
+    if size > quota.bytes:
+        raise StoreRefusedError("limit", too_many_bytes(by, size, quota.bytes))
 
 
 def control(

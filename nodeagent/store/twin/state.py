@@ -14,6 +14,7 @@ from typing import Literal
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.event import Event
 from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import RELEASE, Timing, millis
@@ -87,6 +88,8 @@ class State:
         """Node to its replaced lives: they never come back."""
         self.cordons: dict[str, Cordon] = {}
         self.jobs: dict[str, JobRecord] = {}
+        self.sizes: dict[str, tuple[JobSpec, int]] = {}
+        """Bytes of a job's spec by uid, and the spec that was measured."""
         self.names: dict[str, str] = {}
         self.highest: dict[str, int] = {}
         self.alloc: dict[str, dict[str, str]] = {}
@@ -277,12 +280,21 @@ class State:
             raise StoreRefusedError("not_found", f"there is no job with uid {uid}: list the jobs and try again")
         return job
 
+    def size(self, job: JobRecord) -> int:
+        """Bytes of its spec, which is nearly all that can be large of it."""
+        spec, size = self.sizes.get(job.uid, (None, 0))
+        if spec is not job.spec:
+            size = len(job.spec.to_json().encode())
+            self.sizes[job.uid] = job.spec, size
+        return size
+
     def delete_job(self, job: JobRecord) -> None:
         """Remove the record, its bookings and its name; the name's highest number stays."""
         nodes = set(job.head.holders) | set(job.head.members) if job.head else set()
         for node in nodes:
             self.book(node, job.uid, frozenset())
         del self.jobs[job.uid]
+        self.sizes.pop(job.uid, None)
         if self.names.get(job.name) == job.uid:
             del self.names[job.name]
         self.bury(f"job:{job.uid}")

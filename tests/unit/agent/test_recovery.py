@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodeagent.agent.recovery import PAGE, offer
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.store.memory import MemoryServer, MemoryStore
-from nodeagent.store.messages import Offer, Restored
+from nodeagent.store.messages import PAGE_BYTES, Offer, Restored
 from tests.contract.bench import FAST, MemoryBench, refused
 
 JOBS = PAGE + 30
@@ -135,3 +135,18 @@ async def test_a_view_that_is_not_complete_gives_what_it_has() -> None:
     assert (set(state.jobs), set(state.nodes)) == ({"u1"}, {"n1"})
     assert state.rev > job.rev, "what is written next is newer than what is known"
     assert state.awaited == {"n1"}
+
+
+async def test_pages_of_an_offer_are_bounded_in_bytes() -> None:
+    scene = Scene()
+    await scene.bench.up("n1")
+    for n in range(12):
+        await scene.bench.submit(f"u{n}", f"job{n}", env={"TEXT": "x" * 240_000})
+    await scene.bench.submit("huge", "huge", env={"TEXT": "x" * (PAGE_BYTES + 1)})
+    view = await scene.read()
+    jobs = dict(scene.server.state.jobs)
+    scene.server.restart(keep_data=False)
+    await scene.offer(view)
+    assert [len(o.jobs) for o in scene.store.offers] == [0, 4, 4, 4, 1]
+    assert [o.uids is not None for o in scene.store.offers] == [False, False, False, False, True]
+    assert scene.server.state.jobs == jobs

@@ -146,8 +146,14 @@ class FakeView:
                     readiness={}, pods=pods,
                 )
             )  # fmt: skip
-        jobs = {j.uid: j for j in reply.jobs}
-        nodes = {n.id: n for n in reply.nodes}
+        jobs |= {j.uid: j for j in reply.jobs}
+        nodes |= {n.id: n for n in reply.nodes}
+        while reply.more:
+            self._seq += 1
+            more = Beat(node=name, incarnation=self.lives[name], seq=self._seq, length=3000, rev=reply.rev)
+            reply = await self.store.beat(more)
+            jobs |= {j.uid: j for j in reply.jobs}
+            nodes |= {n.id: n for n in reply.nodes}
         self._cluster = Cluster(
             served=reply.served, nodes=nodes, jobs=jobs, lapsed=frozenset(reply.lapsed), refused=self.distrusted,
         )  # fmt: skip

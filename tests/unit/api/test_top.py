@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from nodeagent.api.top import live_jobs, top_json
+from nodeagent.model.job import JobRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.usage import MachineUsage, PodUsage
 from nodeagent.model.world import Holder
+from nodeagent.plan.cluster import Cluster
 from tests.unit.ctl import samples
+from tests.unit.plan.build import make_job, make_node
 
 HERE = MachineUsage(load=0.5, cpus=2, memory_used=10, memory_total=100)
 THERE = MachineUsage(load=9.0, cpus=64, memory_used=20, memory_total=200)
@@ -67,3 +70,25 @@ def test_ended_jobs_are_left_out_once_nothing_of_them_runs() -> None:
         "stopped", head=samples.head(state="ended", holders={"n1": Holder(life="x", devices=("c",))})
     )
     assert live_jobs(samples.cluster(stopping)) == [stopping]
+
+
+class Walked(dict[str, JobRecord]):
+    """Counts how often all jobs are gone through."""
+
+    walks = 0
+
+    def values(self) -> Any:
+        self.walks += 1
+        return super().values()
+
+
+def test_jobs_are_gone_through_once_not_once_for_each_node() -> None:
+    """`top` at 1,000 nodes and as many jobs took 6 s."""
+    few, many = list[int](), list[int]()
+    for counts, size in ((few, 2), (many, 200)):
+        nodes = {f"n{i}": make_node(f"n{i}") for i in range(size)}
+        jobs = Walked({f"u{i}": make_job().model_copy(update={"uid": f"u{i}"}) for i in range(size)})
+        found = top_json(Cluster(served=0, nodes=nodes, jobs=jobs), {}, "", HERE)
+        assert len(found["items"]) == len(found["jobs"]) == size
+        counts.append(jobs.walks)
+    assert few == many

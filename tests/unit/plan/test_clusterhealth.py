@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from nodeagent.model.health import Verdict
+from nodeagent.model.job import Quota
 from nodeagent.model.node import Gpu, NodeRecord, Readiness
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.clusterhealth import (
@@ -17,6 +18,7 @@ from nodeagent.plan.clusterhealth import (
     judge_cluster,
     judge_peers,
     judge_recovery,
+    judge_users,
     names,
     ranked,
 )
@@ -204,3 +206,22 @@ def test_errors_first_otherwise_in_order() -> None:
 def test_not_too_many_names() -> None:
     assert names(["a", "b"]) == "a, b"
     assert names([f"n{i}" for i in range(10)]).endswith("n7 and 2 more")
+
+
+def test_users_at_a_limit_are_named() -> None:
+    job = make_job()
+    size = len(job.spec.to_json().encode())
+    ended = job.model_copy(update={"phase": "failed"})
+    owned = [("ann", job), ("ann", job), ("bob", job), ("bob", ended)]
+    assert judge_users("n1", owned, Quota(jobs=3, bytes=10 * size), {}) == ()
+    found = judge_users("n1", owned, Quota(jobs=2, bytes=10 * size), {"eve": ("requests", "followers")})
+    said = {where: (f.severity, f.what) for where, f in found}
+    assert said == {
+        "user/ann": ("warning", "ann has 2 live jobs, and limits.jobs is 2: only operators may submit more"),
+        "user/eve": (
+            "warning", "eve was refused by the agent of node n1 in the last 5 min: limits.followers, limits.requests"
+        ),
+    }  # fmt: skip
+    nearly = judge_users("n1", owned, Quota(jobs=9, bytes=2 * size), {})
+    assert [where for where, _ in nearly] == ["user/ann", "user/bob"]
+    assert all("limits.job_bytes" in f.what and "limits.job_bytes" in f.fix for _, f in nearly)

@@ -12,6 +12,7 @@ from nodeagent.spec.agentconfig import AgentConfig, default_dirs, ephemeral_clas
 from nodeagent.spec.configfile import default_config_path, load_config, parse_config
 from nodeagent.spec.errors import CheckError
 from nodeagent.spec.healthconfig import PreflightConfig
+from nodeagent.spec.limitsconfig import SubmitConfig
 from nodeagent.spec.storeconfig import RedisConfig
 from tests.unit.spec.helpers import check_marked, problems
 
@@ -123,6 +124,9 @@ log: {level: debug, format: json}
         ("jobs: {logs: {max_bytes: >>64MB}}", "write 64MiB"),
         ("jobs: {logs: {max_bytes: >>1}}", "at least 4096"),
         ("jobs: {logs: {keep: >>0}}", "at least 1"),
+        ("limits: {jobs: >>0}", "at least 1"),
+        ("limits: {job_bytes: >>1KiB}", "at least 262144"),
+        ("limits: {submit: {users: >>alice}}", "write for instance [alice, bob]"),
         ("log: {level: >>warn}", "did you mean warning?"),
         ("log: {format: >>xml}", "write 'json', 'console' or 'auto'"),
         (">>- a", "does not hold 'key: value' lines"),
@@ -300,6 +304,7 @@ def test_the_sample_is_the_defaults_and_valid_with_every_line_in_use() -> None:
         "redis": parse("").redis,
         "api": parse("").api,
         "jobs": config.jobs.model_copy(update={"operators": None}),
+        "limits": config.limits.model_copy(update={"nodes_per_job": None, "submit": SubmitConfig()}),
         "health": parse("").health,
     }
     assert config.health is not None

@@ -1,0 +1,218 @@
+"""An account on a node, without any rights: a second uid that does its worst over the agent's socket.
+
+Each test gives the attacker a process of its own under a uid that nobody knows. Whatever it sends, an ordinary user's
+requests go on, and each refusal is a sentence that names what refused it. (What a stranger may read and change at all
+is in tests/integration/test_api_users.py.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from nodeagent.ctl.main import cli
+from nodeagent.spec.limitsconfig import LimitsConfig, SubmitConfig
+from tests.unit.api.fakes import LiveAgent, live_agent, spec
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+ATTACKER, ORDINARY = 54321, 54322
+LIMITS = LimitsConfig(jobs=20, requests=400, concurrent=12, followers=4)
+"""Small ones, so that the tests are quick; ``requests`` is lowered where it is what is tried."""
+BOUND = 60
+"""Seconds that an attack may take."""
+PROGRAM = """
+import encodings.idna, http.client, json, os, socket, sys
+path, uid = sys.argv[1], int(sys.argv[2])
+os.setgroups([]), os.setgid(uid), os.setuid(uid)
+def opened(method, target, body=b""):
+    connection = http.client.HTTPConnection("localhost", timeout=30)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.settimeout(30)
+    connection.sock.connect(path)
+    connection.request(method, target, body)
+    return connection.getresponse()
+print(json.dumps(ATTACK))
+"""
+
+
+@pytest.fixture
+def agent() -> Iterator[LiveAgent]:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        with live_agent(Path(folder), obeys=False) as started:
+            limited(started, LIMITS)
+            yield started
+
+
+def limited(agent: LiveAgent, limits: LimitsConfig) -> None:
+    """As after a reload of the config."""
+    agent.view.config = agent.view.config.model_copy(update={"limits": limits})
+
+
+def attack(agent: LiveAgent, code: str, value: object = None, uid: int = ATTACKER) -> Any:
+    """The value of an expression, worked out by a process of this user that has ``opened`` and ``value``."""
+    program = f"import json, sys\nvalue = json.load(sys.stdin)\n{PROGRAM.replace('ATTACK', code)}"
+    command = [sys.executable, "-c", program, agent.socket, str(uid)]
+    done = subprocess.run(command, input=json.dumps(value), capture_output=True, text=True, timeout=BOUND, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+ASK = "[(lambda answer: [answer.status, json.loads(answer.read())])(opened(*one)) for one in value]"
+"""One after the other, each answer read."""
+
+
+def ordinary_goes_on(agent: LiveAgent) -> None:
+    """A user who asks for little gets it: the list of jobs, and one of his own."""
+    name = f"mine-{len(agent.view.cluster().jobs)}"
+    asked = [("GET", "/v1/jobs", ""), submission(name, ORDINARY), ("GET", f"/v1/jobs/{name}", "")]
+    assert [status for status, _ in attack(agent, ASK, asked, ORDINARY)] == [200, 201, 200]
+
+
+def submission(name: str, uid: int, **more: Any) -> tuple[str, str, str]:
+    asked = spec(name, user=str(uid), **more).model_dump(mode="json")
+    return "POST", "/v1/jobs", json.dumps({"spec": asked, "request_id": f"r-{name}"})
+
+
+def refusals(answers: list[Any], status: int) -> set[str]:
+    """What was said with this status; every refusal says what to do next."""
+    errors = [answer["error"] for code, answer in answers if code == status]
+    assert all(error["next"] for error in errors)
+    return {error["message"] for error in errors}
+
+
+def test_many_large_jobs(agent: LiveAgent) -> None:
+    """308 jobs of 240 KB made pages of 62 MB that an agent which restarts could not read."""
+    limited(agent, LimitsConfig(jobs=1000, job_bytes=2 * 1024**2, requests=1000))
+    code = (
+        "[(lambda answer: [answer.status, json.loads(answer.read())])(opened('POST', '/v1/jobs', "
+        "value.replace('large-job', f'large-{n}'))) for n in range(308)]"
+    )
+    body = submission("large-job", ATTACKER, env={"TEXT": "x" * 240_000})[2]
+    answers = attack(agent, code, body)
+    assert [status for status, _ in answers] == [201] * 8 + [429] * 300
+    begins = f"with this one the jobs of {ATTACKER} that are kept, ended ones too, would take "
+    for said in refusals(answers, 429):
+        assert said.startswith(begins)
+        assert said.endswith("limits.job_bytes allows 2097152")
+    ordinary_goes_on(agent)
+
+
+def test_many_small_jobs(agent: LiveAgent) -> None:
+    answers = attack(agent, ASK, [submission(f"job-{n}", ATTACKER) for n in range(25)])
+    assert [status for status, _ in answers] == [201] * 20 + [429] * 5
+    assert refusals(answers, 429) == {f"{ATTACKER} has 20 live jobs, as many as limits.jobs allows"}
+    ordinary_goes_on(agent)
+
+
+def test_a_job_is_its_submitters_whatever_the_request_says(agent: LiveAgent) -> None:
+    """So nobody spends another's quota."""
+    method, path, body = submission("theirs", ATTACKER)
+    asked = json.loads(body)
+    asked["spec"]["submitter"] |= {"user": str(ORDINARY), "uid": ORDINARY}
+    asked |= {"owner": ORDINARY, "uid": ORDINARY}
+    assert attack(agent, ASK, [(method, path, json.dumps(asked))])[0][0] == 201
+    assert agent.view.job("theirs").owner == ATTACKER
+
+
+def test_a_flood_of_requests(agent: LiveAgent) -> None:
+    limited(agent, LimitsConfig(requests=5))
+    answers = attack(agent, ASK, [("GET", "/v1/jobs", "")] * 500)
+    codes = [status for status, _ in answers]
+    assert set(codes) == {200, 429}
+    assert codes.count(429) > 100
+    said = refusals(answers, 429)
+    assert all("limits.requests" in text and "5 times a second" in text for text in said)
+    ordinary_goes_on(agent)
+    assert any(f["where"] == f"user/{ATTACKER}" and "limits.requests" in f["what"] for f in doctor(agent))
+
+
+def doctor(agent: LiveAgent) -> list[dict[str, Any]]:
+    """Its findings, as root sees them."""
+    found = CliRunner().invoke(cli, ["--agent", agent.socket, "doctor", "-o", "json"], prog_name="nodeagentctl")
+    items: list[dict[str, Any]] = json.loads(found.stdout)["items"]
+    return items
+
+
+HOLD = (
+    "(lambda answers: [[a.status, {} if a.status == 200 else json.loads(a.read())] for a in answers])"
+    "([opened(*one) for one in value])"
+)
+"""All at once: none is hung up on before the last is answered."""
+
+
+def test_many_followers(agent: LiveAgent) -> None:
+    answers = attack(agent, HOLD, [("GET", "/v1/events?follow", "")] * 9)
+    assert [status for status, _ in answers] == [200] * 4 + [429] * 5
+    assert refusals(answers, 429) == {
+        f"{ATTACKER} follows 4 logs or streams of events at the agent of node n1 already (limits.followers in its "
+        "config); nothing was changed"
+    }
+    ordinary_goes_on(agent)
+
+
+def test_followers_of_the_own_logs_count_too(agent: LiveAgent) -> None:
+    assert attack(agent, ASK, [submission("theirs", ATTACKER)])[0][0] == 201
+    agent.do(agent.view.refresh)
+    follow = [("GET", f"/v1/{what}?follow=1", "") for what in ("jobs/theirs/logs", "events")] * 3
+    assert [status for status, _ in attack(agent, HOLD, follow)] == [200] * 4 + [429] * 2
+
+
+def test_many_requests_under_way(agent: LiveAgent) -> None:
+    limited(agent, LimitsConfig(concurrent=6, followers=100))
+    answers = attack(agent, HOLD, [("GET", "/v1/events?follow", "")] * 9)
+    assert [status for status, _ in answers] == [200] * 6 + [429] * 3
+    assert all("limits.concurrent" in text for text in refusals(answers, 429))
+    ordinary_goes_on(agent)
+
+
+def test_a_higher_priority(agent: LiveAgent) -> None:
+    answers = attack(agent, ASK, [submission("first", ATTACKER, priority=1), submission("last", ATTACKER, priority=-1)])
+    assert [status for status, _ in answers] == [403, 201]
+    (said,) = refusals(answers, 403)
+    assert "priority 1; priorities above 0 are for operators" in said
+    assert [job.name for job in agent.view.cluster().jobs.values() if job.spec.priority > 0] == []
+
+
+def test_more_nodes_than_the_site_allows_and_submitting_at_all(agent: LiveAgent) -> None:
+    limited(agent, LimitsConfig(nodes_per_job=2, submit=SubmitConfig(users=(str(ORDINARY),))))
+    answers = attack(agent, ASK, [submission("wide", ATTACKER, high=3), submission("small", ATTACKER, high=2)])
+    assert [status for status, _ in answers] == [403, 403]
+    assert any("limits.nodes_per_job" in text for text in refusals(answers, 403))
+    assert any("limits.submit" in text for text in refusals(answers, 403))
+    assert attack(agent, ASK, [submission("mine", ORDINARY, high=2)], ORDINARY)[0][0] == 201
+
+
+def test_anothers_environment_and_logs(agent: LiveAgent) -> None:
+    agent.submit(spec("secret", env={"TOKEN": "hf_s3cret"}), owner=ORDINARY)
+    asked = [
+        ("GET", f"/v1/{what}", "") for what in ("jobs/secret", "jobs", "jobs/secret/logs", "jobs/secret/logs?follow")
+    ]
+    answers = attack(agent, ASK, asked)
+    assert [status for status, _ in answers] == [200, 200, 403, 403]
+    assert "hf_s3cret" not in json.dumps(answers)
+    own = attack(agent, ASK, asked[:1], ORDINARY)
+    assert own[0][1]["spec"]["env"] == {"TOKEN": "hf_s3cret"}
+
+
+@pytest.mark.parametrize("verb", ["stop", "delete"])
+def test_stop_without_a_name(agent: LiveAgent, verb: str) -> None:
+    """The only live job is somebody else's: not even who could stop it does so by leaving out a word."""
+    agent.submit(spec("only"), owner=ORDINARY)
+    refused = CliRunner().invoke(cli, ["--agent", agent.socket, verb], prog_name="nodeagentctl")
+    assert refused.exit_code == 2
+    assert f"{verb} needs the name of a job; nothing was changed" in refused.stderr
+    assert agent.view.job("only").control.rev == 1
+    method, path = {"stop": ("POST", "/v1/jobs/only/stop"), "delete": ("DELETE", "/v1/jobs/only")}[verb]
+    answers = attack(agent, ASK, [(method, path, '{"request_id": "r"}')])
+    assert f"job 'only' belongs to {ORDINARY}; {ATTACKER} may read it, not change it" in refusals(answers, 403)

@@ -1,0 +1,93 @@
+"""The database of users: asked in few threads, remembered for a while, never waited for on the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from nodeagent.api.errors import ApiError
+from nodeagent.api.users import FRESH, KEPT, THREADS, WAITING, UserDatabase
+
+BOUND = 10.0
+
+
+class Slow:
+    """A database that answers when it is let."""
+
+    def __init__(self) -> None:
+        self.let = threading.Event()
+        self.looks: list[int] = []
+
+    def look(self, uid: int) -> str:
+        self.looks.append(uid)
+        assert self.let.wait(BOUND)
+        return f"user-{uid}"
+
+
+async def test_a_lookup_that_hangs_delays_nobody() -> None:
+    slow = Slow()
+    users = UserDatabase(slow.look)
+    turns = 0
+
+    async def beats() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beating = asyncio.create_task(beats())
+    await users.learn([7])
+    assert users.shown(7) == "7", "the number, where the name does not come"
+    assert turns > 1, "the loop went on"
+    beating.cancel()
+    slow.let.set()
+    assert await users.ask(("name", 7), lambda: slow.look(7), "uid 7") == "user-7"
+    assert users.shown(7) == "user-7"
+    assert slow.looks == [7], "one look-up for all that ask"
+
+
+async def test_lookups_are_bounded() -> None:
+    slow = Slow()
+    users = UserDatabase(slow.look)
+    await users.learn(range(WAITING + 50))
+    assert len(slow.looks) == THREADS
+    with pytest.raises(ApiError, match="did not answer for uid 9999"):
+        await users.ask("other", lambda: "", "uid 9999")
+    slow.let.set()
+    assert await users.ask(("name", WAITING - 60), lambda: "", "somebody") == f"user-{WAITING - 60}"
+
+
+async def test_who_waits_too_long_is_told_so() -> None:
+    slow = Slow()
+    users = UserDatabase(slow.look)
+    with pytest.raises(ApiError, match="did not answer"):
+        await users.ask("who", lambda: slow.look(1), "uid 1", timeout=0.01)
+    slow.let.set()
+
+
+async def test_answers_are_remembered_for_a_while_and_failures_are_not() -> None:
+    now, looks = 0.0, 0
+
+    def look() -> str:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise KeyError("nobody")
+        return f"look {looks}"
+
+    users = UserDatabase(clock=lambda: now)
+    with pytest.raises(KeyError):
+        await users.ask("who", look, "who")
+    assert [await users.ask("who", look, "who") for _ in range(2)] == ["look 2", "look 2"]
+    now += FRESH
+    assert await users.ask("who", look, "who") == "look 3"
+
+
+async def test_what_is_remembered_is_bounded() -> None:
+    users = UserDatabase(lambda uid: f"user-{uid}")
+    for first in range(0, KEPT + 100, 100):
+        await users.learn(range(first, first + 100))
+        await users.ask(("name", first + 99), lambda: "", "")
+    assert users.shown(0) == "0", "the oldest went"
