@@ -71,7 +71,7 @@ def sort_out(items: list[pytest.Item]) -> None:
         of_e2e = name.startswith(E2E) and not forms & chosen
         if of_e2e or item.get_closest_marker("nodes_short"):
             item.add_marker(pytest.mark.slow)
-    order = [f"tests/{folder}/" for folder in ("nodes", "e2e", "integration", "contract", "sim")]
+    order = [f"tests/{folder}/" for folder in ("nodes", "e2e", "hostile", "integration", "contract", "sim")]
     items.sort(key=lambda item: next((n for n, start in enumerate(order) if item.nodeid.startswith(start)), len(order)))
 
 
