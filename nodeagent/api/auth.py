@@ -116,7 +116,8 @@ def may_change_job(who: Caller, job: JobRecord, names: Names = DATABASE.shown) -
 
 def may_see(who: Caller, job: JobRecord) -> bool:
     """Whether what the job was given (its ``env``) and what its workers wrote is for the caller's eyes."""
-    return who.uid == job.owner or who.operator
+    runs_as = who.uid != NOBODY and who.name == job.spec.user
+    return who.uid == job.owner or runs_as or who.operator
 
 
 def may_read_logs(who: Caller, job: JobRecord, names: Names = DATABASE.shown) -> None:

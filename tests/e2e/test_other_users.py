@@ -43,7 +43,7 @@ def test_a_job_of_roots_for_another_user_runs_as_that_user(node: Cluster) -> Non
         assert set(uids.split()[1:]) == {str(other.pw_uid)}
     said = f"[0]<stdout>: uid {other.pw_uid} {other.pw_uid} {STRANGER}\n"
     node.until(lambda: node.ctl("logs", "for-them").stdout == said, 20, "the output is there")
-    assert ctl_as(node, "logs", "for-them").stdout == said, "and who may connect may read it"
+    assert ctl_as(node, "logs", "for-them").stdout == said, "it is his own output"
     assert ctl_as(node, "stop", "for-them").returncode == 6, "the job is root's, who submitted it"
     node.ctl("delete", "for-them")
 

@@ -120,7 +120,11 @@ def test_the_tool_over_https_with_a_token(remote: Cluster) -> None:
     assert stranger.returncode == 6
     assert "nobody may read it, not change it" in stranger.stderr
     assert ctl("strangers", "get", "-o", "name").stdout == "job/talk\n"
-    remote.until(lambda: "[1]<stdout>: 1 says" in ctl("reads", "logs", "talk").stdout, 20, "its output is there")
+    remote.until(lambda: "[1]<stdout>: 1 says" in ctl("mine", "logs", "talk").stdout, 20, "its output is there")
+    for who in ("reads", "strangers"):
+        refused = ctl(who, "logs", "talk")
+        assert (refused.returncode, refused.stdout) == (6, "")
+        assert f"is for {ME} and operators" in refused.stderr
     wrong = ctl("mine", "stop", "talk", fingerprint="0" * 64)
     assert wrong.returncode == 5
     assert "nothing was sent" in wrong.stderr
