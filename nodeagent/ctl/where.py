@@ -110,7 +110,7 @@ def where_options(*, hidden: bool) -> Callable[[F], F]:
          "found here).", False),
         ("--token-file", "FILE", f"Holds the token that lets you in over https (else {ENV_TOKEN}).", hidden),
         ("--cacert", "FILE", f"The CA of the agent's certificate (else {ENV_CACERT}, else the system's).", hidden),
-        ("--fingerprint", "HEX,...", "The SHA-256 of the agent's certificate, or of several agents', instead of a CA (else "
+        ("--fingerprint", "HEX,...", "The SHA-256 of the agent's certificate, or of several agents', not a CA (else "
          f"{ENV_FINGERPRINT}).", hidden),
     )  # fmt: skip
 
