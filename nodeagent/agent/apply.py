@@ -13,7 +13,7 @@ from nodeagent.agent.clock import Clock
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.stopwatch import Recovery, Stopwatch
-from nodeagent.model.job import JobRecord
+from nodeagent.model.job import JobRecord, Spend
 from nodeagent.model.world import PodReport
 from nodeagent.plan import pod, steps
 from nodeagent.store.base import Store, StoreRefusedError
@@ -164,7 +164,7 @@ class Applier:
                     members=step.members,
                     lost=step.lost,
                     cause=step.cause,
-                    spend=step.spend,
+                    spend=_counted(job, step.spend),
                     planned=step.planned,
                     grace=step.grace,
                     form_ms=step.form_ms,
@@ -183,7 +183,7 @@ class Applier:
                     phase=step.phase,
                     reason=step.reason,
                     outcome=step.outcome,
-                    spend=step.spend,
+                    spend=_counted(job, step.spend),
                     lost=step.lost,
                     planned=step.planned,
                     delay_ms=step.delay_ms,
@@ -215,7 +215,7 @@ class Applier:
                     expect_state=state,
                     control_rev=job.control.rev,
                     number=number,
-                    spend=spend,
+                    spend=spend.model_copy(update={"counted_by": _counter(job, number)}),
                     by=self._lease.node,
                 )
                 return await self._write(self._store.judge(judgement))
@@ -235,3 +235,18 @@ class Applier:
             self._log.debug("refused", code=refusal.code, why=str(refusal))
             await self._lease.beat()
             return False
+
+
+def _counter(job: JobRecord, number: int) -> str:
+    """The node whose agent counts the start of this generation: of its group rank 0."""
+    if job.head is not None and job.head.number == number:
+        return job.head.ordered()[0].node
+    entry = job.budget.get(str(number))
+    return entry.counted_by if entry is not None else ""
+
+
+def _counted(job: JobRecord, spend: Spend | None) -> Spend | None:
+    """The entry of the newest generation that was ever active."""
+    if spend is None or job.active is None:
+        return spend
+    return spend.model_copy(update={"counted_by": _counter(job, job.active.number)})

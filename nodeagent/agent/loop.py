@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -66,7 +67,8 @@ WATCH = 2.0
 class Agent:
     """One node's agent. ``run()`` returns when ``stop`` is set; it raises what cannot be mended by trying again.
 
-    ``snapshot``, ``seal`` and ``writing``: the usual ones, if not of their own kind."""
+    ``snapshot``, ``seal`` and ``writing``: the usual ones, if not of their own kind; ``counts``: the file that keeps
+    the counted restarts."""
 
     def __init__(
         self,
@@ -92,6 +94,7 @@ class Agent:
         meter: Callable[[Mapping[str, PodStatus], float], Mapping[str, PodUsage]] = lambda _statuses, _now: {},
         care: Care | None = None,
         diagnosis: Diagnosis | None = None,
+        counts: Path | None = None,
         checked: Callable[[dict[str, Readiness], Cluster], dict[str, Readiness]] = lambda ready, _cluster: ready,
     ) -> None:
         self._config, self._node, self._timing = config, node, config.timing
@@ -123,7 +126,7 @@ class Agent:
             seal=self._seal, allowed=lambda job: self._guard.refusal(job, clock.wall()) is None,
             stopwatch=stopwatch,
         )  # fmt: skip
-        self._restarts = RestartCounter(node, metrics)
+        self._restarts = RestartCounter(node, metrics, counts)
         self.advert = Advert(node, config.cluster, key, self._lease)
         self._round = Rounds(
             node, lease=self._lease, host=host, clock=clock, failsafe=self._failsafe, applier=applier,

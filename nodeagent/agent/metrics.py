@@ -160,11 +160,7 @@ class Metrics:
             self._xids_seen[device, code] = count
 
     def _forget(self, jobs: set[str]) -> None:
-        """Drop the series of jobs whose record is gone."""
-        for metric in self.restarts.collect():
-            for job, node, cause in {(s.labels["job"], s.labels["node"], s.labels["cause"]) for s in metric.samples}:
-                if job not in jobs:
-                    self.restarts.remove(job, node, cause)
+        """Drop the series of jobs whose record is gone. Those of restarts are their counter's."""
         for metric in self._standstill.collect():
             for job, cause in {(s.labels["job"], s.labels["cause"]) for s in metric.samples}:
                 if job not in jobs:

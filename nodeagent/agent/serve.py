@@ -98,6 +98,7 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig], split: Sp
             config, node, facts, key=key, ledger=FileLedger(config.dirs.state / "trust.json"),
             disk=FileDisk(config.dirs.state / "jobs.kept"), store=store, host=host, clock=clock, identity=identity,
             incarnation=incarnation, metrics=metrics, peers=peers,
+            counts=config.dirs.state / "restarts.json",
             progress=notifier.alive, meter=Meter().measure, care=care, diagnosis=diagnosis,
             checked=preflight(config, node, diagnosis, clock),
         )  # fmt: skip

@@ -69,10 +69,12 @@ class NodeRoutes:
         return await self._write(request, await body.read(request), None)
 
     async def forget(self, request: web.Request) -> web.Response:
-        """POST .../forget: its caller vouches that the node, whose lease has lapsed, is off for good."""
+        """POST .../forget: its caller vouches that the node, whose lease has lapsed, is off for good; the record of one
+        that left, or is lost already, is removed: ``removed``."""
         node, who = await self._may(request)
         era = self.view.era
-        return await self._written(await self.view.store.forget(node.id, who.name), era)
+        forgotten = await self.view.store.forget(node.id, who.name)
+        return await self._written(forgotten.node, era, removed=forgotten.removed)
 
     async def _set(self, request: web.Request, drain: bool) -> web.Response:
         asked = await body.read(request)
@@ -95,8 +97,8 @@ class NodeRoutes:
         auth.may_change_nodes(who, node.id)
         return node, who
 
-    async def _written(self, record: NodeRecord, era: str) -> web.Response:
+    async def _written(self, record: NodeRecord, era: str, **more: bool) -> web.Response:
         with contextlib.suppress(StoreUnavailableError):  # it is written; the snapshot follows with the next beat
             await self.view.refresh()
         kept = await saved(self.view, record.rev, era)
-        return web.json_response(node_json(record, self.view.cluster(), time.time()) | kept)
+        return web.json_response(node_json(record, self.view.cluster(), time.time()) | kept | more)

@@ -23,7 +23,7 @@ class TlsConnection(http.client.HTTPConnection):
     def __init__(self, where: Where, timeout: float) -> None:
         self._host, self._port = where.place()
         super().__init__(self._host, self._port, timeout=timeout)
-        self._digest = where.digest()
+        self._digests = where.digests()
         self._context = _context(where)
 
     def connect(self) -> None:
@@ -43,7 +43,7 @@ class TlsConnection(http.client.HTTPConnection):
             plain.close()
             raise
         shown = hashlib.sha256(secure.getpeercert(binary_form=True) or b"").digest()
-        if self._digest is not None and not hmac.compare_digest(shown, self._digest):
+        if self._digests and not any(hmac.compare_digest(shown, digest) for digest in self._digests):
             secure.close()
             raise _untrusted(f"the certificate of {self._host}:{self._port} has another fingerprint: {shown.hex()}")
         secure.settimeout(self.timeout)

@@ -38,6 +38,7 @@ class Where:
     token_file: str | None = None
     cacert: str | None = None
     fingerprint: str | None = None
+    """One or more, separated by commas or blanks."""
 
     def complete(self, environ: Mapping[str, str]) -> Where:
         """With the environment's words for what was not said."""
@@ -63,17 +64,19 @@ class Where:
             raise CtlError(f"{self.agent!r} is not the URL of an agent", Exit.USAGE, "write https://HOST:PORT")
         return host, port
 
-    def digest(self) -> bytes | None:
-        """The fingerprint that the agent's certificate must have. Raises ``CtlError``."""
-        if self.fingerprint is None:
-            return None
-        text = self.fingerprint.lower().removeprefix("sha256:").replace(":", "")
-        if not re.fullmatch(r"[0-9a-f]{64}", text):
-            raise CtlError(
-                f"{self.fingerprint!r} is not a fingerprint", Exit.USAGE,
-                "give the SHA-256 of the agent's certificate, 64 hex digits: nodeagentctl describe node/NAME shows it",
-            )  # fmt: skip
-        return bytes.fromhex(text)
+    def digests(self) -> tuple[bytes, ...]:
+        """The fingerprints of which the agent's certificate must have one; none: a CA vouches. Raises ``CtlError``."""
+        found = []
+        for text in re.split(r"[,\s]+", self.fingerprint.strip(", \t\n")) if self.fingerprint else ():
+            digits = text.lower().removeprefix("sha256:").replace(":", "")
+            if not re.fullmatch(r"[0-9a-f]{64}", digits):
+                raise CtlError(
+                    f"{text!r} is not a fingerprint", Exit.USAGE,
+                    "give the SHA-256 of the agent's certificate, 64 hex digits: nodeagentctl describe node/NAME shows "
+                    "it",
+                )  # fmt: skip
+            found.append(bytes.fromhex(digits))
+        return tuple(found)
 
     def token(self) -> str:
         """What the token file holds; empty without one. Raises ``CtlError``."""
@@ -107,8 +110,8 @@ def where_options(*, hidden: bool) -> Callable[[F], F]:
          "found here).", False),
         ("--token-file", "FILE", f"Holds the token that lets you in over https (else {ENV_TOKEN}).", hidden),
         ("--cacert", "FILE", f"The CA of the agent's certificate (else {ENV_CACERT}, else the system's).", hidden),
-        ("--fingerprint", "HEX", f"The SHA-256 of the agent's certificate, instead of a CA (else {ENV_FINGERPRINT}).",
-         hidden),
+        ("--fingerprint", "HEX,...", "The SHA-256 of the agent's certificate, or of several agents', not a CA (else "
+         f"{ENV_FINGERPRINT}).", hidden),
     )  # fmt: skip
 
     def add(command: F) -> F:

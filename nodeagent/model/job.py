@@ -97,6 +97,8 @@ class Spend(Record):
     """Of a hang: the job had got further since the hang before, or had run for long."""
     stalled: float = Field(default=0.0, ge=0)
     """Of a hang: seconds without progress until it was seen."""
+    counted_by: str = ""
+    """Node of group rank 0 of the generation that ended: its agent has counted that generation's start, or will."""
     fails: str = ""
     """Not empty: the job fails for this reason, once it is clear that no lost node was the cause."""
 

@@ -51,6 +51,7 @@ from nodeagent.store.messages import (
     Beat,
     BeatReply,
     Ending,
+    Forgotten,
     JoinReply,
     Judgement,
     Offer,
@@ -238,10 +239,11 @@ class Store(Protocol):
         ``expect``. From then on that node lends nothing under the old keepers."""
         ...
 
-    async def forget(self, node: str, by: str) -> NodeRecord:
+    async def forget(self, node: str, by: str) -> Forgotten:
         """An operator vouches that a lapsed node is off for good: its life is lost, and it is no keeper any more: where
-        it was one the job has none until the next. Refused: ``not_found``, ``not_live`` if its lease has not lapsed.
-        Event NodeForgotten."""
+        it was one the job has none until the next. Event NodeForgotten. Of a node that left, or is lost already, the
+        record is removed, and its cordon: whoever joins under that name begins anew. Event NodeRemoved. Refused:
+        ``not_found``, ``not_live`` if its lease has not lapsed."""
         ...
 
     async def remove(self, uid: str) -> None:

@@ -30,6 +30,7 @@ from nodeagent.store.messages import (
     Beat,
     BeatReply,
     Ending,
+    Forgotten,
     JoinReply,
     Judgement,
     Offer,
@@ -252,10 +253,10 @@ class RedisStore:
         arguments |= {"expect": codec.encode_texts(expect), "keepers": codec.encode_texts(keepers)}
         return await self._job("keep", arguments)
 
-    async def forget(self, node: str, by: str) -> NodeRecord:
-        flat, cordon = await self._calls.step("forget", {"node": node, "by": by}, always)
+    async def forget(self, node: str, by: str) -> Forgotten:
+        flat, cordon, removed = await self._calls.step("forget", {"node": node, "by": by}, always)
         with strict():
-            return codec.decode_node(flat, cordon)
+            return Forgotten(node=codec.decode_node(flat, cordon), removed=bool(removed))
 
     async def request(self, request: str) -> Answer | None:
         async with self._calls.link() as link:

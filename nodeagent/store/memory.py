@@ -22,6 +22,7 @@ from nodeagent.store.messages import (
     Beat,
     BeatReply,
     Ending,
+    Forgotten,
     JoinReply,
     Judgement,
     Offer,
@@ -208,8 +209,10 @@ class MemoryStore:
         step = generation.keep(self._server.settled(), uid, token, node, incarnation, expect, keepers)
         return self._done(step)
 
-    async def forget(self, node: str, by: str) -> NodeRecord:
-        return self._asked(lease.forget(self._server.settled(), node, by))
+    async def forget(self, node: str, by: str) -> Forgotten:
+        forgotten = lease.forget(self._server.settled(), node, by)
+        self._asked(forgotten.node)
+        return forgotten
 
     async def remove(self, uid: str) -> None:
         operator.remove(self._server.settled(), uid)

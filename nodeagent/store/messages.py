@@ -18,6 +18,14 @@ PAGE_BYTES = 1024 * 1024
 """Most bytes of records that one reply or one offer carries; a record that is larger travels alone."""
 
 
+class Forgotten(Record):
+    """A node that somebody vouched for, as ``forget`` left it; its revision is that of the change."""
+
+    node: NodeRecord
+    removed: bool
+    """There is no record of it any more, and no cordon."""
+
+
 class Saved(Record):
     """What a node has on its disk: everything up to ``rev`` of ``era``."""
 

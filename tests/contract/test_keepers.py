@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.model.job import JobRecord
-from nodeagent.model.node import Incarnation
+from nodeagent.model.node import Cordon, Incarnation
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Ack, Token
 from tests.contract.bench import FAST, Bench, head, refused
@@ -267,8 +267,13 @@ async def test_a_lapsed_node_can_be_forgotten(bench: Bench) -> None:
     assert (await bench.job()).keepers == job.keepers
     for node in ("n2", "n3"):
         await bench.lapse(node, "n1")
-    record = await bench.store.forget("n2", "ann")
-    assert (record.id, record.lost, record.left) == ("n2", True, False)
+    forgotten = await bench.store.forget("n2", "ann")
+    assert (forgotten.node.id, forgotten.node.lost, forgotten.node.left, forgotten.removed) == (
+        "n2",
+        True,
+        False,
+        False,
+    )
     job = await bench.job(watcher="n1")
     assert job.keepers == {}
     event = (await bench.store.events("0-0", -1))[0]
@@ -293,14 +298,43 @@ async def test_a_forgotten_node_holds_nothing(bench: Bench) -> None:
     assert head(job).state == "active"
 
 
-async def test_forgetting_again_or_what_has_left_says_nothing_new(bench: Bench) -> None:
+async def test_forgetting_again_or_what_has_left_removes_the_record(bench: Bench) -> None:
+    """Its cordon goes with it: whoever joins under that name begins anew, and takes work."""
     await bench.up("n1", "n2", "n3")
+    drain = Cordon(reason="nodeagent is removed from it", by="ann", at=1.0, drain=True)
+    for node in ("n2", "n3"):
+        await bench.store.cordon(node, drain, "")
     await bench.lapse("n2", "n1")
-    first = await bench.store.forget("n2", "ann")
-    assert await bench.store.forget("n2", "bob") == first
+    assert (await bench.store.forget("n2", "ann")).node.cordon == drain, "its machine may come back"
     await bench.store.leave("n3", bench.lives["n3"])
-    assert (await bench.store.forget("n3", "ann")).lost is False, "it left: that is as good"
+    rev = (await bench.beat("n1")).rev
+    for node in ("n2", "n3"):
+        forgotten = await bench.store.forget(node, "bob")
+        assert (forgotten.removed, forgotten.node.id, forgotten.node.cordon) == (True, node, None)
+        assert "no node" in await refused("not_found", bench.store.forget(node, "bob"))
+    reply = await bench.beat("n1", rev=rev)
+    assert (reply.gone, reply.rev, reply.nodes) == (("node:n2", "node:n3"), forgotten.node.rev, ())
+    assert reply.lapsed == ()
+    event = (await bench.store.events("0-0", -1))[0]
+    assert (event.kind, event.node, event.by) == ("NodeRemoved", "n3", "bob")
     assert (await bench.kinds()).count("NodeForgotten") == 1
+    await bench.up("n3")
+    (back,) = (node for node in (await bench.beat("n1", rev=reply.rev)).nodes if node.id == "n3")
+    assert (back.cordon, back.left, back.lost) == (None, False, False)
+
+
+async def test_a_removed_record_holds_up_no_job(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+    job = await kept(bench, ("n1", "n2"), ("n2",))
+    await bench.lapse("n2", "n1")
+    for _ in range(2):
+        await bench.store.forget("n2", "ann")
+    job = await bench.job(watcher="n1")
+    assert job.keepers == {}
+    job = await bench.propose(job, "n1", "n3", lost=("n2",))
+    for node in ("n1", "n3"):
+        job = await bench.ack(job, node)
+    assert head(job).state == "active"
 
 
 async def test_a_forgotten_node_comes_back_with_a_new_life(bench: Bench) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.e2e.support import Cluster, check_complete, check_steps, check_undisturbed, digits_job, is_alive, read_steps
 
@@ -41,6 +42,33 @@ def test_an_agent_killed_disturbs_nothing(calm: Cluster, reference: dict[int, fl
     check_complete(rows, 250)
     for node in calm.nodes():
         assert resident(calm.node(node)["agent_pid"]) < 60, f"MB of {node}'s agent"
+
+
+def test_restarts_are_counted_over_restarts_of_agents(calm: Cluster) -> None:
+    """Workers are killed while agents are killed, too: before, after, and at the same moment."""
+    calm.submit(yaml.safe_dump({"name": "counted", "command": ["sleep", "infinity"], "nodes": 2, "workers_per_node": 1,
+                                "restarts": {"max": 10}}))  # fmt: skip
+    job = calm.until_running("counted", 2)
+    before = {node: calm.node(node)["incarnation"]["start"] for node in calm.nodes()}
+    starts = dict.fromkeys(before, 0)
+    for kills, (first, agents) in enumerate([(0, 0), (1, 1), (0, 2), (1, 2), (0, 1)], 1):
+        nodes = [pod["node"] for pod in job["pods"]]
+        for node in (nodes[first], nodes[1 - first])[:agents]:
+            os.kill(calm.node(node)["agent_pid"], signal.SIGKILL)
+            starts[node] += 1
+        os.kill(calm.workers("counted")[kills % 2], signal.SIGKILL)
+        job = calm.until_running("counted", 2, above=kills)
+
+        def back(starts: dict[str, int] = starts) -> bool:
+            now = {node: calm.node(node) for node in before}
+            return all(
+                n["state"] == "ready" and n["http"] and n["incarnation"]["start"] == before[node] + starts[node]
+                for node, n in now.items()
+            )
+
+        calm.until(back, 30, "all agents are back")
+        calm.until(lambda k=kills: calm.restarts_counted("counted") == k, 10, f"{kills} restarts are counted")  # type: ignore[misc]
+        assert calm.job("counted")["restarts"] == kills
 
 
 def resident(pid: int) -> float:

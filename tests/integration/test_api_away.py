@@ -213,7 +213,10 @@ def test_a_job_that_waits_for_a_silent_keeper_says_so_until_it_is_forgotten(stil
     assert told["node"] == "n3"
     assert ctl(still.socket, "get", "digits", "-o", "json").exit_code == 0
     again = ctl(still.socket, "forget", "n3", "-o", "json")
-    assert (again.exit_code, json.loads(again.stdout)["state"]) == (0, "lost")
+    assert (again.exit_code, json.loads(again.stdout)["removed"]) == (0, True)
+    still.until(lambda: "n3" not in ctl(still.socket, "nodes", "-o", "name").stdout)
+    gone = ctl(still.socket, "forget", "n3")
+    assert (gone.exit_code, "n3" in gone.stderr) == (3, True)
     assert len([e for e in Client([still.socket]).stream("/v1/events") if e["kind"] == "NodeForgotten"]) == 1
 
 

@@ -155,6 +155,13 @@ def test_another_fingerprint_gets_no_token(door: Door, tmp_path: Path) -> None:
     assert f"another fingerprint: {door.certificate}; nothing was sent" in result.stderr
 
 
+def test_one_of_several_fingerprints_is_enough(door: Door, tmp_path: Path) -> None:
+    """A tool that goes to another agent when one is down pins them all."""
+    words = ["--agent", door.url, "--token-file", token(tmp_path, "reads"), "get"]
+    result = CliRunner().invoke(cli, ["--fingerprint", f"{'0' * 64},{door.certificate}", *words])
+    assert result.exit_code == 0, result.stderr
+
+
 def test_a_self_signed_certificate_is_not_trusted_by_itself(door: Door) -> None:
     result = CliRunner().invoke(cli, ["--agent", door.url, "get"])
     assert result.exit_code == 5

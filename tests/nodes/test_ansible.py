@@ -96,6 +96,14 @@ def workers(one: Lab) -> dict[int, int]:
     return {w["rank"]: w["pid"] for pod in ask(one, "get", "count")["pods"] for w in pod["workers"]}
 
 
+def count(one: Lab) -> None:
+    """A job on all nodes that there are, if it does not run yet."""
+    if "job/count" not in one.nodes["n1"].run(CTL, "get", "-o", "name").stdout:
+        command = (CTL, "run", "--detach", "--name", "count", "--nodes", "1:5", "--", "sh", "-c", COUNTING)
+        one.nodes["n1"].run(*command, user="train")
+    until(lambda: len(workers(one)) == len(NODES), "a worker runs on each")
+
+
 def steps(one: Lab, rank: int) -> list[str]:
     return (one.shared / f"steps-{rank}").read_text().splitlines()
 
@@ -174,9 +182,7 @@ def test_a_later_run_leaves_the_primary_where_sentinel_has_put_it(bare: Lab, rol
 
 
 def test_upgrade_and_rollback_under_load(bare: Lab, rollout: Rollout, bundles: tuple[Path, Path]) -> None:
-    command = (CTL, "run", "--detach", "--name", "count", "--nodes", "1:5", "--", "sh", "-c", COUNTING)
-    bare.nodes["n1"].run(*command, user="train")
-    until(lambda: len(workers(bare)) == len(NODES), "a worker runs on each")
+    count(bare)
     before, old = workers(bare), versions(bare)
     rollout.variables["nodeagent_bundle"] = str(bundles[1])
     rollout.inventory({"redis": STORES, "nodeagent": NODES})
@@ -214,7 +220,40 @@ def test_one_node_cannot_be_reached(bare: Lab, rollout: Rollout) -> None:
     assert rollout.play("agents", "--limit", "n3").code == 0
 
 
+def test_another_password_of_redis_disturbs_no_training(bare: Lab, rollout: Rollout) -> None:
+    """Agents come one after the other: until all have the new one the former is good too, at the sentinels as well."""
+    former, new = SECRETS["redis_password"], "agents-other-secret"
+    count(bare)
+    before, job = workers(bare), ask(bare, "get", "count")
+    rollout.variables["redis_password"] = new
+    rollout.inventory({"redis": STORES})
+    alone = rollout.play("site")
+    assert alone.code == 0, alone.text
+    for password in (former, new):
+        for words in (("PING",), ("-p", "26379", "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "nodeagent")):
+            answers = [redis(bare, name, *words, user="nodeagent", password=password) for name in STORES]
+            assert all("PONG" in answer or "6379" in answer for answer in answers), answers
+    rollout.inventory({"redis": STORES, "nodeagent": NODES})
+    play = rollout.play("site")
+    assert play.code == 0, play.text
+    assert new not in play.text
+    for port in ("6379", "26379"):
+        ping = ("-p", port, "PING")
+        answers = [redis(bare, name, *ping, user="nodeagent", password=former) for name in STORES]
+        assert all("WRONGPASS" in answer for answer in answers), answers
+    assert "PONG" in redis(bare, "n1", "PING", user="nodeagent", password=new)
+    assert states(bare) == dict.fromkeys(NODES, "ready")
+    after = ask(bare, "get", "count")
+    assert [after[key] for key in ("generation", "restarts", "phase")] == [
+        job[key] for key in ("generation", "restarts", "phase")
+    ]
+    assert workers(bare) == before
+    again = rollout.play("site")
+    assert (again.code, again.changed) == (0, 0), again.text
+
+
 def test_one_more_node_joins_the_running_job(bare: Lab, rollout: Rollout) -> None:
+    count(bare)
     bare.boot(MORE)
     rollout.inventory({"redis": STORES, "nodeagent": (*NODES, MORE)})
     started = time.monotonic()
@@ -227,15 +266,33 @@ def test_one_more_node_joins_the_running_job(bare: Lab, rollout: Rollout) -> Non
 def test_removal_drains_and_a_purge_leaves_nothing(bare: Lab, rollout: Rollout) -> None:
     refused = bare.nodes[MORE].run("/opt/nodeagent/setup", "remove", check=False)
     assert refused.returncode == 6, refused.stderr
-    rollout.inventory({"nodeagent": [MORE]})
-    play = rollout.play("remove", nodeagent_purge="true")
+    rollout.inventory({"nodeagent": (*NODES, MORE)})
+    play = rollout.play("remove", "--limit", MORE, nodeagent_purge="true")
     assert play.code == 0, play.text
     bare.nodes[MORE].run("sh", "-c", "! ls -d " + " ".join(LEFT))
+    assert sorted(states(bare)) == sorted(NODES), "nor is it listed"
     until(
         lambda: ask(bare, "get", "count")["phase"] == "running" and len(workers(bare)) == len(NODES), "the job goes on"
     )
-    again = rollout.play("remove", nodeagent_purge="true")
+    again = rollout.play("remove", "--limit", MORE, nodeagent_purge="true")
     assert (again.code, again.changed) == (0, 0), again.text
+
+
+def test_a_node_that_was_removed_comes_back_and_takes_work(bare: Lab, rollout: Rollout) -> None:
+    """Whether the cluster forgot it, or nobody was there to say so."""
+    rollout.inventory({"redis": STORES, "nodeagent": (*NODES, MORE)})
+    for forgotten in (True, False):
+        play = rollout.play("agents", "--limit", MORE)
+        assert play.code == 0, play.text
+        until(lambda: states(bare)[MORE] == "ready", "it takes work")
+        until(lambda: len(workers(bare)) == len(NODES) + 1, "the job has grown to it again", 90)
+        if forgotten:
+            rollout.inventory({"nodeagent": [MORE]})
+            alone = rollout.play("remove")
+            assert alone.code == 0, alone.text
+            assert f"nodeagentctl forget {MORE}" in alone.text
+            assert states(bare)[MORE] == "left"
+            rollout.inventory({"redis": STORES, "nodeagent": (*NODES, MORE)})
 
 
 def test_lint(rollout: Rollout) -> None:

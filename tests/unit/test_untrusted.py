@@ -33,6 +33,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "agent/kept.py": ("mkdir open", OWN),
     "agent/notify.py": ("AF_UNIX", "systemd's own socket"),
     "agent/repairlog.py": ("read_text", OWN),
+    "agent/restarts.py": ("open", OWN),
     "agent/systemd.py": ("read_text", KERNEL),
     "agent/usage.py": ("read_text", KERNEL),
     "api/auth.py": ("AF_UNIX", "asks which kind of socket a caller came by"),

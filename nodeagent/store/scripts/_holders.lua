@@ -111,6 +111,18 @@ local function release_keepers(node)
   end
 end
 
+-- The record of a node that can run nothing any more; the revision of its removal. Its cordon stays.
+local function delete_node(node)
+  retire(node)
+  release_keepers(node)
+  redis.call('DEL', P .. 'node:' .. node)
+  redis.call('ZREM', LEASE, node)
+  redis.call('ZREM', DEPARTED, node)
+  redis.call('HDEL', SAVED, node)
+  nodes_read[node] = nil
+  return bury('node:' .. node)
+end
+
 local function delete_job(job)
   for node in pairs(named(job)) do
     book(node, job.uid, {})

@@ -11,7 +11,7 @@ end
 -- The record is no more, and this says that it was a step that removed it.
 local function bury(record)
   redis.call('ZREM', CHANGES, record)
-  touch('gone:' .. record)
+  return touch('gone:' .. record)
 end
 
 local function copied(map)

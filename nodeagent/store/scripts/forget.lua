@@ -6,14 +6,20 @@ end
 if not lapsed(A.node) then
   return refuse('not_live', 'node ' .. A.node .. ' holds its lease: drain it, or stop its agent, first')
 end
-if node.left ~= '1' and node.lost ~= '1' then
+local removed = node.left == '1' or node.lost == '1'
+if removed then
+  node.rev = int(delete_node(A.node))
+  redis.call('HDEL', CORDONS, A.node)
+  event({ kind = 'NodeRemoved', node = A.node, by = A.by, text = 'the record of node ' .. A.node .. ' is removed, says ' .. A.by })
+else
   local lost = copied(node)
   lost.lost = '1'
   node_save(lost)
   depart(A.node, lease_end(A.node))
   retire(A.node)
+  release_keepers(A.node)
+  node = node_read(A.node)
   event({ kind = 'NodeForgotten', node = A.node, by = A.by, text = 'node ' .. A.node .. ' is off for good, says ' .. A.by })
 end
-release_keepers(A.node)
 ask_to_save()
-return { 1, flat(node_read(A.node)), redis.call('HGET', CORDONS, A.node) or '' }
+return { 1, flat(node), redis.call('HGET', CORDONS, A.node) or '', removed and 1 or 0 }

@@ -46,13 +46,7 @@ local since = int(served - math.max(DAY_MS, RELEASE * tonumber(meta.limit)))
 for _, set in ipairs({ LEASE, DEPARTED }) do
   for _, silent in ipairs(redis.call('ZRANGEBYSCORE', set, '-inf', since, 'LIMIT', 0, FORGET_AT_ONCE)) do
     if lapsed(silent) then
-      retire(silent)
-      release_keepers(silent)
-      redis.call('DEL', P .. 'node:' .. silent)
-      redis.call('ZREM', set, silent)
-      redis.call('HDEL', SAVED, silent)
-      nodes_read[silent] = nil
-      bury('node:' .. silent)
+      delete_node(silent)
     end
   end
 end

@@ -11,7 +11,7 @@ from itertools import islice
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.timing import Timing
 from nodeagent.store.base import StoreRefusedError
-from nodeagent.store.messages import PAGE_BYTES, Answer, Beat, BeatReply, JoinReply
+from nodeagent.store.messages import PAGE_BYTES, Answer, Beat, BeatReply, Forgotten, JoinReply
 from nodeagent.store.twin.holders import release_keepers, retire
 from nodeagent.store.twin.state import FORGET_MS, LOOKED_AT, PAGE, State
 from nodeagent.store.twin.waiting import hear
@@ -82,13 +82,18 @@ def _forget(s: State) -> None:
     since = s.served - max(FORGET_MS, s.limit_ms)
     old = sorted((end, node) for node, end in s.lease.items() if end <= since and s.lapsed(node))
     for _, node in old[:FORGET_AT_ONCE]:
-        retire(s, node)
-        release_keepers(s, node)
-        del s.nodes[node], s.lease[node]
-        s.seq.pop(node, None)
-        s.dead.pop(node, None)
-        s.saved.pop(node, None)
-        s.bury(f"node:{node}")
+        _delete(s, node)
+
+
+def _delete(s: State, node: str) -> None:
+    """The record of a node that can run nothing any more. Its cordon stays."""
+    retire(s, node)
+    release_keepers(s, node)
+    del s.nodes[node], s.lease[node]
+    s.seq.pop(node, None)
+    s.dead.pop(node, None)
+    s.saved.pop(node, None)
+    s.bury(f"node:{node}")
 
 
 def beat(s: State, b: Beat) -> BeatReply:
@@ -249,18 +254,22 @@ def leave(s: State, node: str, incarnation: Incarnation) -> None:
     release_keepers(s, node)
 
 
-def forget(s: State, node: str, by: str) -> NodeRecord:
+def forget(s: State, node: str, by: str) -> Forgotten:
     record = s.nodes.get(node)
     if record is None:
         raise StoreRefusedError("not_found", f"there is no node {node}: list the nodes and try again")
     if not s.lapsed(node):
         raise StoreRefusedError("not_live", f"node {node} holds its lease: drain it, or stop its agent, first")
-    if not record.left and not record.lost:
-        record = s.save_node(record.model_copy(update={"lost": True}))
-        retire(s, node)
-        s.event("NodeForgotten", node=node, by=by, text=f"node {node} is off for good, says {by}")
+    if record.left or record.lost:
+        _delete(s, node)
+        s.cordons.pop(node, None)
+        s.event("NodeRemoved", node=node, by=by, text=f"the record of node {node} is removed, says {by}")
+        return Forgotten(node=record.model_copy(update={"cordon": None, "rev": s.rev}), removed=True)
+    record = s.save_node(record.model_copy(update={"lost": True}))
+    retire(s, node)
     release_keepers(s, node)
-    return record
+    s.event("NodeForgotten", node=node, by=by, text=f"node {node} is off for good, says {by}")
+    return Forgotten(node=record, removed=False)
 
 
 def cordon(s: State, node: str, value: Cordon | None, request: str) -> NodeRecord:

@@ -161,7 +161,6 @@ async def test_series_that_alerts_count_from_are_there_from_the_start(tmp_path: 
 
 async def test_series_of_removed_jobs_go(tmp_path: Path) -> None:
     view, metrics = await running(tmp_path)
-    metrics.restarts.labels(job="gone", node="n1", cause="join").inc()
     metrics.recovered("gone", "join", {"whole": 1.0})
     page = metrics.page(view).decode()
     assert 'nodeagent_restarts_total{cause="worker_failed",job="digits"' in page

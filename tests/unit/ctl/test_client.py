@@ -128,11 +128,15 @@ def test_urls_that_are_no_agents(url: str) -> None:
 
 
 def test_fingerprints() -> None:
+    one, other = bytes([0xAB]) * 32, bytes([0xCD]) * 32
     for written in ("ab" * 32, "AB" * 32, "sha256:" + "ab" * 32, ":".join(["ab"] * 32)):
-        assert Where(fingerprint=written).digest() == bytes([0xAB]) * 32
-    assert Where().digest() is None
-    with pytest.raises(CtlError, match="is not a fingerprint"):
-        Where(fingerprint="ab").digest()
+        assert Where(fingerprint=written).digests() == (one,)
+    for written in (f"{'ab' * 32},sha256:{'cd' * 32}", f" {'ab' * 32} {'cd' * 32},\n", f"{'ab' * 32}, {'cd' * 32}"):
+        assert Where(fingerprint=written).digests() == (one, other), "of several agents"
+    assert Where().digests() == ()
+    for wrong in ("ab", f"{'ab' * 32},cd", ",", " "):
+        with pytest.raises(CtlError, match="is not a fingerprint"):
+            Where(fingerprint=wrong).digests()
 
 
 def test_token_files(tmp_path: Path) -> None:
