@@ -26,7 +26,7 @@ WAITING = 256
 """Most look-ups that wait for a thread."""
 TIMEOUT = 5.0
 """Seconds that somebody waits for who they are."""
-PATIENCE = 0.3
+PATIENCE = 2.0
 """Seconds that an answer waits for the names in it; then it has numbers."""
 FRESH = 30.0
 """Seconds for which an answer of the database is taken for true."""
