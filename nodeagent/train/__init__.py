@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodeagent.train.batches import Plan, scale_with_world
 from nodeagent.train.context import Context, context
-from nodeagent.train.leaving import Leaving
+from nodeagent.train.leaving import Leaving, goodbye
 from nodeagent.train.link import Link, LinkError
 from nodeagent.train.progress import progress
 from nodeagent.train.sampler import ExactData
@@ -28,6 +28,7 @@ __all__ = [
     "LinkError",
     "Plan",
     "context",
+    "goodbye",
     "progress",
     "restore",
     "resume",

@@ -33,6 +33,20 @@ AGAIN = 0.5
 """Seconds until a shim that did not answer, or refused, is asked again."""
 
 
+def goodbye(code: int = LEFT) -> NoReturn:
+    """Everything is saved: end this process now, with this exit code (0: training is complete).
+
+    The interpreter's own end (``atexit``, ``finally``, threads, torch's process group) takes seconds or may hang, and
+    at a planned stop all nodes wait for it. Nothing of it runs. Standard output is flushed; processes that this one
+    started are ended by its shim; what its other threads still write is lost.
+    """
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)  # even where the output cannot be written
+
+
 class Leaving:
     """One per process and generation."""
 
@@ -65,9 +79,7 @@ class Leaving:
         took = time.monotonic() - began if kept else None
         self._say("leave.done", step=step, seconds=took)
         self._saved(wait=True)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(LEFT)  # ended in the ordinary way, what still holds the process group may hang
+        goodbye()
 
     def _say(self, name: str, **fields: Any) -> None:
         """Told to the shim, which keeps the story and tells who waits in vain; leaving goes on without it."""

@@ -64,6 +64,28 @@ while True:
     time.sleep(0.02)
 """
 
+ENDS_SLOWLY = """
+import atexit, threading
+from nodeagent.train import goodbye
+def never(why):
+    say(why)
+    while True:
+        time.sleep(1)
+def leave(*_):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    print("saved")  # not flushed
+    try:
+        goodbye()
+    finally:
+        never("finally")
+atexit.register(never, "atexit")
+threading.Thread(target=never, args=("thread",)).start()  # the interpreter waits for it
+signal.signal(signal.SIGTERM, leave)
+say("up")
+while True:
+    time.sleep(0.02)
+"""
+
 
 def script(folder: Path, text: str) -> tuple[str, str]:
     (folder / "t.py").write_text(PREPARE + text)
@@ -97,6 +119,19 @@ async def test_one_that_stays_is_killed_when_its_grace_is_over_and_that_is_told(
         (end,) = status.exits
         assert (end.signal, end.stopped, end.left_at, end.overdue) == (9, True, None, 0.2)
         assert "signalled" not in bench.output()
+
+
+async def test_one_that_says_goodbye_is_not_waited_for(tmp_path: Path) -> None:
+    """Its interpreter would never end: ``finally``, ``atexit`` and a thread hang, and it has a child."""
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, ENDS_SLOWLY), tmp_path))
+        await bench.running()
+        await bench.output_line("up")
+        bench.host.stop(UID, 600)
+        status = await bench.until(lambda s: s.phase == "exited")
+        (end,) = status.exits
+        assert (end.code, end.signal, end.stopped) == (101, None, True)
+        assert sorted(bench.output()) == ["saved", "thread", "up"]
 
 
 async def test_one_that_is_killed_at_once_had_no_grace_to_exceed(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ HIDDEN: tuple[tuple[int | None, int | None, str], ...] = (
     (1, None, ""),
 )
 """Code, signal and last words of workers that do not say that a peer was gone."""
+SILENT_AT_LEAST = 2.0
+"""Seconds that a shim has to answer a grant, however short its time is (as workers/host_pod.py)."""
 FAREWELLS = ((1, None, "RuntimeError: Connection closed by peer [10.0.0.1]:4242"), *HIDDEN)
 
 
@@ -69,10 +71,18 @@ class SimPod:
     warming: bool = False
     """Its first workers are being forked ahead."""
 
+    hung: bool = False
+    """The shim neither acts nor speaks; its watchdog still fences its workers."""
+    silent: bool = False
+    """A grant has gone to the hung shim: the host kills it when that one's time is over."""
+    retiring: bool = False
+
     _told: tuple[tuple[object, ...], PodStatus] | None = None
     """The last status, and what it was made of."""
 
     def status(self) -> PodStatus:
+        if self.hung and self._told is not None:
+            return self._told[1]
         of = (
             self.phase, self.reason, self.folder, self.highest, self.generation, self.ranks, self.pids,
             tuple(self.alive), tuple(self.exits), self.fenced, self.refused, self.rendezvous, self.wish, self.stall,
@@ -187,7 +197,7 @@ class SimMachine:
         self.touch()
 
     def committed(self, uid: str, wish: CommitWish) -> None:
-        pod = self.pods.get(uid)
+        pod = self._acts(uid)
         if pod is not None and pod.wish == wish:
             pod.wish = None
             self.touch()
@@ -227,12 +237,31 @@ class SimMachine:
         if pod is None:
             return
         was, token = bool(pod.alive), pod.generation
+        pod.hung = False
         self.guilty.append(Guilt(uid, token, self.name, None, False))
         pod.alive.clear()
         pod.phase, pod.reason, pod.folder = "gone", "its shim was killed", ""
+        if pod.retiring:
+            del self.pods[uid]
         self.touch()
         if was and token is not None:
             self.peers(uid, token, self.name)
+
+    def hang_shim(self, uid: str) -> None:
+        """It does nothing any more, whatever it is asked, until its host kills it."""
+        pod = self.pods.get(uid)
+        if pod is not None and pod.phase != "gone":
+            pod.status()  # what was heard last
+            pod.hung = True
+
+    def _kill_silent(self, pod: SimPod) -> None:
+        if self.pods.get(pod.uid) is pod and pod.hung:
+            self.kill_shim(pod.uid)
+
+    def _acts(self, uid: str) -> SimPod | None:
+        """The pod, if its shim carries out what it is asked."""
+        pod = self.pods.get(uid)
+        return None if pod is None or pod.hung else pod
 
     def mount(self, folder: str) -> None:
         """Another checkpoint folder from now on, and the shims look."""
@@ -274,6 +303,11 @@ class SimMachine:
         else:
             self._lent[uid] = until
         self._watch(uid or "", self.clock.true_delay(until) + self.guard_late)
+        for pod in self.pods.values():
+            if pod.hung and not pod.silent and uid in (None, pod.uid):
+                pod.silent = True
+                wait = max(SILENT_AT_LEAST, self.clock.true_delay(until))
+                self.later(wait, lambda pod=pod: self._kill_silent(pod))  # type: ignore[misc]
 
     def _watch(self, which: str, delay: float) -> None:
         if which in self._guards:
@@ -336,7 +370,7 @@ class SimMachine:
         self.touch()
 
         def warm() -> None:
-            if self.pods.get(uid) is pod and pod.phase == "preparing" and uid not in self.never_ready:
+            if self._acts(uid) is pod and pod.phase == "preparing" and uid not in self.never_ready:
                 pod.phase, pod.folder, pod.warming = "ready", self.folder, True
                 self.later(WARM_UP, parked)
                 self.touch()
@@ -348,7 +382,7 @@ class SimMachine:
         self.later(self.rng.uniform(0.2, 2.0), warm)
 
     def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
-        pod = self.pods.get(uid)
+        pod = self._acts(uid)
         if pod is None or pod.phase == "gone" or (pod.alive and not pod.doomed):
             return
         known = self.promised.get(uid)
@@ -357,7 +391,7 @@ class SimMachine:
         self.promised[uid] = token
 
         def done() -> None:
-            if self.pods.get(uid) is pod:
+            if self._acts(uid) is pod:
                 pod.highest = token
                 pod.rendezvous = None
                 if rendezvous:
@@ -369,7 +403,7 @@ class SimMachine:
         self.later(self.rng.uniform(0.001, 0.02), done)
 
     def start(self, uid: str, order: StartOrder) -> None:
-        pod = self.pods.get(uid)
+        pod = self._acts(uid)
         if pod is None or pod.phase in ("gone", "preparing") or pod.generation == order.token:
             return
         if pod.highest is None or order.token.number < pod.highest.number or pod.alive:
@@ -388,7 +422,7 @@ class SimMachine:
         self.touch()
 
     def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:
-        pod = self.pods.get(uid)
+        pod = self._acts(uid)
         if pod is None or not pod.alive:
             return
         pod.phase, pod.killing, pod.doomed = "stopping", True, pod.doomed or grace is None
@@ -399,7 +433,7 @@ class SimMachine:
         token = pod.generation
 
         def kill() -> None:
-            if self.pods.get(uid) is pod and pod.generation == token and pod.alive:
+            if self._acts(uid) is pod and pod.generation == token and pod.alive:
                 self._kill([pod])
 
         self.later(delay, kill)
@@ -415,7 +449,7 @@ class SimMachine:
         self.touch()
 
     def look(self, uid: str) -> None:
-        pod = self.pods.get(uid)
+        pod = self._acts(uid)
         if pod is not None and pod.phase == "running" and pod.stall is None:
             self.looks += 1
             token = pod.generation
@@ -423,7 +457,9 @@ class SimMachine:
 
     def retire(self, uid: str) -> None:
         pod = self.pods.get(uid)
-        if pod is not None:
+        if pod is not None and pod.hung:
+            pod.retiring = True
+        elif pod is not None:
             pod.alive.clear()
             del self.pods[uid]
             self.touch()

@@ -345,7 +345,13 @@ def judged_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(generation, "_closed", closed)
 
 
+def silent_shims_left_alone(patch: pytest.MonkeyPatch) -> None:
+    """A shim that does not answer its grants is not killed by its host."""
+    patch.setattr(SimMachine, "_kill_silent", lambda machine, pod: None)
+
+
 MUTANTS = (
+    Mutant(silent_shims_left_alone, provocations.a_shim_hangs),
     Mutant(judged_at_once, provocations.peers_hide_why_they_fail),
     Mutant(holders_forgotten, provocations.falls_silent_and_scales),
     Mutant(ack_before_stopping, provocations.falls_silent_and_scales),

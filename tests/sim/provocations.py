@@ -304,3 +304,15 @@ async def one_address_for_two(cluster: SimCluster) -> None:
         cluster.nodes[name].link.cut = True
     cluster.net.ends[keepers[2]] = cluster.net.ends[keepers[1]]
     await asyncio.sleep(30)
+
+
+async def a_shim_hangs(cluster: SimCluster) -> None:
+    """It carries out nothing, a stop among others, and tells nothing: its host kills it, and the others go on."""
+    await cluster.submit("a", 1, 4, 3)
+    await cluster.until(lambda: cluster.whole("a"), 90, "whole")
+    await asyncio.sleep(3)
+    head = cluster.job("a").head
+    assert head is not None
+    cluster.nodes[head.ordered()[-1].node].machine.hang_shim("uid-a")
+    await cluster.scale("a", "scale", target=4)
+    await cluster.until(lambda: cluster.whole("a") and cluster.job("a").head != head, 90, "whole again")
