@@ -118,7 +118,7 @@ class UdpPeers(asyncio.DatagramProtocol):
             future = self._waiting.get(nonce)
             if future is not None and not future.done():
                 future.set_result(Answer.model_validate(message["answer"]))
-        except (KeyError, ValueError) as error:  # signed, so written by another version of ours
+        except (KeyError, ValueError, RecursionError) as error:  # signed, so written by another version of ours
             self._log.warning("a peer's datagram cannot be read", sender=addr[0], why=str(error))
 
     # --- sealing
