@@ -10,6 +10,7 @@ import argparse
 import sys
 import time
 import traceback
+from collections import Counter
 
 from hypothesis import HealthCheck, Phase, given, settings
 
@@ -43,10 +44,13 @@ def main() -> int:
     arguments = parser.parse_args()
     chosen = [t for t in TARGETS if not arguments.only or t.name in arguments.only]
     end, rounds, broken = time.monotonic() + arguments.minutes * 60, 0, set[str]()
+    given_to = Counter[str]()
+    begin = time.monotonic()
     while time.monotonic() < end and len(broken) < len(chosen):
         for target in chosen:
             if target.name in broken or (rounds and time.monotonic() >= end):
                 continue
+            given_to[target.name] += BATCH
             try:
                 batch(target)
             except Exception:  # noqa: BLE001 - whatever it is, it is the finding
@@ -54,8 +58,8 @@ def main() -> int:
                 print(f"--- {target.name}", file=sys.stderr)
                 traceback.print_exc()
         rounds += 1
-    took = f"{rounds} rounds of {BATCH} inputs for each of {len(chosen)} targets"
-    print(f"{took}: {', '.join(sorted(broken)) + ' failed' if broken else 'no failure'}")
+    took, rate = f"{given_to.total()} inputs for {len(chosen)} targets", given_to.total() / (time.monotonic() - begin)
+    print(f"{took} in {rounds} rounds, {rate:.0f}/s: {', '.join(sorted(broken)) + ' failed' if broken else 'no failure'}")
     return 1 if broken else 0
 
 

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from nodeagent.agent.peers import UdpPeers
 from nodeagent.api.errors import ApiError
 from nodeagent.api.jobs import _read_spec
@@ -22,6 +24,7 @@ from nodeagent.ctl.terminal import log_line, one_line, printable
 from nodeagent.health import kernellog
 from nodeagent.model.jobspec import JobSpec, Submitter
 from nodeagent.model.world import WorkerExit
+from nodeagent.osutil.untrusted import Folder, UntrustedError
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.lending import Answer
 from nodeagent.spec.configfile import parse_config
@@ -31,12 +34,15 @@ from nodeagent.spec.jobfile import parse_job
 from nodeagent.spec.storeurl import parse as parse_url
 from nodeagent.spec.tokens import parse_tokens
 from nodeagent.store.codec import decode_job, decode_node, encode_job
+from nodeagent.workers.host_pod import Told, _without_halves
 from nodeagent.workers.logs import read_logs
+from nodeagent.workers.pod_folder import folder_name, promised_number, record_of_before
 from nodeagent.workers.shim_link import WorkerLink
 from nodeagent.workers.shim_loop import Loop
 from nodeagent.workers.shim_peer import Peer
 from nodeagent.workers.shim_record import Farewell, exit_record, record_text
 from tests.unit.ctl import samples
+from tests.unit.health.test_arbitrary import FORMS, worst
 
 WHO = Submitter(user="alice", uid=1000, gid=1000, cwd="/home/alice", host="n1")
 NOW = 1_700_000_000.0
@@ -194,6 +200,32 @@ def log_file(data: bytes) -> None:
                 json.dumps(line.text).encode()
 
 
+def users_file(data: bytes) -> None:
+    """What lies where root's agent looks, in a folder of the job's user."""
+    with tempfile.TemporaryDirectory() as place:
+        state, run = Path(place), Path(place, folder_name("u"))
+        own = state / "pods" / "u"
+        own.mkdir(parents=True)
+        run.mkdir()
+        (own / "highest.json").write_bytes(data)
+        (run / "pod.json").write_bytes(data)
+        assert promised_number(state, "u") >= 0
+        with suppress(UntrustedError):
+            assert record_of_before(run, state).logs.parent == state
+        with Folder(own) as folder, suppress(UntrustedError):
+            json.dumps(folder.read_object("highest.json"), ensure_ascii=False).encode()
+
+
+def shim_status(data: bytes) -> None:
+    """A line from a shim to root's agent, as workers/host_pod.py reads it."""
+    try:
+        heard = Told.from_json(_without_halves(data))
+    except ValidationError as wrong:
+        str(wrong)
+        return
+    heard.model_dump_json().encode()
+
+
 # --- the machine ----------------------------------------------------------------------------------------
 
 
@@ -201,6 +233,10 @@ def kernel_record(data: bytes) -> None:
     found = kernellog.record(data, NOW)
     if found is not None:
         kernellog.parse(*found)
+    folder = kernellog.Folder()
+    folder.read([data])
+    if b"NVRM: " not in data and b"nvidia-nvswitch" not in data:
+        assert "fatal" not in worst(folder.take()), "no program's name makes a line fatal"
     kernellog.parse(text(data), NOW)
 
 
@@ -245,6 +281,11 @@ TOKENS = b"""tokens:
 ERROR = b'{"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "1"}}}'
 LOG = b"2026-01-01T00:00:00.000000Z stdout F step 1\n2026-01-01T00:00:01.000000Z stderr P half"
 KERNEL = b"4,1234,5678901,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n SUBSYSTEM=pci\n"
+SPOKEN = tuple(
+    b"3,1,1000000,-;" + form.format(name="python", pid=7, file="/usr/bin/x").encode() + b"\n" for form in FORMS
+)
+"""Lines into which programs put their names."""
+STATUS = b'{"v": 1, "status": {"uid": "u", "phase": "running", "reason": "\\ud83d\\ude00 \\ud800"}}'
 YAML = (b": ", b"- ", b"&a ", b"*a", b"!!int ", b"<<", b'"\\ud800"', b"{", b"[", b"]", b"}", b"'", b"|\n", b"1e309",
         b"9" * 400, b"\xed\xa0\x80", b"\0", b".inf", b"~", b"? ")  # fmt: skip
 JSON = (b"[" * 2000, b'{"a":', b"1e999", b"-0", b'"\\ud800"', b"null", b"true", b"9" * 5000, b"NaN", b"\xff", b"[]")
@@ -266,7 +307,9 @@ TARGETS = (
     Target("error file", error_file, (ERROR, b"plain words"), JSON),
     Target("shim message", shim_message, (b'{"v": 1, "op": "worker.progress", "id": 1, "fds": 2}',), JSON),
     Target("log file", log_file, (LOG,), (b" F ", b" P ", b"stdout", b"\n", b"\xff")),
-    Target("kernel record", kernel_record, (KERNEL,), (b"NVRM: Xid", b"(PCI:", b";", b"79", b"segfault", b"\\x1b")),
+    Target("user's file", users_file, (b'{"uid": "u", "mark": "m", "job": "j", "number": 3}',), JSON),
+    Target("shim's status", shim_status, (STATUS, b'{"v": 1, "echo": 7}', b'{"v": 1, "error": "no"}'), JSON),
+    Target("kernel record", kernel_record, (KERNEL, *SPOKEN), (b"NVRM: Xid", b"(PCI:", b";", b"79", b"segfault", b"\\x1b")),
     Target(
         "terminal", terminal, (b"fine\x1b[31mred\x1b[0m",), (b"\x1b[", b"\x1b]0;", b"\r", b"\xc2\x9b", b"\xe2\x80\xae")
     ),
