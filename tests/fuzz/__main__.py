@@ -7,11 +7,13 @@ with the input if one was found.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 import traceback
 from collections import Counter
 
+import structlog
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.fuzz.mutate import inputs
@@ -43,6 +45,8 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=[t.name for t in TARGETS], help="may be repeated")
     arguments = parser.parse_args()
     chosen = [t for t in TARGETS if not arguments.only or t.name in arguments.only]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # refusals are many
+    logging.disable(logging.CRITICAL)
     end, rounds, broken = time.monotonic() + arguments.minutes * 60, 0, set[str]()
     given_to = Counter[str]()
     begin = time.monotonic()
@@ -59,7 +63,9 @@ def main() -> int:
                 traceback.print_exc()
         rounds += 1
     took, rate = f"{given_to.total()} inputs for {len(chosen)} targets", given_to.total() / (time.monotonic() - begin)
-    print(f"{took} in {rounds} rounds, {rate:.0f}/s: {', '.join(sorted(broken)) + ' failed' if broken else 'no failure'}")
+    print(
+        f"{took} in {rounds} rounds, {rate:.0f}/s: {', '.join(sorted(broken)) + ' failed' if broken else 'no failure'}"
+    )
     return 1 if broken else 0
 
 

@@ -248,9 +248,10 @@ def terminal(data: bytes) -> None:
     for shown in (printable(value), one_line(value), log_line(value)):
         shown.encode()
         assert not set(shown) & {"\x07", "\x08", "\r", "\x9b", "\u202e"}
-    lines = table_lines([Column("A", lambda r: r["a"], text=True), Column("B", lambda r: r["b"])],
-                        [{"a": value, "b": value[:5]}], WIDTH)  # fmt: skip
-    assert all(len(line) <= WIDTH for line in lines)
+    # The first column is a name, which is short and never folded.
+    columns = [Column("NAME", lambda row: row["name"]), Column("TEXT", lambda row: row["text"], text=True)]
+    for line in table_lines(columns, [{"name": value[:5], "text": value}], WIDTH):
+        assert len(line) <= WIDTH
 
 
 JOB = b"""name: resnet50
@@ -309,7 +310,9 @@ TARGETS = (
     Target("log file", log_file, (LOG,), (b" F ", b" P ", b"stdout", b"\n", b"\xff")),
     Target("user's file", users_file, (b'{"uid": "u", "mark": "m", "job": "j", "number": 3}',), JSON),
     Target("shim's status", shim_status, (STATUS, b'{"v": 1, "echo": 7}', b'{"v": 1, "error": "no"}'), JSON),
-    Target("kernel record", kernel_record, (KERNEL, *SPOKEN), (b"NVRM: Xid", b"(PCI:", b";", b"79", b"segfault", b"\\x1b")),
+    Target(
+        "kernel record", kernel_record, (KERNEL, *SPOKEN), (b"NVRM: Xid", b"(PCI:", b";", b"79", b"segfault", b"\\x1b")
+    ),
     Target(
         "terminal", terminal, (b"fine\x1b[31mred\x1b[0m",), (b"\x1b[", b"\x1b]0;", b"\r", b"\xc2\x9b", b"\xe2\x80\xae")
     ),
