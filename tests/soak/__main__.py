@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 
 from tests.e2e.support import ROOT, Cluster, home
 from tests.soak.faults import Place
@@ -97,7 +96,7 @@ def main() -> int:
     took = time.monotonic() - begin
     RESULTS.parent.mkdir(exist_ok=True)
     allowed = {name: {"more": more, "why": why} for name, (more, why) in ALLOWED.items()}
-    found = {"seed": arguments.seed, "seconds": took, "allowed": allowed, "rounds": [asdict(row) for row in rows]}
+    found = {"seed": arguments.seed, "seconds": took, "allowed": allowed, "rounds": [vars(row) for row in rows]}
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     wrong = [text for row in rows for text in row.wrong]
     for text in wrong:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nodeagent.local import power
 from nodeagent.store.wire import Connection
+from tests.e2e.support import leftovers
 from tests.soak.faults import Place
 
 ALLOWED = {
@@ -45,23 +46,26 @@ def measure(place: Place, jobs: int) -> Usage:
         found[f"agent PSS {node['name']}"] = int(pss.split()[1]) << 10
         found[f"agent descriptors {node['name']}"] = len(list((proc / "fd").iterdir()))
         found[f"agent threads {node['name']}"] = len(list((proc / "task").iterdir()))
-    found["processes"] = len(power.processes(cluster_uid(place)))
+    found["processes"] = _processes(place)
     keys, memory = asyncio.run(_redis(place))
     found |= {"redis keys": keys, "redis memory": memory}
     local = place.one.home / "local"
-    (data,) = {Path(place.supervisor()["data"])}
+    data = Path(place.supervisor()["data"])
     found["files in run"] = sum(1 for p in (local / "run").rglob("*") if not p.is_dir())
     for kind in ("state", "logs"):
         found[f"files in {kind}"] = sum(1 for n in place.nodes for p in (data / n / kind).rglob("*") if not p.is_dir())
     return Usage(jobs, found)
 
 
-def cluster_uid(place: Place) -> str:
-    """By which the processes of a local cluster are marked."""
-    import json
-
-    (info,) = place.one.home.glob("local/run/*/cluster.json")
-    return str(json.loads(info.read_text())["uid"])
+def _processes(place: Place) -> int:
+    """All that belong to the cluster, and those that one of them has not reaped."""
+    living, dead = set(leftovers(place.one.home)), 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):  # it ended while we looked
+                state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+                dead += state == "Z" and int(parent) in living
+    return len(living) + dead
 
 
 async def _redis(place: Place) -> tuple[int, int]:

@@ -50,6 +50,7 @@ class Soak:
         self._steps = STEPS_OF_PASS * max(6, min(40, int(seconds / 6)))
         self._churn = Churn(place.one, place.seed)
         self._base: Usage | None = None
+        self._jobs = 0
         self._reference: dict[int, float] = {}
         self._weights = b""
 
@@ -152,12 +153,12 @@ class Soak:
         try:
             self._one.at_rest()
             self._one.ctl("delete", name)
-            jobs = row.number + (self._base.jobs if self._base else 0) + row.small_jobs.total()
-            now = measure(self._place, jobs)
+            self._jobs += 1 + row.small_jobs.total()
+            now = measure(self._place, self._jobs)
             end = time.monotonic() + REST
             while self._base is not None and grown(self._base, now) and time.monotonic() < end:
                 time.sleep(2)
-                now = measure(self._place, jobs)
+                now = measure(self._place, self._jobs)
         except Exception as error:  # noqa: BLE001 - the finding
             row.wrong.append(f"not at rest: {error!r}")
             return
