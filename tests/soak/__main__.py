@@ -11,6 +11,7 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -91,6 +92,7 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="write a section of docs/benchmarks.md")
     arguments = parser.parse_args()
     asked = arguments.minutes * 60 if arguments.minutes else (arguments.hours or 2.0) * 3600
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # the cluster and its mount go first
     begin = time.monotonic()
     rows = soak(asked, arguments.seed, min(arguments.round, asked / 2))
     took = time.monotonic() - begin
