@@ -61,7 +61,16 @@ def soak(seconds: float, seed: int, each: float = ROUND) -> list[Row]:
         while not rows or (time.monotonic() < end and not rows[-1].wrong):
             rows.append(rounds.round(len(rows) + 1))
             print(in_words(rows[-1]), flush=True)
+            keep(rows, seed)
     return rows
+
+
+def keep(rows: list[Row], seed: int) -> None:
+    """All figures: after each round, since hours may be cut short."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    allowed = {name: {"more": more, "why": why} for name, (more, why) in ALLOWED.items()}
+    found = {"seed": seed, "allowed": allowed, "rounds": [vars(row) for row in rows]}
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def record(rows: list[Row], seconds: float, seed: int) -> None:
@@ -96,10 +105,6 @@ def main() -> int:
     begin = time.monotonic()
     rows = soak(asked, arguments.seed, min(arguments.round, asked / 2))
     took = time.monotonic() - begin
-    RESULTS.parent.mkdir(exist_ok=True)
-    allowed = {name: {"more": more, "why": why} for name, (more, why) in ALLOWED.items()}
-    found = {"seed": arguments.seed, "seconds": took, "allowed": allowed, "rounds": [vars(row) for row in rows]}
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     wrong = [text for row in rows for text in row.wrong]
     for text in wrong:
         print(text, file=sys.stderr)
