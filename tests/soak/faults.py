@@ -69,6 +69,8 @@ class Place:
 
 Draw = dict[str, Any]
 """What was chosen before a fault begins, so that the same seed chooses the same whatever time it takes."""
+Fault = Callable[[Place, Draw], bool]
+"""Whether it hit anything: what it was meant for may just not be there."""
 
 
 def signalled(pid: int | None, number: signal.Signals) -> bool:
@@ -81,11 +83,10 @@ def signalled(pid: int | None, number: signal.Signals) -> bool:
 
 
 @contextmanager
-def frozen(pid: int | None) -> Iterator[None]:
-    """A process that does not run meanwhile."""
-    signalled(pid, signal.SIGSTOP)
+def frozen(pid: int | None) -> Iterator[bool]:
+    """A process that does not run meanwhile; whether it was there."""
     try:
-        yield
+        yield signalled(pid, signal.SIGSTOP)
     finally:
         signalled(pid, signal.SIGCONT)
 
@@ -94,59 +95,59 @@ def one_of(pids: list[int], draw: Draw) -> int | None:
     return pids[int(draw["which"] * len(pids))] if pids else None
 
 
-def kill_of_training(what: str) -> Callable[[Place, Draw], None]:
-    return lambda place, draw: void(signalled(one_of(place.pids(what), draw), signal.SIGKILL))
+def kill_of_training(what: str) -> Fault:
+    return lambda place, draw: signalled(one_of(place.pids(what), draw), signal.SIGKILL)
 
 
-def void(_: object) -> None:
-    """Whether it was still there does not matter."""
-
-
-def worker_freeze(place: Place, draw: Draw) -> None:
-    with frozen(one_of(place.pids("workers"), draw)):
+def worker_freeze(place: Place, draw: Draw) -> bool:
+    with frozen(one_of(place.pids("workers"), draw)) as hit:
         time.sleep(draw["away"])
+    return hit
 
 
-def agent_kill(place: Place, draw: Draw) -> None:
-    signalled(place.agent(draw["node"]), signal.SIGKILL)
+def agent_kill(place: Place, draw: Draw) -> bool:
+    return signalled(place.agent(draw["node"]), signal.SIGKILL)
 
 
-def agent_freeze(place: Place, draw: Draw, seconds: str) -> None:
+def agent_freeze(place: Place, draw: Draw, seconds: str) -> bool:
     pid = place.agent(draw["node"])
     place.one.frozen.add(draw["node"])
     try:
-        with frozen(pid):
+        with frozen(pid) as hit:
             time.sleep(draw[seconds])
     finally:
         place.one.frozen.discard(draw["node"])
+    return hit
 
 
-def agent_freeze_short(place: Place, draw: Draw) -> None:
-    agent_freeze(place, draw, "short")
+def agent_freeze_short(place: Place, draw: Draw) -> bool:
+    return agent_freeze(place, draw, "short")
 
 
-def agent_freeze_long(place: Place, draw: Draw) -> None:
-    agent_freeze(place, draw, "long")
+def agent_freeze_long(place: Place, draw: Draw) -> bool:
+    return agent_freeze(place, draw, "long")
 
 
-def power_cut(place: Place, draw: Draw) -> None:
+def power_cut(place: Place, draw: Draw) -> bool:
     place.one.ctl("local", "kill", draw["node"])
     try:
         time.sleep(draw["away"])
     finally:
         place.one.ctl("local", "start", draw["node"])
+    return True
 
 
-def redis_freeze(place: Place, draw: Draw) -> None:
-    with frozen(place.redis()):
+def redis_freeze(place: Place, draw: Draw) -> bool:
+    with frozen(place.redis()) as hit:
         time.sleep(draw["away"])
+    return hit
 
 
-def redis_kill(place: Place, draw: Draw) -> None:
-    signalled(place.redis(), signal.SIGKILL)
+def redis_kill(place: Place, draw: Draw) -> bool:
+    return signalled(place.redis(), signal.SIGKILL)
 
 
-def disk_full(place: Place, draw: Draw) -> None:
+def disk_full(place: Place, draw: Draw) -> bool:
     """Of Redis, of every agent's state and of all output; not of the checkpoints."""
     ballast = place.one.home / "local" / "ballast"
     try:
@@ -156,9 +157,10 @@ def disk_full(place: Place, draw: Draw) -> None:
         time.sleep(draw["away"])
     finally:
         ballast.unlink(missing_ok=True)
+    return True
 
 
-def api_flood(place: Place, draw: Draw) -> None:
+def api_flood(place: Place, draw: Draw) -> bool:
     """Requests one after the other, and readers of output that hang up in the middle."""
     with suppress(CtlError):
         for _ in range(FLOOD):
@@ -167,22 +169,25 @@ def api_flood(place: Place, draw: Draw) -> None:
         for _ in range(3):
             with bounded(place.one.start("logs", place.training, "-f", to=(nowhere, nowhere))):
                 time.sleep(draw["short"])
+    return True
 
 
-def scale(place: Place, draw: Draw) -> None:
-    if place.elastic:
-        place.one.ctl("scale", place.training, str(draw["size"]), "--no-wait", check=None)
+def scale(place: Place, draw: Draw) -> bool:
+    if not place.elastic:
+        return False
+    return place.one.ctl("scale", place.training, str(draw["size"]), "--no-wait", check=None).returncode == 0
 
 
-def drain(place: Place, draw: Draw) -> None:
-    place.one.ctl("drain", draw["node"], "--no-wait", check=None)
+def drain(place: Place, draw: Draw) -> bool:
+    hit = place.one.ctl("drain", draw["node"], "--no-wait", check=None).returncode == 0
     time.sleep(draw["away"])
     place.one.until(
         lambda: place.one.ctl("uncordon", draw["node"], check=None).returncode == 0, 60, f"{draw['node']} is uncordoned"
     )
+    return hit
 
 
-FAULTS: dict[str, Callable[[Place, Draw], None]] = {
+FAULTS: dict[str, Fault] = {
     "worker kill": kill_of_training("workers"),
     "worker freeze": worker_freeze,
     "shim kill": kill_of_training("shim_pid"),

@@ -37,6 +37,9 @@ class Row:
     steps: int = 0
     redone: int = 0
     faults: Counter[str] = field(default_factory=Counter)
+    """Those that hit something."""
+    missed: Counter[str] = field(default_factory=Counter)
+    """Those that found nothing to hit: no worker ran just then, or nobody answered."""
     small_jobs: Counter[str] = field(default_factory=Counter)
     figures: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
@@ -106,14 +109,14 @@ class Soak:
             if time.monotonic() > bound:
                 raise AssertionError(f"{name} has not ended in time")
             chosen = [choose(self._place) for _ in range(2 if chance.random() < TWO else 1)]
-            row.faults.update(fault for fault, _ in chosen)
             words = ", ".join(f"{fault} ({draw['node']}, {draw['away']:.1f} s)" for fault, draw in chosen)
             self._place.said(f"{time.strftime('%H:%M:%S')} {words}")
             wrong: list[Exception] = []
 
             def do(fault: str, draw: dict[str, object], wrong: list[Exception] = wrong) -> None:
                 try:
-                    FAULTS[fault](self._place, draw)
+                    hit = FAULTS[fault](self._place, draw)
+                    (row.faults if hit else row.missed)[fault] += 1
                 except Exception as error:  # noqa: BLE001 - raised below, with what was done
                     wrong.append(error)
 
@@ -176,11 +179,12 @@ def in_words(row: Row) -> str:
     figures = row.figures
     most = {k: max((v for n, v in figures.items() if n.startswith(k)), default=0) for k in ("agent PSS", "agent desc")}
     return (
-        f"{row.number:5}  {row.size:>5}  {row.seconds:6.0f} s  {row.faults.total():6}  {row.generations:5}"
-        f"  {row.redone:6}  {row.small_jobs.total():5}  {most['agent PSS'] / 2**20:7.1f}  {most['agent desc']:4}"
+        f"{row.number:5}  {row.size:>5}  {row.seconds:6.0f} s  {row.faults.total():6}  {row.missed.total():6}"
+        f"  {row.generations:5}  {row.redone:6}  {row.small_jobs.total():5}"
+        f"  {most['agent PSS'] / 2**20:7.1f}  {most['agent desc']:4}"
         f"  {figures.get('processes', 0):5}  {figures.get('redis keys', 0):5}"
         f"  {figures.get('redis memory', 0) / 2**20:6.1f}  {'wrong' if row.wrong else 'fine'}"
     )
 
 
-HEAD = "round   size    took     faults  gens.  redone  small  PSS MiB  fds.  proc.  keys  Redis MiB"
+HEAD = "round   size    took     faults  missed  gens.  redone  small  PSS MiB  fds.  proc.  keys  Redis MiB"
