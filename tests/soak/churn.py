@@ -70,14 +70,18 @@ class Churn:
         )
         if kind == "stop":
             time.sleep(1)
-            self._until(lambda: self._one.ctl("stop", name, "--no-wait", check=None).returncode == 0, name)
+            # One whose answer was lost was done all the same: asked again, it is refused, since the job has ended.
+            self._until(lambda: self._asked("stop", name) or self._phase(name) in ENDED, name)
         self._until(lambda: self._phase(name) in ENDED, name)
         phase = self._phase(name)
         if phase != ENDS[kind]:
             raise AssertionError(f"ended as {phase}: {self._one.job(name)['reason']}")
         self.ended[kind] += 1
-        self._until(lambda: self._one.ctl("delete", name, "--no-wait", check=None).returncode == 0, name)
+        self._until(lambda: self._asked("delete", name) or not self._there(name, True), name)
         self._until(lambda: not self._there(name, True), name)
+
+    def _asked(self, verb: str, name: str) -> bool:
+        return self._one.ctl(verb, name, "--no-wait", check=None).returncode == 0
 
     def _phase(self, name: str) -> str:
         try:
