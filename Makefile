@@ -6,6 +6,8 @@
 #     make test-rest  every other test: the same faults at another moment; CI runs it after make test
 #     make test-all   both
 #     make endurance  what takes many minutes, and is no part of make test: Redis away for 10 minutes
+#     make soak       one training under random faults for hours: make soak HOURS=2
+#     make fuzz       arbitrary input to everything that a stranger can reach: make fuzz MINUTES=15
 #     make nodes      real systemd nodes on a private switch, fault after fault; root, debootstrap, systemd-nspawn
 #     make bench      the figures of docs/benchmarks.md; make bench ONLY=drain for a single row
 #     make packages   wheel, sdist, offline bundle and .deb, into dist/
@@ -30,9 +32,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
 
-.PHONY: help setup demo lint test test-rest test-all check endurance gpu nodes bench bench-lease packages sim mutants clean
+.PHONY: help setup demo lint test test-rest test-all check endurance soak fuzz gpu nodes bench bench-lease packages sim mutants clean
 help:
-	@sed -n '3,11s/^#     //p' Makefile
+	@sed -n '3,13s/^#     //p' Makefile
 
 setup: $(READY)
 
@@ -84,6 +86,15 @@ sim: $(READY)
 
 endurance: $(READY)
 	$(BIN)/python -m pytest -m endurance -s $(PYTEST_ARGS)
+
+# A failure names the seed that brings the same faults again: make soak HOURS=2 SEED=7.
+HOURS ?= 2
+SEED ?=
+soak: $(READY)
+	$(BIN)/python -m tests.soak --hours $(HOURS) $(if $(SEED),--seed $(SEED))
+
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 # What only a real GPU shows: one is enough. GPU_PYTHON: one whose torch has CUDA.
 gpu: $(READY)

@@ -24,6 +24,8 @@ from nodeagent.plan.lending import Answer, Ask
 RESEND = 0.12
 """Seconds after which a question without an answer is sent again."""
 MOST_BYTES = 8192
+WHY_MAX = 300
+"""Characters in the log about a datagram that cannot be read."""
 _MAC = hashlib.sha256().digest_size
 
 Handler = Callable[[Ask], Answer]
@@ -118,8 +120,8 @@ class UdpPeers(asyncio.DatagramProtocol):
             future = self._waiting.get(nonce)
             if future is not None and not future.done():
                 future.set_result(Answer.model_validate(message["answer"]))
-        except (KeyError, ValueError) as error:  # signed, so written by another version of ours
-            self._log.warning("a peer's datagram cannot be read", sender=addr[0], why=str(error))
+        except (KeyError, ValueError, RecursionError) as error:  # signed, so written by another version of ours
+            self._log.warning("a peer's datagram cannot be read", sender=addr[0], why=str(error)[:WHY_MAX])
 
     # --- sealing
 

@@ -109,7 +109,7 @@ class RedisStore:
                     nodes.append(codec.decode_node(flat, cordon))
                 else:
                     jobs.append(self._decoder.job(flat))
-            except (ValueError, KeyError) as error:  # one record, and only that one: the others are as good as ever
+            except ValueError as error:  # one record, and only that one: the others are as good as ever
                 unread.append(Unread(key=key, why=_plain(error)))
         with strict():
             return BeatReply(
@@ -337,7 +337,7 @@ class RedisStore:
 def _each(decode: Callable[[Raw], Read], found: Iterable[Raw]) -> Iterator[Read]:
     """What can be read of entries that are for people, or come anew: one that cannot hides no other."""
     for entry in found:
-        with suppress(ValueError, KeyError):
+        with suppress(ValueError):
             yield decode(entry)
 
 
@@ -346,8 +346,6 @@ def _shown(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _plain(error: ValueError | KeyError) -> str:
+def _plain(error: ValueError) -> str:
     """One line for people."""
-    if isinstance(error, KeyError):
-        return f"it has no {_shown(str(error.args[0]))}"
     return _shown(" ".join(str(error).split())[:300])

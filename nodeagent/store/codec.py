@@ -36,9 +36,16 @@ NODE_FIELDS = {
 }  # fmt: skip
 
 
+class _Fields(dict[str, str]):
+    """Of a hash; to ask for one that it has not is the ValueError of a record that cannot be read."""
+
+    def __missing__(self, name: str) -> str:
+        raise ValueError(f"it has no {name}")
+
+
 def pairs(flat: Sequence[str]) -> dict[str, str]:
-    """A hash as Redis replies it."""
-    return dict(zip(flat[::2], flat[1::2], strict=True))
+    """A hash as Redis replies it. Of the result, ``[]`` raises ValueError for a field that is not there."""
+    return _Fields(zip(flat[::2], flat[1::2], strict=True))
 
 
 def encode(arguments: Mapping[str, object]) -> str:
@@ -188,7 +195,9 @@ def _quoted(key: str) -> str:
 
 
 def _flag(text: str) -> str:
-    return {"0": "false", "1": "true"}[text]
+    if text not in ("0", "1"):
+        raise ValueError(f"it has {text[:20]!r} where 0 or 1 belongs")
+    return "true" if text == "1" else "false"
 
 
 def _report(text: str) -> str:

@@ -19,7 +19,7 @@ def strict() -> Iterator[None]:
     """What cannot be decoded was written by another version (or another program): raises StoreRefusedError for it."""
     try:
         yield
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         raise StoreRefusedError(
             "version",
             f"a record in the store cannot be read by this version of nodeagent: {error}. "

@@ -29,7 +29,9 @@ ON_ITS_OWN = sorted([
 TEXT = frozenset(
     {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".lua", ".sh", ".service", ".j2", ".cfg", ".txt", ""}
 )
-SKIPPED = frozenset({".git", ".venv", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__"})
+SKIPPED = frozenset(
+    {".git", ".venv", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__", "test-results"}
+)
 MACHINE_PATH = re.compile(r"(?<![\w./-])/work" + r"/(?:main|shared)\b")
 
 

@@ -14,7 +14,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from nodeagent.agent.peers import MOST_BYTES, UdpPeers
+from nodeagent.agent.peers import MOST_BYTES, WHY_MAX, UdpPeers
 from nodeagent.model.world import Token
 from nodeagent.plan.lending import Answer, Ask
 
@@ -256,3 +256,11 @@ async def test_not_ready_yet() -> None:
         )
     finally:
         await closed(new)
+
+
+async def test_what_is_logged_of_an_unreadable_datagram_is_short() -> None:
+    ask = json.dumps({"nonce": "n", "ask": {f"k{n}": n for n in range(500)}}).encode()
+    packet = hmac.new(SECRET, ask, hashlib.sha256).digest() + ask
+    with capture_logs() as logs:
+        UdpPeers(SECRET).datagram_received(packet, ("127.0.0.1", 9))
+    assert [len(entry["why"]) for entry in logs] == [WHY_MAX]

@@ -113,3 +113,21 @@ def test_scripts_are_loaded_once_and_named_by_their_content() -> None:
     assert load("join") is load("join")
     assert load("join").sha != load("beat").sha
     assert "HGETALL" not in load("pods", bare=True).source
+
+
+@pytest.mark.parametrize("missing", ["id", "lost", "facts", "life", "joined"])
+def test_a_node_without_a_field_is_a_record_that_cannot_be_read(missing: str) -> None:
+    with pytest.raises(ValueError, match=f"it has no {missing}"):
+        codec.decode_node(flat({name: text for name, text in NODE.items() if name != missing}), "")
+
+
+def test_a_job_without_a_field_is_a_record_that_cannot_be_read() -> None:
+    whole = codec.encode_job(make_job(head=make_head(["n1"])))
+    for missing in (*codec.JOB_TEXT, "head_number", "head_state", "head_planned"):
+        with pytest.raises(ValueError, match=f"it has no {missing}"):
+            codec.decode_job(flat({name: text for name, text in whole.items() if name != missing}))
+
+
+def test_a_flag_that_is_none_is_a_record_that_cannot_be_read() -> None:
+    with pytest.raises(ValueError, match="'yes' where 0 or 1 belongs"):
+        codec.decode_node(flat(NODE | {"lost": "yes"}), "")

@@ -1,0 +1,319 @@
+"""What a stranger can reach, as functions of bytes: each takes anything and raises only what its callers expect.
+
+Owns the list, with an example of each input as it should be: the mutations begin there. A new door gets a line here.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from nodeagent.agent.peers import UdpPeers
+from nodeagent.api.errors import ApiError
+from nodeagent.api.jobs import _read_spec
+from nodeagent.api.shapes import job_json, shown_to
+from nodeagent.ctl.output import Column, table_lines
+from nodeagent.ctl.terminal import log_line, one_line, printable
+from nodeagent.health import kernellog
+from nodeagent.model.jobspec import JobSpec, Submitter
+from nodeagent.model.world import WorkerExit
+from nodeagent.osutil.untrusted import Folder, UntrustedError
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.lending import Answer
+from nodeagent.spec.configfile import parse_config
+from nodeagent.spec.errors import CheckError, SpecError
+from nodeagent.spec.jobcheck import check_spec
+from nodeagent.spec.jobfile import parse_job
+from nodeagent.spec.storeurl import parse as parse_url
+from nodeagent.spec.tokens import parse_tokens
+from nodeagent.store.codec import decode_job, decode_node, encode_job
+from nodeagent.workers.host_pod import Told, _without_halves
+from nodeagent.workers.logs import read_logs
+from nodeagent.workers.pod_folder import folder_name, promised_number, record_of_before
+from nodeagent.workers.shim_link import WorkerLink
+from nodeagent.workers.shim_loop import Loop
+from nodeagent.workers.shim_peer import Peer
+from nodeagent.workers.shim_record import Farewell, exit_record, record_text
+from tests.unit.ctl import samples
+from tests.unit.health.test_arbitrary import FORMS, worst
+
+WHO = Submitter(user="alice", uid=1000, gid=1000, cwd="/home/alice", host="n1")
+NOW = 1_700_000_000.0
+WIDTH = 60
+MOST = 64 * 1024
+"""Bytes that are sent at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One door."""
+
+    name: str
+    take: Callable[[bytes], None]
+    """Raises only for a defect."""
+    seeds: tuple[bytes, ...]
+    words: tuple[bytes, ...] = ()
+    """Pieces that mean something there."""
+
+
+def text(data: bytes) -> str:
+    """Any text: what JSON and Python may hold, halves of characters included."""
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return data.decode("latin-1")
+
+
+# --- files of people -----------------------------------------------------------------------------
+
+
+def job_file(data: bytes) -> None:
+    try:
+        spec = parse_job(text(data), "job.yaml", WHO)
+    except SpecError as wrong:
+        assert all(p.line >= 1 and p.what for p in wrong.problems)
+        str(wrong).encode()
+        return
+    assert JobSpec.from_json(spec.to_json()) == spec, "what is accepted can be stored and read again"
+    assert check_spec(spec) == [], "the agent takes what the file's reader takes"
+
+
+def agent_config(data: bytes) -> None:
+    try:
+        parse_config(text(data), "nodeagent.yaml", {}, uid=0, ephemeral=(32768, 60999))
+    except SpecError as wrong:
+        str(wrong).encode()
+
+
+def tokens_file(data: bytes) -> None:
+    try:
+        parse_tokens(text(data), "tokens.yaml")
+    except SpecError as wrong:
+        str(wrong).encode()
+
+
+def store_url(data: bytes) -> None:
+    try:
+        parse_url(text(data))
+    except CheckError as wrong:
+        str(wrong)
+
+
+# --- requests ----------------------------------------------------------------------------------------
+
+
+def request_spec(data: bytes) -> None:
+    """A spec that somebody sends without the tool."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return  # refused by api/body.py
+    try:
+        spec = _read_spec(value)
+    except ApiError as wrong:
+        json.dumps(wrong.body()).encode()
+        return
+    for problem in check_spec(spec):
+        problem.encode()
+
+
+def datagram(data: bytes) -> None:
+    """Signed ones, too: of another version of ours."""
+
+    def nothing(_ask: object) -> Answer:
+        return Answer(yes=False, why="fuzz")
+
+    peers = UdpPeers(b"secret", nothing)
+    peers.datagram_received(data, ("127.0.0.1", 9))
+    peers.datagram_received(peers._mac(data) + data, ("127.0.0.1", 9))
+
+
+# --- the store ----------------------------------------------------------------------------------------
+
+
+def _flat(data: bytes) -> list[str]:
+    cells = [part.decode("utf-8", "replace") for part in data.split(b"\0")]
+    return cells if len(cells) % 2 == 0 else cells[:-1]
+
+
+def stored_job(data: bytes) -> None:
+    try:
+        job = decode_job(_flat(data))
+    except ValueError:
+        return
+    json.dumps(shown_to(job_json(job, Cluster(served=0), {}, NOW), seen=False)).encode()
+
+
+def stored_node(data: bytes) -> None:
+    try:
+        decode_node(_flat(data), "")
+    except ValueError:
+        return
+
+
+# --- what workers and shims write --------------------------------------------------------------------------
+
+
+def error_file(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "error.json")
+        file.write_bytes(data)
+        line = record_text(exit_record(0, 0, 1, 1 << 8, False, 0, file, "the last words", Farewell()))
+        WorkerExit.from_json(line)  # as the agent reads it
+        line.encode()
+        assert len(line) < 64 * 1024
+
+
+def shim_message(data: bytes) -> None:
+    """What anybody who may connect says to a shim."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        link = WorkerLink(lambda: None)
+        peer = Peer(Loop(), ours, link.hear, lambda _peer: None)
+        theirs.setblocking(False)
+        theirs.send(data[:MOST] + b"\n")
+        peer._readable()
+        with suppress(BlockingIOError):
+            for line in theirs.recv(1 << 20).splitlines():
+                json.loads(line)
+        peer.close()
+
+
+def log_file(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        generation = Path(folder, "g1")
+        generation.mkdir()
+        (generation / "rank0.log").write_bytes(data)
+        for tail in (None, 0, 1, 5):
+            for line in read_logs(Path(folder), tail=tail):
+                json.dumps(line.text).encode()
+
+
+def users_file(data: bytes) -> None:
+    """What lies where root's agent looks, in a folder of the job's user."""
+    with tempfile.TemporaryDirectory() as place:
+        state, run = Path(place), Path(place, folder_name("u"))
+        own = state / "pods" / "u"
+        own.mkdir(parents=True)
+        run.mkdir()
+        (own / "highest.json").write_bytes(data)
+        (run / "pod.json").write_bytes(data)
+        assert promised_number(state, "u") >= 0
+        with suppress(UntrustedError):
+            assert record_of_before(run, state).logs.parent == state
+        with Folder(own) as folder, suppress(UntrustedError):
+            json.dumps(folder.read_object("highest.json"), ensure_ascii=False).encode()
+
+
+def shim_status(data: bytes) -> None:
+    """A line from a shim to root's agent, as workers/host_pod.py reads it."""
+    try:
+        heard = Told.from_json(_without_halves(data))
+    except ValidationError as wrong:
+        str(wrong)
+        return
+    heard.model_dump_json().encode()
+
+
+# --- the machine ----------------------------------------------------------------------------------------
+
+
+def kernel_record(data: bytes) -> None:
+    found = kernellog.record(data, NOW)
+    if found is not None:
+        kernellog.parse(*found)
+    folder = kernellog.Folder()
+    folder.read([data])
+    if b"NVRM: " not in data and b"nvidia-nvswitch" not in data:
+        assert "fatal" not in worst(folder.take()), "no program's name makes a line fatal"
+    kernellog.parse(text(data), NOW)
+
+
+# --- to a terminal -----------------------------------------------------------------------------------------
+
+
+def terminal(data: bytes) -> None:
+    value = text(data)
+    for shown in (printable(value), one_line(value), log_line(value)):
+        shown.encode()
+        assert not set(shown) & {"\x07", "\x08", "\r", "\x9b", "\u202e"}
+    # The first column is a name, which is short and never folded.
+    columns = [Column("NAME", lambda row: row["name"]), Column("TEXT", lambda row: row["text"], text=True)]
+    for line in table_lines(columns, [{"name": value[:5], "text": value}], WIDTH):
+        assert len(line) <= WIDTH
+
+
+JOB = b"""name: resnet50
+command: [python, train.py, --lr, "0.1"]
+nodes: {min: 2, max: 8, target: 4}
+workers_per_node: 2
+env: {OMP_NUM_THREADS: "4", A: &a x, B: *a}
+working_dir: /shared/resnet
+limits: {memlock: infinity, nofile: 1048576}
+grace: 1h30m
+hang: {progress: 10m}
+restarts: {max: 10, window: 1h, backoff: 0s..30s}
+policies:
+  - {on: WorkerFailed, exit_code: 3, do: FailJob}
+hooks: {pre_start: [sh, -c, "true"]}
+"""
+CONFIG = b"""cluster: prod
+node: {id: n1, address: 10.0.0.1, cpu_slots: 4, gpus: none, labels: {rack: r1}}
+redis: {url: "redis://:secret@redis1:6379/0"}
+ports: {api: 9470, rendezvous: 29400-29899}
+timing: {heartbeat: 500ms, lease: 3s}
+jobs: {operators: wheel, allow_root: false, logs: {max_bytes: 64MiB, keep: 4}}
+"""
+TOKENS = b"""tokens:
+  ci: {sha256: 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef, user: alice}
+  grafana: {sha256: fedcba9876543210fedcba9876543210fedcba9876543210fedcba9876543210, may: read}
+"""
+ERROR = b'{"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "1"}}}'
+LOG = b"2026-01-01T00:00:00.000000Z stdout F step 1\n2026-01-01T00:00:01.000000Z stderr P half"
+KERNEL = b"4,1234,5678901,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n SUBSYSTEM=pci\n"
+SPOKEN = tuple(
+    b"3,1,1000000,-;" + form.format(name="python", pid=7, file="/usr/bin/x").encode() + b"\n" for form in FORMS
+)
+"""Lines into which programs put their names."""
+STATUS = b'{"v": 1, "status": {"uid": "u", "phase": "running", "reason": "\\ud83d\\ude00 \\ud800"}}'
+YAML = (b": ", b"- ", b"&a ", b"*a", b"!!int ", b"<<", b'"\\ud800"', b"{", b"[", b"]", b"}", b"'", b"|\n", b"1e309",
+        b"9" * 400, b"\xed\xa0\x80", b"\0", b".inf", b"~", b"? ")  # fmt: skip
+JSON = (b"[" * 2000, b'{"a":', b"1e999", b"-0", b'"\\ud800"', b"null", b"true", b"9" * 5000, b"NaN", b"\xff", b"[]")
+
+
+def _stored(flat: dict[str, str]) -> bytes:
+    return "\0".join(part for pair in flat.items() for part in pair).encode()
+
+
+TARGETS = (
+    Target("job file", job_file, (JOB,), YAML),
+    Target("agent config", agent_config, (CONFIG,), YAML),
+    Target("tokens file", tokens_file, (TOKENS,), YAML),
+    Target("store url", store_url, (b"rediss+sentinel://u:p@[::1]:26379,s2:1/gpus/0", b"unix:///run/redis.sock")),
+    Target("request's spec", request_spec, (samples.job().spec.to_json().encode(),), JSON),
+    Target("datagram", datagram, (b'{"nonce": "n", "ask": {"job": "u", "number": 1}}',), JSON),
+    Target("stored job", stored_job, (_stored(encode_job(samples.job())), _stored(encode_job(samples.HOLDING))), JSON),
+    Target("stored node", stored_node, (_stored({"id": "n1", "life": "l", "start": "1", "facts": "{}"}),), JSON),
+    Target("error file", error_file, (ERROR, b"plain words"), JSON),
+    Target("shim message", shim_message, (b'{"v": 1, "op": "worker.progress", "id": 1, "fds": 2}',), JSON),
+    Target("log file", log_file, (LOG,), (b" F ", b" P ", b"stdout", b"\n", b"\xff")),
+    Target("user's file", users_file, (b'{"uid": "u", "mark": "m", "job": "j", "number": 3}',), JSON),
+    Target("shim's status", shim_status, (STATUS, b'{"v": 1, "echo": 7}', b'{"v": 1, "error": "no"}'), JSON),
+    Target(
+        "kernel record", kernel_record, (KERNEL, *SPOKEN), (b"NVRM: Xid", b"(PCI:", b";", b"79", b"segfault", b"\\x1b")
+    ),
+    Target(
+        "terminal", terminal, (b"fine\x1b[31mred\x1b[0m",), (b"\x1b[", b"\x1b]0;", b"\r", b"\xc2\x9b", b"\xe2\x80\xae")
+    ),
+)

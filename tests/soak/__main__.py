@@ -1,0 +1,118 @@
+"""``make soak HOURS=n``: training after training on a local cluster under random faults, until the time is over.
+
+The seed brings the same faults in the same order. What was found goes to test-results/soak.json; with ``--record`` a
+summary goes to docs/benchmarks.md. Exit code 1 at the first thing that is not as it must be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.e2e.support import ROOT, Cluster, home
+from tests.soak.faults import Place
+from tests.soak.resources import ALLOWED
+from tests.soak.rounds import HEAD, Row, Soak, in_words
+
+NODES = 4
+ROUND = 240.0
+SMALL = "512m"
+"""Of the file system that the fault `disk full` fills."""
+RESULTS = ROOT / "test-results" / "soak.json"
+DOCUMENT = ROOT / "docs" / "benchmarks.md"
+MARKS = "<!-- begin soak -->", "<!-- end soak -->"
+
+
+@contextmanager
+def place(seed: int) -> Iterator[Place]:
+    """A cluster of its own; where this process may mount, in a small file system."""
+    with home() as (folder, environ):
+        local = folder / "local"
+        local.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL},mode=755", "tmpfs", str(local)]
+        small = os.geteuid() == 0 and subprocess.run(command, check=False, capture_output=True).returncode == 0
+        one = Cluster(folder, folder / "work", environ)
+        try:
+            one.up(NODES)
+            yield Place(one, tuple(f"n{n + 1}" for n in range(NODES)), small, seed)
+        finally:
+            one.ctl("local", "down", check=None)
+            if small:
+                subprocess.run(["umount", "--lazy", str(local)], check=True)
+
+
+def soak(seconds: float, seed: int, each: float = ROUND) -> list[Row]:
+    """Rounds, at least one, until the time is over or something is wrong."""
+    end, rows = time.monotonic() + seconds, list[Row]()
+    with place(seed) as where:
+        rounds = Soak(where, each)
+        rounds.prepare()
+        print(f"seed {seed}; {'' if where.small else 'no mount here: no full disk; '}{HEAD}", flush=True)
+        while not rows or (time.monotonic() < end and not rows[-1].wrong):
+            rows.append(rounds.round(len(rows) + 1))
+            print(in_words(rows[-1]), flush=True)
+            keep(rows, seed)
+    return rows
+
+
+def keep(rows: list[Row], seed: int) -> None:
+    """All figures: after each round, since hours may be cut short."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    allowed = {name: {"more": more, "why": why} for name, (more, why) in ALLOWED.items()}
+    found = {"seed": seed, "allowed": allowed, "rounds": [vars(row) for row in rows]}
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def record(rows: list[Row], seconds: float, seed: int) -> None:
+    """A section of the document of figures."""
+    faults = sum((row.faults for row in rows), Counter[str]())
+    lines = [
+        MARKS[0], "## Hours under random faults", "",
+        f"By `make soak` on {time.strftime('%Y-%m-%d')}: {seconds / 3600:.1f} hours, {len(rows)} trainings, "
+        f"seed {seed}, {faults.total()} faults, {sum(r.small_jobs.total() for r in rows)} small jobs, "
+        f"{sum(r.generations for r in rows)} generations. Every image of every pass used once; losses, and weights at "
+        "one size, those of an undisturbed run; nothing grew beyond what tests/soak/resources.py allows.", "",
+        "| fault | times |", "| --- | --- |", *(f"| {name} | {times} |" for name, times in sorted(faults.items())),
+        MARKS[1],
+    ]  # fmt: skip
+    text = DOCUMENT.read_text()
+    text = re.sub(f"\n*{MARKS[0]}.*?{MARKS[1]}\n*", "\n", text, flags=re.DOTALL)
+    DOCUMENT.write_text(text.rstrip() + "\n\n" + "\n".join(lines) + "\n")
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Trainings under random faults, and what they leave.")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--hours", type=float)
+    length.add_argument("--minutes", type=float)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--round", type=float, default=ROUND, metavar="SECONDS", help="of an undisturbed training")
+    parser.add_argument("--record", action="store_true", help="write a section of docs/benchmarks.md")
+    arguments = parser.parse_args()
+    asked = arguments.minutes * 60 if arguments.minutes else (arguments.hours or 2.0) * 3600
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # the cluster and its mount go first
+    begin = time.monotonic()
+    rows = soak(asked, arguments.seed, min(arguments.round, asked / 2))
+    took = time.monotonic() - begin
+    wrong = [text for row in rows for text in row.wrong]
+    for text in wrong:
+        print(text, file=sys.stderr)
+    if arguments.record and not wrong:
+        record(rows, took, arguments.seed)
+    print(f"{len(rows)} rounds in {took / 60:.0f} minutes, seed {arguments.seed}: {'wrong' if wrong else 'all fine'}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
