@@ -69,7 +69,7 @@ class NodeRoutes:
         return await self._write(request, await body.read(request), None)
 
     async def forget(self, request: web.Request) -> web.Response:
-        """POST .../forget: its caller vouches that the node, whose lease has lapsed, is off for good."""
+        """POST .../forget: its caller vouches that the node, whose lease has lapsed, is permanently down."""
         node, who = await self._may(request)
         era = self.view.era
         return await self._written(await self.view.store.forget(node.id, who.name), era)

@@ -32,7 +32,7 @@ NEXT = {
     "cordoned": "let it take work again: nodeagentctl uncordon {name}",
     "draining": "wait until no pod is left; then work on it, and: nodeagentctl uncordon {name}",
     "silent": "see whether the machine and its agent run (systemctl status nodeagent) and reach the store; "
-    "off for good, and a job waits for it: nodeagentctl forget {name}",
+    "permanently down, and a job waits for it: nodeagentctl forget {name}",
     "lost": "start its agent again (systemctl restart nodeagent): it joins with a new life",
     "left": "start its agent to bring it back: systemctl start nodeagent",
 }

@@ -239,8 +239,8 @@ class Store(Protocol):
         ...
 
     async def forget(self, node: str, by: str) -> NodeRecord:
-        """An operator vouches that a lapsed node is off for good: its life is lost, and it is no keeper any more: where
-        it was one the job has none until the next. Refused: ``not_found``, ``not_live`` if its lease has not lapsed.
+        """An operator confirms that a lapsed node is permanently down: its life is lost, and it is no keeper any more:
+        where it was one the job has none until the next. Refused: ``not_found``; ``not_live`` if its lease holds.
         Event NodeForgotten."""
         ...
 

@@ -12,7 +12,7 @@ if node.left ~= '1' and node.lost ~= '1' then
   node_save(lost)
   depart(A.node, lease_end(A.node))
   retire(A.node)
-  event({ kind = 'NodeForgotten', node = A.node, by = A.by, text = 'node ' .. A.node .. ' is off for good, says ' .. A.by })
+  event({ kind = 'NodeForgotten', node = A.node, by = A.by, text = 'node ' .. A.node .. ' is permanently down, says ' .. A.by })
 end
 release_keepers(A.node)
 ask_to_save()
