@@ -50,8 +50,8 @@ def timing() -> str:
         ("heartbeat + 2 x store_timeout < fence", f"{slow:g} < {t.fence:g}", "one reply that never comes stops nobody"),
         ("heartbeat <= credit < gap", f"{t.heartbeat:g} <= {t.credit:g} < {t.gap:g}", "a silent node does lapse; a "
          "pause of the store counts as the store's, not as the nodes'"),
-        ("fence x 1.02 + kill <= promise", f"{t.fence * 1.02 + t.kill:.3f} <= {t.promise:g}", "workers on lent time "
-         "are gone before a keeper that lent it lets go"),
+        ("fence x 1.02 + kill <= promise", f"{t.fence * 1.02 + t.kill:.3f} <= {t.promise:g}", "workers on failsafe "
+         "time are gone before a keeper that gave it lets go"),
         (f"(failsafe_limit + fence) x 1.02 + kill <= failsafe_limit x {RELEASE:g} + lease", f"{latest:.0f} <= "
          f"{t.failsafe_limit * RELEASE + t.lease:.0f}", "a keeper is given up only when nothing runs on its time any "
          "more"),

@@ -36,7 +36,7 @@ class Advert:
             self._tell(https=vouch(self._key, self._cluster, self._node, life, *self._https))
 
     def stands_in(self, pid: int, since: float) -> None:
-        """This process (with a new pid) only stands in for the next start, since this Unix time."""
+        """This process (with a new pid) only takes over until the next start, since this Unix time."""
         self._tell(restarting=since, agent_pid=pid, http="")
 
     def health(self, facts: Mapping[str, object]) -> None:

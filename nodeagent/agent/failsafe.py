@@ -49,7 +49,7 @@ class Failsafe:
         self.leaving = False
         """Goes soon: promises nothing any more."""
         self.lent: dict[str, float] = {}
-        """Jobs that run on lent time here: uid to its end (our clock)."""
+        """Jobs that run on failsafe time here: uid to its end (our clock)."""
         self.refusals: dict[str, str] = {}
         """Jobs that nobody lends time to, and why."""
         self._log = structlog.get_logger("failsafe").bind(node=lease.node)
@@ -127,7 +127,7 @@ class Failsafe:
 
     def _back(self) -> None:
         if self.lent or self.refusals:
-            self._log.info("the store answers again: no time need be lent")
+            self._log.info("the store answers again: no failsafe time is needed")
             self.lent, self.refusals = {}, {}
 
     async def _ask_for_all(self) -> None:
@@ -166,7 +166,7 @@ class Failsafe:
                 problem = problem or (said.why if said is not None else f"{node} does not answer")
         if problem:
             if self.refusals.get(question.uid) != problem:
-                self._log.warning("nobody lends time", job=question.uid, why=problem)
+                self._log.warning("no keeper gives failsafe time", job=question.uid, why=problem)
             self.refusals[question.uid] = problem
             return
         if question.uid not in self.lent:

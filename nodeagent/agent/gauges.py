@@ -72,20 +72,22 @@ class Gauges:
         self.joined = gauge("joined", "1 while this agent holds its node's id, otherwise 0.")
         self.margin = gauge(
             "lease_margin_seconds",
-            "Time left of this node's own lease; workers that nobody lends time to are stopped at its end.",
+            "Time left of this node's own lease; workers without failsafe time are stopped at its end.",
         )
         self.away = gauge("store_away_seconds", "How long the store has not answered; 0 while it does.")
-        self.lent = gauge("lent_jobs", "Jobs whose workers on this node run on time that their keepers lend.")
+        self.lent = gauge("lent_jobs", "Jobs whose workers on this node run on failsafe time from their keepers.")
         self.unlent = gauge(
-            "unlent_jobs", "Jobs of this node that nobody lends time to while the store is away: their workers end."
+            "unlent_jobs", "Jobs of this node that get no failsafe time while the store is away: their workers end."
         )
         self.lag = gauge("loop_lag_seconds", "How late the agent's last heartbeat was; above 1 s /healthz fails.")
         self.pods = gauge("pods", "Pods on this node, by phase.", "phase")
         self.stalled = gauge("stalled_pods", "Pods on this node that see no progress for longer than the job allows.")
-        self.step = gauge("step", "Newest step that workers on this node told, of jobs whose workers do.", "job")
+        self.step = gauge("step", "Newest step that workers on this node reported, of jobs whose workers do.", "job")
         self.gpus = gauge("gpus", "GPUs of this node, by whether work has them, may have them, or must not.", "state")
         self.parked = gauge("parked_workers", "Workers on this node that wait for the next start, by job.", "job")
-        self.parked_bytes = gauge("parked_bytes", "Memory that parked workers on this node share with nobody.", "job")
+        self.parked_bytes = gauge(
+            "parked_bytes", "Memory that pre-forked workers on this node share with nobody.", "job"
+        )
         self.verdicts = gauge(
             "gpu_verdicts",
             "Verdicts on this node's GPUs, and (without a GPU) on the node itself, in any stage. Always 1.",
@@ -93,7 +95,9 @@ class Gauges:
             "rule",
             "severity",
         )
-        self.temperature = gauge("gpu_temperature_celsius", "Temperature of each GPU, as the driver told last.", "gpu")
+        self.temperature = gauge(
+            "gpu_temperature_celsius", "Temperature of each GPU, as the driver reported last.", "gpu"
+        )
         self.snapshot_bytes = gauge("snapshot_bytes", "Memory that shims on this node keep for snapshots.", "job")
 
     def read(self, view: AgentView, cluster: Cluster) -> None:

@@ -35,7 +35,7 @@ async def drain(agent: Agent, clock: Clock) -> None:
     while agent.missed():
         me = agent.me()
         if me is None or me.cordon is None or not me.cordon.drain:
-            mark = Cordon(reason="its agent is told to stop", by=BY, at=clock.wall(), drain=True)
+            mark = Cordon(reason="its agent was asked to stop", by=BY, at=clock.wall(), drain=True)
             if me is not None and me.cordon is not None:  # a person's words stay
                 mark = me.cordon.model_copy(update={"drain": True})
             try:

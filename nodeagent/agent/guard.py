@@ -140,7 +140,7 @@ class Guard:
     def _unreadable(self, uid: str, job: JobRecord | None, why: str) -> Refusal:
         text = (
             f"its record in the store cannot be read, so all stays as it is: {why}. An agent of another version wrote "
-            f"it, or somebody else did: mend or remove the key job:{uid}"
+            f"it, or somebody else did: correct or remove the key job:{uid}"
         )
         refusal = Refusal("unreadable", text, False)
         if self._told.get(uid) != refusal.kind:

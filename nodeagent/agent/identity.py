@@ -21,7 +21,7 @@ from nodeagent.model.node import Incarnation
 from nodeagent.osutil.ownfolder import NotOurFolderError, check, own
 from nodeagent.workers.linux import write_atomic
 
-STANDS_IN = "stands in at least until"
+STANDS_IN = "holds the place at least until"
 """In the lock file, behind the pid: this agent is there only until the next start, which may end it from then on."""
 LINE = 78
 """Length of what the lock file says."""

@@ -178,7 +178,7 @@ class Agent:
         return missed(self.cluster(), self._node, self._lease.incarnation.life)
 
     def stands_in(self, pid: int) -> None:
-        """From now on this process (with a new pid) only stands in for the next start: tell the others."""
+        """From now on this process (with a new pid) only takes over until the next start: tell the others."""
         self.advert.stands_in(pid, self._clock.wall())
         self._beat_now.set()
 

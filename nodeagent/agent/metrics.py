@@ -45,7 +45,7 @@ class Metrics:
         self.registry = CollectorRegistry(auto_describe=True)
         self.restarts = Counter(
             "nodeagent_restarts",
-            "Gangs re-formed, by the node at fault and the kind of cause; told by the agent of group rank 0.",
+            "Gangs re-formed, by the node at fault and the kind of cause; reported by the agent of group rank 0.",
             ["job", "node", "cause"],
             registry=self.registry,
         )
@@ -90,14 +90,14 @@ class Metrics:
         )  # fmt: skip
         self._recovery = Histogram(
             "nodeagent_recovery_seconds",
-            "Phases of re-forming a gang, told by the agent of its group rank 0.",
+            "Phases of re-forming a gang, reported by the agent of its group rank 0.",
             ["phase", "cause"],
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0),
             registry=self.registry,
         )
         self._standstill = Counter(
             "nodeagent_standstill_seconds",
-            "Time that each job stood still to be re-formed, by cause; told by the agent of its group rank 0.",
+            "Downtime of each job while it was re-formed, by cause; reported by the agent of its group rank 0.",
             ["job", "cause"],
             registry=self.registry,
         )

@@ -68,7 +68,7 @@ class UdpPeers(asyncio.DatagramProtocol):
                     continue
                 return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         self._log.warning(
-            "no UDP port is free: nobody can ask this agent to lend time while the store is away",
+            "no UDP port is free: nobody can ask this agent for failsafe time while the store is away",
             ports=f"{ports[0]}-{ports[1]}", address=address, why=str(last),
         )  # fmt: skip
         return ""

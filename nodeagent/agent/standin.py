@@ -49,7 +49,7 @@ async def end_as_planned(
             log.error("no stand-in: the next start has only what is left of the fence", why=str(error))
             return
         agent.stands_in(pid)
-        log.info("stands in for the next start", pid=pid, because=why, at_most=patience)
+        log.info("takes over until the next start", pid=pid, because=why, at_most=patience)
         since = clock.now()
         while agent.missed():
             if not agent.settled:  # it may be the only one that knows what the store has lost

@@ -1,4 +1,4 @@
-"""What systemd says about this agent: which unit it is, and why it is told to end.
+"""What systemd says about this agent: which unit it is, and why it is asked to end.
 
 Asks the ``systemctl`` program, off every path that hurries. Must never ask systemd to do anything.
 """
@@ -61,7 +61,7 @@ async def comes_back(unit: str) -> bool:
         log.error("systemd does not say why this is the end: taken for a restart", waited=ASK_LIMIT)
         return True
     job = job_of(unit, jobs.decode())
-    log.info("told to end", job=job or "none")
+    log.info("asked to end", job=job or "none")
     return job != "stop"
 
 

@@ -48,7 +48,7 @@ class HealthRoutes:
             reasons.append(f"node {self.view.node} has not joined: {health.reason or 'not tried yet'}")
         if health.store_away_since is not None:
             away = max(0.0, time.time() - health.store_away_since)
-            on = f"; {len(health.lent)} of the jobs here run on lent time" if health.lent else ""
+            on = f"; {len(health.lent)} of the jobs here run on failsafe time" if health.lent else ""
             reasons.append(
                 f"the store has not answered for {away:.1f} s: nothing can be changed, started or recovered{on}"
             )

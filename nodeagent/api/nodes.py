@@ -69,8 +69,8 @@ class NodeRoutes:
         return await self._write(request, await body.read(request), None)
 
     async def forget(self, request: web.Request) -> web.Response:
-        """POST .../forget: its caller vouches that the node, whose lease has lapsed, is off for good; the record of one
-        that left, or is lost already, is removed: ``removed``."""
+        """POST .../forget: its caller confirms that the node, whose lease has lapsed, is permanently down; the record
+        of one that left, or is lost already, is removed: ``removed``."""
         node, who = await self._may(request)
         era = self.view.era
         forgotten = await self.view.store.forget(node.id, who.name)

@@ -164,7 +164,7 @@ def nodes_json(cluster: Cluster, now: float) -> list[Json]:
 def _job(cluster: Cluster, job: JobRecord, why: Json, story: list[Json], now: float, names: Names) -> Json:
     """Times are Unix seconds, so that it stays the same while nothing happens."""
     row = job_json(job, cluster, {}, now, names=names) | why
-    costs = [g["stood_still"] for g in story if g["stood_still"] is not None]
+    costs = [g["downtime"] for g in story if g["downtime"] is not None]
     ran = [g for g in story if g["state"] != "not formed"]
     return {
         **{key: row[key] for key in _OF_JOB},
@@ -173,7 +173,7 @@ def _job(cluster: Cluster, job: JobRecord, why: Json, story: list[Json], now: fl
         "budget": budget_json(job, cluster),
         "generations": [_generation(g) for g in story[-MAX_GENERATIONS:]],
         "earlier": max(0, len(story) - MAX_GENERATIONS),
-        "stood_still": round(sum(costs), 3),
+        "downtime": round(sum(costs), 3),
         "all_known": len(costs) == job.restarts and len(ran) == job.restarts + 1,
     }
 

@@ -24,7 +24,7 @@ def event_ms(event_id: str) -> int:
 
 
 def generations(job: JobRecord, events: Iterable[Event]) -> list[Json]:
-    """Oldest first. ``active`` is when it started (Unix time). ``stood_still`` is from the first report of the fault
+    """Oldest first. ``active`` is when it started (Unix time). ``downtime`` is from the first report of the fault
     that ended the generation before (of a hang: from the last progress) to this one's start, in seconds; ``recovery``
     says of what that was made; None where the audit log does not reach back."""
     formed: dict[int, Event] = {}
@@ -63,7 +63,7 @@ def generations(job: JobRecord, events: Iterable[Event]) -> list[Json]:
                 "cause": cause,
                 "state": head.state if head is not None and current else ("ended" if ran else "not formed"),
                 "active": active[number] / 1000 if number in active else None,
-                "stood_still": still,
+                "downtime": still,
                 "recovery": started.get(number),
                 "ended_by": None if spend is None else spend_json(number, spend, _awaited(job, number)),
             }

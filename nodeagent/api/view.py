@@ -37,7 +37,7 @@ class AgentHealth:
     loop_lag: float
     """How late the main loop's last timer was."""
     lent: Mapping[str, float]
-    """Jobs whose workers here run on time that their keepers lend, by uid: what is left of it."""
+    """Jobs whose workers here run on failsafe time from their keepers, by uid: what is left of it."""
     not_lent: Mapping[str, str]
     """Jobs with workers here that nobody lends time to, by uid: why."""
     unsaved: str = ""

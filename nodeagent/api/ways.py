@@ -59,7 +59,7 @@ def way_to(view: AgentView, node: NodeRecord) -> Way | str:
         if genuine(view.key, view.config.cluster, node):
             return Way(node.id, https.url, certificate=https.certificate)
         return (
-            f"node {node.id} is not asked: its certificate is not vouched for by this cluster's key (cluster_key must "
+            f"node {node.id} is not asked: its certificate is not signed with this cluster's key (cluster_key must "
             f"hold the same on every node)"
         )
     mine = me is not None and node.facts.api_socket == me.facts.api_socket  # in another container, at the same place
@@ -108,7 +108,7 @@ def words(error: BaseException) -> str:
         case TimeoutError():
             return f"no answer within {SILENCE:g} s"
         case aiohttp.ServerFingerprintMismatch():
-            return "it showed another certificate than it told the cluster (just restarted, or it is somebody else)"
+            return "it showed another certificate than it published (just restarted, or it is somebody else)"
         case aiohttp.ClientConnectorError():
             at = f"{error.host}:{error.port}: " if error.port else ""
             return f"{at}{os.strerror(error.os_error.errno) if error.os_error.errno else error.os_error}"

@@ -157,7 +157,9 @@ def _time(job: Json) -> list[str]:
     if job["phase"] != "running" or job["generation_state"] != "active":
         return []
     names = ", ".join(k["node"] + ("" if k["live"] else " (silent)") for k in job["keepers"])
-    return [field("Keepers", f"{names} may lend it time while the store is away" if names else f"none: {ALONE}")]
+    return [
+        field("Keepers", f"{names} may give it failsafe time while the store is away" if names else f"none: {ALONE}")
+    ]
 
 
 ALONE = "its workers stop when the store is away for longer than a lease"
@@ -174,13 +176,13 @@ def runs_on(job: Json) -> str:
     keepers = ", ".join(k["node"] for k in job["keepers"])
     match lent["state"]:
         case "lent":
-            return f"time lent by {keepers}"
+            return f"failsafe time from {keepers}"
         case "lease":
-            return f"the lease of {node}, then " + (f"on time lent by {keepers}" if keepers else "on nobody's")
+            return f"the lease of {node}, then " + (f"on failsafe time from {keepers}" if keepers else "on nobody's")
         case "refused":
-            return f"what is left of its time on {node}: nobody lends it any: {why}"
+            return f"what is left of its time on {node}: no keeper gives it failsafe time: {why}"
         case "stopped":
-            return f"nothing on {node} any more" + (f": nobody lent it time: {why}" if why else "")
+            return f"nothing on {node} any more" + (f": no keeper gave it failsafe time: {why}" if why else "")
     others = ", ".join(p["node"] for p in job["pods"])
     return f"it is not known on {node}, where none of its workers are: ask an agent of {others}"
 
@@ -220,7 +222,7 @@ def _workers(job: Json, width: int | None) -> list[str]:
     parked = [p for p in [*job["pods"], *job["spares"]] if p["parked"]]
     if parked:
         each = ", ".join(f"{p['parked']} on {p['node']} ({p['parked_memory'] / 1e6:.0f} MB)" for p in parked)
-        lines.append(f"  parked for the next start: {each}")
+        lines.append(f"  pre-forked for the next start: {each}")
     if job["spares"]:
         spares = ", ".join(
             f"{p['node']} ({p['phase']}{': ' + p['reason'] if p['reason'] else ''})" for p in job["spares"]
@@ -236,7 +238,7 @@ def _left_out(job: Json) -> list[str]:
 
 
 def _still(generation: Json) -> str:
-    return "-" if generation["stood_still"] is None else f"{generation['stood_still']:.2f}s"
+    return "-" if generation["downtime"] is None else f"{generation['downtime']:.2f}s"
 
 
 def _ended(generation: Json) -> str:
@@ -257,7 +259,7 @@ def _cost(end: Json) -> str:
 GENERATIONS = (
     Column("GENERATION", lambda g: g["number"]),
     Column("STATE", lambda g: g["state"]),
-    Column("STOOD STILL", _still),
+    Column("DOWNTIME", _still),
     Column("FORMED BECAUSE", lambda g: g["cause"], text=True),
     Column("ENDED BY", _ended, text=True),
 )
@@ -355,7 +357,7 @@ def _next(job: Json) -> list[str]:
         step = f"run it again: nodeagentctl resume {name}"
     elif job["keepers"] and not any(k["live"] for k in job["keepers"]):
         names = ", ".join(k["node"] for k in job["keepers"])
-        step = f"bring one of {names} back, or, if it is off for good: nodeagentctl forget NODE"
+        step = f"bring one of {names} back, or, if it is permanently down: nodeagentctl forget NODE"
     elif phase in ("queued", "holding"):
         step = _wait_no_longer(job.get("way_out"), name)
     elif phase == "forming":

@@ -39,7 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cordon": ("nodes", "Give a node no new work."),
     "uncordon": ("nodes", "Let a node take work again."),
     "drain": ("nodes", "Move a node's work away, and give it no more."),
-    "forget": ("nodes", "Vouch that a node is off for good; remove its record."),
+    "forget": ("nodes", "Confirm that a node is permanently down; remove its record."),
     "health": ("health", "The rules on sick hardware; say that it is repaired; drills."),
     "diag": ("diag", "Have a node check its GPUs by work."),
     "hosts": ("hosts", "Print the hosts of a job's world, for Horovod."),

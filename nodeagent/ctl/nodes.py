@@ -137,15 +137,15 @@ def drain(ctx: click.Context, node: str, reason: str, timeout: float, no_wait: b
     echo(f"node/{after['name']} drained")
 
 
-@click.command(short_help="Vouch that a node is off for good; remove its record.")
+@click.command(short_help="Confirm that a node is permanently down; remove its record.")
 @node_argument()
 @click.option("-o", "--output", "fmt", type=click.Choice(FORMATS), help="Show the node, in this format.")
 @agent_option
 @click.pass_context
 def forget(ctx: click.Context, node: str, fmt: str | None) -> None:
-    """Vouch that NODE, which is silent, is off for good: its machine is switched off, or was started anew. Jobs that
-    wait for it, since it may keep them running without the store, then go on without it. Of a NODE that has left, or is
-    lost already, the record is removed, and its cordon: `nodes` no longer lists it.
+    """Confirm that NODE, which is silent, is permanently down: its machine is switched off, or was started anew. Jobs
+    that wait for it, since it may keep them running without the store, then go on without it. Of a NODE that has left,
+    or is lost already, the record is removed, and its cordon: `nodes` no longer lists it.
 
     Never for a node that may only be cut off: workers may still train with its help, beside those that would take
     their place. See that it is off before you say so. A node that holds its lease is refused (exit code 6). If it

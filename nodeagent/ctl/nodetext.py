@@ -32,9 +32,9 @@ NEXT = {
     "cordoned": "let it take work again: nodeagentctl uncordon {name}",
     "draining": "wait until no pod is left; then work on it, and: nodeagentctl uncordon {name}",
     "silent": "see whether the machine and its agent run (systemctl status nodeagent) and reach the store; "
-    "off for good, and a job waits for it: nodeagentctl forget {name}",
+    "permanently down, and a job waits for it: nodeagentctl forget {name}",
     "lost": "start its agent again (systemctl restart nodeagent): it joins with a new life; "
-    "off for good, remove its record: nodeagentctl forget {name}",
+    "permanently down, remove its record: nodeagentctl forget {name}",
     "left": "start its agent to bring it back: systemctl start nodeagent; "
     "for good, remove its record: nodeagentctl forget {name}",
 }

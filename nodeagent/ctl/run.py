@@ -42,7 +42,9 @@ NODES_PER_CORE, LEAST_LOCAL = 4, 8
 @click.option("--max-restarts", "--max_restarts", type=click.IntRange(min=0), metavar="N", help="The restart budget.")
 @click.option("--name", metavar="NAME", help="The job's name [default: from the command].")
 @click.option("--env", multiple=True, metavar="K=V", help="A variable for the workers; may be repeated.")
-@click.option("--checkpoint-dir", metavar="DIR", help="A shared folder, told to the workers.")
+@click.option(
+    "--checkpoint-dir", metavar="DIR", help="A shared folder; the workers find it in NODEAGENT_CHECKPOINT_DIR."
+)
 @click.option("--preload", multiple=True, metavar="MOD", help="A module to import ahead of time; may be repeated.")
 @click.option("--no-standby", is_flag=True, help="Keep no interpreter ready; each worker starts from nothing.")
 @click.option("--detach", is_flag=True, help="Submit and return; print the job's name.")

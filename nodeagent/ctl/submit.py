@@ -80,4 +80,4 @@ def submit(ctx: click.Context, file: str, dry_run: bool, request_id: str | None)
 def validate(file: str) -> None:
     """Check the job in FILE (`-`: standard input). Needs no agent. Tells every mistake with its line and column."""
     spec = read_job(file)
-    echo(f"{file}: job/{spec.name} is sound")
+    echo(f"{file}: job/{spec.name} is a valid job file")

@@ -327,9 +327,9 @@ def _host(host: HostReading) -> Iterable[Look]:
         low = host.memory_available < LOW_MEMORY
         yield Look(MEMORY, "", low, f"{host.memory_available:.1%} of the memory is available")
     if host.memory_pressure is not None:
-        yield _share(PRESSURE, host.memory_pressure, MUCH_PRESSURE, "of the last minute stood still")
+        yield _share(PRESSURE, host.memory_pressure, MUCH_PRESSURE, "of the last minute stalled")
     if host.io_pressure is not None:
-        yield _share(IO_PRESSURE, host.io_pressure, MUCH_IO_PRESSURE, "of the last minute stood still")
+        yield _share(IO_PRESSURE, host.io_pressure, MUCH_IO_PRESSURE, "of the last minute stalled")
     used = {"open files": host.files_used, "processes and threads": host.processes_used}
     full = [f"{share:.0%} of the {what}" for what, share in used.items() if share is not None and share > NEARLY_ALL]
     if any(share is not None for share in used.values()):

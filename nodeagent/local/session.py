@@ -183,7 +183,7 @@ def _launch(
 
 
 def _end(cluster: registry.Cluster, supervisor: subprocess.Popen[bytes]) -> None:
-    """The supervisor was told to end: wait for it, and clear away what it could not."""
+    """The supervisor was asked to end: wait for it, and clear away what it could not."""
     try:
         supervisor.wait(END_TIMEOUT)
     except subprocess.TimeoutExpired:

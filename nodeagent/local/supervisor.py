@@ -42,7 +42,7 @@ AGENT = (sys.executable, "-m", "nodeagent.agent.main", "run")
 
 
 class _EndingError(Exception):
-    """The cluster was told to end: cancels all its tasks."""
+    """The cluster was asked to end: cancels all its tasks."""
 
 
 @dataclass(slots=True)
@@ -80,10 +80,10 @@ class Supervisor:
         self._ending = asyncio.Event()
         self._keep_logs = False
         self._keep_data = True
-        """Unless told to end: then the log says why it ended."""
+        """Unless asked to end: then the log says why it ended."""
 
     async def run(self, owner: int | None) -> None:
-        """Until told to end. ``owner``: a file descriptor whose end of file ends the cluster."""
+        """Until asked to end. ``owner``: a file descriptor whose end of file ends the cluster."""
         loop = asyncio.get_running_loop()
         self._children = Children()
         for number in (signal.SIGTERM, signal.SIGINT):

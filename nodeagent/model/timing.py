@@ -12,8 +12,8 @@ from __future__ import annotations
 from nodeagent.model.base import Record
 
 RELEASE = 1.05
-"""What may run on lent time counts as gone after so many times ``failsafe_limit``: that is measured by a node's clock,
-and this by the store's. The scripts say the same (``_clock.lua``)."""
+"""What may run on failsafe time counts as gone after so many times ``failsafe_limit``: that is measured by a node's
+clock, and this by the store's. The scripts say the same (``_clock.lua``)."""
 
 
 class Timing(Record):
@@ -41,7 +41,7 @@ class Timing(Record):
     promise: float = 3.0
     """A keeper that lent time lets nothing newer start for this long."""
     failsafe_limit: float = 86400.0
-    """The longest that workers run on lent time."""
+    """The longest that workers run on failsafe time."""
     turn: float = 0.1
     """Each next proposer waits this much longer than the one before."""
     early: float = 30.0
@@ -69,7 +69,7 @@ class Timing(Record):
         if self.fence * 1.02 + self.kill > self.promise:
             out.append(
                 f"fence x 1.02 + kill = {self.fence * 1.02 + self.kill:.3f} s is longer than promise = "
-                f"{self.promise} s: a keeper could let go while workers still run on lent time; raise promise"
+                f"{self.promise} s: a keeper could let go while workers still run on failsafe time; raise promise"
             )
         latest = (self.failsafe_limit + self.fence) * 1.02 + self.kill
         if latest > self.failsafe_limit * RELEASE + self.lease:

@@ -208,7 +208,7 @@ def _worker_fault(case: _Case, who: Blame, reports: Mapping[str, PodReport]) -> 
     if kind == "worker_failed" and not decided and _early(case, reports):
         early = case.cluster.timing.early
         text = f"failed within {early:g} s of its first start, so it is not started again: {who.text}"
-        return replace(fault, fail=f"{text}; mend it and submit it again")
+        return replace(fault, fail=f"{text}; fix the script and submit it again")
     return fault
 
 
@@ -223,7 +223,7 @@ def _hang_fault(case: _Case, hung: Hung) -> Fault:
     if not fail and row >= MOST_IN_A_ROW:
         fail = (
             f"hung {row + 1} times in a row without progress, so it is not started again: {hung.text}; look at the "
-            f"stacks (nodeagentctl describe {job.name}), mend it and submit it again"
+            f"stacks (nodeagentctl describe {job.name}), fix the script and submit it again"
         )
     return replace(fault, spend=spend, fail=fail)
 

@@ -186,7 +186,7 @@ def next_step(verdict: Verdict, node: NodeRecord) -> str:
         return "nothing: its probation begins once it was read without a fault for a while"
     repair = _REPAIRS.get(verdict.action)
     if repair is None:
-        return "look at the application" if verdict.action == "restart_app" else "nothing: it is told only"
+        return "look at the application" if verdict.action == "restart_app" else "nothing: it is only reported"
     if verdict.unknown:
         if verdict.action == "diagnose":
             return f"on {node.facts.hostname}: nvidia-smi -q"

@@ -89,14 +89,14 @@ def must_let_go(cluster: Cluster, job: JobRecord, node: str) -> bool:
 
 
 def silence(cluster: Cluster, job: JobRecord) -> str:
-    """Not empty if no keeper is live: one of them must be heard before anything newer may start, or be off for
-    good."""
+    """Not empty if no keeper is live: one of them must answer before anything newer may start, or be permanently
+    down."""
     if not job.keepers or job.active is None or any(cluster.live(n) for n in job.keepers):
         return ""
     names = ", ".join(sorted(job.keepers, key=natural))
     return (
-        f"nothing is heard of {names}, which may keep generation {job.active.number} running without the store: waits "
-        f"for one of them; if one is off for good: nodeagentctl forget NODE"
+        f"nothing has been received from {names}, which may keep generation {job.active.number} running without "
+        f"the store: waits for one of them; if one is permanently down: nodeagentctl forget NODE"
     )
 
 

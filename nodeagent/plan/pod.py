@@ -250,7 +250,7 @@ def _forming(
             return None
         # Nothing else of what it said is looked at again: its shim may have died since, which shows at the start.
         again = head.acks[node].model_copy(update={"lends": False})
-        return SendAck(job.uid, head.token, again, None, f"{node} lends nothing any more to an older generation")
+        return SendAck(job.uid, head.token, again, None, f"{node} gives no more failsafe time to an older generation")
     if status is None or status.phase == "gone":
         return Prepare(job.uid, f"a member of generation {head.number}")
     if status.phase in ("preparing", "unfit"):
@@ -349,7 +349,7 @@ def _keep(cluster: Cluster, job: JobRecord, node: str, life: str, lends: bool) -
     forming_member = head.state == "forming" and node in head.members  # its own acknowledgement says it
     if must_let_go(cluster, job, node) and not forming_member:
         let_go = Ack(life=life, ended=head.state == "ended")
-        return SendAck(job.uid, head.token, let_go, None, f"{node} lends nothing to an older generation")
+        return SendAck(job.uid, head.token, let_go, None, f"{node} gives no failsafe time to an older generation")
     found = better(cluster, job)
     if found is None or chooser(cluster, job) != node:
         return None

@@ -271,7 +271,7 @@ class AgentConfig(Section):
     stand_in: Annotated[
         float, BeforeValidator(units.duration), WithJsonSchema(_DURATION_SCHEMA), Field(ge=1, le=3600)
     ] = 30.0
-    """How long an agent that was told to end (SIGTERM) has a stand-in wait for its next start."""
+    """How long an agent that was asked to end (SIGTERM) has a stand-in wait for its next start."""
     drain: Annotated[float, BeforeValidator(units.duration), WithJsonSchema(_DURATION_SCHEMA), Field(ge=1, le=3600)] = (
         60.0
     )

@@ -184,11 +184,15 @@ def _place(mark: yaml.Mark) -> Place:
 _SYNTAX = (
     (r"'\\t'", "a tab", "indent with spaces"),
     (r"cannot start any token", "", "put the text in quotes"),
-    (r"mapping values are not allowed", "a ':' where none can be", "put the text in quotes, or mend the indentation"),
+    (
+        r"mapping values are not allowed",
+        "a ':' where none can be",
+        "put the text in quotes, or correct the indentation",
+    ),
     (
         r"expected <block end>|<document start>",
         "this does not belong to what is above it",
-        "mend the indentation, or close the quotes or brackets above",
+        "correct the indentation, or close the quotes or brackets above",
     ),
     (r"could not find expected ':'", "a key without a ':'", "write 'key: value' (with a space after the colon)"),
     (r"sequence entries are not allowed", "a '-' where no list can start", "start the list on a line of its own"),

@@ -240,9 +240,9 @@ class Store(Protocol):
         ...
 
     async def forget(self, node: str, by: str) -> Forgotten:
-        """An operator vouches that a lapsed node is off for good: its life is lost, and it is no keeper any more: where
-        it was one the job has none until the next. Event NodeForgotten. Of a node that left, or is lost already, the
-        record is removed, and its cordon: whoever joins under that name begins anew. Event NodeRemoved. Refused:
+        """An operator confirms that a lapsed node is permanently down: its life is lost, and it is no keeper any more:
+        where it was one the job has none until the next. Event NodeForgotten. Of a node that left, or is lost already,
+        the record is removed, and its cordon: whoever joins under that name begins anew. Event NodeRemoved. Refused:
         ``not_found``, ``not_live`` if its lease has not lapsed."""
         ...
 

@@ -19,7 +19,7 @@ PAGE_BYTES = 1024 * 1024
 
 
 class Forgotten(Record):
-    """A node that somebody vouched for, as ``forget`` left it; its revision is that of the change."""
+    """A node that somebody confirmed to be down, as ``forget`` left it; its revision is that of the change."""
 
     node: NodeRecord
     removed: bool

@@ -43,7 +43,7 @@ def trouble(address: str, timeout: float, error: Exception) -> str:
     said = error if isinstance(error, ReplyError) else None
     if isinstance(error, NotPrimaryError) or (said and said.code == "READONLY"):
         return (
-            f"{where} cannot serve now ({error}): with redis+sentinel:// this mends itself after a fail-over, "
+            f"{where} cannot serve now ({error}): with redis+sentinel:// this ends by itself after a fail-over, "
             f"otherwise set redis.url to the primary"
         )
     if isinstance(error, NoPrimaryError):

@@ -111,7 +111,7 @@ class WorkerLink:
                 fds.clear()
                 return
             if "id" in message:
-                text = "only workers of the present generation are heard here"
+                text = "only workers of the present generation are accepted here"
                 peer.send(json.dumps({"v": VERSION, "id": message["id"], "error": text}))
             return
         call = Call(worker, gang.token, message, fds, peer)

@@ -123,7 +123,7 @@ class Pool:
         if not pid:
             link.close()
             if asked:
-                self._lose(f"no worker could be parked: {error}")
+                self._lose(f"no worker could be pre-forked: {error}")
             return
         pidfd = os.pidfd_open(pid)
         bound = self._loop.after(PARK_BOUND, lambda: self._overdue(child))
@@ -139,7 +139,7 @@ class Pool:
         except OSError:
             data = b""
         if not data:
-            why = "a parked worker died while it warmed up" if child.private is None else "a parked worker died"
+            why = "a pre-forked worker died while it warmed up" if child.private is None else "a pre-forked worker died"
             self._forget(child)
             self._bury(child)
             self._lose("" if child.spoilt else why)
@@ -147,17 +147,17 @@ class Pool:
         try:
             self._said(child, json.loads(data))
         except (LookupError, TypeError, ValueError, RecursionError):  # what it warmed up with can write here
-            self._note("a parked worker said what is no message: it was ended")
+            self._note("a pre-forked worker said what is no message: it was ended")
             child.spoilt = True
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
 
     def _said(self, child: Parked, message: Mapping[str, Any]) -> None:
         if message["note"]:
-            self._note(f"warming up a parked worker failed: {str(message['note'])[:500]}")
+            self._note(f"warming up a pre-forked worker failed: {str(message['note'])[:500]}")
         if message["spoilt"]:
             child.spoilt, self._deep = True, False
-            self._note(f"parked workers wait without warming up: {str(message['spoilt'])[:500]}")
+            self._note(f"pre-forked workers wait without warming up: {str(message['spoilt'])[:500]}")
             return
         child.bound.cancel()
         child.private = int(message["private"])
@@ -165,7 +165,7 @@ class Pool:
         self.fill()
 
     def _overdue(self, child: Parked) -> None:
-        self._note(f"a parked worker was not warm after {PARK_BOUND:.0f} s")
+        self._note(f"a pre-forked worker was not warm after {PARK_BOUND:.0f} s")
         child.spoilt = True
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
@@ -177,7 +177,7 @@ class Pool:
         if why:
             self._note(why)
         if self._lost == LOSSES:
-            self._note("no workers are parked until the next start")
+            self._note("no workers are pre-forked until the next start")
         self._changed()
         self.fill()
 

@@ -1,5 +1,5 @@
 """The standby: an interpreter that has imported what the job preloads and forks the workers, so that a restart costs
-no import. It forks some ahead: a parked worker warms up (``standby_warm.py``) and waits to be told what to run.
+no import. It forks some ahead: a pre-forked worker warms up (``standby_warm.py``) and waits to be told what to run.
 
 Runs by file path in the JOB's Python (3.8 or later), which need not have nodeagent: standard library only, plus the
 modules it is told to preload. Must stay single-threaded and without a CUDA context, or it refuses to fork. It reaps

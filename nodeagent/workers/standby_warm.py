@@ -1,5 +1,5 @@
 """What makes forks fast. In the standby: a step of a small network, so that a worker forked on demand finds the code of
-its first one ready too; and large pages, so that a fork copies and an end frees few of them. In a parked worker: a
+its first one ready too; and large pages, so that a fork copies and an end frees few of them. In a pre-forked worker: a
 little of what a training does first, so that its first forward, backward, checkpoint and collective find their code,
 kernels and memory touched.
 
@@ -62,7 +62,7 @@ def rehearse() -> None:
 
 
 def warm_up() -> None:
-    """In a parked worker. Raises whatever the framework does."""
+    """In a pre-forked worker. Raises whatever the framework does."""
     torch = sys.modules.get("torch")
     if torch is None:
         return

@@ -1,4 +1,4 @@
-"""Keepers: nothing newer is active, and no name free, before one of them has let go, left, or is off for good."""
+"""Keepers: nothing newer is active, and no name free, before one of them has let go, left, or is permanently down."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ async def test_a_lapsed_node_can_be_forgotten(bench: Bench) -> None:
     assert job.keepers == {}
     event = (await bench.store.events("0-0", -1))[0]
     assert (event.kind, event.node, event.by) == ("NodeForgotten", "n2", "ann")
-    assert "off for good" in event.text
+    assert "permanently down" in event.text
     await refused("lost", bench.beat("n2"))
     assert "n3" in (await bench.beat("n1")).lapsed
     job = await bench.ack(await bench.propose(job, "n1", lost=("n2", "n3")), "n1")

@@ -35,8 +35,8 @@ def check_no_step_lost(rows: list[dict[str, Any]], record_property: Any, job: di
         for rank, steps in ranks.items():
             assert steps == list(range(first, last + 1)), f"rank {rank} of generation {generation} made {steps}"
         next_step = last + 1
-    still = {g["number"]: g["stood_still"] for g in job["generations"]}
-    record_property("stood_still", still)
+    still = {g["number"]: g["downtime"] for g in job["generations"]}
+    record_property("downtime", still)
     print(f"stood still, in seconds before each generation: {still}")
 
 

@@ -44,7 +44,7 @@ def test_the_rank_that_hangs_is_named_and_the_gang_goes_on(empty: Cluster, how: 
     assert rows[0].startswith(f"hangs: rank {rank} on {node}: ")
     for row in rows:
         assert "hanging.py" in Path(row.partition("; stacks: ")[2]).read_text(), row
-    assert job["generations"][1]["stood_still"] > 3
+    assert job["generations"][1]["downtime"] > 3
     empty.until_phase(name, "succeeded", 60)
     assert step_of(empty.work) == 60
     said = empty.ctl("describe", name).stdout

@@ -107,7 +107,7 @@ def test_the_next_start_waits_for_a_store_that_is_away(calm: Cluster, reference:
     with frozen(redis_pid(calm)):
         calm.ctl("local", "restart", node)
         calm.until(lambda: calm.said(WAITS) > 0, 20, "it waits")
-        time.sleep(5)  # more than a fence: it runs on lent time
+        time.sleep(5)  # more than a fence: it runs on failsafe time
     until_back(calm, node, before)
     calm.until_steps("planned-frozen", 10)
     undisturbed(calm, "planned-frozen", workers, reference, 220)

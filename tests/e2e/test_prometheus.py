@@ -171,7 +171,7 @@ def every_page_tells_the_same(cluster: Cluster) -> None:
         assert [g["ended_by"] and g["ended_by"]["kind"] for g in job["generations"]] == ["worker_failed"] * KILLS + [
             None
         ]
-        assert 0 < sum(g["stood_still"] for g in job["generations"][1:]) == pytest.approx(job["stood_still"], abs=0.01)
+        assert 0 < sum(g["downtime"] for g in job["generations"][1:]) == pytest.approx(job["downtime"], abs=0.01)
         assert [len(node["gpus"]) for node in told["nodes"]] == [EACH] * NODES
 
 
@@ -187,7 +187,7 @@ def test_the_status_page_of_a_real_agent_shows_it_live(calm: Cluster) -> None:
             story = "[...document.querySelectorAll('#stories article')].find((a) => a.innerText.includes('looked-at'))"
             await page.until(f"{story}?.innerText.includes('0 restarts')", "the job is shown")
             os.kill(calm.workers("looked-at")[1], signal.SIGKILL)
-            await page.until(f"{story}.innerText.includes('1 restart · 1 fault · stood still')", "so is the fault")
+            await page.until(f"{story}.innerText.includes('1 restart · 1 fault · downtime')", "so is the fault")
             assert "rank 1 on n2 failed first: SIGKILL (9)" in await page.value(f"{story}.innerText")
             assert page.problems == []
 

@@ -145,7 +145,7 @@ def test_a_stopped_store(real: RealAgent) -> None:
         assert shown.stderr.startswith("nodeagentctl: the store has not answered for "), words
         assert "sleeper" in shown.stdout
     told = ctl(real.socket, "describe", "sleeper").stdout
-    assert "Runs on:     time lent by n1 (the store is away since " in told
+    assert "Runs on:     failsafe time from n1 (the store is away since " in told
     assert json.loads(ctl(real.socket, "get", "-o", "json").stdout)["store_away_since"] is not None
 
     for change in (("scale", "sleeper", "1"), ("stop", "sleeper"), ("cordon", "n1", "--reason", "x"), ("forget", "n1")):
@@ -195,7 +195,7 @@ def test_a_job_that_waits_for_a_silent_keeper_says_so_until_it_is_forgotten(stil
     job = still.submit(spec())
     still.do(lambda: still.view.form(job, 2))
     silenced(still, "n3")
-    text = "nothing is heard of n3, which may keep generation 1 running: nodeagentctl forget NODE"
+    text = "nothing has been received from n3, which may keep generation 1 running: nodeagentctl forget NODE"
     still.view.reasons = (text,)
     wide = ctl(still.socket, "get", "-o", "wide").stdout
     assert wide.rstrip().endswith(text)

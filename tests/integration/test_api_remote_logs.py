@@ -129,17 +129,17 @@ def test_who_has_no_key_cannot_say_where_a_node_is(agent: LiveAgent, tmp_path: P
     with second(agent, tmp_path) as (view, door):
         tell(agent, door, ClusterKey(bytes([9]) * 32))
         write(view.config.dirs.logs, 1, "theirs", rank=2)
-        assert "not vouched for by this cluster's key" in refused(agent)
+        assert "not signed with this cluster's key" in refused(agent)
 
 
 def test_nor_use_what_another_life_or_another_node_said(agent: LiveAgent, tmp_path: Path) -> None:
     with second(agent, tmp_path) as (_, door):
         tell(agent, door, life="life-before")
-        assert "not vouched for" in refused(agent)
+        assert "not signed with" in refused(agent)
         view = agent.view
         n3 = vouch(view.key, view.config.cluster, "n3", view.lives["n2"].life, door.url, door.certificate)
         publish(agent, n3)
-        assert "not vouched for" in ctl(agent, "logs").stderr
+        assert "not signed with" in ctl(agent, "logs").stderr
 
 
 def test_another_certificate_is_not_spoken_to(agent: LiveAgent, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_another_certificate_is_not_spoken_to(agent: LiveAgent, tmp_path: Path) 
     with second(agent, tmp_path) as (view, door):
         tell(agent, door, certificate="0" * 64)
         write(view.config.dirs.logs, 1, "theirs", rank=2)
-        assert "it showed another certificate than it told" in refused(agent)
+        assert "it showed another certificate than it published" in refused(agent)
 
 
 def test_another_clusters_key_over_there(agent: LiveAgent, tmp_path: Path) -> None:

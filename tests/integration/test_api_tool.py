@@ -76,7 +76,7 @@ def test_get_formats(agent: LiveAgent) -> None:
 def test_submit_validate_and_dry_run(agent: LiveAgent, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(JOB_FILE)
-    assert ctl(agent, "validate", str(file)).stdout == f"{file}: job/mine is sound\n"
+    assert ctl(agent, "validate", str(file)).stdout == f"{file}: job/mine is a valid job file\n"
     dry = ctl(agent, "submit", str(file), "--dry-run")
     assert (dry.exit_code, yaml.safe_load(dry.stdout)["name"]) == (0, "mine")
     assert agent.view.cluster().jobs == {}

@@ -268,6 +268,6 @@ async def test_a_worker_and_its_children_are_heard_and_nobody_else(tmp_path: Pat
         done = await asyncio.to_thread(
             subprocess.run, stranger, env=environ, capture_output=True, text=True, timeout=30, start_new_session=True
         )
-        assert done.stdout == "only workers of the present generation are heard here\n"
+        assert done.stdout == "only workers of the present generation are accepted here\n"
         os.kill(pid_of(status.workers[0]), signal.SIGKILL)
         await bench.until(lambda s: s.phase == "exited")

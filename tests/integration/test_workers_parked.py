@@ -95,7 +95,7 @@ async def test_one_that_died_is_not_used(tmp_path: Path) -> None:
         dead, *_ = status.parked
         os.kill(dead, signal.SIGKILL)
         status = await bench.until(lambda s: len(s.parked) == 2 and dead not in s.parked)
-        assert "a parked worker died" in status.reason
+        assert "a pre-forked worker died" in status.reason
         await wait_for(lambda: not Path(f"/proc/{dead}").exists())  # reaped
         await stopped(bench)
         status = await bench.running(2, ({}, {}))
@@ -114,7 +114,7 @@ async def test_too_many_deaths_end_the_parking_until_the_next_start(tmp_path: Pa
         await stopped(bench)
         for pid in status.parked:
             os.kill(pid, signal.SIGKILL)
-        status = await bench.until(lambda s: "no workers are parked until the next start" in s.reason)
+        status = await bench.until(lambda s: "no workers are pre-forked until the next start" in s.reason)
         assert not status.parked
         (tmp_path / "deadly").unlink()
         await bench.running(2, ({}, {}))
@@ -133,7 +133,7 @@ async def test_a_thread_in_the_fork_is_told_and_the_worker_is_not_used(tmp_path:
         await bench.ready(make_spec((PYTHON, "t.py"), tmp_path, preload=("busy",)))
         await bench.running(1, ({},))
         status = await bench.until(lambda s: "no workers are parked" in s.reason)
-        assert "parked workers wait without warming up: the preloaded modules started 1 thread(s)" in status.reason
+        assert "pre-forked workers wait without warming up: the preloaded modules started 1 thread(s)" in status.reason
         assert not status.warming, "none will come"
         assert not status.parked
         await stopped(bench)
@@ -166,7 +166,7 @@ async def test_a_framework_that_fails_to_warm_up_is_told_and_parked_all_the_same
     )
     async with open_bench(tmp_path) as bench:
         status = await started(bench, tmp_path, preload=("broken",))
-        assert "warming up a parked worker failed: AttributeError" in status.reason
+        assert "warming up a pre-forked worker failed: AttributeError" in status.reason
         await stopped(bench)
         again = await bench.running(2, ({}, {}))
         assert {pid_of(w) for w in again.workers} == set(status.parked)
@@ -191,7 +191,7 @@ async def test_a_framework_whose_first_step_starts_a_thread_does_not_spoil_the_s
         await bench.running(1, ({},))
         status = await parked(bench, 1)
         assert status.standby_warm
-        assert "parked workers wait without warming up" in status.reason
+        assert "pre-forked workers wait without warming up" in status.reason
 
 
 async def test_they_die_with_the_standby(tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ def test_a_keeper_is_given_up_only_when_the_slowest_clock_has_counted_the_limit(
         await c.until(lambda: c.job("j").phase == "stopped", 60, "the store knows it as ended")
         began = asyncio.get_running_loop().time()
         await asyncio.sleep(limit - 30)
-        assert set(alive(c)) == away, "they run on lent time"
+        assert set(alive(c)) == away, "they run on failsafe time"
 
         def free() -> bool:
             return not still_held(c.server.state, c.job("j"))

@@ -26,10 +26,10 @@ function cost(job) {
   const faults = job.generations.filter((g) => FAULTS.has(g.ended_by?.kind)).length;
   const parts = [plural(job.restarts, "restart"), faults && !job.earlier ? plural(faults, "fault") : ""];
   const least = job.all_known ? "" : "at least ";
-  if (job.restarts && (job.all_known || job.stood_still)) parts.push(`stood still ${least}${span(job.stood_still)}`);
+  if (job.restarts && (job.all_known || job.downtime)) parts.push(`downtime ${least}${span(job.downtime)}`);
   if (job.all_known && job.restarts) {
     const whole = Math.max(1, (job.ended ?? clock()) - job.started);
-    parts.push(`trained ${(100 * Math.max(0, 1 - job.stood_still / whole)).toFixed(2)} % of the time`);
+    parts.push(`trained ${(100 * Math.max(0, 1 - job.downtime / whole)).toFixed(2)} % of the time`);
   }
   return [parts.filter(Boolean).join(" · ")];
 }
@@ -42,14 +42,14 @@ function strip(job, ran) {
   const box = el("div", { class: "strip", "aria-hidden": "true" });
   ran.forEach((g, index) => {
     const next = ran[index + 1];
-    const stop = next ? next.active - (next.stood_still ?? 0) : g.state === "ended" && g.ended_by ? g.ended_by.at : end;
+    const stop = next ? next.active - (next.downtime ?? 0) : g.state === "ended" && g.ended_by ? g.ended_by.at : end;
     const part = el("div", { class: "trained", title: `generation ${g.number}` }, share(stop) - share(g.active) > 3 ? `${g.number}` : "");
     part.style.left = `${share(g.active)}%`;
     part.style.width = `${share(stop) - share(g.active)}%`;
     box.append(part);
     if (index === 0) return;
     const mark = el("div", { class: "mark", "data-tone": tone(job, g), title: g.cause });
-    mark.style.left = `${share(g.active - (g.stood_still ?? 0))}%`;
+    mark.style.left = `${share(g.active - (g.downtime ?? 0))}%`;
     box.append(mark);
   });
   return [box, el("div", { class: "axis", "aria-hidden": "true" }, el("span", {}, at(begin)), el("span", {}, over ? at(end) : "now"))];
@@ -79,7 +79,7 @@ function table(job) {
 }
 
 function head() {
-  const names = ["Generation", "Started", "Formed because", "Stood still", "Ended by"];
+  const names = ["Generation", "Started", "Formed because", "Downtime", "Ended by"];
   return el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, ...names.map((name) => el("th", { role: "columnheader", scope: "col" }, name))));
 }
 
@@ -91,7 +91,7 @@ function body(job, rows) {
       ["Generation", [`${g.number}`, g.state === "ended" ? null : small(g.state)]],
       ["Started", g.active === null ? "" : [at(g.active), g.state === "active" ? el("small", {}, since(g.active), " ago") : null], "few"],
       ["Formed because", [why === "start" ? null : badge(why.replaceAll("_", " "), tone(job, g)), why === "start" ? null : " ", g.cause || before(job, g)?.text, small(g.recovery)], "wide"],
-      ["Stood still", g.stood_still === null ? "" : span(g.stood_still), "few"],
+      ["Downtime", g.downtime === null ? "" : span(g.downtime), "few"],
       ["Ended by", ended ? [ended.text || ended.kind.replaceAll("_", " "), small(ended.judged_when || (ended.counts ? "spent one restart of the budget" : ""))] : "", "wide"],
     ]);
   }));

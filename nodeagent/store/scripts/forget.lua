@@ -19,7 +19,7 @@ else
   retire(A.node)
   release_keepers(A.node)
   node = node_read(A.node)
-  event({ kind = 'NodeForgotten', node = A.node, by = A.by, text = 'node ' .. A.node .. ' is off for good, says ' .. A.by })
+  event({ kind = 'NodeForgotten', node = A.node, by = A.by, text = 'node ' .. A.node .. ' is permanently down, says ' .. A.by })
 end
 ask_to_save()
 return { 1, flat(node), redis.call('HGET', CORDONS, A.node) or '', removed and 1 or 0 }

@@ -78,7 +78,7 @@ def join(s: State, node: str, incarnation: Incarnation, facts: NodeFacts, timing
 
 
 def _forget(s: State) -> None:
-    """Drop nodes that have been silent for a day, and for longer than anything may run on lent time."""
+    """Drop nodes that have been silent for a day, and for longer than anything may run on failsafe time."""
     since = s.served - max(FORGET_MS, s.limit_ms)
     old = sorted((end, node) for node, end in s.lease.items() if end <= since and s.lapsed(node))
     for _, node in old[:FORGET_AT_ONCE]:
@@ -268,7 +268,7 @@ def forget(s: State, node: str, by: str) -> Forgotten:
     record = s.save_node(record.model_copy(update={"lost": True}))
     retire(s, node)
     release_keepers(s, node)
-    s.event("NodeForgotten", node=node, by=by, text=f"node {node} is off for good, says {by}")
+    s.event("NodeForgotten", node=node, by=by, text=f"node {node} is permanently down, says {by}")
     return Forgotten(node=record, removed=False)
 
 

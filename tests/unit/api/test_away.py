@@ -132,7 +132,7 @@ async def test_alive_but_not_ready(tmp_path: Path) -> None:
     assert (alive, health_told["ok"], health_told["reasons"]) == (200, True, [])
     assert (ready, ready_told["ok"]) == (503, False)
     (reason,) = ready_told["reasons"]
-    assert "nothing can be changed, started or recovered; 1 of the jobs here run on lent time" in reason
+    assert "nothing can be changed, started or recovered; 1 of the jobs here run on failsafe time" in reason
     for body in (health_told, ready_told):
         assert (body["lent"], body["not_lent"]) == ({"u1": 2.0}, {"u2": "n3 does not answer"})
         assert body["store_away_since"] == view.away_since

@@ -83,10 +83,10 @@ async def test_the_status_of_a_job_with_a_fault(tmp_path: Path) -> None:
     assert (status, headers["Cache-Control"]) == (200, "no-store")
     (job,) = told["jobs"]
     assert (job["name"], job["phase"], job["generation"], job["restarts"]) == ("digits", "running", 2, 1)
-    assert (job["budget"]["used"], job["all_known"], job["stood_still"]) == (
+    assert (job["budget"]["used"], job["all_known"], job["downtime"]) == (
         1,
         True,
-        job["generations"][1]["stood_still"],
+        job["generations"][1]["downtime"],
     )
     first, second = job["generations"]
     assert (first["ended_by"]["kind"], second["cause"]) == ("worker_failed", "rank 0 on n1 failed first")

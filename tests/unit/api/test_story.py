@@ -33,17 +33,17 @@ def test_what_each_fault_cost() -> None:
         event(9300, "GenerationActive", 2).model_copy(update={"uid": "another"}),
     ]
     first, second = generations(RECORD, events)
-    assert (first["number"], first["cause"], first["state"], first["stood_still"]) == (1, "first start", "ended", None)
+    assert (first["number"], first["cause"], first["state"], first["downtime"]) == (1, "first start", "ended", None)
     assert first["ended_by"]["exit"] == 7
-    assert (second["state"], second["stood_still"], second["ended_by"]) == ("active", 0.25, None)
+    assert (second["state"], second["downtime"], second["ended_by"]) == ("active", 0.25, None)
     assert (first["recovery"], second["recovery"]) == (None, "workers run again after 0.253 s: ...")
     assert second["cause"] == "rank 1 on n1 failed first"
 
 
 def test_without_the_audit_log_the_record_is_told() -> None:
     first, second = generations(RECORD, [])
-    assert (first["number"], first["stood_still"]) == (1, None)
-    assert (second["number"], second["stood_still"]) == (2, None)
+    assert (first["number"], first["downtime"]) == (1, None)
+    assert (second["number"], second["downtime"]) == (2, None)
 
 
 def test_a_generation_that_never_formed_counts_for_nothing() -> None:
@@ -57,7 +57,7 @@ def test_a_generation_that_never_formed_counts_for_nothing() -> None:
     events += [event(9500, "GenerationForming", 3), event(10000, "GenerationActive", 3)]
     rows = generations(record.model_copy(update={"active": Token(number=3, id="g3")}), events)
     assert [(r["number"], r["state"]) for r in rows] == [(1, "ended"), (2, "not formed"), (3, "active")]
-    assert rows[2]["stood_still"] == 1.0
+    assert rows[2]["downtime"] == 1.0
 
 
 def test_a_fault_that_is_not_judged_yet_says_for_whom_it_waits() -> None:

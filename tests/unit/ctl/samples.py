@@ -169,7 +169,7 @@ def shown_node(name: str) -> dict[str, Any]:
 
 
 def restarting_node(name: str) -> dict[str, Any]:
-    """Its agent was told to end twelve seconds ago."""
+    """Its agent was asked to end twelve seconds ago."""
     shown = cluster(job())
     facts = {"restarting": NOW - 12, "http": "", "agent_pid": 5002}
     record = shown.nodes[name].model_copy(update={"facts": shown.nodes[name].facts.model_copy(update=facts)})

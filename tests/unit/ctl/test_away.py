@@ -22,11 +22,14 @@ def away(state: str, why: str = "", **more: Any) -> dict[str, Any]:
 
 
 SAYS = [
-    (away("lent"), "time lent by n1, n2, n3"),
-    (away("lease"), "the lease of n1, then on time lent by n1, n2, n3"),
+    (away("lent"), "failsafe time from n1, n2, n3"),
+    (away("lease"), "the lease of n1, then on failsafe time from n1, n2, n3"),
     (away("lease", keepers={}), "the lease of n1, then on nobody's"),
-    (away("refused", "n2 is leaving"), "what is left of its time on n1: nobody lends it any: n2 is leaving"),
-    (away("stopped", "n2 is leaving"), "nothing on n1 any more: nobody lent it time: n2 is leaving"),
+    (
+        away("refused", "n2 is leaving"),
+        "what is left of its time on n1: no keeper gives it failsafe time: n2 is leaving",
+    ),
+    (away("stopped", "n2 is leaving"), "nothing on n1 any more: no keeper gave it failsafe time: n2 is leaving"),
     (away("stopped"), "nothing on n1 any more"),
     (away("elsewhere"), "it is not known on n1, where none of its workers are: ask an agent of n1, n2"),
 ]
@@ -42,7 +45,7 @@ def test_describe_says_on_whose_time_it_runs(job: dict[str, Any], text: str) -> 
 
 
 def test_describe_names_the_keepers_while_the_store_answers() -> None:
-    assert "Keepers:     n1, n2, n3 may lend it time while the store is away" in job_lines(
+    assert "Keepers:     n1, n2, n3 may give it failsafe time while the store is away" in job_lines(
         samples.detail(samples.job())
     )
     nobody = job_lines(samples.detail(samples.job(keepers={})))
@@ -64,7 +67,7 @@ def test_describe_says_that_a_hang_is_watched() -> None:
 
 
 def test_status_lines_of_run_do_not_change_while_nothing_does() -> None:
-    assert status_line(away("lent")) == "the store does not answer; digits runs on time lent by n1, n2, n3"
+    assert status_line(away("lent")) == "the store does not answer; digits runs on failsafe time from n1, n2, n3"
     assert status_line(away("lease")).startswith("generation 2 active"), "it may be back in a moment"
     assert status_line(away("lent")) == status_line(away("lent") | {"age": 99.0})
 

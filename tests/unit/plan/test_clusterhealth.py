@@ -57,14 +57,14 @@ def test_a_sound_cluster_has_no_findings() -> None:
 def test_nodes_that_are_not_ready() -> None:
     states = {
         "n1": ("silent", "its lease has lapsed"), "n2": ("cordoned", "disk (by olga)"),
-        "n3": ("left", "its agent was stopped"), "n4": READY, "n5": ("restarting", "its agent was told to end"),
+        "n3": ("left", "its agent was stopped"), "n4": READY, "n5": ("restarting", "its agent was asked to end"),
     }  # fmt: skip
     lines = told(make_cluster(["n1", "n2", "n3", "n4", "n5"]), states)
     assert [line.partition(" |")[0] for line in lines] == [
         "error node/n1: silent: its lease has lapsed",
         "warning node/n2: cordoned: disk (by olga)",
         "info node/n3: its agent was stopped",
-        "info node/n5: its agent was told to end",
+        "info node/n5: its agent was asked to end",
     ]
     assert lines[3].endswith("nodeagentctl drain n5")
     assert "systemctl status nodeagent" in lines[0]

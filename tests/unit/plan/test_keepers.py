@@ -207,7 +207,9 @@ def test_when_no_keeper_is_heard_nothing_newer_starts() -> None:
     job = make_job("running", head, keepers=["n1", "n2"])
     cluster = all_of(job, lapsed=("n1", "n2"))
     text = silence(cluster, job)
-    assert text.startswith("nothing is heard of n1, n2, which may keep generation 7 running without the store")
+    assert text.startswith(
+        "nothing has been received from n1, n2, which may keep generation 7 running without the store"
+    )
     assert text.endswith("nodeagentctl forget NODE")
     assert decide(cluster, job, WALL).step is None
     assert decide(cluster, job, WALL).why == (text,)
