@@ -17,6 +17,7 @@ from aiohttp.typedefs import Handler, Middleware
 from nodeagent.api import auth, body
 from nodeagent.api.auth import CALLER, NOBODY
 from nodeagent.api.errors import ApiError
+from nodeagent.api.pagefiles import FILES
 from nodeagent.api.view import AgentView
 from nodeagent.spec.limitsconfig import LimitsConfig
 
@@ -109,6 +110,8 @@ def usage_middleware(view: AgentView, usage: Usage, agent_uid: int | None = None
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in FILES:  # the page's own, for anybody: over https nobody says who asks for them
+            return await handler(request)
         known = request.get(CALLER)
         uid = auth.peer(request)[0] if known is None else known.uid
         if known is None and uid in (0, own):
