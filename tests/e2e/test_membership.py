@@ -24,10 +24,12 @@ def on(job: dict[str, Any]) -> list[str]:
 def test_a_job_that_wants_more_nodes_than_there_are(calm: Cluster, reference: dict[int, float]) -> None:
     size = len(calm.nodes())
     calm.submit(digits_job(calm.work, "many", nodes=str(size + 1), steps=40, workers=1))
-    missing = f"needs {size + 1} nodes, {size} fit"
+    missing = f"needs {size + 1} nodes, 0 fit"  # none gets ready for a job that has no room
     calm.until(lambda: missing in " ".join(calm.job("many")["why"]), 60, f"it says {missing!r}")
     assert calm.job("many")["phase"] == "queued"
-    assert missing in calm.ctl("describe", "many").stdout
+    described = calm.ctl("describe", "many").stdout
+    assert missing in described
+    assert f"start more nodes: it needs {size + 1}, and of all nodes {size} live" in described
     assert calm.workers("many") == {}
     calm.ctl("local", "add")
     calm.until_running("many", size + 1)
