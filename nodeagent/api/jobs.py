@@ -126,6 +126,7 @@ class JobRoutes:
             reports = job.head.reports
         store_waits = "" if job.phase in TERMINAL else self.view.health().store_waits
         pods, answered = await self._published(job, events is not None)
+        await self._names.learn([job.owner])
         unreachable = unreachable_lines(pods, time.time())
         detail = self._row(job, cluster, pods, answered) | {
             "why": [*([store_waits] if store_waits else []), *unreachable, *self.view.explain(job.uid)],

@@ -132,7 +132,7 @@ async def test_a_thread_in_the_fork_is_told_and_the_worker_is_not_used(tmp_path:
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec((PYTHON, "t.py"), tmp_path, preload=("busy",)))
         await bench.running(1, ({},))
-        status = await bench.until(lambda s: "no workers are parked" in s.reason)
+        status = await bench.until(lambda s: "no workers are pre-forked" in s.reason)
         assert "pre-forked workers wait without warming up: the preloaded modules started 1 thread(s)" in status.reason
         assert not status.warming, "none will come"
         assert not status.parked
