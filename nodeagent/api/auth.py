@@ -6,6 +6,7 @@ Owns every permission of the API. Must never trust a name or an id that came in 
 
 from __future__ import annotations
 
+import asyncio
 import grp
 import os
 import pwd
@@ -94,7 +95,11 @@ def database(request: web.Request) -> UserDatabase:
 
 def peer(request: web.Request) -> tuple[int, int]:
     """The uid and gid at the other end of the unix socket, by the kernel. Raises ``ApiError`` on any other socket."""
-    transport = request.transport
+    return peer_of(request.transport)
+
+
+def peer_of(transport: asyncio.BaseTransport | None) -> tuple[int, int]:
+    """As ``peer``, of a connection."""
     sock = None if transport is None else transport.get_extra_info("socket")
     if sock is None or sock.family != socket.AF_UNIX:
         raise ApiError("permission", "nobody says who asks", "ask on the unix socket, or over https with a token")

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.app import create_app
+from nodeagent.api.connections import Guest
 from nodeagent.api.remote import Doorkeeper
 from nodeagent.api.server import SHUTDOWN_TIMEOUT
 from nodeagent.api.tokens import TokenBook
@@ -149,7 +150,7 @@ class _Door:
             await asyncio.gather(*opening, return_exceptions=True)
 
     async def _open(self, connection: socket.socket, server: Callable[[], asyncio.Protocol]) -> None:
-        guest = _Guest(server(), self._came, self._went)
+        guest = Guest(server(), self._came, self._went)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: guest, connection, ssl=self._context, ssl_handshake_timeout=self._bounds.handshake
@@ -160,10 +161,10 @@ class _Door:
             if not guest.here:
                 self._free.release()
 
-    def _came(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
+    def _came(self, transport: asyncio.WriteTransport) -> bool:
         self._here.add(transport)
         self._silent[transport] = asyncio.get_running_loop().call_later(self._bounds.silent, transport.abort)
+        return True
 
     def hang_up(self) -> None:
         """At once, on everybody: a browser would leave the end of TLS unanswered for as long as it likes."""
@@ -175,50 +176,7 @@ class _Door:
         if (late := self._silent.pop(transport, None)) is not None:
             late.cancel()
 
-    def _went(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
+    def _went(self, transport: asyncio.WriteTransport) -> None:
         self._here.discard(transport)
         self.passed(transport)
         self._free.release()
-
-
-class _Guest(asyncio.Protocol):
-    """One connection on its way to aiohttp's handler: says when it comes and goes, changes nothing."""
-
-    def __init__(
-        self,
-        inner: asyncio.Protocol,
-        came: Callable[[asyncio.BaseTransport], None],
-        went: Callable[[asyncio.BaseTransport], None],
-    ) -> None:
-        self._inner, self._came, self._went_away = inner, came, went
-        self._transport: asyncio.BaseTransport | None = None
-
-    @property
-    def here(self) -> bool:
-        """It has come (and will say when it goes)."""
-        return self._transport is not None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        self._came(transport)
-        self._inner.connection_made(transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        try:
-            self._inner.connection_lost(exc)
-        finally:
-            if self._transport is not None:
-                self._went_away(self._transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._inner.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self._inner.eof_received()
-
-    def pause_writing(self) -> None:
-        self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._inner.resume_writing()

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.app import create_app
+from nodeagent.api.connections import LoopbackGuests, Server, SocketGuests
 from nodeagent.api.usage import Usage
 from nodeagent.api.users import DATABASE, UserDatabase
 from nodeagent.api.view import AgentView
@@ -22,6 +23,8 @@ PROBE_TIMEOUT = 1.0
 SHUTDOWN_TIMEOUT = 0.1
 """Seconds that requests under way get (twice) when the agent ends; followers of logs are hung up on. Nobody renews the
 lease meanwhile: the next agent has to be there before the fence."""
+BACKLOG = 128
+"""Connections that wait in the kernel to be taken."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -41,6 +44,7 @@ class ApiServer:
         """What users ask of this agent."""
         self._users = users
         self._runners: list[web.AppRunner] = []
+        self._listening: dict[web.AppRunner, asyncio.Server] = {}
         self._inode: tuple[int, int] | None = None
         self.socket_path = view.config.dirs.run / "api.sock"
         """The unix socket."""
@@ -71,7 +75,7 @@ class ApiServer:
         try:
             sock.bind(str(fresh))
             fresh.chmod(0o666 if os.geteuid() == 0 else 0o600)
-            sock.listen(128)
+            sock.listen(BACKLOG)
             fresh.rename(path)
         except OSError as error:
             sock.close()
@@ -79,8 +83,9 @@ class ApiServer:
             raise ListenError(f"cannot listen on {path}: {error.strerror}; see dirs.run in the config") from error
         found = path.stat()
         self._inode = (found.st_dev, found.st_ino)
-        runner = await self._runner(local_socket=True)
-        await web.SockSite(runner, sock).start()
+        runner, server = await self._runner(local_socket=True)
+        guests, loop = SocketGuests(self._view, server), asyncio.get_running_loop()
+        self._listening[runner] = await loop.create_unix_server(guests, sock=sock, backlog=BACKLOG)
 
     async def _listen_http(self) -> None:
         port = self._view.config.ports.api
@@ -95,20 +100,27 @@ class ApiServer:
                 f"choose another ports.api, or 0 for any free one"
             ) from error
         self.http_url = f"http://{LOOPBACK}:{sock.getsockname()[1]}"
-        runner = await self._runner(local_socket=False)
-        await web.SockSite(runner, sock).start()
+        runner, server = await self._runner(local_socket=False)
+        guests, loop = LoopbackGuests(server), asyncio.get_running_loop()
+        self._listening[runner] = await loop.create_server(guests, sock=sock, backlog=BACKLOG)
 
-    async def _runner(self, local_socket: bool) -> web.AppRunner:
+    async def _runner(self, local_socket: bool) -> tuple[web.AppRunner, Server]:
         app = create_app(self._view, self._metrics, local_socket=local_socket, usage=self.usage, users=self._users)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_TIMEOUT)
         await runner.setup()
         self._runners.append(runner)
-        return runner
+        assert runner.server is not None
+        return runner, runner.server
 
     async def close(self) -> None:
         """Stop listening; remove the socket if it is still ours."""
-        while self._runners:
-            await self._runners.pop().cleanup()
+        while (
+            self._runners
+        ):  # one after the other: a connection that was just taken needs a turn of the loop to be known
+            runner = self._runners.pop()
+            if (listening := self._listening.pop(runner, None)) is not None:
+                listening.close()
+            await runner.cleanup()
         if self._inode is not None:
             inode, self._inode = self._inode, None
             try:

@@ -31,7 +31,7 @@ LIMITS = LimitsConfig(jobs=20, requests=400, concurrent=12, followers=4)
 BOUND = 60
 """Seconds that an attack may take."""
 PROGRAM = """
-import encodings.idna, http.client, json, os, socket, sys
+import encodings.idna, http.client, json, os, select, signal, socket, sys
 path, uid = sys.argv[1], int(sys.argv[2])
 os.setgroups([]), os.setgid(uid), os.setuid(uid)
 def opened(method, target, body=b""):
@@ -41,6 +41,11 @@ def opened(method, target, body=b""):
     connection.sock.connect(path)
     connection.request(method, target, body)
     return connection.getresponse()
+def quiet():
+    connected = socket.socket(socket.AF_UNIX)
+    connected.settimeout(30)
+    connected.connect(path)
+    return connected
 print(json.dumps(ATTACK))
 """
 
@@ -174,6 +179,54 @@ def test_many_requests_under_way(agent: LiveAgent) -> None:
     assert [status for status, _ in answers] == [200] * 6 + [429] * 3
     assert all("limits.concurrent" in text for text in refusals(answers, 429))
     ordinary_goes_on(agent)
+
+
+HOLD_SILENT = (
+    "(lambda sockets: [(lambda left: (left.register(s, select.POLLIN), "
+    "left.poll(50) and s.recv(65536).decode() or '')[-1])(select.poll()) for s in sockets])"
+    "([quiet() for _ in range(value)])"
+)
+"""What is answered on each of so many connections on which nothing is asked; all stay open until the last is read."""
+
+
+def test_connections_on_which_nothing_is_asked(agent: LiveAgent) -> None:
+    """Each costs root's agent a descriptor: without any, it opens no file, reaches no store, starts no worker."""
+    limited(agent, LimitsConfig(concurrent=6))
+    answers = attack(agent, HOLD_SILENT, 40)
+    assert answers[:12] == [""] * 12, "twice limits.concurrent may wait for their requests"
+    assert len(answers[12:]) == 28
+    for text in answers[12:]:
+        head, _, body = text.partition("\r\n\r\n")
+        assert head.startswith("HTTP/1.1 429 ")
+        error = json.loads(body)["error"]
+        assert error["message"] == (
+            f"uid {ATTACKER} has 12 connections to the agent of node n1, twice limits.concurrent in its config; "
+            "nothing was changed"
+        )
+        assert error["next"]
+    ordinary_goes_on(agent)
+
+
+def test_a_user_at_the_limit_of_connections_keeps_nobody_out(agent: LiveAgent) -> None:
+    limited(agent, LimitsConfig(concurrent=6))
+    code = f"import json, sys\nvalue = json.load(sys.stdin)\n{PROGRAM.replace('print(json.dumps(ATTACK))', HELD)}"
+    command = [sys.executable, "-c", code, agent.socket, str(ATTACKER)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        holder.stdin.write("40\n")
+        holder.stdin.close()
+        assert holder.stdout.readline() == "40\n"
+        try:
+            ordinary_goes_on(agent)
+            assert CliRunner().invoke(cli, ["--agent", agent.socket, "get"], prog_name="nodeagentctl").exit_code == 0
+        finally:
+            holder.kill()
+    ask = [("GET", "/v1/jobs", "")]
+    agent.until(lambda: attack(agent, ASK, ask)[0][0] == 200)  # what is closed counts no more
+
+
+HELD = "held = [quiet() for _ in range(value)]; print(len(held), flush=True); signal.pause()"
 
 
 def test_a_higher_priority(agent: LiveAgent) -> None:

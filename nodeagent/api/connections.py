@@ -1,0 +1,156 @@
+"""How many connections programs of this machine have to this agent. Each costs a descriptor, whether or not anything is
+asked on it, and an agent that has none left opens no file, reaches no store and starts no worker.
+
+Owns the counts of the unix socket and of loopback HTTP (those of https are ``https.py``'s). Must never look up a name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+
+from nodeagent.api import auth
+from nodeagent.api.errors import ApiError
+from nodeagent.api.view import AgentView
+
+PER_REQUEST = 2
+"""Connections that a user may have for each request that may be under way."""
+OF_USERS = 256
+"""On the unix socket at once, of all users but root and the agent's own."""
+LOOPBACK = 64
+"""On loopback HTTP at once."""
+
+Server = Callable[[], asyncio.Protocol]
+
+
+class Guest(asyncio.Protocol):
+    """One connection on its way to aiohttp's handler: says when it comes and goes, changes nothing. ``came`` says
+    whether it may stay; if not, it has been answered, and ``went`` is not called."""
+
+    def __init__(
+        self,
+        inner: asyncio.Protocol,
+        came: Callable[[asyncio.WriteTransport], bool],
+        went: Callable[[asyncio.WriteTransport], None],
+    ) -> None:
+        self._inner, self._came, self._went_away = inner, came, went
+        self._transport: asyncio.WriteTransport | None = None
+
+    @property
+    def here(self) -> bool:
+        """It has come (and will say when it goes)."""
+        return self._transport is not None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        if self._came(transport):
+            self._transport = transport
+            self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._transport is None:
+            return
+        try:
+            self._inner.connection_lost(exc)
+        finally:
+            self._went_away(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return None if self._transport is None else self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        if self._transport is not None:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._inner.resume_writing()
+
+
+class SocketGuests:
+    """Those on the unix socket, where the kernel says who they are: each user has a share, and who is over it is
+    answered so and shown out. ``agent_uid``: the agent's own user, that of the process if not said."""
+
+    def __init__(self, view: AgentView, server: Server, agent_uid: int | None = None) -> None:
+        self._view, self._server = view, server
+        self._free = (0, os.geteuid() if agent_uid is None else agent_uid)
+        self._users: Counter[int] = Counter()
+
+    def __call__(self) -> asyncio.Protocol:
+        """The protocol of one more connection."""
+        return Guest(self._server(), self._came, self._went)
+
+    def _came(self, transport: asyncio.WriteTransport) -> bool:
+        uid = auth.peer_of(transport)[0]
+        no = None if uid in self._free else self._refusal(uid)
+        if no is not None:
+            transport.write(_answer(no))
+            transport.close()
+            return False
+        self._users[uid] += 1
+        return True
+
+    def _went(self, transport: asyncio.WriteTransport) -> None:
+        uid = auth.peer_of(transport)[0]
+        self._users[uid] -= 1
+        if not self._users[uid]:
+            del self._users[uid]
+
+    def _refusal(self, uid: int) -> ApiError | None:
+        most = PER_REQUEST * self._view.config.limits.concurrent
+        agent = f"the agent of node {self._view.node}"
+        if self._users[uid] >= most:
+            return ApiError(
+                "limit",
+                f"uid {uid} has {most} connections to {agent}, twice limits.concurrent in its config; nothing was "
+                "changed",
+                "close those on which nothing is asked, then ask again",
+            )
+        if sum(count for user, count in self._users.items() if user not in self._free) >= OF_USERS:
+            return ApiError(
+                "limit",
+                f"users have {OF_USERS} connections to {agent}, the most that it keeps; nothing was changed",
+                "ask again in a moment; an operator finds out whose they are with `ss -xp`",
+            )
+        return None
+
+
+class LoopbackGuests:
+    """Those on loopback HTTP, where nobody says who they are: the oldest gives way. Nothing is asked there that takes
+    long."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._here: dict[asyncio.WriteTransport, None] = {}
+
+    def __call__(self) -> asyncio.Protocol:
+        """The protocol of one more connection."""
+        return Guest(self._server(), self._came, self._went)
+
+    def _came(self, transport: asyncio.WriteTransport) -> bool:
+        if len(self._here) >= LOOPBACK:
+            oldest = next(iter(self._here))
+            del self._here[oldest]
+            oldest.abort()
+        self._here[transport] = None
+        return True
+
+    def _went(self, transport: asyncio.WriteTransport) -> None:
+        self._here.pop(transport, None)
+
+
+def _answer(error: ApiError) -> bytes:
+    """A whole response, to whatever is being asked."""
+    body = json.dumps(error.body()).encode()
+    head = (
+        f"HTTP/1.1 {error.status} Too Many Requests\r\nContent-Type: application/json; charset=utf-8\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
