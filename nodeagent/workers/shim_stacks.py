@@ -87,10 +87,12 @@ def text(threads: list[dict[str, Any]]) -> str:
 
 
 def kernel_text(pid: int) -> str:
-    """What the kernel says of each thread: name, state, where it sleeps, its system call."""
+    """What the kernel says of each thread: name, state, where it sleeps, its system call. The main thread comes first,
+    though numbers that were used up begin anew below its own."""
     lines = []
     try:
-        tasks = sorted(os.listdir(f"/proc/{pid}/task"), key=int)[:MOST_THREADS]  # noqa: PTH208
+        found = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
+        tasks = sorted(found, key=lambda task: (int(task) != pid, int(task)))[:MOST_THREADS]
     except OSError as error:
         return f"no such process: {error.strerror}"
     for task in tasks:

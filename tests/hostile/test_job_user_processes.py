@@ -132,8 +132,8 @@ async def test_what_left_its_session_ends_with_the_granted_time_of_a_stopped_shi
     await bench.granted(1.0)
     os.kill(status.shim_pid, signal.SIGSTOP)
     try:
-        await wait_for(lambda: not escaped(bench.root))
-        assert not any(is_running(pid_of(w)) for w in status.workers)
+        # One kill ends both; which of them is gone first is the kernel's matter.
+        await wait_for(lambda: not escaped(bench.root) and not any(is_running(pid_of(w)) for w in status.workers))
     finally:
         os.kill(status.shim_pid, signal.SIGCONT)
     ended = await bench.until(lambda s: s.phase == "exited")
