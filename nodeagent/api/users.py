@@ -100,8 +100,9 @@ class UserDatabase:
             done: Future[Any] = Future()
             done.set_result(known.value)
             return done
-        if key in self._asked:
-            return self._asked[key]
+        asked = self._asked.get(key)  # in one step: a thread takes it out when it is answered
+        if asked is not None:
+            return asked
         if len(self._asked) >= WAITING:
             return None
         future: Future[Any] = Future()
