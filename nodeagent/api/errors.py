@@ -26,7 +26,6 @@ STATUS = {
     "state": 409,
     "other_node": 409,
     "limit": 429,
-    "too_many": 429,
     "store_away": 503,
     "node_away": 503,
     "not_joined": 503,

@@ -47,7 +47,7 @@ class Readers:
         elif self._now.total() >= self._most:
             text = f"logs are read {self._most} times at once on this node already"
         if text:
-            raise ApiError("too_many", text, "end one (a `nodeagentctl logs -f`, say), then ask again")
+            raise ApiError("limit", text, "end one (a `nodeagentctl logs -f`, say), then ask again")
         self._now[who] += 1
         try:
             yield
