@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import pwd
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from nodeagent.workers import units
 from nodeagent.workers.base import CommitWish, GivenUp, PodStatus, StartOrder
 from nodeagent.workers.host_pod import LOOK_AGAIN, NotStartedError, PodHandle, connect
 from nodeagent.workers.linux import MARK, boot_id, has_mark, is_running, power_mark, prefer_session, start_time
+from nodeagent.workers.login import Login, Logins, Look, UserError, find_login
 from nodeagent.workers.pod_folder import (
     PodRecord,
     PodRecords,
@@ -60,35 +59,6 @@ CLOSE_LIMIT = 1.0
 """Seconds that an agent's end waits for such removals; the next agent goes on with them."""
 
 
-class UserError(Exception):
-    """This agent cannot run the job's user; ``str()`` is the sentence for the person."""
-
-
-@dataclass(frozen=True, slots=True)
-class Login:
-    """Whom a shim runs as."""
-
-    name: str
-    uid: int
-    gid: int
-    groups: tuple[int, ...]
-
-
-def find_login(user: str, node: str, allow_root: bool) -> Login:
-    """The job's user on this node. Raises UserError."""
-    try:
-        entry = pwd.getpwnam(user)
-    except KeyError:
-        raise UserError(f"user {user} does not exist on {node}") from None
-    if os.geteuid() != 0:
-        if entry.pw_uid != os.geteuid():
-            raise UserError(f"the agent of {node} does not run as root, so it can run jobs of its own user only")
-    elif entry.pw_uid == 0 and not allow_root:
-        raise UserError(f"{node} runs no jobs of root; set allow_root in its config, or submit as another user")
-    groups = tuple(os.getgrouplist(user, entry.pw_gid))
-    return Login(user, entry.pw_uid, entry.pw_gid, groups)
-
-
 class ShimHost:
     """See base.PodHost. ``python`` is the interpreter of the shims: each job's user must be able to run it. ``unit``:
     the agent's own one, where systemd starts the shims as services; empty where they are its children."""
@@ -106,7 +76,9 @@ class ShimHost:
         allow_root: bool,
         python: str = sys.executable,
         unit: str = "",
+        look: Look = find_login,
     ) -> None:
+        """``look``: who says whom a job's user is; it may block."""
         self.changed = asyncio.Event()
         self._node, self._run, self._state, self._logs = node, run_dir, state_dir, logs_dir
         self._address, self._ports = address, ports
@@ -116,6 +88,9 @@ class ShimHost:
         self._records = PodRecords(run_dir)
         self._clearing: set[asyncio.Task[None]] = set()
         self._unfit: dict[str, tuple[float, PodStatus]] = {}
+        self._logins = Logins(node, look)
+        self._looking: dict[str, asyncio.Task[None]] = {}
+        """Pods that wait for what the user database says, by uid."""
         self._grant: tuple[float, int] | None = None
 
     def status(self) -> Mapping[str, PodStatus]:
@@ -167,19 +142,42 @@ class ShimHost:
         pod = self._pods.get(uid)
         if pod is not None and not pod.may_restart:
             return
-        if uid in self._unfit and time.monotonic() < self._unfit[uid][0]:
+        if uid in self._looking or (uid in self._unfit and time.monotonic() < self._unfit[uid][0]):
             return
+        login = self._logins.known(spec.user, self._allow_root)
+        if login is not None:
+            self._start_as(uid, spec, login)
+            return
+        task = asyncio.get_running_loop().create_task(self._look_up(uid, spec))
+        self._looking[uid] = task
+        task.add_done_callback(lambda done: self._looked_up(uid, done))
+
+    async def _look_up(self, uid: str, spec: JobSpec) -> None:
+        try:
+            login = await self._logins.find(spec.user, self._allow_root)
+        except (UserError, OSError) as error:
+            self._cannot_start(uid, error)
+        else:
+            self._start_as(uid, spec, login)
+
+    def _looked_up(self, uid: str, done: asyncio.Task[None]) -> None:
+        if self._looking.get(uid) is done:
+            del self._looking[uid]
+
+    def _start_as(self, uid: str, spec: JobSpec, login: Login) -> None:
         self._unfit.pop(uid, None)
         try:
-            login = find_login(spec.user, self._node, self._allow_root)
             self._start_shim(uid, spec, login)
         except (UserError, UntrustedError, OSError) as error:
-            if uid not in self._pods:
-                self._records.forget(uid)
-                self._clear(run_folder(self._run, uid))
-            text = str(error) if isinstance(error, UserError) else f"the shim could not be started: {error}"
-            status = PodStatus(uid=uid, phase="unfit", reason=text)
-            self._unfit[uid] = (time.monotonic() + LOOK_AGAIN, status)
+            self._cannot_start(uid, error)
+        self.changed.set()
+
+    def _cannot_start(self, uid: str, error: UserError | UntrustedError | OSError) -> None:
+        if uid not in self._pods:
+            self._records.forget(uid)
+            self._clear(run_folder(self._run, uid))
+        text = str(error) if isinstance(error, UserError) else f"the shim could not be started: {error}"
+        self._unfit[uid] = (time.monotonic() + LOOK_AGAIN, PodStatus(uid=uid, phase="unfit", reason=text))
         self.changed.set()
 
     def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
@@ -199,6 +197,8 @@ class ShimHost:
 
     def retire(self, uid: str) -> None:
         self._unfit.pop(uid, None)
+        if (looking := self._looking.pop(uid, None)) is not None:
+            looking.cancel()
         pod = self._pods.get(uid)
         if pod is None or pod.retiring:
             return
@@ -226,6 +226,8 @@ class ShimHost:
         self._log_max_bytes, self._log_keep, self._allow_root = jobs.logs.max_bytes, jobs.logs.keep, jobs.allow_root
 
     async def close(self) -> None:
+        for looking in self._looking.values():
+            looking.cancel()
         for pod in self._pods.values():
             pod.let_go()
         self._pods.clear()

@@ -13,14 +13,16 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nodeagent.osutil.untrusted import Folder
-from nodeagent.workers.host import ShimHost, UserError, find_login
+from nodeagent.workers.host import ShimHost
 from nodeagent.workers.linux import is_running
+from nodeagent.workers.login import Login, UserError, find_login
 from nodeagent.workers.pod_folder import PodRecords
 from tests import readable
 from tests.integration.workers_support import ME, UID, make_spec, open_bench, pid_of, token, wait_for
@@ -152,10 +154,39 @@ async def test_unfit_command(tmp_path: Path) -> None:
 async def test_unknown_user(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         bench.host.prepare(UID, make_spec(SLEEP, tmp_path, user="nobody-of-that-name"))
-        status = bench.host.status()[UID]
+        status = await bench.until(lambda s: s.phase == "unfit")
         assert (status.phase, status.reason) == ("unfit", "user nobody-of-that-name does not exist on n7")
         bench.host.retire(UID)
         assert dict(bench.host.status()) == {}
+
+
+async def test_a_user_database_that_hangs_holds_up_no_other_pod(tmp_path: Path) -> None:
+    """The loop that starts pods renews the lease: 20 s of LDAP fenced every pod of the node."""
+    asked, answers = threading.Event(), threading.Event()
+
+    def look(user: str, node: str, allow_root: bool) -> Login:
+        if user == "far":
+            asked.set()
+            answers.wait(30)
+            user = ME
+        return find_login(user, node, allow_root)
+
+    async with open_bench(tmp_path) as bench:
+        bench.host = bench.new_host(look=look)
+        try:
+            bench.host.prepare("slow", make_spec(SLEEP, tmp_path, user="far"))
+            assert await asyncio.to_thread(asked.wait, 10)
+            bench.host.prepare("slow", make_spec(SLEEP, tmp_path, user="far"))  # as the next round of the agent
+            assert not answers.is_set()
+            await bench.ready(make_spec(SLEEP, tmp_path))
+            assert "slow" not in bench.host.status()
+            bench.host.retire("slow")
+        finally:
+            answers.set()
+        bench.host.prepare("slow", make_spec(SLEEP, tmp_path, user="far"))
+        await wait_for(lambda: "slow" in bench.host.status())
+        bench.host.retire("slow")
+        await wait_for(lambda: "slow" not in bench.host.status())
 
 
 async def test_a_shim_that_cannot_start(tmp_path: Path) -> None:
