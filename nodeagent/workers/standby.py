@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -25,9 +26,10 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import types
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 TORCH_PARTS = ("torch.distributed", "torch.optim", "torch._dynamo", "torch.utils.data")
 REHEARSAL_BOUND = 10
@@ -281,8 +283,8 @@ def thread_count() -> int:
     return max(1, len(cores))
 
 
-def run(work: dict[str, Any]) -> None:
-    """Run ``python [-u] script args`` or ``python [-u] -m module args`` in this process, to its natural end."""
+def run(work: dict[str, Any]) -> NoReturn:
+    """Run ``python [-u] script args`` or ``python [-u] -m module args`` in this process, and end it."""
     arguments = list(work["argv"][1:])
     if arguments[0] == "-u":
         while arguments[0] == "-u":
@@ -295,13 +297,14 @@ def run(work: dict[str, Any]) -> None:
     sys.modules["__main__"] = module
     interrupted: list[bool] = []
     atexit.register(die_interrupted, interrupted)
+    code = 0
     try:
         if arguments[0] == "-m":
             run_module(arguments[1:])
         else:
             run_script(arguments, module)
-    except SystemExit:
-        raise
+    except SystemExit as stop:
+        code = exit_code(stop)
     except BaseException as error:  # noqa: BLE001 (what the interpreter itself does with an uncaught exception)
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
@@ -311,9 +314,77 @@ def run(work: dict[str, Any]) -> None:
         if isinstance(error, KeyboardInterrupt):
             interrupted.append(True)
         code = 1
-    else:
-        return
-    sys.exit(code)
+    end(code, module)
+
+
+def exit_code(stop: SystemExit) -> int:
+    """What the interpreter makes of ``sys.exit(...)``: a number, or a text on standard error and 1."""
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return stop.code & 0xFF
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+def end(code: int, module: types.ModuleType) -> NoReturn:
+    """End this process as the interpreter promises it to scripts, without what it does not promise: to take every
+    module apart, which costs a second where torch is loaded, and all nodes wait for it at a planned stop.
+
+    In the interpreter's order: other threads that are no daemons end, then ``atexit`` (``multiprocessing``,
+    ``logging``, ``weakref.finalize`` and ``concurrent.futures`` are in these two), then the script's own objects go,
+    and what was written to files that nobody closed is flushed. No other ``__del__`` runs, nor do C libraries'
+    destructors.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    failed = not flushed(sys.stdout)
+    flushed(sys.stderr)
+    drop_objects(module.__dict__)
+    close_files()
+    _libc.fflush(None)
+    os._exit(120 if failed else code)  # 120: as the interpreter, where standard output could not be written
+
+
+def flushed(stream: Any) -> bool:
+    """False if what was written there is lost; the person is told, as the interpreter would."""
+    try:
+        if stream is not None and not stream.closed:
+            stream.flush()
+    except (OSError, ValueError) as error:
+        with contextlib.suppress(OSError, ValueError):
+            print(f"Exception ignored while flushing {getattr(stream, 'name', stream)}: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def drop_objects(names: dict[str, Any]) -> None:
+    """What a script holds by its global names; modules, classes and functions stay: a ``__del__`` may use them."""
+    for name, value in list(names.items()):
+        if not name.startswith("__") and not isinstance(value, (types.ModuleType, types.FunctionType, type)):
+            del names[name]
+
+
+def close_files() -> None:
+    """Files that were left open, as the interpreter's end does: texts first, then what packs (gzip and its like), which
+    writes into the buffers that come last."""
+    standard = {id(stream) for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)}
+    texts, packers, buffers = [], [], []
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if not issubclass(kind, io.IOBase) or issubclass(kind, io.RawIOBase) or id(thing) in standard or thing.closed:
+            continue
+        if kind is io.TextIOWrapper:
+            texts.append(thing)
+        elif kind in (io.BufferedWriter, io.BufferedRandom, io.BufferedReader):
+            buffers.append(thing)
+        else:
+            packers.append(thing)
+    for end_of in [text.flush for text in texts] + [one.close for one in packers] + [one.flush for one in buffers]:
+        try:
+            end_of()
+        except Exception as error:  # noqa: BLE001 (as of any finalizer: said, and passed over)
+            print(f"Exception ignored in {end_of}: {error}", file=sys.stderr)
 
 
 def run_module(arguments: list[str]) -> None:
