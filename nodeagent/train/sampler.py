@@ -1,24 +1,25 @@
 """Exact batches through a DataLoader: a batch sampler, and the steps that go with what the loader hands out.
 
 Standard library only: a DataLoader takes anything iterable. The position counts what was *used*: what the loader's
-workers have fetched ahead is fetched again after a restart. Must hold no state but ``consumed``.
+workers have fetched ahead is fetched again after a restart. Must hold no state but ``consumed`` and ``step``.
 
     data = ExactData(len(dataset), global_batch=1024, micro_batch=64, rank=rank, world=world, seed=0)
     loader = DataLoader(dataset, batch_sampler=data.sampler, num_workers=4)
-    data.consumed = checkpoint["consumed"]
+    state = {"model": model, "optimizer": optimizer, "data": data}
+    resume(state, checkpoints)
     for epoch in range(data.epoch, epochs):
-        for step in data.steps(loader):
-            for micro, (x, y) in step:
+        for batch in data.steps(loader):
+            for micro, (x, y) in batch:
                 with contextlib.nullcontext() if micro.last else ddp.no_sync():
                     (cross_entropy(ddp(x), y) * micro.weight).backward()
             optimizer.step()
             optimizer.zero_grad()
-            # data.consumed belongs into the checkpoint
+            snapshot(state, data.step, replicated=True)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from nodeagent.train.batches import Batch, Micro, Plan
@@ -44,8 +45,18 @@ class ExactData:
         self.plan = Plan(length, global_batch, seed, shuffle)
         self.rank, self.world, self.micro_batch = rank, world, micro_batch
         self.consumed = consumed
-        """Samples used since training began, over all ranks: goes into the checkpoint and comes from it."""
+        """Samples used since training began, over all ranks."""
+        self.step = 0
+        """Steps begun since training began: the number of a snapshot or checkpoint that is taken after the step."""
         self.sampler = ExactBatchSampler(self)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where training is; the same on all ranks, for any number of them."""
+        return {"consumed": self.consumed, "step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on from there; before the loader is iterated. Raises KeyError for another one's state."""
+        self.consumed, self.step = state["consumed"], state["step"]
 
     @property
     def epoch(self) -> int:
@@ -80,6 +91,7 @@ class Step(Generic[T]):
                 raise RuntimeError("the loader ended before the pass: was it made with batch_sampler=data.sampler?")
             if micro.last:
                 self._data.consumed = self.batch.after
+                self._data.step += 1
             yield micro, item
 
 

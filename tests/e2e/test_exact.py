@@ -9,13 +9,14 @@ import json
 import os
 import random
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.support import DIGITS, Cluster, check_complete, check_steps, digits_job, read_steps
+from tests.e2e.support import DIGITS, ROOT, Cluster, check_complete, check_steps, digits_job, read_steps
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(600)]
 
@@ -134,3 +135,47 @@ def test_sizes_4_2_3_4_use_each_image_once_at_the_same_losses(calm: Cluster, ref
     check_steps(rows, reference)
     check_complete(rows, steps)
     check_images(calm.work, "sized", redone=False)
+
+
+def test_the_whole_example_uses_each_sample_once(calm: Cluster, record_property: Any) -> None:
+    """Exact data, snapshots, checkpoints and leaving in one script: killed, scaled up, drained, scaled down."""
+    passes, samples = 8, 1000
+    words = [
+        *(sys.executable, str(ROOT / "examples/exact/train.py"), "--epochs", str(passes), "--ckpt-every", "20"),
+        *("--step-delay", "0.05", "--loader-workers", "1", "--step-log", str(calm.work / "whole.steps")),
+    ]
+    calm.submit(
+        f"name: whole\ncommand: {json.dumps(words)}\nnodes: {{min: 1, max: 3, target: 2}}\nworkers_per_node: 1\n"
+        f"checkpoint_dir: {calm.work / 'whole.ckpt'}\ngrace: 60s\nrestarts: {{max: 9, window: 1h, backoff: 0s}}\n"
+        "preload: [torch, torch.distributed, torch.distributed.checkpoint, torch.optim, torch._dynamo]\n"
+    )
+    generation = calm.until_running("whole", 2)["generation"]
+    calm.until_steps("whole", 10)
+    os.kill(calm.workers("whole")[1], signal.SIGKILL)
+    generation = calm.until_running("whole", 2, above=generation)["generation"]
+    calm.until_steps("whole", 10)
+    calm.ctl("scale", "whole", "3", "--timeout", "60s")
+    generation = calm.until_running("whole", 3, above=generation)["generation"]
+    calm.until_steps("whole", 10)
+    leaves = next(pod["node"] for pod in calm.job("whole")["pods"] if pod["workers"])
+    calm.ctl("drain", leaves, "--reason", "a fan", "--timeout", "60s")
+    generation = calm.until_running("whole", 3, above=generation)["generation"]
+    calm.until_steps("whole", 10)
+    calm.ctl("scale", "whole", "1", "--timeout", "60s")
+    calm.until_running("whole", 1, above=generation)
+    job = calm.until_phase("whole", "succeeded", 120)
+    assert job["budget"]["used"] == 1
+    rows = read_steps(calm.work, "whole")
+    newest: dict[int, int] = {}
+    for row in rows:
+        newest[row["step"]] = max(row["generation"], newest.get(row["step"], 0))
+    again = [row["step"] for row in rows if row["generation"] < newest[row["step"]]]
+    assert len(set(again)) <= 1, f"a kill costs the step that was under way, not {again}"
+    used: dict[int, Counter[int]] = {}
+    for row in rows:
+        if row["generation"] == newest[row["step"]]:
+            used.setdefault(row["epoch"], Counter()).update(row["samples"])
+    assert sorted(used) == list(range(passes))
+    for epoch, counts in used.items():
+        assert counts == Counter(range(samples)), f"pass {epoch}"
+    record_property("worlds", sorted({row["world"] for row in rows}))
