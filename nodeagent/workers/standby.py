@@ -7,14 +7,14 @@ only when told to, so that the shim's pidfds always name the process they were o
 
 A forked worker behaves as if executed, but for: ``sys.orig_argv`` and ``/proc/self/cmdline`` (the standby's),
 ``sys.flags.unbuffered``, one hash seed for all forks, BLAS libraries that fixed one thread at import (torch's
-thread count is restored), and of a parked one its start time and the CPU time of its warm-up.
+thread count is restored), its end (``standby_end.py``), and of a parked one its start time and the CPU time of its
+warm-up.
 """
 
 # ruff: noqa: PTH109, PTH115, PTH118, PTH120, PTH123, PTH208 (os.path: pathlib would be one import more in each worker)
 from __future__ import annotations
 
 import array
-import atexit
 import ctypes
 import gc
 import importlib
@@ -37,6 +37,8 @@ NOTES, NOTE_CHARS = 20, 500
 _libc = ctypes.CDLL(None, use_errno=True)
 _compiled: dict[tuple[str, bytes], types.CodeType] = {}
 """The script, by its path and text: compiled while this worker was parked."""
+_end = types.ModuleType("__nodeagent_end__")
+"""``standby_end.py``, loaded before the first fork: at a script's end its file may have gone with an upgrade."""
 
 
 def main() -> None:
@@ -44,6 +46,7 @@ def main() -> None:
     ``program`` of the job's command: a script, or "-m"."""
     config = json.loads(sys.argv[1])
     die_with_parent(config["shim"])
+    load("standby_end.py", _end)
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = config["path0"]
     link = socket.socket(fileno=config["fd"])
@@ -72,7 +75,7 @@ def warm_up(preload: list[str]) -> dict[str, Any]:
     if "torch" in sys.modules and rehearsal_is_safe():
         helper("rehearse")
     gc.collect()
-    gc.freeze()
+    _end.freeze()
     problem = helper("huge_pages")
     if problem:
         notes.append(f"large pages: {problem}")
@@ -180,7 +183,7 @@ def park(link: socket.socket, deep: bool, program: str) -> tuple[dict[str, Any],
     note = helper("warm_up") if deep else ""
     compile_ahead(program)
     gc.collect()
-    gc.freeze()
+    _end.freeze()
     spoilt = why_unusable()
     send(link, {"event": "parked", "note": note, "spoilt": spoilt, "private": private_memory()})
     if spoilt:
@@ -205,17 +208,21 @@ def compile_ahead(program: str) -> None:
 
 
 def helper(name: str) -> str:
-    """Call a function of ``standby_warm.py``, which no worker shall find among its modules. Returns what went wrong."""
-    from importlib.machinery import SourceFileLoader
-
-    where = os.path.join(os.path.dirname(__file__), "standby_warm.py")
+    """Call a function of ``standby_warm.py``. Returns what went wrong."""
     warm = types.ModuleType("__nodeagent_warm__")
     try:
-        SourceFileLoader(warm.__name__, where).exec_module(warm)
+        load("standby_warm.py", warm)
         getattr(warm, name)()
     except Exception as error:  # noqa: BLE001 (whatever a framework raises is told, not fatal)
         return f"{type(error).__name__}: {error}"[:NOTE_CHARS]
     return ""
+
+
+def load(name: str, module: types.ModuleType) -> None:
+    """A file beside this one, which no worker shall find among its modules."""
+    from importlib.machinery import SourceFileLoader
+
+    SourceFileLoader(module.__name__, os.path.join(os.path.dirname(__file__), name)).exec_module(module)
 
 
 def private_memory() -> int:
@@ -282,7 +289,7 @@ def thread_count() -> int:
 
 
 def run(work: dict[str, Any]) -> None:
-    """Run ``python [-u] script args`` or ``python [-u] -m module args`` in this process, to its natural end."""
+    """Run ``python [-u] script args`` or ``python [-u] -m module args`` in this process, and end it."""
     arguments = list(work["argv"][1:])
     if arguments[0] == "-u":
         while arguments[0] == "-u":
@@ -293,27 +300,41 @@ def run(work: dict[str, Any]) -> None:
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
     sys.modules["__main__"] = module
-    interrupted: list[bool] = []
-    atexit.register(die_interrupted, interrupted)
+    code, interrupted = outcome(arguments, module)
+    _end.end(module, code, interrupted=interrupted)
+
+
+def outcome(arguments: list[str], module: types.ModuleType) -> tuple[int, bool]:
+    """Run it; its exit code, and whether a KeyboardInterrupt ended it."""
     try:
         if arguments[0] == "-m":
             run_module(arguments[1:])
         else:
             run_script(arguments, module)
-    except SystemExit:
-        raise
+    except SystemExit as error:
+        return _end.code_of(error), False
     except BaseException as error:  # noqa: BLE001 (what the interpreter itself does with an uncaught exception)
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
         error.__traceback__ = trace
-        sys.excepthook(type(error), error, trace)
-        if isinstance(error, KeyboardInterrupt):
-            interrupted.append(True)
-        code = 1
-    else:
-        return
-    sys.exit(code)
+        return show(error), isinstance(error, KeyboardInterrupt)
+    return 0, False
+
+
+def show(error: BaseException) -> int:
+    """By the script's hook, if it has one; what fails in that is shown too. The exit code."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as stop:
+        code: int = _end.code_of(stop)
+        return code
+    except BaseException as failed:  # noqa: BLE001 (any hook may be set)
+        failed.__context__ = None
+        for title, each in (("Error in sys.excepthook:", failed), ("\nOriginal exception was:", error)):
+            print(title, file=sys.stderr)
+            sys.__excepthook__(type(each), each, each.__traceback__)
+    return 1
 
 
 def run_module(arguments: list[str]) -> None:
@@ -351,15 +372,6 @@ def unbuffered(fd: int) -> io.TextIOWrapper:
     old = sys.stdout if fd == 1 else sys.stderr
     raw = io.FileIO(fd, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding=old.encoding, errors=old.errors, write_through=True)
-
-
-def die_interrupted(interrupted: list[bool]) -> None:
-    """After an uncaught KeyboardInterrupt a process dies of SIGINT, so that its parent can tell."""
-    if interrupted:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
 
 
 if __name__ == "__main__":
