@@ -36,7 +36,7 @@ AGAIN = 0.5
 def goodbye(code: int = LEFT) -> NoReturn:
     """Everything is saved: end this process now, with this exit code (0: training is complete).
 
-    The interpreter's own end (``atexit``, ``finally``, threads, torch's process group) takes seconds or may hang, and
+    The script's own end (``finally``, ``atexit``, threads, torch's process group) may take seconds or hang, and
     at a planned stop all nodes wait for it. Nothing of it runs. Standard output is flushed; processes that this one
     started are ended by its shim; what its other threads still write is lost.
     """

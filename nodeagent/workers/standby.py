@@ -7,15 +7,14 @@ only when told to, so that the shim's pidfds always name the process they were o
 
 A forked worker behaves as if executed, but for: ``sys.orig_argv`` and ``/proc/self/cmdline`` (the standby's),
 ``sys.flags.unbuffered``, one hash seed for all forks, BLAS libraries that fixed one thread at import (torch's
-thread count is restored), and of a parked one its start time and the CPU time of its warm-up.
+thread count is restored), its end (``standby_end.py``), and of a parked one its start time and the CPU time of its
+warm-up.
 """
 
 # ruff: noqa: PTH109, PTH115, PTH118, PTH120, PTH123, PTH208 (os.path: pathlib would be one import more in each worker)
 from __future__ import annotations
 
 import array
-import atexit
-import contextlib
 import ctypes
 import gc
 import importlib
@@ -26,10 +25,9 @@ import resource
 import signal
 import socket
 import sys
-import threading
 import types
 import warnings
-from typing import Any, NoReturn
+from typing import Any
 
 TORCH_PARTS = ("torch.distributed", "torch.optim", "torch._dynamo", "torch.utils.data")
 REHEARSAL_BOUND = 10
@@ -39,6 +37,8 @@ NOTES, NOTE_CHARS = 20, 500
 _libc = ctypes.CDLL(None, use_errno=True)
 _compiled: dict[tuple[str, bytes], types.CodeType] = {}
 """The script, by its path and text: compiled while this worker was parked."""
+_end = types.ModuleType("__nodeagent_end__")
+"""``standby_end.py``, loaded before the first fork: at a script's end its file may have gone with an upgrade."""
 
 
 def main() -> None:
@@ -46,6 +46,7 @@ def main() -> None:
     ``program`` of the job's command: a script, or "-m"."""
     config = json.loads(sys.argv[1])
     die_with_parent(config["shim"])
+    load("standby_end.py", _end)
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = config["path0"]
     link = socket.socket(fileno=config["fd"])
@@ -74,7 +75,7 @@ def warm_up(preload: list[str]) -> dict[str, Any]:
     if "torch" in sys.modules and rehearsal_is_safe():
         helper("rehearse")
     gc.collect()
-    gc.freeze()
+    _end.freeze()
     problem = helper("huge_pages")
     if problem:
         notes.append(f"large pages: {problem}")
@@ -182,7 +183,7 @@ def park(link: socket.socket, deep: bool, program: str) -> tuple[dict[str, Any],
     note = helper("warm_up") if deep else ""
     compile_ahead(program)
     gc.collect()
-    gc.freeze()
+    _end.freeze()
     spoilt = why_unusable()
     send(link, {"event": "parked", "note": note, "spoilt": spoilt, "private": private_memory()})
     if spoilt:
@@ -207,17 +208,21 @@ def compile_ahead(program: str) -> None:
 
 
 def helper(name: str) -> str:
-    """Call a function of ``standby_warm.py``, which no worker shall find among its modules. Returns what went wrong."""
-    from importlib.machinery import SourceFileLoader
-
-    where = os.path.join(os.path.dirname(__file__), "standby_warm.py")
+    """Call a function of ``standby_warm.py``. Returns what went wrong."""
     warm = types.ModuleType("__nodeagent_warm__")
     try:
-        SourceFileLoader(warm.__name__, where).exec_module(warm)
+        load("standby_warm.py", warm)
         getattr(warm, name)()
     except Exception as error:  # noqa: BLE001 (whatever a framework raises is told, not fatal)
         return f"{type(error).__name__}: {error}"[:NOTE_CHARS]
     return ""
+
+
+def load(name: str, module: types.ModuleType) -> None:
+    """A file beside this one, which no worker shall find among its modules."""
+    from importlib.machinery import SourceFileLoader
+
+    SourceFileLoader(module.__name__, os.path.join(os.path.dirname(__file__), name)).exec_module(module)
 
 
 def private_memory() -> int:
@@ -283,7 +288,7 @@ def thread_count() -> int:
     return max(1, len(cores))
 
 
-def run(work: dict[str, Any]) -> NoReturn:
+def run(work: dict[str, Any]) -> None:
     """Run ``python [-u] script args`` or ``python [-u] -m module args`` in this process, and end it."""
     arguments = list(work["argv"][1:])
     if arguments[0] == "-u":
@@ -295,96 +300,41 @@ def run(work: dict[str, Any]) -> NoReturn:
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
     sys.modules["__main__"] = module
-    interrupted: list[bool] = []
-    atexit.register(die_interrupted, interrupted)
-    code = 0
+    code, interrupted = outcome(arguments, module)
+    _end.end(module, code, interrupted=interrupted)
+
+
+def outcome(arguments: list[str], module: types.ModuleType) -> tuple[int, bool]:
+    """Run it; its exit code, and whether a KeyboardInterrupt ended it."""
     try:
         if arguments[0] == "-m":
             run_module(arguments[1:])
         else:
             run_script(arguments, module)
-    except SystemExit as stop:
-        code = exit_code(stop)
+    except SystemExit as error:
+        return _end.code_of(error), False
     except BaseException as error:  # noqa: BLE001 (what the interpreter itself does with an uncaught exception)
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
         error.__traceback__ = trace
-        sys.excepthook(type(error), error, trace)
-        if isinstance(error, KeyboardInterrupt):
-            interrupted.append(True)
-        code = 1
-    end(code, module)
+        return show(error), isinstance(error, KeyboardInterrupt)
+    return 0, False
 
 
-def exit_code(stop: SystemExit) -> int:
-    """What the interpreter makes of ``sys.exit(...)``: a number, or a text on standard error and 1."""
-    if stop.code is None:
-        return 0
-    if isinstance(stop.code, int):
-        return stop.code & 0xFF
-    print(stop.code, file=sys.stderr)
-    return 1
-
-
-def end(code: int, module: types.ModuleType) -> NoReturn:
-    """End this process as the interpreter promises it to scripts, without what it does not promise: to take every
-    module apart, which costs a second where torch is loaded, and all nodes wait for it at a planned stop.
-
-    In the interpreter's order: other threads that are no daemons end, then ``atexit`` (``multiprocessing``,
-    ``logging``, ``weakref.finalize`` and ``concurrent.futures`` are in these two), then the script's own objects go,
-    and what was written to files that nobody closed is flushed. No other ``__del__`` runs, nor do C libraries'
-    destructors.
-    """
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    failed = not flushed(sys.stdout)
-    flushed(sys.stderr)
-    drop_objects(module.__dict__)
-    close_files()
-    _libc.fflush(None)
-    os._exit(120 if failed else code)  # 120: as the interpreter, where standard output could not be written
-
-
-def flushed(stream: Any) -> bool:
-    """False if what was written there is lost; the person is told, as the interpreter would."""
+def show(error: BaseException) -> int:
+    """By the script's hook, if it has one; what fails in that is shown too. The exit code."""
     try:
-        if stream is not None and not stream.closed:
-            stream.flush()
-    except (OSError, ValueError) as error:
-        with contextlib.suppress(OSError, ValueError):
-            print(f"Exception ignored while flushing {getattr(stream, 'name', stream)}: {error}", file=sys.stderr)
-        return False
-    return True
-
-
-def drop_objects(names: dict[str, Any]) -> None:
-    """What a script holds by its global names; modules, classes and functions stay: a ``__del__`` may use them."""
-    for name, value in list(names.items()):
-        if not name.startswith("__") and not isinstance(value, (types.ModuleType, types.FunctionType, type)):
-            del names[name]
-
-
-def close_files() -> None:
-    """Files that were left open, as the interpreter's end does: texts first, then what packs (gzip and its like), which
-    writes into the buffers that come last."""
-    standard = {id(stream) for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)}
-    texts, packers, buffers = [], [], []
-    for thing in gc.get_objects():
-        kind = type(thing)
-        if not issubclass(kind, io.IOBase) or issubclass(kind, io.RawIOBase) or id(thing) in standard or thing.closed:
-            continue
-        if kind is io.TextIOWrapper:
-            texts.append(thing)
-        elif kind in (io.BufferedWriter, io.BufferedRandom, io.BufferedReader):
-            buffers.append(thing)
-        else:
-            packers.append(thing)
-    for end_of in [text.flush for text in texts] + [one.close for one in packers] + [one.flush for one in buffers]:
-        try:
-            end_of()
-        except Exception as error:  # noqa: BLE001 (as of any finalizer: said, and passed over)
-            print(f"Exception ignored in {end_of}: {error}", file=sys.stderr)
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as stop:
+        code: int = _end.code_of(stop)
+        return code
+    except BaseException as failed:  # noqa: BLE001 (any hook may be set)
+        failed.__context__ = None
+        for title, each in (("Error in sys.excepthook:", failed), ("\nOriginal exception was:", error)):
+            print(title, file=sys.stderr)
+            sys.__excepthook__(type(each), each, each.__traceback__)
+    return 1
 
 
 def run_module(arguments: list[str]) -> None:
@@ -422,15 +372,6 @@ def unbuffered(fd: int) -> io.TextIOWrapper:
     old = sys.stdout if fd == 1 else sys.stderr
     raw = io.FileIO(fd, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding=old.encoding, errors=old.errors, write_through=True)
-
-
-def die_interrupted(interrupted: list[bool]) -> None:
-    """After an uncaught KeyboardInterrupt a process dies of SIGINT, so that its parent can tell."""
-    if interrupted:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import os
 import re
 import signal
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -124,58 +122,6 @@ async def test_forked_and_parked_equal_plain(tmp_path: Path, folder: Path, argum
     for _, _, out, _ in outcomes:
         reports = [json.loads(line) for line in out if line.startswith("{")]
         assert [report["fds"] for report in reports] == [[0, 1, 2]] * len(reports)
-
-
-LEFT_OPEN = """
-import atexit, gzip, io, multiprocessing, os, sys, tempfile, threading, zipfile
-class Held:
-    pass
-def child():
-    open("child.txt", "w").write("child")
-class Last:
-    def __del__(self):
-        os.write(1, b"deleted\\n")
-plain = open("plain.txt", "w")
-plain.write("plain")
-packed = gzip.open("packed.gz", "wt")
-packed.write("packed")
-archive = zipfile.ZipFile("archive.zip", "w")
-archive.writestr("a", "archived")
-circle = Held()
-circle.own, circle.file = circle, open("circle.bin", "wb")
-circle.file.write(b"circle")
-temporary = tempfile.TemporaryDirectory(dir=".", prefix="gone-")
-last = Last()
-multiprocessing.get_context("fork").Process(target=child).start()
-threading.Thread(target=lambda: (threading.Event().wait(0.3), open("thread.txt", "w").write("thread"))).start()
-atexit.register(print, "atexit", sys.argv[1])
-if sys.argv[1] == "full":
-    sys.stdout = open("/dev/full", "w")
-    print("lost")
-sys.exit(5 if sys.argv[1] == "code" else 0)
-"""
-
-
-@pytest.mark.parametrize("how", ["code", "full"])
-async def test_what_a_script_leaves_open_is_closed_and_flushed(tmp_path: Path, how: str) -> None:
-    """Forked workers are ended without taking the interpreter apart; what a script may rely on is done all the same."""
-    seen = []
-    for standby in (True, False):
-        folder = tmp_path / f"scripts-{standby}"
-        folder.mkdir()
-        (folder / "leaves.py").write_text(LEFT_OPEN)
-        async with open_bench(tmp_path / str(standby)) as bench:
-            await bench.ready(make_spec((PYTHON, "leaves.py", how), folder, standby=standby))
-            code, signal_number, out, _ = await outcome(bench, 1)
-        with zipfile.ZipFile(folder / "archive.zip") as archive:
-            archived = archive.read("a")
-        texts = [(folder / name).read_text() for name in ("plain.txt", "circle.bin", "child.txt", "thread.txt")]
-        packed = gzip.decompress((folder / "packed.gz").read_bytes())
-        seen.append((code, signal_number, out, archived, texts, packed, list(folder.glob("gone-*"))))
-    assert seen[0] == seen[1]
-    assert seen[0][0] == (5 if how == "code" else 120)
-    assert "deleted" in seen[0][2]
-    assert seen[0][3:] == (b"archived", ["plain", "circle", "child", "thread"], b"packed", [])
 
 
 async def test_environment_is_exact(tmp_path: Path, folder: Path) -> None:
