@@ -83,7 +83,7 @@ def run(file: Path | None) -> None:
     gc.disable()  # until all is imported: that stays, and looking through it again and again costs a fifth of the start
     # Before anything else is imported: structlog would load it for tracebacks (3 MB, 60 ms).
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
-    from nodeagent.workers.linux import prefer
+    from nodeagent.workers.linux import lossy_stderr, prefer
 
     prefer()  # what comes next takes a quarter of a second of CPU time, and running workers wait for its end
     from nodeagent.agent.serve import serve
@@ -91,6 +91,7 @@ def run(file: Path | None) -> None:
     from nodeagent.spec.configfile import load_config
 
     config = _load(file)
+    sys.stderr = lossy_stderr()
     code = 0
     try:
         split = Split()

@@ -30,6 +30,7 @@ from nodeagent.local.layout import LocalError, NotFoundError, folder_mode
 from nodeagent.local.registry import Cluster, load, remove
 from nodeagent.store.server import PrivateRedis, PrivateRedisError
 from nodeagent.trust.key import KeyFileError, make
+from nodeagent.workers.linux import lossy_stderr
 
 RESTART_DELAY = 0.1
 """Seconds; the unit's RestartSec."""
@@ -284,6 +285,7 @@ def main() -> None:
     parser.add_argument("--agent", type=json.loads, default=AGENT, help="JSON: the agent's command")
     parser.add_argument("--until-eof", action="store_true", help="end at the end of standard input")
     arguments = parser.parse_args()
+    sys.stderr = lossy_stderr()
     cluster = load(arguments.run)
     if cluster is None:
         sys.exit(f"{arguments.run} holds no local cluster")

@@ -1,5 +1,5 @@
 """Linux primitives that both the shim and its host use: process identity, marks, death signals, socket paths,
-small reads of /proc.
+small reads of /proc, a log that ends no program.
 
 Standard library only: the shim imports it. Must never hold a policy (when to kill is the caller's decision).
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import io
 import os
 import select
 import signal
@@ -284,3 +285,19 @@ def write_atomic(path: Path, content: str | bytes, durable: bool, mode: int = 0o
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+class _Lossy(io.FileIO):
+    """What there is no room for is lost."""
+
+    def write(self, data: object, /) -> int:
+        try:
+            return super().write(data)  # type: ignore[arg-type]
+        except OSError:  # a full disk: a note is not worth the workers
+            return len(memoryview(data))  # type: ignore[arg-type]
+
+
+def lossy_stderr() -> io.TextIOWrapper:
+    """For ``sys.stderr``: a log on a disk that is full ends no program. It never raises, and leaves nothing to be
+    flushed at the end."""
+    return io.TextIOWrapper(_Lossy(2, "w", closefd=False), errors="backslashreplace", write_through=True)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nodeagent.workers.linux import become_subreaper, boottime, write_atomic
+from nodeagent.workers.linux import become_subreaper, boottime, lossy_stderr, write_atomic
 from nodeagent.workers.shim_children import Children
 from nodeagent.workers.shim_commit import Commits
 from nodeagent.workers.shim_gang import Gang, Parts, note
@@ -27,7 +27,7 @@ from nodeagent.workers.shim_hang import HangWatch
 from nodeagent.workers.shim_leaving import Leaving
 from nodeagent.workers.shim_link import OPS, WorkerLink
 from nodeagent.workers.shim_loop import Delay, Loop
-from nodeagent.workers.shim_output import QueuedFile, RotatingFile, Writer, log_to, lossy_stderr
+from nodeagent.workers.shim_output import QueuedFile, RotatingFile, Writer, log_to
 from nodeagent.workers.shim_peer import VERSION, Command, Peer
 from nodeagent.workers.shim_peers import Peers
 from nodeagent.workers.shim_prepare import Preparation

@@ -7,7 +7,6 @@ that goes on. Standard library only. A disk that fails loses output, never a wor
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import sys
 import threading
@@ -16,10 +15,6 @@ from collections import deque
 from pathlib import Path
 
 from nodeagent.workers.shim_loop import Delay, Handler, Loop
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 CHUNK = 65536
 PIECE = 16384
@@ -262,21 +257,6 @@ def _text(data: bytes) -> bytes:
     except UnicodeDecodeError:
         return data.decode("utf-8", "backslashreplace").encode()
     return data
-
-
-class _Lossy(io.FileIO):
-    """What there is no room for is lost."""
-
-    def write(self, data: Buffer, /) -> int:
-        try:
-            return super().write(data)
-        except OSError:  # a full disk: a note is not worth the workers
-            return len(memoryview(data))
-
-
-def lossy_stderr() -> io.TextIOWrapper:
-    """For ``sys.stderr``: it never raises, and leaves nothing to be flushed at the end."""
-    return io.TextIOWrapper(_Lossy(2, "w", closefd=False), errors="backslashreplace", write_through=True)
 
 
 def log_to(path: Path) -> None:
