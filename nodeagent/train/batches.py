@@ -73,6 +73,11 @@ class Plan:
         epoch, batch = divmod(step, self.steps_per_pass)
         return epoch * self.length + batch * self.global_batch
 
+    def steps_to(self, consumed: int) -> int:
+        """Steps that it takes to use so many samples, all of them with this plan."""
+        epoch, start = divmod(consumed, self.length)
+        return epoch * self.steps_per_pass + -(-start // self.global_batch)
+
     def batch(self, consumed: int) -> Batch:
         """The batch that comes next. ``consumed`` may be any number: earlier batches may have had another size."""
         if consumed < 0:

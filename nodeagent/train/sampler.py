@@ -1,26 +1,25 @@
 """Exact batches through a DataLoader: a batch sampler, and the steps that go with what the loader hands out.
 
 Standard library only: a DataLoader takes anything iterable. The position counts what was *used*: what the loader's
-workers have fetched ahead is fetched again after a restart. Must hold no state but ``consumed`` and ``step``.
+workers have fetched ahead is fetched again after a restart. Must hold no state but the position.
 
     data = ExactData(len(dataset), global_batch=1024, micro_batch=64, rank=rank, world=world, seed=0)
     loader = DataLoader(dataset, batch_sampler=data.sampler, num_workers=4)
-    state = {"model": model, "optimizer": optimizer, "data": data}
-    resume(state, checkpoints)
-    for epoch in range(data.epoch, epochs):
-        for batch in data.steps(loader):
-            for micro, (x, y) in batch:
+    data.load_state_dict(checkpoint["data"])  # before the loader is iterated
+    while data.epoch < epochs:
+        for step in data.steps(loader):
+            for micro, (x, y) in step:
                 with contextlib.nullcontext() if micro.last else ddp.no_sync():
                     (cross_entropy(ddp(x), y) * micro.weight).backward()
             optimizer.step()
             optimizer.zero_grad()
-            snapshot(state, data.step, replicated=True)
+            # data.step steps are done; data.state_dict() belongs into the checkpoint
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from nodeagent.train.batches import Batch, Micro, Plan
 
@@ -46,22 +45,32 @@ class ExactData:
         self.rank, self.world, self.micro_batch = rank, world, micro_batch
         self.consumed = consumed
         """Samples used since training began, over all ranks."""
-        self.step = 0
-        """Steps begun since training began: the number of a snapshot or checkpoint that is taken after the step."""
+        self.step = self.plan.steps_to(consumed)
+        """Steps done since training began; a step counts from its last micro-batch on."""
         self.sampler = ExactBatchSampler(self)
-
-    def state_dict(self) -> dict[str, int]:
-        """Where training is; the same on all ranks, for any number of them."""
-        return {"consumed": self.consumed, "step": self.step}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from there; before the loader is iterated. Raises KeyError for another one's state."""
-        self.consumed, self.step = state["consumed"], state["step"]
 
     @property
     def epoch(self) -> int:
         """The pass that the next step belongs to."""
         return self.plan.batch(self.consumed).epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, the same on all ranks, and what it is a position in. Take it between steps."""
+        return {"consumed": self.consumed, "step": self.step} | self._order()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there, with any number of ranks and any batch. Raises ValueError if it is a position in other data
+        or another order: samples would be used twice, and others never."""
+        for name, mine in self._order().items():
+            if state[name] != mine:
+                raise ValueError(
+                    f"the saved position is one with {name}={state[name]}, this training has {name}={mine}: samples "
+                    f"would be used twice; keep {name} as it was, or start anew without the saved position"
+                )
+        self.consumed, self.step = state["consumed"], state["step"]
+
+    def _order(self) -> dict[str, Any]:
+        return {"length": self.plan.length, "seed": self.plan.seed, "shuffle": self.plan.shuffle}
 
     def rest_of_pass(self) -> Iterator[tuple[Batch, tuple[Micro, ...]]]:
         """The batches from here to the end of the pass, with this rank's share."""

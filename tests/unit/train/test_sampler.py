@@ -35,6 +35,43 @@ def test_the_position_is_what_was_used_and_a_pass_ends_with_the_data() -> None:
     assert data.epoch == 1
 
 
+def test_a_state_goes_on_at_another_size_and_batch() -> None:
+    data = ExactData(LENGTH, 20, rank=1, world=2, seed=3)
+    for step in islice(data.steps(data.sampler), 2):
+        list(step)
+    assert data.state_dict() == {"consumed": 40, "step": 2, "length": LENGTH, "seed": 3, "shuffle": True}
+    used = {i for start in (0, 20) for i in data.plan.indices(data.plan.batch(start))}
+    left: set[int] = set()
+    for rank in range(3):
+        other = ExactData(LENGTH, 5, rank=rank, world=3, seed=3)
+        other.load_state_dict(data.state_dict())
+        for step in other.steps(other.sampler):
+            left |= {i for micro, indices in step for i in indices if micro.used}
+        assert (other.consumed, other.step) == (LENGTH, 4)
+    assert (used & left, used | left) == (set(), set(range(LENGTH)))
+
+
+def test_a_state_of_other_data_is_refused() -> None:
+    saved = ExactData(LENGTH, 20, rank=0, world=1).state_dict()
+    for changed, name in (
+        (ExactData(LENGTH + 1, 20, rank=0, world=1), "length=50"),
+        (ExactData(LENGTH, 20, rank=0, world=1, seed=1), "seed=0"),
+        (ExactData(LENGTH, 20, rank=0, world=1, shuffle=False), "shuffle=True"),
+    ):
+        with pytest.raises(ValueError, match=f"one with {name}.*used twice"):
+            changed.load_state_dict(saved)
+
+
+def test_steps_are_counted_over_passes() -> None:
+    data = ExactData(LENGTH, 20, rank=0, world=1, consumed=40)
+    counted = [data.step]
+    while data.epoch < 2:
+        for step in data.steps(data.sampler):
+            list(step)
+            counted.append(data.step)
+    assert counted == [2, 3, 4, 5, 6]
+
+
 def test_a_loader_that_was_not_made_with_the_sampler_is_found_out() -> None:
     data = ExactData(LENGTH, 20, rank=0, world=1, micro_batch=5)
     with pytest.raises(RuntimeError, match=r"batch_sampler=data\.sampler"):
