@@ -1,6 +1,7 @@
 """What a training that was disturbed has learned: bit for bit what one left alone has, each image used exactly once.
 
-Kills at one size, then changes of size. ``NODEAGENT_TEST_KILLS`` sets how many kills (6; the issue asks for 20).
+Kills at one size, then changes of size; then all of it together, with the example that has all that there is for it.
+``NODEAGENT_TEST_KILLS`` sets how many kills of the first (6; the issue asks for 20).
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ KILLS = int(os.environ.get("NODEAGENT_TEST_KILLS", "6"))
 IMAGES = 1437
 """Of one pass of the digits; 15 steps, the last one smaller."""
 STEPS_OF_PASS = 15
+SAMPLES, SNAPSHOT_EVERY = 2000, 5
+"""Of the whole example."""
+PASSES = 12
 
 
 def learned(folder: Path, steps: int) -> tuple[list[Any], bytes]:
@@ -64,14 +68,39 @@ def recording(work: Path, name: str) -> Path:
     return script
 
 
+RECORD_LOADED = """
+import json, os, runpy
+from nodeagent.train import sampler
+
+out = os.open({file!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+generation, iterate = int(os.environ["NODEAGENT_GENERATION"]), sampler.Step.__iter__
+
+def recorded(step):
+    images = [i for part in step.share if part.used for i in part.indices]
+    row = {{"after": step.batch.after, "epoch": step.batch.epoch, "generation": generation, "images": images}}
+    os.write(out, (json.dumps(row) + "\\n").encode())
+    return iterate(step)
+
+sampler.Step.__iter__ = recorded
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
 def bit_exact(job_file: str) -> str:
     return job_file.replace('"--step-delay"', '"--bit-exact", "--step-delay"')
 
 
-def check_images(work: Path, name: str, *, redone: bool) -> None:
+def used_images(work: Path, name: str) -> list[dict[str, Any]]:
+    """What each rank has recorded of each step; the last line may be half written."""
+    file = work / f"{name}.images"
+    return [json.loads(line) for line in file.read_text().split("\n")[:-1]] if file.exists() else []
+
+
+def check_images(work: Path, name: str, *, redone: bool, images: int = IMAGES) -> int:
     """Each image of each pass was used exactly once. ``redone``: steps after a lost checkpoint were made again; what
-    counts is the history that the weights come from, which is each step's newest generation."""
-    rows: list[dict[str, Any]] = [json.loads(line) for line in (work / f"{name}.images").read_text().splitlines()]
+    counts is the history that the weights come from, which is each step's newest generation. How many steps were begun
+    again."""
+    rows = used_images(work, name)
     newest: dict[int, int] = {}
     for row in rows:
         newest[row["after"]] = max(row["generation"], newest.get(row["after"], 0))
@@ -81,9 +110,10 @@ def check_images(work: Path, name: str, *, redone: bool) -> None:
     for row in rows:
         if row["generation"] == newest[row["after"]]:
             used.setdefault(row["epoch"], Counter()).update(row["images"])
-    assert max(newest) == len(used) * IMAGES, "only whole passes"
+    assert max(newest) == len(used) * images, "only whole passes"
     for epoch, counts in sorted(used.items()):
-        assert counts == Counter(range(IMAGES)), f"pass {epoch}"
+        assert counts == Counter(range(images)), f"pass {epoch}"
+    return len({(row["after"], row["generation"]) for row in rows}) - len(newest)
 
 
 def test_kills_at_one_size_change_not_one_bit(calm: Cluster) -> None:
@@ -137,45 +167,48 @@ def test_sizes_4_2_3_4_use_each_image_once_at_the_same_losses(calm: Cluster, ref
     check_images(calm.work, "sized", redone=False)
 
 
-def test_the_whole_example_uses_each_sample_once(calm: Cluster, record_property: Any) -> None:
-    """Exact data, snapshots, checkpoints and leaving in one script: killed, scaled up, drained, scaled down."""
-    passes, samples = 8, 1000
-    words = [
-        *(sys.executable, str(ROOT / "examples/exact/train.py"), "--epochs", str(passes), "--ckpt-every", "20"),
-        *("--step-delay", "0.05", "--loader-workers", "1", "--step-log", str(calm.work / "whole.steps")),
-    ]
+def test_the_whole_example_uses_each_sample_once_whatever_happens(calm: Cluster) -> None:
+    """Killed, scaled, drained, paused: a kill costs the steps since the last snapshot, all else costs none."""
+    name, work = "whole", calm.work
+    script = work / "whole.py"
+    script.write_text(
+        RECORD_LOADED.format(file=str(work / f"{name}.images"), script=str(ROOT / "examples/exact/train.py"))
+    )
+    command = [sys.executable, str(script), "--passes", str(PASSES), "--step-delay", "0.05"]
     calm.submit(
-        f"name: whole\ncommand: {json.dumps(words)}\nnodes: {{min: 1, max: 3, target: 2}}\nworkers_per_node: 1\n"
-        f"checkpoint_dir: {calm.work / 'whole.ckpt'}\ngrace: 60s\nrestarts: {{max: 9, window: 1h, backoff: 0s}}\n"
+        f"name: {name}\ncommand: {json.dumps(command)}\nnodes: {{min: 1, max: 3, target: 3}}\nworkers_per_node: 1\n"
+        f"checkpoint_dir: {work / 'whole.ckpt'}\ngrace: 60s\nrestarts: {{max: 60, window: 1h, backoff: 0s}}\n"
         "preload: [torch, torch.distributed, torch.distributed.checkpoint, torch.optim, torch._dynamo]\n"
     )
-    generation = calm.until_running("whole", 2)["generation"]
-    calm.until_steps("whole", 10)
-    os.kill(calm.workers("whole")[1], signal.SIGKILL)
-    generation = calm.until_running("whole", 2, above=generation)["generation"]
-    calm.until_steps("whole", 10)
-    calm.ctl("scale", "whole", "3", "--timeout", "60s")
-    generation = calm.until_running("whole", 3, above=generation)["generation"]
-    calm.until_steps("whole", 10)
-    leaves = next(pod["node"] for pod in calm.job("whole")["pods"] if pod["workers"])
-    calm.ctl("drain", leaves, "--reason", "a fan", "--timeout", "60s")
-    generation = calm.until_running("whole", 3, above=generation)["generation"]
-    calm.until_steps("whole", 10)
-    calm.ctl("scale", "whole", "1", "--timeout", "60s")
-    calm.until_running("whole", 1, above=generation)
-    job = calm.until_phase("whole", "succeeded", 120)
-    assert job["budget"]["used"] == 1
-    rows = read_steps(calm.work, "whole")
-    newest: dict[int, int] = {}
-    for row in rows:
-        newest[row["step"]] = max(row["generation"], newest.get(row["step"], 0))
-    again = [row["step"] for row in rows if row["generation"] < newest[row["step"]]]
-    assert len(set(again)) <= 1, f"a kill costs the step that was under way, not {again}"
-    used: dict[int, Counter[int]] = {}
-    for row in rows:
-        if row["generation"] == newest[row["step"]]:
-            used.setdefault(row["epoch"], Counter()).update(row["samples"])
-    assert sorted(used) == list(range(passes))
-    for epoch, counts in used.items():
-        assert counts == Counter(range(samples)), f"pass {epoch}"
-    record_property("worlds", sorted({row["world"] for row in rows}))
+    generation = calm.until_running(name, 3)["generation"]
+
+    def goes_on() -> None:
+        def steps() -> int:
+            return len({row["after"] for row in used_images(work, name) if row["generation"] == generation})
+
+        before = steps()
+        calm.until(lambda: steps() >= before + 8, 60, f"generation {generation} makes 8 steps")
+
+    def killed() -> None:
+        os.kill(calm.workers(name)[1], signal.SIGKILL)
+
+    def drained() -> None:
+        calm.ctl("drain", calm.job(name)["pods"][0]["node"], "--reason", "test", "--timeout", "60s")
+
+    def paused() -> None:
+        calm.ctl("pause", name, "--timeout", "60s")
+        calm.ctl("resume", name, "--timeout", "60s")
+
+    def scaled(size: int) -> None:
+        calm.ctl("scale", name, str(size), "--timeout", "60s")
+
+    for happens, size in (
+        (killed, 3), (lambda: scaled(2), 2), (drained, 2), (paused, 2), (lambda: scaled(3), 3), (killed, 3),
+    ):  # fmt: skip
+        goes_on()
+        happens()
+        generation = calm.until_running(name, size, above=generation)["generation"]
+    job = calm.until_phase(name, "succeeded", 180)
+    assert job["budget"]["used"] == 2, "the kills"
+    again = check_images(work, name, redone=True, images=SAMPLES)
+    assert again <= 2 * (SNAPSHOT_EVERY + 1)
