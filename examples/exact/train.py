@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import os
 import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -49,18 +50,13 @@ def train_model(passes: int, step_delay: float, device: torch.device) -> None:
     if rank == 0:
         print(f"from step {data.step}, {data.consumed} samples used, {world} processes", flush=True)
 
-    def save() -> bool:
-        checkpoints.wait()
-        checkpoints.save(state, data.step)
-        return checkpoints.wait()
-
     loader = DataLoader(dataset, batch_sampler=data.sampler, num_workers=1)
     ddp = DistributedDataParallel(model)
     leaving = Leaving()
     while data.epoch < passes:
         for step in data.steps(loader):
             if leaving.at(data.step):  # a planned stop: all ranks are here, after the same step
-                leaving.leave(data.step, save)
+                leaving.leave(data.step, partial(checkpoints.save_now, state, data.step))
             time.sleep(step_delay)
             for micro, (x, y) in step:
                 with contextlib.nullcontext() if micro.last else ddp.no_sync():
@@ -75,7 +71,7 @@ def train_model(passes: int, step_delay: float, device: torch.device) -> None:
                 checkpoints.save(state, data.step)
         if rank == 0:
             print(f"pass {data.epoch} of {passes} is over, step {data.step}, loss {loss.item():.4f}", flush=True)
-    save()
+    checkpoints.save_now(state, data.step)
     checkpoints.close()
 
 

@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -62,15 +63,11 @@ def train_model(args: argparse.Namespace, device: torch.device) -> None:
     if rank == 0:
         print(f"from step {step} ({context().reason or 'a plain start'})", flush=True)
 
-    def save() -> bool:
-        checkpoints.save(state, step)
-        return checkpoints.wait()
-
     leaving = Leaving()
     ddp = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     while step < args.steps:
         if leaving.at(step):
-            leaving.leave(step, save)
+            leaving.leave(step, partial(checkpoints.save_now, state, step))
         time.sleep(args.step_delay)
         inputs, wanted = batch_of(step, rank, world)
         loss = (ddp(inputs.to(device)) - wanted.to(device)).square().sum() * (world / BATCH)

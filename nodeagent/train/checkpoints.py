@@ -63,7 +63,7 @@ class Checkpoints:
 
     def save(self, state: State, step: int) -> bool:
         """Begin to write the state as of ``step``; it may be changed as soon as this returns. False: it is left out,
-        since the one before is still being written or waits for the store (``wait`` first where it must not be)."""
+        since the one before is still being written or waits for the store (``save_now`` where it must not be)."""
         if self._agreed(self._thread is not None and self._thread.is_alive()):
             if self._rank == 0:
                 say(f"no checkpoint of step {step}: the one before is not finished")
@@ -77,6 +77,12 @@ class Checkpoints:
         self._thread = threading.Thread(target=self._finish, args=(entry, writing), name="checkpoint")
         self._thread.start()
         return True
+
+    def save_now(self, state: State, step: int) -> bool:
+        """Save, and wait for it; whether it was committed. Never left out: for leaving, and for the end."""
+        self.wait()
+        self.save(state, step)
+        return self.wait()
 
     def wait(self) -> bool:
         """Until the last one is finished; whether it was committed."""

@@ -52,6 +52,28 @@ print("end", step, committed, f"{{value:.6f}}", flush=True)
 os._exit(0)  # the groups that FSDP still holds can abort Python's own end
 """
 
+BUSY = """
+import sys, threading
+sys.path.insert(0, {root!r})
+import torch
+from nodeagent.train import Checkpoints
+
+writing, asked = threading.Event(), threading.Event()
+class Slow(Checkpoints):
+    def _commit(self, *what):
+        writing.set()
+        assert asked.wait(30)
+        return super()._commit(*what)
+    def wait(self):
+        asked.set()
+        return super().wait()
+
+checkpoints, state = Slow(), {{"weights": torch.ones(4)}}
+assert checkpoints.save(state, 1)
+assert writing.wait(30)
+print(checkpoints.save(state, 2), checkpoints.save_now(state, 3))
+"""
+
 
 def train(folder: Path, last: int, ranks: int = 0) -> tuple[list[str], str]:
     """What rank 0 printed, and all that was complained of. 0 ranks: no torchrun at all."""
@@ -93,6 +115,17 @@ def test_one_process_goes_on_and_passes_over_what_is_damaged(tmp_path: Path) -> 
     (start, _), said = train(tmp_path, 2)
     assert start.startswith("from 2 1")
     assert "bytes instead of" in said
+
+
+def test_one_that_must_not_be_left_out_waits_for_the_one_before(tmp_path: Path) -> None:
+    """Else a script that leaves would take the commit of an older one for its own."""
+    (tmp_path / "t.py").write_text(BUSY.format(root=str(ROOT)))
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("NODEAGENT")}
+    done = subprocess.run(
+        [sys.executable, "t.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, done.stdout) == (0, "False True\n"), done.stderr
+    assert [e.step for e in entries(tmp_path / "ckpt")] == [3, 1]
 
 
 def newest_damaged(said: str) -> str:
