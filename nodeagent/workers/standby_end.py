@@ -54,22 +54,33 @@ def code_of(error: SystemExit) -> int:
 
 
 def end(script: types.ModuleType, code: int, *, interrupted: bool) -> NoReturn:
-    """End the process; ``interrupted``: by SIGINT, so that its parent can tell. What this raises, a signal's handler
-    say, may end it in Python's own way."""
+    """End the process; ``interrupted``: by SIGINT, so that its parent can tell."""
+    try:
+        code = finish(script, code)
+    except BaseException as error:  # noqa: BLE001 (any class may have part in it; the code is the script's own)
+        os.write(2, f"nodeagent: the end of the script was cut short by {type(error).__name__}\n".encode())
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code)
+
+
+def finish(script: types.ModuleType, code: int) -> int:
+    """What Python promises; the exit code."""
     run_threads()
     with contextlib.suppress(BaseException):  # Python 3.8 and 3.9 have shown it, and raise the last one as well
         atexit._run_exitfuncs()
-    written = flush_standard()
+    if not flush_standard():
+        code = NOT_WRITTEN
     handlers_off()
     with contextlib.suppress(RuntimeError):  # as many threads as there may be: no bound then but the grace
-        _thread.start_new_thread(give_up, (code if written else NOT_WRITTEN,))
+        _thread.start_new_thread(give_up, (code,))
     drop_names(script)
     close_files()
-    written = written and flush_standard()  # what was said meanwhile
+    if code != NOT_WRITTEN and not flush_standard():  # what was said meanwhile
+        code = NOT_WRITTEN
     _libc.fflush(None)  # of C libraries
-    if interrupted:
-        os.kill(os.getpid(), signal.SIGINT)
-    os._exit(code if written else NOT_WRITTEN)
+    return code
 
 
 def run_threads() -> None:
@@ -130,7 +141,7 @@ def drop_names(script: types.ModuleType) -> None:
     frames.clear()
     stays = (types.ModuleType, types.FunctionType, type)
     for name in [name for name, value in names.items() if not issubclass(type(value), stays)][::-1]:
-        if name != "__builtins__":
+        if not name.startswith("__"):
             names[name] = None
 
 

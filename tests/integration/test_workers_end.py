@@ -115,6 +115,10 @@ ENDS = {
     "broken hook": "import sys\nsys.excepthook = lambda *a: 1 / 0\nraise ValueError('boom')",
     "interrupt": "import atexit\natexit.register(print, 'gone')\nf = open('f', 'w')\nf.write('kept')\n"
     "raise KeyboardInterrupt",
+    "ignored interrupt": "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nraise KeyboardInterrupt",
+    "exit on SIGTERM in thread": "import os, signal, sys, threading, time\n"
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
+    "threading.Thread(target=lambda: (time.sleep(0.2), os.kill(os.getpid(), 15), time.sleep(0.2))).start()",
     "error in thread": "import threading; threading.Thread(target=lambda: 1 / 0).start()",
     "exit in thread": "import sys, threading; threading.Thread(target=sys.exit, args=(3,)).start()",
     "atexit ends it": "import atexit, os; atexit.register(os._exit, 6)",

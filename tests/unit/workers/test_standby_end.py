@@ -58,6 +58,14 @@ def test_a_thread_that_runs_the_script_misses_no_name() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_what_fails_in_a_class_of_the_script_does_not_change_the_code() -> None:
+    done = ended(
+        "class Broken:\n    def flush(self): pass\n    @property\n    def buffer(self): raise KeyError\n"
+        "sys.stdout, code = Broken(), 7"
+    )
+    assert (done.returncode, done.stderr) == (7, "nodeagent: the end of the script was cut short by KeyError\n")
+
+
 def test_a_lazy_object_is_not_asked_for_its_class() -> None:
     done = ended(
         "class Lazy:\n    @property\n    def __class__(self):\n        raise SystemExit('imported')\n"
