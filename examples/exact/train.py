@@ -51,7 +51,7 @@ def train_model(passes: int, step_delay: float, device: torch.device) -> None:
         print(f"from step {data.step}, {data.consumed} samples used, {world} processes", flush=True)
 
     loader = DataLoader(dataset, batch_sampler=data.sampler, num_workers=1)
-    ddp = DistributedDataParallel(model)
+    ddp = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     leaving = Leaving()
     while data.epoch < passes:
         for step in data.steps(loader):
