@@ -42,7 +42,7 @@ from nodeagent.agent.usage import Meter
 from nodeagent.model.job import JobRecord
 from nodeagent.spec.agentconfig import AgentConfig, node_id
 from nodeagent.store.base import Store, StoreUnavailableError
-from nodeagent.store.client import RedisStore
+from nodeagent.store.client import connect
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import FileLedger
 from nodeagent.workers.host import ShimHost
@@ -72,7 +72,7 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig], split: Sp
         if problem:
             structlog.get_logger("agent").bind(node=node).warning("GPUs", why=problem)
         address = find_address(config, os.environ)
-        store = RedisStore(config.redis, config.cluster, config.timing.store_timeout)
+        store = connect(config.redis, config.cluster, config.timing.store_timeout)
         closing.push_async_callback(store.close)
         unit = this_unit()
         host = _host(config, node, address, unit)

@@ -1,1 +1,1 @@
-"""The store: Redis, its Lua steps and its in-memory twin, under one contract. Never decides."""
+"""The store: Redis and its Lua steps, under one contract. Never decides."""

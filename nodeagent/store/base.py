@@ -1,4 +1,4 @@
-"""What agents may ask of the store: the contract that Redis and the in-memory twin both keep.
+"""What agents may ask of the store: the contract that the Lua steps keep.
 
 Each call is one atomic step: it checks, then writes, or changes nothing. A call whose reply was lost may be sent
 again: all of them are idempotent. Owns the meaning of each step; holds no implementation.

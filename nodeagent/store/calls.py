@@ -1,7 +1,7 @@
 """How a call travels to Redis and back: on one of a few links, within a bound, and counted only once the replicas that
 are wanted have it.
 
-Owns the links; must never know what a step means. Whatever goes wrong becomes one of the two store errors.
+Must never know what a step means. Whatever goes wrong becomes one of the two store errors.
 """
 
 from __future__ import annotations
@@ -9,45 +9,55 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.timing import Timing, millis
-from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store import codec
 from nodeagent.store.actedon import ActedOn, never
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
-from nodeagent.store.link import Link, Links
+from nodeagent.store.link import Link
 from nodeagent.store.scripts import load
 from nodeagent.store.trouble import NotReplicatedError, strict, trouble
 from nodeagent.store.wire import ReplyError
 from nodeagent.store.words import timing_differs
 
-COMMAND_LINKS = 4
-WAIT_LINKS = 32
 REPLICAS_SHARE = 0.5
 """Of a call's bound: how long it waits for the replicas to have the step."""
 
 
-class Calls:
-    """To one cluster's keys, those that begin with ``prefix``. ``timeout`` (seconds) bounds each call, queueing and
-    waiting for replicas included."""
+class AnyLinks(Protocol):
+    """A bounded set of links to one store: see ``Links``."""
 
-    def __init__(self, config: RedisConfig, prefix: str, timeout: float) -> None:
-        self._prefix, self._timeout = prefix, timeout
-        self._replicas = config.replicas_wanted
-        self._commands = Links(config, COMMAND_LINKS, timeout)
-        self._waits = Links(config, WAIT_LINKS, timeout)
+    address: str
+
+    def one(self) -> AbstractAsyncContextManager[Link]:
+        """For one request."""
+
+    async def forget(self) -> None:
+        """The server may not be the same any more."""
+
+    async def close(self) -> None:
+        """Requests under way fail."""
+
+
+class Calls:
+    """To one cluster's keys, those that begin with ``prefix``, on ``commands`` and ``waits``. ``timeout`` (seconds)
+    bounds each call, queueing and waiting for ``replicas`` included."""
+
+    def __init__(self, commands: AnyLinks, waits: AnyLinks, prefix: str, timeout: float, replicas: int = 0) -> None:
+        self.prefix, self._timeout = prefix, timeout
+        self._commands, self._waits, self._replicas = commands, waits, replicas
 
     async def step(self, name: str, arguments: dict[str, object], acted_on: ActedOn = never) -> Any:
         """A script's reply, less the flag that it did what was asked; raises StoreRefusedError with its reason."""
         text = codec.encode(arguments)
         async with self.link() as link:
             try:
-                done, *rest = await link.evaluate(load(name), self._prefix, link.run_id, str(RECORD_VERSION), text)
+                done, *rest = await link.evaluate(load(name), self.prefix, link.run_id, str(RECORD_VERSION), text)
             except ReplyError as error:
                 if error.is_damage:  # so that it does not fail for ever; this call has failed all the same
-                    await link.evaluate(load("examine"), self._prefix, link.run_id, str(RECORD_VERSION), "{}")
+                    await link.evaluate(load("examine"), self.prefix, link.run_id, str(RECORD_VERSION), "{}")
                 raise
             if not done and rest[0] == "link":
                 raise ConnectionError(rest[1])  # so that all links are opened anew
@@ -87,7 +97,7 @@ class Calls:
             raise NotReplicatedError(f"{there} of the {self._replicas} replicas that must have it do")
 
     @asynccontextmanager
-    async def _bounded(self, links: Links, timeout: float) -> AsyncIterator[Link]:
+    async def _bounded(self, links: AnyLinks, timeout: float) -> AsyncIterator[Link]:
         """A link within a bound; whatever goes wrong with it becomes StoreUnavailableError. Where it has to be opened
         first, that has the bound once and the request once more: both are round trips, and where replies come late a
         node whose link broke must get one again before its fence."""

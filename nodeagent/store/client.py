@@ -25,6 +25,7 @@ from nodeagent.store.actedon import always, beat_brings_jobs
 from nodeagent.store.arguments import ended_by, expectation, told_facts, told_timing, who
 from nodeagent.store.calls import Calls
 from nodeagent.store.decoder import Decoder
+from nodeagent.store.link import Links
 from nodeagent.store.messages import (
     Answer,
     Beat,
@@ -44,23 +45,17 @@ from nodeagent.store.scripts import load
 from nodeagent.store.trouble import strict
 from nodeagent.store.wire import readable
 
+COMMAND_LINKS = 4
+WAIT_LINKS = 32
 Raw = TypeVar("Raw")
 Read = TypeVar("Read")
 
 
 class RedisStore:
-    """A cluster's store on a Redis or Valkey server. Connects at the first call; see ``Store`` for the methods.
+    """A cluster's store on a Redis or Valkey server (``connect``); see ``Store`` for the methods."""
 
-    ``at`` is a url, or the config's whole ``redis`` section. ``timeout`` (seconds) bounds each call, queueing and
-    waiting for replicas included; a call that has to connect first (and ask sentinels) has as long once more for that.
-    Raises ValueError for a url or cluster name that cannot be, AccessError for a password file or certificate that
-    cannot be used.
-    """
-
-    def __init__(self, at: str | RedisConfig, cluster: str, timeout: float) -> None:
-        config = RedisConfig(url=at) if isinstance(at, str) else at
-        self._prefix = keys.prefix(cluster)
-        self._calls = Calls(config, self._prefix, timeout)
+    def __init__(self, calls: Calls) -> None:
+        self._calls, self._prefix = calls, calls.prefix
         self._decoder = Decoder()
 
     async def join(
@@ -106,7 +101,7 @@ class RedisStore:
                 if not flat:
                     gone.append(key)
                 elif key.startswith("node:"):
-                    nodes.append(codec.decode_node(flat, cordon))
+                    nodes.append(self._decoder.node(flat, cordon))
                 else:
                     jobs.append(self._decoder.job(flat))
             except ValueError as error:  # one record, and only that one: the others are as good as ever
@@ -332,6 +327,19 @@ class RedisStore:
         (flat,) = await self._calls.step(name, arguments, always)
         with strict():
             return self._decoder.job(flat)
+
+
+def connect(at: str | RedisConfig, cluster: str, timeout: float) -> RedisStore:
+    """The store of this cluster. Connects at the first call.
+
+    ``at`` is a url, or the config's whole ``redis`` section. ``timeout`` (seconds) bounds each call, queueing and
+    waiting for replicas included; a call that has to connect first (and ask sentinels) has as long once more for that.
+    Raises ValueError for a url or cluster name that cannot be, AccessError for a password file or certificate that
+    cannot be used.
+    """
+    config = RedisConfig(url=at) if isinstance(at, str) else at
+    commands, waits = (Links(config, most, timeout) for most in (COMMAND_LINKS, WAIT_LINKS))
+    return RedisStore(Calls(commands, waits, keys.prefix(cluster), timeout, config.replicas_wanted))
 
 
 def _each(decode: Callable[[Raw], Read], found: Iterable[Raw]) -> Iterator[Read]:

@@ -1,4 +1,4 @@
-"""Decodes jobs' records, each with what the same job's last one had in common with it: of a gang of two thousand nodes
+"""Decodes records, a job's with what the same job's last one had in common with it: of a gang of two thousand nodes
 one acknowledgement is new, and all agents read it.
 
 Owns the texts and records decoded last, within a bound. Must never give another record than ``codec.decode_job`` would:
@@ -13,7 +13,8 @@ from typing import Any
 
 from nodeagent.model.base import Record
 from nodeagent.model.job import JobRecord
-from nodeagent.store.codec import HEAD_MAPS, JOB_MAPS, decode_job, pairs
+from nodeagent.model.node import NodeRecord
+from nodeagent.store.codec import HEAD_MAPS, JOB_MAPS, decode_job, decode_node, pairs
 
 ROOM = 12_000
 """Fields kept, of all jobs together: the least recently read go first."""
@@ -48,6 +49,10 @@ class Decoder:
             job = _mended(last, fields)
         self._keep(_Read(fields, job))
         return job
+
+    def node(self, flat: Sequence[str], cordon: str) -> NodeRecord:
+        """As ``codec.decode_node``."""
+        return decode_node(flat, cordon)
 
     def _keep(self, read: _Read) -> None:
         old = self._read.pop(read.job.uid, None)

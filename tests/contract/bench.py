@@ -7,7 +7,6 @@ they run against. Node leases are long unless a test asks for a short one.
 from __future__ import annotations
 
 import asyncio
-import copy
 import uuid
 from collections.abc import Mapping
 
@@ -19,10 +18,12 @@ from nodeagent.model.stall import Stall
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Cause, Head, Member, PodReport, Token
 from nodeagent.store.base import Store, StoreRefusedError
-from nodeagent.store.link import Link, Links
-from nodeagent.store.memory import MemoryServer
+from nodeagent.store.calls import AnyLinks
+from nodeagent.store.keys import prefix
+from nodeagent.store.link import Link
 from nodeagent.store.messages import Beat, BeatReply, Ending, Note, Proposal, Saved
-from nodeagent.store.twin.state import State
+from tests.inprocess.data import Stream
+from tests.inprocess.server import CLUSTER, HereLinks, HereStore, Server
 
 FAST = Timing(heartbeat=0.05, credit=0.1, gap=1.5, lease=0.3)
 LONG = 3_600_000
@@ -268,50 +269,10 @@ class Bench:
         return [event.kind for event in await self.store.events(after, 1000)]
 
 
-class MemoryBench(Bench):
-    """Time is a number."""
-
-    def __init__(self, store: Store, server: MemoryServer, clock: list[float]) -> None:
-        super().__init__(store)
-        self.server = server
-        self._clock = clock
-
-    async def sleep(self, seconds: float) -> None:
-        self._clock[0] += seconds
-
-    async def restart(self) -> None:
-        self.server.restart()
-
-    async def keep(self) -> object:
-        kept = copy.deepcopy(self.server.state)
-        kept.events.clear()
-        return kept
-
-    async def put_back(self, kept: object) -> None:
-        if isinstance(kept, State):
-            self.server.put_back(copy.deepcopy(kept))
-        else:
-            self.server.restart(keep_data=False)
-
-    async def age(self, served_ms: int) -> None:
-        self.server.state.served += served_ms
-
-    async def take(self, key: str) -> None:
-        kind, colon, name = key.partition(":")
-        held = {"job": "jobs", "node": "nodes"}.get(kind, kind)
-        if colon:
-            del getattr(self.server.state, held)[name]
-        else:
-            getattr(self.server.state, held).clear()
-
-    async def pod_ttl(self, uid: str, node: str) -> int:
-        return self.server.state.pods[uid, node][1] - self.server.now()
-
-
 class RedisBench(Bench):
     """Time is real; the server looks restarted since the store remembers another run id."""
 
-    def __init__(self, store: Store, links: Links, prefix: str) -> None:
+    def __init__(self, store: Store, links: AnyLinks, prefix: str) -> None:
         super().__init__(store)
         self._links = links
         self._prefix = prefix
@@ -348,6 +309,30 @@ class RedisBench(Bench):
     async def pod_ttl(self, uid: str, node: str) -> int:
         async with self._links.one() as link:
             return int(await link.ask("PTTL", f"{self._prefix}pod:{uid}:{node}"))
+
+
+class HereBench(RedisBench):
+    """On the server in this process: time is a number."""
+
+    def __init__(self, server: Server, clock: list[float], store: Store | None = None) -> None:
+        super().__init__(store or HereStore(server), HereLinks(server), prefix(CLUSTER))
+        self.server = server
+        self._clock = clock
+
+    async def sleep(self, seconds: float) -> None:
+        self._clock[0] += seconds
+
+    async def restart(self) -> None:
+        self.server.restart()
+
+    async def keep(self) -> object:
+        return {key: value for key, value in self.server.kept().items() if not isinstance(value, Stream)}
+
+    async def put_back(self, kept: object) -> None:
+        if isinstance(kept, dict):
+            self.server.put_back(kept)
+        else:
+            self.server.restart(keep_data=False)
 
 
 def escaped(prefix: str) -> str:

@@ -1,4 +1,4 @@
-"""The two stores under test: the in-memory twin and a private Redis server, a fresh cluster for each test."""
+"""The two servers under test: the one in this process and a private Redis, a fresh cluster for each test."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from nodeagent.store.client import RedisStore
+from nodeagent.store.client import connect
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
-from nodeagent.store.memory import MemoryServer, MemoryStore
 from nodeagent.store.server import PrivateRedis
-from tests.contract.bench import Bench, MemoryBench, RedisBench
+from tests.contract.bench import Bench, HereBench, RedisBench
+from tests.inprocess.server import Server
 
 
 @pytest.fixture(scope="session")
@@ -21,16 +21,15 @@ def redis_server() -> Iterator[PrivateRedis]:
         yield server
 
 
-@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=["here", pytest.param("redis", marks=pytest.mark.redis)])
 async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
-    if request.param == "memory":
+    if request.param == "here":
         clock = [1_000_000.0]
-        server = MemoryServer(lambda: clock[0])
-        yield MemoryBench(MemoryStore(server), server, clock)
+        yield HereBench(Server(lambda: clock[0]), clock)
         return
     url = request.getfixturevalue("redis_server").url
     cluster = uuid.uuid4().hex
-    store, links = RedisStore(url, cluster, 5.0), Links(url, 1)
+    store, links = connect(url, cluster, 5.0), Links(url, 1)
     yield RedisBench(store, links, prefix(cluster))
     await links.close()
     await store.close()

@@ -20,7 +20,7 @@ from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
-from nodeagent.store.client import RedisStore
+from nodeagent.store.client import connect
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
 from nodeagent.store.server import PrivateRedis
@@ -47,7 +47,7 @@ class Cluster:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.name = uuid.uuid4().hex
-        self.store = RedisStore(url, self.name, 5.0)
+        self.store = connect(url, self.name, 5.0)
         self.links = Links(url, 1)
         self.bench = Bench(self.store)
         self.leases = [self._lease(node, folder / node) for node in ("n1", "n2")]

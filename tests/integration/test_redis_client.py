@@ -17,8 +17,7 @@ from nodeagent.model.event import Event
 from nodeagent.model.job import JobRecord
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.base import StoreUnavailableError
-from nodeagent.store.calls import COMMAND_LINKS
-from nodeagent.store.client import RedisStore
+from nodeagent.store.client import COMMAND_LINKS, RedisStore, connect
 from nodeagent.store.door import Door
 from nodeagent.store.link import Link, Links
 from nodeagent.store.server import PrivateRedis
@@ -37,7 +36,7 @@ def server() -> Iterator[PrivateRedis]:
 
 @pytest.fixture
 async def store(server: PrivateRedis) -> AsyncIterator[RedisStore]:
-    store = RedisStore(server.url, "test", 0.3)
+    store = connect(server.url, "test", 0.3)
     yield store
     await store.close()
 
@@ -84,7 +83,7 @@ async def test_a_call_that_has_to_connect_first_has_the_time_for_both(server: Pr
     await store.remove("u1")  # the server knows the script from now on
     for seconds, answers in ((0.6, True), (1.5, False)):
         async with slowed(server.socket, seconds) as place:
-            slow = RedisStore(f"unix://{place}", "test", 1.0)
+            slow = connect(f"unix://{place}", "test", 1.0)
             if answers:
                 await slow.remove("u1")
                 await slow.remove("u1")
@@ -122,15 +121,15 @@ async def test_the_run_id_is_that_of_the_serving_process(server: PrivateRedis, s
 
 async def test_a_wrong_password_is_said_to_be_wrong(server: PrivateRedis) -> None:
     await raw(server, "CONFIG", "SET", "requirepass", "secret")
-    store = RedisStore(f"unix://:guess@{server.socket}", "test", 2.0)
+    store = connect(f"unix://:guess@{server.socket}", "test", 2.0)
     text = await unavailable(store.remove("u1"))
     assert "password" in text
     assert "guess" not in text
     await store.close()
-    nobody = RedisStore(server.url, "test", 2.0)
+    nobody = connect(server.url, "test", 2.0)
     assert "password" in await unavailable(nobody.remove("u1"))
     await nobody.close()
-    right = RedisStore(f"unix://:secret@{server.socket}", "test", 2.0)
+    right = connect(f"unix://:secret@{server.socket}", "test", 2.0)
     await right.remove("u1")
     await right.close()
 
@@ -164,14 +163,14 @@ async def test_a_server_that_forgot_the_scripts_gets_them_again(server: PrivateR
 
 
 async def test_nobody_answers_at_the_address() -> None:
-    store = RedisStore("redis://127.0.0.1:1/0", "test", 0.5)
+    store = connect("redis://127.0.0.1:1/0", "test", 0.5)
     assert "127.0.0.1:1 cannot be reached" in await unavailable(store.remove("u1"))
     await store.close()
 
 
 async def test_cancelled_calls_leave_nothing_behind(server: PrivateRedis, store: RedisStore) -> None:
     rng = random.Random(7)
-    patient = RedisStore(server.url, "test", 5.0)
+    patient = connect(server.url, "test", 5.0)
     jobs = [await patient.submit(f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}") for n in range(6)]
 
     async def call(n: int) -> JobRecord:
@@ -214,7 +213,7 @@ async def until_clients(server: PrivateRedis, most: int) -> None:
 
 
 async def test_connections_are_bounded_and_waits_do_not_block_commands(server: PrivateRedis) -> None:
-    store = RedisStore(server.url, "test", 5.0)
+    store = connect(server.url, "test", 5.0)
     async with asyncio.timeout(BOUND), asyncio.TaskGroup() as group:
         waits = [group.create_task(store.wait("0-0", 60.0)) for _ in range(6)]
         for _ in range(30):
@@ -231,7 +230,7 @@ async def test_connections_are_bounded_and_waits_do_not_block_commands(server: P
 
 
 async def test_closing_ends_what_is_under_way(server: PrivateRedis) -> None:
-    store = RedisStore(server.url, "test", 5.0)
+    store = connect(server.url, "test", 5.0)
     waiting = asyncio.create_task(store.wait("0-0", 60.0))
     await until_blocked(server)
     await store.close()
@@ -333,7 +332,7 @@ async def test_records_of_another_version_are_refused_not_guessed(server: Privat
 )
 def test_an_address_or_name_that_cannot_be_is_refused_at_once(url: str, cluster: str) -> None:
     with pytest.raises(ValueError, match=r"names no service|does not start with|cluster name"):
-        RedisStore(url, cluster, 0.5)
+        connect(url, cluster, 0.5)
 
 
 async def test_a_link_is_dropped_after_an_error(server: PrivateRedis) -> None:

@@ -10,7 +10,7 @@ import pytest
 from nodeagent.plan.storehealth import judge
 from nodeagent.spec.storeconfig import RedisConfig, SentinelConfig, TlsConfig
 from nodeagent.store.base import StoreUnavailableError
-from nodeagent.store.client import RedisStore
+from nodeagent.store.client import connect
 from nodeagent.store.door import AccessError
 from nodeagent.store.inspect import inspect
 from tests.contract.bench import FAST, Bench, spec
@@ -38,7 +38,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 async def works(config: RedisConfig) -> None:
-    store = RedisStore(config, "test", 5.0)
+    store = connect(config, "test", 5.0)
     try:
         assert (await store.submit("u1", spec(), 0, 1.0, "ann", "r1")).name == "train"
     finally:
@@ -46,7 +46,7 @@ async def works(config: RedisConfig) -> None:
 
 
 async def fails(config: RedisConfig) -> str:
-    store = RedisStore(config, "test", 5.0)
+    store = connect(config, "test", 5.0)
     try:
         with pytest.raises(StoreUnavailableError) as caught:
             await store.remove("u1")
@@ -118,7 +118,7 @@ def test_a_certificate_that_cannot_be_read_is_told_at_once(tmp_path: Path, broke
     for path in (tmp_path / "absent.pem", secret(tmp_path, "no certificate")):
         config = RedisConfig(url="rediss://h", tls=TlsConfig.model_validate({broken: path}))
         with pytest.raises(AccessError, match=str(path)):
-            RedisStore(config, "test", 1.0)
+            connect(config, "test", 1.0)
 
 
 # --- passwords and users
@@ -128,7 +128,7 @@ async def test_an_acl_user_needs_no_more_than_the_document_says(servers: Yard, t
     server = await servers.server("user default off", f"user nodeagent on >{PASSWORD} {' '.join(ACL)}")
     file = secret(tmp_path, PASSWORD + "\n")
     login = RedisConfig(url=f"redis://nodeagent@127.0.0.1:{server.port}/0", password_file=file)
-    store = RedisStore(login, "test", 5.0)
+    store = connect(login, "test", 5.0)
     bench = Bench(store)
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1", "n2")
@@ -136,7 +136,7 @@ async def test_an_acl_user_needs_no_more_than_the_document_says(servers: Yard, t
     assert await store.events("0-0", 10)
     assert await store.pods(job.uid) == ()
     await bench.store.leave("n1", bench.lives["n1"])
-    other = RedisStore(login, "elsewhere", 5.0)
+    other = connect(login, "elsewhere", 5.0)
     with pytest.raises(StoreUnavailableError, match="refused this agent"):
         await other.remove("u1")
     for one in (store, other):
@@ -159,7 +159,7 @@ async def test_config_that_may_not_be_asked_is_unknown(servers: Yard) -> None:
 async def test_a_new_password_needs_no_restart(servers: Yard, tmp_path: Path) -> None:
     server = await servers.server("requirepass old")
     file = secret(tmp_path, "old")
-    store = RedisStore(RedisConfig(url=server.url, password_file=file), "test", 5.0)
+    store = connect(RedisConfig(url=server.url, password_file=file), "test", 5.0)
     await store.remove("u1")
     await ask(server, "CONFIG", "SET", "requirepass", "new", password="old")
     await ask(server, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes", password="new")
@@ -190,19 +190,19 @@ def test_a_password_file_that_will_not_do_is_told_at_once(tmp_path: Path, text: 
         ),
     ):  # fmt: skip
         with pytest.raises(AccessError, match=said):
-            RedisStore(section, "test", 1.0)
+            connect(section, "test", 1.0)
 
 
 def test_a_password_file_may_be_read_by_its_group(tmp_path: Path) -> None:
-    RedisStore(RedisConfig(password_file=secret(tmp_path, "pw", 0o640)), "test", 1.0)
+    connect(RedisConfig(password_file=secret(tmp_path, "pw", 0o640)), "test", 1.0)
     with pytest.raises(AccessError, match="absent cannot be read: No such file"):
-        RedisStore(RedisConfig(password_file=tmp_path / "absent"), "test", 1.0)
+        connect(RedisConfig(password_file=tmp_path / "absent"), "test", 1.0)
 
 
 async def test_a_password_file_that_vanishes_is_told_with_the_next_connection(servers: Yard, tmp_path: Path) -> None:
     server = await servers.server("requirepass pw")
     file = secret(tmp_path, "pw")
-    store = RedisStore(RedisConfig(url=server.url, password_file=file), "test", 5.0)
+    store = connect(RedisConfig(url=server.url, password_file=file), "test", 5.0)
     file.unlink()
     with pytest.raises(StoreUnavailableError, match=f"{file} cannot be read"):
         await store.remove("u1")

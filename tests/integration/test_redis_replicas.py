@@ -13,7 +13,7 @@ from nodeagent.model.world import PodReport
 from nodeagent.plan.storehealth import judge
 from nodeagent.spec.storeconfig import RedisConfig, SentinelConfig
 from nodeagent.store.base import StoreUnavailableError
-from nodeagent.store.client import RedisStore
+from nodeagent.store.client import RedisStore, connect
 from nodeagent.store.door import Door
 from nodeagent.store.inspect import inspect
 from nodeagent.store.link import Links, NotPrimaryError, identity
@@ -43,7 +43,7 @@ async def stores() -> AsyncIterator[list[RedisStore]]:
 
 
 def opened(stores: list[RedisStore], config: RedisConfig, timeout: float = TIMEOUT) -> RedisStore:
-    stores.append(RedisStore(config, "test", timeout))
+    stores.append(connect(config, "test", timeout))
     return stores[-1]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import random
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -25,9 +24,9 @@ from nodeagent.model.timing import Timing
 from nodeagent.model.world import Token
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import StoreRefusedError
-from nodeagent.store.memory import MemoryServer, MemoryStore
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import Seal
+from tests.inprocess.server import HereStore, Server
 from tests.sim.disk import SimDisk
 from tests.sim.host import SimHost
 from tests.sim.invariants import Broken, Checker
@@ -214,7 +213,7 @@ class SimCluster:
         self.frozen = Gate()
         """Closed while the store is stopped (SIGSTOP)."""
         self._stirred = asyncio.Event()
-        self.server: MemoryServer = WatchedServer(lambda: loop.time() + self.clock_step, self._stepped)
+        self.server: Server = WatchedServer(lambda: loop.time() + self.clock_step, self._stepped)
         self._temporary = tempfile.TemporaryDirectory(prefix="na-sim-", dir=in_memory())
         self.folder = Path(self._temporary.name)
         self.nodes: dict[str, Node] = {}
@@ -250,7 +249,7 @@ class SimCluster:
     async def roll_back_store(self, seconds: float, same_process: bool = False) -> dict[str, int]:
         """The store as it is now is put back so many seconds later (``same_process``: by a fail-over there and back);
         the numbers of the generations that it had then, by uid."""
-        kept = copy.deepcopy(self.server.state)
+        kept = self.server.kept()
         await asyncio.sleep(seconds)
         self.checker.store_loses()
         numbers = {uid: job.head.number for uid, job in self.server.state.jobs.items() if job.head is not None}
@@ -273,7 +272,7 @@ class SimCluster:
         """Through an agent, ``admitted`` seconds ago."""
         job = sim_spec(name, minimum, maximum, target, **spec)
         uid, now = f"uid-{name}", SimClock().wall() - admitted
-        done = await MemoryStore(self.server).submit(
+        done = await HereStore(self.server).submit(
             uid, job, 0, 0.0, "test", f"submit-{name}", control=SEAL.control(uid, first_control(job, "test", None)),
             admission=SEAL.admit(uid, 0, job, now, "n1"),
         )  # fmt: skip
@@ -341,7 +340,7 @@ class SimCluster:
 
     async def _write(self, job: JobRecord, new: Control | None, request: str, *rest: str) -> None:
         """As whoever did not get the reply does it: twice. The second time changes nothing."""
-        store = MemoryStore(self.server)
+        store = HereStore(self.server)
         done = await store.control(job.uid, job.control.rev, new, request, *rest)
         again = await store.control(job.uid, job.control.rev, new, request, *rest)
         assert again.control == done.control
@@ -351,7 +350,7 @@ class SimCluster:
 
         async def step() -> None:
             if name in self.server.state.nodes:
-                await MemoryStore(self.server).cordon(name, cordon, request)
+                await HereStore(self.server).cordon(name, cordon, request)
 
         await self.patiently(step)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from nodeagent.model.job import Checkpoint, JobRecord, Phase
 from nodeagent.model.world import Head, Member, Token
 from nodeagent.plan.phases import allowed
-from nodeagent.store.memory import MemoryServer
+from tests.inprocess.server import Server
 from tests.sim.machine import SimMachine
 
 SWEEP = 1.0
@@ -30,7 +30,7 @@ class Checker:
     there. The mutants show that nothing slips through (``make mutants``).
     """
 
-    def __init__(self, server: MemoryServer, machines: Mapping[str, SimMachine]) -> None:
+    def __init__(self, server: Server, machines: Mapping[str, SimMachine]) -> None:
         self.server, self.machines = server, machines
         self._on: dict[str, dict[str, Token]] = {}
         """Machine to what it executes: job (uid) to generation."""

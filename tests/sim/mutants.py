@@ -4,11 +4,13 @@ table. A mutant that survives is a hole in the simulation."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
+from importlib.resources import files
 
 import pytest
 import structlog
@@ -20,19 +22,18 @@ from nodeagent.agent.guard import Guard, _Judged
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.loop import Agent
 from nodeagent.agent.saver import Saver
-from nodeagent.model.job import Admission, JobRecord, Spend
+from nodeagent.model.job import Admission
 from nodeagent.model.timing import Timing
-from nodeagent.model.world import Head, Token
 from nodeagent.plan import gang, lending
 from nodeagent.plan.cluster import RefusalKind
 from nodeagent.plan.lending import Answer, Ask, Promises
-from nodeagent.store.memory import MemoryServer
+from nodeagent.store import calls, client, scripts
 from nodeagent.store.messages import Saved
-from nodeagent.store.twin import commits, generation, lease, restore, waiting
-from nodeagent.store.twin.state import State
+from nodeagent.store.scripts import Script
 from nodeagent.trust.ledger import Entry
 from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodStatus
+from tests.inprocess.server import Server
 from tests.sim import cluster as cluster_module
 from tests.sim import provocations, saved
 from tests.sim.cluster import Node, SimCluster
@@ -85,9 +86,28 @@ def caught(provocation: Provocation, seeds: range) -> int | None:
     return found
 
 
+def change(patch: pytest.MonkeyPatch, *changes: tuple[str, str], everywhere: bool = False) -> None:
+    """Replace these pieces of the scripts. Raises AssertionError for one that is not there exactly once
+    (``everywhere``: at least once)."""
+    folder = files("nodeagent.store") / "scripts"
+    texts = [file.read_text() for file in folder.iterdir() if file.name.endswith(".lua")]
+    for old, _ in changes:
+        times = sum(text.count(old) for text in texts)
+        assert times == 1 or (times and everywhere), f"this piece is there {times} times: {old}"
+
+    def load(name: str, *, bare: bool = False) -> Script:
+        source = scripts.load(name, bare=bare).source
+        for old, new in changes:
+            source = source.replace(old, new)
+        return Script(name=name, source=source, sha=hashlib.sha1(source.encode()).hexdigest())
+
+    for module in (calls, client):
+        patch.setattr(module, "load", cache(load))
+
+
 def holders_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A new generation does not wait for those who may still run the old one, once they are no members."""
-    patch.setattr(generation, "next_holders", lambda s, job, lost: {})
+    change(patch, ("local function next_holders(job, lost)\n", "local function next_holders()\n  do return {} end\n"))
 
 
 def ack_before_stopping(patch: pytest.MonkeyPatch) -> None:
@@ -106,7 +126,7 @@ def unheard_is_quiet(patch: pytest.MonkeyPatch) -> None:
 
 def a_primary_is_its_process(patch: pytest.MonkeyPatch) -> None:
     """A primary that was a replica in between counts as the one of before."""
-    patch.setattr(MemoryServer, "run_id", property(lambda server: f"run-{server._starts}"))
+    patch.setattr(Server, "_history", property(lambda server: f"{server._starts:x}"))
 
 
 def whoever_answers_is_the_keeper(patch: pytest.MonkeyPatch) -> None:
@@ -145,35 +165,42 @@ def guard_asleep(patch: pytest.MonkeyPatch) -> None:
 
 def half_a_gang(patch: pytest.MonkeyPatch) -> None:
     """A generation becomes active once its first member acknowledged (who names the address), without the others."""
-    real = generation._not_ready
-
-    def not_ready(s: State, job: JobRecord, head: Head) -> str | None:
-        return None if head.ordered()[0].node in head.acks else real(s, job, head)
-
-    patch.setattr(generation, "_not_ready", not_ready)
+    early = """local function not_ready(job)
+  for node, member in pairs(decoded(entries(job, 'member'))) do
+    if member.group_rank == 0 and job['ack:' .. node] then
+      return
+    end
+  end
+"""
+    change(patch, ("local function not_ready(job)\n", early))
 
 
 def merged_by_arrival(patch: pytest.MonkeyPatch) -> None:
     """A store that lost writes keeps of each record what it has or was given first, whichever is newer."""
-    patch.setattr(restore._Merge, "takes", lambda merge, stored, offered: stored is None)
+    change(
+        patch, ("local function taken(stored, offered)\n", "local function taken(stored)\n  do return not stored end\n")
+    )
 
 
 def deciding_while_recovering(patch: pytest.MonkeyPatch) -> None:
     """A store that lost writes decides at once on what it still has."""
-    patch.setattr(State, "recovering", property(lambda state: False))
+    change(patch, ("served < recover", "false"), ("served >= recover", "true"), everywhere=True)
 
 
 def anybody_commits(patch: pytest.MonkeyPatch) -> None:
     """A commit does not compare the generation that asks with the one that is active."""
-    real = commits.commit
-
-    def commit(s: State, uid: str, token: Token, *rest: Any) -> JobRecord:
-        job = real(s, uid, s.job(uid).active or token, *rest)
-        assert job.checkpoint is not None
-        asked = job.checkpoint.model_copy(update={"number": token.number})
-        return s.save_job(job.model_copy(update={"checkpoint": asked}))
-
-    patch.setattr(commits, "commit", commit)
+    change(
+        patch,
+        (
+            "if job.active_id ~= A.token.id or job.active_number ~= int(A.token.number) then",
+            "if not job.active_id then",
+        ),
+        ("if not lives_of(job, A.node)[A.life] then", "if false then"),
+        (
+            "if old and (old.number > new.number or (old.number == new.number and old.order >= new.order)) then",
+            "if false then",
+        ),
+    )
 
 
 def one_yes_is_enough(patch: pytest.MonkeyPatch) -> None:
@@ -188,8 +215,7 @@ def one_yes_is_enough(patch: pytest.MonkeyPatch) -> None:
 
 def keepers_need_not_let_go(patch: pytest.MonkeyPatch) -> None:
     """A new generation becomes active though no keeper of the old one let go, and is proposed without hearing one."""
-    real = generation._not_ready
-    patch.setattr(generation, "_not_ready", lambda s, job, head: real(s, job.model_copy(update={"keepers": {}}), head))
+    change(patch, ("  if #keepers > 0 then\n    return 'no keeper of", "  if false then\n    return 'no keeper of"))
     patch.setattr(gang, "silence", lambda cluster, job: "")
 
 
@@ -314,35 +340,17 @@ def the_first_view_wins(patch: pytest.MonkeyPatch) -> None:
 
 def the_first_to_be_heard_is_enough(patch: pytest.MonkeyPatch) -> None:
     """The store waits until one agent has said what it knows, not for all that were live."""
-    real = waiting.hear
-
-    def hear(s: State, node: str) -> None:
-        s.awaited &= {node}
-        real(s, node)
-
-    patch.setattr(lease, "hear", hear)
+    change(patch, (" or redis.call('ZCARD', AWAITED) > tonumber(meta.excused or '0') then", " then"))
 
 
 def those_who_come_are_enough(patch: pytest.MonkeyPatch) -> None:
     """A store that was started anew, and of which nobody who comes knows that it has lost writes, waits for nobody."""
-    real = State._doubt
-
-    def doubt(s: State) -> None:
-        real(s)
-        s.awaited, s.recover = frozenset(), s.least
-
-    patch.setattr(State, "_doubt", doubt)
+    change(patch, ("recover = least + (count > 0 and wait or 0)", "recover = least\n  redis.call('DEL', AWAITED)"))
 
 
 def judged_at_once(patch: pytest.MonkeyPatch) -> None:
     """A failure is judged when it is reported, whoever has not answered since."""
-    real = generation._closed
-
-    def closed(job: JobRecord, spend: Spend | None) -> dict[str, object]:
-        found = real(job, spend)
-        return found | {"silent": {}} if found else found
-
-    patch.setattr(generation, "_closed", closed)
+    change(patch, ("put_entries(job, 'silent', silent)", "put_entries(job, 'silent', {})"))
 
 
 def silent_shims_left_alone(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from nodeagent.agent.peers import RESEND, Handler
 from nodeagent.plan.lending import Answer, Ask
 from nodeagent.store.base import Store, StoreError, StoreUnavailableError
-from nodeagent.store.memory import MemoryServer, MemoryStore
+from tests.inprocess.server import HereStore, Server
 
 
 class Gate:
@@ -118,8 +118,8 @@ class LinkedStore:
     """One agent's view of the store, through its link. Effects of late requests are kept in ``late`` until they
     happen."""
 
-    def __init__(self, server: MemoryServer, link: Link, gate: Gate) -> None:
-        self._real, self._link, self._gate = MemoryStore(server), link, gate
+    def __init__(self, server: Server, link: Link, gate: Gate) -> None:
+        self._real, self._link, self._gate = HereStore(server), link, gate
         self._late: set[asyncio.Task[None]] = set()
 
     def as_store(self) -> Store:

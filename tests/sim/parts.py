@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nodeagent.model.jobspec import JobSpec, Nodes, RestartLimits, Role, Submitter
-from nodeagent.store.memory import MemoryServer
 from nodeagent.trust.ledger import Entry
+from tests.inprocess.server import Server
 
 
 class SimLedger:
@@ -23,15 +23,14 @@ class SimLedger:
         self.kept = dict(entries)
 
 
-class WatchedServer(MemoryServer):
+class WatchedServer(Server):
     """Tells after each step that may have changed a job."""
 
     def __init__(self, clock: Callable[[], float], stepped: Callable[[], None]) -> None:
         super().__init__(clock)
         self._stepped = stepped
 
-    def ring(self) -> None:
-        super().ring()
+    def stepped(self) -> None:
         self._stepped()
 
 

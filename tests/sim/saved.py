@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from nodeagent.store.memory import MemoryStore
+from tests.inprocess.server import HereStore
 from tests.sim.cluster import SEAL, SimCluster
 
 
@@ -44,7 +44,7 @@ async def stopped(c: SimCluster, node: str = "n1", *, delete: bool = False) -> N
     assert agent is not None
     era, job = agent.era, c.job("j")
     control = job.control.model_copy(update={"desired": "stop", "delete": delete, "rev": job.control.rev + 1})
-    after = await MemoryStore(c.server).control(
+    after = await HereStore(c.server).control(
         job.uid, job.control.rev, SEAL.control(job.uid, control), "stop", "JobStopped", "stopped"
     )
     await acknowledged(c, node, after.rev, era)

@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
-from nodeagent.store.twin.state import State
+from nodeagent.model.base import RECORD_VERSION
+from nodeagent.store import codec
+from nodeagent.store.keys import prefix
+from tests.inprocess.server import CLUSTER
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.provocations import store_loses_writes
 from tests.sim.test_directed import running, simulate
 from tests.sim.test_failsafe import alive, members, pids, started
 
-
-def _job(state: State) -> None:
-    del state.jobs["uid-j"]
-
-
-def _node(state: State) -> None:
-    del state.nodes["n2"]
-
-
-def _all_of_it(state: State) -> None:
-    del state.jobs["uid-j"]
-    for held in (state.names, state.alloc, state.highest, state.lease):
-        held.clear()
-
-
-DAMAGES: dict[str, Callable[[State], None]] = {
-    "job": _job,
-    "node": _node,
-    "names": lambda state: state.names.clear(),
-    "alloc": lambda state: state.alloc.clear(),
-    "highest": lambda state: state.highest.clear(),
-    "lease": lambda state: state.lease.clear(),
-    "changes": lambda state: state.changes.clear(),
-    "all": _all_of_it,
+DAMAGES = {
+    "job": ("job:uid-j",),
+    "node": ("node:n2",),
+    "names": ("names",),
+    "alloc": ("alloc:n1", "alloc:n2", "alloc:n3"),
+    "highest": ("highest",),
+    "lease": ("lease",),
+    "changes": ("changes",),
+    "all": ("job:uid-j", "names", "alloc:n1", "alloc:n2", "alloc:n3", "highest", "lease"),
 }
+"""What is removed, by what it is called: keys."""
 
 
 @pytest.mark.parametrize("what", DAMAGES)
@@ -46,7 +34,7 @@ def test_what_is_removed_while_a_job_runs_is_given_back_and_a_worker_that_dies_i
         await started(c, 2, 3)
         before, number = pids(c), _number(c)
         c.checker.store_loses()
-        DAMAGES[what](c.server.state)
+        c.server.take(*DAMAGES[what])
         await asyncio.sleep(10)
         assert pids(c) == before, "nothing that runs is hurt"
         assert (_number(c), c.job("j").phase) == (number, "running")
@@ -62,7 +50,7 @@ def test_it_is_given_back_also_where_a_node_dies_with_it(what: str) -> None:
     async def scenario(c: SimCluster) -> None:
         await started(c, 2, 3)
         c.checker.store_loses()
-        DAMAGES[what](c.server.state)
+        c.server.take(*DAMAGES[what])
         victim = members(c)[-1] if what == "lease" else "n2"
         await c.nodes[victim].power_cut()
         await c.until(lambda: c.whole("j") and victim not in members(c), 120, "re-formed without it")
@@ -89,11 +77,11 @@ def test_another_version_under_running_agents_ends_none_of_them(version: int) ->
     async def scenario(c: SimCluster) -> None:
         await started(c, 2, 3)
         before = pids(c)
-        c.server.state.version = version
+        c.server.run("redis.call('HSET', META, 'version', A.version)", version=version)
         await asyncio.sleep(60)
         assert pids(c) == before
         assert all(n.agent and n.agent.health().store_unusable for n in c.nodes.values())
-        c.server.state.version = 1
+        c.server.data.hset(f"{prefix(CLUSTER)}meta", "version", RECORD_VERSION)
         await asyncio.sleep(5)
         assert pids(c) == before
         c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
@@ -110,8 +98,8 @@ def test_of_more_silent_nodes_than_a_page_none_counts_as_live() -> None:
         template = c.server.state.nodes["n1"]
         for number in range(300):
             name = f"old{number:03}"
-            c.server.state.save_node(template.model_copy(update={"id": name, "rev": 0}))
-            c.server.state.lease[name], c.server.state.seq[name] = c.server.state.served, 0
+            fields = codec.encode_node(template.model_copy(update={"id": name, "rev": 0})) | {"seq": "0", "dead": ""}
+            c.server.run("node_save(A.node) redis.call('ZADD', LEASE, int(served), A.node.id)", node=fields)
         await asyncio.sleep(2)
         victim = members(c)[-1]
         await c.nodes[victim].power_cut()

@@ -446,7 +446,7 @@ def test_a_cut_between_two_members_is_told_and_nothing_follows() -> None:
 
     def told(c: SimCluster) -> dict[str, set[str]]:
         pods = c.server.state.pods
-        return {node: set(pod.unreachable) for (_, node), (pod, _) in pods.items() if pod.unreachable}
+        return {node: set(pod.unreachable) for (_, node), pod in pods.items() if pod.unreachable}
 
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 2, 3, 3)

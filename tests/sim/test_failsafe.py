@@ -8,8 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from nodeagent.model.timing import RELEASE
-from nodeagent.store.memory import MemoryStore
-from nodeagent.store.twin.holders import still_held
+from tests.inprocess.server import HereStore
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.test_directed import running, simulate
 
@@ -212,7 +211,7 @@ def test_keepers_gone_for_good_hold_the_job_until_an_operator_says_so() -> None:
             await c.nodes[name].power_cut()
         await asyncio.sleep(30)
         assert alive(c) == []
-        await MemoryStore(c.server).forget(kept[0], "ann")
+        await HereStore(c.server).forget(kept[0], "ann")
         await c.until(lambda: c.whole("j"), 15, "goes on on the nodes that are left")
 
     simulate(5, scenario)
@@ -287,7 +286,7 @@ def test_a_keeper_is_given_up_only_when_the_slowest_clock_has_counted_the_limit(
         assert set(alive(c)) == away, "they run on failsafe time"
 
         def free() -> bool:
-            return not still_held(c.server.state, c.job("j"))
+            return not c.server.run("return still_held(job_read(A.uid))", uid="uid-j")
 
         await c.until(lambda: free() or not alive(c), limit, "one or the other")
         assert not free(), "the name was free while the job ran"

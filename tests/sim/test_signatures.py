@@ -8,6 +8,7 @@ import asyncio
 import pytest
 
 from nodeagent.model.job import Control, JobRecord
+from nodeagent.store import codec
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import LIFETIME, Seal
 from tests.sim.cluster import SimCluster
@@ -23,9 +24,12 @@ SETTLED = 20.0
 def write(c: SimCluster, job: JobRecord) -> None:
     """As with a client of the store, past every agent."""
     c.checker.store_loses()  # whatever it says from now on is no step from what it said
-    c.server.state.save_job(job)
-    c.server.state.names[job.name] = job.uid
-    c.server.state.event("JobSubmitted", job=job, text="written straight into the store")
+    body = """
+      job_save(A.job)
+      redis.call('HSET', NAMES, A.job.name, A.job.uid)
+      event({ kind = 'JobSubmitted', job = A.job, text = 'written straight into the store' })
+    """
+    c.server.run(body, job=codec.encode_job(job))
 
 
 def forged(name: str, seal: Seal | None = None) -> JobRecord:

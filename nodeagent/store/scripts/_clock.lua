@@ -1,4 +1,4 @@
--- What every step starts with: its arguments, the served clock, refusals, liveness. Twin: twin/state.py.
+-- What every step starts with: its arguments, the served clock, refusals, liveness.
 -- KEYS[1] prefix, ARGV[1] run id of this connection's server, ARGV[2] record version, ARGV[3] arguments as JSON.
 -- Never encode what may be empty with cjson: it cannot tell a list from a map. Floats stay text.
 local P, RUN, VERSION, A = KEYS[1], ARGV[1], ARGV[2], cjson.decode(ARGV[3])

@@ -1,4 +1,4 @@
--- What proposals, acknowledgements and endings share. Twin: twin/generation.py.
+-- What proposals, acknowledgements and endings share.
 local BUDGET_KEPT = 64
 
 local function check_open(job)

@@ -1,4 +1,4 @@
--- Who may still run workers, and what devices they have. Twin: twin/holders.py.
+-- Who may still run workers, and what devices they have.
 
 -- Make exactly these devices (set) of a node the job's.
 local function book(node, uid, devices)

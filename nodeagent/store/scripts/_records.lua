@@ -1,4 +1,4 @@
--- Reading and writing records, revisions, requests and events. Twin: twin/state.py.
+-- Reading and writing records, revisions, requests and events.
 -- A record is a flat hash of texts; only what changed is written, and only a change raises its revision.
 local REQUESTS_KEPT, EVENTS_KEPT = 1024, 10000
 

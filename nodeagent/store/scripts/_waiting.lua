@@ -1,5 +1,4 @@
--- Who is waited for while a store recovers that has lost writes, or may have: those that may know better. Twin:
--- twin/waiting.py.
+-- Who is waited for while a store recovers that has lost writes, or may have: those that may know better.
 
 -- The newest view so far says who was live. anew: the loss has only now been found; all are to be heard.
 local function expect(anew)

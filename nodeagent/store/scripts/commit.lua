@@ -1,4 +1,4 @@
--- commit: uid, token, node, life, start, checkpoint (JSON). Twin: twin/commits.py.
+-- commit: uid, token, node, life, start, checkpoint (JSON).
 local no = not_current(A.node, A.life, A.start)
 if no then
   return no

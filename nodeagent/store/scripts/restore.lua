@@ -1,6 +1,5 @@
 -- restore: uid, timing, lease, credit, gap, limit, era, rev, served, by, nodes (list of hashes), cordons (node
--- to JSON or ''), jobs (list of hashes), uids? (list), numbers, regroup (ms), awaited (list), top, holds. Twin:
--- twin/restore.py.
+-- to JSON or ''), jobs (list of hashes), uids? (list), numbers, regroup (ms), awaited (list), top, holds.
 if meta.timing and meta.timing ~= A.timing then
   return refuse('timing', meta.timing)
 end

@@ -23,8 +23,8 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.lending import Answer, Ask
 from nodeagent.plan.pod import Keep
 from nodeagent.store.base import StoreUnavailableError
-from nodeagent.store.memory import MemoryServer, MemoryStore
 from nodeagent.workers.base import PodHost, PodStatus
+from tests.inprocess.server import HereStore, Server
 from tests.sim.virtual import SimClock, run_virtual
 from tests.unit.plan.build import UID, life, make_cluster, make_head, make_job, make_node
 
@@ -77,7 +77,7 @@ class Bench:
         self.cluster: Cluster = make_cluster([make_node(n, peer=True) for n in ("n1", "n2", "n3", "n4")], job)
         host = cast(PodHost, self.host)
         self.lease = Lease(
-            "n1", make_node("n1", peer=True).facts, TIMING, store=MemoryStore(MemoryServer(self.clock.now)), host=host,
+            "n1", make_node("n1", peer=True).facts, TIMING, store=HereStore(Server(self.clock.now)), host=host,
             clock=self.clock, identity=Identity(folder, "b"), incarnation=Incarnation(life=life("n1"), start=start),
             snapshot=Snapshot(TIMING), metrics=Metrics(),
         )  # fmt: skip

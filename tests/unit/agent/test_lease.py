@@ -20,10 +20,10 @@ from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
 from nodeagent.model.usage import MachineUsage, PodUsage
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
-from nodeagent.store.memory import MemoryServer, MemoryStore
 from nodeagent.store.messages import Beat, BeatReply, JoinReply
 from nodeagent.workers.base import PodHost
-from tests.contract.bench import MemoryBench
+from tests.contract.bench import HereBench
+from tests.inprocess.server import HereStore, Server
 from tests.unit.ctl.samples import node
 
 TIMING = Timing()
@@ -51,7 +51,7 @@ class Host:
         return {uid: 7 if uid == "u1" else 7_000_000 for uid in uids}
 
 
-class Recorder(MemoryStore):
+class Recorder(HereStore):
     """Remembers the pods of each beat."""
 
     sent: list[tuple[PodState, ...] | None]
@@ -74,7 +74,7 @@ def make_lease(folder: Path, clock: Clock, store: Store, life: str, metrics: Met
     )  # fmt: skip
 
 
-class Away(MemoryStore):
+class Away(HereStore):
     """Answers joins and beats unless it is away."""
 
     away = False
@@ -95,7 +95,7 @@ class Away(MemoryStore):
 async def test_a_lease_that_runs_out_is_looked_for_only_while_the_store_answers(tmp_path: Path) -> None:
     """Or the agent would ask it a hundred times a second for as long as it is away."""
     clock = Clock()
-    server = MemoryServer(clock.now)
+    server = Server(clock.now)
     store = Away(server)
     lease = make_lease(tmp_path, clock, store, "a")
     await lease.join()
@@ -116,8 +116,8 @@ async def test_a_lease_that_runs_out_is_looked_for_only_while_the_store_answers(
 @pytest.mark.parametrize("away", [False, True])
 async def test_an_id_is_given_up_when_its_holder_renews_not_when_the_store_was_away(tmp_path: Path, away: bool) -> None:
     clock = Clock()
-    server = MemoryServer(clock.now)
-    other, store = make_lease(tmp_path / "a", clock, MemoryStore(server), "a"), Away(server)
+    server = Server(clock.now)
+    other, store = make_lease(tmp_path / "a", clock, HereStore(server), "a"), Away(server)
     lease = make_lease(tmp_path / "b", clock, store, "b")
     await other.join()
     for _ in range(int(TIMING.lease * REFUSED_LIMIT / TIMING.heartbeat) + 1):
@@ -136,7 +136,7 @@ async def test_an_id_is_given_up_when_its_holder_renews_not_when_the_store_was_a
 
 async def test_usage_goes_along_when_pods_are_told(tmp_path: Path) -> None:
     clock = Clock()
-    store = Recorder(MemoryServer(clock.now))
+    store = Recorder(Server(clock.now))
     store.sent = []
     lease = make_lease(tmp_path, clock, store, "x")
     await lease.join()
@@ -157,7 +157,7 @@ async def test_usage_goes_along_when_pods_are_told(tmp_path: Path) -> None:
 async def test_how_old_the_lease_was_is_measured_at_each_renewal_but_the_first(tmp_path: Path) -> None:
     clock = Clock()
     metrics = Metrics()
-    lease = make_lease(tmp_path, clock, MemoryStore(MemoryServer(clock.now)), "x", metrics)
+    lease = make_lease(tmp_path, clock, HereStore(Server(clock.now)), "x", metrics)
     await lease.join()
     for pause in (0.5, 1.75, 0.0):
         await lease.beat()
@@ -171,8 +171,8 @@ async def test_how_old_the_lease_was_is_measured_at_each_renewal_but_the_first(t
 async def kept_by_another_process() -> Known:
     """Two jobs of a cluster, as a disk has them."""
     clock = [99.0]
-    server = MemoryServer(lambda: clock[0])
-    bench = MemoryBench(MemoryStore(server), server, clock)
+    server = Server(lambda: clock[0])
+    bench = HereBench(server, clock)
     await bench.join("n1", timing=TIMING)
     for uid, name in (("u1", "one"), ("u2", "two")):
         await bench.submit(uid, name)
@@ -183,8 +183,8 @@ async def kept_by_another_process() -> Known:
 
 async def test_what_the_disk_kept_is_given_back_before_each_try_to_join(tmp_path: Path) -> None:
     clock = Clock()
-    server, kept = MemoryServer(clock.now), await kept_by_another_process()
-    lease = make_lease(tmp_path, clock, MemoryStore(server), "reborn")
+    server, kept = Server(clock.now), await kept_by_another_process()
+    lease = make_lease(tmp_path, clock, HereStore(server), "reborn")
     lease.kept, lease.regroup = kept, 60.0
     for _ in range(2):
         with pytest.raises(StoreRefusedError) as refused:
@@ -197,7 +197,7 @@ async def test_what_the_disk_kept_is_given_back_before_each_try_to_join(tmp_path
         await lease.join()
     while server.state.recovering:
         clock.at += TIMING.heartbeat
-        server.step()
+        server.run("return { 1 }")
     await lease.join()
     await lease.beat()
     await lease.join()
@@ -206,11 +206,11 @@ async def test_what_the_disk_kept_is_given_back_before_each_try_to_join(tmp_path
 
 async def test_another_clusters_jobs_are_left(tmp_path: Path) -> None:
     clock = Clock()
-    server = MemoryServer(clock.now)
-    bench = MemoryBench(MemoryStore(server), server, [clock.at])
+    server = Server(clock.now)
+    bench = HereBench(server, [clock.at])
     await bench.join("n2", timing=TIMING)
     await bench.submit("u9", "theirs")
-    lease = make_lease(tmp_path, clock, MemoryStore(server), "x")
+    lease = make_lease(tmp_path, clock, HereStore(server), "x")
     lease.kept, lease.regroup = replace(await kept_by_another_process(), cluster_uid="another"), 60.0
     await lease.join()
     assert lease.joined
@@ -220,7 +220,7 @@ async def test_another_clusters_jobs_are_left(tmp_path: Path) -> None:
 async def test_what_a_late_join_put_back_is_told_again(tmp_path: Path) -> None:
     """Found by the simulation: a node stayed sick in the store that had long been repaired."""
     clock = Clock()
-    store = MemoryStore(MemoryServer(clock.now))
+    store = HereStore(Server(clock.now))
     lease = make_lease(tmp_path, clock, store, "a")
     old = lease.facts.model_copy(update={"hostname": "before"})
     await lease.join()

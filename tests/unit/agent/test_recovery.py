@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from nodeagent.agent.recovery import PAGE, offer
 from nodeagent.agent.snapshot import Snapshot
-from nodeagent.store.memory import MemoryServer, MemoryStore
 from nodeagent.store.messages import PAGE_BYTES, Offer, Restored
-from tests.contract.bench import FAST, MemoryBench, refused
+from tests.contract.bench import FAST, HereBench, refused
+from tests.inprocess.server import HereStore, Server
 
 JOBS = PAGE + 30
 
 
-class Counting(MemoryStore):
+class Counting(HereStore):
     """Keeps what was offered."""
 
-    def __init__(self, server: MemoryServer) -> None:
+    def __init__(self, server: Server) -> None:
         super().__init__(server)
         self.offers: list[Offer] = []
 
@@ -28,9 +28,9 @@ class Scene:
 
     def __init__(self) -> None:
         clock = [100.0]
-        self.server = MemoryServer(lambda: clock[0])
+        self.server = Server(lambda: clock[0])
         self.store = Counting(self.server)
-        self.bench = MemoryBench(self.store, self.server, clock)
+        self.bench = HereBench(self.server, clock, self.store)
 
     async def read(self) -> Snapshot:
         snapshot = Snapshot(FAST)

@@ -18,10 +18,10 @@ from nodeagent.agent.saver import Saver
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.timing import Timing
-from nodeagent.store.memory import MemoryServer, MemoryStore
 from nodeagent.store.messages import BeatReply, Saved
 from nodeagent.trust.key import ClusterKey
-from tests.contract.bench import MemoryBench
+from tests.contract.bench import HereBench
+from tests.inprocess.server import HereStore, Server
 from tests.unit.ctl.samples import job as sample
 from tests.unit.ctl.samples import node
 
@@ -185,9 +185,9 @@ class Cluster:
     """A store with nodes in it, and the agent of n1."""
 
     def __init__(self) -> None:
-        self.server = MemoryServer(lambda: 100.0)
-        self.store = MemoryStore(self.server)
-        self.bench = MemoryBench(self.store, self.server, [100.0])
+        self.server = Server(lambda: 100.0)
+        self.store = HereStore(self.server)
+        self.bench = HereBench(self.server, [100.0], self.store)
         self.scene = Scene()
         self.write = Saved(era="", rev=0)
 

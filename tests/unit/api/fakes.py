@@ -30,11 +30,11 @@ from nodeagent.plan.steps import Settle
 from nodeagent.plan.waiting import explain
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
-from nodeagent.store.memory import MemoryServer, MemoryStore
 from nodeagent.store.messages import Beat, Ending, Proposal, Settlement
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import Seal
 from nodeagent.workers.base import PodStatus
+from tests.inprocess.server import HereStore, Server
 
 T = TypeVar("T")
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -47,7 +47,7 @@ def spec(name: str = "digits", low: int = 1, high: int = 3, target: int = 2, **m
     return JobSpec(name=name, roles=(role,), **values)
 
 
-class FlakyStore(MemoryStore):
+class FlakyStore(HereStore):
     """Does not answer while ``away``."""
 
     away = False
@@ -81,7 +81,7 @@ class FakeView:
         self.care: Care | None = None
         self.diagnosis: Diagnosis | None = None
         self.names = names
-        self.server = MemoryServer(time.time)
+        self.server = Server(time.time)
         self.store = FlakyStore(self.server)
         self.lives = {name: Incarnation(life=f"life-{name}", start=1) for name in names}
         self.silent: set[str] = set()

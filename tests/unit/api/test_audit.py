@@ -32,7 +32,7 @@ def view(tmp_path: Path) -> FakeView:
 def write(view: FakeView, count: int, first: int = 0) -> list[str]:
     texts = [f"event {n}" for n in range(first, first + count)]
     for text in texts:
-        view.server.step().event("Note", text=text)
+        view.server.run("event({ kind = 'Note', text = A.text })", text=text)
     return texts
 
 

@@ -1,4 +1,4 @@
-"""The in-memory server on its own: time only from its clock, waiting in virtual time, restarts, determinism."""
+"""The server in this process on its own: time only from its clock, waiting in virtual time, restarts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from nodeagent.model.node import Incarnation
 from nodeagent.store.base import StoreRefusedError
-from nodeagent.store.memory import MemoryServer, MemoryStore
 from nodeagent.store.messages import Beat
-from tests.contract.bench import FAST, MemoryBench, facts
+from tests.contract.bench import FAST, HereBench, facts
+from tests.inprocess.server import HereStore, Server
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -44,8 +44,8 @@ def run(main: Coroutine[object, object, object], loop: VirtualLoop) -> object:
 
 def test_waiting_works_in_virtual_time() -> None:
     loop = VirtualLoop()
-    server = MemoryServer(loop.time)
-    store = MemoryStore(server)
+    server = Server(loop.time)
+    store = HereStore(server)
 
     async def main() -> None:
         assert await store.wait("0-0", 3600.0) == "0-0"
@@ -61,8 +61,8 @@ def test_waiting_works_in_virtual_time() -> None:
 
 async def test_a_restart_changes_the_run_and_may_lose_the_data() -> None:
     clock = [5.0]
-    server = MemoryServer(lambda: clock[0])
-    bench = MemoryBench(MemoryStore(server), server, clock)
+    server = Server(lambda: clock[0])
+    bench = HereBench(server, clock)
     await bench.up("n1")
     first = server.run_id
     uid = (await bench.beat("n1")).cluster_uid
@@ -79,8 +79,8 @@ async def test_a_restart_changes_the_run_and_may_lose_the_data() -> None:
 
 async def test_the_served_clock_counts_at_most_credit_for_each_call() -> None:
     clock = [0.0]
-    server = MemoryServer(lambda: clock[0])
-    store = MemoryStore(server)
+    server = Server(lambda: clock[0])
+    store = HereStore(server)
     life = Incarnation(life="a", start=1)
     await store.join("n1", life, facts("n1"), FAST)
     served = []

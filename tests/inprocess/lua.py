@@ -1,0 +1,127 @@
+"""Runs our scripts in Lua 5.1, as Redis does: ``redis.call``, ``redis.pcall``, ``cjson``, KEYS and ARGV.
+
+One runtime serves all servers of a process: a script's names are its own, so nothing stays behind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, cast
+
+from lupa.lua51 import LuaError, LuaRuntime, lua_type
+
+from tests.inprocess.data import CommandError, Data, Status
+
+MOST_UNPACKED = 4000
+"""Values that one Lua function returns at most, with room to spare."""
+PREPARE = """
+local call, decode, encode = ...
+cjson = { null = newproxy(), decode = decode, encode = encode }
+redis = {}
+function redis.call(...)
+  return call(...)
+end
+function redis.pcall(...)
+  local done, found = pcall(call, ...)
+  if done then
+    return found
+  end
+  return { err = tostring(found) }
+end
+"""
+
+
+class Runtime:
+    """The interpreter, and the server that a script is running on."""
+
+    def __init__(self) -> None:
+        self._lua: Any = cast("Any", LuaRuntime)()  # its stubs lack what is ours in it
+        self._data: Data | None = None
+        self._programs: dict[str, Callable[[], Any]] = {}
+        self._lua.execute(PREPARE, self._call, self._decode, self._encode)
+        self._globals = self._lua.globals()
+        self._null = self._globals.cjson.null
+        self._table = self._lua.table_from
+        self._unpack = self._globals.unpack
+
+    def run(self, data: Data, sha: str, source: str, keys: Sequence[str], arguments: Sequence[str]) -> Any:
+        """The script's reply, as a client reads it. Raises CommandError where Redis would reply an error."""
+        program = self._programs.get(sha)
+        if program is None:
+            program = self._programs[sha] = self._lua.compile(source)
+        self._data = data
+        self._globals.KEYS, self._globals.ARGV = self._table(keys), self._table(arguments)
+        try:
+            return self._reply(program())
+        except LuaError as error:
+            raise CommandError(f"ERR {error} script: {sha}, on @user_script") from None
+        except CommandError as error:
+            raise CommandError(f"{error} script: {sha}, on @user_script") from None
+
+    def _call(self, name: str, *words: Any) -> Any:
+        assert self._data is not None
+        return self._given(self._data.call("del_" if name == "DEL" else name, *words))
+
+    def _given(self, value: Any) -> Any:
+        """A command's reply as Lua sees it."""
+        if value is None:
+            return False
+        if isinstance(value, list):
+            plain = all(type(item) is str for item in value)
+            return self._table(value if plain else [self._given(item) for item in value])
+        return self._table({"ok": str(value)}) if isinstance(value, Status) else value
+
+    def _reply(self, value: Any) -> Any:
+        if value is None or value is False:
+            return None
+        if value is True:
+            return 1
+        if isinstance(value, float):
+            return int(value)
+        if lua_type(value) != "table":
+            return value
+        length = len(value)
+        if length == 0:
+            if value["err"] is not None:
+                raise CommandError(value["err"])
+            return [] if value["ok"] is None else value["ok"]
+        items = (
+            (value[1],)
+            if length == 1
+            else self._unpack(value)
+            if length < MOST_UNPACKED
+            else [value[i + 1] for i in range(length)]
+        )
+        return [item if type(item) is str else self._reply(item) for item in items]
+
+    def _decode(self, text: str) -> Any:
+        try:
+            return self._tables(json.loads(text))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise CommandError(f"ERR cjson: {error}") from None
+
+    def _tables(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return self._table({name: self._tables(item) for name, item in value.items()})
+        if isinstance(value, list):
+            return self._table([self._tables(item) for item in value])
+        return self._null if value is None else value
+
+    def _encode(self, value: Any) -> str:
+        return json.dumps(self._plain(value), separators=(",", ":"), ensure_ascii=False)
+
+    def _plain(self, value: Any) -> Any:
+        if lua_type(value) != "table":
+            return None if value == self._null else value
+        items = dict(value.items())
+        if items and all(isinstance(key, int) for key in items):
+            return [self._plain(items[key]) for key in sorted(items)]
+        return {str(key): self._plain(item) for key, item in items.items()}
+
+
+@cache
+def runtime() -> Runtime:
+    """The process's one."""
+    return Runtime()

@@ -1,0 +1,213 @@
+"""The server and its clients: ``Server(clock)``, and ``HereStore(server)``, the product's own client on it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any
+
+from nodeagent.model.base import RECORD_VERSION
+from nodeagent.model.job import JobRecord
+from nodeagent.model.node import NodeRecord
+from nodeagent.store.calls import Calls
+from nodeagent.store.client import RedisStore
+from nodeagent.store.decoder import Decoder
+from nodeagent.store.keys import prefix
+from nodeagent.store.scripts import PRELUDES, Script
+from nodeagent.store.wire import ReplyError
+from tests.inprocess.data import CommandError, Data, Value, Word
+from tests.inprocess.lua import runtime
+from tests.inprocess.state import State
+
+CLUSTER = "c"
+
+
+class Server:
+    """``clock`` gives the server's time in seconds; it may stand still or jump, as a real one may."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._starts, self._promoted = 1, 0
+        self._bell = asyncio.Event()
+        self.data = Data(self.now)
+        self.data.wrote = self._ring
+        self.decoder = OneDecoder()
+        self.state = State(self.data, prefix(CLUSTER))
+        """What the keys say, decoded."""
+
+    @property
+    def run_id(self) -> str:
+        """Identity of the server process, and of the history of writes that it is in."""
+        return f"run{self._starts}-{self._history}"
+
+    @property
+    def _history(self) -> str:
+        return f"{self._starts:x}{self._promoted:08x}"
+
+    def now(self) -> int:
+        """The server's clock in whole milliseconds."""
+        return int(self._clock() * 1000)
+
+    def restart(self, keep_data: bool = True) -> None:
+        """A new server process, with the old data or (``keep_data=False``) emptied."""
+        self._starts += 1
+        if not keep_data:
+            self._load({})
+
+    def kept(self) -> dict[str, Value]:
+        """All data as it is now."""
+        return copy.deepcopy(self.data.keys)
+
+    def put_back(self, kept: dict[str, Value]) -> None:
+        """A new server process with older data."""
+        self.restart()
+        self._load(kept)
+
+    def fail_back(self, kept: dict[str, Value]) -> None:
+        """The very same process, which was a replica in between, with the data that it had."""
+        self._promoted += 1
+        self._load(kept)
+
+    def take(self, *keys: str) -> None:
+        """Somebody deletes these keys of the cluster by hand."""
+        for key in keys:
+            assert self.data.del_(prefix(CLUSTER) + key), f"there is no key {key}"
+
+    def stepped(self) -> None:
+        """Called after each step."""
+
+    def run(self, body: str, **arguments: object) -> Any:
+        """A step of the test's own, behind the shipped preludes: as with a client of the store, past every agent."""
+        folder = files("nodeagent.store") / "scripts"
+        source = "\n".join([*((folder / f"{name}.lua").read_text() for name in PRELUDES), body])
+        sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+        words = (self.run_id, str(RECORD_VERSION), json.dumps(arguments))
+        return runtime().run(self.data, sha, source, (prefix(CLUSTER),), words)
+
+    async def rung(self) -> None:
+        """Until the next entry of a stream is written."""
+        await self._bell.wait()
+
+    def info(self) -> dict[str, str]:
+        """What INFO says."""
+        return {"run_id": f"run{self._starts}", "master_replid": self._history, "role": "master"}
+
+    def _load(self, keys: dict[str, Value]) -> None:
+        self.data.keys = copy.deepcopy(keys)
+        self.data.names += 1
+        self.state.forget()
+        self._ring()
+
+    def _ring(self) -> None:
+        self._bell.set()
+        self._bell = asyncio.Event()
+
+
+class OneDecoder(Decoder):
+    """Of all clients in this process: who has read the same has the same object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._jobs: dict[str, tuple[dict[str, str], JobRecord]] = {}
+        self._nodes: dict[str, tuple[dict[str, str], str, NodeRecord]] = {}
+
+    def job(self, flat: Sequence[str]) -> JobRecord:
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        known = self._jobs.get(fields.get("uid", ""))
+        if known is None or known[0] != fields:
+            known = self._jobs[fields.get("uid", "")] = (fields, super().job(flat))
+        return known[1]
+
+    def node(self, flat: Sequence[str], cordon: str) -> NodeRecord:
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        about = {name: text for name, text in fields.items() if name not in ("seq", "dead")}
+        known = self._nodes.get(fields.get("id", ""))
+        if known is None or known[:2] != (about, cordon):
+            known = self._nodes[fields.get("id", "")] = (about, cordon, super().node(flat, cordon))
+        return known[2]
+
+
+class HereLink:
+    """A client's connection that needs no socket. See ``store.link.Link``."""
+
+    fresh = False
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    @property
+    def run_id(self) -> str:
+        return self._server.run_id
+
+    @property
+    def info(self) -> dict[str, str]:
+        return self._server.info()
+
+    async def ask(self, *command: Word) -> Any:
+        name, *words = command
+        try:
+            if name == "XREAD":
+                return await self._read(words)
+            if name == "INFO":
+                return "".join(f"{key}:{value}\r\n" for key, value in self.info.items())
+            if name == "KEYS":
+                return list(self._server.data.keys)
+            return self._server.data.call("del_" if name == "DEL" else str(name), *words)
+        except CommandError as error:
+            raise ReplyError(str(error)) from None
+
+    async def evaluate(self, script: Script, *arguments: str) -> Any:
+        key, *rest = arguments
+        try:
+            return runtime().run(self._server.data, script.sha, script.source, (key,), rest)
+        except CommandError as error:
+            raise ReplyError(str(error)) from None
+        finally:
+            self._server.stepped()
+
+    async def drop(self) -> None:
+        """Nothing to close."""
+
+    async def _read(self, words: list[Word]) -> Any:
+        """``COUNT 1 BLOCK ms STREAMS key after``."""
+        block, stream, after = int(words[3]), str(words[5]), str(words[6])
+        try:
+            async with asyncio.timeout(block / 1000):
+                while not (found := self._server.data.xrange(stream, f"({after}", "+", "COUNT", 1)):
+                    await self._server.rung()
+        except TimeoutError:
+            return None
+        return [[stream, found]]
+
+
+class HereLinks:
+    """As ``store.link.Links``: any number of links, none of which is ever busy."""
+
+    address = "this process"
+
+    def __init__(self, server: Server) -> None:
+        self._link = HereLink(server)
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[Any]:
+        yield self._link
+
+    async def forget(self) -> None:
+        """There is no other link."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class HereStore(RedisStore):
+    """The product's client on this server."""
+
+    def __init__(self, server: Server, timeout: float = 5.0) -> None:
+        links = HereLinks(server)
+        super().__init__(Calls(links, links, prefix(CLUSTER), timeout))
+        self._decoder = server.decoder

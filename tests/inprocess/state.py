@@ -1,0 +1,156 @@
+"""What the keys of a cluster say, decoded by the product's codec, for tests to look at. Read only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nodeagent.model.event import Event
+from nodeagent.model.job import JobRecord
+from nodeagent.model.node import NodeRecord
+from nodeagent.model.pod import PodState
+from nodeagent.store import codec
+from nodeagent.store.decoder import Decoder
+from tests.inprocess.data import Data, Expiring
+
+
+class State:
+    """Attributes are named as the keys and the fields of ``meta``. A record that has not changed is the same object."""
+
+    def __init__(self, data: Data, prefix: str) -> None:
+        self._data, self._prefix = data, prefix
+        self._decoder = Decoder()
+        self._names: dict[str, tuple[int, tuple[str, ...]]] = {}
+        self._jobs: dict[str, tuple[str, JobRecord]] = {}
+        self._nodes: dict[str, tuple[str, str, NodeRecord]] = {}
+
+    def forget(self) -> None:
+        """The keys are another server's from now on."""
+        self._decoder = Decoder()
+        self._jobs.clear()
+        self._nodes.clear()
+
+    def _hash(self, name: str) -> Mapping[str, str]:
+        found = self._data.keys.get(self._prefix + name)
+        return found if isinstance(found, dict) else {}
+
+    def _meta(self, field: str) -> int:
+        return int(self._hash("meta").get(field, "0"))
+
+    def _records(self, kind: str) -> dict[str, Mapping[str, str]]:
+        """Key's end to the hash, of all that are there."""
+        begin = self._prefix + kind
+        if self._names.get(kind, (-1, ()))[0] != self._data.names:
+            self._names[kind] = (self._data.names, tuple(key for key in self._data.keys if key.startswith(begin)))
+        found = ((key[len(begin) :], self._data.keys[key]) for key in self._names[kind][1])
+        return {name: value for name, value in found if isinstance(value, dict)}
+
+    @property
+    def jobs(self) -> dict[str, JobRecord]:
+        """Uid to record, of all that can be read."""
+        found = {}
+        for uid, fields in self._records("job:").items():
+            rev, known = fields.get("rev", ""), self._jobs.get(uid)
+            if known is None or known[0] != rev:
+                flat = [word for pair in fields.items() for word in pair]
+                known = self._jobs[uid] = (rev, self._decoder.job(flat))
+            found[uid] = known[1]
+        return found
+
+    @property
+    def nodes(self) -> dict[str, NodeRecord]:
+        cordons, found = self._hash("cordons"), {}
+        for name, fields in self._records("node:").items():
+            rev, cordon, known = fields.get("rev", ""), cordons.get(name, ""), self._nodes.get(name)
+            if known is None or known[:2] != (rev, cordon):
+                flat = [word for pair in fields.items() for word in pair]
+                known = self._nodes[name] = (rev, cordon, codec.decode_node(flat, cordon))
+            found[name] = known[2]
+        return found
+
+    @property
+    def lease(self) -> dict[str, int]:
+        """Node to the end of its lease, in served ms; also of those that left or are lost."""
+        return self._scores("departed") | self._scores("lease")
+
+    @property
+    def changes(self) -> dict[str, int]:
+        return self._scores("changes")
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        return frozenset(self._scores("awaited"))
+
+    def _scores(self, name: str) -> dict[str, int]:
+        found: Any = self._data.keys.get(self._prefix + name)
+        return {member: int(score) for member, score in found.scores.items()} if found is not None else {}
+
+    @property
+    def alloc(self) -> dict[str, dict[str, str]]:
+        """Node to device to job's uid."""
+        return {node: dict(devices) for node, devices in self._records("alloc:").items()}
+
+    @property
+    def pods(self) -> dict[tuple[str, str], PodState]:
+        """By job's uid and node."""
+        found = {}
+        for key, value in self._data.keys.items():
+            if key.startswith(f"{self._prefix}pod:") and isinstance(value, Expiring):
+                uid, _, node = key[len(self._prefix) + 4 :].rpartition(":")
+                found[uid, node] = PodState.from_json(value.text)
+        return found
+
+    @property
+    def names(self) -> dict[str, str]:
+        return dict(self._hash("names"))
+
+    @property
+    def highest(self) -> dict[str, int]:
+        return {name: int(number) for name, number in self._hash("highest").items()}
+
+    @property
+    def events(self) -> list[Event]:
+        stream: Any = self._data.keys.get(self._prefix + "events")
+        return [codec.decode_event(entry) for entry in stream.entries] if stream is not None else []
+
+    @property
+    def newest_event(self) -> str:
+        stream: Any = self._data.keys.get(self._prefix + "events")
+        return str(stream.entries[-1][0]) if stream is not None and stream.entries else "0-0"
+
+    @property
+    def run(self) -> str:
+        return self._hash("meta").get("run", "")
+
+    @property
+    def era(self) -> str:
+        return self._hash("meta").get("era", "")
+
+    @property
+    def cluster_uid(self) -> str:
+        return self._hash("meta").get("cluster_uid", "")
+
+    @property
+    def served(self) -> int:
+        return self._meta("served")
+
+    @property
+    def amnesty(self) -> int:
+        return self._meta("amnesty")
+
+    @property
+    def rev(self) -> int:
+        return self._meta("rev")
+
+    @property
+    def recovering(self) -> bool:
+        """As of the last step."""
+        return self.served < self._meta("recover")
+
+    def lapsed(self, node: str) -> bool:
+        """By the rule of docs/protocol.md."""
+        record = self.nodes.get(node)
+        if record is None or record.lost or record.left:
+            return True
+        shelter = max(self.amnesty, self._meta("recover"))
+        return self.lease.get(node, self.served + 1) <= self.served and self.served >= shelter
