@@ -80,7 +80,7 @@ class Link:
     async def drop(self) -> None:
         """Close without waiting."""
         if self._connection is not None:
-            self._connection.close()
+            await self._connection.close()
 
 
 def identity(info: dict[str, str]) -> str:

@@ -58,7 +58,7 @@ async def ask_sentinel(door: Door, host: Host, *command: str) -> Any:
             answer = await connection.receive()
         return answer
     finally:
-        connection.close()
+        await connection.close()
 
 
 async def _named(door: Door, host: Host, service: str) -> Host:

@@ -1,7 +1,8 @@
-"""One connection to a Redis server or sentinel: commands out, replies in (RESP 2).
+"""One connection to a Redis server or sentinel: redis-py's, set for a lease.
 
-Ours, since the usual library took a fifth of an agent's start, for which running workers wait, and a tenth of its
-memory. Must never retry, bound a call (callers do) or know what a command means.
+Its pools, retries, health checks and login stay unused: a request of a lease goes out once, on one connection, within
+its caller's bound, and a connection that failed is never opened again behind the caller's back. Must never bound a call
+in time (callers do) or know what a command means.
 """
 
 from __future__ import annotations
@@ -9,10 +10,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, cast
+
+import hiredis
+from redis._parsers import _AsyncHiredisParser
+from redis.asyncio.connection import AbstractConnection, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.connection import Connection as TcpConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as BrokenConnectionError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
+
+LONGEST_REPLY = 64 << 20
+"""Bytes. A page of records has one megabyte and one record; what is much longer comes from no store of ours, and would
+take the memory that the node's workers need."""
 
 
-class ReplyError(Exception):
+class ReplyError(ResponseError):
     """The server's answer is an error. ``str()`` is what it said, ``code`` its first word."""
 
     @property
@@ -31,53 +46,101 @@ class ReplyError(Exception):
         return self.code in ("NOAUTH", "WRONGPASS", "NOPERM") or "AUTH" in str(self) or "password" in str(self)
 
 
+class _Parser(_AsyncHiredisParser):
+    """hiredis, with a bound on a reply's length, and with errors in the server's own words: redis-py takes the code
+    word away and closes the connection for some of them."""
+
+    _room = LONGEST_REPLY
+
+    @classmethod
+    def parse_error(cls, response: str) -> ReplyError:
+        return ReplyError(response)
+
+    async def read_response(self, disable_decoding: bool = False, push_request: bool = False) -> Any:
+        self._room = LONGEST_REPLY
+        return await super().read_response(disable_decoding, push_request)
+
+    async def read_from_socket(self) -> bool:
+        stream, reader = cast(asyncio.StreamReader, self._stream), cast(hiredis.Reader, self._reader)
+        data = await stream.read(self._read_size)
+        if not data:
+            raise BrokenConnectionError("the server closed the connection")
+        self._room -= len(data)
+        if self._room < 0:
+            raise InvalidResponse(f"it has more than {LONGEST_REPLY} bytes")
+        reader.feed(data)
+        return True
+
+
 class Connection:
-    """To a unix socket (``at`` is its path) or a host and port. After an error or a cancelled call, only ``close`` is
-    of use. All but ``close`` raise ``OSError``, also when the server hangs up; ``receive`` ReplyError too."""
+    """To a unix socket (``at`` is its path) or a host and port. After an error other than ReplyError, or a cancelled
+    call, only ``close`` is of use. All but ``close`` raise ``OSError``, also when the server hangs up; ``receive``
+    ReplyError too."""
 
     def __init__(self, at: str | tuple[str, int], tls: ssl.SSLContext | None = None) -> None:
-        self._at, self._tls = at, tls
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        settings: dict[str, Any] = {
+            "protocol": 2,  # the shapes of replies do not depend on the library's version, and nothing is pushed
+            "retry": Retry(NoBackoff(), 0),
+            "socket_timeout": None,
+            "socket_connect_timeout": None,
+            "health_check_interval": 0,
+            "driver_info": None,  # CLIENT SETINFO would be a round trip, and a command that an ACL has to allow
+            "decode_responses": True,
+            "encoding_errors": "surrogateescape",
+            "parser_class": _Parser,
+        }
+        self._connection: AbstractConnection
+        if isinstance(at, str):
+            self._connection = UnixDomainSocketConnection(path=at, **settings)
+        elif tls is None:
+            self._connection = TcpConnection(host=at[0], port=at[1], **settings)
+        else:
+            secured = SSLConnection(host=at[0], port=at[1], **settings)
+            secured.ssl_context.context = tls  # the library's own would trust the system's authorities beside ours
+            self._connection = secured
 
     async def open(self) -> None:
         """Connect."""
-        if isinstance(self._at, str):
-            self._reader, self._writer = await asyncio.open_unix_connection(self._at)
-        else:
-            self._reader, self._writer = await asyncio.open_connection(*self._at, ssl=self._tls)
+        with _as_os_error():
+            await self._connection.connect()  # type: ignore[no-untyped-call]
 
     async def send(self, *words: str | int) -> None:
         """One command; its reply is the next that is not received yet."""
-        if self._writer is None:
-            raise ConnectionError("this connection is not open")
-        parts = [b"*%d\r\n" % len(words)]
-        for word in words:
-            data = str(word).encode(errors="replace")  # of text that is none, better a "?" than no call
-            parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
-        self._writer.write(b"".join(parts))
-        await self._writer.drain()
+        self._require_open()
+        with _as_os_error():  # of text that is none, better a "?" than no call
+            await self._connection.send_command(*(str(word).encode(errors="replace") for word in words))
 
     async def receive(self) -> Any:
         """The next reply: text, a whole number, None, or a list of such. An error within a list is an item of it. A
         byte that is not UTF-8 comes as a lone surrogate (``readable`` says no): one bad value must not hide others."""
-        if self._reader is None:
-            raise ConnectionError("this connection is not open")
-        try:
-            reply = await _read(self._reader)
-        except asyncio.IncompleteReadError:
-            raise ConnectionError("the server closed the connection") from None
-        except (ValueError, asyncio.LimitOverrunError) as error:
-            raise ConnectionError(f"the server sent what is no reply of Redis: {error}") from None
-        if isinstance(reply, ReplyError):
-            raise reply
-        return reply
+        self._require_open()
+        with _as_os_error():
+            return await self._connection.read_response()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """At once, without a word."""
-        if self._writer is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the connection
-                self._writer.close()
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the connection
+            await self._connection.disconnect(nowait=True)
+
+    def _require_open(self) -> None:
+        """redis-py would connect anew, and send the command without the greeting."""
+        if not self._connection.is_connected:
+            raise ConnectionError("this connection is not open")
+
+
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    """redis-py's errors are no OSErrors; and what is no Redis server may send anything."""
+    try:
+        yield
+    except ReplyError:
+        raise
+    except (InvalidResponse, MemoryError, RecursionError) as error:  # some lengths and depths are found by the memory
+        raise ConnectionError(
+            f"the server sent what is no reply of Redis: {str(error) or type(error).__name__}"
+        ) from error
+    except RedisError as error:
+        raise ConnectionError(str(error)) from error
 
 
 def readable(text: str) -> bool:
@@ -87,23 +150,3 @@ def readable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-async def _read(reader: asyncio.StreamReader) -> Any:
-    line = (await reader.readuntil(b"\r\n"))[:-2]
-    kind, rest = line[:1], line[1:]
-    match kind:
-        case b"+":
-            return rest.decode(errors="surrogateescape")
-        case b"-":
-            return ReplyError(rest.decode(errors="replace"))
-        case b":":
-            return int(rest)
-        case b"$":
-            length = int(rest)
-            return None if length < 0 else (await reader.readexactly(length + 2))[:-2].decode(errors="surrogateescape")
-        case b"*":
-            length = int(rest)
-            return None if length < 0 else [await _read(reader) for _ in range(length)]
-        case _:
-            raise ValueError(f"{line[:40]!r}")

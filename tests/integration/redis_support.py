@@ -174,7 +174,7 @@ async def ask(server: Server, *command: str, password: str = "", user: str = "")
             await connection.send(*words)
             reply: object = await connection.receive()
     finally:
-        connection.close()
+        await connection.close()
     return reply
 
 

@@ -90,6 +90,17 @@ async def test_tls_with_our_ca_and_the_servers_name(servers: Yard, authority: Au
     assert "cannot be reached" in await fails(RedisConfig(url=f"redis://localhost:{server.port}/0"))
 
 
+async def test_with_a_ca_of_our_own_the_systems_are_not_trusted(
+    servers: Yard, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = await tls_server(servers, authority, "DNS:localhost", "no")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
+    url = f"rediss://localhost:{server.port}/0"
+    await works(RedisConfig(url=url))
+    other = Authority(tmp_path)
+    assert "do not agree on TLS" in await fails(RedisConfig(url=url, tls=TlsConfig(ca_file=other.ca)))
+
+
 async def test_tls_with_a_certificate_of_our_own(servers: Yard, authority: Authority) -> None:
     server = await tls_server(servers, authority, "DNS:localhost,IP:127.0.0.1", "yes")
     url = f"rediss://127.0.0.1:{server.port}/0"

@@ -77,7 +77,7 @@ async def _redis(place: Place) -> tuple[int, int]:
         keys: Any = await link.receive()
         await link.send("INFO", "memory")
         info: Any = await link.receive()
-    link.close()
+    await link.close()
     used = next(line for line in info.splitlines() if line.startswith("used_memory:"))
     return int(keys), int(used.partition(":")[2])
 

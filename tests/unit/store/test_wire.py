@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import pytest
 
-from nodeagent.store.wire import Connection, ReplyError
+from nodeagent.store.wire import LONGEST_REPLY, Connection, ReplyError
 
 
 @asynccontextmanager
@@ -28,8 +28,10 @@ async def answering(folder: Path, *pieces: bytes) -> AsyncIterator[tuple[Connect
     async with await asyncio.start_unix_server(accept, path):
         connection = Connection(path)
         await connection.open()
-        with closing(connection):
+        try:
             yield connection, taken
+        finally:
+            await connection.close()
 
 
 async def reply(folder: Path, *pieces: bytes) -> object:
@@ -75,6 +77,8 @@ async def test_replies(tmp_path: Path, pieces: tuple[bytes, ...], value: object)
         (b"-ERR AUTH <password> called without any password configured", "ERR", True),
         (b"-ERR invalid password", "ERR", True),
         (b"-ERR unknown command 'COW'", "ERR", False),
+        (b"-LOADING Redis is loading the dataset in memory", "LOADING", False),
+        (b"-MOVED cow", "MOVED", False),
     ],
 )
 async def test_errors_say_what_they_are_about(tmp_path: Path, line: bytes, code: str, not_let_in: bool) -> None:
@@ -105,11 +109,72 @@ async def test_what_is_no_redis(tmp_path: Path, junk: bytes) -> None:
         await reply(tmp_path, junk)
 
 
+@pytest.mark.parametrize(
+    "junk",
+    [b"*4000000000\r\n", b"*99999999999999\r\n", b"$-7\r\n", b"*1\r\n" * 100_000, b">1\r\n+x\r\n" * 100_000],
+    ids=["no memory", "a length", "less than nothing", "nested", "pushed"],
+)
+async def test_a_stranger_that_speaks_the_protocol(tmp_path: Path, junk: bytes) -> None:
+    with pytest.raises(ConnectionError, match="what is no reply of Redis"):
+        await reply(tmp_path, junk)
+
+
+@pytest.mark.parametrize(
+    ("head", "more"),
+    [(b"$%d\r\n" % (2 * LONGEST_REPLY), b"x"), (b"*%d\r\n" % LONGEST_REPLY, b":1\r\n")],
+    ids=["a text", "a list"],
+)
+async def test_a_reply_without_end_is_not_waited_for(tmp_path: Path, head: bytes, more: bytes) -> None:
+    sent = 0
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        with closing(writer), suppress(ConnectionError):
+            await reader.readuntil(b"PING\r\n")
+            writer.write(head)
+            while sent < 2 * LONGEST_REPLY:
+                writer.write(more * ((1 << 20) // len(more)))
+                sent += 1 << 20
+                await writer.drain()
+
+    path = str(tmp_path / "s")
+    async with await asyncio.start_unix_server(accept, path):
+        connection = Connection(path)
+        await connection.open()
+        await connection.send("PING")
+        with pytest.raises(ConnectionError, match="what is no reply of Redis"):
+            await connection.receive()
+        await connection.close()
+    assert sent < 1.5 * LONGEST_REPLY
+
+
+async def test_a_connection_that_failed_is_not_opened_again_behind_our_back(tmp_path: Path) -> None:
+    """Else a command would go out before the password."""
+    async with answering(tmp_path, b"+O") as (connection, _):
+        await connection.send("PING")
+        with pytest.raises(ConnectionError, match="closed the connection"):
+            await connection.receive()
+        for call in (connection.send("PING"), connection.receive()):
+            with pytest.raises(ConnectionError, match="not open"):
+                await call
+
+
+async def test_a_connection_whose_call_was_cancelled_is_closed(tmp_path: Path) -> None:
+    """Else the next call would get its reply."""
+    async with answering(tmp_path) as (connection, _):
+        waiting = asyncio.create_task(connection.receive())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        with pytest.raises(ConnectionError, match="not open"):
+            await connection.send("PING")
+
+
 async def test_a_connection_that_is_not_open_says_so(tmp_path: Path) -> None:
     connection = Connection(str(tmp_path / "none"))
     for call in (connection.send("PING"), connection.receive()):
         with pytest.raises(ConnectionError, match="not open"):
             await call
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ConnectionError, match="No such file"):
         await connection.open()
-    connection.close()
+    await connection.close()
