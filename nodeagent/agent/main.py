@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from pathlib import Path
@@ -80,12 +79,9 @@ def run(file: Path | None) -> None:
     have the work moved away (for `drain` at most) and leave. SIGINT: stop the workers and leave. SIGHUP: read the
     config again, whole or not at all.
     """
-    gc.disable()  # until all is imported: that stays, and looking through it again and again costs a fifth of the start
-    # Before anything else is imported: structlog would load it for tracebacks (3 MB, 60 ms).
-    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
     from nodeagent.workers.linux import lossy_stderr, prefer
 
-    prefer()  # what comes next takes a quarter of a second of CPU time, and running workers wait for its end
+    prefer()  # what comes next takes half a second of CPU time, and running workers wait for its end
     from nodeagent.agent.serve import serve
     from nodeagent.agent.standin import Split
     from nodeagent.spec.configfile import load_config

@@ -7,8 +7,6 @@ then quickly: running workers wait for the first beat.
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import os
 import signal
 import socket
@@ -35,7 +33,6 @@ from nodeagent.agent.peers import UdpPeers
 from nodeagent.agent.preflight import preflight
 from nodeagent.agent.reload import reload
 from nodeagent.agent.retention import Retention
-from nodeagent.agent.slim import without_authorities
 from nodeagent.agent.standin import Split, end_as_planned
 from nodeagent.agent.systemd import comes_back, this_unit
 from nodeagent.agent.usage import Meter
@@ -80,8 +77,6 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig], split: Sp
         peers = UdpPeers(key.derive(f"peers {config.cluster}"))
         closing.callback(peers.close)
         facts = node_facts(config, address, gpus, clock.wall(), await peers.listen(address, config.ports.rendezvous))
-        gc.freeze()
-        gc.enable()
         await _until_it_is_our_turn(store, identity, clock, config.timing.heartbeat)
         incarnation = identity.take()  # from here on a stand-in is dead, and what it wrote is there to be read
 
@@ -212,9 +207,8 @@ async def _serve_api(agent: Agent, metrics: Metrics, address: str, ready: Callab
     running workers wait for the lease, people can wait."""
 
     def load() -> tuple[type[ApiServer], type[Https]]:
-        with without_authorities():
-            from nodeagent.api.https import Https
-            from nodeagent.api.server import ApiServer
+        from nodeagent.api.https import Https
+        from nodeagent.api.server import ApiServer
 
         return ApiServer, Https
 
@@ -223,7 +217,6 @@ async def _serve_api(agent: Agent, metrics: Metrics, address: str, ready: Callab
     async with server_type(agent, metrics) as server:
         ready()
         agent.advert.http(server.http_url)
-        _settle_memory()
         await https_type(agent, metrics, address, agent.advert.https, usage=server.usage).run()
         await asyncio.Event().wait()
 
@@ -254,13 +247,3 @@ async def _leave(agent: Agent, leave: asyncio.Event, stop: asyncio.Event) -> Non
     await leave.wait()
     await agent.leave()
     stop.set()
-
-
-def _settle_memory() -> None:
-    """Give back what importing left behind, where the C library is glibc."""
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

