@@ -18,6 +18,7 @@ TOUCHES = frozenset({
     "open", "read_text", "read_bytes", "write_text", "write_bytes", "open_unix_connection", "iterdir", "glob", "rglob",
     "scandir", "listdir", "walk", "rmtree", "chown", "fchown", "lchown", "chmod", "fchmod", "mkdir", "makedirs",
     "rename", "unlink", "rmdir", "symlink_to", "copy", "copyfile", "copytree", "move", "truncate", "mkfifo",
+    "UnixDomainSocketConnection",
 })  # fmt: skip
 """Names of functions that open, list, make, change or remove what a path names. (``connect`` and ``replace`` have too
 many other meanings; sockets are seen by ``AF_UNIX``, renames by ``os`` in front.)"""
@@ -58,7 +59,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "store/scripts.py": ("read_text", "nodeagent's own files"),
     "store/sentinel.py": ("open", STORE),
     "store/server.py": ("AF_UNIX chmod mkdir open read_bytes rmtree unlink", OWN),
-    "store/wire.py": ("open_unix_connection", STORE),
+    "store/wire.py": ("UnixDomainSocketConnection", STORE),
     "trust/certificate.py": ("mkdir open unlink", OWN),
     "trust/key.py": ("fchmod mkdir open unlink", ADMIN),
     "trust/ledger.py": ("mkdir read_text", OWN),
