@@ -31,7 +31,7 @@ from nodeagent.spec.configfile import ephemeral_ports
 LOOK_BOUND = 5.0
 """Seconds for one look at the machine."""
 OPENSSL_BOUND = 3.0
-NEEDED = ("pydantic", "yaml", "aiohttp", "structlog", "prometheus_client", "pynvml")
+NEEDED = ("pydantic", "yaml", "redis", "hiredis", "psutil", "aiohttp", "structlog", "prometheus_client", "pynvml")
 """What the agent imports."""
 Look = Callable[[AgentConfig, str, str, int | None], HostFacts]
 PINNING = (Path("/dev/infiniband"), Path("/dev/nvidiactl"))

@@ -36,7 +36,6 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "agent/repairlog.py": ("read_text", OWN),
     "agent/restarts.py": ("open", OWN),
     "agent/systemd.py": ("read_text", KERNEL),
-    "agent/usage.py": ("read_text", KERNEL),
     "api/auth.py": ("AF_UNIX", "asks which kind of socket a caller came by"),
     "api/loopback.py": ("read_text", KERNEL),
     "api/server.py": ("AF_UNIX chmod mkdir rename unlink", OWN),
