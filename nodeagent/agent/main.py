@@ -81,7 +81,7 @@ def run(file: Path | None) -> None:
     """
     from nodeagent.workers.linux import lossy_stderr, prefer
 
-    prefer()  # what comes next takes half a second of CPU time, and running workers wait for its end
+    prefer()  # what comes next takes a third of a second of CPU time, and running workers wait for its end
     from nodeagent.agent.serve import serve
     from nodeagent.agent.standin import Split
     from nodeagent.spec.configfile import load_config
