@@ -1,4 +1,5 @@
-"""The two servers under test: the one in this process and a private Redis, a fresh cluster for each test."""
+"""The servers under test, which run the same Lua: the one in this process, a private Redis, and fakeredis, whose
+commands others have written. A fresh cluster for each test."""
 
 from __future__ import annotations
 
@@ -6,12 +7,15 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from fakeredis import FakeServer
 
-from nodeagent.store.client import connect
+from nodeagent.store.calls import Calls
+from nodeagent.store.client import RedisStore, connect
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
 from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import Bench, HereBench, RedisBench
+from tests.contract.fake import FakeLinks
 from tests.inprocess.server import Server
 
 
@@ -21,14 +25,21 @@ def redis_server() -> Iterator[PrivateRedis]:
         yield server
 
 
-@pytest.fixture(params=["here", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(
+    params=["here", pytest.param("redis", marks=pytest.mark.redis), pytest.param("fakeredis", marks=pytest.mark.slow)]
+)
 async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     if request.param == "here":
         clock = [1_000_000.0]
         yield HereBench(Server(lambda: clock[0]), clock)
         return
-    url = request.getfixturevalue("redis_server").url
     cluster = uuid.uuid4().hex
+    if request.param == "fakeredis":
+        fake = FakeLinks(FakeServer())
+        yield RedisBench(RedisStore(Calls(fake, fake, prefix(cluster), 5.0)), fake, prefix(cluster))
+        await fake.close()
+        return
+    url = request.getfixturevalue("redis_server").url
     store, links = connect(url, cluster, 5.0), Links(url, 1)
     yield RedisBench(store, links, prefix(cluster))
     await links.close()
