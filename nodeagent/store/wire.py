@@ -58,7 +58,10 @@ class _Parser(_AsyncHiredisParser):
 
     async def read_response(self, disable_decoding: bool = False, push_request: bool = False) -> Any:
         self._room = LONGEST_REPLY
-        return await super().read_response(disable_decoding, push_request)
+        try:
+            return await super().read_response(disable_decoding, push_request)
+        except (MemoryError, RecursionError, TypeError) as error:  # a length, a depth, or a list as a key
+            raise InvalidResponse(str(error) or type(error).__name__) from error
 
     async def read_from_socket(self) -> bool:
         stream, reader = cast(asyncio.StreamReader, self._stream), cast(hiredis.Reader, self._reader)
@@ -135,10 +138,8 @@ def _as_os_error() -> Iterator[None]:
         yield
     except ReplyError:
         raise
-    except (InvalidResponse, MemoryError, RecursionError) as error:  # some lengths and depths are found by the memory
-        raise ConnectionError(
-            f"the server sent what is no reply of Redis: {str(error) or type(error).__name__}"
-        ) from error
+    except InvalidResponse as error:
+        raise ConnectionError(f"the server sent what is no reply of Redis: {error}") from error
     except RedisError as error:
         raise ConnectionError(str(error)) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
@@ -111,12 +112,35 @@ async def test_what_is_no_redis(tmp_path: Path, junk: bytes) -> None:
 
 @pytest.mark.parametrize(
     "junk",
-    [b"*4000000000\r\n", b"*99999999999999\r\n", b"$-7\r\n", b"*1\r\n" * 100_000, b">1\r\n+x\r\n" * 100_000],
-    ids=["no memory", "a length", "less than nothing", "nested", "pushed"],
+    [
+        b"*4000000000\r\n",
+        b"*99999999999999\r\n",
+        b"$-7\r\n",
+        b"*1\r\n" * 100_000,
+        b">1\r\n+x\r\n" * 100_000,
+        b"%1\r\n*0\r\n+x\r\n",
+    ],
+    ids=["no memory", "a length", "less than nothing", "nested", "pushed", "a list as a key"],
 )
 async def test_a_stranger_that_speaks_the_protocol(tmp_path: Path, junk: bytes) -> None:
     with pytest.raises(ConnectionError, match="what is no reply of Redis"):
         await reply(tmp_path, junk)
+
+
+PIECES = (
+    b"*2\r\n", b"*0\r\n", b"%1\r\n", b"~1\r\n", b">1\r\n", b"|1\r\n", b"$3\r\nabc\r\n", b"$-1\r\n", b"+OK\r\n",
+    b"-ERR x\r\n", b"-ASK 1\r\n", b":5\r\n", b",1.5\r\n", b",x\r\n", b"#t\r\n", b"_\r\n", b"(12\r\n", b"=7\r\ntxt:abc\r\n",
+    b"!3\r\nERR\r\n", b"$?\r\n", b"*?\r\n", b";4\r\nabcd\r\n", b":\r\n", b"$2\r\n\xff\xfe\r\n", b"\r\n", b"\0",
+)  # fmt: skip
+
+
+async def test_whatever_comes_is_a_reply_or_one_of_two_errors(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    for number in range(500):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with suppress(ReplyError, ConnectionError):
+            await reply(folder, b"".join(rng.choice(PIECES) for _ in range(rng.randrange(1, 9))))
 
 
 @pytest.mark.parametrize(
