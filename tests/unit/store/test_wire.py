@@ -129,7 +129,8 @@ async def test_a_stranger_that_speaks_the_protocol(tmp_path: Path, junk: bytes) 
 
 PIECES = (
     b"*2\r\n", b"*0\r\n", b"%1\r\n", b"~1\r\n", b">1\r\n", b"|1\r\n", b"$3\r\nabc\r\n", b"$-1\r\n", b"+OK\r\n",
-    b"-ERR x\r\n", b"-ASK 1\r\n", b":5\r\n", b",1.5\r\n", b",x\r\n", b"#t\r\n", b"_\r\n", b"(12\r\n", b"=7\r\ntxt:abc\r\n",
+    b"-ERR x\r\n", b"-ASK 1\r\n",
+    b":5\r\n", b",1.5\r\n", b",x\r\n", b"#t\r\n", b"_\r\n", b"(12\r\n", b"=7\r\ntxt:abc\r\n",
     b"!3\r\nERR\r\n", b"$?\r\n", b"*?\r\n", b";4\r\nabcd\r\n", b":\r\n", b"$2\r\n\xff\xfe\r\n", b"\r\n", b"\0",
 )  # fmt: skip
 
