@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
-from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, MENDING, NODE_STATES
+from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, NODE_STATES, REPAIRING
 from nodeagent.agent.metrics import Metrics
 from nodeagent.health.judge import rules
 from nodeagent.model.health import Severity
@@ -84,7 +84,7 @@ LABELS: dict[str, str] = {
     "severity": words(Severity),
     "kind": f"{words(Kind)}, `verify`",
     "outcome": "`done` (it helped, as far as that was verified), `failed`, `interrupted` (its end was not seen)",
-    "stage": words(MENDING),
+    "stage": words(REPAIRING),
     "xid": "code of an Xid that a GPU of this node reported",
     "phase": f"of jobs: {words(Phase)}; of pods: {words(PodPhase)}; "
     "of recoveries: [these](architecture.md#what-a-recovery-is-made-of)",

@@ -5,7 +5,7 @@ An effect is believed only when the next snapshot or status shows it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
@@ -38,10 +38,13 @@ class Applier:
         seal: Seal,
         allowed: Callable[[JobRecord], bool],
         stopwatch: Stopwatch,
+        unreachable: Callable[[], Mapping[str, Mapping[str, float]]],
     ) -> None:
         self._lease, self._store, self._host = lease, store, host
         self._clock, self._snapshot, self._random_id = clock, snapshot, random_id
         self._seal, self._stopwatch = seal, stopwatch
+        self._unreachable = unreachable
+        """``Reach``'s: of each job the members that this node cannot reach. For the words of a report."""
         self._allowed = allowed
         """Asked of the very record that something is about to be started from: it may be newer than the decision."""
         self._said: dict[str, object] = {}
@@ -95,6 +98,7 @@ class Applier:
                 if report.state == "failed" and ends:  # both of this machine's wall clock
                     late = max(0.0, self._clock.wall() - min(ends))
                     report = report.model_copy(update={"detected": round(late, 4)})
+                report = report.model_copy(update={"unreachable": self._peers_of(uid)})
                 return await self._write(
                     self._store.report(uid, token, self._lease.node, self._lease.incarnation, report)
                 )
@@ -103,6 +107,11 @@ class Applier:
                 lease = self._lease
                 return await self._write(self._store.keep(uid, token, lease.node, lease.incarnation, expect, keepers))
         return False
+
+    def _peers_of(self, uid: str) -> dict[str, str]:
+        """Members of the job's gang that this node cannot reach, each with the address that does not answer."""
+        peers = self._unreachable().get(uid, ())
+        return {n: node.facts.peer for n in peers if (node := self._snapshot.node(n)) is not None}
 
     def _news(self, uid: str, what: object) -> bool:
         """Whether this was not said already: what is sent again while the store is away is logged once."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NODE_STATES = ("ready", "restarting", "repairing", "cordoned", "draining", "silent", "lost", "left")
 GPU_STATES = ("used", "free", "unfit")
-MENDING = ("asks", "holds", "runs", "verifies", "probation")
+REPAIRING = ("asks", "holds", "runs", "verifies", "probation")
 MAX_JOBS = 200
 """Most jobs that have series of their own, the oldest first; jobs beyond it are counted in ``nodeagent_jobs`` only."""
 
@@ -45,8 +45,8 @@ class Gauges:
         self.jobs = gauge("jobs", "Jobs with a record, by phase.", "phase")
         self.refused = gauge("jobs_refused", "Jobs that this agent runs nothing of now, by reason.", "reason")
         self.nodes = gauge("nodes", "Nodes with a record, by state.", "state")
-        self.mending = gauge(
-            "nodes_mending",
+        self.repairing = gauge(
+            "nodes_repairing",
             "Live nodes with a repair to come, under way or being verified, and those with hardware on probation.",
             "stage",
         )
@@ -75,18 +75,26 @@ class Gauges:
             "Time left of this node's own lease; workers without failsafe time are stopped at its end.",
         )
         self.away = gauge("store_away_seconds", "How long the store has not answered; 0 while it does.")
-        self.lent = gauge("lent_jobs", "Jobs whose workers on this node run on failsafe time from their keepers.")
-        self.unlent = gauge(
-            "unlent_jobs", "Jobs of this node that get no failsafe time while the store is away: their workers end."
+        self.failsafe = gauge(
+            "failsafe_jobs", "Jobs whose workers on this node run on failsafe time from their keepers."
+        )
+        self.failsafe_refused = gauge(
+            "failsafe_refused_jobs",
+            "Jobs of this node that get no failsafe time while the store is away: their workers end.",
         )
         self.lag = gauge("loop_lag_seconds", "How late the agent's last heartbeat was; above 1 s /healthz fails.")
         self.pods = gauge("pods", "Pods on this node, by phase.", "phase")
         self.stalled = gauge("stalled_pods", "Pods on this node that see no progress for longer than the job allows.")
+        self.unreachable = gauge(
+            "unreachable_peers",
+            "Members of each job's gang that this node's agent cannot reach, though they hold their leases.",
+            "job",
+        )
         self.step = gauge("step", "Newest step that workers on this node reported, of jobs whose workers do.", "job")
         self.gpus = gauge("gpus", "GPUs of this node, by whether work has them, may have them, or must not.", "state")
-        self.parked = gauge("parked_workers", "Workers on this node that wait for the next start, by job.", "job")
-        self.parked_bytes = gauge(
-            "parked_bytes", "Memory that pre-forked workers on this node share with nobody.", "job"
+        self.preforked = gauge("preforked_workers", "Workers on this node that wait for the next start, by job.", "job")
+        self.preforked_bytes = gauge(
+            "preforked_bytes", "Memory that pre-forked workers on this node share with nobody.", "job"
         )
         self.verdicts = gauge(
             "gpu_verdicts",
@@ -109,10 +117,10 @@ class Gauges:
         _set(self.nodes, "state", NODE_STATES, Tally(node_state(n, cluster)[0] for n in cluster.nodes.values()))
         self.build.labels(version=__version__, node=view.node).set(1)
         self._read_gpus(view.node, cluster)
-        _set(self.mending, "stage", MENDING, mending_stages(cluster))
+        _set(self.repairing, "stage", REPAIRING, repair_stages(cluster))
         self._read_jobs(cluster)
         self._read_health(view.health())
-        self._read_pods(cluster, view.pods())
+        self._read_pods(cluster, view.pods(), view.health().unreachable)
         if view.care is not None:
             self._read_care(view.care)
 
@@ -154,8 +162,8 @@ class Gauges:
         self.joined.set(health.joined)
         self.margin.set(health.lease_left)
         self.away.set(0.0 if since is None else max(0.0, time.time() - since))
-        self.lent.set(len(health.lent))
-        self.unlent.set(len(health.not_lent))
+        self.failsafe.set(len(health.lent))
+        self.failsafe_refused.set(len(health.not_lent))
         self.lag.set(health.loop_lag)
 
     def _read_care(self, care: Care) -> None:
@@ -167,21 +175,24 @@ class Gauges:
             if gpu.temperature is not None:
                 self.temperature.labels(gpu=gpu.uuid).set(gpu.temperature)
 
-    def _read_pods(self, cluster: Cluster, pods: Mapping[str, PodStatus]) -> None:
+    def _read_pods(
+        self, cluster: Cluster, pods: Mapping[str, PodStatus], unreachable: Mapping[str, Mapping[str, float]]
+    ) -> None:
         _set(self.pods, "phase", get_args(PodPhase), Tally(pod.phase for pod in pods.values()))
         self.stalled.set(sum(pod.stall is not None and pod.stall.suspects for pod in pods.values()))
-        for gauge in (self.parked, self.parked_bytes, self.snapshot_bytes, self.step):
+        for gauge in (self.preforked, self.preforked_bytes, self.snapshot_bytes, self.unreachable, self.step):
             gauge.clear()
         for job in live_jobs(cluster):
             if (pod := pods.get(job.uid)) is not None:
-                self.parked.labels(job=job.name).set(len(pod.parked))
-                self.parked_bytes.labels(job=job.name).set(sum(pod.parked.values()))
+                self.preforked.labels(job=job.name).set(len(pod.parked))
+                self.preforked_bytes.labels(job=job.name).set(sum(pod.parked.values()))
                 self.snapshot_bytes.labels(job=job.name).set(pod.snapshot_bytes)
+                self.unreachable.labels(job=job.name).set(len(unreachable.get(job.uid, {})))
                 if steps := [worker.step for worker in pod.workers if worker.step is not None]:
                     self.step.labels(job=job.name).set(max(steps))
 
 
-def mending_stages(cluster: Cluster) -> Tally[str]:
+def repair_stages(cluster: Cluster) -> Tally[str]:
     """How many live nodes are how far on their way back to health; one may be counted in two."""
     live = [record.facts for record in cluster.nodes.values() if cluster.live(record.id)]
     found: Tally[str] = Tally(f.mending.claim.phase for f in live if f.mending is not None and f.mending.claim)

@@ -124,7 +124,7 @@ class Agent:
         applier = Applier(
             self._lease, store=store, host=host, clock=clock, snapshot=self._snapshot, random_id=random_id,
             seal=self._seal, allowed=lambda job: self._guard.refusal(job, clock.wall()) is None,
-            stopwatch=stopwatch,
+            stopwatch=stopwatch, unreachable=lambda: self._reach.unreachable,
         )  # fmt: skip
         self._restarts = RestartCounter(node, metrics, counts)
         self.advert = Advert(node, config.cluster, key, self._lease)
@@ -400,7 +400,8 @@ class Agent:
 
     def health(self) -> AgentHealth:
         now = self._clock.now()
-        return agent_health(self._lease, self._failsafe, self.saver, self._lag, now, self._snapshot.waits(now))
+        waits, unreachable = self._snapshot.waits(now), self._reach.unreachable
+        return agent_health(self._lease, self._failsafe, self.saver, self._lag, now, waits, unreachable)
 
     @property
     def era(self) -> str:

@@ -75,8 +75,17 @@ def pod_states(
     return tuple(out)
 
 
-def agent_health(lease: Lease, failsafe: Failsafe, saver: Saver, lag: float, now: float, waits: str) -> AgentHealth:
-    """How the agent itself is doing; ``lag``: how late its last heartbeat was; ``waits``: whom the store waits for."""
+def agent_health(
+    lease: Lease,
+    failsafe: Failsafe,
+    saver: Saver,
+    lag: float,
+    now: float,
+    waits: str,
+    unreachable: Mapping[str, Mapping[str, float]],
+) -> AgentHealth:
+    """How the agent itself is doing; ``lag``: how late its last heartbeat was; ``waits``: whom the store waits for;
+    ``unreachable``: as ``Reach`` has it."""
     return AgentHealth(
         joined=lease.joined,
         reason=lease.reason,
@@ -90,4 +99,5 @@ def agent_health(lease: Lease, failsafe: Failsafe, saver: Saver, lag: float, now
         not_lent=dict(failsafe.refusals),
         unsaved=saver.trouble,
         store_waits=waits if lease.away_since is None else "",
+        unreachable=unreachable,
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from nodeagent.api import auth, body
+from nodeagent.api.published import cuts_of
 from nodeagent.api.shapes import node_state
 from nodeagent.api.usage import Usage
 from nodeagent.api.users import UserDatabase
@@ -43,19 +44,23 @@ class DoctorRoutes:
         """GET /v1/doctor?peers: findings as items, errors first. Answers before the agent has joined, too."""
         from nodeagent.doctor.report import report
         from nodeagent.doctor.store import store_findings
-        from nodeagent.plan.clusterhealth import judge_agent, judge_peers, judge_recovery
+        from nodeagent.plan.clusterhealth import judge_agent, judge_cuts, judge_peers, judge_recovery
         from nodeagent.plan.hosthealth import judge_host
 
         view, here = self.view, f"node/{self.view.node}"
         wanted = body.flag(request, "peers")
-        host, store, peers = await asyncio.gather(
-            self._host(), store_findings(view.config), self._peers() if wanted else _none()
+        host, store, peers, cuts = await asyncio.gather(
+            self._host(),
+            store_findings(view.config),
+            self._peers() if wanted else _none(),
+            cuts_of(view, view.cluster().jobs.values()),
         )
         found: list[Placed] = [(here, f) for f in (*judge_agent(self._standing()), *judge_host(host))]
         found += [("store", f) for f in store]
         found += judge_recovery(view.health().store_waits)
         found += self._cluster()
         found += await self._users(auth.database(request))
+        found += judge_cuts(cuts, time.time())
         found += judge_peers(view.node, peers)
         more = {"peers": [p.model_dump() for p in peers] if wanted else None}
         return web.json_response(report(found) | {"node": view.node} | more)

@@ -20,8 +20,9 @@ from nodeagent.api import auth, body, intents, policy, scaling
 from nodeagent.api.audit import AuditTail
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.lookup import find_job
+from nodeagent.api.published import cuts_in, published
 from nodeagent.api.saved import saved
-from nodeagent.api.shapes import Json, budget_json, items, job_json, lent_json, shown_to, unreachable_lines
+from nodeagent.api.shapes import Json, budget_json, items, job_json, lent_json, shown_to
 from nodeagent.api.story import generations
 from nodeagent.api.users import DATABASE, UserDatabase
 from nodeagent.api.view import AgentView
@@ -30,6 +31,7 @@ from nodeagent.model.job import TERMINAL, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.cuts import describe_cut
 from nodeagent.plan.hang import watching
 from nodeagent.spec.jobcheck import check_spec
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
@@ -63,39 +65,8 @@ class JobRoutes:
             web.post(change + "stop", self._simple(intents.stop)),
         ]
 
-    async def _published(self, job: JobRecord, asking: bool = True) -> tuple[dict[str, PodState], bool]:
-        """(the pods that agents publish, whether the store answers): this node's own pod where it does not, or is not
-        to be asked again. None of an ended job."""
-        if job.phase in TERMINAL and not (job.head and job.head.holders):
-            return {}, asking
-        if asking and self.view.health().store_away_since is None:
-            with contextlib.suppress(StoreUnavailableError):
-                return {pod.node: pod for pod in await self.view.store.pods(job.uid)}, True
-        return self._own(job), False
-
-    def _own(self, job: JobRecord) -> dict[str, PodState]:
-        mine = self.view.pods().get(job.uid)
-        if mine is None:
-            return {}
-        pod = PodState(
-            uid=job.uid,
-            job=job.name,
-            role=job.spec.role.name,
-            node=self.view.node,
-            phase=mine.phase,
-            reason=mine.reason,
-            generation=mine.generation.number if mine.generation else 0,
-            shim_pid=mine.shim_pid,
-            standby_pid=mine.standby_pid,
-            parked=len(mine.parked),
-            parked_memory=sum(mine.parked.values()),
-            workers=mine.workers,
-            snapshot_bytes=mine.snapshot_bytes,
-        )
-        return {pod.node: pod}
-
     async def _json(self, job: JobRecord, asking: bool = True) -> Json:
-        pods, asking = await self._published(job, asking)
+        pods, asking = await published(self.view, job, asking)
         await self._names.learn([job.owner])
         return self._row(job, self.view.cluster(), pods, asking)
 
@@ -111,7 +82,7 @@ class JobRoutes:
         await self._names.learn(job.owner for job in cluster.jobs.values())
         rows, asking = [], True
         for job in sorted(cluster.jobs.values(), key=lambda j: (j.order, j.submitted)):
-            pods, asking = await self._published(job, asking)
+            pods, asking = await published(self.view, job, asking)
             rows.append(shown_to(self._row(job, cluster, pods, asking), seen=auth.may_see(who, job)))
         return web.json_response(items(rows, store_away_since=self.view.health().store_away_since))
 
@@ -125,9 +96,9 @@ class JobRoutes:
         if job.head is not None and any(r.state != "running" for r in job.head.reports.values()):
             reports = job.head.reports
         store_waits = "" if job.phase in TERMINAL else self.view.health().store_waits
-        pods, answered = await self._published(job, events is not None)
+        pods, answered = await published(self.view, job, events is not None)
         await self._names.learn([job.owner])
-        unreachable = unreachable_lines(pods, time.time())
+        unreachable = [describe_cut(cut, time.time()) for cut in cuts_in(self.view, job, pods)]
         detail = self._row(job, cluster, pods, answered) | {
             "why": [*([store_waits] if store_waits else []), *unreachable, *self.view.explain(job.uid)],
             "unreachable": unreachable,

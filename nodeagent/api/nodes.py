@@ -13,10 +13,12 @@ from aiohttp import web
 from nodeagent.api import auth, body
 from nodeagent.api.errors import ApiError
 from nodeagent.api.lookup import find_node
+from nodeagent.api.published import cuts_of
 from nodeagent.api.saved import saved
 from nodeagent.api.shapes import items, node_json, work_on
 from nodeagent.api.view import AgentView
 from nodeagent.model.node import Cordon, NodeRecord
+from nodeagent.plan.cuts import describe_cut
 from nodeagent.store.base import StoreUnavailableError
 
 
@@ -53,8 +55,17 @@ class NodeRoutes:
     async def show(self, request: web.Request) -> web.Response:
         """GET /v1/nodes/{node}."""
         cluster = self.view.cluster()
-        shown = node_json(find_node(cluster, request.match_info["node"]), cluster, time.time())
-        return web.json_response(shown | {"store_away_since": self.view.health().store_away_since})
+        node, now = find_node(cluster, request.match_info["node"]), time.time()
+        here = [job for job in cluster.jobs.values() if job.head is not None and node.id in job.head.members]
+        cuts = await cuts_of(self.view, here)
+        lost = [
+            f"job {name}: {describe_cut(cut, now)}"
+            for name, pairs in sorted(cuts.items())
+            for cut in pairs
+            if node.id in (cut.node, cut.other)
+        ]
+        away = self.view.health().store_away_since
+        return web.json_response(node_json(node, cluster, now) | {"unreachable": lost, "store_away_since": away})
 
     async def cordon(self, request: web.Request) -> web.Response:
         """POST .../cordon {reason, request_id}: no new work. A draining node stays cordoned only."""

@@ -279,15 +279,6 @@ def budget_json(job: JobRecord, cluster: Cluster) -> Json:
     return {"max": limits.max, "window": limits.window, "used": used, "left": max(0, limits.max - used)}
 
 
-def unreachable_lines(pods: Mapping[str, PodState], now: float) -> list[str]:
-    """Which members of a gang cannot reach each other, as their agents say. ``now``: Unix time."""
-    return [
-        f"{node} cannot reach {other} (no answer over UDP for {max(0.0, now - since):.0f} s), though both are alive"
-        for node, pod in sorted(pods.items())
-        for other, since in sorted(pod.unreachable.items())
-    ]
-
-
 def spend_json(number: int, spend: Spend, awaited: Collection[str] = ()) -> Json:
     """What ended one generation. ``awaited``: who has not answered since, without whom it is not judged."""
     return {

@@ -48,6 +48,8 @@ class AgentHealth:
     """Records in the store that cannot be read, by key: why."""
     store_waits: str = ""
     """Whom a store that has lost writes waits for before anything is decided; empty if for nobody."""
+    unreachable: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Members of the jobs' gangs that this node cannot reach though they are alive: job uid to node to Unix time."""
 
 
 class AgentView(Protocol):

@@ -88,7 +88,12 @@ def node_lines(node: Json, colour: bool = False, width: int | None = None) -> li
     unfit = [f"  {uid}: {r['reason']}" for uid, r in sorted(node["readiness"].items()) if r["state"] == "unfit"]
     if unfit:
         lines += ["", "Cannot run:", *unfit]
+    cut_off = node.get("unreachable", ())  # lists of nodes do not say it
+    if cut_off:
+        lines += ["", "Cut off:", *(f"  {text}" for text in cut_off)]
     step = NEXT[node["state"]].format(name=node["name"])
     if node["state"] == "ready" and node["condition"]:
         step = "see what each verdict says"
+    elif node["state"] == "ready" and cut_off:
+        step = "look at the network between these nodes (nodeagentctl doctor --peers): workers may wait for each other"
     return folded([*lines, "", field("Next", step)], width)

@@ -115,6 +115,8 @@ class PodReport(Record):
     reason: str = ""
     stall: Stall | None = None
     """While ``running``: what its workers do, when the gang may hang."""
+    unreachable: dict[str, str] = {}
+    """Members that its agent could not reach when it reported: node to the ``host:port`` asked. For people."""
     detected: float = 0.0
     """Failed: seconds from the first worker's end to this report. For people."""
     seq: int = 0

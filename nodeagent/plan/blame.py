@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Head, PodReport, WorkerExit
+from nodeagent.plan.cuts import describe_pairs
 
 REFORM_CODES = frozenset({101, 102})
 """Exit codes that ask to be re-formed and are not counted (Paddle's elastic convention)."""
@@ -116,6 +117,7 @@ def blame(reports: Mapping[str, PodReport]) -> Blame | None:
     text = f"rank {worst.rank} on {node} failed first: {describe(worst)}"
     if victim:
         text = f"rank {worst.rank} on {node} lost its peers ({describe(worst)}); who failed first is not known"
+        text += describe_pairs(reports)
     elif len(failed) > 1:
         others = ", ".join(str(row[5].rank) for row in failed[1:])
         text += f" (ranks {others} ended after it)"

@@ -16,6 +16,7 @@ from nodeagent.model.health import Verdict
 from nodeagent.model.job import TERMINAL, JobRecord, Quota
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.cuts import Cut, describe_cut
 from nodeagent.plan.health import breaker, next_step
 
 Placed = tuple[str, Finding]
@@ -296,6 +297,21 @@ def _peer(by: str, peer: PeerAnswer) -> Finding:
         case "unreachable":
             return _error(f"{by} cannot reach {at}: {peer.detail}", f"on {by}: ip route get {peer.address}")
     return _warning(f"unknown: whether {by} reaches {at}: {peer.detail}", "")
+
+
+def judge_cuts(cuts: Mapping[str, tuple[Cut, ...]], now: float) -> tuple[Placed, ...]:
+    """``cuts``: job to the members of its gang that cannot reach each other; ``now``: Unix time."""
+    found: list[Placed] = []
+    for job, pairs in sorted(cuts.items()):
+        for cut in pairs[:SHOWN]:
+            whom = cut.address.rpartition(":")[0].strip("[]") or cut.other
+            what = f"{describe_cut(cut, now)}; its workers may wait for each other"
+            fix = f"on {cut.node}: ping -c 3 {whom}; let both firewalls pass the agents' UDP and the ports of workers"
+            found.append((f"job/{job}", _warning(what, fix)))
+        if (more := len(pairs) - SHOWN) > 0:
+            what = f"{more} more pairs of its nodes cannot reach each other"
+            found.append((f"job/{job}", _warning(what, f"nodeagentctl describe {job}")))
+    return tuple(found)
 
 
 def ranked(found: Iterable[Placed]) -> list[Placed]:

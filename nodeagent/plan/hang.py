@@ -14,6 +14,7 @@ from nodeagent.model.job import JobRecord, Spend
 from nodeagent.model.stall import RankFacts
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Head
+from nodeagent.plan.cuts import describe_pairs
 
 MOST_IN_A_ROW = 3
 """Restarts for hangs without progress in between; one more hang fails the job."""
@@ -67,7 +68,7 @@ def find_hang(head: Head) -> Hung | None:
     return Hung(
         node=guilty[0].node if known else "",
         rank=guilty[0].facts.rank if known else None,
-        text=_text(guilty, len(seen), known, limit),
+        text=_text(guilty, len(seen), known, limit) + describe_pairs(head.reports),
         table=_table(guilty, seen, known),
         step=max((s.facts.step for s in seen if s.facts.step is not None), default=None),
         limit=limit,

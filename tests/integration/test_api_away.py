@@ -162,7 +162,7 @@ def test_a_stopped_store(real: RealAgent) -> None:
     _, page = real.http("/metrics")
     metrics = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
     assert float(metrics["nodeagent_store_away_seconds"]) > 0
-    assert float(metrics["nodeagent_lent_jobs"]) == 1
+    assert float(metrics["nodeagent_failsafe_jobs"]) == 1
 
     real.resume_store()
     real.until(lambda: real.job()["store_away_since"] is None, "the store answers")

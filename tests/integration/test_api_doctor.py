@@ -16,6 +16,7 @@ from nodeagent.ctl.main import cli
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.server import PrivateRedis
 from nodeagent.store.words import waits_for
+from nodeagent.workers.base import PodStatus
 from tests.unit.api.fakes import BOOT, LiveAgent, live_agent, spec
 
 pytestmark = pytest.mark.redis
@@ -122,3 +123,26 @@ def test_without_an_agent(tmp_path: Path) -> None:
     assert found["items"][0]["where"] == "agent"
     assert "no agent listens on" in found["items"][0]["what"]
     assert "nodeagent" in found["items"][0]["fix"]
+
+
+def test_members_of_a_gang_that_cannot_reach_each_other(agent: LiveAgent) -> None:
+    job = agent.submit(spec())
+    agent.do(lambda: agent.view.form(job, 2))
+    agent.view.unlike["n2"] |= {"peer": "10.0.0.2:7402"}
+    agent.do(agent.view.join)
+    assert "cannot reach" not in ctl(agent, "doctor").stdout
+    pods = agent.view.gangs[job.uid]
+    pods["n1"] = pods["n1"].model_copy(update={"unreachable": {"n2": time.time() - 40}})
+    agent.do(agent.view.refresh)
+    words = "n1 cannot reach n2 at 10.0.0.2:7402 (no answer over UDP for 4"
+    found = [line for line in ctl(agent, "doctor").stdout.splitlines() if words in line]
+    assert [line.split()[:2] for line in found] == [["warning", "job/digits"]]
+    for name in ("digits", "n1", "n2"):
+        shown = " ".join(ctl(agent, "describe", name).stdout.split())
+        assert words in shown
+        assert "Next: look at the network between these nodes" in shown
+    assert "cannot reach" not in ctl(agent, "describe", "n3").stdout
+    agent.view.away_since, agent.view.unreachable = time.time(), {job.uid: {"n2": time.time() - 40}}
+    assert "cannot reach" not in ctl(agent, "describe", "digits").stdout, "it has no pod of the job"
+    agent.view.own_pods[job.uid] = PodStatus(uid=job.uid, phase="running")
+    assert words in " ".join(ctl(agent, "describe", "digits").stdout.split()), "what this agent knows by itself"

@@ -463,3 +463,21 @@ def test_a_cut_between_two_members_is_told_and_nothing_follows() -> None:
         assert (c.job("j").head, c.job("j").phase) == (before, "running")
 
     simulate(3, scenario)
+
+
+def test_a_failure_for_a_lost_peer_names_the_pair_that_is_cut() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 3, 3)
+        await running(c, 3)
+        c.net.cut.add(("n1", "n3"))
+        pods = c.server.state.pods
+        await c.until(lambda: any(pod.unreachable for pod, _ in pods.values()), 5, "it is noticed")
+        c.nodes["n1"].machine.worker_ends("uid-j", 0, code=1, error="RuntimeError: Connection closed by peer [n3]:1")
+        await c.until(lambda: bool(c.job("j").budget), 10, "the failure is written down")
+        (entry,) = c.job("j").budget.values()
+        assert "lost its peers" in entry.text
+        assert "; n1 cannot reach n3 at " in entry.text
+        c.net.cut.clear()
+        await running(c, 3)
+
+    simulate(3, scenario)

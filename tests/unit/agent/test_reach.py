@@ -6,8 +6,6 @@ import pytest
 
 from nodeagent.agent.peers import Handler
 from nodeagent.agent.reach import Reach, asked
-from nodeagent.api.shapes import unreachable_lines
-from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.lending import Answer, Ask, answer
 from tests.sim.virtual import SimClock, run_virtual
@@ -90,11 +88,3 @@ def test_the_question_never_makes_a_keeper_lend() -> None:
     run_virtual(main())
     for address, question in peers.questions:
         assert not answer(gang(), address.removesuffix(":1"), 60.0, question).yes
-
-
-def test_it_is_said_for_people() -> None:
-    pod = PodState(uid="u", job="a", role="worker", node="n1", phase="running", unreachable={"n3": 100.0})
-    quiet = pod.model_copy(update={"node": "n2", "unreachable": {}})
-    assert unreachable_lines({"n2": quiet, "n1": pod}, 104.2) == [
-        "n1 cannot reach n3 (no answer over UDP for 4 s), though both are alive"
-    ]

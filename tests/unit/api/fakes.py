@@ -98,6 +98,7 @@ class FakeView:
         self.lent: dict[str, float] = {}
         self.not_lent: dict[str, str] = {}
         self.store_waits = ""
+        self.unreachable: dict[str, dict[str, float]] = {}
         self.disks: tuple[str, ...] = ("n1", "n2")
         """Nodes on whose disks everything is."""
         self.unlike: dict[str, dict[str, Any]] = {}
@@ -183,6 +184,7 @@ class FakeView:
             joined=self.joined, reason="" if self.joined else self.reason,
             lease_left=2.0, beat_age=0.1, store_away_since=self.away_since, loop_lag=0.001,
             lent=self.lent, not_lent=self.not_lent, store_waits=self.store_waits,
+            unreachable=self.unreachable,
         )  # fmt: skip
 
     reason = "the id n1 is taken by 10.0.0.9"

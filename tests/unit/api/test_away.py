@@ -89,11 +89,11 @@ def test_keepers_of_a_live_job_are_told_with_their_state() -> None:
 async def test_the_metrics(tmp_path: Path) -> None:
     view, metrics = FakeView(tmp_path), Metrics()
     page = values(metrics.page(view))
-    assert (page["nodeagent_store_away_seconds", ()], page["nodeagent_lent_jobs", ()]) == (0, 0)
+    assert (page["nodeagent_store_away_seconds", ()], page["nodeagent_failsafe_jobs", ()]) == (0, 0)
     view.away_since, view.lent = time.time() - 40, {"u1": 2.0, "u2": 1.0}
     page = values(metrics.page(view))
     assert 40 <= page["nodeagent_store_away_seconds", ()] < 100
-    assert page["nodeagent_lent_jobs", ()] == 2
+    assert page["nodeagent_failsafe_jobs", ()] == 2
 
 
 class Trying(FakeView):

@@ -92,7 +92,7 @@ async def test_the_page(tmp_path: Path) -> None:
     assert page["nodeagent_lease_margin_seconds", ()] == 2.0
     assert page["nodeagent_joined", ()] == 1
     assert page["nodeagent_repairs_total", (("kind", "reboot"), ("outcome", "done"))] == 1
-    assert page["nodeagent_nodes_mending", (("stage", "probation"),)] == 0
+    assert page["nodeagent_nodes_repairing", (("stage", "probation"),)] == 0
     assert page["nodeagent_store_errors_total", ()] == 1
     restarts = (("cause", "worker_failed"), ("job", "digits"), ("node", "n1"))
     assert page["nodeagent_restarts_total", restarts] == 3
@@ -122,10 +122,18 @@ async def test_what_is_said_of_the_pods_here(tmp_path: Path) -> None:
     assert page["nodeagent_pods", (("phase", "running"),)] == 1
     assert page["nodeagent_pods", (("phase", "stuck"),)] == 0
     assert page["nodeagent_stalled_pods", ()] == 1
-    assert page["nodeagent_parked_workers", (("job", "digits"),)] == 2
-    assert page["nodeagent_parked_bytes", (("job", "digits"),)] == 1500
+    assert page["nodeagent_preforked_workers", (("job", "digits"),)] == 2
+    assert page["nodeagent_preforked_bytes", (("job", "digits"),)] == 1500
     assert page["nodeagent_snapshot_bytes", (("job", "digits"),)] == 4096
     assert page["nodeagent_step", (("job", "digits"),)] == 41
+
+
+async def test_peers_that_cannot_be_reached_are_counted_for_each_job_with_a_pod_here(tmp_path: Path) -> None:
+    view, metrics = await running(tmp_path)
+    digits = (("job", "digits"),)
+    assert values(metrics.page(view))["nodeagent_unreachable_peers", digits] == 0
+    view.unreachable["u1"] = {"n2": time.time()}
+    assert values(metrics.page(view))["nodeagent_unreachable_peers", digits] == 1
 
 
 async def test_what_is_said_of_the_gpus_here(tmp_path: Path) -> None:

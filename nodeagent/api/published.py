@@ -1,0 +1,72 @@
+"""What agents publish of their pods, as one agent reads it: from the store, or of its own pod alone while the store is
+away. With it, which members of a gang cannot reach each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+
+from nodeagent.api.view import AgentView
+from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.pod import PodState
+from nodeagent.plan.cuts import Cut, find_cuts
+from nodeagent.store.base import StoreUnavailableError
+
+MOST_JOBS = 200
+"""Jobs whose pods are asked for at once, the oldest first."""
+
+
+async def published(view: AgentView, job: JobRecord, asking: bool = True) -> tuple[dict[str, PodState], bool]:
+    """(the pods that agents publish, whether the store answers): this node's own pod where it does not, or is not
+    to be asked again. None of an ended job."""
+    if job.phase in TERMINAL and not (job.head and job.head.holders):
+        return {}, asking
+    if asking and view.health().store_away_since is None:
+        with contextlib.suppress(StoreUnavailableError):
+            return {pod.node: pod for pod in await view.store.pods(job.uid)}, True
+    return _own(view, job), False
+
+
+def _own(view: AgentView, job: JobRecord) -> dict[str, PodState]:
+    mine = view.pods().get(job.uid)
+    if mine is None:
+        return {}
+    pod = PodState(
+        uid=job.uid,
+        job=job.name,
+        role=job.spec.role.name,
+        node=view.node,
+        phase=mine.phase,
+        reason=mine.reason,
+        generation=mine.generation.number if mine.generation else 0,
+        shim_pid=mine.shim_pid,
+        standby_pid=mine.standby_pid,
+        parked=len(mine.parked),
+        parked_memory=sum(mine.parked.values()),
+        workers=mine.workers,
+        snapshot_bytes=mine.snapshot_bytes,
+        unreachable=dict(view.health().unreachable.get(job.uid, {})),
+    )
+    return {pod.node: pod}
+
+
+def cuts_in(view: AgentView, job: JobRecord, pods: Mapping[str, PodState]) -> tuple[Cut, ...]:
+    """Members of the job's running gang that cannot reach each other. ``pods``: as ``published`` gives them."""
+    head = job.head
+    if job.phase != "running" or head is None or head.state != "active":
+        return ()
+    members = {node: pod for node, pod in pods.items() if node in head.members}
+    return find_cuts(members, view.cluster().nodes)
+
+
+async def cuts_of(view: AgentView, jobs: Iterable[JobRecord]) -> dict[str, tuple[Cut, ...]]:
+    """Job name to its cuts, of those of the first ``MOST_JOBS`` running gangs that have some. Raises nothing."""
+    gangs = [j for j in jobs if j.phase == "running" and j.head is not None and len(j.head.members) > 1]
+    found: dict[str, tuple[Cut, ...]] = {}
+    asking = True
+    for job in sorted(gangs, key=lambda j: j.order)[:MOST_JOBS]:
+        pods, asking = await published(view, job, asking)
+        if cuts := cuts_in(view, job, pods):
+            found[job.name] = cuts
+    return found
