@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -23,6 +24,7 @@ from nodeagent.spec.apiconfig import serves
 if TYPE_CHECKING:
     from nodeagent.doctor.machine import Looker
     from nodeagent.model.hostfacts import HostFacts
+    from nodeagent.plan.cluster import Cluster
     from nodeagent.plan.clusterhealth import PeerAnswer, Placed, Standing
 
 PATH = "/v1/doctor"
@@ -42,8 +44,9 @@ class DoctorRoutes:
 
     async def doctor(self, request: web.Request) -> web.Response:
         """GET /v1/doctor?peers: findings as items, errors first. Answers before the agent has joined, too."""
+        await asyncio.to_thread(_load)
         from nodeagent.doctor.report import report
-        from nodeagent.doctor.store import store_findings
+        from nodeagent.doctor.store import store_findings_in_thread
         from nodeagent.plan.clusterhealth import judge_agent, judge_cuts, judge_peers, judge_recovery
         from nodeagent.plan.hosthealth import judge_host
 
@@ -51,14 +54,14 @@ class DoctorRoutes:
         wanted = body.flag(request, "peers")
         host, store, peers, cuts = await asyncio.gather(
             self._host(),
-            store_findings(view.config),
+            store_findings_in_thread(view.config),
             self._peers() if wanted else _none(),
             cuts_of(view, view.cluster().jobs.values()),
         )
         found: list[Placed] = [(here, f) for f in (*judge_agent(self._standing()), *judge_host(host))]
         found += [("store", f) for f in store]
         found += judge_recovery(view.health().store_waits)
-        found += self._cluster()
+        found += await self._cluster()
         found += await self._users(auth.database(request))
         found += judge_cuts(cuts, time.time())
         found += judge_peers(view.node, peers)
@@ -95,14 +98,12 @@ class DoctorRoutes:
         address = find_address(config, os.environ) if me is None else me.facts.address
         return await self._looker.look(config, self.view.node, address, None if me is None else len(me.facts.gpus))
 
-    def _cluster(self) -> list[Placed]:
-        from nodeagent.plan.clusterhealth import judge_cluster
-
+    async def _cluster(self) -> tuple[Placed, ...]:
         cluster = self.view.cluster()
         if self.view.me() is None:
-            return []
-        states = {name: node_state(node, cluster) for name, node in cluster.nodes.items()}
-        return list(judge_cluster(cluster, states, {uid: self.view.why(uid) for uid in cluster.jobs}))
+            return ()
+        why = {uid: self.view.why(uid) for uid, job in cluster.jobs.items() if job.phase in ("queued", "holding")}
+        return await asyncio.to_thread(_judged, cluster, why)
 
     async def _users(self, names: UserDatabase) -> tuple[Placed, ...]:
         from nodeagent.plan.clusterhealth import judge_users
@@ -121,6 +122,24 @@ class DoctorRoutes:
         nodes = self.view.cluster().nodes.items()
         asked = {name: node.facts.address for name, node in nodes if name != self.view.node and not node.left}
         return await ask_peers(asked, self.view.config.ports.rendezvous[0])
+
+
+def _load() -> None:
+    """Import what a look needs: the first one would hold the loop for longer than a heartbeat may be late."""
+    import nodeagent.doctor.machine
+    import nodeagent.doctor.peers
+    import nodeagent.doctor.report
+    import nodeagent.doctor.store
+    import nodeagent.plan.clusterhealth
+    import nodeagent.plan.hosthealth  # noqa: F401
+
+
+def _judged(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> tuple[Placed, ...]:
+    """In a thread: of a thousand nodes it takes longer than the loop that renews the lease should stand."""
+    from nodeagent.plan.clusterhealth import judge_cluster
+
+    states = {name: node_state(node, cluster) for name, node in cluster.nodes.items()}
+    return judge_cluster(cluster, states, why)
 
 
 async def _none() -> tuple[PeerAnswer, ...]:

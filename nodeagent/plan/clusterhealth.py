@@ -158,7 +158,8 @@ def judge_users(
 def judge_cluster(
     cluster: Cluster, states: Mapping[str, tuple[str, str]], why: Mapping[str, tuple[str, ...]]
 ) -> tuple[Placed, ...]:
-    """``states``: node to (state, reason); ``why``: job uid to what it waits for."""
+    """``states``: node to (state, reason); ``why``: uid of each job that is queued or
+    holds to what it waits for."""
     parts = (
         _nodes(cluster, states),
         _sick(cluster),
@@ -234,6 +235,11 @@ def _gpus(cluster: Cluster) -> Iterator[Placed]:
 
 
 def _jobs(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> Iterator[Placed]:
+    unfit: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for name, node in sorted(_live(cluster).items()):
+        for uid, ready in node.readiness.items():
+            if ready.state == "unfit":
+                unfit[uid].append((name, ready.reason))
     for job in sorted(cluster.jobs.values(), key=lambda j: j.order):
         if job.phase in TERMINAL:
             continue
@@ -245,10 +251,8 @@ def _jobs(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> Iterator[Plac
             yield f"job/{job.name}", _error(f"holds, nothing of it trains: {waits}", fix)
         elif job.phase == "queued":
             yield f"job/{job.name}", _warning(f"waits to start: {waits}", fix)
-        for name, node in sorted(_live(cluster).items()):
-            ready = node.readiness.get(job.uid)
-            if ready is not None and ready.state == "unfit":
-                yield f"node/{name}", _warning(f"cannot run job {job.name}: {ready.reason}", fix)
+        for name, reason in unfit.get(job.uid, ()):
+            yield f"node/{name}", _warning(f"cannot run job {job.name}: {reason}", fix)
 
 
 def _versions(cluster: Cluster) -> Iterator[Placed]:

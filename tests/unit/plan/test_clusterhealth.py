@@ -113,6 +113,20 @@ def test_a_node_that_cannot_run_a_job_says_why() -> None:
     assert told(cluster) == ["warning node/n2: cannot run job a: /shared is missing | nodeagentctl describe a"]
 
 
+def test_the_work_grows_with_nodes_and_jobs_and_not_with_their_product() -> None:
+    asked: list[str] = []
+
+    class Counting(Cluster):
+        def live(self, node: str, life: str | None = None) -> bool:
+            asked.append(node)
+            return super().live(node, life)
+
+    nodes = {n: make_node(n) for n in (f"n{i}" for i in range(20))}
+    jobs = {uid: make_job("running").model_copy(update={"uid": uid}) for uid in (f"u{i}" for i in range(20))}
+    assert judge_cluster(Counting(served=0, nodes=nodes, jobs=jobs), dict.fromkeys(nodes, READY), {}) == ()
+    assert len(asked) <= 10 * len(nodes)
+
+
 def test_gpus_that_are_left_out() -> None:
     gpu = Gpu(uuid="GPU-1", index=1, healthy=False, why="Xid 79")
     (line,) = told(changed(make_cluster(["n1"]), "n1", gpus=(gpu,), hostname="host1"))
