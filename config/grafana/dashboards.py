@@ -38,7 +38,7 @@ def quantile(q: float, name: str, by: str, labels: str = 'cluster=~"$cluster"') 
 
 
 def average(name: str, by: str, labels: str) -> str:
-    """Of a histogram, since the agents' start: the first that a series ever told is no increase."""
+    """Of a histogram, since the agents' start: the first that a series ever reported is no increase."""
     sums, counts = (
         f'sum by ({by}) (nodeagent_{name}_{end}{{cluster=~"$cluster", {labels}}})' for end in ("sum", "count")
     )
@@ -106,7 +106,7 @@ JOB_PANELS = [
                     f"or 0 * max by (job) (last_over_time({RESTARTS}[$__range])))", "{{job}}")],
           width=6, height=4, limits=[(1, YELLOW)]),
     Panel("Goodput", "Share of the time in which the job was to train and did not stand still to be re-formed. A "
-          "standstill is told when it is over.", "stat",
+          "downtime is reported when it is over.", "stat",
           [(f"1 - clamp_max(sum by (job) (increase({STANDSTILL}[$__range])) / ({LIVE}), 1)",
             "{{job}}")], unit="percentunit", width=6, height=4, more={"decimals": 3}),
     Panel("Restart budget", "Spent within its window, and the limit.", "stat",

@@ -1,4 +1,4 @@
-"""``doctor``: what is wrong here, between nodes and in the cluster, and the command that mends it."""
+"""``doctor``: what is wrong here, between nodes and in the cluster, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLUMNS = (
 @agent_option
 @click.pass_context
 def doctor(ctx: click.Context, peers: bool, fmt: str) -> None:
-    """Say what is wrong on this node, between nodes and in the cluster, and what mends it. The exit code is 1 if
+    """Say what is wrong on this node, between nodes and in the cluster, and what fixes it. The exit code is 1 if
     anything is an error.
 
     Works without an agent too: then it checks this machine, its config and the store.

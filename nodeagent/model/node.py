@@ -71,7 +71,7 @@ class NodeFacts(Record):
     https: Https | None = None
     """Where logs and the API are served beyond this machine; None: nowhere."""
     peer: str = Field(default="", pattern=r"^$|^.+:\d{1,5}$")
-    """``host:port`` (UDP) at which other agents ask this one to lend time; empty: it cannot be asked."""
+    """``host:port`` (UDP) at which other agents ask this one for failsafe time; empty: it cannot be asked."""
     restarting: float = Field(default=0.0, ge=0.0)
     """Unix time since which only a stand-in is there, until the next start of the agent; 0: the agent is."""
     health: tuple[Verdict, ...] = Field(default=(), max_length=32)
