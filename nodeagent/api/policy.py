@@ -11,6 +11,9 @@ from nodeagent.model.job import Quota
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.spec.limitsconfig import LimitsConfig
 
+RESTART_WINDOW = 3600.0
+"""Seconds that restarts are counted within at least, where the site limits them: a short window would be no limit."""
+
 
 def may_submit_at_all(who: Caller, limits: LimitsConfig, node: str) -> None:
     """Raises ``ApiError`` unless the site lets the caller submit. May block on the user database."""
@@ -38,6 +41,16 @@ def within_policy(who: Caller, spec: JobSpec, limits: LimitsConfig, node: str) -
             f"job {spec.name!r} asks for up to {nodes} nodes; limits.nodes_per_job in the config of node {node} is "
             f"{most}",
             f"write a max of {most} nodes or fewer, or ask an operator; nothing was submitted",
+        )
+    few, asked = limits.restarts_per_job, spec.restarts
+    if few is not None and asked.max and (asked.max > few or asked.window < RESTART_WINDOW):
+        within = f", within {RESTART_WINDOW:g} s or longer" if asked.max <= few else ""
+        raise ApiError(
+            "permission",
+            f"job {spec.name!r} asks for {asked.max} restarts within {asked.window:g} s; limits.restarts_per_job in the "
+            f"config of node {node} is {few}{within}",
+            f"write restarts: {{max: {few}}} or less, with a window of 1h or longer, or ask an operator; nothing was "
+            "submitted",
         )
     if spec.priority > 0:
         raise ApiError(

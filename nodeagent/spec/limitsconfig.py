@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from nodeagent.model.jobspec import MOST_RESTARTS
 from nodeagent.spec import units
 from nodeagent.spec.errors import CheckError
 from nodeagent.spec.section import Section
@@ -53,4 +54,6 @@ class LimitsConfig(Section):
     """Logs and events that one user follows at this agent at the same time."""
     nodes_per_job: int | None = Field(default=None, ge=1)
     """Most nodes that a job may ask for. Default: any number."""
+    restarts_per_job: int | None = Field(default=None, ge=0, le=MOST_RESTARTS)
+    """Most restarts that a job may ask for, within an hour or longer. Default: what the job asks for."""
     submit: SubmitConfig = SubmitConfig()

@@ -11,6 +11,7 @@ import pytest
 from nodeagent.api import policy
 from nodeagent.api.errors import ApiError
 from nodeagent.model.job import Quota
+from nodeagent.model.jobspec import RestartLimits
 from nodeagent.spec.limitsconfig import LimitsConfig, SubmitConfig
 from tests.unit.api.fakes import spec
 from tests.unit.api.test_auth import OPERATOR, OTHER, OWNER
@@ -39,6 +40,25 @@ def test_a_job_may_not_ask_for_more_nodes_than_the_site_allows() -> None:
     policy.within_policy(OPERATOR, spec(high=3), two, "n1")
     with pytest.raises(ApiError, match=r"up to 3 nodes; limits\.nodes_per_job in the config of node n1 is 2"):
         policy.within_policy(OWNER, spec(high=3), two, "n1")
+
+
+def test_a_job_may_not_ask_for_more_restarts_than_the_site_allows() -> None:
+    site = LimitsConfig(restarts_per_job=5)
+    policy.within_policy(OWNER, spec(restarts=RestartLimits(max=5)), site, "n1")
+    policy.within_policy(OPERATOR, spec(restarts=RestartLimits(max=60)), site, "n1")
+    policy.within_policy(OWNER, spec(restarts=RestartLimits(max=60)), LimitsConfig(), "n1")
+    asks = r"asks for 10 restarts within 3600 s; limits\.restarts_per_job in the config of node n1 is 5"
+    with pytest.raises(ApiError, match=asks) as refused:
+        policy.within_policy(OWNER, spec(), site, "n1")
+    assert "restarts: {max: 5}" in refused.value.next_step
+
+
+def test_a_short_window_does_not_get_around_the_limit_of_restarts() -> None:
+    site = LimitsConfig(restarts_per_job=5)
+    policy.within_policy(OWNER, spec(restarts=RestartLimits(max=5, window=7200.0)), site, "n1")
+    with pytest.raises(ApiError, match=r"5 restarts within 3599 s; .* is 5, within 3600 s or longer"):
+        policy.within_policy(OWNER, spec(restarts=RestartLimits(max=5, window=3599.0)), site, "n1")
+    policy.within_policy(OWNER, spec(restarts=RestartLimits(max=0, window=60.0)), site, "n1")
 
 
 @pytest.mark.parametrize("priority", [-5, 0])

@@ -304,7 +304,9 @@ def test_the_sample_is_the_defaults_and_valid_with_every_line_in_use() -> None:
         "redis": parse("").redis,
         "api": parse("").api,
         "jobs": config.jobs.model_copy(update={"operators": None}),
-        "limits": config.limits.model_copy(update={"nodes_per_job": None, "submit": SubmitConfig()}),
+        "limits": config.limits.model_copy(
+            update={"nodes_per_job": None, "restarts_per_job": None, "submit": SubmitConfig()}
+        ),
         "health": parse("").health,
     }
     assert config.health is not None
