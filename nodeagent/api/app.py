@@ -78,6 +78,6 @@ def create_app(
     app.router.add_get("/v1/version", version)
     for noun in (NodeRoutes, CareRoutes, DiagRoutes, LogRoutes, EventRoutes, TopRoutes):
         app.router.add_routes(noun(view).table())
-    app.router.add_routes(JobRoutes(view, users).table())
+    app.router.add_routes(JobRoutes(view, usage, users).table())
     app.router.add_routes(DoctorRoutes(view, usage).table())
     return app

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from nodeagent.api import auth, body
 from nodeagent.api.published import cuts_of
+from nodeagent.api.quota import limits_json
 from nodeagent.api.shapes import node_state
 from nodeagent.api.usage import Usage
 from nodeagent.api.users import UserDatabase
@@ -65,7 +66,7 @@ class DoctorRoutes:
         found += await self._users(auth.database(request))
         found += judge_cuts(cuts, time.time())
         found += judge_peers(view.node, peers)
-        more = {"peers": [p.model_dump() for p in peers] if wanted else None}
+        more = {"limits": limits_json(view.config.limits), "peers": [p.model_dump() for p in peers] if wanted else None}
         return web.json_response(report(found) | {"node": view.node} | more)
 
     def _standing(self) -> Standing:

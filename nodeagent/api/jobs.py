@@ -21,9 +21,11 @@ from nodeagent.api.audit import AuditTail
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.lookup import find_job
 from nodeagent.api.published import cuts_in, published
+from nodeagent.api.quota import owner_json
 from nodeagent.api.saved import saved
 from nodeagent.api.shapes import Json, budget_json, items, job_json, lent_json, shown_to
 from nodeagent.api.story import generations
+from nodeagent.api.usage import Usage
 from nodeagent.api.users import DATABASE, UserDatabase
 from nodeagent.api.view import AgentView
 from nodeagent.api.waits import waits, way_out
@@ -43,9 +45,9 @@ WRITE_TRIES = 4
 class JobRoutes:
     """The handlers, over one agent's view."""
 
-    def __init__(self, view: AgentView, names: UserDatabase = DATABASE) -> None:
+    def __init__(self, view: AgentView, usage: Usage, names: UserDatabase = DATABASE) -> None:
         self.view = view
-        self._names = names
+        self._usage, self._names = usage, names
         self._audit = AuditTail(view)
 
     def table(self) -> list[web.RouteDef]:
@@ -111,6 +113,7 @@ class JobRoutes:
             "outside": {} if job.head is None else dict(job.head.outside),
             "hold_timeout": job.spec.hold_timeout,
             "store_away_since": self.view.health().store_away_since,
+            "limits": await owner_json(self.view, self._usage, self._names, job),
             "spec": job.spec.model_dump(),
         }
         return web.json_response(shown_to(detail, seen=auth.may_see(who, job)))

@@ -47,8 +47,8 @@ def within_policy(who: Caller, spec: JobSpec, limits: LimitsConfig, node: str) -
         within = f", within {RESTART_WINDOW:g} s or longer" if asked.max <= few else ""
         raise ApiError(
             "permission",
-            f"job {spec.name!r} asks for {asked.max} restarts within {asked.window:g} s; limits.restarts_per_job in the "
-            f"config of node {node} is {few}{within}",
+            f"job {spec.name!r} asks for {asked.max} restarts within {asked.window:g} s; limits.restarts_per_job in "
+            f"the config of node {node} is {few}{within}",
             f"write restarts: {{max: {few}}} or less, with a window of 1h or longer, or ask an operator; nothing was "
             "submitted",
         )

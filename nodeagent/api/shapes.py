@@ -203,6 +203,8 @@ def shown_to(row: Json, *, seen: bool) -> Json:
     row = row | {"private": not seen}
     if seen:
         return row
+    if "limits" in row:
+        row["limits"] = None
     if row["outcome"]:
         row["outcome"] = row["outcome"] | {"error": ""}
     if "spec" in row:

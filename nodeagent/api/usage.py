@@ -89,6 +89,11 @@ class Usage:
         asking.under_way -= 1
         asking.following -= follows
 
+    def held(self, key: Key) -> tuple[int, int]:
+        """(requests under way, those of them that follow) of this user."""
+        asking = self._users.get(key)
+        return (0, 0) if asking is None else (asking.under_way, asking.following)
+
     def refused(self) -> Mapping[Key, tuple[str, ...]]:
         """Users that were refused lately, with the keys of ``limits`` that said so."""
         since = self._clock() - REMEMBERED

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from nodeagent.ctl.errors import Exit, UnreachableError
+from nodeagent.ctl.limittext import limits_text
 from nodeagent.ctl.options import agent_option, connect, output_option
-from nodeagent.ctl.output import Column, coloured, dump, show
+from nodeagent.ctl.output import Column, coloured, dump, fold, show, terminal_width
 from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.where import Where
 
@@ -53,6 +54,8 @@ def doctor(ctx: click.Context, peers: bool, fmt: str) -> None:
         for line in lines(found["items"], coloured()):
             echo(line)
     if fmt in ("table", "wide"):
+        for line in limit_lines(found, terminal_width()):
+            echo(line, err=True)
         echo(summary(found), err=True)
     ctx.exit(Exit.DONE if found["ok"] else Exit.FAILED)
 
@@ -64,7 +67,7 @@ def _alone(why: str, peers: bool) -> Json:
     from nodeagent.doctor.report import report
 
     found = asyncio.run(without_agent(why, config_file(os.environ), os.environ, peers))
-    return report(found) | {"node": None, "peers": None}
+    return report(found) | {"node": None, "limits": None, "peers": None}
 
 
 def lines(findings: list[Json], colour: bool) -> list[str]:
@@ -79,6 +82,15 @@ def lines(findings: list[Json], colour: bool) -> list[str]:
         if f["fix"]:
             out.append(f"{'':7}  {'':{wide}}  fix: {f['fix']}")
     return out
+
+
+def limit_lines(found: Json, width: int | None = None) -> list[str]:
+    """What one user may have and ask for at the agent that was asked."""
+    limits = found.get("limits")
+    if not limits:
+        return []
+    text = f"limits of a user (config of node {found['node']}): {limits_text(limits)}"
+    return fold(text, width, 2)
 
 
 def summary(found: Json) -> str:

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from typing import Any
 
+from nodeagent.ctl.limittext import used_text
 from nodeagent.ctl.output import Column, fold, paint, span, table_lines
 from nodeagent.ctl.terminal import one_line
 
@@ -108,6 +109,8 @@ def _head(job: Json, colour: bool) -> list[str]:
             f"{budget['left']} left",
         ),
     ]
+    if job.get("limits"):
+        lines.append(field("Limits", used_text(job["limits"])))
     if job["scale"]:
         lines.append(field("Scale", _scale(job["scale"])))
     if job["outcome"]:

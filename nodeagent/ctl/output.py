@@ -85,6 +85,18 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if on_terminal() else None
 
 
+def size(number: int | None) -> str:
+    """Bytes as people say them: 512Ki, 3.2Gi."""
+    if number is None:
+        return "-"
+    value = float(number)
+    for unit in ("", "Ki", "Mi", "Gi"):
+        if value < 1024:
+            return f"{value:.3g}{unit}" if value < 1000 else f"{value:.0f}{unit}"
+        value /= 1024
+    return f"{value:.1f}Ti"
+
+
 def fold(line: str, width: int | None, indent: int) -> list[str]:
     """The line, broken between words (and after commas) where it is wider than ``width``; the rest is indented."""
     if width is None or len(line) <= width:

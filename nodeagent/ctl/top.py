@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from nodeagent.ctl.options import agent_option, connect, output_option
-from nodeagent.ctl.output import Column, dump, on_terminal, show
+from nodeagent.ctl.output import Column, dump, on_terminal, show, size
 from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.waiting import PATIENCE
 
@@ -16,18 +16,6 @@ Json = dict[str, Any]
 
 INTERVAL = 2.0
 """Seconds between two looks of ``--watch``; agents measure every 5 s."""
-
-
-def size(number: int | None) -> str:
-    """Bytes as people say them: 512Ki, 3.2Gi."""
-    if number is None:
-        return "-"
-    value = float(number)
-    for unit in ("", "Ki", "Mi", "Gi"):
-        if value < 1024:
-            return f"{value:.3g}{unit}" if value < 1000 else f"{value:.0f}{unit}"
-        value /= 1024
-    return f"{value:.1f}Ti"
 
 
 def percent(cores: float | None) -> str:

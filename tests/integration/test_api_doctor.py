@@ -146,3 +146,13 @@ def test_members_of_a_gang_that_cannot_reach_each_other(agent: LiveAgent) -> Non
     assert "cannot reach" not in ctl(agent, "describe", "digits").stdout, "it has no pod of the job"
     agent.view.own_pods[job.uid] = PodStatus(uid=job.uid, phase="running")
     assert words in " ".join(ctl(agent, "describe", "digits").stdout.split()), "what this agent knows by itself"
+
+
+def test_the_limits_of_users_and_what_is_used_of_them(agent: LiveAgent) -> None:
+    agent.submit(spec(), owner=54321)
+    asked = ctl(agent, "doctor")
+    assert "limits of a user (config of node n1): 100 live jobs, 16MiB of job specs" in asked.stderr
+    assert json.loads(ctl(agent, "doctor", "-o", "json").stdout)["limits"]["followers"] == 16
+    shown = " ".join(ctl(agent, "describe", "digits").stdout.split())
+    assert "Limits: 54321 has 1 of 100 live jobs" in shown
+    assert "at n1 0 of 32 requests under way, 0 of 16 followers" in shown

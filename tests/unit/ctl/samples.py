@@ -15,6 +15,7 @@ from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.repair import Claim, Mending
 from nodeagent.model.world import Cause, Head, Holder, Member, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
+from nodeagent.spec.limitsconfig import LimitsConfig
 from tests.unit.api.fakes import spec
 
 NOW = 10_000.0
@@ -137,6 +138,15 @@ def published(record: JobRecord) -> dict[str, PodState]:
     return pods
 
 
+LIMITS: dict[str, Any] = {
+    "owner": "alice",
+    "node": "n1",
+    "values": LimitsConfig().model_dump(mode="json"),
+    "used": {"jobs": 3, "job_bytes": 12_345, "concurrent": 2, "followers": 1},
+}
+"""What the owner of a job has, and may have."""
+
+
 def listed(record: JobRecord) -> dict[str, Any]:
     return job_json(record, cluster(record), published(record), NOW)
 
@@ -151,6 +161,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = ()) -> dict[str, Any]:
         "store_waits": "",
         "no_progress": "",
         "unreachable": [],
+        "limits": None,
         "budget": budget_json(record, shown),
         "generations": generations(record, [e for e in EVENTS if record.head and e.generation <= record.head.number]),
         "reports": {node: report.model_dump() for node, report in record.last_reports.items()},

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.ctl.doctor import lines, summary
+from nodeagent.api.quota import limits_json
+from nodeagent.ctl.doctor import limit_lines, lines, summary
+from nodeagent.spec.limitsconfig import LimitsConfig, SubmitConfig
 
 FOUND: list[dict[str, Any]] = [
     {"severity": "error", "where": "node/n2", "what": "silent", "fix": "systemctl status nodeagent"},
@@ -29,3 +31,14 @@ def test_summary() -> None:
     assert summary({"items": [], "node": "n1", "peers": peers}) == (
         "nothing is wrong; node n1 was asked; 2 of its 3 peers can be reached"
     )
+
+
+def test_the_limits_of_users_fit_a_terminal() -> None:
+    site = LimitsConfig(nodes_per_job=64, submit=SubmitConfig(users=("alice",), groups=("ml",)))
+    shown = limit_lines({"limits": limits_json(site), "node": "n1"}, 80)
+    assert shown == [
+        "limits of a user (config of node n1): 100 live jobs, 16MiB of job specs, 50",
+        "  requests a second, 32 at once, 16 followers; of a job: at most 64 nodes, any",
+        "  number of restarts an hour; may submit: alice, group ml",
+    ]
+    assert limit_lines({"limits": None, "node": None}, 80) == []

@@ -30,6 +30,9 @@ CASES: dict[str, Callable[[], list[str]]] = {
         [c for c in nodes.COLUMNS if not c.wide], [samples.shown_node(n) for n in ("n1", "n2", "n3", "n4")], 60
     ),
     "describe-running-60-columns": lambda: job_lines(samples.detail(samples.job()), width=60),
+    "describe-limits-80-columns": lambda: job_lines(
+        samples.detail(samples.job()) | {"limits": samples.LIMITS}, width=80
+    ),
     "get-wide": lambda: table_lines(get.COLUMNS, [samples.listed(j) for j in (samples.job(), FAILED, QUEUED)]),
     "nodes": lambda: table_lines(
         [c for c in nodes.COLUMNS if not c.wide], [samples.shown_node(n) for n in ("n1", "n2", "n3", "n4")]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.ctl.top import percent, size
+from nodeagent.ctl.output import size
+from nodeagent.ctl.top import percent
 
 
 @pytest.mark.parametrize(
