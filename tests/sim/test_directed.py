@@ -470,8 +470,7 @@ def test_a_failure_for_a_lost_peer_names_the_pair_that_is_cut() -> None:
         await c.submit("j", 2, 3, 3)
         await running(c, 3)
         c.net.cut.add(("n1", "n3"))
-        pods = c.server.state.pods
-        await c.until(lambda: any(pod.unreachable for pod, _ in pods.values()), 5, "it is noticed")
+        await c.until(lambda: any(p.unreachable for p in c.server.state.pods.values()), 5, "it is noticed")
         c.nodes["n1"].machine.worker_ends("uid-j", 0, code=1, error="RuntimeError: Connection closed by peer [n3]:1")
         await c.until(lambda: bool(c.job("j").budget), 10, "the failure is written down")
         (entry,) = c.job("j").budget.values()
