@@ -29,16 +29,3 @@ def timing_differs(stored: Timing, ours: Timing) -> str:
         f"the cluster's timing differs from this agent's: {'; '.join(parts)}. Every node needs the same values: "
         "set timing in this agent's config to the cluster's"
     )
-
-
-def too_many_jobs(by: str, live: int) -> str:
-    """An owner has as many jobs that have not ended as the quota allows, or more."""
-    return f"{by} has {live} live jobs, as many as limits.jobs allows"
-
-
-def too_many_bytes(by: str, size: int, most: int) -> str:
-    """With one more job an owner's would take more than the quota allows."""
-    return (
-        f"with this one the jobs of {by} that are kept, ended ones too, would take {size} bytes, and limits.job_bytes "
-        f"allows {most}"
-    )
