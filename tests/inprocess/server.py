@@ -81,6 +81,9 @@ class Server:
     def stepped(self) -> None:
         """Called after each step."""
 
+    def failed(self, script: Script, error: CommandError) -> None:
+        """Called when a script did not come to its end, before its client is told."""
+
     def run(self, body: str, **arguments: object) -> Any:
         """A step of the test's own, behind the shipped preludes: as with a client of the store, past every agent."""
         folder = files("nodeagent.store") / "scripts"
@@ -166,6 +169,7 @@ class HereLink:
         try:
             return runtime().run(self._server.data, script.sha, script.source, (key,), rest)
         except CommandError as error:
+            self._server.failed(script, error)
             raise ReplyError(str(error)) from None
         finally:
             self._server.stepped()

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nodeagent.model.jobspec import JobSpec, Nodes, RestartLimits, Role, Submitter
+from nodeagent.store.scripts import Script
 from nodeagent.trust.ledger import Entry
+from tests.inprocess.data import CommandError
 from tests.inprocess.server import Server
 
 
@@ -24,7 +26,7 @@ class SimLedger:
 
 
 class WatchedServer(Server):
-    """Tells after each step that may have changed a job."""
+    """Tells after each step. A script that fails ends the simulation: a broken rule has to show in what it breaks."""
 
     def __init__(self, clock: Callable[[], float], stepped: Callable[[], None]) -> None:
         super().__init__(clock)
@@ -32,6 +34,9 @@ class WatchedServer(Server):
 
     def stepped(self) -> None:
         self._stepped()
+
+    def failed(self, script: Script, error: CommandError) -> None:
+        raise RuntimeError(f"{script.name}.lua failed: {error}")
 
 
 def in_memory() -> str | None:

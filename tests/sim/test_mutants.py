@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.mutants import MUTANTS, SEEDS, Mutant, Provocation, caught
+from tests.sim import provocations
+from tests.sim.mutants import MUTANTS, SEEDS, Mutant, Provocation, caught, change
 
 PROVOCATIONS = tuple(dict.fromkeys(mutant.provocation for mutant in MUTANTS))
 
@@ -18,3 +19,16 @@ def test_unchanged_core_is_not_accused(provocation: Provocation) -> None:
 def test_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.mutate(monkeypatch)
     assert caught(mutant.provocation, SEEDS) is not None, mutant.rule
+
+
+def test_a_mutant_whose_place_is_gone_or_not_one_fails_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("nowhere in it", "redis.call("):
+        with pytest.raises(AssertionError, match="times: "):
+            change(monkeypatch, (text, ""))
+
+
+def test_a_mutant_whose_lua_fails_is_not_taken_for_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    change(monkeypatch, ("local function not_ready(job)\n", "local function not_ready(job)\n  local x = nil + 1\n"))
+    with pytest.raises(ExceptionGroup) as failed:
+        caught(provocations.a_shim_hangs, range(1, 2))
+    assert failed.group_contains(RuntimeError, match="ack.lua failed")
