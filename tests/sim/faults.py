@@ -36,6 +36,13 @@ async def kill_shim(cluster: SimCluster) -> None:
         node.machine.kill_shim(cluster.rng.choice(sorted(node.machine.pods)))
 
 
+async def hang_shim(cluster: SimCluster) -> None:
+    """It carries out nothing and says nothing, but its watchdog fences its workers; in the end its host kills it."""
+    machine = _any(cluster).machine
+    if machine.pods and not machine.frozen.closed:
+        machine.hang_shim(cluster.rng.choice(sorted(machine.pods)))
+
+
 async def restart_agent(cluster: SimCluster) -> None:
     node = _any(cluster)
     await node.kill_agent()
@@ -239,7 +246,7 @@ async def _operate(cluster: SimCluster, **changes: object) -> None:
 
 
 FAULTS: tuple[Fault, ...] = (
-    kill_worker, kill_worker, kill_shim, restart_agent, restart_agent, restart_agent_as_planned,
+    kill_worker, kill_worker, kill_shim, hang_shim, restart_agent, restart_agent, restart_agent_as_planned,
     restart_agent_as_planned, cut_power, freeze_agent, freeze_machine, cut_link, cut_link, cut_store, cut_store,
     cut_store, cut_peers, cut_peers, bad_link, bad_link, cut_workers, freeze_store, restart_store, empty_store,
     roll_back_store, step_store_clock, late_guard, scale, pause_and_resume, restart_job, cordon, sicken, sicken,
