@@ -55,9 +55,9 @@ local function enter_phase(job, phase, reason)
   job.phase, job.reason = phase, reason
 end
 
--- Write the job; with the last holder gone, pausing has become paused.
-local function settle(job)
-  if job.phase ~= 'pausing' or not job.head_id or next(entries(job, 'holder')) then
+-- Write the job; with the last holder gone (held: none is left), pausing has become paused.
+local function settle(job, held)
+  if job.phase ~= 'pausing' or not job.head_id or held then
     job_save(job)
     return
   end
@@ -78,7 +78,7 @@ local function retire(node, lives_on, but)
     if holder and cjson.decode(holder).life ~= lives_on then
       job['holder:' .. node] = nil
       rebook(job, { [node] = true })
-      settle(job)
+      settle(job, next(entries(job, 'holder')))
     end
   end
 end
@@ -127,7 +127,7 @@ local function delete_job(job)
   for node in pairs(named(job)) do
     book(node, job.uid, {})
   end
-  redis.call('DEL', P .. 'job:' .. job.uid)
+  redis.call('DEL', P .. 'job:' .. job.uid, P .. 'marks:job:' .. job.uid, P .. 'counts:' .. job.uid)
   if redis.call('HGET', NAMES, job.name) == job.uid then
     redis.call('HDEL', NAMES, job.name)
   end

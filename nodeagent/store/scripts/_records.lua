@@ -1,6 +1,6 @@
 -- Reading and writing records, revisions, requests and events.
 -- A record is a flat hash of texts; only what changed is written, and only a change raises its revision.
-local REQUESTS_KEPT, EVENTS_KEPT = 1024, 10000
+local REQUESTS_KEPT, EVENTS_KEPT, MARKS_KEPT, AT_ONCE = 1024, 10000, 65536, 2000
 
 local function touch(record)
   local rev = redis.call('HINCRBY', META, 'rev', 1)
@@ -22,6 +22,32 @@ local function copied(map)
   return copy
 end
 
+-- A command with any number of words: a script can pass only so many at once. step: words that belong together.
+local function in_parts(words, step, call)
+  local most = AT_ONCE - AT_ONCE % step
+  for i = 1, #words, most do
+    call(unpack(words, i, math.min(i + most - 1, #words)))
+  end
+end
+
+-- Notes which fields of a job changed, and when, so that whoever has read it is given only those. Also of a field that is
+-- no more. '' is the revision from which on the marks are whole; `rev`, which each write changes, shows whether the
+-- last writer of the record kept them.
+local function mark(record, before, after, fields)
+  local key = P .. 'marks:' .. record
+  local marked = redis.call('ZSCORE', key, 'rev')
+  if not marked or not before or tonumber(marked) ~= tonumber(before) or redis.call('ZCARD', key) > MARKS_KEPT then
+    redis.call('DEL', key)
+    redis.call('ZADD', key, before or after, '')
+  end
+  local words = { after, 'rev' }
+  for _, field in ipairs(fields) do
+    words[#words + 1] = after
+    words[#words + 1] = field
+  end
+  in_parts(words, 2, function(...) redis.call('ZADD', key, ...) end)
+end
+
 -- Writes the difference; true if there was one.
 local function write_changes(key, record, before, after)
   local set, del = {}, {}
@@ -40,13 +66,20 @@ local function write_changes(key, record, before, after)
   end
   after.rev = touch(record)
   redis.call('ZREM', CHANGES, 'gone:' .. record)
-  redis.call('HSET', key, 'rev', after.rev)
+  local words = { 'rev', after.rev }
   for _, field in ipairs(set) do
-    redis.call('HSET', key, field, after[field])
+    words[#words + 1] = field
+    words[#words + 1] = after[field]
   end
-  for _, field in ipairs(del) do
-    redis.call('HDEL', key, field)
+  in_parts(words, 2, function(...) redis.call('HSET', key, ...) end)
+  in_parts(del, 1, function(...) redis.call('HDEL', key, ...) end)
+  if string.sub(record, 1, 4) == 'job:' then
+    for _, field in ipairs(del) do
+      set[#set + 1] = field
+    end
+    mark(record, before.rev, after.rev, set)
   end
+  return true
 end
 
 local function node_save(node)
@@ -65,9 +98,99 @@ local function job_read(uid)
   return job
 end
 
+local counts_of = {} -- of the jobs that were read lean
 local function job_save(job)
-  write_changes(P .. 'job:' .. job.uid, 'job:' .. job.uid, jobs_before[job.uid] or {}, job)
+  local changed = write_changes(P .. 'job:' .. job.uid, 'job:' .. job.uid, jobs_before[job.uid] or {}, job)
   jobs_before[job.uid] = copied(job)
+  local counts = counts_of[job.uid]
+  if changed and counts then
+    redis.call('HSET', P .. 'counts:' .. job.uid, 'rev', job.rev, 'missing', counts.missing, 'holding', counts.holding,
+      'report', counts.report, 'last', counts.last)
+  end
+end
+
+-- What of a job's record somebody lacks who has read it as of this revision of this era: fields and values (none of a
+-- field that is gone), 'since'. Or the whole record, 'whole'.
+local function job_news(uid, since, era)
+  local key, marks = P .. 'job:' .. uid, P .. 'marks:job:' .. uid
+  local whole_from = since and since > 0 and era == meta.era and redis.call('ZSCORE', marks, '')
+  if not whole_from or tonumber(whole_from) > since
+    or tonumber(redis.call('ZSCORE', marks, 'rev') or '-1') ~= tonumber(redis.call('HGET', key, 'rev') or '') then
+    return redis.call('HGETALL', key), 'whole'
+  end
+  local fields, news = redis.call('ZRANGEBYSCORE', marks, '(' .. int(since), '+inf'), {}
+  in_parts(fields, 1, function(...)
+    local names = { ... }
+    for i, value in ipairs(redis.call('HMGET', key, ...)) do
+      news[#news + 1] = names[i]
+      news[#news + 1] = value
+    end
+  end)
+  return news, 'since'
+end
+
+-- Whether this member has acknowledged, in the life that it is a member with.
+local function has_acked(job, node)
+  local member, ack = job['member:' .. node], job['ack:' .. node]
+  return member and ack and cjson.decode(member).life == cjson.decode(ack).life or false
+end
+
+-- How many of a job's members have yet to acknowledge, how many holders it has, and the highest place in the order of its
+-- faults. Always by the whole record: what is kept of it (`counts:<uid>`) only spares looking.
+local function counted(job)
+  local counts = { missing = 0, holding = 0, report = 0, last = 0 }
+  for field, value in pairs(job) do
+    local kind, node = string.match(field, '^(%a+):(.*)$')
+    if kind == 'holder' then
+      counts.holding = counts.holding + 1
+    elseif kind == 'member' and not has_acked(job, node) then
+      counts.missing = counts.missing + 1
+    elseif kind == 'report' or kind == 'last' then
+      counts[kind] = math.max(counts[kind], tonumber(string.match(value, '^%d+')))
+    end
+  end
+  return counts
+end
+
+local LEAN = { 'uid', 'name', 'phase', 'reason', 'since', 'rev', 'head_id', 'head_number', 'head_state', 'last_number',
+  'active_number', 'active_id', 'checkpoint' }
+local OF_NODE = { 'member:', 'holder:', 'keeper:', 'ack:', 'silent:', 'report:', 'last:' }
+
+-- Of a job's record only what concerns one node, and its counts: to read and to save that costs the same however many
+-- nodes there are. Nothing may look through its entries. The counts are those of this very revision: another writer, an
+-- earlier version or a hand has made no others.
+local function job_lean(uid, node)
+  local fields, job = { unpack(LEAN) }, {}
+  for _, kind in ipairs(OF_NODE) do
+    fields[#fields + 1] = kind .. node
+  end
+  for i, value in ipairs(redis.call('HMGET', P .. 'job:' .. uid, unpack(fields))) do
+    job[fields[i]] = value or nil
+  end
+  if not job.uid then
+    return nil
+  end
+  local kept = redis.call('HMGET', P .. 'counts:' .. uid, 'rev', 'missing', 'holding', 'report', 'last')
+  local counts = { missing = tonumber(kept[2]), holding = tonumber(kept[3]), report = tonumber(kept[4]),
+    last = tonumber(kept[5]) }
+  if kept[1] ~= job.rev or not (kept[2] and kept[3] and kept[4] and kept[5]) then
+    counts = counted(job_read(uid))
+  end
+  jobs_before[uid], counts_of[uid] = copied(job), counts
+  return job, counts
+end
+
+-- The whole record, with what was changed in this lean one.
+local function widened(job)
+  local before = jobs_before[job.uid]
+  local whole = job_read(job.uid)
+  for field in pairs(before) do
+    whole[field] = job[field]
+  end
+  for field, value in pairs(job) do
+    whole[field] = value
+  end
+  return whole
 end
 
 local function no_job(uid)
@@ -83,8 +206,11 @@ local function flat(map)
   return out
 end
 
+-- A.base: what the caller has read of the job ({rev, era}), or nothing.
 local function job_reply(job)
-  return { 1, flat(job) }
+  local base = A.base or {}
+  local news, kind = job_news(job.uid, base.rev, base.era)
+  return { 1, news, kind, meta.era or '' }
 end
 
 local function is_terminal(job)
@@ -149,7 +275,7 @@ local function distrust(damaged)
   for _, key in ipairs(damaged) do
     found[#found + 1] = key
     if string.find(key, '^job:') or string.find(key, '^node:') then
-      redis.call('DEL', P .. key)
+      redis.call('DEL', P .. key, P .. 'marks:' .. key, P .. 'counts:' .. string.sub(key, 5))
     end
   end
   for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
