@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
@@ -317,14 +317,16 @@ class RedisStore:
         decoded = list(_each(codec.decode_event, found))
         return tuple(decoded if limit > 0 else reversed(decoded))
 
-    async def wait(self, after: str, timeout: float) -> str:
-        stream = keys.events(self._prefix)
+    async def wait(self, after: str, timeout: float, node: str = "", jobs: Collection[str] = ()) -> str:
+        every = keys.events(self._prefix)
+        streams = keys.wakes(self._prefix, node, jobs) if node else [every]
         block = max(1, millis(timeout))  # 0 would be for ever
+        since = (after,) * len(streams)
         async with self._calls.waiting(timeout) as link:
-            if not await link.ask("XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", stream, after):
-                return after
-            newest = await link.ask("XREVRANGE", stream, "+", "-", "COUNT", 1)
-        return str(newest[0][0])
+            found = await link.ask("XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", *streams, *since)
+            if found and not node:
+                found = [(every, await link.ask("XREVRANGE", every, "+", "-", "COUNT", 1))]
+        return max((str(entries[-1][0]) for _, entries in found or ()), key=codec.event_order, default=after)
 
     async def saved(self, after: str, timeout: float) -> Saves:
         stream, told = keys.saves(self._prefix), keys.saved(self._prefix)

@@ -47,6 +47,7 @@ class Server:
             job = decode_job(flat)
             self.versions[era, job.rev] = job
             if counts.get("rev") == str(job.rev):
+                counts.pop("freed")
                 assert counts == pairs(["rev", str(job.rev), *by_the_rule(job)])
 
 
@@ -156,7 +157,7 @@ class Reader:
                 self.store.forget_some()
             elif roll < 0.03:
                 async with self.server.one_at_a_time, self.server.links.one() as link:
-                    await link.ask("DEL", f"{prefix(self.server.cluster)}marks:job:u1")
+                    await link.ask("DEL", f"{prefix(self.server.cluster)}marks:u1")
             elif roll < 0.05 and turn == self.beat:
                 self.rev = 0
             try:

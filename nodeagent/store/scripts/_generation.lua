@@ -196,7 +196,8 @@ local function not_ready(job)
   end
 end
 
-local function make_active(job)
+-- freed: others may have what a node has given back that was in the generation before.
+local function make_active(job, freed)
   local members = decoded(entries(job, 'member'))
   local first, count
   count = 0
@@ -220,5 +221,5 @@ local function make_active(job)
   local text = 'generation ' .. job.head_number .. ' runs on ' .. int(count) .. ' node' .. (count > 1 and 's' or '')
   enter_phase(job, 'running', text)
   job_save(job)
-  event({ kind = 'GenerationActive', job = job, generation = job.head_number, text = text })
+  event({ kind = 'GenerationActive', job = job, generation = job.head_number, text = text, everybody = freed })
 end

@@ -127,7 +127,7 @@ local function delete_job(job)
   for node in pairs(named(job)) do
     book(node, job.uid, {})
   end
-  redis.call('DEL', P .. 'job:' .. job.uid, P .. 'marks:job:' .. job.uid, P .. 'counts:' .. job.uid)
+  drop('job:' .. job.uid)
   if redis.call('HGET', NAMES, job.name) == job.uid then
     redis.call('HDEL', NAMES, job.name)
   end

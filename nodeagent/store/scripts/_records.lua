@@ -1,6 +1,6 @@
 -- Reading and writing records, revisions, requests and events.
 -- A record is a flat hash of texts; only what changed is written, and only a change raises its revision.
-local REQUESTS_KEPT, EVENTS_KEPT, MARKS_KEPT, AT_ONCE = 1024, 10000, 65536, 2000
+local REQUESTS_KEPT, EVENTS_KEPT, MARKS_KEPT, AT_ONCE, WAKE_KEPT = 1024, 10000, 65536, 2000, 60000
 
 local function touch(record)
   local rev = redis.call('HINCRBY', META, 'rev', 1)
@@ -33,8 +33,8 @@ end
 -- Notes which fields of a job changed, and when, so that whoever has read it is given only those. Also of a field that is
 -- no more. '' is the revision from which on the marks are whole; `rev`, which each write changes, shows whether the
 -- last writer of the record kept them.
-local function mark(record, before, after, fields)
-  local key = P .. 'marks:' .. record
+local function mark(uid, before, after, fields)
+  local key = P .. 'marks:' .. uid
   local marked = redis.call('ZSCORE', key, 'rev')
   if not marked or not before or tonumber(marked) ~= tonumber(before) or redis.call('ZCARD', key) > MARKS_KEPT then
     redis.call('DEL', key)
@@ -46,6 +46,15 @@ local function mark(record, before, after, fields)
     words[#words + 1] = field
   end
   in_parts(words, 2, function(...) redis.call('ZADD', key, ...) end)
+end
+
+-- The record, and what only says how to read it.
+local function drop(record)
+  local uid = string.match(record, '^job:(.*)$')
+  redis.call('DEL', P .. record)
+  if uid then
+    redis.call('DEL', P .. 'marks:' .. uid, P .. 'counts:' .. uid)
+  end
 end
 
 -- Writes the difference; true if there was one.
@@ -77,7 +86,7 @@ local function write_changes(key, record, before, after)
     for _, field in ipairs(del) do
       set[#set + 1] = field
     end
-    mark(record, before.rev, after.rev, set)
+    mark(string.sub(record, 5), before.rev, after.rev, set)
   end
   return true
 end
@@ -105,14 +114,14 @@ local function job_save(job)
   local counts = counts_of[job.uid]
   if changed and counts then
     redis.call('HSET', P .. 'counts:' .. job.uid, 'rev', job.rev, 'missing', counts.missing, 'holding', counts.holding,
-      'report', counts.report, 'last', counts.last)
+      'report', counts.report, 'last', counts.last, 'freed', counts.freed)
   end
 end
 
 -- What of a job's record somebody lacks who has read it as of this revision of this era: fields and values (none of a
 -- field that is gone), 'since'. Or the whole record, 'whole'.
 local function job_news(uid, since, era)
-  local key, marks = P .. 'job:' .. uid, P .. 'marks:job:' .. uid
+  local key, marks = P .. 'job:' .. uid, P .. 'marks:' .. uid
   local whole_from = since and since > 0 and era == meta.era and redis.call('ZSCORE', marks, '')
   if not whole_from or tonumber(whole_from) > since
     or tonumber(redis.call('ZSCORE', marks, 'rev') or '-1') ~= tonumber(redis.call('HGET', key, 'rev') or '') then
@@ -135,10 +144,11 @@ local function has_acked(job, node)
   return member and ack and cjson.decode(member).life == cjson.decode(ack).life or false
 end
 
--- How many of a job's members have yet to acknowledge, how many holders it has, and the highest place in the order of its
--- faults. Always by the whole record: what is kept of it (`counts:<uid>`) only spares looking.
+-- How many of a job's members have yet to acknowledge, how many holders it has, the highest place in the order of its
+-- faults, and (only by what was kept) whether a node that is no member has let go. Always by the whole record: what is
+-- kept of it (`counts:<uid>`) only spares looking.
 local function counted(job)
-  local counts = { missing = 0, holding = 0, report = 0, last = 0 }
+  local counts = { missing = 0, holding = 0, report = 0, last = 0, freed = 0 }
   for field, value in pairs(job) do
     local kind, node = string.match(field, '^(%a+):(.*)$')
     if kind == 'holder' then
@@ -170,10 +180,10 @@ local function job_lean(uid, node)
   if not job.uid then
     return nil
   end
-  local kept = redis.call('HMGET', P .. 'counts:' .. uid, 'rev', 'missing', 'holding', 'report', 'last')
+  local kept = redis.call('HMGET', P .. 'counts:' .. uid, 'rev', 'missing', 'holding', 'report', 'last', 'freed')
   local counts = { missing = tonumber(kept[2]), holding = tonumber(kept[3]), report = tonumber(kept[4]),
-    last = tonumber(kept[5]) }
-  if kept[1] ~= job.rev or not (kept[2] and kept[3] and kept[4] and kept[5]) then
+    last = tonumber(kept[5]), freed = tonumber(kept[6]) }
+  if kept[1] ~= job.rev or not (kept[2] and kept[3] and kept[4] and kept[5] and kept[6]) then
     counts = counted(job_read(uid))
   end
   jobs_before[uid], counts_of[uid] = copied(job), counts
@@ -268,6 +278,36 @@ local function ask_to_save()
   redis.call('HSET', META, 'asked', redis.call('HGET', META, 'rev') or '0')
 end
 
+-- Wakes those that wait on 'all', 'job:<uid>' or 'node:<id>', as of this event. A hint: what is missed, a heartbeat finds.
+local function wake(place, id)
+  local key = P .. 'wake:' .. place
+  if redis.pcall('XADD', key, 'MAXLEN', 1, id, 'e', '').err then -- a later one is there: the clock was put back
+    redis.call('DEL', key)
+    redis.call('XADD', key, 'MAXLEN', 1, id, 'e', '')
+  end
+  redis.call('PEXPIRE', key, WAKE_KEPT)
+end
+
+-- Events that only the members, holders and keepers of their job act on; of the others every agent may have to take a
+-- step (devices are free, somebody is needed). And those that are only for people.
+local OF_GANG = { WorkerFailed = true, PodFailed = true, WorkersLeft = true, FaultJudged = true, NodeLost = true,
+  GenerationForming = true, GenerationActive = true }
+local FOR_PEOPLE = { GenerationStarted = true }
+
+-- what: kind, text and, where they apply, job (record), node, generation, by; everybody: it concerns all
+local function event(what)
+  local job = what.job or {}
+  local id = redis.call('XADD', EVENTS, 'MAXLEN', '~', EVENTS_KEPT, '*', 'kind', what.kind, 'job', job.name or '',
+    'uid', job.uid or '', 'node', what.node or '', 'generation', what.generation or '0', 'by', what.by or '',
+    'text', what.text)
+  if not OF_GANG[what.kind] and not FOR_PEOPLE[what.kind] or what.everybody then
+    wake('all', id)
+  elseif OF_GANG[what.kind] then
+    wake(what.job and 'job:' .. job.uid or 'node:' .. what.node, id)
+  end
+  return id
+end
+
 -- A record or a key is not as the steps left it: nothing is decided until the agents have given back what they know.
 -- Whatever is missing by then stays so.
 local function distrust(damaged)
@@ -275,7 +315,7 @@ local function distrust(damaged)
   for _, key in ipairs(damaged) do
     found[#found + 1] = key
     if string.find(key, '^job:') or string.find(key, '^node:') then
-      redis.call('DEL', P .. key, P .. 'marks:' .. key, P .. 'counts:' .. string.sub(key, 5))
+      drop(key)
     end
   end
   for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
@@ -290,16 +330,8 @@ local function distrust(damaged)
   amnesty = math.max(amnesty, least)
   begin_era('', 0)
   redis.call('HSET', META, 'least', int(least), 'amnesty', int(amnesty), 'excused', '0')
-  redis.call('XADD', EVENTS, 'MAXLEN', '~', EVENTS_KEPT, '*', 'kind', 'StoreDamaged', 'job', '', 'uid', '', 'node', '',
-    'generation', '0', 'by', '', 'text', 'somebody removed or damaged ' .. table.concat(found, ', ', 1, math.min(#found, 5))
-    .. ' in the store: the agents give it back; nothing is decided meanwhile')
+  event({ kind = 'StoreDamaged', text = 'somebody removed or damaged '
+    .. table.concat(found, ', ', 1, math.min(#found, 5))
+    .. ' in the store: the agents give it back; nothing is decided meanwhile' })
   return refuse('behind', 'somebody removed or damaged ' .. found[1] .. ' in the store: the agents give it back')
-end
-
--- what: kind, text and, where they apply, job (record), node, generation, by
-local function event(what)
-  local job = what.job or {}
-  redis.call('XADD', EVENTS, 'MAXLEN', '~', EVENTS_KEPT, '*', 'kind', what.kind, 'job', job.name or '',
-    'uid', job.uid or '', 'node', what.node or '', 'generation', what.generation or '0', 'by', what.by or '',
-    'text', what.text)
 end

@@ -27,6 +27,7 @@ end
 if job['holder:' .. A.node] then
   job['holder:' .. A.node] = nil
   counts.holding = counts.holding - 1
+  counts.freed = member and counts.freed or 1
 end
 if job['silent:' .. A.node] and cjson.decode(job['silent:' .. A.node]) == A.life then
   job['silent:' .. A.node] = nil
@@ -50,13 +51,15 @@ book(A.node, job.uid, devices)
 if job.head_state == 'forming' and counts.missing == 0 and counts.holding == 0 then
   job = widened(job)
   if not not_ready(job) then
-    make_active(job)
+    local freed = counts.freed == 1
+    counts.freed = 0
+    make_active(job, freed)
     return job_reply(job)
   end
 end
 settle(job, counts.holding > 0)
 local base = A.base
-local others = base and redis.call('ZCOUNT', P .. 'marks:job:' .. A.uid, '(' .. int(base.rev), '+inf') or 0
+local others = base and redis.call('ZCOUNT', P .. 'marks:' .. A.uid, '(' .. int(base.rev), '+inf') or 0
 if not base or job.head_state ~= 'forming' or base.era ~= meta.era or others <= PART then
   return job_reply(job)
 end

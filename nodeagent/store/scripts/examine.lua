@@ -57,7 +57,7 @@ for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
       end
     else
       check_type('counts:' .. id, 'hash', true)
-      check_type('marks:' .. record, 'zset', true)
+      check_type('marks:' .. id, 'zset', true)
     end
   end
 end
