@@ -104,10 +104,10 @@ class Decoder:
         linked = followed and last.chain == self._chain
         if last.job.rev < since and not linked:
             return None
-        changes = dict(zip(flat[::2], flat[1::2], strict=True))
+        changes = _unpacked(last, flat)
         rev = int(changes.get("rev") or 0) if upto is None else upto
         if rev > last.job.rev:
-            last.job = _decoded(last, {str(name): text for name, text in changes.items()})
+            last.job = _decoded(last, changes)
             self._apply(last, changes)
         if followed:
             last.chain = self._chain
@@ -117,10 +117,9 @@ class Decoder:
         """As ``codec.decode_node``."""
         return decode_node(flat, cordon)
 
-    def _apply(self, read: _Read, changes: Mapping[str | None, str | None]) -> None:
+    def _apply(self, read: _Read, changes: Mapping[str, str | None]) -> None:
         self._size -= len(read.fields)
         for name, text in changes.items():
-            assert name is not None
             kinds = [read.fields] if _is_entry(name) else [read.fields, read.plain]
             for fields in kinds:
                 if text is None:
@@ -136,6 +135,21 @@ class Decoder:
         self._read[read.job.uid] = read
         while self._size > self._room:
             self._size -= len(self._read.pop(next(iter(self._read))).fields)
+
+
+def _unpacked(last: _Read, flat: Sequence[str | None]) -> dict[str, str | None]:
+    """The fields of a difference, older ones first. ``ack:`` stands for all entries of that kind: a line with the
+    revision, then a line for each key and each text."""
+    changes: dict[str, str | None] = {}
+    for name, text in zip(map(str, flat[::2]), flat[1::2], strict=True):
+        if not (name.endswith(":") and name[:-1] in _KINDS):
+            changes[name] = text
+            continue
+        lines = (text or "").split("\n")[1:]
+        now = {name + key: value for key, value in zip(lines[::2], lines[1::2], strict=True)}
+        changes |= {field: None for field in last.fields if field.startswith(name) and field not in now}
+        changes |= {field: value for field, value in now.items() if last.fields.get(field) != value}
+    return changes
 
 
 def _decoded(last: _Read, changes: Mapping[str, str | None]) -> JobRecord:

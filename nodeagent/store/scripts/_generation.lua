@@ -221,5 +221,6 @@ local function make_active(job, freed)
   local text = 'generation ' .. job.head_number .. ' runs on ' .. int(count) .. ' node' .. (count > 1 and 's' or '')
   enter_phase(job, 'running', text)
   job_save(job)
+  pack(job)
   event({ kind = 'GenerationActive', job = job, generation = job.head_number, text = text, everybody = freed })
 end

@@ -3,13 +3,16 @@
 -- Make exactly these devices (set) of a node the job's.
 local function book(node, uid, devices)
   local key = P .. 'alloc:' .. node
-  for device, owner in pairs(to_map(redis.call('HGETALL', key))) do
+  local owners = to_map(redis.call('HGETALL', key))
+  for device, owner in pairs(owners) do
     if owner == uid and not devices[device] then
       redis.call('HDEL', key, device)
     end
   end
   for device in pairs(devices) do
-    redis.call('HSET', key, device, uid)
+    if owners[device] ~= uid then
+      redis.call('HSET', key, device, uid)
+    end
   end
 end
 

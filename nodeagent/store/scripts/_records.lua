@@ -53,7 +53,7 @@ local function drop(record)
   local uid = string.match(record, '^job:(.*)$')
   redis.call('DEL', P .. record)
   if uid then
-    redis.call('DEL', P .. 'marks:' .. uid, P .. 'counts:' .. uid)
+    redis.call('DEL', P .. 'marks:' .. uid, P .. 'packed:' .. uid, P .. 'counts:' .. uid)
   end
 end
 
@@ -127,8 +127,22 @@ local function job_news(uid, since, era)
     or tonumber(redis.call('ZSCORE', marks, 'rev') or '-1') ~= tonumber(redis.call('HGET', key, 'rev') or '') then
     return redis.call('HGETALL', key), 'whole'
   end
-  local fields, news = redis.call('ZRANGEBYSCORE', marks, '(' .. int(since), '+inf'), {}
-  in_parts(fields, 1, function(...)
+  local single, news = {}, {}
+  for _, field in ipairs(redis.call('ZRANGEBYSCORE', marks, '(' .. int(since), '+inf')) do
+    local kind = string.match(field, '^(.+):$')
+    if kind then -- before all that changed since it was packed
+      local text = redis.call('HGET', P .. 'packed:' .. uid, kind)
+      local at = text and string.match(text, '^%d+')
+      if not at or tonumber(at) ~= tonumber(redis.call('ZSCORE', marks, field)) then
+        return redis.call('HGETALL', key), 'whole'
+      end
+      news[#news + 1] = field
+      news[#news + 1] = text
+    else
+      single[#single + 1] = field
+    end
+  end
+  in_parts(single, 1, function(...)
     local names = { ... }
     for i, value in ipairs(redis.call('HMGET', key, ...)) do
       news[#news + 1] = names[i]
@@ -136,6 +150,44 @@ local function job_news(uid, since, era)
     end
   end)
   return news, 'since'
+end
+
+-- The entries of one kind of a job ('member', 'holder', 'ack', 'report', 'last', 'spend'): key to text.
+local function entries(job, kind)
+  local found, prefix = {}, kind .. ':'
+  for field, value in pairs(job) do
+    if string.sub(field, 1, #prefix) == prefix then
+      found[string.sub(field, #prefix + 1)] = value
+    end
+  end
+  return found
+end
+
+local PACK_FROM = 32
+
+-- Where many entries of a kind have changed, one mark stands for them all ('ack:') and one text for the whole map: of a
+-- gang of a thousand each member then reads one text, not a thousand fields. Its first line is the revision that it is of.
+local function pack(job)
+  local marks, marked = P .. 'marks:' .. job.uid, {}
+  for _, field in ipairs(redis.call('ZRANGE', marks, 0, -1)) do
+    local kind = string.match(field, '^(.-):.')
+    if kind then
+      marked[kind] = marked[kind] or {}
+      marked[kind][#marked[kind] + 1] = field
+    end
+  end
+  for _, kind in ipairs(sorted_keys(marked)) do
+    if #marked[kind] > PACK_FROM then
+      local lines = { job.rev }
+      for key, text in pairs(entries(job, kind)) do
+        lines[#lines + 1] = key
+        lines[#lines + 1] = text
+      end
+      redis.call('HSET', P .. 'packed:' .. job.uid, kind, table.concat(lines, '\n'))
+      in_parts(marked[kind], 1, function(...) redis.call('ZREM', marks, ...) end)
+      redis.call('ZADD', marks, job.rev, kind .. ':')
+    end
+  end
 end
 
 -- Whether this member has acknowledged, in the life that it is a member with.
@@ -225,17 +277,6 @@ end
 
 local function is_terminal(job)
   return job.phase == 'succeeded' or job.phase == 'failed' or job.phase == 'stopped'
-end
-
--- The entries of one kind of a job ('member', 'holder', 'ack', 'report', 'last', 'spend'): key to text.
-local function entries(job, kind)
-  local found, prefix = {}, kind .. ':'
-  for field, value in pairs(job) do
-    if string.sub(field, 1, #prefix) == prefix then
-      found[string.sub(field, #prefix + 1)] = value
-    end
-  end
-  return found
 end
 
 local function put_entries(job, kind, map)

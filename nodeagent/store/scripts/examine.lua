@@ -58,6 +58,7 @@ for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
     else
       check_type('counts:' .. id, 'hash', true)
       check_type('marks:' .. id, 'zset', true)
+      check_type('packed:' .. id, 'hash', true)
     end
   end
 end

@@ -57,6 +57,7 @@ job.restart_done, job.not_before = int(cjson.decode(job.control).restart), '0'
 enter_phase(job, 'forming', A.reason)
 rebook(job, before)
 job_save(job)
+pack(job)
 local new = {}
 for _, id in ipairs(order) do
   if not before[id] then

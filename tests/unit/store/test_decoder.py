@@ -178,3 +178,19 @@ def test_some_of_the_changes_leave_the_revision_as_it_is() -> None:
     new = gang("n1", "n2", "n3").model_copy(update={"rev": 9})
     assert read.news(old.uid, difference(old, new), "e", 5) == new
     assert read.news(old.uid, [*mine[:-1], None], "e", 5, upto=8) == new, "it was overtaken"
+
+
+def test_one_text_stands_for_all_entries_of_a_kind() -> None:
+    read, old = Decoder(), gang("n1", "n2").model_copy(update={"rev": 5})
+    before = read.job(flat(old), "e")
+    new = gang("n1", "n3").model_copy(update={"rev": 9})
+    texts = {name.removeprefix("ack:"): text for name, text in encode_job(new).items() if name.startswith("ack:")}
+    lines = "\n".join(["8", *(word for pair in texts.items() for word in pair)])
+    job = read.news(old.uid, ["ack:", lines, "rev", "9"], "e", 5)
+    assert job == new
+    assert job.head is not None
+    assert before.head is not None
+    assert job.head.acks["n1"] is before.head.acks["n1"]
+    assert read.news(old.uid, ["ack:", "9", "ack:n2", texts["n1"], "rev", "10"], "e", 9) is not None
+    with pytest.raises(ValueError):
+        read.news(old.uid, ["ack:", "9\nn1", "rev", "11"], "e", 10)
