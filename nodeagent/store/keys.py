@@ -4,7 +4,7 @@
 ``cordons`` · ``job:<uid>`` · ``names`` name to uid · ``highest`` name to number · ``alloc:<node>`` device to uid ·
 ``changes`` record to revision · ``requests`` (capped) · ``events`` (capped stream) · ``pod:<uid>:<node>`` (TTL) ·
 ``saved`` node to what is on its disk · ``saves`` (capped stream) of what somebody waits for · ``marks:<uid>`` field
-to the revision that changed it · ``packed:<uid>`` many entries as one text · ``counts:<uid>`` what acknowledging looks at
+to the revision that changed it · ``packed:<uid>`` many entries as one text · ``counts:<uid>`` what an ack looks at
 instead of every member ·
 ``wake:<place>`` (stream of one entry, TTL)
 """
