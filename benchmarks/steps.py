@@ -18,7 +18,7 @@ from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
 from nodeagent.model.node import Incarnation, NodeFacts
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Cause, Member, PodReport
-from nodeagent.store.client import RedisStore
+from nodeagent.store.client import RedisStore, connect
 from nodeagent.store.link import Links
 from nodeagent.store.messages import Beat, BeatReply, Proposal
 from nodeagent.store.server import PrivateRedis
@@ -35,8 +35,8 @@ class Gang:
     def __init__(self, server: PrivateRedis, nodes: int, size: int) -> None:
         self._url, self._pid, url = server.url, server.pid, server.url
         self._cluster = f"steps{nodes}x{size}"
-        self._store, self._links = RedisStore(url, self._cluster, 60.0), Links(url, 1)
-        self._readers = [RedisStore(url, self._cluster, 60.0) for _ in range(READERS)]
+        self._store, self._links = connect(url, self._cluster, 60.0), Links(url, 1)
+        self._readers = [connect(url, self._cluster, 60.0) for _ in range(READERS)]
         self._names = [f"node{i:05d}" for i in range(nodes)]
         self._size, self._seq, self._uid = size, 0, "f" * 32
         self._row: dict[str, float] = {}
@@ -98,7 +98,7 @@ class Gang:
         return replies
 
     async def _newcomer(self) -> None:
-        store = RedisStore(self._url, self._cluster, 60.0)
+        store = connect(self._url, self._cluster, 60.0)
         await self._read_all(store, self._names[0])
         await store.close()
 

@@ -15,7 +15,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Ack, PodReport
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.calls import Calls
-from nodeagent.store.client import RedisStore
+from nodeagent.store.client import RedisStore, connect
 from nodeagent.store.codec import decode_job, pairs
 from nodeagent.store.decoder import Decoder
 from nodeagent.store.keys import prefix
@@ -67,8 +67,8 @@ def by_the_rule(job: JobRecord) -> list[str]:
 class Late(Calls):
     """Calls whose replies come in another order than they were given."""
 
-    def __init__(self, calls: Calls, server: Server) -> None:
-        self.__dict__ |= calls.__dict__
+    def __init__(self, server: Server) -> None:
+        super().__init__(Links(server.url, 4), Links(server.url, 1), prefix(server.cluster), 10.0)
         self._server = server
 
     async def step(self, name: str, arguments: dict[str, object], *more: Any) -> Any:
@@ -82,9 +82,7 @@ class Late(Calls):
 
 class LateStore(RedisStore):
     def __init__(self, server: Server) -> None:
-        super().__init__(server.url, server.cluster, 10.0)
-        self._calls: Calls = Late(self._calls, server)
-        self._server = server
+        super().__init__(Late(server))
 
     def forget_some(self) -> None:
         """As if there were no room."""
@@ -179,7 +177,7 @@ class Reader:
 )
 async def test_what_was_read_in_differences_is_the_record(server: Server, size: int) -> None:
     gang = [f"n{i}" for i in range(1, size + 1)]
-    first = RedisStore(server.url, server.cluster, 10.0)
+    first = connect(server.url, server.cluster, 10.0)
     bench = RedisBench(first, server.links, prefix(server.cluster))
     for node in gang:
         await bench.join(node)
@@ -202,7 +200,7 @@ async def test_what_was_read_in_differences_is_the_record(server: Server, size: 
 @pytest.mark.parametrize("server", [0], indirect=True)
 async def test_who_writes_without_marks_is_noticed(server: Server) -> None:
     """An agent of an earlier version does not keep them."""
-    first = RedisStore(server.url, server.cluster, 10.0)
+    first = connect(server.url, server.cluster, 10.0)
     bench = RedisBench(first, server.links, prefix(server.cluster))
     await bench.up("n1", "n2")
     job = await bench.active(await bench.submit(), "n1", "n2")
@@ -223,7 +221,7 @@ async def test_who_writes_without_marks_is_noticed(server: Server) -> None:
 async def test_acknowledging_brings_few_of_the_others_acks(server: Server) -> None:
     """So that a gang of a thousand does not read a thousand acknowledgements a thousand times."""
     nodes = tuple(f"n{i:03}" for i in range(100))
-    first, second = (RedisStore(server.url, server.cluster, 10.0) for _ in range(2))
+    first, second = (connect(server.url, server.cluster, 10.0) for _ in range(2))
     bench = RedisBench(first, server.links, prefix(server.cluster))
     for node in nodes:
         await bench.join(node)

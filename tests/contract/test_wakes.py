@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable
 import pytest
 
 from nodeagent.model.job import JobRecord
-from nodeagent.store.client import RedisStore
+from nodeagent.store.client import RedisStore, connect
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
 from nodeagent.store.server import PrivateRedis
@@ -40,7 +40,7 @@ class Wakes:
 @pytest.fixture
 async def wakes(redis_server: PrivateRedis) -> AsyncIterator[Wakes]:
     cluster = uuid.uuid4().hex
-    store, links = RedisStore(redis_server.url, cluster, 5.0), Links(redis_server.url, 1)
+    store, links = connect(redis_server.url, cluster, 5.0), Links(redis_server.url, 1)
     yield Wakes(store, links, cluster)
     await links.close()
     await store.close()
