@@ -280,14 +280,15 @@ class Agent:
         self.joined.set()
 
     async def _watch(self) -> None:
-        """Wake when something happened anywhere. A hint only: beats poll the truth."""
+        """Wake when something happened that this node may have to act on. A hint only: beats poll the truth."""
         while True:
             after = self._lease.newest_event
             if not self._lease.joined:
                 await asyncio.sleep(self._timing.heartbeat)
                 continue
             try:
-                if await self._store.wait(after, WATCH) != after and self._lease.joined:
+                jobs = self._snapshot.concern(self._node)
+                if await self._store.wait(after, WATCH, self._node, jobs) != after and self._lease.joined:
                     await self.refresh()
             except StoreUnavailableError:
                 await asyncio.sleep(self._timing.heartbeat)

@@ -15,6 +15,9 @@ from nodeagent.plan.notes import Notes
 from nodeagent.store.messages import BeatReply, Unread
 from nodeagent.store.words import waits_for
 
+MOST_CONCERN = 256
+"""Most jobs whose events an agent waits for; of others its heartbeats tell."""
+
 _NONE: frozenset[str] = frozenset()
 _NONE_REFUSED: Mapping[str, Refusal] = {}
 
@@ -179,6 +182,10 @@ class Snapshot:
         self._jobs[job.uid], self._jobs_shown, self._top = job, None, max(self._top, job.rev)
         self.touched.set()
         return True
+
+    def concern(self, node: str) -> tuple[str, ...]:
+        """Jobs (uids) whose events this node may have to act on: as a member, holder or keeper."""
+        return tuple(sorted(uid for uid, job in self._jobs.items() if job.concerns(node)))[:MOST_CONCERN]
 
     def forget_job(self, uid: str) -> None:
         """The job was removed."""

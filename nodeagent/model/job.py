@@ -209,3 +209,9 @@ class JobRecord(Record):
     outcome: Outcome | None = None
     checkpoint: Checkpoint | None = None
     rev: int = 0
+
+    def concerns(self, node: str) -> bool:
+        """The node is, was or will be a member, holder or keeper: what happens to the job may be its to act on."""
+        head = self.head
+        named = head is not None and (node in head.members or node in head.holders or node in head.keepers)
+        return named or node in self.keepers or node in self.silent

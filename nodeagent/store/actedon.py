@@ -28,4 +28,4 @@ def beat_brings_jobs(reply: list[Any]) -> bool:
     """An agent may start or stop workers because of what a beat tells; that its lease was renewed, a new primary makes
     good with an amnesty."""
     _uid, _served, _lapsed, _next_lapse, _rev, _more, _event, records, *_ = reply
-    return any(key.startswith("job:") for key, _flat, _cordon in records)
+    return any(key.startswith("job:") for key, *_ in records)

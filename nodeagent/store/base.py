@@ -36,7 +36,7 @@ must, or none does. So the store lets nothing newer start before one keeper has 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from nodeagent.model.event import Event
@@ -265,9 +265,10 @@ class Store(Protocol):
         of them."""
         ...
 
-    async def wait(self, after: str, timeout: float) -> str:
-        """Return the newest event's id as soon as one after ``after`` exists, or ``after`` when ``timeout`` seconds
-        have passed. Uses its own connection."""
+    async def wait(self, after: str, timeout: float, node: str = "", jobs: Collection[str] = ()) -> str:
+        """Return an event's id as soon as one after ``after`` exists, or ``after`` when ``timeout`` seconds have
+        passed. For a ``node``: only one that concerns all, this node, or the members, holders and keepers of these
+        ``jobs`` (uids), the newest of them. Uses its own connection."""
         ...
 
     async def saved(self, after: str, timeout: float) -> Saves:

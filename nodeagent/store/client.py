@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
@@ -23,8 +23,9 @@ from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store import codec, keys
 from nodeagent.store.actedon import always, beat_brings_jobs
 from nodeagent.store.arguments import ended_by, expectation, told_facts, told_timing, who
+from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.calls import Calls
-from nodeagent.store.decoder import Decoder
+from nodeagent.store.decoder import Base, Decoder
 from nodeagent.store.link import Links
 from nodeagent.store.messages import (
     Answer,
@@ -47,6 +48,9 @@ from nodeagent.store.wire import readable
 
 COMMAND_LINKS = 4
 WAIT_LINKS = 32
+NEW_RECORD = frozenset({"submit", "read"})
+"""Steps of which the whole record comes."""
+
 Raw = TypeVar("Raw")
 Read = TypeVar("Read")
 
@@ -92,8 +96,10 @@ class RedisStore:
         (
             cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked, *recovery,
         ) = await self._calls.step("beat", arguments, beat_brings_jobs)  # fmt: skip
-        nodes, jobs, gone, unread = [], [], [], []
-        for raw, flat, cordon in records:
+        nodes, jobs, gone, unread, missing = [], [], [], [], []
+        if not recovering:
+            self._decoder.follow(Base(beat.rev, beat.era), Base(int(rev), era))
+        for raw, flat, cordon, kind in records:
             key = _shown(raw)
             try:
                 if key != raw:
@@ -102,10 +108,20 @@ class RedisStore:
                     gone.append(key)
                 elif key.startswith("node:"):
                     nodes.append(self._decoder.node(flat, cordon))
+                elif kind == "whole":
+                    jobs.append(self._decoder.job(flat, era, followed=True))
+                elif job := self._decoder.news(key.removeprefix("job:"), flat, era, beat.rev, followed=True):
+                    jobs.append(job)
                 else:
-                    jobs.append(self._decoder.job(flat))
+                    missing.append(key.removeprefix("job:"))
             except ValueError as error:  # one record, and only that one: the others are as good as ever
                 unread.append(Unread(key=key, why=_plain(error)))
+        read = await self._read_whole(missing)
+        if read is None:  # the lease is renewed all the same; the next beat asks again
+            nodes, jobs, gone, unread, rev, more = [], [], [], [], beat.rev, 0
+        else:
+            jobs += read[0]
+            unread += read[1]
         with strict():
             return BeatReply(
                 cluster_uid=cluster_uid,
@@ -301,14 +317,16 @@ class RedisStore:
         decoded = list(_each(codec.decode_event, found))
         return tuple(decoded if limit > 0 else reversed(decoded))
 
-    async def wait(self, after: str, timeout: float) -> str:
-        stream = keys.events(self._prefix)
+    async def wait(self, after: str, timeout: float, node: str = "", jobs: Collection[str] = ()) -> str:
+        every = keys.events(self._prefix)
+        streams = keys.wakes(self._prefix, node, jobs) if node else [every]
         block = max(1, millis(timeout))  # 0 would be for ever
+        since = (after,) * len(streams)
         async with self._calls.waiting(timeout) as link:
-            if not await link.ask("XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", stream, after):
-                return after
-            newest = await link.ask("XREVRANGE", stream, "+", "-", "COUNT", 1)
-        return str(newest[0][0])
+            found = await link.ask("XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", *streams, *since)
+            if found and not node:
+                found = [(every, await link.ask("XREVRANGE", every, "+", "-", "COUNT", 1))]
+        return max((str(entries[-1][0]) for _, entries in found or ()), key=codec.event_order, default=after)
 
     async def saved(self, after: str, timeout: float) -> Saves:
         stream, told = keys.saves(self._prefix), keys.saved(self._prefix)
@@ -324,9 +342,35 @@ class RedisStore:
         await self._calls.close()
 
     async def _job(self, name: str, arguments: dict[str, object]) -> JobRecord:
-        (flat,) = await self._calls.step(name, arguments, always)
+        """A step whose reply is a job's record: of it comes what changed since it was read here."""
+        uid = str(arguments["uid"])
+        base = self._decoder.base(uid) if name not in NEW_RECORD else None
+        if base is not None:
+            arguments = arguments | {"base": base._asdict()}
+        flat, kind, era, *upto = await self._calls.step(name, arguments, always)
         with strict():
-            return self._decoder.job(flat)
+            if kind == "whole" or base is None:
+                return self._decoder.job(flat, era)
+            job = self._decoder.news(uid, flat, era, base.rev, upto=int(upto[0]) if upto else None)
+        return job if job is not None else await self._job("read", {"uid": uid})
+
+    async def _read_whole(self, uids: list[str]) -> tuple[list[JobRecord], list[Unread]] | None:
+        """Jobs of which a beat brought only what changed, and there was nothing here that this could be added to. None
+        if they cannot be read now."""
+        jobs, unread = [], []
+        for uid in uids:
+            reached = self._decoder.reached()
+            try:
+                flat, _, era = await self._calls.step("read", {"uid": uid}, always)
+                jobs.append(self._decoder.job(flat, era, followed=reached == self._decoder.reached()))
+            except StoreRefusedError as refusal:
+                if refusal.code != "not_found":  # removed since: the next beat says so
+                    return None
+            except StoreUnavailableError:
+                return None
+            except ValueError as error:
+                unread.append(Unread(key=f"job:{uid}", why=_plain(error)))
+        return jobs, unread
 
 
 def connect(at: str | RedisConfig, cluster: str, timeout: float) -> RedisStore:

@@ -184,6 +184,12 @@ def decode_event(entry: tuple[str, Sequence[str]]) -> Event:
     return Event.from_json(_object(raw | {"id": json.dumps(event_id), "generation": fields["generation"]}))
 
 
+def event_order(event_id: str) -> tuple[int, int]:
+    """What ids of events are compared by."""
+    ms, _, seq = event_id.partition("-")
+    return int(ms), int(seq)
+
+
 def _object(members: Mapping[str, str]) -> str:
     """A JSON object out of members that are JSON already."""
     return "{" + ",".join(f"{_quoted(key)}:{text}" for key, text in members.items()) + "}"

@@ -1,34 +1,49 @@
-"""Decodes records, a job's with what the same job's last one had in common with it: of a gang of two thousand nodes
-one acknowledgement is new, and all agents read it.
+"""Decodes jobs' records out of what changed in them: of a gang of two thousand nodes one acknowledgement is new, and
+all agents read it.
 
-Owns the texts and records decoded last, within a bound. Must never give another record than ``codec.decode_job`` would:
-a part is taken over only where its text is the very same. Who compares records by identity finds those parts unchanged.
+Owns the texts and records that were read last, within a bound, and knows how far each of them goes: the store sends
+only the fields that changed since some revision, and a difference counts only where the record here has everything up
+to that revision. Any doubt, and there is no record: then it is to be read as a whole. Must never give another one than
+``codec.decode_job`` would of the whole; a part is taken over only where its text is the very same. Who compares records
+by identity finds those parts unchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodeagent.model.base import Record
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.store.codec import HEAD_MAPS, JOB_MAPS, decode_job, decode_node, pairs
 
-ROOM = 12_000
+ROOM = 48_000
 """Fields kept, of all jobs together: the least recently read go first."""
 PARTS = ("spec", "admission", "control", "checkpoint", "outcome")
 """Fields of a job that are records of their own."""
 _KINDS = {**HEAD_MAPS, **JOB_MAPS}
 
 
-@dataclass(frozen=True, slots=True)
+class Base(NamedTuple):
+    """What is here of a job: everything up to ``rev`` of ``era``."""
+
+    rev: int
+    era: str
+
+
+@dataclass(slots=True)
 class _Read:
     """A job as it was read last."""
 
-    fields: Mapping[str, str]
+    fields: dict[str, str]
+    plain: dict[str, str]
+    """Those that are no entries of a map."""
     job: JobRecord
+    era: str
+    chain: int
+    """Beats of this chain have brought whatever changed in it; 0: it came by itself."""
 
 
 class Decoder:
@@ -38,21 +53,81 @@ class Decoder:
         self._room = room
         self._read: dict[str, _Read] = {}
         self._size = 0
+        self._chain = 1
+        """Beats that followed one another: each asked for what changed after a revision that an earlier one reached."""
+        self._reached = Base(0, "")
 
-    def job(self, flat: Sequence[str]) -> JobRecord:
-        """As ``codec.decode_job``, and as strict."""
+    def base(self, uid: str) -> Base | None:
+        """What a difference may begin with; None: the whole record has to come."""
+        read = self._read.get(uid)
+        return Base(read.job.rev, read.era) if read is not None and read.era else None
+
+    def reached(self) -> tuple[int, Base]:
+        """How far the beats have read: ``follow`` changes it."""
+        return self._chain, self._reached
+
+    def follow(self, asked: Base, reached: Base) -> None:
+        """A beat asked for what changed since ``asked``, and its reply brings everything up to ``reached``. To be
+        said before its records are read; ``asked.rev`` 0 begins anew."""
+        before = self._reached
+        if not (0 < asked.rev <= before.rev and asked.era == reached.era == before.era):
+            self._chain, before = self._chain + 1, Base(0, "")
+        self._reached = Base(max(before.rev, reached.rev), reached.era)
+
+    def job(self, flat: Sequence[str], era: str = "", *, followed: bool = False) -> JobRecord:
+        """A whole record, as ``codec.decode_job`` reads it, and as strict. ``followed``: it is as new as what the beats
+        have reached."""
         fields = pairs(flat)
         last = self._read.get(fields.get("uid", ""))
-        if last is None or last.job.head is None or "head_id" not in fields:
+        if last is None:
             job = decode_job(flat)
         else:
-            job = _mended(last, fields)
-        self._keep(_Read(fields, job))
+            old = last.fields
+            changes: dict[str, str | None] = {name: text for name, text in fields.items() if old.get(name) != text}
+            job = _decoded(last, changes | dict.fromkeys(old.keys() - fields.keys()))
+        if last is not None and last.era == era and last.job.rev > job.rev:
+            return job  # a reply that was overtaken
+        plain = {name: text for name, text in fields.items() if not _is_entry(name)}
+        self._keep(_Read(fields, plain, job, era, self._chain if followed else 0))
         return job
+
+    def news(
+        self, uid: str, flat: Sequence[str | None], era: str, since: int, *, upto: int | None = None,
+        followed: bool = False,
+    ) -> JobRecord | None:  # fmt: skip
+        """The record with these fields as they are now: all that changed since that revision. None if what is here does
+        not reach that far. ``upto``: they are only some of what changed until then, and the record stays of the
+        revision that it has. ``followed``: they came with a beat."""
+        last = self._read.get(uid)
+        if last is None or last.era != era:
+            return None
+        linked = followed and last.chain == self._chain
+        if last.job.rev < since and not linked:
+            return None
+        changes = _unpacked(last, flat)
+        rev = int(changes.get("rev") or 0) if upto is None else upto
+        if rev > last.job.rev:
+            last.job = _decoded(last, changes)
+            self._apply(last, changes)
+        if followed:
+            last.chain = self._chain
+        return last.job
 
     def node(self, flat: Sequence[str], cordon: str) -> NodeRecord:
         """As ``codec.decode_node``."""
         return decode_node(flat, cordon)
+
+    def _apply(self, read: _Read, changes: Mapping[str, str | None]) -> None:
+        self._size -= len(read.fields)
+        for name, text in changes.items():
+            kinds = [read.fields] if _is_entry(name) else [read.fields, read.plain]
+            for fields in kinds:
+                if text is None:
+                    fields.pop(name, None)
+                else:
+                    fields[name] = text
+        self._size += len(read.fields)
+        self._keep(read)
 
     def _keep(self, read: _Read) -> None:
         old = self._read.pop(read.job.uid, None)
@@ -62,29 +137,63 @@ class Decoder:
             self._size -= len(self._read.pop(next(iter(self._read))).fields)
 
 
-def _mended(last: _Read, fields: Mapping[str, str]) -> JobRecord:
-    """What is new is decoded, the rest is the last record's."""
-    old = last.fields
+def _unpacked(last: _Read, flat: Sequence[str | None]) -> dict[str, str | None]:
+    """The fields of a difference, older ones first. ``ack:`` stands for all entries of that kind: a line with the
+    revision, then a line for each key and each text."""
+    changes: dict[str, str | None] = {}
+    for name, text in zip(map(str, flat[::2]), flat[1::2], strict=True):
+        if not (name.endswith(":") and name[:-1] in _KINDS):
+            changes[name] = text
+            continue
+        lines = (text or "").split("\n")[1:]
+        now = {name + key: value for key, value in zip(lines[::2], lines[1::2], strict=True)}
+        changes |= {field: None for field in last.fields if field.startswith(name) and field not in now}
+        changes |= {field: value for field, value in now.items() if last.fields.get(field) != value}
+    return changes
+
+
+def _decoded(last: _Read, changes: Mapping[str, str | None]) -> JobRecord:
+    """As ``_changed``. What cannot be read is missing from then on: no later difference can be added."""
+    try:
+        return _changed(last, changes)
+    except ValueError:
+        last.chain = 0
+        raise
+
+
+def _is_entry(field: str) -> bool:
+    kind, colon, _ = field.partition(":")
+    return bool(colon) and kind in _KINDS
+
+
+def _changed(last: _Read, changes: Mapping[str, str | None]) -> JobRecord:
+    """The last record with these fields: what is new is decoded, the rest is the last record's."""
     entries = {kind: set[str]() for kind in _KINDS}
     """Keys of what is new or gone, by kind of entry."""
-    news: list[str] = []
-    for field, text in fields.items():
-        kind, colon, key = field.partition(":")
-        if colon and kind in entries:
-            if old.get(field) == text:
-                continue
-            entries[kind].add(key)
-        news += (field, text)
-    for field in old.keys() - fields.keys():
+    plain, news = dict(last.plain), dict[str, str]()
+    for field, text in changes.items():
         kind, colon, key = field.partition(":")
         if colon and kind in entries:
             entries[kind].add(key)
-    job = decode_job(news)
-    if job.head is None or last.job.head is None:
+            if text is not None:
+                news[field] = text
+        elif text is None:
+            plain.pop(field, None)
+        else:
+            plain[field] = text
+    if last.job.head is None or "head_id" not in plain:
+        fields = {name: text for name, text in last.fields.items() if name not in changes and _is_entry(name)}
+        return decode_job(_flat(plain | fields | news))
+    job = decode_job(_flat(plain | news))
+    if job.head is None:
         raise ValueError("a job's record has a head that cannot be read")
     head = job.head.model_copy(update=_maps(HEAD_MAPS, entries, last.job.head, job.head))
-    same = {name: getattr(last.job, name) for name in PARTS if old.get(name) == fields.get(name)}
+    same = {name: getattr(last.job, name) for name in PARTS if last.plain.get(name) == plain.get(name)}
     return job.model_copy(update={"head": head} | same | _maps(JOB_MAPS, entries, last.job, job))
+
+
+def _flat(fields: Mapping[str, str]) -> list[str]:
+    return [word for field in fields.items() for word in field]
 
 
 def _maps(
@@ -95,6 +204,9 @@ def _maps(
     for kind, name in kinds.items():
         last, changed = getattr(before, name), entries[kind]
         if changed:
-            last = {key: value for key, value in last.items() if key not in changed} | getattr(news, name)
+            last = dict(last)
+            for key in changed:
+                last.pop(key, None)
+            last |= getattr(news, name)
         maps[name] = last
     return maps

@@ -3,12 +3,16 @@
 ``meta`` cluster uid, version, timing, served clock, counters · ``lease`` node to lease end · ``node:<id>`` ·
 ``cordons`` · ``job:<uid>`` · ``names`` name to uid · ``highest`` name to number · ``alloc:<node>`` device to uid ·
 ``changes`` record to revision · ``requests`` (capped) · ``events`` (capped stream) · ``pod:<uid>:<node>`` (TTL) ·
-``saved`` node to what is on its disk · ``saves`` (capped stream) of what somebody waits for
+``saved`` node to what is on its disk · ``saves`` (capped stream) of what somebody waits for · ``marks:<uid>`` field
+to the revision that changed it · ``packed:<uid>`` many entries as one text · ``counts:<uid>`` what an ack looks at
+instead of every member ·
+``wake:<place>`` (stream of one entry, TTL)
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 CLUSTER_NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9_.]{0,62}")
 
@@ -30,6 +34,11 @@ def requests(cluster_prefix: str) -> str:
 def events(cluster_prefix: str) -> str:
     """The stream of events."""
     return cluster_prefix + "events"
+
+
+def wakes(cluster_prefix: str, node: str, jobs: Iterable[str]) -> list[str]:
+    """The streams that wake the agent of a node that has to do with these jobs."""
+    return [f"{cluster_prefix}wake:{place}" for place in ("all", f"node:{node}", *(f"job:{uid}" for uid in jobs))]
 
 
 def saved(cluster_prefix: str) -> str:

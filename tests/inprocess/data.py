@@ -70,11 +70,18 @@ class Stream:
 
     def __init__(self) -> None:
         self.last = (0, 0)
+        self.until: int | None = None
+        """When it goes (the server's clock, ms); None: it stays."""
         self.entries: list[tuple[str, list[str]]] = []
         self.ids: list[tuple[int, int]] = []
 
-    def add(self, ms: int, fields: list[str], most: int) -> str:
-        self.last = (ms, 0) if ms > self.last[0] else (self.last[0], self.last[1] + 1)
+    def add(self, at: int | tuple[int, int], fields: list[str], most: int) -> str:
+        """``at``: the clock in ms, or the id that it is to have. Raises CommandError for one that is not the newest."""
+        if isinstance(at, int):
+            at = (at, 0) if at > self.last[0] else (self.last[0], self.last[1] + 1)
+        if at <= self.last:
+            raise CommandError("ERR The ID specified in XADD is equal or smaller than the target stream top item")
+        self.last = at
         entry = f"{self.last[0]}-{self.last[1]}"
         self.ids.append(self.last)
         self.entries.append((entry, fields))
@@ -153,7 +160,7 @@ class Data:
 
     def _alive(self, key: Word) -> bool:
         value = self.keys.get(str(key))
-        if isinstance(value, Expiring) and value.until is not None and value.until <= self.now():
+        if isinstance(value, (Expiring, Stream)) and value.until is not None and value.until <= self.now():
             del self.keys[str(key)]
             self.names += 1
             return False
@@ -188,7 +195,15 @@ class Data:
         if not self._alive(key):
             return -2
         value = self.keys[str(key)]
-        return value.until - self.now() if isinstance(value, Expiring) and value.until is not None else -1
+        until = value.until if isinstance(value, (Expiring, Stream)) else None
+        return -1 if until is None else until - self.now()
+
+    def pexpire(self, key: Word, ms: Word) -> int:
+        """Of streams only: the scripts give no other key a time to live after it was written."""
+        found = self._get(key, Stream) if self._alive(key) else None
+        if found is not None:
+            found.until = self.now() + int(ms)
+        return int(found is not None)
 
     # --- hashes
 
@@ -304,14 +319,17 @@ class Data:
     # --- streams
 
     def xadd(self, key: Word, *words: Word) -> str:
-        """``XADD key MAXLEN ~ n * field text ...``; exact, so that it is bounded."""
-        most, fields = int(words[2]), [text_of(word) for word in words[4:]]
-        entry: str = self._made(key, Stream).add(self.now(), fields, most)
+        """``XADD key MAXLEN [~] n ID field text ...``; exact, so that it is bounded."""
+        self._alive(key)
+        most, at, *fields = words[2:] if words[1] == "~" else words[1:]
+        ms, _, seq = str(at).partition("-")
+        when = self.now() if at == "*" else (int(ms), int(seq))
+        entry: str = self._made(key, Stream).add(when, [text_of(word) for word in fields], int(most))
         self.wrote()
         return entry
 
     def xrange(self, key: Word, low: Word, high: Word, *how: Word) -> list[Any]:
-        found = self._get(key, Stream)
+        found = self._get(key, Stream) if self._alive(key) else None
         entries = [] if found is None else found.between(str(low), str(high))
         return [[entry, fields] for entry, fields in entries[: int(how[1]) if how else None]]
 

@@ -12,10 +12,10 @@ from importlib.resources import files
 from typing import Any
 
 from nodeagent.model.base import RECORD_VERSION
-from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.store.calls import Calls
 from nodeagent.store.client import RedisStore
+from nodeagent.store.codec import decode_node
 from nodeagent.store.decoder import Decoder
 from nodeagent.store.keys import prefix
 from nodeagent.store.scripts import PRELUDES, Script
@@ -36,7 +36,7 @@ class Server:
         self._bell = asyncio.Event()
         self.data = Data(self.now)
         self.data.wrote = self._ring
-        self.decoder = OneDecoder()
+        self.nodes = Nodes()
         self.state = State(self.data, prefix(CLUSTER))
         """What the keys say, decoded."""
 
@@ -111,28 +111,30 @@ class Server:
         self._bell = asyncio.Event()
 
 
-class OneDecoder(Decoder):
+class Nodes:
     """Of all clients in this process: who has read the same has the same object."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._jobs: dict[str, tuple[dict[str, str], JobRecord]] = {}
         self._nodes: dict[str, tuple[dict[str, str], str, NodeRecord]] = {}
-
-    def job(self, flat: Sequence[str]) -> JobRecord:
-        fields = dict(zip(flat[::2], flat[1::2], strict=True))
-        known = self._jobs.get(fields.get("uid", ""))
-        if known is None or known[0] != fields:
-            known = self._jobs[fields.get("uid", "")] = (fields, super().job(flat))
-        return known[1]
 
     def node(self, flat: Sequence[str], cordon: str) -> NodeRecord:
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
         about = {name: text for name, text in fields.items() if name not in ("seq", "dead")}
         known = self._nodes.get(fields.get("id", ""))
         if known is None or known[:2] != (about, cordon):
-            known = self._nodes[fields.get("id", "")] = (about, cordon, super().node(flat, cordon))
+            known = self._nodes[fields.get("id", "")] = (about, cordon, decode_node(flat, cordon))
         return known[2]
+
+
+class OwnDecoder(Decoder):
+    """One client's: what it has read of jobs is its own, as everywhere."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        super().__init__()
+        self._nodes = nodes
+
+    def node(self, flat: Sequence[str], cordon: str) -> NodeRecord:
+        return self._nodes.node(flat, cordon)
 
 
 class HereLink:
@@ -178,15 +180,19 @@ class HereLink:
         """Nothing to close."""
 
     async def _read(self, words: list[Word]) -> Any:
-        """``COUNT 1 BLOCK ms STREAMS key after``."""
-        block, stream, after = int(words[3]), str(words[5]), str(words[6])
+        """``COUNT 1 BLOCK ms STREAMS key ... after ...``."""
+        block, places = int(words[3]), words[5:]
+        wanted = list(zip(places[: len(places) // 2], places[len(places) // 2 :], strict=True))
+        data = self._server.data
         try:
             async with asyncio.timeout(block / 1000):
-                while not (found := self._server.data.xrange(stream, f"({after}", "+", "COUNT", 1)):
+                while True:
+                    found = [[key, data.xrange(key, f"({after}", "+", "COUNT", 1)] for key, after in wanted]
+                    if news := [stream for stream in found if stream[1]]:
+                        return news
                     await self._server.rung()
         except TimeoutError:
             return None
-        return [[stream, found]]
 
 
 class HereLinks:
@@ -214,4 +220,4 @@ class HereStore(RedisStore):
     def __init__(self, server: Server, timeout: float = 5.0) -> None:
         links = HereLinks(server)
         super().__init__(Calls(links, links, prefix(CLUSTER), timeout))
-        self._decoder = server.decoder
+        self._decoder = OwnDecoder(server.nodes)

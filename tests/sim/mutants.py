@@ -172,7 +172,8 @@ def half_a_gang(patch: pytest.MonkeyPatch) -> None:
     end
   end
 """
-    change(patch, ("local function not_ready(job)\n", early))
+    counted = "if job.head_state == 'forming' and counts.missing == 0 and counts.holding == 0 then"
+    change(patch, ("local function not_ready(job)\n", early), (counted, "if job.head_state == 'forming' then"))
 
 
 def merged_by_arrival(patch: pytest.MonkeyPatch) -> None:

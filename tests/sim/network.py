@@ -136,12 +136,12 @@ class LinkedStore:
         setattr(self, name, call)  # found by itself the next time
         return call
 
-    async def _wait(self, after: str, timeout: float) -> str:
+    async def _wait(self, after: str, timeout: float, *who: Any) -> str:
         await self._gate.passed()
         if self._link.cut or self._link.cut_replies or self._link.frozen.closed:
             await asyncio.sleep(timeout)
             raise StoreUnavailableError("the link is cut")
-        newest = await self._real.wait(after, timeout)
+        newest = await self._real.wait(after, timeout, *who)
         await asyncio.sleep(self._link.delay())
         await self._gate.passed()
         return newest

@@ -143,6 +143,15 @@ local function node_read(id)
   return nodes_read[id] or nil
 end
 
+-- Only what says whether a node is there: its facts are most of the record.
+local function node_brief(id)
+  if nodes_read[id] ~= nil then
+    return nodes_read[id] or nil
+  end
+  local found = redis.call('HMGET', P .. 'node:' .. id, 'id', 'life', 'lost', 'left')
+  return found[1] and { id = found[1], life = found[2], lost = found[3], left = found[4] } or nil
+end
+
 -- Also of a node that left or was declared lost, which is in neither of the lists that a beat brings.
 local function lease_end(id)
   return tonumber(redis.call('ZSCORE', LEASE, id) or redis.call('ZSCORE', DEPARTED, id) or '0')
@@ -164,7 +173,7 @@ local function shelter()
 end
 
 local function lapsed(id)
-  local node = node_read(id)
+  local node = node_brief(id)
   if not node or node.left == '1' or node.lost == '1' then
     return true
   end
@@ -173,7 +182,7 @@ local function lapsed(id)
 end
 
 local function gone(id, life)
-  local node = node_read(id)
+  local node = node_brief(id)
   if not node then
     return buried('node:' .. id) and true or false
   end
@@ -182,7 +191,7 @@ end
 
 -- It holds no lease in this life.
 local function not_live(id, life)
-  return not node_read(id) or gone(id, life)
+  return not node_brief(id) or gone(id, life)
 end
 
 -- nil, or the refusal of an incarnation that is not current

@@ -35,18 +35,18 @@ local function check_head(job, token)
   end
 end
 
--- What a node says of a generation: the job, if the node's incarnation is current and the head has the token; or nil
--- and the refusal.
-local function job_of_caller()
+-- What a node says of a generation: the job as `read` gives it, if the node's incarnation is current and the head has the
+-- token; or nil and the refusal.
+local function job_of_caller(read)
   local no = not_current(A.node, A.life, A.start)
   if no then
     return nil, no
   end
-  local job = job_read(A.uid)
+  local job, counts = read(A.uid, A.node)
   if not job then
     return nil, no_job(A.uid)
   end
-  return job, check_head(job, A.token)
+  return job, check_head(job, A.token), counts
 end
 
 local function lives_of(job, node)
@@ -158,18 +158,12 @@ local function spend(job, entry)
 end
 
 -- Stores a report under its order of arrival ("seq state body"); true if it is the node's first fault.
-local function put_report(job, kind, node, state, body)
-  local highest, seq = 0, 0
-  for other, text in pairs(entries(job, kind)) do
-    local theirs = tonumber(string.match(text, '^%d+'))
-    highest = math.max(highest, theirs)
-    if other == node then
-      seq = theirs
-    end
-  end
+local function put_report(job, counts, kind, node, state, body)
+  local seq = tonumber(string.match(job[kind .. ':' .. node] or '0', '^%d+'))
   local first = seq == 0 and FAILURES[state] or false
   if first then
-    seq = highest + 1
+    counts[kind] = counts[kind] + 1
+    seq = counts[kind]
   end
   job[kind .. ':' .. node] = int(seq) .. ' ' .. state .. ' ' .. body
   return first
@@ -202,7 +196,8 @@ local function not_ready(job)
   end
 end
 
-local function make_active(job)
+-- freed: others may have what a node has given back that was in the generation before.
+local function make_active(job, freed)
   local members = decoded(entries(job, 'member'))
   local first, count
   count = 0
@@ -226,5 +221,6 @@ local function make_active(job)
   local text = 'generation ' .. job.head_number .. ' runs on ' .. int(count) .. ' node' .. (count > 1 and 's' or '')
   enter_phase(job, 'running', text)
   job_save(job)
-  event({ kind = 'GenerationActive', job = job, generation = job.head_number, text = text })
+  pack(job)
+  event({ kind = 'GenerationActive', job = job, generation = job.head_number, text = text, everybody = freed })
 end

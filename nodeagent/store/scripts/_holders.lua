@@ -3,13 +3,16 @@
 -- Make exactly these devices (set) of a node the job's.
 local function book(node, uid, devices)
   local key = P .. 'alloc:' .. node
-  for device, owner in pairs(to_map(redis.call('HGETALL', key))) do
+  local owners = to_map(redis.call('HGETALL', key))
+  for device, owner in pairs(owners) do
     if owner == uid and not devices[device] then
       redis.call('HDEL', key, device)
     end
   end
   for device in pairs(devices) do
-    redis.call('HSET', key, device, uid)
+    if owners[device] ~= uid then
+      redis.call('HSET', key, device, uid)
+    end
   end
 end
 
@@ -55,9 +58,9 @@ local function enter_phase(job, phase, reason)
   job.phase, job.reason = phase, reason
 end
 
--- Write the job; with the last holder gone, pausing has become paused.
-local function settle(job)
-  if job.phase ~= 'pausing' or not job.head_id or next(entries(job, 'holder')) then
+-- Write the job; with the last holder gone (held: none is left), pausing has become paused.
+local function settle(job, held)
+  if job.phase ~= 'pausing' or not job.head_id or held then
     job_save(job)
     return
   end
@@ -78,7 +81,7 @@ local function retire(node, lives_on, but)
     if holder and cjson.decode(holder).life ~= lives_on then
       job['holder:' .. node] = nil
       rebook(job, { [node] = true })
-      settle(job)
+      settle(job, next(entries(job, 'holder')))
     end
   end
 end
@@ -127,7 +130,7 @@ local function delete_job(job)
   for node in pairs(named(job)) do
     book(node, job.uid, {})
   end
-  redis.call('DEL', P .. 'job:' .. job.uid)
+  drop('job:' .. job.uid)
   if redis.call('HGET', NAMES, job.name) == job.uid then
     redis.call('HDEL', NAMES, job.name)
   end

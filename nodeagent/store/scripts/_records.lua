@@ -1,6 +1,6 @@
 -- Reading and writing records, revisions, requests and events.
 -- A record is a flat hash of texts; only what changed is written, and only a change raises its revision.
-local REQUESTS_KEPT, EVENTS_KEPT = 1024, 10000
+local REQUESTS_KEPT, EVENTS_KEPT, MARKS_KEPT, AT_ONCE, WAKE_KEPT = 1024, 10000, 65536, 2000, 60000
 
 local function touch(record)
   local rev = redis.call('HINCRBY', META, 'rev', 1)
@@ -22,6 +22,41 @@ local function copied(map)
   return copy
 end
 
+-- A command with any number of words: a script can pass only so many at once. step: words that belong together.
+local function in_parts(words, step, call)
+  local most = AT_ONCE - AT_ONCE % step
+  for i = 1, #words, most do
+    call(unpack(words, i, math.min(i + most - 1, #words)))
+  end
+end
+
+-- Notes which fields of a job changed, and when, so that whoever has read it is given only those. Also of a field that is
+-- no more. '' is the revision from which on the marks are whole; `rev`, which each write changes, shows whether the
+-- last writer of the record kept them.
+local function mark(uid, before, after, fields)
+  local key = P .. 'marks:' .. uid
+  local marked = redis.call('ZSCORE', key, 'rev')
+  if not marked or not before or tonumber(marked) ~= tonumber(before) or redis.call('ZCARD', key) > MARKS_KEPT then
+    redis.call('DEL', key)
+    redis.call('ZADD', key, before or after, '')
+  end
+  local words = { after, 'rev' }
+  for _, field in ipairs(fields) do
+    words[#words + 1] = after
+    words[#words + 1] = field
+  end
+  in_parts(words, 2, function(...) redis.call('ZADD', key, ...) end)
+end
+
+-- The record, and what only says how to read it.
+local function drop(record)
+  local uid = string.match(record, '^job:(.*)$')
+  redis.call('DEL', P .. record)
+  if uid then
+    redis.call('DEL', P .. 'marks:' .. uid, P .. 'packed:' .. uid, P .. 'counts:' .. uid)
+  end
+end
+
 -- Writes the difference; true if there was one.
 local function write_changes(key, record, before, after)
   local set, del = {}, {}
@@ -40,13 +75,20 @@ local function write_changes(key, record, before, after)
   end
   after.rev = touch(record)
   redis.call('ZREM', CHANGES, 'gone:' .. record)
-  redis.call('HSET', key, 'rev', after.rev)
+  local words = { 'rev', after.rev }
   for _, field in ipairs(set) do
-    redis.call('HSET', key, field, after[field])
+    words[#words + 1] = field
+    words[#words + 1] = after[field]
   end
-  for _, field in ipairs(del) do
-    redis.call('HDEL', key, field)
+  in_parts(words, 2, function(...) redis.call('HSET', key, ...) end)
+  in_parts(del, 1, function(...) redis.call('HDEL', key, ...) end)
+  if string.sub(record, 1, 4) == 'job:' then
+    for _, field in ipairs(del) do
+      set[#set + 1] = field
+    end
+    mark(string.sub(record, 5), before.rev, after.rev, set)
   end
+  return true
 end
 
 local function node_save(node)
@@ -65,9 +107,152 @@ local function job_read(uid)
   return job
 end
 
+local counts_of = {} -- of the jobs that were read lean
 local function job_save(job)
-  write_changes(P .. 'job:' .. job.uid, 'job:' .. job.uid, jobs_before[job.uid] or {}, job)
+  local changed = write_changes(P .. 'job:' .. job.uid, 'job:' .. job.uid, jobs_before[job.uid] or {}, job)
   jobs_before[job.uid] = copied(job)
+  local counts = counts_of[job.uid]
+  if changed and counts then
+    redis.call('HSET', P .. 'counts:' .. job.uid, 'rev', job.rev, 'missing', counts.missing, 'holding', counts.holding,
+      'report', counts.report, 'last', counts.last, 'freed', counts.freed)
+  end
+end
+
+-- What of a job's record somebody lacks who has read it as of this revision of this era: fields and values (none of a
+-- field that is gone), 'since'. Or the whole record, 'whole'.
+local function job_news(uid, since, era)
+  local key, marks = P .. 'job:' .. uid, P .. 'marks:' .. uid
+  local whole_from = since and since > 0 and era == meta.era and redis.call('ZSCORE', marks, '')
+  if not whole_from or tonumber(whole_from) > since
+    or tonumber(redis.call('ZSCORE', marks, 'rev') or '-1') ~= tonumber(redis.call('HGET', key, 'rev') or '') then
+    return redis.call('HGETALL', key), 'whole'
+  end
+  local single, news = {}, {}
+  for _, field in ipairs(redis.call('ZRANGEBYSCORE', marks, '(' .. int(since), '+inf')) do
+    local kind = string.match(field, '^(.+):$')
+    if kind then -- before all that changed since it was packed
+      local text = redis.call('HGET', P .. 'packed:' .. uid, kind)
+      local at = text and string.match(text, '^%d+')
+      if not at or tonumber(at) ~= tonumber(redis.call('ZSCORE', marks, field)) then
+        return redis.call('HGETALL', key), 'whole'
+      end
+      news[#news + 1] = field
+      news[#news + 1] = text
+    else
+      single[#single + 1] = field
+    end
+  end
+  in_parts(single, 1, function(...)
+    local names = { ... }
+    for i, value in ipairs(redis.call('HMGET', key, ...)) do
+      news[#news + 1] = names[i]
+      news[#news + 1] = value
+    end
+  end)
+  return news, 'since'
+end
+
+-- The entries of one kind of a job ('member', 'holder', 'ack', 'report', 'last', 'spend'): key to text.
+local function entries(job, kind)
+  local found, prefix = {}, kind .. ':'
+  for field, value in pairs(job) do
+    if string.sub(field, 1, #prefix) == prefix then
+      found[string.sub(field, #prefix + 1)] = value
+    end
+  end
+  return found
+end
+
+local PACK_FROM = 32
+
+-- Where many entries of a kind have changed, one mark stands for them all ('ack:') and one text for the whole map: of a
+-- gang of a thousand each member then reads one text, not a thousand fields. Its first line is the revision that it is of.
+local function pack(job)
+  local marks, marked = P .. 'marks:' .. job.uid, {}
+  for _, field in ipairs(redis.call('ZRANGE', marks, 0, -1)) do
+    local kind = string.match(field, '^(.-):.')
+    if kind then
+      marked[kind] = marked[kind] or {}
+      marked[kind][#marked[kind] + 1] = field
+    end
+  end
+  for _, kind in ipairs(sorted_keys(marked)) do
+    if #marked[kind] > PACK_FROM then
+      local lines = { job.rev }
+      for key, text in pairs(entries(job, kind)) do
+        lines[#lines + 1] = key
+        lines[#lines + 1] = text
+      end
+      redis.call('HSET', P .. 'packed:' .. job.uid, kind, table.concat(lines, '\n'))
+      in_parts(marked[kind], 1, function(...) redis.call('ZREM', marks, ...) end)
+      redis.call('ZADD', marks, job.rev, kind .. ':')
+    end
+  end
+end
+
+-- Whether this member has acknowledged, in the life that it is a member with.
+local function has_acked(job, node)
+  local member, ack = job['member:' .. node], job['ack:' .. node]
+  return member and ack and cjson.decode(member).life == cjson.decode(ack).life or false
+end
+
+-- How many of a job's members have yet to acknowledge, how many holders it has, the highest place in the order of its
+-- faults, and (only by what was kept) whether a node that is no member has let go. Always by the whole record: what is
+-- kept of it (`counts:<uid>`) only spares looking.
+local function counted(job)
+  local counts = { missing = 0, holding = 0, report = 0, last = 0, freed = 0 }
+  for field, value in pairs(job) do
+    local kind, node = string.match(field, '^(%a+):(.*)$')
+    if kind == 'holder' then
+      counts.holding = counts.holding + 1
+    elseif kind == 'member' and not has_acked(job, node) then
+      counts.missing = counts.missing + 1
+    elseif kind == 'report' or kind == 'last' then
+      counts[kind] = math.max(counts[kind], tonumber(string.match(value, '^%d+')))
+    end
+  end
+  return counts
+end
+
+local LEAN = { 'uid', 'name', 'phase', 'reason', 'since', 'rev', 'head_id', 'head_number', 'head_state', 'last_number',
+  'active_number', 'active_id', 'checkpoint' }
+local OF_NODE = { 'member:', 'holder:', 'keeper:', 'ack:', 'silent:', 'report:', 'last:' }
+
+-- Of a job's record only what concerns one node, and its counts: to read and to save that costs the same however many
+-- nodes there are. Nothing may look through its entries. The counts are those of this very revision: another writer, an
+-- earlier version or a hand has made no others.
+local function job_lean(uid, node)
+  local fields, job = { unpack(LEAN) }, {}
+  for _, kind in ipairs(OF_NODE) do
+    fields[#fields + 1] = kind .. node
+  end
+  for i, value in ipairs(redis.call('HMGET', P .. 'job:' .. uid, unpack(fields))) do
+    job[fields[i]] = value or nil
+  end
+  if not job.uid then
+    return nil
+  end
+  local kept = redis.call('HMGET', P .. 'counts:' .. uid, 'rev', 'missing', 'holding', 'report', 'last', 'freed')
+  local counts = { missing = tonumber(kept[2]), holding = tonumber(kept[3]), report = tonumber(kept[4]),
+    last = tonumber(kept[5]), freed = tonumber(kept[6]) }
+  if kept[1] ~= job.rev or not (kept[2] and kept[3] and kept[4] and kept[5] and kept[6]) then
+    counts = counted(job_read(uid))
+  end
+  jobs_before[uid], counts_of[uid] = copied(job), counts
+  return job, counts
+end
+
+-- The whole record, with what was changed in this lean one.
+local function widened(job)
+  local before = jobs_before[job.uid]
+  local whole = job_read(job.uid)
+  for field in pairs(before) do
+    whole[field] = job[field]
+  end
+  for field, value in pairs(job) do
+    whole[field] = value
+  end
+  return whole
 end
 
 local function no_job(uid)
@@ -83,23 +268,15 @@ local function flat(map)
   return out
 end
 
+-- A.base: what the caller has read of the job ({rev, era}), or nothing.
 local function job_reply(job)
-  return { 1, flat(job) }
+  local base = A.base or {}
+  local news, kind = job_news(job.uid, base.rev, base.era)
+  return { 1, news, kind, meta.era or '' }
 end
 
 local function is_terminal(job)
   return job.phase == 'succeeded' or job.phase == 'failed' or job.phase == 'stopped'
-end
-
--- The entries of one kind of a job ('member', 'holder', 'ack', 'report', 'last', 'spend'): key to text.
-local function entries(job, kind)
-  local found, prefix = {}, kind .. ':'
-  for field, value in pairs(job) do
-    if string.sub(field, 1, #prefix) == prefix then
-      found[string.sub(field, #prefix + 1)] = value
-    end
-  end
-  return found
 end
 
 local function put_entries(job, kind, map)
@@ -142,6 +319,36 @@ local function ask_to_save()
   redis.call('HSET', META, 'asked', redis.call('HGET', META, 'rev') or '0')
 end
 
+-- Wakes those that wait on 'all', 'job:<uid>' or 'node:<id>', as of this event. A hint: what is missed, a heartbeat finds.
+local function wake(place, id)
+  local key = P .. 'wake:' .. place
+  if redis.pcall('XADD', key, 'MAXLEN', 1, id, 'e', '').err then -- a later one is there: the clock was put back
+    redis.call('DEL', key)
+    redis.call('XADD', key, 'MAXLEN', 1, id, 'e', '')
+  end
+  redis.call('PEXPIRE', key, WAKE_KEPT)
+end
+
+-- Events that only the members, holders and keepers of their job act on; of the others every agent may have to take a
+-- step (devices are free, somebody is needed). And those that are only for people.
+local OF_GANG = { WorkerFailed = true, PodFailed = true, WorkersLeft = true, FaultJudged = true, NodeLost = true,
+  GenerationForming = true, GenerationActive = true }
+local FOR_PEOPLE = { GenerationStarted = true }
+
+-- what: kind, text and, where they apply, job (record), node, generation, by; everybody: it concerns all
+local function event(what)
+  local job = what.job or {}
+  local id = redis.call('XADD', EVENTS, 'MAXLEN', '~', EVENTS_KEPT, '*', 'kind', what.kind, 'job', job.name or '',
+    'uid', job.uid or '', 'node', what.node or '', 'generation', what.generation or '0', 'by', what.by or '',
+    'text', what.text)
+  if not OF_GANG[what.kind] and not FOR_PEOPLE[what.kind] or what.everybody then
+    wake('all', id)
+  elseif OF_GANG[what.kind] then
+    wake(what.job and 'job:' .. job.uid or 'node:' .. what.node, id)
+  end
+  return id
+end
+
 -- A record or a key is not as the steps left it: nothing is decided until the agents have given back what they know.
 -- Whatever is missing by then stays so.
 local function distrust(damaged)
@@ -149,7 +356,7 @@ local function distrust(damaged)
   for _, key in ipairs(damaged) do
     found[#found + 1] = key
     if string.find(key, '^job:') or string.find(key, '^node:') then
-      redis.call('DEL', P .. key)
+      drop(key)
     end
   end
   for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
@@ -164,16 +371,8 @@ local function distrust(damaged)
   amnesty = math.max(amnesty, least)
   begin_era('', 0)
   redis.call('HSET', META, 'least', int(least), 'amnesty', int(amnesty), 'excused', '0')
-  redis.call('XADD', EVENTS, 'MAXLEN', '~', EVENTS_KEPT, '*', 'kind', 'StoreDamaged', 'job', '', 'uid', '', 'node', '',
-    'generation', '0', 'by', '', 'text', 'somebody removed or damaged ' .. table.concat(found, ', ', 1, math.min(#found, 5))
-    .. ' in the store: the agents give it back; nothing is decided meanwhile')
+  event({ kind = 'StoreDamaged', text = 'somebody removed or damaged '
+    .. table.concat(found, ', ', 1, math.min(#found, 5))
+    .. ' in the store: the agents give it back; nothing is decided meanwhile' })
   return refuse('behind', 'somebody removed or damaged ' .. found[1] .. ' in the store: the agents give it back')
-end
-
--- what: kind, text and, where they apply, job (record), node, generation, by
-local function event(what)
-  local job = what.job or {}
-  redis.call('XADD', EVENTS, 'MAXLEN', '~', EVENTS_KEPT, '*', 'kind', what.kind, 'job', job.name or '',
-    'uid', job.uid or '', 'node', what.node or '', 'generation', what.generation or '0', 'by', what.by or '',
-    'text', what.text)
 end

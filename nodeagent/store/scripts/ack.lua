@@ -1,5 +1,6 @@
 -- ack: uid, token, node, life, start, ack (JSON), last? ({state, body})
-local job, no = job_of_caller()
+local PART = 64 -- most changes by others that come with a reply that nobody decides on
+local job, no, counts = job_of_caller(job_lean)
 if no then
   return no
 end
@@ -12,6 +13,7 @@ if not member and not keeper and not job['holder:' .. A.node] then
   return job_reply(job)
 end
 local ack = cjson.decode(A.ack)
+local had_acked = has_acked(job, A.node)
 if ack.ended ~= (job.head_state == 'ended') then
   return job_reply(job)
 end
@@ -20,16 +22,24 @@ if A.last and job.last_number ~= '0' then
     event({ kind = 'WorkersLeft', job = job, node = A.node, generation = job.last_number, by = A.node,
       text = A.node .. ': ' .. cjson.decode(A.last.body).reason })
   end
-  put_report(job, 'last', A.node, A.last.state, A.last.body)
+  put_report(job, counts, 'last', A.node, A.last.state, A.last.body)
 end
-job['holder:' .. A.node] = nil
+if job['holder:' .. A.node] then
+  job['holder:' .. A.node] = nil
+  counts.holding = counts.holding - 1
+  counts.freed = member and counts.freed or 1
+end
 if job['silent:' .. A.node] and cjson.decode(job['silent:' .. A.node]) == A.life then
   job['silent:' .. A.node] = nil
 end
 if (member or keeper) and job.head_state == 'forming' then
   job['ack:' .. A.node] = A.ack
 elseif keeper and not ack.lends then
+  job = widened(job)
   put_entries(job, 'keeper', {})
+end
+if member then
+  counts.missing = counts.missing + (had_acked and 1 or 0) - (has_acked(job, A.node) and 1 or 0)
 end
 local devices = {}
 if member and job.head_state ~= 'ended' then
@@ -38,9 +48,24 @@ if member and job.head_state ~= 'ended' then
   end
 end
 book(A.node, job.uid, devices)
-if job.head_state == 'forming' and not not_ready(job) then
-  make_active(job)
-else
-  settle(job)
+if job.head_state == 'forming' and counts.missing == 0 and counts.holding == 0 then
+  job = widened(job)
+  if not not_ready(job) then
+    local freed = counts.freed == 1
+    counts.freed = 0
+    make_active(job, freed)
+    return job_reply(job)
+  end
 end
-return job_reply(job)
+settle(job, counts.holding > 0)
+local base = A.base
+local others = base and redis.call('ZCOUNT', P .. 'marks:' .. A.uid, '(' .. int(base.rev), '+inf') or 0
+if not base or job.head_state ~= 'forming' or base.era ~= meta.era or others <= PART then
+  return job_reply(job)
+end
+local own = {}
+for _, kind in ipairs(OF_NODE) do
+  own[#own + 1] = kind .. A.node
+  own[#own + 1] = job[kind .. A.node] or false
+end
+return { 1, own, 'part', meta.era or '', tonumber(job.rev) }

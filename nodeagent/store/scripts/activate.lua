@@ -18,5 +18,5 @@ local reason = not_ready(job)
 if reason then
   return refuse('not_live', name .. ' cannot start: ' .. reason)
 end
-make_active(job)
+make_active(job, true)
 return job_reply(job)

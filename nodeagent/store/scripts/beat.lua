@@ -110,13 +110,17 @@ if #changed > 2 * PAGE then
 end
 local bytes = 0
 for i = 1, math.min(#changed, 2 * PAGE), 2 do
-  local record, body, cordon = changed[i], {}, ''
+  local record, body, cordon, kind = changed[i], {}, '', 'whole'
   if string.sub(record, 1, 5) == 'gone:' then
     record = string.sub(record, 6)
   else
-    body = redis.call('HGETALL', P .. record)
+    if string.sub(record, 1, 4) == 'job:' then
+      body, kind = job_news(string.sub(record, 5), A.rev, A.era)
+    else
+      body = redis.call('HGETALL', P .. record)
+    end
     for _, text in ipairs(body) do
-      bytes = bytes + #text
+      bytes = bytes + (text and #text or 0)
     end
     if bytes > PAGE_BYTES and i > 1 then -- the rest travels with the next beat
       rev, more = changed[i - 1], 1
@@ -126,7 +130,7 @@ for i = 1, math.min(#changed, 2 * PAGE), 2 do
       cordon = redis.call('HGET', CORDONS, string.sub(record, 6)) or ''
     end
   end
-  records[#records + 1] = { record, body, cordon }
+  records[#records + 1] = { record, body, cordon, kind }
 end
 
 -- Those whose lease ended by now: lapsed, unless an amnesty protects them. All of them, or nothing where they are the

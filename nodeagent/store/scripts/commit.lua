@@ -3,7 +3,7 @@ local no = not_current(A.node, A.life, A.start)
 if no then
   return no
 end
-local job = job_read(A.uid)
+local job = job_lean(A.uid, A.node)
 if not job then
   return no_job(A.uid)
 end

@@ -11,11 +11,14 @@ local TYPES = {
 }
 local found = {}
 
-local function check_type(key, wanted)
+-- cache: it says nothing that is not in a record.
+local function check_type(key, wanted, cache)
   local is = redis.call('TYPE', P .. key).ok
   if is ~= 'none' and is ~= wanted then
     redis.call('DEL', P .. key)
-    found[#found + 1] = key
+    if not cache then
+      found[#found + 1] = key
+    end
     return false
   end
   return is ~= 'none'
@@ -52,6 +55,10 @@ for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
         or not tonumber(redis.call('HGET', P .. record, 'start') or '0') then
         found[#found + 1] = record
       end
+    else
+      check_type('counts:' .. id, 'hash', true)
+      check_type('marks:' .. id, 'zset', true)
+      check_type('packed:' .. id, 'hash', true)
     end
   end
 end

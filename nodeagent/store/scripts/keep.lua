@@ -1,5 +1,5 @@
 -- keep: uid, token, node, life, start, expect (node to life), keepers (node to JSON life)
-local job, no = job_of_caller()
+local job, no = job_of_caller(job_read)
 if no then
   return no
 end

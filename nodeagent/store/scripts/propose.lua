@@ -1,5 +1,6 @@
 -- propose: uid, expect?, expect_state, control_rev, id, members (node to JSON), lost (sorted), cause, reason, spend?,
 -- planned, grace (JSON), form_ms, outside, keepers (node to JSON life), by
+local WAKE_EACH = 64
 local job = job_read(A.uid)
 if not job then
   return no_job(A.uid)
@@ -56,5 +57,16 @@ job.restart_done, job.not_before = int(cjson.decode(job.control).restart), '0'
 enter_phase(job, 'forming', A.reason)
 rebook(job, before)
 job_save(job)
-event({ kind = 'GenerationForming', job = job, generation = job.head_number, by = A.by, text = A.reason })
+pack(job)
+local new = {}
+for _, id in ipairs(order) do
+  if not before[id] then
+    new[#new + 1] = id
+  end
+end
+local made = event({ kind = 'GenerationForming', job = job, generation = job.head_number, by = A.by, text = A.reason,
+  everybody = #new > WAKE_EACH })
+for i = 1, #new <= WAKE_EACH and #new or 0 do -- they do not wait on this job yet
+  wake('node:' .. new[i], made)
+end
 return job_reply(job)

@@ -69,7 +69,7 @@ local function taken(stored, offered)
 end
 
 local function put(key, record, rev)
-  redis.call('DEL', P .. key)
+  drop(key)
   for field, value in pairs(record) do
     redis.call('HSET', P .. key, field, value)
   end

@@ -9,7 +9,7 @@ import pytest
 from nodeagent.model.job import Checkpoint, JobRecord, Spend
 from nodeagent.model.world import Ack, Head, Holder, PodReport, Token
 from nodeagent.store.codec import decode_job, encode_job
-from nodeagent.store.decoder import Decoder
+from nodeagent.store.decoder import Base, Decoder
 from tests.unit.plan.build import life, make_head, make_job
 
 NODES = tuple(f"n{i}" for i in range(1, 7))
@@ -108,3 +108,89 @@ def test_it_keeps_no_more_than_its_bound() -> None:
     again = {uid: read.job(flat(gang().model_copy(update={"uid": uid}))) for uid in ("u3", "u2", "u1")}
     assert {uid: again[uid].spec is firsts[uid].spec for uid in again} == {"u3": True, "u2": True, "u1": False}
     assert Decoder(room=one - 1).job(flat(gang())) == gang(), "one that is larger than all of it is read all the same"
+
+
+def difference(before: JobRecord, after: JobRecord) -> list[str | None]:
+    old, new = encode_job(before), encode_job(after)
+    changes: dict[str, str | None] = {name: text for name, text in new.items() if old.get(name) != text}
+    return [word for pair in (changes | dict.fromkeys(old.keys() - new.keys())).items() for word in pair]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_differences_give_the_record(seed: int) -> None:
+    rng, read = random.Random(seed), Decoder()
+    job = gang("n1")
+    read.job(flat(job), "e")
+    for _ in range(60):
+        before, job = job, changed(rng, job)
+        since = rng.randint(0, before.rev)  # more may come than is needed
+        assert read.news(job.uid, difference(before, job), "e", since) == job == decode_job(flat(job))
+
+
+def test_a_difference_counts_only_where_nothing_lies_between() -> None:
+    read, old = Decoder(), gang("n1").model_copy(update={"rev": 5})
+    new = gang("n1", "n2").model_copy(update={"rev": 9})
+    news = difference(old, new)
+    assert read.news(old.uid, news, "e", 5) is None, "nothing is known"
+    read.job(flat(old), "e")
+    assert read.base(old.uid) == (5, "e")
+    assert read.news(old.uid, news, "other", 5) is None, "of another era"
+    assert read.news(old.uid, news, "e", 7) is None, "what changed from 5 to 7 is missing"
+    assert read.news(old.uid, news, "e", 4) == new
+    assert read.news(old.uid, difference(old, old.model_copy(update={"rev": 6})), "e", 5) == new, "it was overtaken"
+
+
+def test_what_beats_did_not_mention_has_not_changed() -> None:
+    read, old = Decoder(), gang("n1").model_copy(update={"rev": 5})
+    new = gang("n1", "n2").model_copy(update={"rev": 9})
+    read.follow(Base(0, ""), Base(5, "e"))
+    read.job(flat(old), "e", followed=True)
+    read.follow(Base(5, "e"), Base(8, "e"))
+    assert read.news(old.uid, difference(old, new), "e", 8, followed=True) == new
+
+
+def test_a_record_that_came_late_and_by_itself_is_no_base_for_what_beats_bring() -> None:
+    """It was not here while the beats went by: one of them may have brought a change of it."""
+    read, old = Decoder(), gang("n1").model_copy(update={"rev": 5})
+    read.follow(Base(0, ""), Base(8, "e"))
+    read.job(flat(old), "e")
+    assert read.news(old.uid, [], "e", 8, followed=True) is None
+
+
+def test_what_could_not_be_read_is_no_base() -> None:
+    read, old = Decoder(), gang("n1").model_copy(update={"rev": 5})
+    read.follow(Base(0, ""), Base(5, "e"))
+    read.job(flat(old), "e", followed=True)
+    read.follow(Base(5, "e"), Base(8, "e"))
+    with pytest.raises(ValueError):
+        read.news(old.uid, ["rev", "7", "ack:n2", "{}"], "e", 5, followed=True)
+    read.follow(Base(8, "e"), Base(9, "e"))
+    assert read.news(old.uid, ["rev", "9"], "e", 8, followed=True) is None
+
+
+def test_some_of_the_changes_leave_the_revision_as_it_is() -> None:
+    read, old = Decoder(), gang("n1").model_copy(update={"rev": 5})
+    read.job(flat(old), "e")
+    mine = difference(old, gang("n1", "n2").model_copy(update={"rev": 5}))
+    part = read.news(old.uid, mine, "e", 5, upto=9)
+    assert part == gang("n1", "n2").model_copy(update={"rev": 5})
+    assert read.base(old.uid) == (5, "e")
+    new = gang("n1", "n2", "n3").model_copy(update={"rev": 9})
+    assert read.news(old.uid, difference(old, new), "e", 5) == new
+    assert read.news(old.uid, [*mine[:-1], None], "e", 5, upto=8) == new, "it was overtaken"
+
+
+def test_one_text_stands_for_all_entries_of_a_kind() -> None:
+    read, old = Decoder(), gang("n1", "n2").model_copy(update={"rev": 5})
+    before = read.job(flat(old), "e")
+    new = gang("n1", "n3").model_copy(update={"rev": 9})
+    texts = {name.removeprefix("ack:"): text for name, text in encode_job(new).items() if name.startswith("ack:")}
+    lines = "\n".join(["8", *(word for pair in texts.items() for word in pair)])
+    job = read.news(old.uid, ["ack:", lines, "rev", "9"], "e", 5)
+    assert job == new
+    assert job.head is not None
+    assert before.head is not None
+    assert job.head.acks["n1"] is before.head.acks["n1"]
+    assert read.news(old.uid, ["ack:", "9", "ack:n2", texts["n1"], "rev", "10"], "e", 9) is not None
+    with pytest.raises(ValueError):
+        read.news(old.uid, ["ack:", "9\nn1", "rev", "11"], "e", 10)

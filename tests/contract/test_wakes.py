@@ -1,0 +1,119 @@
+"""Who is woken by what happens: those who may have to act on it, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable
+
+import pytest
+
+from nodeagent.model.job import JobRecord
+from nodeagent.store.client import RedisStore, connect
+from nodeagent.store.keys import prefix
+from nodeagent.store.link import Links
+from nodeagent.store.server import PrivateRedis
+from tests.contract.bench import BOUND, RedisBench, head
+
+pytestmark = pytest.mark.redis
+NODES = ("n1", "n2", "n3", "n4")
+
+
+class Wakes:
+    """Agents of four nodes, two of which run a job."""
+
+    def __init__(self, store: RedisStore, links: Links, cluster: str) -> None:
+        self.store, self.links, self.prefix = store, links, prefix(cluster)
+        self.bench = RedisBench(store, links, self.prefix)
+
+    async def woken(self, step: Awaitable[object], job: JobRecord) -> set[str]:
+        """Whom this wakes that could not know of it before."""
+        after = (await self.bench.beat("n1")).event
+        await step
+        return {node for node in NODES if await self._is_woken(node, after, job)}
+
+    async def _is_woken(self, node: str, after: str, job: JobRecord) -> bool:
+        jobs = [job.uid] if job.concerns(node) else []
+        return await self.store.wait(after, 0.01, node, jobs) != after
+
+
+@pytest.fixture
+async def wakes(redis_server: PrivateRedis) -> AsyncIterator[Wakes]:
+    cluster = uuid.uuid4().hex
+    store, links = connect(redis_server.url, cluster, 5.0), Links(redis_server.url, 1)
+    yield Wakes(store, links, cluster)
+    await links.close()
+    await store.close()
+
+
+async def test_a_fault_wakes_the_gang_and_its_next_members(wakes: Wakes) -> None:
+    bench = wakes.bench
+    await bench.up(*NODES)
+    queued = await bench.submit()
+    job = await bench.active(queued, "n1", "n2")
+    assert await wakes.woken(bench.report(job, "n1"), job) == {"n1", "n2"}
+    job = await bench.job()
+    assert await wakes.woken(bench.propose(job, "n1", "n3"), job) == {"n1", "n2", "n3"}, "n3 did not know of the job"
+    job = await bench.job()
+    assert await wakes.woken(bench.ack(job, "n1"), job) == set(), "nobody can do anything yet"
+    await bench.ack(job, "n2")
+    assert await wakes.woken(bench.ack(job, "n3"), job) == set(NODES), "what n2 had is free"
+
+
+async def test_a_gang_that_starts_anew_on_the_same_nodes_wakes_nobody_else(wakes: Wakes) -> None:
+    bench = wakes.bench
+    await bench.up(*NODES)
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    await bench.report(job, "n1")
+    job = await bench.propose(await bench.job(), "n1", "n2")
+    await bench.ack(job, "n1")
+    assert await wakes.woken(bench.ack(job, "n2"), job) == {"n1", "n2"}
+    job = await bench.job()
+    assert head(job).state == "active"
+    assert await wakes.woken(bench.report(job, "n1", "running"), job) == set(), "that is for people"
+
+
+async def test_what_any_node_may_have_to_act_on_wakes_all(wakes: Wakes) -> None:
+    bench = wakes.bench
+    await bench.up(*NODES)
+    job = await bench.submit()
+    assert await wakes.woken(bench.submit("u2", "other"), job) == set(NODES)
+    job = await bench.active(await bench.job(), "n1", "n2")
+    assert await wakes.woken(bench.set_control(job, "r1", "pause"), job) == set(NODES)
+    assert await wakes.woken(bench.end(await bench.job(), "pausing"), job) == set(NODES)
+    assert await wakes.woken(bench.store.leave("n4", bench.lives["n4"]), job) == set(NODES)
+
+
+async def test_a_whole_cluster_of_newcomers_is_woken_at_once(wakes: Wakes) -> None:
+    bench = wakes.bench
+    gang = tuple(f"m{i}" for i in range(70))
+    await bench.up("n1")
+    for node in gang:
+        await bench.join(node)
+        await bench.beat(node, rev=1)
+    job = await bench.submit(high=100)
+    assert await wakes.woken(bench.propose(job, *gang), job) == set(NODES)
+
+
+async def test_who_waits_is_woken_by_the_first_of_its_places(wakes: Wakes) -> None:
+    bench = wakes.bench
+    await bench.up(*NODES)
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    after = (await bench.beat("n1")).event
+    async with asyncio.timeout(BOUND), asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(wakes.store.wait(after, BOUND, "n2", ["u0", "u1"]))
+        await bench.report(job, "n1")
+    assert waiting.result() == (await bench.beat("n1")).event
+    assert await wakes.store.wait(waiting.result(), 0.01, "n2", ["u1"]) == waiting.result()
+
+
+async def test_a_clock_that_was_put_back_hinders_no_step(wakes: Wakes) -> None:
+    bench = wakes.bench
+    await bench.up(*NODES)
+    async with wakes.links.one() as link:
+        await link.ask("DEL", f"{wakes.prefix}wake:all")
+        await link.ask("XADD", f"{wakes.prefix}wake:all", "99999999999999-0", "e", "")
+    job = await bench.submit()
+    assert await wakes.woken(bench.submit("u2", "other"), job) == set(NODES)
+    async with wakes.links.one() as link:
+        assert 0 < await link.ask("PTTL", f"{wakes.prefix}wake:all") <= 60_000
