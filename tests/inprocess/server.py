@@ -6,12 +6,13 @@ import asyncio
 import copy
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any
 
 from nodeagent.model.base import RECORD_VERSION
+from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.store.calls import Calls
 from nodeagent.store.client import RedisStore
@@ -36,7 +37,7 @@ class Server:
         self._bell = asyncio.Event()
         self.data = Data(self.now)
         self.data.wrote = self._ring
-        self.nodes = Nodes()
+        self.read = Read()
         self.state = State(self.data, prefix(CLUSTER))
         """What the keys say, decoded."""
 
@@ -111,11 +112,19 @@ class Server:
         self._bell = asyncio.Event()
 
 
-class Nodes:
-    """Of all clients in this process: who has read the same has the same object."""
+class Read:
+    """What clients in this process have read: whoever has the same texts has the same object."""
 
     def __init__(self) -> None:
+        self._jobs: dict[str, tuple[dict[str, str], JobRecord]] = {}
         self._nodes: dict[str, tuple[dict[str, str], str, NodeRecord]] = {}
+
+    def job(self, fields: Mapping[str, str], job: JobRecord) -> JobRecord:
+        """That record, or the one that was made of the same fields last."""
+        known = self._jobs.get(job.uid)
+        if known is None or known[0] != fields:
+            known = self._jobs[job.uid] = (dict(fields), job)
+        return known[1]
 
     def node(self, flat: Sequence[str], cordon: str) -> NodeRecord:
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
@@ -127,14 +136,30 @@ class Nodes:
 
 
 class OwnDecoder(Decoder):
-    """One client's: what it has read of jobs is its own, as everywhere."""
+    """One client's: what it has read of jobs is its own, as everywhere; equal records are one object."""
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, shared: Read) -> None:
         super().__init__()
-        self._nodes = nodes
+        self._shared = shared
+
+    def job(self, flat: Sequence[str], era: str = "", *, followed: bool = False) -> JobRecord:
+        return self._one(super().job(flat, era, followed=followed))
+
+    def news(
+        self, uid: str, flat: Sequence[str | None], era: str, since: int, *, upto: int | None = None,
+        followed: bool = False,
+    ) -> JobRecord | None:  # fmt: skip
+        job = super().news(uid, flat, era, since, upto=upto, followed=followed)
+        return self._one(job) if job is not None else None
 
     def node(self, flat: Sequence[str], cordon: str) -> NodeRecord:
-        return self._nodes.node(flat, cordon)
+        return self._shared.node(flat, cordon)
+
+    def _one(self, job: JobRecord) -> JobRecord:
+        read = self._read.get(job.uid)
+        if read is not None and read.job is job:
+            read.job = job = self._shared.job(read.fields, job)
+        return job
 
 
 class HereLink:
@@ -220,4 +245,4 @@ class HereStore(RedisStore):
     def __init__(self, server: Server, timeout: float = 5.0) -> None:
         links = HereLinks(server)
         super().__init__(Calls(links, links, prefix(CLUSTER), timeout))
-        self._decoder = OwnDecoder(server.nodes)
+        self._decoder = OwnDecoder(server.read)

@@ -10,7 +10,7 @@ from nodeagent.plan.queue import NEXT
 from tests.sim.cluster import SimCluster
 from tests.sim.test_directed import simulate
 
-NODES, JOBS = 24, 50
+NODES, JOBS = 24, 30
 MOST = 2 * NEXT + UNFIT_KEPT
 """Pods on a node for jobs that wait: the next, those that were slow, those whose check failed."""
 

@@ -26,8 +26,8 @@ from tests.soak.rounds import HEAD, Row, Soak, in_words
 
 NODES = 4
 ROUND = 240.0
-SMALL = "512m"
-"""Of the file system that the fault `disk full` fills."""
+SMALL = "2g"
+"""Of the file system that the fault `disk full` fills; the logs of a round's small jobs must not."""
 RESULTS = ROOT / "test-results" / "soak.json"
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 MARKS = "<!-- begin soak -->", "<!-- end soak -->"
