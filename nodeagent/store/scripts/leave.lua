@@ -1,4 +1,4 @@
--- leave: node, life, start
+-- leave: node, life, start, why?
 local node = node_read(A.node)
 if node and node.life == A.life and node.start == int(A.start) and node.left == '1' and node.lost ~= '1' then
   return { 1 }
@@ -11,7 +11,8 @@ depart(A.node, served)
 local left = copied(node)
 left.left = '1'
 node_save(left)
-event({ kind = 'NodeLeft', node = A.node, by = A.node, text = 'node ' .. A.node .. ' left' })
+event({ kind = 'NodeLeft', node = A.node, by = A.node, 
+  text = 'node ' .. A.node .. ' left' .. (A.why and ': ' .. A.why or '') })
 retire(A.node)
 release_keepers(A.node)
 return { 1 }
