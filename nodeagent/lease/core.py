@@ -84,6 +84,11 @@ class Core:
         """The agent speaks."""
         self._heard = now
 
+    def urge(self, now: float) -> None:
+        """Something is new: a store that was away may answer again."""
+        if self.away:
+            self._next = now
+
     def lend(self, key: str, until: float) -> None:
         """The keepers of this pod's generation let it run on until then."""
         self._own[key] = max(until, self._own.get(key, 0.0))
