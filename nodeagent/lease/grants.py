@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from nodeagent.workers.linux import write_atomic
 
@@ -22,8 +22,7 @@ _TRIES = 10
 OBEYED = ".obeyed"
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """Both are times of CLOCK_BOOTTIME."""
 
     until: float = 0.0

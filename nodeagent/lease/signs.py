@@ -11,9 +11,8 @@ import fcntl
 import json
 import os
 import struct
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 from nodeagent.lease.core import Departure, State
 from nodeagent.lease.grants import read_twice, twice
@@ -38,8 +37,7 @@ def wake_socket(folder: Path) -> Path:
 # --- its pulse
 
 
-@dataclass(frozen=True, slots=True)
-class Pulse:
+class Pulse(NamedTuple):
     """Times of CLOCK_BOOTTIME."""
 
     turned: float
@@ -76,8 +74,7 @@ def read_pulse(folder: Path) -> Pulse | None:
 # --- its state
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(NamedTuple):
     """What it is at, and why, in words for people."""
 
     state: State
@@ -88,7 +85,7 @@ class Said:
 
 def write_said(folder: Path, said: Said) -> None:
     """Raises OSError."""
-    write_atomic(folder / "said.json", json.dumps(asdict(said)), durable=False)
+    write_atomic(folder / "said.json", json.dumps(said._asdict()), durable=False)
 
 
 def read_said(folder: Path) -> Said | None:
@@ -107,7 +104,7 @@ def write_departure(folder: Path, departure: Departure | None) -> None:
     if departure is None:
         (folder / "departure.json").unlink(missing_ok=True)
     else:
-        write_atomic(folder / "departure.json", json.dumps(asdict(departure)), durable=False)
+        write_atomic(folder / "departure.json", json.dumps(departure._asdict()), durable=False)
 
 
 def read_departure(folder: Path) -> Departure | None:
