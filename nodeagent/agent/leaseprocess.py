@@ -1,40 +1,40 @@
-"""The agent's side of the lease process (``nodeagent/lease``): what it is to do, and that it runs."""
+"""The agent's side of the lease process (``nodeagent/lease``): what it is to do, what it says, and that it is there.
+
+Must never renew, grant, or decide who may run.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
-
-@dataclass(frozen=True, slots=True)
-class Pulse:
-    """How the lease process does; times are of CLOCK_BOOTTIME."""
-
-    turned: float
-    """When it last went round."""
-    renewed: float
-    """When its last good renewal was sent."""
-    until: float
-    """Until when the node's pods may run."""
+from nodeagent.lease.core import State
+from nodeagent.lease.signs import Pulse
 
 
 class LeaseProcess(Protocol):
-    """Every call returns at once, and none fails: what it did shows in ``pulse``."""
+    """Renews this node's lease and grants its pods their time. Nothing here waits but ``run``, and nothing raises."""
 
     def tend(self, life: str, start: int, era: str) -> None:
-        """Renew the lease of this life, while the store is in this era."""
+        """This life is to be looked after from now on. To be called again whenever it may have changed, and with each
+        beat: where the store is may have changed too."""
 
     def wake(self) -> None:
-        """A new pod waits for its time, or the store answers again."""
+        """There is a new grant file."""
 
     def alive(self) -> None:
-        """The agent is there, and does its work."""
+        """The agent is there."""
 
     def lend(self, uid: str, until: float) -> None:
-        """Let one job's workers run on until then, though the lease could not be renewed."""
+        """The keepers of this job's generation let its pod run on until then (CLOCK_BOOTTIME)."""
 
     def end(self) -> None:
-        """The lease was given back, or is to lapse: nothing may run here any more."""
+        """The lease was given back: nothing is granted any more, and the process ends."""
 
     def pulse(self) -> Pulse | None:
-        """None while it has not said anything."""
+        """What it last granted, and when; None if it has not turned yet."""
+
+    def said(self) -> tuple[State, str]:
+        """What it is at, and why."""
+
+    async def run(self) -> None:
+        """Keeps it running, until cancelled; it goes on without the agent then."""

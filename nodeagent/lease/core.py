@@ -15,8 +15,7 @@ Stopping and giving up end with the lease given back, once no worker can run: th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from nodeagent.lease.grants import Grant
 from nodeagent.lease.order import Order
@@ -25,8 +24,7 @@ State = Literal["idle", "holding", "stopping", "giving up", "lost", "left"]
 Call = Literal["renew", "leave"]
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
+class Departure(NamedTuple):
     """That a life goes, and why: written down before anybody is told, so that no restart takes it back."""
 
     life: str

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from nodeagent.workers.linux import write_atomic
 
@@ -22,8 +22,7 @@ _TRIES = 10
 OBEYED = ".obeyed"
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """Both are times of CLOCK_BOOTTIME."""
 
     until: float = 0.0
@@ -43,9 +42,9 @@ def make_grant(folder: Path, key: str, owner: int, group: int) -> Path:
     """A new record for a pod, with no time granted, and the one in which its user's shim answers. Raises OSError."""
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     file = folder / key
-    write_atomic(file, _twice(_GRANT.pack(NOTHING.until, NOTHING.stop_before)), durable=False, mode=0o644)
+    write_atomic(file, twice(_GRANT.pack(NOTHING.until, NOTHING.stop_before)), durable=False, mode=0o644)
     answer = folder / (key + OBEYED)
-    write_atomic(answer, _twice(_OBEYED.pack(0.0)), durable=False, mode=0o600)
+    write_atomic(answer, twice(_OBEYED.pack(0.0)), durable=False, mode=0o600)
     if os.geteuid() == 0:
         os.chown(answer, owner, group, follow_symlinks=False)
     return file
@@ -70,7 +69,7 @@ def write_grant(folder: Path, key: str, grant: Grant) -> None:
     with contextlib.suppress(FileNotFoundError):
         fd = os.open(folder / key, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            os.pwrite(fd, _twice(_GRANT.pack(grant.until, grant.stop_before)), 0)
+            os.pwrite(fd, twice(_GRANT.pack(grant.until, grant.stop_before)), 0)
         finally:
             os.close(fd)
 
@@ -92,7 +91,7 @@ def read_obeyed(folder: Path, key: str) -> float:
     except OSError:
         return 0.0
     try:
-        found = _read_twice(fd, _OBEYED)
+        found = read_twice(fd, _OBEYED)
     finally:
         os.close(fd)
     return found[0] if found is not None else 0.0
@@ -113,7 +112,7 @@ class GrantReader:
 
     def read(self) -> Grant:
         """What is granted now; what was read before, if the record is damaged."""
-        found = _read_twice(self.fd, _GRANT)
+        found = read_twice(self.fd, _GRANT)
         if found is not None:
             self._last = Grant(*found)
         return self._last
@@ -129,16 +128,16 @@ class Answer:
     def obeyed(self, at: float) -> None:
         """Nothing runs that was started before this time. Raises OSError."""
         if at != self._said:
-            os.pwrite(self._fd, _twice(_OBEYED.pack(at)), 0)
+            os.pwrite(self._fd, twice(_OBEYED.pack(at)), 0)
             self._said = at
 
 
-def _twice(data: bytes) -> bytes:
+def twice(data: bytes) -> bytes:
     """Two copies: a reader that meets a write half done sees that they differ."""
     return data + data
 
 
-def _read_twice(fd: int, form: struct.Struct) -> tuple[float, ...] | None:
+def read_twice(fd: int, form: struct.Struct) -> tuple[float, ...] | None:
     for _ in range(_TRIES):
         data = os.pread(fd, 2 * form.size, 0)
         if len(data) == 2 * form.size and data[: form.size] == data[form.size :]:

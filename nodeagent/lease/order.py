@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodeagent.workers.linux import write_atomic
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
+class Tls(NamedTuple):
     """Files, as in the config's ``redis.tls``; empty: none, or the system's own."""
 
     ca: str
@@ -24,8 +22,7 @@ class Tls:
     """The name that the server's certificate must have."""
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
+class Server(NamedTuple):
     """The store's server, as the agent reached it last."""
 
     path: str
@@ -37,16 +34,14 @@ class Server:
     tls: Tls | None
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A script, as the agent knows it."""
 
     sha: str
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(NamedTuple):
     """One life of a node. Times are in seconds."""
 
     boot: str
@@ -86,7 +81,11 @@ def order_file(folder: Path) -> Path:
 
 def write_order(folder: Path, order: Order) -> None:
     """Raises OSError."""
-    write_atomic(order_file(folder), json.dumps(asdict(order)), durable=False)
+    server = order.server
+    plain = server._asdict() | {"tls": None if server.tls is None else server.tls._asdict()}
+    steps = {"renew": order.renew._asdict(), "leave": order.leave._asdict()}
+    data = order._asdict() | {"server": plain} | steps
+    write_atomic(order_file(folder), json.dumps(data), durable=False)
 
 
 def read_order(folder: Path, boot: str) -> Order | None:
