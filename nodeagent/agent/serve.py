@@ -1,6 +1,6 @@
 """The agent as a whole, from its first lock to its last signal: puts the parts together, runs them, hears signals.
 
-Owns the order in which an agent comes and goes; decides nothing. 
+Owns the order in which an agent comes and goes; decides nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from nodeagent.agent.systemd import comes_back, this_unit
 from nodeagent.agent.usage import Meter
 from nodeagent.model.job import JobRecord
 from nodeagent.spec.agentconfig import AgentConfig, node_id
-from nodeagent.store.base import Store, StoreUnavailableError
 from nodeagent.store.client import connect
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import FileLedger
@@ -122,7 +121,13 @@ def _hear_reloads(agent: Agent, host: ShimHost, notifier: Notifier, again: Calla
 
 
 async def _until_ended(
-    agent: Agent, process: LocalLeaseProcess, clock: Clock, notifier: Notifier, metrics: Metrics, address: str, unit: str
+    agent: Agent,
+    process: LocalLeaseProcess,
+    clock: Clock,
+    notifier: Notifier,
+    metrics: Metrics,
+    address: str,
+    unit: str,
 ) -> None:
     """The agent and its helpers, until a signal ends them in order."""
     stop, end, leave = asyncio.Event(), asyncio.Event(), asyncio.Event()

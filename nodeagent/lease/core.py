@@ -28,6 +28,8 @@ class Departure(NamedTuple):
     """That a life goes, and why: written down before anybody is told, so that no restart takes it back."""
 
     life: str
+    start: int
+    """Of the agent; one that has joined since takes the node up again."""
     stop_before: float
     at_once: bool
     why: str
@@ -70,10 +72,11 @@ class Core:
         if order is None:
             self._until, self._own = 0.0, {}
             return
-        if self.departure is not None and self.departure.life != order.life:
+        if self.departure is not None and (self.departure.life, self.departure.start) != (order.life, order.start):
             self.departure = None
-        if old is None or old.life != order.life:
+        if old is None or (old.life, old.start) != (order.life, order.start):
             self._lost = self._left = False
+        if old is None or old.life != order.life:
             self._until, self.renewed = 0.0, 0.0
         if old != order:
             self._next = now
@@ -160,7 +163,7 @@ class Core:
 
     def _depart(self, now: float, at_once: bool, why: str) -> None:
         order = self._require_order()
-        self.departure = Departure(order.life, now, at_once, why)
+        self.departure = Departure(order.life, order.start, now, at_once, why)
         self._next = now
 
     def _last_grant(self, gone: Departure) -> float:

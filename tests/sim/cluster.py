@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nodeagent.agent import goodbye
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.loop import Agent
 from nodeagent.agent.metrics import Metrics
-from nodeagent.agent import goodbye
 from nodeagent.api.errors import ApiError
 from nodeagent.api.scaling import Verb, read
 from nodeagent.api.scaling import wish as choose_size
@@ -93,12 +93,16 @@ class Node:
         self._process = SimLeaseProcess(self.lease, self.gate)
         self._host = SimHost(self.machine, self.gate, self._process.wake)
         self._peers = SimPeers(self.name, self.cluster.net, self.gate)
-        store, shared = LinkedStore(HereStore(self.cluster.server), self.link, self.gate).as_store(), self.cluster.shared
+        store, shared = (
+            LinkedStore(HereStore(self.cluster.server), self.link, self.gate).as_store(),
+            self.cluster.shared,
+        )
         config = AgentConfig(timing=self.cluster.timing)
         self.agent = Agent(
             config, self.name, facts, key=KEY, ledger=self.ledger, disk=self.disk, store=store,
             host=self._host, clock=self.clock, identity=self._identity, incarnation=self._identity.take(),
-            metrics=Metrics(), peers=self._peers, process=self._process, snapshot=SharedSnapshot(self.cluster.timing, shared),
+            metrics=Metrics(), peers=self._peers, process=self._process,
+            snapshot=SharedSnapshot(self.cluster.timing, shared),
             seal=SharedSeal(KEY, config.cluster, shared), writing=SharedWriting(KEY, config.cluster, shared),
             random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
         )  # fmt: skip

@@ -264,7 +264,8 @@ async def _operate(cluster: SimCluster, **changes: object) -> None:
 
 FAULTS: tuple[Fault, ...] = (
     kill_worker, kill_worker, kill_shim, hang_shim, restart_agent, restart_agent, restart_agent_as_planned,
-    kill_lease, kill_lease, freeze_lease, cut_power, freeze_agent, freeze_machine, cut_link, cut_link, cut_store, cut_store,
-    cut_store, cut_peers, cut_peers, bad_link, bad_link, cut_workers, freeze_store, restart_store, empty_store,
+    kill_lease, kill_lease, freeze_lease, cut_power, freeze_agent, freeze_machine, cut_link, cut_link,
+    cut_store, cut_store, cut_store, cut_peers, cut_peers, bad_link, bad_link, cut_workers, freeze_store,
+    restart_store, empty_store,
     roll_back_store, step_store_clock, late_guard, scale, pause_and_resume, restart_job, cordon, sicken, sicken,
 )  # fmt: skip

@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from nodeagent.agent.leaseprocess import Pulse
-from nodeagent.lease.core import Core, Departure
+from nodeagent.lease.core import Core, Departure, State
 from nodeagent.lease.order import Order, Server, Step
+from nodeagent.lease.signs import Pulse
 from nodeagent.model.timing import Timing, millis
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.calls import Calls
@@ -50,7 +50,13 @@ class SimLease:
     departure that it has decided on."""
 
     def __init__(
-        self, machine: SimMachine, clock: SimClock, link: Link, server: inprocess.Server, timing: Timing, patience: float
+        self,
+        machine: SimMachine,
+        clock: SimClock,
+        link: Link,
+        server: inprocess.Server,
+        timing: Timing,
+        patience: float,
     ) -> None:
         self.machine, self.clock = machine, clock
         self._timing, self._patience = timing, patience
@@ -199,3 +205,7 @@ class SimLeaseProcess:
 
     def pulse(self) -> Pulse | None:
         return self._lease.pulse()
+
+    def said(self) -> tuple[State, str]:
+        core = self._lease.core
+        return (core.state, core.away) if core is not None else ("idle", "")

@@ -307,7 +307,7 @@ class SimMachine:
     def grant(self, uid: str, grant: Grant) -> None:
         """The lease process writes a pod's record. Nobody is told: the shim looks."""
         before, self.grants[uid] = self.granted(uid), grant
-        if uid not in self._guards or grant.until < before:
+        if uid not in self._guards:
             self._watch(uid, self.clock.true_delay(grant.until) + self.guard_late)
         if uid in self.pods and (grant.until < before or grant.stop_before):
             self.later(self.rng.uniform(0, TICK), lambda: self._look(uid))

@@ -114,8 +114,8 @@ class Link:
 
 
 class LinkedStore:
-    """One process's view of the store (``HereStore`` or another client), through its node's link. Effects of late requests are kept in ``late`` until they
-    happen."""
+    """One process's view of the store (``HereStore`` or another client), through its node's link. Effects of late
+    requests are kept in ``late`` until they happen."""
 
     def __init__(self, real: object, link: Link, gate: Gate, rng: random.Random | None = None) -> None:
         self._real: Any = real
