@@ -55,6 +55,8 @@ class Core:
         """Pods whose time is not the node's alone: lent by keepers, or granted before this process started."""
         self._next = now
         self._lost = self._left = False
+        self._taken_back = departure is not None and departure.at_once
+        """An earlier process took the pods' time back, and nobody knows any more how long it was."""
 
     @property
     def state(self) -> State:
@@ -75,11 +77,11 @@ class Core:
             self._until, self._own = 0.0, {}
             return
         if self.departure is not None and self.departure[:3] != (order.life, order.start, order.era):
-            self.departure = None
+            self.departure, self._taken_back = None, False
         if old is None or (old.life, old.start, old.era) != (order.life, order.start, order.era):
             self._lost = self._left = False  # an agent has joined since, or has been heard with this life
         if old is None or old.life != order.life:
-            self._until, self.renewed = 0.0, 0.0
+            self._until, self.renewed, self.away = 0.0, 0.0, ""
         if old != order:
             self._next = now
 
@@ -152,7 +154,7 @@ class Core:
     @property
     def until(self) -> float:
         """When the workers of this node stop if no renewal comes any more."""
-        return self._until
+        return self._until if self.state in ("holding", "stopping", "lost") else 0.0
 
     def asks(self, now: float) -> bool:
         """Whether the renewal that is about to be sent has to ask who waits for this node: its agent is silent."""
@@ -170,8 +172,8 @@ class Core:
 
     def _last_grant(self, gone: Departure) -> float:
         """No pod may run longer than this, whatever its shim has read."""
-        order = self._require_order()
-        return min(max([self._until, *self._own.values()]), gone.stop_before + order.fence)
+        latest = gone.stop_before + self._require_order().fence
+        return latest if self._taken_back else min(max([self._until, *self._own.values()]), latest)
 
     def _require_order(self) -> Order:
         assert self.order is not None

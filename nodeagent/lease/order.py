@@ -28,6 +28,7 @@ class Server(NamedTuple):
     path: str
     """Of a unix socket; empty: host and port."""
     host: str
+    """A numeric address: to look up a name may take longer than the fence."""
     port: int
     greeting: tuple[tuple[str, ...], ...]
     """Commands that each connection begins with: who we are, and which database."""

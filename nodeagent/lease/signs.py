@@ -108,10 +108,11 @@ def write_departure(folder: Path, departure: Departure | None) -> None:
 
 
 def read_departure(folder: Path) -> Departure | None:
-    data = _read(folder / "departure.json", ("life", "why"))
+    data = _read(folder / "departure.json", ("life", "era", "why"))
     with contextlib.suppress(KeyError, TypeError, ValueError):
         if data is not None:
-            return Departure(data["life"], float(data["stop_before"]), bool(data["at_once"]), data["why"])
+            stop, at_once = float(data["stop_before"]), bool(data["at_once"])
+            return Departure(data["life"], int(data["start"]), data["era"], stop, at_once, data["why"])
     return None
 
 

@@ -18,14 +18,11 @@ from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.door import Door
 from nodeagent.store.scripts import Script
 from nodeagent.store.sentinel import find_primary
+from nodeagent.store.whois import identity, parse_info, require_primary
 from nodeagent.store.wire import Connection, ReplyError
 
 SENTINEL_SHARE = 0.5
 """Of the caller's bound: how long a new link waits until more than half of the sentinels agree."""
-
-
-class NotPrimaryError(ConnectionError):
-    """The server is a replica."""
 
 
 class Link:
@@ -57,9 +54,7 @@ class Link:
 
     def require_primary(self) -> None:
         """Raises NotPrimaryError for a replica: it refuses writes, and what it tells is old."""
-        if self.info.get("role") != "master":
-            place = f"{self.info.get('master_host', '?')}:{self.info.get('master_port', '?')}"
-            raise NotPrimaryError(f"it is a replica of {place}")
+        require_primary(self.info)
 
     async def ask(self, *command: str | int) -> Any:
         """Send one command and read its reply."""
@@ -81,20 +76,6 @@ class Link:
         """Close without waiting."""
         if self._connection is not None:
             await self._connection.close()
-
-
-def identity(info: dict[str, str]) -> str:
-    """Raises ConnectionError where the server does not say who it is: without that no loss of writes is noticed."""
-    process, history = info.get("run_id", ""), info.get("master_replid", "")
-    if not process:
-        raise ConnectionError("it does not say which process it is (run_id in INFO is empty): agents need that")
-    return f"{process}-{history}" if history else process
-
-
-def parse_info(text: str) -> dict[str, str]:
-    """INFO's ``name:value`` lines."""
-    lines = (line.partition(":") for line in text.splitlines() if ":" in line)
-    return {name: value.strip() for name, _, value in lines}
 
 
 class Links:
