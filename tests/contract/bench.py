@@ -18,7 +18,8 @@ from nodeagent.model.stall import Stall
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Cause, Head, Member, PodReport, Token
 from nodeagent.store.base import Store, StoreRefusedError
-from nodeagent.store.calls import AnyLinks, Calls
+from nodeagent.store.calls import AnyLinks
+from nodeagent.store.client import RedisStore
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Link
 from nodeagent.store.messages import Beat, BeatReply, Ending, Note, Proposal, Saved
@@ -62,8 +63,9 @@ def spend(text: str = "worker 3 failed") -> Spend:
 class Bench:
     """One cluster in one store."""
 
-    def __init__(self, store: Store, calls: Calls) -> None:
-        self.store, self.calls = store, calls
+    def __init__(self, store: RedisStore) -> None:
+        self.store: Store = store
+        self.calls = store._calls
         self.lives: dict[str, Incarnation] = {}
         self._seq: dict[str, int] = {}
 
@@ -306,8 +308,8 @@ class Bench:
 class RedisBench(Bench):
     """Time is real; the server looks restarted since the store remembers another run id."""
 
-    def __init__(self, store: Store, links: AnyLinks, prefix: str) -> None:
-        super().__init__(store, Calls(links, links, prefix, BOUND))
+    def __init__(self, store: RedisStore, links: AnyLinks, prefix: str) -> None:
+        super().__init__(store)
         self._links = links
         self._prefix = prefix
 
@@ -348,7 +350,7 @@ class RedisBench(Bench):
 class HereBench(RedisBench):
     """On the server in this process: time is a number."""
 
-    def __init__(self, server: Server, clock: list[float], store: Store | None = None) -> None:
+    def __init__(self, server: Server, clock: list[float], store: RedisStore | None = None) -> None:
         super().__init__(store or HereStore(server), HereLinks(server), prefix(CLUSTER))
         self.server = server
         self._clock = clock

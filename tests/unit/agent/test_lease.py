@@ -23,6 +23,7 @@ from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import Beat, BeatReply, JoinReply
 from nodeagent.workers.base import PodHost
 from tests.contract.bench import HereBench
+from tests.inprocess.lease import Words
 from tests.inprocess.server import HereStore, Server
 from tests.unit.ctl.samples import node
 
@@ -42,10 +43,7 @@ class Clock:
 
 
 class Host:
-    """Takes grants and forgets them."""
-
-    def grant(self, until: float, seq: int) -> None:
-        pass
+    """Knows what was promised."""
 
     def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
         return {uid: 7 if uid == "u1" else 7_000_000 for uid in uids}
@@ -70,7 +68,7 @@ def make_lease(folder: Path, clock: Clock, store: Store, life: str, metrics: Met
     parts: dict[str, Any] = {"host": cast(PodHost, Host()), "clock": clock, "identity": Identity(folder, "b")}
     return Lease(
         "n1", node("n1").facts, TIMING, store=store, incarnation=Incarnation(life=life, start=1),
-        snapshot=Snapshot(TIMING), metrics=metrics or Metrics(), **parts,
+        snapshot=Snapshot(TIMING), metrics=metrics or Metrics(), process=Words(), **parts,
     )  # fmt: skip
 
 
