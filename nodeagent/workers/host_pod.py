@@ -75,8 +75,9 @@ class NotStartedError(Exception):
 
 
 class PodHandle:
-    """One shim. ``changed`` is called at each change of ``status``; ``ended`` when nothing of a retired pod is
-    left. Whether a shim is new or outlived an earlier agent, which may have workers, ``phase`` says until it is heard.
+    """One shim. ``changed`` is called at each change of ``status``; ``swept`` when it is dead and nothing it ran is
+    left; ``ended``, after that, if the pod was retired. Whether a shim is new or outlived an earlier agent, which may
+    have workers, ``phase`` says until it is heard.
     """
 
     def __init__(
@@ -87,11 +88,12 @@ class PodHandle:
         mark: str,
         owner: int,
         changed: Callable[[], None],
+        swept: Callable[[], None],
         ended: Callable[[PodHandle], None],
         phase: PodPhase,
     ) -> None:
         self.uid, self.folder, self._log, self._mark, self._owner = uid, folder, log, mark, owner
-        self._changed, self._ended = changed, ended
+        self._changed, self._swept, self._ended = changed, swept, ended
         self._loop = asyncio.get_running_loop()
         self._link: socket.socket | None = None
         self._waiting: list[dict[str, Any]] = []
@@ -185,6 +187,7 @@ class PodHandle:
             if self._cgroup is not None:
                 self._cgroup.remove()
                 self._cgroup = None
+            self._swept()
             if self.retiring or self._left_by_itself():
                 self._ended(self)
             elif self._started_here and not self._spoke:

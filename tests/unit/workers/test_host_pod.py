@@ -26,7 +26,15 @@ class Fake:
     def __init__(self, folder: Path) -> None:
         self.changed = asyncio.Event()
         self.handle = PodHandle(
-            "u", folder, folder / "shim.log", "m", os.geteuid(), self.changed.set, lambda pod: None, "ready"
+            "u",
+            folder,
+            folder / "shim.log",
+            "m",
+            os.geteuid(),
+            self.changed.set,
+            lambda: None,
+            lambda pod: None,
+            "ready",
         )
         self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         ours, self.theirs = socket.socketpair()
