@@ -327,12 +327,11 @@ class Lease:
             self._metrics.lease_age.observe(max(0.0, self._clock.now() - self.beat_sent))
         self.beat_sent = sent
         self.fence_at = sent + self._timing.fence
-        self._host.grant(self.fence_at, self._seq)
+        self._host.ping()
 
     def lend(self, uid: str, until: float) -> None:
         """Let one job's workers run on until then, though the lease could not be renewed."""
-        self._seq = max(self._seq + 1, millis(self._clock.now()))
-        self._host.grant(until, self._seq, uid)
+        raise NotImplementedError(uid, until)  # the lease process does
 
     def publish(self, readiness: dict[str, Readiness], pods: tuple[PodState, ...]) -> bool:
         """What the next beat carries. True if others wait for it, so that a beat should go at once."""

@@ -125,17 +125,22 @@ class GrantReader:
 
 
 class Answer:
-    """A shim's side of ``read_obeyed``. Raises OSError where there is no record."""
+    """A shim's side of ``read_obeyed``."""
 
     def __init__(self, file: Path) -> None:
-        self._fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        self._file = file
         self._said = 0.0
 
     def obeyed(self, at: float) -> None:
         """Nothing runs that was started before this time. Raises OSError."""
-        if at != self._said:
-            os.pwrite(self._fd, _twice(_OBEYED.pack(at)), 0)
-            self._said = at
+        if at == self._said:
+            return
+        fd = os.open(self._file, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            os.pwrite(fd, _twice(_OBEYED.pack(at)), 0)
+        finally:
+            os.close(fd)
+        self._said = at
 
 
 def _twice(data: bytes) -> bytes:

@@ -54,7 +54,7 @@ PID_MAX = 1 << 22
 LISTEN_LIMIT = 10.0
 """Seconds from a shim's start to its socket."""
 ADOPT_LIMIT = 0.5
-"""Seconds for a look at one pod's folder when an agent starts: the other pods wait for their first grant."""
+"""Seconds for a look at one pod's folder when an agent starts: the other pods wait to be heard."""
 CLEAR_LIMIT = 60.0
 """Seconds for the removal of a run folder."""
 CLOSE_LIMIT = 1.0
@@ -95,7 +95,7 @@ class ShimHost:
         self._logins, self._granted = Logins(node, look), granted
         self._looking: dict[str, asyncio.Task[None]] = {}
         """Pods that wait for what the user database says, by uid."""
-        self._grant: tuple[float, int] | None = None
+        self._pings = 0
 
     def status(self) -> Mapping[str, PodStatus]:
         return {uid: status for uid, (_, status) in self._unfit.items()} | {
@@ -224,11 +224,10 @@ class ShimHost:
     def committed(self, uid: str, wish: CommitWish, refused: str) -> None:
         self._command(uid, "committed", wish=wish.model_dump(), refused=refused)
 
-    def grant(self, until: float, seq: int, uid: str | None = None) -> None:
-        if uid is None:
-            self._grant = (until, seq)
-        for pod in self._pods.values() if uid is None else filter(None, [self._pods.get(uid)]):
-            pod.grant(until, seq)
+    def ping(self) -> None:
+        self._pings += 1
+        for pod in self._pods.values():
+            pod.ping(self._pings)
 
     def connected(self, uid: str) -> bool:
         """This pod's shim hears us now."""
@@ -322,8 +321,6 @@ class ShimHost:
             handle = self._handle(record, folder, "preparing")
             handle.started(process)
             handle.attach(link)
-        if self._grant is not None:
-            handle.grant(*self._grant)
 
     def _fork_shim(
         self, command: list[str], env: Mapping[str, str], logs: Path, login: Login

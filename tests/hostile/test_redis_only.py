@@ -33,9 +33,9 @@ BOUND = 15.0
 
 
 class Host:
-    """Takes grants and forgets them."""
+    """Has no pods."""
 
-    def grant(self, until: float, seq: int) -> None:
+    def ping(self) -> None:
         pass
 
     def promised(self, _uids: Iterable[str]) -> Mapping[str, int]:

@@ -81,8 +81,8 @@ class SimHost:
     def committed(self, uid: str, wish: CommitWish, refused: str) -> None:
         self._do(lambda: self._machine.committed(uid, wish))
 
-    def grant(self, until: float, seq: int, uid: str | None = None) -> None:
-        self._do(lambda: self._machine.grant(until, seq, uid))
+    def ping(self) -> None:
+        """Nothing here depends on it yet."""
 
     async def close(self) -> None:
         self.dead = True

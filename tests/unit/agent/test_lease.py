@@ -42,9 +42,9 @@ class Clock:
 
 
 class Host:
-    """Takes grants and forgets them."""
+    """Has no pods."""
 
-    def grant(self, until: float, seq: int) -> None:
+    def ping(self) -> None:
         pass
 
     def promised(self, uids: Iterable[str]) -> Mapping[str, int]:

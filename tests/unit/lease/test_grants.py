@@ -107,4 +107,4 @@ def test_an_answer_that_is_no_record_says_nothing_and_holds_nobody_up(
 def test_a_pipe_in_the_place_of_the_answer_does_not_hold_up_the_shim(tmp_path: Path) -> None:
     put_pipe(tmp_path / f"{KEY}.obeyed")
     with pytest.raises(OSError, match="No such device"):
-        Answer(tmp_path / f"{KEY}.obeyed")
+        Answer(tmp_path / f"{KEY}.obeyed").obeyed(10.0)
