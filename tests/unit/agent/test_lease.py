@@ -17,13 +17,13 @@ from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.node import Incarnation, NodeFacts
 from nodeagent.model.pod import PodState
-from nodeagent.model.timing import Timing
+from nodeagent.model.timing import Timing, millis
 from nodeagent.model.usage import MachineUsage, PodUsage
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import Beat, BeatReply, JoinReply
 from nodeagent.workers.base import PodHost
 from tests.contract.bench import HereBench
-from tests.inprocess.lease import Words
+from tests.inprocess.lease import Words, era_of, renew_lease
 from tests.inprocess.server import HereStore, Server
 from tests.unit.ctl.samples import node
 
@@ -115,14 +115,15 @@ async def test_a_lease_that_runs_out_is_looked_for_only_while_the_store_answers(
 async def test_an_id_is_given_up_when_its_holder_renews_not_when_the_store_was_away(tmp_path: Path, away: bool) -> None:
     clock = Clock()
     server = Server(clock.now)
-    other, store = make_lease(tmp_path / "a", clock, HereStore(server), "a"), Away(server)
+    held, store = HereStore(server), Away(server)
+    other = make_lease(tmp_path / "a", clock, held, "a")
     lease = make_lease(tmp_path / "b", clock, store, "b")
     await other.join()
     for _ in range(int(TIMING.lease * REFUSED_LIMIT / TIMING.heartbeat) + 1):
         with pytest.raises(StoreRefusedError, match="is held by an agent"):
             await lease.join()
         clock.at += TIMING.heartbeat
-        await other.beat()
+        await renew_lease(held._calls, "n1", "a", await era_of(held._calls), millis(TIMING.lease))
     if away:
         store.away = True
         with pytest.raises(StoreUnavailableError):
