@@ -123,7 +123,8 @@ class Applier:
         me = self._snapshot.node(self._lease.node)
         if job.head is None or me is None:
             return
-        if self._clock.now() >= self._lease.fence_at:
+        not_after = min(self._lease.fence_at, self._host.granted(job.uid))
+        if self._clock.now() >= not_after:
             return  # its shim would refuse, at the job's cost: the next round tries again, with time or without a lease
         member = job.head.members[self._lease.node]
         nodes = {}
@@ -138,7 +139,7 @@ class Applier:
             token=job.head.token,
             environments=worker_environments(job, job.head, me, nodes),
             ranks=tuple(range(member.first_rank, member.first_rank + member.workers)),
-            not_after=self._lease.fence_at,
+            not_after=not_after,
         )
         self._host.start(job.uid, order)
 

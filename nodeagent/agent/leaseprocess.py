@@ -12,14 +12,14 @@ from nodeagent.lease.signs import Pulse
 
 
 class LeaseProcess(Protocol):
-    """Renews this node's lease and grants its pods their time. Nothing here waits but ``run``, and nothing raises."""
+    """Renews this node's lease and grants its pods their time. Nothing here waits, and nothing raises."""
 
     def tend(self, life: str, start: int, era: str) -> None:
         """This life is to be looked after from now on. To be called again whenever it may have changed, and with each
         beat: where the store is may have changed too."""
 
     def wake(self) -> None:
-        """There is a new grant file."""
+        """There is a new grant file, or the store answers again."""
 
     def alive(self) -> None:
         """The agent is there."""
@@ -35,6 +35,3 @@ class LeaseProcess(Protocol):
 
     def said(self) -> tuple[State, str]:
         """What it is at, and why."""
-
-    async def run(self) -> None:
-        """Keeps it running, until cancelled; it goes on without the agent then."""

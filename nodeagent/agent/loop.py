@@ -25,6 +25,7 @@ from nodeagent.agent.guard import Guard
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.kept import Disk, Writing
 from nodeagent.agent.lease import HOPELESS, PODS_REFRESH, Lease
+from nodeagent.agent.leaseprocess import LeaseProcess
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.peers import Peers
 from nodeagent.agent.published import agent_health
@@ -86,6 +87,7 @@ class Agent:
         incarnation: Incarnation,
         metrics: Metrics,
         peers: Peers,
+        process: LeaseProcess,
         snapshot: Snapshot | None = None,
         seal: Seal | None = None,
         writing: Writing | None = None,
@@ -109,7 +111,8 @@ class Agent:
         )  # fmt: skip
         self._lease = Lease(
             node, facts, config.timing, store=store, host=host, clock=clock, identity=identity,
-            incarnation=incarnation, snapshot=self._snapshot, metrics=metrics, saved=lambda: self.saver.saved,
+            incarnation=incarnation, snapshot=self._snapshot, metrics=metrics, process=process,
+            saved=lambda: self.saver.saved,
         )  # fmt: skip
         self._lease.kept, self._lease.regroup = self.saver.load(), config.saving.regroup
         self._acknowledge = Acknowledger(
@@ -137,6 +140,7 @@ class Agent:
             keep=lambda: (self._config.jobs.retention.age, self._config.jobs.retention.jobs),
             unreachable=lambda: self._reach.unreachable,
         )  # fmt: skip
+        self._process = process
         self.care, self.diagnosis = care, diagnosis
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
         self._lag = 0.0
@@ -152,7 +156,8 @@ class Agent:
     # --- tasks ----------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop``. Workers are left running: a restart of the agent does not disturb them."""
+        """Serve until ``stop``. Workers are left running, and the lease process looks after the lease: a restart of the
+        agent does not disturb them."""
         await self._host.adopt()
         upkeep = Upkeep(
             self._guard, self._seal, lease=self._lease, store=self._store, clock=self._clock, snapshot=self._snapshot
@@ -177,10 +182,13 @@ class Agent:
             return "workers run here"
         return missed(self.cluster(), self._node, self._lease.incarnation.life)
 
-    def stands_in(self, pid: int) -> None:
-        """From now on this process (with a new pid) only takes over until the next start: tell the others."""
-        self.advert.stands_in(pid, self._clock.wall())
-        self._beat_now.set()
+    async def restarts(self) -> None:
+        """Tell the others that this agent ends and is to be back soon."""
+        self.advert.restarts(self._clock.wall())
+        try:
+            await self._lease.beat()
+        except (StoreRefusedError, StoreUnavailableError) as error:
+            self._log.debug("ends untold", why=str(error))
 
     def tell_health(self) -> None:
         """The verdicts on this node, or its figures, changed: the others hear of it at once."""
@@ -213,6 +221,12 @@ class Agent:
         self._leaving = True
         self._wake.set()
         try:
+            await self._give_back()
+        finally:
+            self._process.end()
+
+    async def _give_back(self) -> None:
+        try:
             async with asyncio.timeout(self._timing.stuck + self._timing.kill):
                 async with self._acting:
                     pass  # the last round is over, which could have started something
@@ -234,6 +248,8 @@ class Agent:
             if self._leaving:
                 return
             started = self._clock.now()
+            self._process.alive()
+            self._host.ping()
             await self._one_beat()
             self.tried.set()
             self._progress()

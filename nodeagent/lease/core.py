@@ -28,6 +28,8 @@ class Departure(NamedTuple):
     """That a life goes, and why: written down before anybody is told, so that no restart takes it back."""
 
     life: str
+    start: int
+    """Of the agent; one that has joined since takes the node up again."""
     stop_before: float
     at_once: bool
     why: str
@@ -72,10 +74,11 @@ class Core:
         if order is None:
             self._until, self._own = 0.0, {}
             return
-        if self.departure is not None and self.departure.life != order.life:
-            self.departure, self._taken_back = None, False
-        if old is None or old.life != order.life:
+        if self.departure is not None and (self.departure.life, self.departure.start) != (order.life, order.start):
+            self.departure = None
+        if old is None or (old.life, old.start) != (order.life, order.start):
             self._lost = self._left = False
+        if old is None or old.life != order.life:
             self._until, self.renewed, self.away = 0.0, 0.0, ""
         if old != order:
             self._next = now
@@ -83,6 +86,11 @@ class Core:
     def heard(self, now: float) -> None:
         """The agent speaks."""
         self._heard = now
+
+    def urge(self, now: float) -> None:
+        """Something is new: a store that was away may answer again."""
+        if self.away:
+            self._next = now
 
     def lend(self, key: str, until: float) -> None:
         """The keepers of this pod's generation let it run on until then."""
@@ -157,7 +165,7 @@ class Core:
 
     def _depart(self, now: float, at_once: bool, why: str) -> None:
         order = self._require_order()
-        self.departure = Departure(order.life, now, at_once, why)
+        self.departure = Departure(order.life, order.start, now, at_once, why)
         self._next = now
 
     def _last_grant(self, gone: Departure) -> float:
