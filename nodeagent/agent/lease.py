@@ -236,7 +236,6 @@ class Lease:
             node=self.node,
             incarnation=self.incarnation,
             seq=self._seq,
-            length=millis(self._timing.lease),
             rev=rev,
             top=self._snapshot.newest,
             era=era,

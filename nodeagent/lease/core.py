@@ -30,6 +30,8 @@ class Departure(NamedTuple):
     life: str
     start: int
     """Of the agent; one that has joined since takes the node up again."""
+    era: str
+    """Of the store: in another one an agent has joined since, too."""
     stop_before: float
     at_once: bool
     why: str
@@ -74,10 +76,10 @@ class Core:
         if order is None:
             self._until, self._own = 0.0, {}
             return
-        if self.departure is not None and (self.departure.life, self.departure.start) != (order.life, order.start):
+        if self.departure is not None and self.departure[:3] != (order.life, order.start, order.era):
             self.departure = None
-        if old is None or (old.life, old.start) != (order.life, order.start):
-            self._lost = self._left = False
+        if old is None or (old.life, old.start, old.era) != (order.life, order.start, order.era):
+            self._lost = self._left = False  # an agent has joined since, or has been heard with this life
         if old is None or old.life != order.life:
             self._until, self.renewed, self.away = 0.0, 0.0, ""
         if old != order:
@@ -165,7 +167,7 @@ class Core:
 
     def _depart(self, now: float, at_once: bool, why: str) -> None:
         order = self._require_order()
-        self.departure = Departure(order.life, order.start, now, at_once, why)
+        self.departure = Departure(order.life, order.start, order.era, now, at_once, why)
         self._next = now
 
     def _last_grant(self, gone: Departure) -> float:

@@ -17,6 +17,8 @@ from nodeagent.workers.linux import write_atomic
 
 _GRANT = struct.Struct("=dd")
 _OBEYED = struct.Struct("=d")
+_FAR = 1e9
+"""Seconds since the boot that no machine reaches: what says more is damaged."""
 _TRIES = 10
 """Looks at a record that is just being written; one write is over in less than a microsecond."""
 OBEYED = ".obeyed"
@@ -40,9 +42,12 @@ def grants_folder(run_dir: Path) -> Path:
 
 def make_grant(folder: Path, key: str, owner: int, group: int) -> Path:
     """A new record for a pod, with no time granted, and the one in which its user's shim answers. Raises OSError."""
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)  # whatever the umask
     file = folder / key
-    write_atomic(file, twice(_GRANT.pack(NOTHING.until, NOTHING.stop_before)), durable=False, mode=0o644)
+    write_atomic(file, twice(_GRANT.pack(NOTHING.until, NOTHING.stop_before)), durable=False)
+    file.chmod(0o644)
     answer = folder / (key + OBEYED)
     write_atomic(answer, twice(_OBEYED.pack(0.0)), durable=False, mode=0o600)
     if os.geteuid() == 0:
@@ -122,14 +127,19 @@ class Answer:
     """A shim's side of ``read_obeyed``."""
 
     def __init__(self, file: Path) -> None:
-        self._fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+        self._file = file
         self._said = 0.0
 
     def obeyed(self, at: float) -> None:
         """Nothing runs that was started before this time. Raises OSError."""
-        if at != self._said:
-            os.pwrite(self._fd, twice(_OBEYED.pack(at)), 0)
-            self._said = at
+        if at == self._said:
+            return
+        fd = os.open(self._file, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            os.pwrite(fd, twice(_OBEYED.pack(at)), 0)
+        finally:
+            os.close(fd)
+        self._said = at
 
 
 def twice(data: bytes) -> bytes:
@@ -139,8 +149,11 @@ def twice(data: bytes) -> bytes:
 
 def read_twice(fd: int, form: struct.Struct) -> tuple[float, ...] | None:
     for _ in range(_TRIES):
-        data = os.pread(fd, 2 * form.size, 0)
+        try:
+            data = os.pread(fd, 2 * form.size, 0)
+        except OSError:  # what a user has put in its place: a pipe, a folder
+            return None
         if len(data) == 2 * form.size and data[: form.size] == data[form.size :]:
             values: tuple[float, ...] = form.unpack(data[: form.size])
-            return values
+            return values if all(0 <= value < _FAR for value in values) else None
     return None

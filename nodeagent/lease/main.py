@@ -150,8 +150,8 @@ class Process:
                     self._core.heard(now)
                 case {"lend": [str(key), int() | float() as until]} if math.isfinite(until):
                     self._core.lend(key, until)
-                case {**rest} if not rest:  # perhaps a pod's file in place of one that had the same name
-                    self._written.clear()
+                case {**rest} if not rest:
+                    self._written.clear()  # perhaps a pod's file is there in place of one that had the same name
                     self._core.urge(now)
                 case _:
                     continue
@@ -165,12 +165,12 @@ class Process:
         if self._talk is None:
             self._talk = Talk(*_where(order), self._wait)
         talk, sent = self._talk, boottime()
-        arguments: dict[str, Any] = {"node": order.node, "life": order.life}
+        arguments: dict[str, Any] = {"node": order.node, "life": order.life, "era": order.era}
         if call == "renew":
-            arguments |= {"era": order.era, "length": round(order.lease * 1000), "asks": core.asks(sent)}
+            arguments |= {"length": round(order.lease * 1000), "asks": core.asks(sent)}
         else:
             assert core.departure is not None
-            arguments |= {"start": order.start, "era": order.era, "why": core.departure.why}
+            arguments |= {"start": order.start, "why": core.departure.why}
         try:
             talk.open()
             sent = boottime()

@@ -88,7 +88,7 @@ class RedisStore:
 
     async def beat(self, beat: Beat) -> BeatReply:
         arguments: dict[str, object] = who(beat.node, beat.incarnation)
-        arguments |= {"seq": beat.seq, "length": beat.length, "rev": beat.rev, "top": beat.top, "era": beat.era}
+        arguments |= {"seq": beat.seq, "rev": beat.rev, "top": beat.top, "era": beat.era}
         if beat.facts is not None:
             arguments |= told_facts(beat.facts)
         if beat.readiness is not None:

@@ -15,6 +15,7 @@ from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.calls import Calls
 from nodeagent.store.keys import prefix
 from tests.inprocess import server as inprocess
+from tests.inprocess.lease import renew_lease
 from tests.inprocess.server import CLUSTER, HereLinks
 from tests.sim.machine import GRACE, SimMachine
 from tests.sim.network import Gate, Link, LinkedStore
@@ -35,14 +36,11 @@ class LeaseSteps:
 
     async def renew(self, order: Order, asks: bool) -> str:
         """Who waits for the node."""
-        arguments: dict[str, object] = {"node": order.node, "life": order.life, "era": order.era}
-        _served, waits = await self._calls.step(
-            "renew_lease", arguments | {"length": millis(order.lease), "asks": asks}
-        )
-        return str(waits)
+        return await renew_lease(self._calls, order.node, order.life, order.era, millis(order.lease), asks=asks)
 
     async def leave(self, order: Order, why: str) -> None:
-        await self._calls.step("leave", {"node": order.node, "life": order.life, "start": order.start, "why": why})
+        about = {"node": order.node, "life": order.life, "start": order.start, "era": order.era, "why": why}
+        await self._calls.step("leave", about)
 
 
 class SimLease:

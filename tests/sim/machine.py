@@ -384,8 +384,12 @@ class SimMachine:
     def thaw(self) -> None:
         """The machine goes on. Its shim's guard acts before its workers step: assumption A2 of the protocol."""
         self.frozen.open()
-        for uid in list(self.pods):
-            self._fence(uid)
+        now = self.clock.now()
+        doomed = [pod for pod in self.pods.values() if pod.alive and now >= self.granted(pod.uid)]
+        for pod in doomed:
+            pod.fenced = True
+        if doomed:
+            self._kill(doomed)
         self.observe(self.name)
 
     # --- commands

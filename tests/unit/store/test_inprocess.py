@@ -86,7 +86,7 @@ async def test_the_served_clock_counts_at_most_credit_for_each_call() -> None:
     served = []
     for seq, step in enumerate((0.05, 0.1, 1.0, -3.0, 0.02), start=1):
         clock[0] += step
-        beat = Beat(node="n1", incarnation=life, seq=seq, length=1000, rev=0)
+        beat = Beat(node="n1", incarnation=life, seq=seq, rev=0)
         served.append((await store.beat(beat)).served)
     assert served == [50, 150, 250, 250, 270]
     assert server.state.amnesty == 250 + 100 + 300
