@@ -77,7 +77,7 @@ class Core:
             self._until, self._own = 0.0, {}
             return
         if self.departure is not None and self.departure[:3] != (order.life, order.start, order.era):
-            self.departure, self._taken_back = None, False
+            self.departure = None
         if old is None or (old.life, old.start, old.era) != (order.life, order.start, order.era):
             self._lost = self._left = False  # an agent has joined since, or has been heard with this life
         if old is None or old.life != order.life:

@@ -21,6 +21,7 @@ from nodeagent.lease.grants import Grant, grant_keys, grants_folder, read_grant_
 from nodeagent.lease.order import Order, Server, order_file, read_order
 from nodeagent.lease.resp import Reply, Talk, TalkError
 from nodeagent.lease.signs import (
+    NOBODY,
     Pulse,
     PulseWriter,
     Said,
@@ -84,7 +85,7 @@ class Process:
         self._ended = False
         self._heard = now
         self._written: dict[str, Grant] = {}
-        self._said = Said("idle", "", "")
+        self._said = Said("idle", "", NOBODY)
         self._troubles: set[str] = set()
 
     def run(self) -> None:
@@ -168,7 +169,8 @@ class Process:
         if call == "renew":
             arguments |= {"length": round(order.lease * 1000), "asks": core.asks(sent)}
         else:
-            arguments |= {"start": order.start, "why": core.departure.why if core.departure is not None else ""}
+            assert core.departure is not None
+            arguments |= {"start": order.start, "why": core.departure.why}
         try:
             talk.open()
             sent = boottime()
@@ -232,12 +234,13 @@ class Process:
     def _say(self) -> None:
         core = self._core
         gone = core.departure if core.state in ("stopping", "giving up", "left") else None
-        life = core.order.life if core.order is not None else ""
-        said = Said(core.state, gone.why if gone is not None else core.away, life)
+        order = core.order
+        of = (order.life, order.start, order.era) if order is not None else NOBODY
+        said = Said(core.state, gone.why if gone is not None else core.away, of)
         if said == self._said:
             return
         if said.state != self._said.state or bool(said.why) != bool(self._said.why):
-            note(f"{said.state} (life {life or 'none'})" + (f": {said.why}" if said.why else ""))
+            note(f"{said.state} (life {of[0] or 'none'})" + (f": {said.why}" if said.why else ""))
         self._said = said
         write_said(self._folder, said)
 

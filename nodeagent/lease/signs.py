@@ -6,13 +6,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, get_args
 
 from nodeagent.lease.core import Departure, State
 from nodeagent.lease.grants import read_twice, twice
@@ -79,8 +78,12 @@ class Said(NamedTuple):
 
     state: State
     why: str
-    life: str
-    """The life that this is about; empty while there is none."""
+    of: tuple[str, int, str]
+    """The life, start and era of the order that this is about."""
+
+
+NOBODY = ("", 0, "")
+"""What it says is about no order."""
 
 
 def write_said(folder: Path, said: Said) -> None:
@@ -90,10 +93,10 @@ def write_said(folder: Path, said: Said) -> None:
 
 def read_said(folder: Path) -> Said | None:
     """None if it has not said anything that can be read."""
-    data = _read(folder / "said.json", ("state", "why", "life"))
-    if data is None or data["state"] not in STATES:
+    data = _read(folder / "said.json")
+    if data is None or data.keys() != set(Said._fields) or data["state"] not in STATES:
         return None
-    return Said(cast(State, data["state"]), data["why"], data["life"])
+    return Said(data["state"], data["why"], tuple(data["of"]))
 
 
 # --- that a life goes
@@ -108,23 +111,17 @@ def write_departure(folder: Path, departure: Departure | None) -> None:
 
 
 def read_departure(folder: Path) -> Departure | None:
-    data = _read(folder / "departure.json", ("life", "era", "why"))
-    with contextlib.suppress(KeyError, TypeError, ValueError):
-        if data is not None:
-            stop, at_once = float(data["stop_before"]), bool(data["at_once"])
-            return Departure(data["life"], int(data["start"]), data["era"], stop, at_once, data["why"])
-    return None
+    """None also for one that another version wrote."""
+    data = _read(folder / "departure.json")
+    return None if data is None or data.keys() != set(Departure._fields) else Departure(**data)
 
 
-def _read(file: Path, texts: tuple[str, ...]) -> dict[str, Any] | None:
-    """An object in which these are texts."""
+def _read(file: Path) -> dict[str, Any] | None:
     try:
         data = json.loads(file.read_text())
     except (OSError, ValueError):
         return None
-    if not isinstance(data, dict) or not all(isinstance(data.get(name), str) for name in texts):
-        return None
-    return data
+    return data if isinstance(data, dict) else None
 
 
 # --- who it is

@@ -19,7 +19,7 @@ from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.link import Link
 from nodeagent.store.scripts import load
 from nodeagent.store.trouble import NotReplicatedError, strict, trouble
-from nodeagent.store.wire import ReplyError
+from nodeagent.store.wire import Reached, ReplyError
 from nodeagent.store.words import timing_differs
 
 REPLICAS_SHARE = 0.5
@@ -30,6 +30,8 @@ class AnyLinks(Protocol):
     """A bounded set of links to one store: see ``Links``."""
 
     address: str
+    reached: Reached | None
+    """Where the link leads that was opened last."""
 
     def one(self) -> AbstractAsyncContextManager[Link]:
         """For one request."""
@@ -85,6 +87,11 @@ class Calls:
     def waiting(self, seconds: float) -> AbstractAsyncContextManager[Link]:
         """For one that the server may hold back for as long as this."""
         return self._bounded(self._waits, seconds + self._timeout)
+
+    @property
+    def reached(self) -> Reached | None:
+        """Where the store was last; None until it has been reached."""
+        return self._commands.reached
 
     async def close(self) -> None:
         await self._commands.close()

@@ -44,7 +44,7 @@ from nodeagent.store.messages import (
 )
 from nodeagent.store.scripts import load
 from nodeagent.store.trouble import strict
-from nodeagent.store.wire import readable
+from nodeagent.store.wire import Reached, readable
 
 COMMAND_LINKS = 4
 WAIT_LINKS = 32
@@ -61,6 +61,11 @@ class RedisStore:
     def __init__(self, calls: Calls) -> None:
         self._calls, self._prefix = calls, calls.prefix
         self._decoder = Decoder()
+
+    @property
+    def reached(self) -> Reached | None:
+        """Where the store was last; None until it has been reached."""
+        return self._calls.reached
 
     async def join(
         self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing, regroup: int = 0

@@ -16,7 +16,7 @@ from typing import Any
 
 from nodeagent.lease.grants import Answer, Grant, grants_folder, make_grant, read_grant_of
 from nodeagent.lease.order import Order, Server, Step, order_file, write_order
-from nodeagent.lease.signs import Pulse, Said, lease_folder, read_pulse, read_said, wake_socket
+from nodeagent.lease.signs import NOBODY, Pulse, Said, lease_folder, read_pulse, read_said, wake_socket
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.store.keys import prefix
 from nodeagent.store.scripts import load
@@ -114,7 +114,7 @@ class Node:
 
     @property
     def said(self) -> Said:
-        return read_said(self.folder) or Said("idle", "", "")
+        return read_said(self.folder) or Said("idle", "", NOBODY)
 
     @property
     def log(self) -> str:

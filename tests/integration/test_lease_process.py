@@ -111,7 +111,7 @@ async def test_it_renews_and_grants(world: World, node: Node) -> None:
     await node.until(lambda: node.grant().until > first)
     assert await world.lease() > before
     assert node.pulse.until == pytest.approx(node.pulse.renewed + 2.2)
-    assert node.said == ("holding", "", LIFE)
+    assert node.said == ("holding", "", (LIFE, 1, world.era))
     assert node.process is not None and find_holder(node.folder) == (node.process.pid, "0.1.0")
 
 
@@ -178,7 +178,7 @@ async def test_a_silent_agents_node_is_stopped_in_order_and_given_back(world: Wo
     node.obey(node.grant().stop_before)
     assert await node.ended() == 0
     why = "its agent was silent for 0 s"
-    assert node.said == ("left", why, LIFE)
+    assert node.said == ("left", why, (LIFE, 1, world.era))
     assert node.grant().until == 0.0
     assert (await world.events())[-1].text == f"node {NODE} left: {why}"
 
