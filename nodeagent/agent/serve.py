@@ -94,7 +94,7 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
             progress=notifier.alive, meter=Meter().measure, care=care, diagnosis=diagnosis,
             checked=preflight(config, node, diagnosis, clock),
         )  # fmt: skip
-        _hear_reloads(agent, host, notifier, again)
+        _hear_reloads(agent, host, process, notifier, again)
         await _until_ended(agent, process, clock, notifier, metrics, address, unit)
     structlog.get_logger("agent").bind(node=node).info("ended")
 
@@ -107,12 +107,15 @@ def _host(config: AgentConfig, node: str, address: str, unit: str, granted: Call
     )  # fmt: skip
 
 
-def _hear_reloads(agent: Agent, host: ShimHost, notifier: Notifier, again: Callable[[], AgentConfig]) -> None:
+def _hear_reloads(
+    agent: Agent, host: ShimHost, process: LocalLeaseProcess, notifier: Notifier, again: Callable[[], AgentConfig]
+) -> None:
     """SIGHUP."""
 
     def take(new: AgentConfig) -> None:
         agent.reconfigure(new)
         host.reconfigure(new.jobs)
+        process.config = new
 
     def hear() -> None:
         notifier.status(reload(again, agent.config, take))
