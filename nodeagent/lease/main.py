@@ -80,8 +80,6 @@ class Process:
         self._talk: Talk | None = None
         self._stamp: tuple[int, ...] | None = ()
         """Of the order that was read last; None: there was none; empty: it was not looked for yet."""
-        self._readable = False
-        """It is known what the order is; until then what earlier ones granted stays as it is."""
         self._ended = False
         self._heard = now
         self._written: dict[str, Grant] = {}
@@ -123,7 +121,6 @@ class Process:
         if self._talk is not None and (order is None or _where(order) != (self._talk.server, self._talk.timeout)):
             self._talk.close()
             self._talk = None
-        self._readable = True
         self._ended = before is not None and order is None
         self._core.take(boottime(), order)
 
@@ -211,8 +208,7 @@ class Process:
                 self._saved = core.departure
             except OSError as error:
                 self._complain("that this life goes cannot be written down", error)
-        if self._readable:
-            self._show_grants()
+        self._show_grants()
         try:
             self._pulse.beat(Pulse(boottime(), core.renewed, core.until))
             self._say()
