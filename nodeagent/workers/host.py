@@ -134,9 +134,8 @@ class ShimHost:
             handle.sweep()
             return
         handle.watch(pidfd, pid)
-        if not granted:  # as those of versions before the lease process, which wait for an agent's grants
-            log.warning("the shim of %s can be granted no time: killed", record.uid)
-            handle.sweep()
+        if not granted:
+            handle.give_up("its shim has no grant record: it is of a version before them, or somebody removed it")
             return
         try:
             link = await aside(lambda: connect(folder, record.owner, pidfd), ADOPT_LIMIT)

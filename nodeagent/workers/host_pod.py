@@ -249,7 +249,7 @@ class PodHandle:
             return
         *lines, self._in = (self._in + data).split(b"\n")
         if max(map(len, [self._in, *lines])) > LINE_MAX:
-            self._give_up(f"its shim sent a line of more than {LINE_MAX} bytes")
+            self.give_up(f"its shim sent a line of more than {LINE_MAX} bytes")
             return
         for line in lines:
             if self._link is not None:
@@ -290,7 +290,7 @@ class PodHandle:
         elif not self.gone:
             if len(self._waiting) >= WAITING_MAX:
                 self._waiting.clear()
-                self._give_up("its shim is not reached")
+                self.give_up("its shim is not reached")
                 return
             self._waiting.append({"op": op, **arguments})
 
@@ -324,7 +324,7 @@ class PodHandle:
         if self._loop.time() > due + LATE:
             self._wait_for_echo(SILENT)
         else:
-            self._give_up(f"the shim stopped answering for {waited:.0f} s and was killed")
+            self.give_up(f"the shim stopped answering for {waited:.0f} s and was killed")
 
     def _send(self, command: dict[str, Any]) -> None:
         self._out += json.dumps({"v": VERSION, **command}).encode() + b"\n"
@@ -340,7 +340,7 @@ class PodHandle:
         except OSError:
             self._out = b""  # the read side sees the end
         if len(self._out) > OUT_MAX:
-            self._give_up("its shim does not read what it is sent")
+            self.give_up("its shim does not read what it is sent")
         elif self._out:
             self._loop.add_writer(self._link, self._flush)
         else:
@@ -351,7 +351,7 @@ class PodHandle:
             received = Told.from_json(_without_halves(line))
         except ValidationError as error:
             logger.error("shim of %s sent what is no status: %s", self.uid, str(error)[:SAID_MAX])
-            self._give_up("its shim sent what is no status")
+            self.give_up("its shim sent what is no status")
             return
         if received.echo is not None:
             self._echoed(received.echo)
@@ -360,13 +360,13 @@ class PodHandle:
             logger.warning("shim of %s: %s", self.uid, received.error[:SAID_MAX])
             return
         if received.status.uid != self.uid:
-            self._give_up("its shim sent the status of another pod")
+            self.give_up("its shim sent the status of another pod")
             return
         self.status, self._spoke = received.status, True
         self._changed()
 
-    def _give_up(self, why: str) -> None:
-        """A shim that cannot be understood is killed: then its pod is gone, and said to be."""
+    def give_up(self, why: str) -> None:
+        """A shim that is of no use is killed: then its pod is gone, and said to be."""
         logger.error("shim of %s is killed: %s", self.uid, why)
         self._why_killed = why
         self._detach()

@@ -147,7 +147,8 @@ async def test_a_shim_without_a_grant_record_makes_room_for_one_that_has_one(tmp
         shutil.rmtree(grants_folder(tmp_path / "run"))
         bench.host = bench.new_host()
         await bench.host.adopt()
-        await bench.until(lambda s: s.phase == "gone")
+        gone = await bench.until(lambda s: s.phase == "gone")
+        assert "no grant record" in gone.reason
         assert not is_running(pid_of(first.workers[0]))
         bench.grant()
         bench.host.prepare(UID, make_spec(SLEEP, tmp_path))
