@@ -32,7 +32,7 @@ from nodeagent.lease.signs import (
     write_departure,
     write_said,
 )
-from nodeagent.workers.linux import boot_id, boottime, lossy_stderr, prefer, socket_path
+from nodeagent.workers.linux import boot_id, boottime, lossy_stderr, socket_path
 
 IDLE_EXIT = 5.0
 """Seconds without an order and without a word of an agent until the process ends."""
@@ -49,7 +49,6 @@ def main() -> None:
     """``RUN_FOLDER``: the agent's. ``FD``: a pidfd, inherited; this process ends with that one. Exit code 0: there is
     nothing to do here any more."""
     sys.stderr = lossy_stderr()
-    prefer()
     run = Path(sys.argv[1])
     folder = lease_folder(run)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
