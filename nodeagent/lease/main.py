@@ -32,7 +32,7 @@ from nodeagent.lease.signs import (
     write_departure,
     write_said,
 )
-from nodeagent.workers.linux import boot_id, boottime, lossy_stderr, prefer, socket_path
+from nodeagent.workers.linux import boot_id, boottime, lossy_stderr, socket_path
 
 IDLE_EXIT = 5.0
 """Seconds without an order and without a word of an agent until the process ends."""
@@ -49,7 +49,6 @@ def main() -> None:
     """``RUN_FOLDER``: the agent's. ``FD``: a pidfd, inherited; this process ends with that one. Exit code 0: there is
     nothing to do here any more."""
     sys.stderr = lossy_stderr()
-    prefer()
     run = Path(sys.argv[1])
     folder = lease_folder(run)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -80,8 +79,6 @@ class Process:
         self._talk: Talk | None = None
         self._stamp: tuple[int, ...] | None = ()
         """Of the order that was read last; None: there was none; empty: it was not looked for yet."""
-        self._readable = False
-        """It is known what the order is; until then what earlier ones granted stays as it is."""
         self._ended = False
         self._heard = now
         self._written: dict[str, Grant] = {}
@@ -123,7 +120,6 @@ class Process:
         if self._talk is not None and (order is None or _where(order) != (self._talk.server, self._talk.timeout)):
             self._talk.close()
             self._talk = None
-        self._readable = True
         self._ended = before is not None and order is None
         self._core.take(boottime(), order)
 
@@ -211,8 +207,7 @@ class Process:
                 self._saved = core.departure
             except OSError as error:
                 self._complain("that this life goes cannot be written down", error)
-        if self._readable:
-            self._show_grants()
+        self._show_grants()
         try:
             self._pulse.beat(Pulse(boottime(), core.renewed, core.until))
             self._say()

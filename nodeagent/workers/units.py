@@ -35,7 +35,9 @@ KEPT = (
     "Type=exec", "CollectMode=inactive-or-failed", "OOMPolicy=continue", "OOMScoreAdjust=-900", "UMask=0077",
     # By systemd itself, whether there is an agent or not; an exit in order is one for good.
     "Restart=always", "RestartPreventExitStatus=0", "RestartSec=50ms", "StartLimitIntervalSec=0",
-    "CapabilityBoundingSet=CAP_DAC_READ_SEARCH",  # what the jobs' users' shims answer is theirs alone
+    # What the shims answer is their users' alone, and the store's socket may be its user's; and it has to see the same
+    # id of the boot as the agent (``linux.boot_id``).
+    "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_SYS_PTRACE",
     "NoNewPrivileges=yes", "ProtectSystem=full", "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6",
     "RestrictNamespaces=yes", "RestrictRealtime=yes", "RestrictSUIDSGID=yes", "LockPersonality=yes",
     "SystemCallArchitectures=native", "SystemCallFilter=@system-service", "SystemCallErrorNumber=EPERM",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -48,6 +47,7 @@ class Node:
         self.run, self.folder, self.grants = run, lease_folder(run), grants_folder(run)
         self.folder.mkdir(mode=0o700, parents=True)
         self.process: subprocess.Popen[bytes] | None = None
+        self._all: list[subprocess.Popen[bytes]] = []
         self._mouth = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
     # --- as the agent
@@ -77,6 +77,7 @@ class Node:
         command = [sys.executable, "-sP", "-m", "nodeagent.lease", str(self.run)]
         with (self.run / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log)
+        self._all.append(self.process)
 
     def signal(self, number: int) -> None:
         assert self.process is not None
@@ -93,9 +94,9 @@ class Node:
         return await asyncio.to_thread(self.process.wait, BOUND)
 
     def close(self) -> None:
-        if self.process is not None:
-            self.signal(signal.SIGCONT)
-        self.kill()
+        for process in self._all:
+            process.kill()
+            process.wait(BOUND)
         self._mouth.close()
 
     # --- as a shim

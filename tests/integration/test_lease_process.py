@@ -23,7 +23,7 @@ from nodeagent.model.event import Event
 from nodeagent.store.client import RedisStore, connect
 from nodeagent.workers.linux import boottime
 from tests.contract.bench import Bench
-from tests.integration.lease_support import CLUSTER, LIFE, NODE, POD, Node, order
+from tests.integration.lease_support import BOUND, CLUSTER, LIFE, NODE, POD, Node, order
 from tests.integration.redis_support import Server, Yard, ask, frozen, yard
 
 pytestmark = pytest.mark.redis
@@ -244,9 +244,10 @@ async def test_an_agent_that_ends_it(world: World, node: Node) -> None:
 
 async def test_what_keepers_lend_is_granted_to_that_pod_alone(world: World, node: Node) -> None:
     node.add("p2")
-    world.begin()
+    world.begin(timeout=BOUND * 2)
     await node.until(lambda: node.grant("p2").until > 0)
     with frozen(world.server):
+        await asyncio.sleep(0.5)  # it waits for the store now, and will for long
         until = boottime() + 30
         node.say({"lend": [POD, until]})
         await node.until(lambda: node.grant().until == until)
