@@ -2,12 +2,12 @@
 local seen = request_seen(A.request)
 if seen then
   local uid = string.match(seen, '^%S+')
-  local job = job_read(uid)
-  if not job then
+  local job, past = job_read(uid), past_read(uid)
+  if not job and not past then
     return no_job(uid)
   end
   ask_to_save()
-  return job_reply(job)
+  return job and job_reply(job) or { 1, flat(past), 'whole', meta.era or '' }
 end
 local known = job_read(A.uid)
 if known then
@@ -51,6 +51,10 @@ if A.quota then -- of the owner's jobs, without the one that gives way
         bytes = bytes + redis.call('HSTRLEN', P .. record, 'spec')
       end
     end
+  end
+  for _, line in ipairs(redis.call('ZRANGE', HISTORY, 0, -1)) do
+    local owner, size = string.match(line, ' (%d+) (%d+)$')
+    bytes = bytes + (owner == int(A.owner) and tonumber(size) or 0)
   end
   if live >= A.quota.jobs then
     return refuse('limit', A.by .. ' has ' .. int(live) .. ' live jobs, as many as limits.jobs allows')
