@@ -23,7 +23,7 @@ from nodeagent.model.node import Readiness
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.pod import Keep, PodAction, asks_the_store
-from nodeagent.plan.retention import outlived
+from nodeagent.plan.retention import SHELVED_AT_ONCE, due_for_history, history_room, keeps_history, outlived
 from nodeagent.plan.steps import Decision, Remove
 from nodeagent.workers.base import PodHost, PodStatus
 
@@ -32,6 +32,8 @@ SLICE = 0.02
 
 ENDED_EVERY = 60.0
 """Seconds between two looks at how old the records of ended jobs are, while nothing else changes."""
+MORE_AFTER = 1.0
+"""Seconds between two steps that keep the history, where one was not enough."""
 
 
 class Rounds:
@@ -71,6 +73,8 @@ class Rounds:
         """Served time (ms) at which one of its decisions is to be made anew; 0 if none is."""
         self._look_at_ended = 0.0
         """When (our clock) to look again which ended jobs have been kept long enough."""
+        self._look_at_history = 0.0
+        """When (our clock) to look again which of them go to the history."""
         self._ready: dict[str, Readiness] = {}
         self._told: dict[str, Readiness] = {}
 
@@ -109,6 +113,7 @@ class Rounds:
             else:
                 due = at if due is None else min(due, at)
         changed |= await self._remove_outlived(cluster)
+        await self._keep_history(cluster)
         self._turns.looked()
         self._counted()
         changed |= await self._tell(cluster)
@@ -122,7 +127,7 @@ class Rounds:
         if self._rested is None:
             return False
         cluster = self._cluster()
-        if self._clock.now() >= self._look_at_ended:
+        if self._clock.now() >= min(self._look_at_ended, self._look_at_history):
             return False
         if self._rests_until and cluster.served >= self._rests_until:
             return False
@@ -162,6 +167,18 @@ class Rounds:
             else:
                 self._look_at_ended = min(self._look_at_ended, at)
         return changed
+
+    async def _keep_history(self, cluster: Cluster) -> None:
+        """Ended jobs that agents have had in their views for long enough go to the history, and old ones from it."""
+        now, (keep_for, keep) = self._clock.now(), self._keep()
+        if now < self._look_at_history:
+            return
+        self._look_at_history = now + ENDED_EVERY
+        if keeps_history(cluster, self._node):
+            due = due_for_history(cluster, self._clock.wall())
+            more = await self._applier.shelve(due, self._clock.wall() - keep_for, history_room(keep))
+            if more or len(due) == SHELVED_AT_ONCE:
+                self._look_at_history = now + MORE_AFTER
 
     async def _tell(self, cluster: Cluster) -> bool:
         """How long recoveries took."""

@@ -135,6 +135,7 @@ async def test_a_request_that_comes_again_is_answered_from_the_history(bench: Be
     await shelved(bench, "u1")
     assert await bench.submit("u9", request="r") == job
     assert await bench.submit("u9", request="r") == job
+    assert await bench.submit("u1", request="other") == job
     await refused("not_found", bench.set_control(job, "c", desired="stop"))
 
 
