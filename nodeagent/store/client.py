@@ -169,7 +169,7 @@ class RedisStore:
     ) -> JobRecord:
         arguments = who(node, incarnation) | {"uid": uid, "token": token.model_dump(), "ack": ack.to_json()}
         if last is not None:
-            arguments["last"] = codec.encode_report(last)
+            arguments["last"] = codec.told_report(last)
         return await self._job("ack", arguments)
 
     async def activate(self, uid: str, token: Token) -> JobRecord:
@@ -177,7 +177,7 @@ class RedisStore:
 
     async def report(self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport) -> JobRecord:
         arguments = who(node, incarnation) | {"uid": uid, "token": token.model_dump(), "reason": report.reason}
-        return await self._job("report", arguments | codec.encode_report(report))
+        return await self._job("report", arguments | codec.told_report(report))
 
     async def commit(
         self,
