@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from nodeagent.agent.apply import Applier
 from nodeagent.agent.clock import Clock
@@ -22,9 +23,10 @@ from nodeagent.agent.turns import Turns
 from nodeagent.model.node import Readiness
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
-from nodeagent.plan.pod import Keep, PodAction, asks_the_store
+from nodeagent.plan.pod import Keep, PodAction, Stop, asks_the_store
 from nodeagent.plan.retention import SHELVED_AT_ONCE, due_for_history, history_room, keeps_history, outlived
 from nodeagent.plan.steps import Decision, Remove
+from nodeagent.store.base import StoreUnavailableError
 from nodeagent.workers.base import PodHost, PodStatus
 
 SLICE = 0.02
@@ -39,7 +41,7 @@ MORE_AFTER = 1.0
 class Rounds:
     """One agent's rounds. ``checked``: readiness with the checks by work in it; ``standbys``: how many the node keeps
     now; ``counted``: the jobs' restarts are to be looked at; ``keep``: for how many seconds records of ended jobs are
-    kept, and how many; ``unreachable``: ``Reach``'s."""
+    kept, and how many; ``unreachable``: ``Reach``'s; ``may_ask``: whether the store may be asked now."""
 
     def __init__(
         self,
@@ -60,12 +62,14 @@ class Rounds:
         counted: Callable[[], None],
         keep: Callable[[], tuple[float, int]],
         unreachable: Callable[[], Mapping[str, Mapping[str, float]]],
+        may_ask: Callable[[], bool],
     ) -> None:
         self._node, self._lease, self._host, self._clock = node, lease, host, clock
         self._failsafe, self._applier, self._commits, self._stopwatch = failsafe, applier, commits, stopwatch
         self._turns, self._metrics, self._checked = turns, metrics, checked
         self._cluster, self._standbys, self._counted, self._keep = cluster, standbys, counted, keep
         self._unreachable, self._unreached = unreachable, unreachable()
+        self._may_ask = may_ask
         self._plan = PodPlan(node)
         self._rested: int | None = None
         """The plan of this node's pods that the last round was made with, if that one found all at rest."""
@@ -146,13 +150,22 @@ class Rounds:
         actions = self._planned(cluster, statuses)
         # What this node does by itself comes first: it must not wait for a store that may not answer.
         for action in sorted(actions, key=asks_the_store):
-            if isinstance(action, Keep):
+            if asks_the_store(action) and not self._may_ask():
+                if isinstance(action, Stop):  # what there is to tell is told later
+                    await self._applier.pod(replace(action, meanwhile=None))
+            elif isinstance(action, Keep):
                 changed |= await self._failsafe.replace_keepers(action, self._applier.pod)
             else:
                 changed |= await self._applier.pod(action)
+        self._ask()
         await self._commits.carry()
         wishes = any(status.commit is not None for status in statuses.values())
         return changed, not actions and not wishes and not self._stopwatch.running
+
+    def _ask(self) -> None:
+        """Before the store is asked. Raises StoreUnavailableError while it is too early for that."""
+        if not self._may_ask():
+            raise StoreUnavailableError("the last call was not answered: the store is asked again in a moment")
 
     async def _remove_outlived(self, cluster: Cluster) -> bool:
         """Records of ended jobs that have been kept long enough, a few at a time."""

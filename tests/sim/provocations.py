@@ -174,11 +174,11 @@ async def nobody_comes_back(c: SimCluster) -> None:
     """A stand-in that has just lent time leaves in the middle of a fault: the gang forms anew around it."""
     await started(c, 1, 3)
     c.nodes["n1"].end_agent()
-    await asyncio.sleep(AgentConfig().stand_in - 3)
+    await asyncio.sleep(AgentConfig().stand_in - 4)
     cut(c, c.nodes)
     await asyncio.sleep(2.5)
     cut(c, c.nodes, False)
-    await c.until(lambda: c.nodes["n1"].machine.running("uid-j") is None, 3, "its workers are stopped")
+    await c.until(lambda: c.nodes["n1"].machine.running("uid-j") is None, 4, "its workers are stopped")
     await asyncio.sleep(10)
 
 
