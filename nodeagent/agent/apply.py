@@ -5,7 +5,7 @@ An effect is believed only when the next snapshot or status shows it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
@@ -107,6 +107,13 @@ class Applier:
                 lease = self._lease
                 return await self._write(self._store.keep(uid, token, lease.node, lease.incarnation, expect, keepers))
         return False
+
+    async def shelve(self, jobs: Sequence[JobRecord], before: float, most: int) -> bool:
+        """Move ended jobs into the history, and what is too old out of it; true if there may be more to remove. Raises
+        StoreUnavailableError and StoreRefusedError."""
+        if jobs:
+            self._log.info("into the history", jobs=len(jobs))
+        return await self._store.shelve([job.uid for job in jobs], before, most)
 
     def _peers_of(self, uid: str) -> dict[str, str]:
         """Members of the job's gang that this node cannot reach, each with the address that does not answer."""

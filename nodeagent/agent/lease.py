@@ -188,7 +188,10 @@ class Lease:
     async def beat(self) -> None:
         """Renew once and read what changed. Raises StoreUnavailableError, or StoreRefusedError when the lease is no
         longer ours."""
+        queued = self._lock.locked()
         async with self._lock:
+            if queued and self.away_since is not None:
+                raise StoreUnavailableError("the beat before was not answered: this one would not be either")
             more, offers = True, 0
             self.next_lapse = None  # old news unless it is answered: whoever waited for it would ask without a pause
             while more:

@@ -27,6 +27,7 @@ from nodeagent.agent.kept import Disk, Writing
 from nodeagent.agent.lease import HOPELESS, PODS_REFRESH, Lease
 from nodeagent.agent.leaseprocess import LeaseProcess
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.pace import Pace
 from nodeagent.agent.peers import Peers
 from nodeagent.agent.published import agent_health
 from nodeagent.agent.reach import Reach
@@ -121,7 +122,7 @@ class Agent:
         self._failsafe = Failsafe(
             config.timing, lease=self._lease, host=host, clock=clock, peers=peers, cluster=self.cluster
         )
-        self._wake = asyncio.Event()
+        self._wake, self._pace = asyncio.Event(), Pace(node, config.timing)
         self._reach = Reach(node, peers=peers, clock=clock, cluster=self.cluster, changed=self._wake.set)
         stopwatch = Stopwatch(node)
         applier = Applier(
@@ -138,7 +139,7 @@ class Agent:
             turns=Turns(node, config.timing.turn), metrics=metrics, checked=checked, cluster=self.cluster,
             standbys=lambda: self._config.jobs.standbys, counted=self._count_restarts,
             keep=lambda: (self._config.jobs.retention.age, self._config.jobs.retention.jobs),
-            unreachable=lambda: self._reach.unreachable,
+            unreachable=lambda: self._reach.unreachable, may_ask=lambda: not self._pace.left(clock.now()),
         )  # fmt: skip
         self._process = process
         self.care, self.diagnosis = care, diagnosis
@@ -257,8 +258,10 @@ class Agent:
             wait = self._timing.heartbeat - (self._clock.now() - started)
             if self._lease.next_lapse is not None:
                 wait = min(wait, self._lease.next_lapse - self._clock.now() + 0.002)
-            due = self._clock.now() + max(wait, 0.01)
-            await wait_for(self._beat_now, max(wait, 0.01))
+            pause = self._pace.left(self._clock.now())
+            due = self._clock.now() + max(wait, pause, 0.01)
+            await asyncio.sleep(pause)  # whoever wants a beat now waits for that too
+            await wait_for(self._beat_now, max(due - self._clock.now(), 0.001))
             self._lag = max(0.0, self._clock.now() - due)
             self._metrics.heartbeat_late.observe(self._lag)
 
@@ -274,8 +277,10 @@ class Agent:
             if not self._lease.joined:
                 await self._join()
             await self._lease.beat()
+            self._pace.answered()
             self._count_restarts()
         except StoreUnavailableError as error:
+            self._pace.failed(self._clock.now())
             self._log.debug("no beat", why=str(error))
         except StoreRefusedError as refusal:
             if refusal.code in HOPELESS and not self.joined.is_set():
@@ -307,7 +312,8 @@ class Agent:
                 if await self._store.wait(after, WATCH, self._node, jobs) != after and self._lease.joined:
                     await self.refresh()
             except StoreUnavailableError:
-                await asyncio.sleep(self._timing.heartbeat)
+                self._pace.failed(self._clock.now())
+                await asyncio.sleep(self._timing.heartbeat + self._pace.left(self._clock.now()))
             except StoreRefusedError:
                 self._beat_now.set()  # the beats task finds out why
 
@@ -341,6 +347,7 @@ class Agent:
                     return due
             self._log.error("still changing after many rounds", rounds=ROUNDS)
         except StoreUnavailableError as error:
+            self._pace.failed(self._clock.now())
             self._log.debug("no round", why=str(error))  # the lease tells when it went away
         except StoreRefusedError as refusal:
             self._log.warning("store refuses", code=refusal.code, why=str(refusal))

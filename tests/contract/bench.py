@@ -95,6 +95,10 @@ class Bench:
         """Remove a key by hand."""
         raise NotImplementedError
 
+    async def spoil(self, key: str) -> None:
+        """Write a text there by hand, whatever belongs there."""
+        raise NotImplementedError
+
     async def pod_ttl(self, uid: str, node: str) -> int:
         """Milliseconds until a published pod expires."""
         raise NotImplementedError
@@ -337,6 +341,10 @@ class RedisBench(Bench):
     async def take(self, key: str) -> None:
         async with self._links.one() as link:
             assert await link.ask("DEL", f"{self._prefix}{key}") == 1
+
+    async def spoil(self, key: str) -> None:
+        async with self._links.one() as link:
+            await link.ask("SET", f"{self._prefix}{key}", "x", "PX", 60_000)
 
     async def age(self, served_ms: int) -> None:
         async with self._links.one() as link:
