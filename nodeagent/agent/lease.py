@@ -336,6 +336,11 @@ class Lease:
         self.fence_at = sent + self._timing.fence
         self._process.tend(beat.incarnation.life, beat.incarnation.start, era)
 
+    def left(self, now: float) -> float:
+        """Seconds for which pods may run here if nothing is renewed any more, as the lease process has granted them."""
+        pulse = self._process.pulse()
+        return max(0.0, pulse.until - now) if pulse is not None else 0.0
+
     def speak(self) -> None:
         """The lease process hears that this agent is there. Who promises something must not be taken for silent."""
         self._process.alive()
