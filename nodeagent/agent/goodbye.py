@@ -32,13 +32,12 @@ async def restart(agent: Agent, clock: Clock) -> None:
         await agent.leave()
         return
     began = clock.now()
-    while not agent.settled:  # nobody else asks the keepers for time
+    while not await agent.tells_restart():  # while the store is away nobody else asks the keepers for time
         if clock.now() - began > limit:
             log.warning("the store is still away: workers may stop before the next start is back", waited=limit)
             break
         await asyncio.sleep(agent.config.timing.heartbeat / 2)
     log.info("ends, and is to be back soon", because=why, at_most=limit)
-    await agent.restarts()
 
 
 async def drain(agent: Agent, clock: Clock) -> None:

@@ -183,13 +183,22 @@ class Agent:
             return "workers run here"
         return missed(self.cluster(), self._node, self._lease.incarnation.life)
 
-    async def restarts(self) -> None:
-        """Tell the others that this agent ends and is to be back soon."""
+    @property
+    def settled(self) -> bool:
+        """The store answers and has all that this agent knows: another one can read it there."""
+        age = self._clock.now() - self._lease.beat_sent
+        fresh = age <= self._timing.heartbeat + self._timing.store_timeout
+        return fresh and self._lease.joined and not self._snapshot.recovering
+
+    async def tells_restart(self) -> bool:
+        """Tell the others that this agent ends and is to be back soon. Whether the store answers, and has all that this
+        agent knows."""
         self.advert.restarts(self._clock.wall())
         try:
             await self._lease.beat()
-        except (StoreRefusedError, StoreUnavailableError) as error:
-            self._log.debug("ends untold", why=str(error))
+        except (StoreRefusedError, StoreUnavailableError):
+            return False
+        return self._lease.joined and not self._snapshot.recovering
 
     def tell_health(self) -> None:
         """The verdicts on this node, or its figures, changed: the others hear of it at once."""
@@ -209,13 +218,6 @@ class Agent:
         """Wait until a round that began before is over."""
         async with self._acting:
             return
-
-    @property
-    def settled(self) -> bool:
-        """The store answers and has all that this agent knows: another one can read it there."""
-        age = self._clock.now() - self._lease.beat_sent
-        fresh = age <= self._timing.heartbeat + self._timing.store_timeout
-        return fresh and self._lease.joined and not self._snapshot.recovering
 
     async def leave(self) -> None:
         """Stop everything that runs here and give the lease back (an orderly goodbye). Bounded by stuck + kill."""

@@ -139,7 +139,7 @@ def test_a_fault_elsewhere_does_not_wait_for_a_stuck_agent(calm: Cluster, refere
         job = calm.until_running("waits", 2, above=1, limit=15)  # with the spare
         assert stuck not in [p["node"] for p in job["pods"] if p["generation"] == job["generation"]]
         assert calm.nodes()[stuck] == "left"
-        assert job["budget"]["used"] == 1
+        assert job["budget"]["used"] == 0, "the one that was silent may have been the cause"
     finally:
         thaw(calm, stuck, [agent])
     calm.until(lambda: calm.node(stuck)["incarnation"]["life"] != life, 30, "it comes back with a new life")
