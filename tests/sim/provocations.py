@@ -199,7 +199,7 @@ async def wakes_when_it_was_given_up(c: SimCluster) -> None:
 async def its_lease_process_dies_as_it_leaves(c: SimCluster) -> None:
     """Its goodbye is on its way to the store for seconds; meanwhile it is back, and so is the agent that was stuck."""
     await started(c, 1, 1)
-    for turn in range(1, 7):
+    for turn in range(1, 21):
         await c.until(lambda: c.whole("j"), 60, "whole")
         node = c.nodes[members(c)[0]]
         node.freeze_agent()

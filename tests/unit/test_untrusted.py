@@ -32,6 +32,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "agent/hands.py": ("glob mkdir open unlink", OWN),
     "agent/identity.py": ("open read_text", OWN),
     "agent/kept.py": ("mkdir open", OWN),
+    "agent/leaseprocess.py": ("AF_UNIX mkdir open unlink", OWN),
     "agent/notify.py": ("AF_UNIX", "systemd's own socket"),
     "agent/repairlog.py": ("read_text", OWN),
     "agent/restarts.py": ("open", OWN),
