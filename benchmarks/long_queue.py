@@ -89,7 +89,7 @@ class Measured:
             "host": SimpleNamespace(status=dict),
             "clock": SimpleNamespace(now=time.monotonic, wall=time.time),
             "failsafe": SimpleNamespace(next_end=lambda: None, lending=frozenset, replace_keepers=nothing),
-            "applier": SimpleNamespace(pod=nothing, job=nothing),
+            "applier": SimpleNamespace(pod=nothing, job=nothing, shelve=nothing),
             "commits": SimpleNamespace(carry=nothing),
             "stopwatch": SimpleNamespace(
                 running=False, look=lambda *_: None, over=lambda *_: (), finished=lambda *_: ()
@@ -99,6 +99,8 @@ class Measured:
             "standbys": lambda: 2,
             "counted": lambda: None,
             "keep": lambda: (604_800.0, 200),
+            "unreachable": dict,
+            "may_ask": lambda: True,
         }
         self.rounds = Rounds("n1", turns=Turns("n1", 0.1), cluster=lambda: self.cluster, **cast("Any", parts))
 

@@ -123,7 +123,7 @@ class Gang:
 
     async def _beat(self, store: RedisStore, node: str, seen: BeatReply | None) -> BeatReply:
         self._seq += 1
-        beat = Beat(node=node, incarnation=self._life(node), seq=self._seq, length=LEASE, rev=0)
+        beat = Beat(node=node, incarnation=self._life(node), seq=self._seq, rev=0)
         if seen is not None:
             beat = beat.model_copy(update={"rev": seen.rev, "era": seen.era})
         return await store.beat(beat)

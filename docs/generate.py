@@ -58,9 +58,6 @@ def timing() -> str:
         ("heartbeat <= failsafe <= fence - 2 x heartbeat", f"{t.heartbeat:g} <= {t.failsafe:g} <= "
          f"{t.fence - 2 * t.heartbeat:g}", "one missed renewal asks nobody; the keepers are asked at least twice "
          "before the fence acts"),
-        ("an agent's restart takes less than fence - heartbeat", f"{t.fence - t.heartbeat:g}", "from its death (or its "
-         "stand-in's) to the first grant of the next: else the shims stop their workers. Not checked at start: it is "
-         "how long a start may take"),
     ]  # fmt: skip
     return "\n".join(
         ["| inequality | seconds | so that |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]

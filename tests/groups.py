@@ -24,7 +24,13 @@ WAYS: dict[str, tuple[str, ...]] = {
     ),
     "a node freezes past its lease": ("test_faults_agents.py::test_frozen_past_the_lease[agent-and-shim]",),
     "an agent dies, and another is started": ("test_faults_agents.py::test_an_agent_killed_disturbs_nothing",),
-    "an agent is restarted on purpose; its stand-in holds the lease": (
+    "an agent hangs, and a lease process dies": (
+        "test_faults_agents.py::test_a_stuck_agent_and_a_killed_lease_process_disturb_nothing",
+    ),
+    "a job waits for a node whose agent hangs": (
+        "test_faults_agents.py::test_a_fault_elsewhere_does_not_wait_for_a_stuck_agent",
+    ),
+    "an agent is restarted on purpose; its lease process holds the lease": (
         "test_planned_restart.py::test_ten_seconds_without_an_agent_disturb_nothing",
     ),
     "Redis freezes": ("test_store_away.py::test_redis_frozen_and_thawed",),

@@ -1,5 +1,5 @@
 """What an agent tells the others of itself while it runs: where it is reached, how well its machine is, and that it
-only stands in. Changes its own facts and nothing else; they travel with the next beat."""
+restarts. Changes its own facts and nothing else; they travel with the next beat."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Advert:
             life = self._lease.incarnation.life
             self._tell(https=vouch(self._key, self._cluster, self._node, life, *self._https))
 
-    def stands_in(self, pid: int, since: float) -> None:
-        """This process (with a new pid) only takes over until the next start, since this Unix time."""
-        self._tell(restarting=since, agent_pid=pid, http="")
+    def restarts(self, since: float) -> None:
+        """No agent is there from this Unix time on, until its next start."""
+        self._tell(restarting=since, http="")
 
     def health(self, facts: Mapping[str, object]) -> None:
         """What is known of the node's health."""

@@ -5,7 +5,7 @@ An effect is believed only when the next snapshot or status shows it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
@@ -108,6 +108,13 @@ class Applier:
                 return await self._write(self._store.keep(uid, token, lease.node, lease.incarnation, expect, keepers))
         return False
 
+    async def shelve(self, jobs: Sequence[JobRecord], before: float, most: int) -> bool:
+        """Move ended jobs into the history, and what is too old out of it; true if there may be more to remove. Raises
+        StoreUnavailableError and StoreRefusedError."""
+        if jobs:
+            self._log.info("into the history", jobs=len(jobs))
+        return await self._store.shelve([job.uid for job in jobs], before, most)
+
     def _peers_of(self, uid: str) -> dict[str, str]:
         """Members of the job's gang that this node cannot reach, each with the address that does not answer."""
         peers = self._unreachable().get(uid, ())
@@ -123,7 +130,8 @@ class Applier:
         me = self._snapshot.node(self._lease.node)
         if job.head is None or me is None:
             return
-        if self._clock.now() >= self._lease.fence_at:
+        not_after = min(self._lease.fence_at, self._host.granted(job.uid))
+        if self._clock.now() >= not_after:
             return  # its shim would refuse, at the job's cost: the next round tries again, with time or without a lease
         member = job.head.members[self._lease.node]
         nodes = {}
@@ -138,7 +146,7 @@ class Applier:
             token=job.head.token,
             environments=worker_environments(job, job.head, me, nodes),
             ranks=tuple(range(member.first_rank, member.first_rank + member.workers)),
-            not_after=self._lease.fence_at,
+            not_after=not_after,
         )
         self._host.start(job.uid, order)
 

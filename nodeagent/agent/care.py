@@ -43,7 +43,7 @@ class Facts(TypedDict):
 
 
 class Care:
-    """Made once nobody else writes this node's memory of its health: after a stand-in's end."""
+    """Made once nobody else writes this node's memory of its health: with the lock in hand."""
 
     def __init__(
         self,

@@ -73,6 +73,7 @@ class Failsafe:
         said = answer(self._cluster(), self._lease.node, now - self._lease.beat_sent, ask)
         if said.yes:
             self._promises.give(ask.uid, now)
+            self._lease.speak()
         return said
 
     async def replace_keepers(self, action: Keep, send: Callable[[Keep], Awaitable[bool]]) -> bool:

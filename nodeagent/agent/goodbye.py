@@ -1,7 +1,8 @@
-"""Going for longer: ``systemctl stop``, a shutdown. The node is drained, so that its jobs end their step and re-form
-without it; and what this marked is unmarked when the agent is back.
+"""How an agent goes in order: for a moment, while the lease process looks after the node's lease; or for longer.
 
-Owns the mark of such a drain. Must never touch a cordon that a person set.
+For longer (``systemctl stop``, a shutdown) the node is drained, so that its jobs end their step and re-form without it;
+what this marked is unmarked when the agent is back. Owns the mark of such a drain. Must never touch a cordon that a
+person set.
 """
 
 from __future__ import annotations
@@ -21,6 +22,22 @@ if TYPE_CHECKING:
 
 BY = "systemctl stop"
 """Who drained the node, in the store: no user can be called so."""
+
+
+async def restart(agent: Agent, clock: Clock) -> None:
+    """Returns when this agent may end and be back soon. Where nobody counts on it, its lease was given back."""
+    log = structlog.get_logger("goodbye").bind(node=agent.node)
+    why, limit = agent.missed(), agent.config.without_agent
+    if not why:
+        await agent.leave()
+        return
+    began = clock.now()
+    while not await agent.tells_restart():  # while the store is away nobody else asks the keepers for time
+        if clock.now() - began > limit:
+            log.warning("the store is still away: workers may stop before the next start is back", waited=limit)
+            break
+        await asyncio.sleep(agent.config.timing.heartbeat / 2)
+    log.info("ends, and is to be back soon", because=why, at_most=limit)
 
 
 async def drain(agent: Agent, clock: Clock) -> None:

@@ -1,8 +1,9 @@
 """The copy of an agent's view in its state folder: how it is written, and how much of it is believed when it is read.
 
 One line for each record, each with the cluster key's word, so that damage costs one record and no other cluster's file
-is taken for this one's. What is read is never acted on: it is offered to a store that lost its own. Must never hold up
-the loop that renews the lease: the disk may hang.
+is taken for this one's. What changes later is added behind, until that is as much as the whole. What is read is never
+acted on: it is offered to a store that lost its own. Must never hold up the loop that renews the lease: the disk may
+hang.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import contextlib
 import hashlib
 import hmac
 import json
+import os
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from nodeagent.agent.known import Known
 from nodeagent.model.job import JobRecord
@@ -28,8 +32,26 @@ ENDED_KEPT = 256
 MOST_BYTES = 64 * 1024**2
 PATIENCE = 10.0
 """Seconds after which a disk that has not answered counts as hanging."""
+LEAST_ROOM = 64 * 1024
+"""Bytes that may be added to the file, however small it is, before it is written anew."""
 MARK = 32
 """Characters of a line's signature."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """The view as it was written whole, or what was added at a time."""
+
+    header: dict[str, Any]
+    announced: int
+    records: list[tuple[str, NodeRecord | JobRecord | None]] = field(default_factory=list)
+    """By key; None: it is no more."""
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def missing(self) -> int:
+        """Lines that should be there."""
+        return max(0, self.announced - len(self.records) - len(self.wrong))
 
 
 class Disk(Protocol):
@@ -43,12 +65,19 @@ class Disk(Protocol):
         """Replace it, whole or not at all; when this returns it outlives a power cut. Raises OSError."""
         ...
 
+    async def append(self, data: bytes) -> None:
+        """Add to what was written last; when this returns it outlives a power cut. Raises OSError, and then the
+        beginning of it may be there."""
+        ...
+
 
 class FileDisk:
     """The real one: one file in the state folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._ours: tuple[int, int, int] | None = None
+        """Device, inode and size of the file as this process left it."""
         self._writer: threading.Thread | None = None
         self._busy = False
 
@@ -63,6 +92,12 @@ class FileDisk:
         return data
 
     async def write(self, data: bytes) -> None:
+        await self._beside(lambda: self._put(data))
+
+    async def append(self, data: bytes) -> None:
+        await self._beside(lambda: self._add(data))
+
+    async def _beside(self, put: Callable[[], object]) -> None:
         """In a thread of its own, one at a time: one that hangs costs nobody else theirs."""
         if self._busy and self._writer is not None and self._writer.is_alive():  # a stand-in's is not
             raise OSError("the last write has not ended yet: the disk hangs")
@@ -77,7 +112,7 @@ class FileDisk:
         def work() -> None:
             failure = None
             try:
-                self._put(data)
+                put()
             except OSError as error:
                 failure = error
             with contextlib.suppress(RuntimeError):  # the loop ended meanwhile: nobody waits
@@ -94,7 +129,25 @@ class FileDisk:
 
     def _put(self, data: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._ours = None
         write_atomic(self._path, data, durable=True)
+        found = self._path.stat()
+        self._ours = found.st_dev, found.st_ino, found.st_size
+
+    def _add(self, data: bytes) -> None:
+        ours, self._ours = self._ours, None
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+            if (found.st_dev, found.st_ino, found.st_size) != ours:
+                raise OSError("somebody else has written to it")
+            left = memoryview(data)
+            while left:
+                left = left[os.write(fd, left) :]
+            os.fsync(fd)
+            self._ours = found.st_dev, found.st_ino, found.st_size + len(data)
+        finally:
+            os.close(fd)
 
 
 class Writing:
@@ -103,9 +156,84 @@ class Writing:
     def __init__(self, key: ClusterKey, cluster: str) -> None:
         self._key = key.derive(f"view {cluster}")
         self._lines: dict[str, tuple[int, bytes]] = {}
+        self._room: int | None = None
+        """Bytes that may still be added to what was packed last; None: it may not be on the disk."""
 
     def pack(self, known: Known) -> bytes:
-        """Raises OSError if that is more than may be kept."""
+        """The whole view. Raises OSError if that is more than may be kept."""
+        self._room = None
+        lines = self._renewed(known)
+        data = b"".join([self._header("view", known, records=len(lines)), *(line for _, line in lines.values())])
+        if len(data) > MOST_BYTES:
+            raise OSError(f"it would be larger than {MOST_BYTES} bytes: delete jobs that have ended")
+        self._lines, self._room = lines, min(max(len(data), LEAST_ROOM), MOST_BYTES - len(data))
+        return data
+
+    def news(self, known: Known) -> bytes | None:
+        """What is to be added to what this packed or added last; None: the whole is to be written."""
+        if self._room is None:
+            return None
+        lines = self._renewed(known)
+        changed = [line for key, (rev, line) in lines.items() if self._lines.get(key, (None, b""))[0] != rev]
+        gone = [self._line("gone", key) for key in self._lines if key not in lines]
+        data = b"".join([self._header("more", known, records=len(changed) + len(gone)), *changed, *gone])
+        if len(data) > self._room:
+            return None
+        self._lines, self._room = lines, self._room - len(data)
+        return data
+
+    def doubt(self) -> None:
+        """What was packed or added last may not be there, or not whole."""
+        self._room = None
+
+    def unpack(self, data: bytes) -> tuple[Known | None, list[str]]:
+        """The view, and a sentence for each thing that could not be read; without its header nothing is believed. An
+        addition that was not written to its end counts as none."""
+        lines = data.split(b"\n")
+        if len(lines) > 1:
+            lines.pop()  # nothing, or a line that was not written to its end
+        try:
+            part = self._part("view", lines[0])
+        except (ValueError, KeyError, TypeError) as error:
+            return None, [f"line 1: {error}"]
+        parts = [part]
+        for number, line in enumerate(lines[1:], 2):
+            try:
+                kind, text = self._checked(line)
+                if kind == "more":
+                    part = self._part("more", line)
+                    parts.append(part)
+                elif kind == "gone":
+                    part.records.append((text, None))
+                elif kind == "node":
+                    node = NodeRecord.from_json(text)
+                    part.records.append((f"node {node.id}", node))
+                else:
+                    job = JobRecord.from_json(text)
+                    part.records.append((f"job {job.uid}", job))
+            except (ValueError, KeyError, TypeError) as error:  # pydantic's is a ValueError
+                part.wrong.append(f"line {number}: {error}")
+        if len(parts) > 1 and parts[-1].missing:
+            parts.pop()
+        wrong = [text for one in parts for text in one.wrong]
+        if (missing := sum(one.missing for one in parts)) > 0:
+            wrong.append(f"{missing} records are missing")
+        there: dict[str, NodeRecord | JobRecord] = {}
+        for key, record in (entry for one in parts for entry in one.records):
+            there.pop(key, None)
+            if record is not None:
+                there[key] = record
+        header = parts[-1].header
+        known = Known(
+            cluster_uid=str(header["cluster_uid"]), era=str(header["era"]), rev=int(header["rev"]),
+            served=int(header["served"]), nodes=tuple(one for one in there.values() if isinstance(one, NodeRecord)),
+            jobs=tuple(one for one in there.values() if isinstance(one, JobRecord)),
+            lapsed=frozenset(map(str, header["lapsed"])), whole=not wrong,
+        )  # fmt: skip
+        return known, wrong
+
+    def _renewed(self, known: Known) -> dict[str, tuple[int, bytes]]:
+        """Revision and line of each record."""
         ended = sorted((j for j in known.jobs if j.ended is not None), key=lambda job: job.ended or 0.0)
         dropped = {job.uid for job in ended[: max(0, len(ended) - ENDED_KEPT)]}
         jobs = [job for job in known.jobs if job.uid not in dropped]
@@ -115,47 +243,22 @@ class Writing:
             if kept is None or kept[0] != record.rev:
                 kept = record.rev, self._record(key.partition(" ")[0], record)
             lines[key] = kept
+        return lines
+
+    def _header(self, kind: str, known: Known, records: int) -> bytes:
         header = {
             "format": FORMAT, "cluster_uid": known.cluster_uid, "era": known.era, "rev": known.rev,
-            "served": known.served, "lapsed": sorted(known.lapsed), "records": len(lines),
+            "served": known.served, "lapsed": sorted(known.lapsed), "records": records,
         }  # fmt: skip
-        data = b"".join([self._line("view", json.dumps(header)), *(line for _, line in lines.values())])
-        if len(data) > MOST_BYTES:
-            raise OSError(f"it would be larger than {MOST_BYTES} bytes: delete jobs that have ended")
-        self._lines = lines
-        return data
+        return self._line(kind, json.dumps(header))
 
-    def unpack(self, data: bytes) -> tuple[Known | None, list[str]]:
-        """The view, and a sentence for each thing that could not be read; without its header nothing is believed."""
-        first, *rest = data.split(b"\n")
-        try:
-            kind, text = self._checked(first)
-            header = json.loads(text)
-            if kind != "view" or header["format"] != FORMAT:
-                raise ValueError("it is of another format")
-            count = int(header["records"])
-        except (ValueError, KeyError, TypeError) as error:
-            return None, [f"line 1: {error}"]
-        nodes, jobs, wrong = [], [], []
-        for number, line in enumerate(rest, 2):
-            if not line:
-                continue
-            try:
-                kind, text = self._checked(line)
-                if kind == "node":
-                    nodes.append(NodeRecord.from_json(text))
-                else:
-                    jobs.append(JobRecord.from_json(text))
-            except ValueError as error:  # pydantic's is one
-                wrong.append(f"line {number}: {error}")
-        if (missing := count - len(nodes) - len(jobs) - len(wrong)) > 0:
-            wrong.append(f"{missing} records are missing")
-        known = Known(
-            cluster_uid=str(header["cluster_uid"]), era=str(header["era"]), rev=int(header["rev"]),
-            served=int(header["served"]), nodes=tuple(nodes), jobs=tuple(jobs),
-            lapsed=frozenset(map(str, header["lapsed"])), whole=not wrong,
-        )  # fmt: skip
-        return known, wrong
+    def _part(self, wanted: str, line: bytes) -> _Part:
+        """What a header begins. Raises ValueError, KeyError and TypeError."""
+        kind, text = self._checked(line)
+        header = json.loads(text)
+        if kind != wanted or header["format"] != FORMAT:
+            raise ValueError("it is of another format")
+        return _Part(header, int(header["records"]))
 
     def _record(self, kind: str, record: NodeRecord | JobRecord) -> bytes:
         return self._line(kind, record.to_json())

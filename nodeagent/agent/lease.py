@@ -1,7 +1,7 @@
-"""The node's lease: joining, renewing, losing it; and the grants to the shims that follow from it.
+"""The node's standing in the cluster: joining, publishing and reading with each beat, losing the lease, leaving.
 
-Every deadline counts from *before* the renewal was sent. Owns the connection between the lease and the grants;
-decides nothing about jobs.
+The lease process renews the lease and grants the pods their time (``nodeagent/lease``); this tells it for which life,
+and in which era of the store. Every deadline counts from *before* the beat was sent. Decides nothing about jobs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import structlog
 from nodeagent.agent.clock import Clock
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.known import Known
+from nodeagent.agent.leaseprocess import LeaseProcess
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.recovery import offer
 from nodeagent.agent.snapshot import Snapshot
@@ -67,18 +68,21 @@ class Lease:
         incarnation: Incarnation,
         snapshot: Snapshot,
         metrics: Metrics,
+        process: LeaseProcess,
         saved: Callable[[], Saved | None] = lambda: None,
     ) -> None:
         """``saved``: what is on the disk by now."""
         self.node, self.facts, self._timing = node, facts, timing
         self._store, self._host, self._clock = store, host, clock
         self._identity, self._snapshot, self._metrics = identity, snapshot, metrics
+        self._process = process
         self.incarnation = incarnation
         self.joined = False
         self.lost = False
         """This life was declared lost, or its id is another's: nothing may run here until there is a new life."""
         self.reason = "has not joined yet"
         self.fence_at = 0.0
+        """Until when this agent may start workers, by what it has read."""
         self.beat_sent = 0.0
         self.away_since: float | None = None
         self.unusable = ""
@@ -184,7 +188,10 @@ class Lease:
     async def beat(self) -> None:
         """Renew once and read what changed. Raises StoreUnavailableError, or StoreRefusedError when the lease is no
         longer ours."""
+        queued = self._lock.locked()
         async with self._lock:
+            if queued and self.away_since is not None:
+                raise StoreUnavailableError("the beat before was not answered: this one would not be either")
             more, offers = True, 0
             self.next_lapse = None  # old news unless it is answered: whoever waited for it would ask without a pause
             while more:
@@ -232,7 +239,6 @@ class Lease:
             node=self.node,
             incarnation=self.incarnation,
             seq=self._seq,
-            length=millis(self._timing.lease),
             rev=rev,
             top=self._snapshot.newest,
             era=era,
@@ -259,7 +265,7 @@ class Lease:
                 self.joined, self.lost, self.reason = False, True, str(refusal)
             raise
         now = self._clock.now()
-        self._renewed(beat, sent, pods)
+        self._renewed(beat, sent, pods, reply.era)
         self._metrics.store_roundtrip.observe(now - sent)
         self._snapshot.absorb(reply, now, runs)
         self.next_lapse = None if reply.next_lapse is None else now + reply.next_lapse / 1000
@@ -310,9 +316,10 @@ class Lease:
             left = max(0.0, self.fence_at - self._clock.now())
             self._log.warning("store does not answer", why=str(error), fence_in=round(left, 2))
 
-    def _renewed(self, beat: Beat, sent: float, pods: tuple[PodState, ...]) -> None:
+    def _renewed(self, beat: Beat, sent: float, pods: tuple[PodState, ...], era: str) -> None:
         if self.away_since is not None:
             self._log.info("store answers again", away=round(self._clock.wall() - self.away_since, 1))
+            self._process.wake()
             self.away_since, self.unusable = None, ""
         if beat.facts is not None:
             self._facts_sent = beat.facts
@@ -327,12 +334,20 @@ class Lease:
             self._metrics.lease_age.observe(max(0.0, self._clock.now() - self.beat_sent))
         self.beat_sent = sent
         self.fence_at = sent + self._timing.fence
-        self._host.grant(self.fence_at, self._seq)
+        self._process.tend(beat.incarnation.life, beat.incarnation.start, era)
+
+    def left(self, now: float) -> float:
+        """Seconds for which pods may run here if nothing is renewed any more, as the lease process has granted them."""
+        pulse = self._process.pulse()
+        return max(0.0, pulse.until - now) if pulse is not None else 0.0
+
+    def speak(self) -> None:
+        """The lease process hears that this agent is there. Who promises something must not be taken for silent."""
+        self._process.alive()
 
     def lend(self, uid: str, until: float) -> None:
         """Let one job's workers run on until then, though the lease could not be renewed."""
-        self._seq = max(self._seq + 1, millis(self._clock.now()))
-        self._host.grant(until, self._seq, uid)
+        self._process.lend(uid, until)
 
     def publish(self, readiness: dict[str, Readiness], pods: tuple[PodState, ...]) -> bool:
         """What the next beat carries. True if others wait for it, so that a beat should go at once."""

@@ -25,7 +25,9 @@ from nodeagent.agent.guard import Guard
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.kept import Disk, Writing
 from nodeagent.agent.lease import HOPELESS, PODS_REFRESH, Lease
+from nodeagent.agent.leaseprocess import LeaseProcess
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.pace import Pace
 from nodeagent.agent.peers import Peers
 from nodeagent.agent.published import agent_health
 from nodeagent.agent.reach import Reach
@@ -86,6 +88,7 @@ class Agent:
         incarnation: Incarnation,
         metrics: Metrics,
         peers: Peers,
+        process: LeaseProcess,
         snapshot: Snapshot | None = None,
         seal: Seal | None = None,
         writing: Writing | None = None,
@@ -109,7 +112,8 @@ class Agent:
         )  # fmt: skip
         self._lease = Lease(
             node, facts, config.timing, store=store, host=host, clock=clock, identity=identity,
-            incarnation=incarnation, snapshot=self._snapshot, metrics=metrics, saved=lambda: self.saver.saved,
+            incarnation=incarnation, snapshot=self._snapshot, metrics=metrics, process=process,
+            saved=lambda: self.saver.saved,
         )  # fmt: skip
         self._lease.kept, self._lease.regroup = self.saver.load(), config.saving.regroup
         self._acknowledge = Acknowledger(
@@ -118,7 +122,7 @@ class Agent:
         self._failsafe = Failsafe(
             config.timing, lease=self._lease, host=host, clock=clock, peers=peers, cluster=self.cluster
         )
-        self._wake = asyncio.Event()
+        self._wake, self._pace = asyncio.Event(), Pace(node, config.timing)
         self._reach = Reach(node, peers=peers, clock=clock, cluster=self.cluster, changed=self._wake.set)
         stopwatch = Stopwatch(node)
         applier = Applier(
@@ -135,8 +139,9 @@ class Agent:
             turns=Turns(node, config.timing.turn), metrics=metrics, checked=checked, cluster=self.cluster,
             standbys=lambda: self._config.jobs.standbys, counted=self._count_restarts,
             keep=lambda: (self._config.jobs.retention.age, self._config.jobs.retention.jobs),
-            unreachable=lambda: self._reach.unreachable,
+            unreachable=lambda: self._reach.unreachable, may_ask=lambda: not self._pace.left(clock.now()),
         )  # fmt: skip
+        self._process = process
         self.care, self.diagnosis = care, diagnosis
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
         self._lag = 0.0
@@ -152,7 +157,8 @@ class Agent:
     # --- tasks ----------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop``. Workers are left running: a restart of the agent does not disturb them."""
+        """Serve until ``stop``. Workers are left running, and the lease process looks after the lease: a restart of the
+        agent does not disturb them."""
         await self._host.adopt()
         upkeep = Upkeep(
             self._guard, self._seal, lease=self._lease, store=self._store, clock=self._clock, snapshot=self._snapshot
@@ -177,10 +183,22 @@ class Agent:
             return "workers run here"
         return missed(self.cluster(), self._node, self._lease.incarnation.life)
 
-    def stands_in(self, pid: int) -> None:
-        """From now on this process (with a new pid) only takes over until the next start: tell the others."""
-        self.advert.stands_in(pid, self._clock.wall())
-        self._beat_now.set()
+    @property
+    def settled(self) -> bool:
+        """The store answers and has all that this agent knows: another one can read it there."""
+        age = self._clock.now() - self._lease.beat_sent
+        fresh = age <= self._timing.heartbeat + self._timing.store_timeout
+        return fresh and self._lease.joined and not self._snapshot.recovering
+
+    async def tells_restart(self) -> bool:
+        """Tell the others that this agent ends and is to be back soon. Whether the store answers, and has all that this
+        agent knows."""
+        self.advert.restarts(self._clock.wall())
+        try:
+            await self._lease.beat()
+        except (StoreRefusedError, StoreUnavailableError):
+            return False
+        return self._lease.joined and not self._snapshot.recovering
 
     def tell_health(self) -> None:
         """The verdicts on this node, or its figures, changed: the others hear of it at once."""
@@ -201,17 +219,16 @@ class Agent:
         async with self._acting:
             return
 
-    @property
-    def settled(self) -> bool:
-        """The store answers and has all that this agent knows: another one can read it there."""
-        age = self._clock.now() - self._lease.beat_sent
-        fresh = age <= self._timing.heartbeat + self._timing.store_timeout
-        return fresh and self._lease.joined and not self._snapshot.recovering
-
     async def leave(self) -> None:
         """Stop everything that runs here and give the lease back (an orderly goodbye). Bounded by stuck + kill."""
         self._leaving = True
         self._wake.set()
+        try:
+            await self._give_back()
+        finally:
+            self._process.end()
+
+    async def _give_back(self) -> None:
         try:
             async with asyncio.timeout(self._timing.stuck + self._timing.kill):
                 async with self._acting:
@@ -234,6 +251,8 @@ class Agent:
             if self._leaving:
                 return
             started = self._clock.now()
+            self._process.alive()
+            self._host.ping()
             await self._one_beat()
             self.tried.set()
             self._progress()
@@ -241,8 +260,10 @@ class Agent:
             wait = self._timing.heartbeat - (self._clock.now() - started)
             if self._lease.next_lapse is not None:
                 wait = min(wait, self._lease.next_lapse - self._clock.now() + 0.002)
-            due = self._clock.now() + max(wait, 0.01)
-            await wait_for(self._beat_now, max(wait, 0.01))
+            pause = self._pace.left(self._clock.now())
+            due = self._clock.now() + max(wait, pause, 0.01)
+            await asyncio.sleep(pause)  # whoever wants a beat now waits for that too
+            await wait_for(self._beat_now, max(due - self._clock.now(), 0.001))
             self._lag = max(0.0, self._clock.now() - due)
             self._metrics.heartbeat_late.observe(self._lag)
 
@@ -258,8 +279,10 @@ class Agent:
             if not self._lease.joined:
                 await self._join()
             await self._lease.beat()
+            self._pace.answered()
             self._count_restarts()
         except StoreUnavailableError as error:
+            self._pace.failed(self._clock.now())
             self._log.debug("no beat", why=str(error))
         except StoreRefusedError as refusal:
             if refusal.code in HOPELESS and not self.joined.is_set():
@@ -291,7 +314,8 @@ class Agent:
                 if await self._store.wait(after, WATCH, self._node, jobs) != after and self._lease.joined:
                     await self.refresh()
             except StoreUnavailableError:
-                await asyncio.sleep(self._timing.heartbeat)
+                self._pace.failed(self._clock.now())
+                await asyncio.sleep(self._timing.heartbeat + self._pace.left(self._clock.now()))
             except StoreRefusedError:
                 self._beat_now.set()  # the beats task finds out why
 
@@ -325,6 +349,7 @@ class Agent:
                     return due
             self._log.error("still changing after many rounds", rounds=ROUNDS)
         except StoreUnavailableError as error:
+            self._pace.failed(self._clock.now())
             self._log.debug("no round", why=str(error))  # the lease tells when it went away
         except StoreRefusedError as refusal:
             self._log.warning("store refuses", code=refusal.code, why=str(refusal))

@@ -74,24 +74,24 @@ def diag(file: Path | None, gpus: tuple[str, ...], busy: bool, verify: bool, as_
 def run(file: Path | None) -> None:
     """Run the daemon in the foreground.
 
-    SIGTERM: be back soon. A stand-in looks after the workers until the next start (for `stand_in` at most; then it
-    stops them and leaves); without anything to look after, leave at once. SIGTERM of `systemctl stop` or a shutdown:
-    have the work moved away (for `drain` at most) and leave. SIGINT: stop the workers and leave. SIGHUP: read the
-    config again, whole or not at all.
+    SIGTERM: be back soon. The lease process lets the workers go on until the next start (for `without_agent` at most;
+    then it stops them and leaves); without anything to look after, leave at once. SIGTERM of `systemctl stop` or a
+    shutdown: have the work moved away (for `drain` at most) and leave. SIGINT: stop the workers and leave. SIGHUP: read
+    the config again, whole or not at all.
     """
     from nodeagent.workers.linux import lossy_stderr, prefer
 
-    prefer()  # what comes next takes a third of a second of CPU time, and running workers wait for its end
+    prefer()
+    import asyncio
+
     from nodeagent.agent.serve import serve
-    from nodeagent.agent.standin import Split
     from nodeagent.spec.configfile import load_config
 
     config = _load(file)
     sys.stderr = lossy_stderr()
     code = 0
     try:
-        split = Split()
-        split.run(serve(config, lambda: load_config(file, os.environ), split))
+        asyncio.run(serve(config, lambda: load_config(file, os.environ)))
     except* _hopeless() as group:
         for error in _leaves(group):
             click.echo(f"nodeagent: {error}", err=True)

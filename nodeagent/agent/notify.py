@@ -36,10 +36,6 @@ class Notifier:
         """``patience``: seconds that this may take, whatever the unit says."""
         self._send("STOPPING=1" + (f"\nEXTEND_TIMEOUT_USEC={round(patience * 1e6)}" if patience is not None else ""))
 
-    def hush(self) -> None:
-        """Say nothing any more: this process is not the unit's main one."""
-        self._address = ""
-
     def _send(self, message: str) -> None:
         if not self._address:
             return

@@ -89,7 +89,7 @@ def agent_health(
     return AgentHealth(
         joined=lease.joined,
         reason=lease.reason,
-        lease_left=max(0.0, lease.fence_at - now),
+        lease_left=lease.left(now),
         beat_age=max(0.0, now - lease.beat_sent),
         store_away_since=lease.away_since,
         unread=dict(lease.unread),

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.errors import SpecError
 
-LIVE = ("drain", "jobs", "limits", "stand_in")
+LIVE = ("drain", "jobs", "limits", "without_agent")
 """Keys, and sections with all that is in them, that are looked up each time they are used."""
 
 

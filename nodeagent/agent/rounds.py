@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from nodeagent.agent.apply import Applier
 from nodeagent.agent.clock import Clock
@@ -22,9 +23,10 @@ from nodeagent.agent.turns import Turns
 from nodeagent.model.node import Readiness
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
-from nodeagent.plan.pod import Keep, PodAction, asks_the_store
-from nodeagent.plan.retention import outlived
+from nodeagent.plan.pod import Keep, PodAction, Stop, asks_the_store
+from nodeagent.plan.retention import SHELVED_AT_ONCE, due_for_history, history_room, keeps_history, outlived
 from nodeagent.plan.steps import Decision, Remove
+from nodeagent.store.base import StoreUnavailableError
 from nodeagent.workers.base import PodHost, PodStatus
 
 SLICE = 0.02
@@ -32,12 +34,14 @@ SLICE = 0.02
 
 ENDED_EVERY = 60.0
 """Seconds between two looks at how old the records of ended jobs are, while nothing else changes."""
+MORE_AFTER = 1.0
+"""Seconds between two steps that keep the history, where one was not enough."""
 
 
 class Rounds:
     """One agent's rounds. ``checked``: readiness with the checks by work in it; ``standbys``: how many the node keeps
     now; ``counted``: the jobs' restarts are to be looked at; ``keep``: for how many seconds records of ended jobs are
-    kept, and how many; ``unreachable``: ``Reach``'s."""
+    kept, and how many; ``unreachable``: ``Reach``'s; ``may_ask``: whether the store may be asked now."""
 
     def __init__(
         self,
@@ -58,12 +62,14 @@ class Rounds:
         counted: Callable[[], None],
         keep: Callable[[], tuple[float, int]],
         unreachable: Callable[[], Mapping[str, Mapping[str, float]]],
+        may_ask: Callable[[], bool],
     ) -> None:
         self._node, self._lease, self._host, self._clock = node, lease, host, clock
         self._failsafe, self._applier, self._commits, self._stopwatch = failsafe, applier, commits, stopwatch
         self._turns, self._metrics, self._checked = turns, metrics, checked
         self._cluster, self._standbys, self._counted, self._keep = cluster, standbys, counted, keep
         self._unreachable, self._unreached = unreachable, unreachable()
+        self._may_ask = may_ask
         self._plan = PodPlan(node)
         self._rested: int | None = None
         """The plan of this node's pods that the last round was made with, if that one found all at rest."""
@@ -71,6 +77,8 @@ class Rounds:
         """Served time (ms) at which one of its decisions is to be made anew; 0 if none is."""
         self._look_at_ended = 0.0
         """When (our clock) to look again which ended jobs have been kept long enough."""
+        self._look_at_history = 0.0
+        """When (our clock) to look again which of them go to the history."""
         self._ready: dict[str, Readiness] = {}
         self._told: dict[str, Readiness] = {}
 
@@ -109,6 +117,7 @@ class Rounds:
             else:
                 due = at if due is None else min(due, at)
         changed |= await self._remove_outlived(cluster)
+        await self._keep_history(cluster)
         self._turns.looked()
         self._counted()
         changed |= await self._tell(cluster)
@@ -122,7 +131,7 @@ class Rounds:
         if self._rested is None:
             return False
         cluster = self._cluster()
-        if self._clock.now() >= self._look_at_ended:
+        if self._clock.now() >= min(self._look_at_ended, self._look_at_history):
             return False
         if self._rests_until and cluster.served >= self._rests_until:
             return False
@@ -141,13 +150,22 @@ class Rounds:
         actions = self._planned(cluster, statuses)
         # What this node does by itself comes first: it must not wait for a store that may not answer.
         for action in sorted(actions, key=asks_the_store):
-            if isinstance(action, Keep):
+            if asks_the_store(action) and not self._may_ask():
+                if isinstance(action, Stop):  # what there is to tell is told later
+                    await self._applier.pod(replace(action, meanwhile=None))
+            elif isinstance(action, Keep):
                 changed |= await self._failsafe.replace_keepers(action, self._applier.pod)
             else:
                 changed |= await self._applier.pod(action)
+        self._ask()
         await self._commits.carry()
         wishes = any(status.commit is not None for status in statuses.values())
         return changed, not actions and not wishes and not self._stopwatch.running
+
+    def _ask(self) -> None:
+        """Before the store is asked. Raises StoreUnavailableError while it is too early for that."""
+        if not self._may_ask():
+            raise StoreUnavailableError("the last call was not answered: the store is asked again in a moment")
 
     async def _remove_outlived(self, cluster: Cluster) -> bool:
         """Records of ended jobs that have been kept long enough, a few at a time."""
@@ -162,6 +180,18 @@ class Rounds:
             else:
                 self._look_at_ended = min(self._look_at_ended, at)
         return changed
+
+    async def _keep_history(self, cluster: Cluster) -> None:
+        """Ended jobs that agents have had in their views for long enough go to the history, and old ones from it."""
+        now, (keep_for, keep) = self._clock.now(), self._keep()
+        if now < self._look_at_history:
+            return
+        self._look_at_history = now + ENDED_EVERY
+        if keeps_history(cluster, self._node):
+            due = due_for_history(cluster, self._clock.wall())
+            more = await self._applier.shelve(due, self._clock.wall() - keep_for, history_room(keep))
+            if more or len(due) == SHELVED_AT_ONCE:
+                self._look_at_history = now + MORE_AFTER
 
     async def _tell(self, cluster: Cluster) -> bool:
         """How long recoveries took."""

@@ -1,8 +1,8 @@
 """Keeps a copy of the agent's view on its disk, and says up to which revision it is there.
 
-Written at once where somebody waits for it (an operator's command, a checkpoint's commit), otherwise a moment after a
-change, so that it is never between a fault and its recovery. Must never be acted on: what is read at the start is only
-offered to a store that lost its own.
+Only what changed is written: at once where somebody waits for it (an operator's command, a checkpoint's commit),
+otherwise a moment after a change, so that it is never between a fault and its recovery. Must never be acted on: what is
+read at the start is only offered to a store that lost its own.
 """
 
 from __future__ import annotations
@@ -97,8 +97,15 @@ class Saver:
         pointers = {job.uid: job.checkpoint for job in known.jobs}
         started = self._clock.now()
         try:
-            await self._disk.write(self._writing.pack(known))
-        except OSError as error:
+            news = self._writing.news(known)
+            if news is None:
+                await self._disk.write(self._writing.pack(known))
+            else:
+                await self._disk.append(news)
+        except BaseException as error:
+            self._writing.doubt()
+            if not isinstance(error, OSError):
+                raise
             self._metrics.save_errors.inc()
             if str(error) != self.trouble:
                 self._log.error("jobs cannot be kept on this disk; trying again", why=str(error))

@@ -1,7 +1,6 @@
 """The agent as a whole, from its first lock to its last signal: puts the parts together, runs them, hears signals.
 
-Owns the order in which an agent comes and goes; decides nothing. Imported once the process goes before others, and
-then quickly: running workers wait for the first beat.
+Owns the order in which an agent comes and goes; decides nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from nodeagent.agent.diagnosis import Diagnosis
 from nodeagent.agent.gpus import find_gpus
 from nodeagent.agent.identity import Identity, claim
 from nodeagent.agent.kept import FileDisk
+from nodeagent.agent.leaseprocess import LocalLeaseProcess
 from nodeagent.agent.logs import setup_logging
 from nodeagent.agent.loop import Agent
 from nodeagent.agent.machine import find_address, node_facts
@@ -33,12 +33,10 @@ from nodeagent.agent.peers import UdpPeers
 from nodeagent.agent.preflight import preflight
 from nodeagent.agent.reload import reload
 from nodeagent.agent.retention import Retention
-from nodeagent.agent.standin import Split, end_as_planned
 from nodeagent.agent.systemd import comes_back, this_unit
 from nodeagent.agent.usage import Meter
 from nodeagent.model.job import JobRecord
 from nodeagent.spec.agentconfig import AgentConfig, node_id
-from nodeagent.store.base import Store, StoreUnavailableError
 from nodeagent.store.client import connect
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import FileLedger
@@ -53,7 +51,7 @@ LEAVE_MARGIN = 10.0
 """Seconds beyond every bound of an orderly end, until systemd may lose its patience."""
 
 
-async def serve(config: AgentConfig, again: Callable[[], AgentConfig], split: Split) -> None:
+async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
     """Until a signal ends it in order; ``again`` reads the config anew. Raises what the parts raise at their start."""
     setup_logging(config.log)
     key = ClusterKey.load(config.cluster_key)
@@ -64,7 +62,7 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig], split: Sp
         claim(config.dirs.logs)
         identity = Identity(config.dirs.run, boot_id())
         closing.callback(identity.release)
-        identity.queue()
+        incarnation = identity.take()
         gpus, problem = await find_gpus(config, boot_id(), os.environ)
         if problem:
             structlog.get_logger("agent").bind(node=node).warning("GPUs", why=problem)
@@ -72,13 +70,12 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig], split: Sp
         store = connect(config.redis, config.cluster, config.timing.store_timeout)
         closing.push_async_callback(store.close)
         unit = this_unit()
-        host = _host(config, node, address, unit)
+        process = LocalLeaseProcess(config, node, store, unit)
+        host = _host(config, node, address, unit, process.wake)
         closing.push_async_callback(host.close)
         peers = UdpPeers(key.derive(f"peers {config.cluster}"))
         closing.callback(peers.close)
         facts = node_facts(config, address, gpus, clock.wall(), await peers.listen(address, config.ports.rendezvous))
-        await _until_it_is_our_turn(store, identity, clock, config.timing.heartbeat)
-        incarnation = identity.take()  # from here on a stand-in is dead, and what it wrote is there to be read
 
         def changed() -> None:
             agent.tell_health()
@@ -92,30 +89,33 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig], split: Sp
         agent = Agent(
             config, node, facts, key=key, ledger=FileLedger(config.dirs.state / "trust.json"),
             disk=FileDisk(config.dirs.state / "jobs.kept"), store=store, host=host, clock=clock, identity=identity,
-            incarnation=incarnation, metrics=metrics, peers=peers,
+            incarnation=incarnation, metrics=metrics, peers=peers, process=process,
             counts=config.dirs.state / "restarts.json",
             progress=notifier.alive, meter=Meter().measure, care=care, diagnosis=diagnosis,
             checked=preflight(config, node, diagnosis, clock),
         )  # fmt: skip
-        _hear_reloads(agent, host, notifier, again)
-        await _until_ended(agent, identity, split, clock, notifier, metrics, address, unit)
+        _hear_reloads(agent, host, process, notifier, again)
+        await _until_ended(agent, process, clock, notifier, metrics, address, unit)
     structlog.get_logger("agent").bind(node=node).info("ended")
 
 
-def _host(config: AgentConfig, node: str, address: str, unit: str) -> ShimHost:
+def _host(config: AgentConfig, node: str, address: str, unit: str, granted: Callable[[], None]) -> ShimHost:
     logs, dirs = config.jobs.logs, config.dirs
     return ShimHost(
         node, dirs.run, dirs.state, dirs.logs, address, config.ports.rendezvous, logs.max_bytes, logs.keep,
-        config.jobs.allow_root, unit=unit,
+        config.jobs.allow_root, unit=unit, granted=granted,
     )  # fmt: skip
 
 
-def _hear_reloads(agent: Agent, host: ShimHost, notifier: Notifier, again: Callable[[], AgentConfig]) -> None:
+def _hear_reloads(
+    agent: Agent, host: ShimHost, process: LocalLeaseProcess, notifier: Notifier, again: Callable[[], AgentConfig]
+) -> None:
     """SIGHUP."""
 
     def take(new: AgentConfig) -> None:
         agent.reconfigure(new)
         host.reconfigure(new.jobs)
+        process.config = new
 
     def hear() -> None:
         notifier.status(reload(again, agent.config, take))
@@ -124,21 +124,19 @@ def _hear_reloads(agent: Agent, host: ShimHost, notifier: Notifier, again: Calla
 
 
 async def _until_ended(
-    agent: Agent, identity: Identity, split: Split, clock: Clock, notifier: Notifier, metrics: Metrics, address: str,
+    agent: Agent,
+    process: LocalLeaseProcess,
+    clock: Clock,
+    notifier: Notifier,
+    metrics: Metrics,
+    address: str,
     unit: str,
-) -> None:  # fmt: skip
+) -> None:
     """The agent and its helpers, until a signal ends them in order."""
     stop, end, leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, end.set)
     loop.add_signal_handler(signal.SIGINT, leave.set)
-
-    async def make_stand_in() -> int:
-        pid = await split(identity.hand_to)
-        for number in (signal.SIGTERM, signal.SIGINT):  # whoever tells a stand-in to end means it
-            loop.remove_signal_handler(number)
-            loop.add_signal_handler(number, leave.set)
-        return pid
 
     async def end_in_order() -> None:
         await end.wait()
@@ -148,19 +146,14 @@ async def _until_ended(
             await goodbye.drain(agent, clock)
             leave.set()
             return
-        notifier.stopping()
-        notifier.hush()
-        for task in helpers:
-            task.cancel()
-        await asyncio.wait(helpers)
-        await end_as_planned(
-            agent, split=make_stand_in, awaited=lambda: identity.awaited, hold_off=identity.hold_off, clock=clock
-        )
+        notifier.stopping(agent.config.without_agent + LEAVE_MARGIN)
+        await goodbye.restart(agent, clock)
         stop.set()
 
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(agent.run(stop))
         helpers = [
+            tasks.create_task(process.run()),
             tasks.create_task(_say_joined(agent, notifier)),
             tasks.create_task(_serve_api(agent, metrics, address, notifier.ready)),
             tasks.create_task(_watch_health(agent)),
@@ -183,23 +176,6 @@ def _retention(agent: Agent, clock: Clock) -> Retention:
         return (cluster.jobs, {*agent.pods(), *cluster.unread}) if agent.certain else None
 
     return Retention(agent.config.dirs, lambda: agent.config.jobs.retention, view, clock.wall)
-
-
-async def _until_it_is_our_turn(store: Store, identity: Identity, clock: Clock, pause: float) -> None:
-    """While a stand-in is there: a start that cannot join would take the workers' time away from them, and one that
-    comes too early what the stand-in alone knows."""
-    told = False
-    while identity.stood_in_for:
-        try:
-            await store.request("")
-        except StoreUnavailableError as error:
-            if not told:
-                structlog.get_logger("agent").warning("waits for the store, while a stand-in goes on", why=str(error))
-            told = True
-        else:
-            if clock.now() >= identity.held_off:
-                return
-        await asyncio.sleep(pause / 2)
 
 
 async def _serve_api(agent: Agent, metrics: Metrics, address: str, ready: Callable[[], None]) -> None:

@@ -39,8 +39,8 @@ def this_unit() -> str:
 
 
 async def comes_back(unit: str) -> bool:
-    """Whether somebody starts this agent again after the SIGTERM that it has just got. Where nobody knows, yes: then a
-    stand-in finds out."""
+    """Whether somebody starts this agent again after the SIGTERM that it has just got. Where nobody knows, yes: if
+    nobody does, the lease process ends what runs here in its time."""
     if not unit:
         return True
     log = structlog.get_logger("systemd").bind(unit=unit)

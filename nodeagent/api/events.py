@@ -12,7 +12,7 @@ from aiohttp import web
 
 from nodeagent.api import body
 from nodeagent.api.errors import ApiError
-from nodeagent.api.lookup import find_job
+from nodeagent.api.lookup import find_any_job
 from nodeagent.api.stream import send
 from nodeagent.api.view import AgentView
 from nodeagent.model.event import Event
@@ -45,7 +45,7 @@ class EventRoutes:
         if after is not None and not _ID.fullmatch(after):
             raise ApiError("usage", f"after={after!r} is not an event's id", "take one from the events shown")
         job = request.query.get("job")
-        uid = find_job(self.view.cluster(), job).uid if job else ""
+        uid = (await find_any_job(self.view, job)).uid if job else ""
         # `after`: from there on; else the newest `limit` events. The first page is read before the answer starts, so
         # that a store that is away is told by the status.
         if after is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 from nodeagent.api import auth, body, intents, policy, scaling
 from nodeagent.api.audit import AuditTail
 from nodeagent.api.errors import ApiError, unknown
-from nodeagent.api.lookup import find_job
+from nodeagent.api.lookup import find_any_job
 from nodeagent.api.published import cuts_in, published
 from nodeagent.api.quota import owner_json
 from nodeagent.api.saved import saved
@@ -40,6 +41,9 @@ from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 
 WRITE_TRIES = 4
 """A write and its repetitions when somebody else wrote in between."""
+PAGE = 100
+"""Jobs of the history in one answer at most."""
+_PLACE = re.compile(r"[0-9.e+-]{1,40} [0-9A-Za-z._-]{1,64}")
 
 
 class JobRoutes:
@@ -55,6 +59,7 @@ class JobRoutes:
         change = "/v1/jobs/{job}/"
         return [
             web.get("/v1/jobs", self.index),
+            web.get("/v1/history", self.history),
             web.post("/v1/jobs", self.submit),
             web.get("/v1/jobs/{job}", self.show),
             web.delete("/v1/jobs/{job}", self.delete),
@@ -88,11 +93,24 @@ class JobRoutes:
             rows.append(shown_to(self._row(job, cluster, pods, asking), seen=auth.may_see(who, job)))
         return web.json_response(items(rows, store_away_since=self.view.health().store_away_since))
 
+    async def history(self, request: web.Request) -> web.Response:
+        """GET /v1/history?after&limit: ended jobs that ``index`` does not list any more, the oldest end first. Where
+        there may be more, ``next`` is the ``after`` of the next page."""
+        who = await auth.caller(request, self.view.config.jobs)
+        cluster, limit = self.view.cluster(), min(body.number(request, "limit") or PAGE, PAGE)
+        after = request.query.get("after", "")
+        if after and not _PLACE.fullmatch(after):
+            raise ApiError("usage", f"after={after!r} is no place in the history", "take the next of the page before")
+        found = await self.view.store.history(after, limit)
+        await self._names.learn(job.owner for _, job in found)
+        rows = [shown_to(self._row(job, cluster, {}, True), seen=auth.may_see(who, job)) for _, job in found]
+        return web.json_response(items(rows, next=found[-1][0] if found else ""))
+
     async def show(self, request: web.Request) -> web.Response:
         """GET /v1/jobs/{job}: with the reasons, the generations, the budget and the spec."""
         who = await auth.caller(request, self.view.config.jobs)
         cluster = self.view.cluster()
-        job = find_job(cluster, request.match_info["job"])
+        job = await find_any_job(self.view, request.match_info["job"])
         events = await self._audit.read()
         reports = job.last_reports
         if job.head is not None and any(r.state != "running" for r in job.head.reports.values()):
@@ -177,7 +195,11 @@ class JobRoutes:
         """As ``_change``; but a count is a delta, so what was done before is looked up before anything is decided."""
         who = await auth.caller(request, self.view.config.jobs)
         ref = request.match_info["job"]
-        uid = find_job(self.view.cluster(), ref).uid
+        found = await find_any_job(self.view, ref)
+        uid = found.uid
+        if uid not in self.view.cluster().jobs:
+            await self._may_change(who, found)
+            scaling.wish(asked, found, self.view.cluster().served)  # says that it has ended
         for _ in range(WRITE_TRIES):
             await self.view.refresh()  # the deadline is in served time: an old view of it could be past already
             job, era = self._known(uid, ref), self.view.era
@@ -221,7 +243,10 @@ class JobRoutes:
         who = await auth.caller(request, self.view.config.jobs)
         name = body.request_id(asked)
         ref = request.match_info["job"]
-        uid = find_job(self.view.cluster(), ref).uid
+        found = await find_any_job(self.view, ref)
+        uid = found.uid
+        if uid not in self.view.cluster().jobs:
+            return await self._change_past(who, found, intent)
         for attempt in range(WRITE_TRIES):
             if attempt:
                 await self.view.refresh()
@@ -243,6 +268,14 @@ class JobRoutes:
             kept = await saved(self.view, after.rev, era)
             return web.json_response(await self._json(after) | kept | {"changed": True})
         raise AssertionError("unreachable: the last try returns or raises")
+
+    async def _change_past(self, who: auth.Caller, job: JobRecord, intent: intents.Intent) -> web.Response:
+        """Of a job of the history: it can be deleted, and nothing else."""
+        await self._may_change(who, job)
+        if intent is not intents.delete:
+            intent(job)  # says that it has ended
+        await self.view.store.remove(job.uid)
+        return web.json_response(await self._json(job) | {"changed": True})
 
     async def _may_change(self, who: auth.Caller, job: JobRecord) -> None:
         """Raises ``ApiError``."""

@@ -22,7 +22,7 @@ from nodeagent.api import auth, body
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
 from nodeagent.api.locallogs import Query, Readers, followed_lines, stored_lines
-from nodeagent.api.lookup import find_job
+from nodeagent.api.lookup import find_any_job
 from nodeagent.api.marks import Marks
 from nodeagent.api.peerlogs import peer_lines
 from nodeagent.api.stream import send
@@ -69,7 +69,7 @@ class LogRoutes:
         Of the newest generation that ran, unless ``generation``, ``previous``, or ``first`` and ``last`` say otherwise;
         ``follow`` goes on with newer ones.
         """
-        job = find_job(self.view.cluster(), request.match_info["job"])
+        job = await find_any_job(self.view, request.match_info["job"])
         who, names = await auth.caller(request, self.view.config.jobs), auth.database(request)
         if not auth.may_see(who, job):
             await names.learn([job.owner])
@@ -105,8 +105,7 @@ class LogRoutes:
         """(nodes whose agents can be asked and how, notices about those that cannot and had a part in the job). Of
         other machines those that have a part are asked; all of them only for old generations."""
         cluster = self.view.cluster()
-        job = cluster.jobs.get(asked.uid)
-        part = _part(job) if job is not None else set()
+        part = _part(cluster.jobs.get(asked.uid, asked.job))
         ask: dict[str, Way] = {}
         notices: list[Line] = []
         for node in cluster.nodes.values():

@@ -311,7 +311,7 @@ def node_state(node: NodeRecord, cluster: Cluster) -> tuple[str, str]:
     if claim is not None and claim.whole:
         return "repairing", described(node)
     if node.facts.restarting:
-        return "restarting", "its agent was asked to end; a stand-in looks after its workers until the next start"
+        return "restarting", "its agent was asked to end; its workers go on until the next start"
     return "ready", ""
 
 

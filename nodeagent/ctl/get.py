@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from nodeagent.ctl.client import job_path
+from nodeagent.ctl.client import Client, job_path
 from nodeagent.ctl.options import ENDED, agent_option, connect, job_argument, output_option
 from nodeagent.ctl.output import Column, show, span
 
@@ -40,15 +41,32 @@ COLUMNS = (
 )
 
 
+def _past(client: Client) -> Iterator[Json]:
+    """The history, page by page."""
+    after = ""
+    while True:
+        page = client.get("/v1/history", after=after)
+        yield from page["items"]
+        if not (after := page["next"]):
+            return
+
+
 @click.command(short_help="List jobs, or one job.")
 @job_argument
+@click.option("--all", "everything", is_flag=True, help="Also list the ended jobs that are in the history.")
 @output_option
 @agent_option
 @click.pass_context
-def get(ctx: click.Context, job: str | None, job_named: str | None, fmt: str) -> None:
-    """List all jobs, ended ones too, in the order of their submission; or show one JOB."""
+def get(ctx: click.Context, job: str | None, job_named: str | None, everything: bool, fmt: str) -> None:
+    """List jobs in the order of their submission, of the ended ones the newest; with --all before them those in the
+    history, in the order of their ends. Or show one JOB.
+    """
     client = connect(ctx)
     if named := job or job_named:
         show(client.get(job_path(named.removeprefix("job/"))), fmt, "job", COLUMNS, single=True)
         return
-    show(client.get("/v1/jobs"), fmt, "job", COLUMNS, empty="no jobs; submit one: nodeagentctl run -- CMD...")
+    answer = client.get("/v1/jobs")
+    if everything:
+        there = {job["uid"] for job in answer["items"]}
+        answer["items"][:0] = [job for job in _past(client) if job["uid"] not in there]
+    show(answer, fmt, "job", COLUMNS, empty="no jobs; submit one: nodeagentctl run -- CMD...")

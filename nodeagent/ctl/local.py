@@ -123,7 +123,7 @@ def start(node: str, name: str | None) -> None:
 @name_option
 def restart(node: str, away: float, name: str | None) -> None:
     """Restart the agent of NODE as `systemctl restart` or an upgrade does: it is asked to end (SIGTERM), and started
-    again. Its workers train on meanwhile, looked after by a stand-in (for 30 s at most). Does not wait."""
+    again. Its workers train on meanwhile (for 30 s at most). Does not wait."""
     with _telling():
         reply = _ask(name, "restart", node=node.removeprefix("node/"), away=away)
     echo(f"node/{reply['node']} restarting (agent {reply['agent_pid']} was asked to end)")

@@ -73,7 +73,7 @@ class NodeFacts(Record):
     peer: str = Field(default="", pattern=r"^$|^.+:\d{1,5}$")
     """``host:port`` (UDP) at which other agents ask this one for failsafe time; empty: it cannot be asked."""
     restarting: float = Field(default=0.0, ge=0.0)
-    """Unix time since which only a stand-in is there, until the next start of the agent; 0: the agent is."""
+    """Unix time at which the agent was asked to end and be back soon; 0: it was not."""
     health: tuple[Verdict, ...] = Field(default=(), max_length=32)
     """What is wrong with the node and its GPUs, the worst first; counts and times are rough."""
     mending: Mending | None = None

@@ -77,6 +77,10 @@ class Ack(Record):
     """Seconds from then to this acknowledgement. For people."""
 
 
+BRIEF = 400
+"""Most characters of a worker's last lines where there are many."""
+
+
 class WorkerExit(Record):
     """How one worker ended."""
 
@@ -93,7 +97,8 @@ class WorkerExit(Record):
     at: float = 0.0
     """Unix time on its node, for people only; never compared between nodes."""
     error: str = ""
-    """Last lines of its standard error or its TORCHELASTIC_ERROR_FILE, at most 4000 characters."""
+    """Last lines of its standard error or its TORCHELASTIC_ERROR_FILE, at most 4000 characters. In a report only of
+    the worker that counts on its node; of a victim the end, at most ``BRIEF``."""
     left_at: int | None = None
     """The step after which it left by itself when it was asked to."""
     saved_in: float | None = None

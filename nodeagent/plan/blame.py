@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from nodeagent.model.job import JobRecord
-from nodeagent.model.world import Head, PodReport, WorkerExit
+from nodeagent.model.world import BRIEF, Head, PodReport, WorkerExit
 from nodeagent.plan.cuts import describe_pairs
 
 REFORM_CODES = frozenset({101, 102})
@@ -98,6 +98,25 @@ def is_failure(exited: WorkerExit) -> bool:
 def is_victim(exited: WorkerExit) -> bool:
     """It ended with an error that says a peer was gone."""
     return exited.signal in (None, signal.SIGABRT) and bool(COLLECTIVE.search(exited.error))
+
+
+def victims_words(exited: WorkerExit) -> str:
+    """The end of what a victim wrote, with what makes it one, short; empty for others."""
+    if not is_victim(exited):
+        return ""
+    found = COLLECTIVE.search(exited.error)
+    assert found is not None
+    words = found[0] if len(found[0]) <= BRIEF else f"{found[0][: BRIEF // 3]} ... {found[0][-BRIEF // 2 :]}"
+    for text in (exited.error[-BRIEF:], exited.error[: found.end()][-BRIEF:], words):
+        if COLLECTIVE.search(text):
+            return text
+    return exited.error
+
+
+def culprit_first(exited: WorkerExit) -> tuple[bool, bool, int]:
+    """Sorts those that failed on one node as ``blame`` does: one that no peer can have killed, then one that does not
+    speak of a lost peer, then who was first."""
+    return exited.signal != signal.SIGKILL, is_victim(exited), exited.order
 
 
 def blame(reports: Mapping[str, PodReport]) -> Blame | None:

@@ -75,7 +75,12 @@ def judge_agent(agent: Standing) -> tuple[Finding, ...]:
     if not agent.joined:
         found.append(_error(f"has not joined its cluster: {agent.reason or 'it has only just started'}", log))
     elif agent.store_away is None and agent.lease_left <= 0:
-        found.append(_error("its lease has run out: its workers were stopped", log))
+        found.append(
+            _error(
+                "its lease has run out, since its lease process does not renew it: its workers were stopped",
+                "journalctl -u nodeagent-lease -n 50",
+            )
+        )
     if agent.store_unusable:
         found.append(
             _error(

@@ -5,8 +5,10 @@ Decides nothing: when it is said, and what follows, is ``pod.py``'s and ``faults
 
 from __future__ import annotations
 
-from nodeagent.model.world import Head, PodReport
-from nodeagent.plan.blame import blame, farewell, is_failure
+from collections.abc import Iterable
+
+from nodeagent.model.world import Head, PodReport, WorkerExit
+from nodeagent.plan.blame import blame, culprit_first, farewell, is_failure, victims_words
 from nodeagent.workers.base import PodStatus
 
 
@@ -15,12 +17,12 @@ def read_report(status: PodStatus) -> PodReport | None:
     if status.refused:
         return PodReport(state="refused", reason=status.refused)
     if status.fenced:
-        return PodReport(state="fenced", exits=status.exits, reason=status.reason)
+        return PodReport(state="fenced", exits=with_few_texts(status.exits), reason=status.reason)
     if any(is_failure(e) for e in status.exits):
-        return PodReport(state="failed", exits=status.exits)
+        return PodReport(state="failed", exits=with_few_texts(status.exits))
     done = [e for e in status.exits if not e.stopped and e.code == 0]
     if done and len(done) == len(status.workers):
-        return PodReport(state="succeeded", exits=status.exits)
+        return PodReport(state="succeeded", exits=with_few_texts(status.exits))
     if status.stall is not None and status.phase == "running":
         return PodReport(state="running", stall=status.stall)
     return None
@@ -31,13 +33,30 @@ def cut_short(status: PodStatus) -> PodReport | None:
     never heard."""
     if status.phase != "exited":
         return None
-    return PodReport(state="fenced", exits=status.exits, reason="an agent that left this node stopped its workers")
+    why = "an agent that left this node stopped its workers"
+    return PodReport(state="fenced", exits=with_few_texts(status.exits), reason=why)
 
 
 def farewell_report(status: PodStatus) -> PodReport | None:
     """What its workers' planned stop has to say."""
     text = "; ".join(filter(None, (farewell(status.exits), status.written)))
-    return PodReport(state="left", exits=status.exits, reason=text) if text else None
+    return PodReport(state="left", exits=with_few_texts(status.exits), reason=text) if text else None
+
+
+def with_few_texts(exits: Iterable[WorkerExit]) -> tuple[WorkerExit, ...]:
+    """The same, as far as anybody judges by it: of the texts that workers ended with, those of the one that counts on
+    this node if it failed by itself, of a victim what makes it one, and none of the others. A gang has thousands of
+    workers, and its record is one."""
+    told = tuple(exits)
+    failed = sorted(filter(is_failure, told), key=culprit_first)
+    first = failed[0] if failed else None
+    return tuple(e.model_copy(update={"error": _text(e, e is first)}) if e.error else e for e in told)
+
+
+def _text(exited: WorkerExit, first: bool) -> str:
+    if not is_failure(exited):
+        return ""
+    return victims_words(exited) or (exited.error if first else "")
 
 
 def says_the_same(sent: PodReport, report: PodReport) -> bool:

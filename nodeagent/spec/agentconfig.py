@@ -268,10 +268,10 @@ class AgentConfig(Section):
         ),
     ] = Timing()
     """The cluster's clockwork; must be the same on every node. Durations, or numbers of seconds."""
-    stand_in: Annotated[
+    without_agent: Annotated[
         float, BeforeValidator(units.duration), WithJsonSchema(_DURATION_SCHEMA), Field(ge=1, le=3600)
     ] = 30.0
-    """How long an agent that was asked to end (SIGTERM) has a stand-in wait for its next start."""
+    """How long healthy training goes on while this node's agent is dead, stuck or restarted. Then the node leaves."""
     drain: Annotated[float, BeforeValidator(units.duration), WithJsonSchema(_DURATION_SCHEMA), Field(ge=1, le=3600)] = (
         60.0
     )

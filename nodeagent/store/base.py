@@ -247,8 +247,25 @@ class Store(Protocol):
         ...
 
     async def remove(self, uid: str) -> None:
-        """Remove an ended job without holders that have not lapsed, and not kept (``stale`` otherwise); unknown is
-        fine. The name's highest number stays for ever. Event JobDeleted."""
+        """Remove an ended job without holders that have not lapsed, and not kept (``stale`` otherwise), or one of the
+        history; unknown is fine. The name's highest number stays for ever. Event JobDeleted."""
+        ...
+
+    async def shelve(self, uids: Collection[str], before: float, most: int) -> bool:
+        """Move these ended jobs into the history, which no beat brings: as they are, those without holders that have
+        not lapsed, and not kept (others are left as they are). Remove from the history what ended before that Unix
+        time, and the oldest of more than ``most``, a few at once: true if there may be more. Event JobDeleted for each.
+        What is in the history only ``past``, ``history`` and ``remove`` know: its name is free."""
+        ...
+
+    async def past(self, ref: str) -> tuple[JobRecord, ...]:
+        """Of the history: the job with this uid; else the one of this name that ended last; else a few whose uids
+        begin so."""
+        ...
+
+    async def history(self, after: str, limit: int) -> tuple[tuple[str, JobRecord], ...]:
+        """Jobs of the history, the oldest end first, each with its place in it: those behind this place (empty: from
+        the beginning)."""
         ...
 
     async def cordon(self, node: str, cordon: Cordon | None, request: str) -> NodeRecord:

@@ -19,17 +19,21 @@ from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.link import Link
 from nodeagent.store.scripts import load
 from nodeagent.store.trouble import NotReplicatedError, strict, trouble
-from nodeagent.store.wire import ReplyError
+from nodeagent.store.wire import Reached, ReplyError
 from nodeagent.store.words import timing_differs
 
 REPLICAS_SHARE = 0.5
 """Of a call's bound: how long it waits for the replicas to have the step."""
+SHOWN = 80
+"""Of an odd reply: characters that are said of it."""
 
 
 class AnyLinks(Protocol):
     """A bounded set of links to one store: see ``Links``."""
 
     address: str
+    reached: Reached | None
+    """Where the link leads that was opened last."""
 
     def one(self) -> AbstractAsyncContextManager[Link]:
         """For one request."""
@@ -54,11 +58,12 @@ class Calls:
         text = codec.encode(arguments)
         async with self.link() as link:
             try:
-                done, *rest = await link.evaluate(load(name), self.prefix, link.run_id, str(RECORD_VERSION), text)
+                found = await link.evaluate(load(name), self.prefix, link.run_id, str(RECORD_VERSION), text)
             except ReplyError as error:
                 if error.is_damage:  # so that it does not fail for ever; this call has failed all the same
                     await link.evaluate(load("examine"), self.prefix, link.run_id, str(RECORD_VERSION), "{}")
                 raise
+            done, *rest = _steps_own(found)
             if not done and rest[0] == "link":
                 raise ConnectionError(rest[1])  # so that all links are opened anew
             if done and self._replicas and acted_on(rest):
@@ -86,6 +91,11 @@ class Calls:
         """For one that the server may hold back for as long as this."""
         return self._bounded(self._waits, seconds + self._timeout)
 
+    @property
+    def reached(self) -> Reached | None:
+        """Where the store was last; None until it has been reached."""
+        return self._commands.reached
+
     async def close(self) -> None:
         await self._commands.close()
         await self._waits.close()
@@ -93,6 +103,8 @@ class Calls:
     async def _replicated(self, link: Link) -> None:
         """Everything this link has written or read so far is on enough replicas; raises NotReplicatedError."""
         there = await link.ask("WAIT", self._replicas, max(1, millis(REPLICAS_SHARE * self._timeout)))
+        if not isinstance(there, int):
+            raise _no_step(there)
         if there < self._replicas:
             raise NotReplicatedError(f"{there} of the {self._replicas} replicas that must have it do")
 
@@ -110,3 +122,17 @@ class Calls:
             await self._commands.forget()
             await self._waits.forget()
             raise StoreUnavailableError(trouble(links.address, timeout, error)) from error
+
+
+def _steps_own(reply: Any) -> list[Any]:
+    """That reply, if a script of ours can have given it: a list of 1 and what was found, or of 0, a code and a
+    sentence. Raises ConnectionError for any other: whatever answers there does not run scripts as Redis does."""
+    if not isinstance(reply, list) or not reply or reply[0] not in (0, 1):
+        raise _no_step(reply)
+    if reply[0] == 0 and (len(reply) != 3 or not all(isinstance(part, str) for part in reply[1:])):
+        raise _no_step(reply)
+    return reply
+
+
+def _no_step(reply: object) -> ConnectionError:
+    return ConnectionError(f"it answered {repr(reply)[:SHOWN]}, which no step replies")

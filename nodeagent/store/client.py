@@ -44,10 +44,12 @@ from nodeagent.store.messages import (
 )
 from nodeagent.store.scripts import load
 from nodeagent.store.trouble import strict
-from nodeagent.store.wire import readable
+from nodeagent.store.wire import Reached, readable
 
 COMMAND_LINKS = 4
 WAIT_LINKS = 32
+PAST_AT_ONCE = 5
+"""Most jobs of the history that the beginning of a uid may bring."""
 NEW_RECORD = frozenset({"submit", "read"})
 """Steps of which the whole record comes."""
 
@@ -61,6 +63,11 @@ class RedisStore:
     def __init__(self, calls: Calls) -> None:
         self._calls, self._prefix = calls, calls.prefix
         self._decoder = Decoder()
+
+    @property
+    def reached(self) -> Reached | None:
+        """Where the store was last; None until it has been reached."""
+        return self._calls.reached
 
     async def join(
         self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing, regroup: int = 0
@@ -83,7 +90,7 @@ class RedisStore:
 
     async def beat(self, beat: Beat) -> BeatReply:
         arguments: dict[str, object] = who(beat.node, beat.incarnation)
-        arguments |= {"seq": beat.seq, "length": beat.length, "rev": beat.rev, "top": beat.top, "era": beat.era}
+        arguments |= {"seq": beat.seq, "rev": beat.rev, "top": beat.top, "era": beat.era}
         if beat.facts is not None:
             arguments |= told_facts(beat.facts)
         if beat.readiness is not None:
@@ -167,7 +174,7 @@ class RedisStore:
     ) -> JobRecord:
         arguments = who(node, incarnation) | {"uid": uid, "token": token.model_dump(), "ack": ack.to_json()}
         if last is not None:
-            arguments["last"] = codec.encode_report(last)
+            arguments["last"] = codec.told_report(last)
         return await self._job("ack", arguments)
 
     async def activate(self, uid: str, token: Token) -> JobRecord:
@@ -175,7 +182,7 @@ class RedisStore:
 
     async def report(self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport) -> JobRecord:
         arguments = who(node, incarnation) | {"uid": uid, "token": token.model_dump(), "reason": report.reason}
-        return await self._job("report", arguments | codec.encode_report(report))
+        return await self._job("report", arguments | codec.told_report(report))
 
     async def commit(
         self,
@@ -293,6 +300,22 @@ class RedisStore:
 
     async def remove(self, uid: str) -> None:
         await self._calls.step("remove", {"uid": uid})
+
+    async def shelve(self, uids: Collection[str], before: float, most: int) -> bool:
+        arguments: dict[str, object] = {"uids": list(uids), "before": before, "most": most}
+        (more,) = await self._calls.step("shelve", arguments)
+        return bool(more)
+
+    async def past(self, ref: str) -> tuple[JobRecord, ...]:
+        return tuple(job for _, job in await self._history("of", ref, PAST_AT_ONCE))
+
+    async def history(self, after: str, limit: int) -> tuple[tuple[str, JobRecord], ...]:
+        return await self._history("after", after, limit)
+
+    async def _history(self, how: str, which: str, limit: int) -> tuple[tuple[str, JobRecord], ...]:
+        async with self._calls.link() as link:
+            found = await link.evaluate(load("history", bare=True), self._prefix, how, which, str(limit))
+        return tuple(_each(lambda entry: (str(entry[0]), codec.decode_job(entry[1])), found))
 
     async def cordon(self, node: str, cordon: Cordon | None, request: str) -> NodeRecord:
         arguments: dict[str, object] = {"node": node, "request": request}

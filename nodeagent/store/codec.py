@@ -14,7 +14,7 @@ from nodeagent.model.base import Record
 from nodeagent.model.event import Event
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
-from nodeagent.model.world import PodReport
+from nodeagent.model.world import BRIEF, PodReport
 from nodeagent.store.messages import Saved
 
 JOB_RAW = (
@@ -67,6 +67,15 @@ def encode_readiness(readiness: Mapping[str, Readiness]) -> str:
 def encode_report(report: PodReport) -> dict[str, str]:
     """A report without its seq, which is the store's to set."""
     return {"state": report.state, "body": report.model_dump_json(exclude={"seq"})}
+
+
+def told_report(report: PodReport) -> dict[str, str]:
+    """The same as a step takes it: in ``brief`` once more, if it is long, with less of the texts."""
+    told = encode_report(report)
+    exits = tuple(e.model_copy(update={"error": e.error[-BRIEF:]}) if len(e.error) > BRIEF else e for e in report.exits)
+    if exits == report.exits:
+        return told
+    return told | {"brief": encode_report(report.model_copy(update={"exits": exits}))["body"]}
 
 
 def encode_texts(texts: Mapping[str, str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 
 from nodeagent.spec.storeconfig import RedisConfig
+from nodeagent.store.tls import TlsFileError, client_context
 from nodeagent.store.wire import Connection
 
 LONGEST_PASSWORD = 4096
@@ -65,19 +66,10 @@ class Door:
         if not self.place.tls:
             return None
         tls = self._config.tls
-        at = tls.ca_file
         try:
-            context = ssl.create_default_context(cafile=tls.ca_file)
-            context.check_hostname = tls.check_hostname
-            if tls.cert_file is not None:
-                at = tls.key_file or tls.cert_file
-                # An encrypted key is an error, not a question on the terminal.
-                context.load_cert_chain(tls.cert_file, tls.key_file, password=lambda: "")
-        except OSError as error:  # ssl.SSLError is one
-            raise AccessError(
-                f"{at}: no certificate or key can be read from it ({error}): check the files in redis.tls"
-            ) from error
-        return context
+            return client_context(tls.ca_file, tls.cert_file, tls.key_file, check_name=tls.check_hostname)
+        except TlsFileError as error:
+            raise AccessError(str(error)) from error
 
 
 def _auth(user: str | None, password: str | None) -> tuple[tuple[str, ...], ...]:

@@ -12,9 +12,10 @@ from nodeagent.model.storefacts import SentinelFacts, StoreFacts
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.spec.storeurl import shown
 from nodeagent.store.door import AccessError, Door
-from nodeagent.store.link import SENTINEL_SHARE, Link, parse_info
+from nodeagent.store.link import SENTINEL_SHARE, Link
 from nodeagent.store.sentinel import Host, ask_sentinel
 from nodeagent.store.trouble import trouble
+from nodeagent.store.whois import parse_info
 from nodeagent.store.wire import ReplyError
 
 PINGS = 100

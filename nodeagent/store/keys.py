@@ -5,7 +5,8 @@
 ``changes`` record to revision · ``requests`` (capped) · ``events`` (capped stream) · ``pod:<uid>:<node>`` (TTL) ·
 ``saved`` node to what is on its disk · ``saves`` (capped stream) of what somebody waits for · ``marks:<uid>`` field
 to the revision that changed it · ``packed:<uid>`` many entries as one text · ``counts:<uid>`` what an ack looks at
-instead of every member ·
+instead of every member · ``history`` uid, name, owner and bytes of a job that ended a while ago to when it did ·
+``past:<uid>`` its record ·
 ``wake:<place>`` (stream of one entry, TTL)
 """
 

@@ -18,14 +18,11 @@ from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.door import Door
 from nodeagent.store.scripts import Script
 from nodeagent.store.sentinel import find_primary
-from nodeagent.store.wire import Connection, ReplyError
+from nodeagent.store.whois import identity, parse_info, require_primary
+from nodeagent.store.wire import Connection, Reached, ReplyError
 
 SENTINEL_SHARE = 0.5
 """Of the caller's bound: how long a new link waits until more than half of the sentinels agree."""
-
-
-class NotPrimaryError(ConnectionError):
-    """The server is a replica."""
 
 
 class Link:
@@ -41,6 +38,8 @@ class Link:
         """Identity of the server process, and of the history of writes that it is in: a primary that was a replica in
         between is the same process and may lack what was written meanwhile. Empty until opened."""
         self.info: dict[str, str] = {}
+        self.reached: Reached | None = None
+        """Where it leads, once opened."""
 
     async def open(self) -> None:
         """Find the server, connect, and hear who it is."""
@@ -54,12 +53,11 @@ class Link:
             await self._connection.receive()
         self.info = parse_info(await self._connection.receive())
         self.run_id = identity(self.info)
+        self.reached = self._connection.reached
 
     def require_primary(self) -> None:
         """Raises NotPrimaryError for a replica: it refuses writes, and what it tells is old."""
-        if self.info.get("role") != "master":
-            place = f"{self.info.get('master_host', '?')}:{self.info.get('master_port', '?')}"
-            raise NotPrimaryError(f"it is a replica of {place}")
+        require_primary(self.info)
 
     async def ask(self, *command: str | int) -> Any:
         """Send one command and read its reply."""
@@ -83,20 +81,6 @@ class Link:
             await self._connection.close()
 
 
-def identity(info: dict[str, str]) -> str:
-    """Raises ConnectionError where the server does not say who it is: without that no loss of writes is noticed."""
-    process, history = info.get("run_id", ""), info.get("master_replid", "")
-    if not process:
-        raise ConnectionError("it does not say which process it is (run_id in INFO is empty): agents need that")
-    return f"{process}-{history}" if history else process
-
-
-def parse_info(text: str) -> dict[str, str]:
-    """INFO's ``name:value`` lines."""
-    lines = (line.partition(":") for line in text.splitlines() if ":" in line)
-    return {name: value.strip() for name, _, value in lines}
-
-
 class Links:
     """A bounded set of links to one store, whose calls are bounded by ``timeout`` seconds each."""
 
@@ -109,6 +93,8 @@ class Links:
         self._room = asyncio.Semaphore(limit)
         self._run_id = ""
         self._closed = False
+        self.reached: Reached | None = None
+        """Where the link leads that was opened last, to a primary."""
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[Link]:
@@ -122,6 +108,7 @@ class Links:
                 if not link.run_id:
                     await link.open()
                     link.require_primary()
+                    self.reached = link.reached
                     if link.run_id != self._run_id:  # those that wait may still lead to the primary of before
                         self._run_id = link.run_id
                         await self.forget()

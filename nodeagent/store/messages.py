@@ -111,8 +111,6 @@ class Beat(Record):
     incarnation: Incarnation
     seq: int
     """Grows with each beat of this start; an older one is refused (``stale``)."""
-    length: int
-    """Lease length asked for, in ms."""
     rev: int
     """Records changed after this are returned; 0 for all."""
     era: str = ""

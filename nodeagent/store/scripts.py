@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 
 PRELUDES = ("_clock", "_waiting", "_records", "_holders", "_generation")
-WHILE_RECOVERING = frozenset({"join", "beat", "restore", "examine"})
+WHILE_RECOVERING = frozenset({"join", "beat", "renew_lease", "restore", "examine"})
 """Steps that decide nothing of a job; all others wait for the end of a recovery."""
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.door import AccessError
-from nodeagent.store.link import NotPrimaryError
 from nodeagent.store.sentinel import NoPrimaryError
+from nodeagent.store.whois import NotPrimaryError
 from nodeagent.store.wire import ReplyError
 
 

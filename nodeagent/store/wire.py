@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import hiredis
 from redis._parsers import _AsyncHiredisParser
@@ -25,6 +25,18 @@ from redis.exceptions import InvalidResponse, RedisError, ResponseError
 LONGEST_REPLY = 64 << 20
 """Bytes. A page of records has one megabyte and one record; what is much longer comes from no store of ours, and would
 take the memory that the node's workers need."""
+
+
+class Reached(NamedTuple):
+    """Where a connection leads."""
+
+    path: str
+    """Of a unix socket; empty: host and port."""
+    host: str
+    """The name or address that was asked for."""
+    address: str
+    """Of the server that was found there: a numeric one."""
+    port: int
 
 
 class ReplyError(ResponseError):
@@ -92,6 +104,7 @@ class Connection:
             "encoding_errors": "surrogateescape",
             "parser_class": _Parser,
         }
+        self._at = at
         self._connection: AbstractConnection
         if isinstance(at, str):
             self._connection = UnixDomainSocketConnection(path=at, **settings)
@@ -106,6 +119,15 @@ class Connection:
         """Connect."""
         with _as_os_error():
             await self._connection.connect()  # type: ignore[no-untyped-call]
+
+    @property
+    def reached(self) -> Reached | None:
+        """None while it is not open."""
+        if isinstance(self._at, str):
+            return Reached(self._at, "", "", 0)
+        writer = self._connection._writer
+        peer = writer.get_extra_info("peername") if writer is not None else None
+        return Reached("", self._at[0], peer[0], peer[1]) if peer else None
 
     async def send(self, *words: str | int) -> None:
         """One command; its reply is the next that is not received yet."""

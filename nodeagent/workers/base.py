@@ -157,9 +157,12 @@ class PodHost(Protocol):
         """Answer a wish to commit: it is committed, or ``refused`` says why not."""
         ...
 
-    def grant(self, until: float, seq: int, uid: str | None = None) -> None:
-        """Let every shim (or this pod's only) run until this CLOCK_BOOTTIME; grants with an older seq are dropped by
-        the shim. A lower ``until`` with a newer seq shortens."""
+    def granted(self, uid: str) -> float:
+        """Until when (CLOCK_BOOTTIME) the lease process lets this pod run; 0 if there is no such pod."""
+        ...
+
+    def ping(self) -> None:
+        """Have every shim answer. One that does not has hung, and is killed."""
         ...
 
     async def close(self) -> None:

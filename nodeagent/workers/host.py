@@ -13,12 +13,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nodeagent.lease.grants import grant_keys, grants_folder, make_grant, read_grant_of, remove_grant
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
@@ -32,6 +33,7 @@ from nodeagent.workers.login import Login, Logins, Look, UserError, find_login
 from nodeagent.workers.pod_folder import (
     PodRecord,
     PodRecords,
+    folder_name,
     log_folder,
     make_run_folder,
     own_folder,
@@ -52,7 +54,7 @@ PID_MAX = 1 << 22
 LISTEN_LIMIT = 10.0
 """Seconds from a shim's start to its socket."""
 ADOPT_LIMIT = 0.5
-"""Seconds for a look at one pod's folder when an agent starts: the other pods wait for their first grant."""
+"""Seconds for a look at one pod's folder when an agent starts: the other pods wait to be heard."""
 CLEAR_LIMIT = 60.0
 """Seconds for the removal of a run folder."""
 CLOSE_LIMIT = 1.0
@@ -77,8 +79,10 @@ class ShimHost:
         python: str = sys.executable,
         unit: str = "",
         look: Look = find_login,
+        granted: Callable[[], None] = lambda: None,
     ) -> None:
-        """``look``: who says whom a job's user is; it may block."""
+        """``look``: who says whom a job's user is; it may block. ``granted``: called when a new pod has a grant record,
+        in which no time is granted yet."""
         self.changed = asyncio.Event()
         self._node, self._run, self._state, self._logs = node, run_dir, state_dir, logs_dir
         self._address, self._ports = address, ports
@@ -88,10 +92,10 @@ class ShimHost:
         self._records = PodRecords(run_dir)
         self._clearing: set[asyncio.Task[None]] = set()
         self._unfit: dict[str, tuple[float, PodStatus]] = {}
-        self._logins = Logins(node, look)
+        self._logins, self._granted = Logins(node, look), granted
         self._looking: dict[str, asyncio.Task[None]] = {}
         """Pods that wait for what the user database says, by uid."""
-        self._grant: tuple[float, int] | None = None
+        self._pings = 0
 
     def status(self) -> Mapping[str, PodStatus]:
         return {uid: status for uid, (_, status) in self._unfit.items()} | {
@@ -99,7 +103,7 @@ class ShimHost:
         }
 
     async def adopt(self) -> None:
-        known, folders = self._records.all(), pods_folder(self._run)
+        known, folders, grants = self._records.all(), pods_folder(self._run), grant_keys(grants_folder(self._run))
         for folder in sorted(folders.iterdir()) if folders.is_dir() else []:
             if folder.name not in known:
                 try:
@@ -113,11 +117,15 @@ class ShimHost:
                         self._records.write(record)
                     except OSError as error:  # the next agent makes it again
                         log.warning("no record of %s: %s", record.uid, error)
+        for key in grants:
+            if key not in known:
+                self._remove_grant(key)
         async with asyncio.TaskGroup() as group:
             for name, record in known.items():
-                group.create_task(self._adopt(folders / name, record))
+                group.create_task(self._adopt(folders / name, record, name in grants))
 
-    async def _adopt(self, folder: Path, record: PodRecord) -> None:
+    async def _adopt(self, folder: Path, record: PodRecord, granted: bool) -> None:
+        """``granted``: it has a grant record."""
         handle = self._handle(record, folder, "unknown")
         try:
             pid, pidfd = await aside(lambda: _find_shim(folder, record), ADOPT_LIMIT)
@@ -126,6 +134,9 @@ class ShimHost:
             handle.sweep()
             return
         handle.watch(pidfd, pid)
+        if not granted:
+            handle.give_up("its shim has no grant record: it is of a version before them, or somebody removed it")
+            return
         try:
             link = await aside(lambda: connect(folder, record.owner, pidfd), ADOPT_LIMIT)
         except UntrustedError as error:
@@ -173,6 +184,7 @@ class ShimHost:
         self.changed.set()
 
     def _cannot_start(self, uid: str, error: UserError | UntrustedError | OSError) -> None:
+        self._remove_grant(folder_name(uid))
         if uid not in self._pods:
             self._records.forget(uid)
             self._clear(run_folder(self._run, uid))
@@ -211,11 +223,13 @@ class ShimHost:
     def committed(self, uid: str, wish: CommitWish, refused: str) -> None:
         self._command(uid, "committed", wish=wish.model_dump(), refused=refused)
 
-    def grant(self, until: float, seq: int, uid: str | None = None) -> None:
-        if uid is None:
-            self._grant = (until, seq)
-        for pod in self._pods.values() if uid is None else filter(None, [self._pods.get(uid)]):
-            pod.grant(until, seq)
+    def granted(self, uid: str) -> float:
+        return read_grant_of(grants_folder(self._run), folder_name(uid)).until if uid in self._pods else 0.0
+
+    def ping(self) -> None:
+        self._pings += 1
+        for pod in self._pods.values():
+            pod.ping(self._pings)
 
     def connected(self, uid: str) -> bool:
         """This pod's shim hears us now."""
@@ -247,6 +261,7 @@ class ShimHost:
             record.mark,
             record.owner,
             self.changed.set,
+            lambda: self._remove_grant(folder.name),
             self._ended,
             phase,
         )  # fmt: skip
@@ -259,6 +274,13 @@ class ShimHost:
             self._records.forget(pod.uid)
             self._clear(pod.folder)
         self.changed.set()
+
+    def _remove_grant(self, key: str) -> None:
+        """Nothing of the pod runs any more."""
+        try:
+            remove_grant(grants_folder(self._run), key)
+        except OSError as error:
+            log.warning("the grant of pod %s is not removed: %s", key, error)
 
     def _clear(self, folder: Path) -> None:
         """Remove a run folder, whose name is free at once: how much is in it is the user's doing."""
@@ -277,14 +299,17 @@ class ShimHost:
         state, logs = state_folder(self._state, uid), log_folder(self._logs, spec.name, uid)
         for path in (state, logs):
             own_folder(path, login.uid, login.gid)
+        grants = grants_folder(self._run)
         content = pod_file(
-            uid, spec, login.name == spec.submitter.user, state, logs, self._address, self._ports,
+            uid, spec, login.name == spec.submitter.user, state, logs, grants / folder.name, self._address, self._ports,
             self._log_max_bytes, self._log_keep,
         )  # fmt: skip
         record = PodRecord(uid, login.uid, content["mark"], logs)
         if (before := make_run_folder(folder, content, login.uid, login.gid)) is not None:
             self._clear(before)
         self._records.write(record)
+        make_grant(grants, folder.name, login.uid, login.gid)
+        self._granted()
         env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(_SOURCE), "LANG": "C.UTF-8", MARK: content["mark"]}
         env |= power_mark()
         command = [self._python, "-sP", "-m", "nodeagent.workers.shim", str(folder)]
@@ -298,8 +323,6 @@ class ShimHost:
             handle = self._handle(record, folder, "preparing")
             handle.started(process)
             handle.attach(link)
-        if self._grant is not None:
-            handle.grant(*self._grant)
 
     def _fork_shim(
         self, command: list[str], env: Mapping[str, str], logs: Path, login: Login

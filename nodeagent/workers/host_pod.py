@@ -25,7 +25,7 @@ from nodeagent.model.pod import PodPhase
 from nodeagent.osutil.untrusted import Folder, UntrustedError
 from nodeagent.workers.base import PodStatus
 from nodeagent.workers.cgroup import PodCgroup
-from nodeagent.workers.linux import boottime, kill_marked, read_proc
+from nodeagent.workers.linux import kill_marked, read_proc
 from nodeagent.workers.shim_peer import VERSION
 
 logger = logging.getLogger(__name__)
@@ -43,9 +43,9 @@ OUT_MAX = 1 << 25
 """Bytes that wait for a shim to read them, start orders with their environments among them; a shim for which more wait
 is killed."""
 WAITING_MAX = 1000
-"""Commands for a shim that is not connected; some minutes of grants."""
-SILENT_AT_LEAST = 2.0
-"""Seconds that a shim may take to answer a grant, however short its time is: machines are busy."""
+"""Commands for a shim that is not connected; some minutes of pings."""
+SILENT = 2.0
+"""Seconds that a shim may take to answer a ping: machines are busy."""
 SILENT_AT_FIRST = 10.0
 """The same for one that has not spoken yet: it starts."""
 LATE = 0.5
@@ -67,7 +67,7 @@ class Told(Record):
     status: PodStatus | None = None
     error: str = ""
     echo: int | None = None
-    """The grant that has come through its loop."""
+    """The ping that has come through its loop."""
 
 
 class NotStartedError(Exception):
@@ -75,8 +75,9 @@ class NotStartedError(Exception):
 
 
 class PodHandle:
-    """One shim. ``changed`` is called at each change of ``status``; ``ended`` when nothing of a retired pod is
-    left. Whether a shim is new or outlived an earlier agent, which may have workers, ``phase`` says until it is heard.
+    """One shim. ``changed`` is called at each change of ``status``; ``swept`` when it is dead and nothing it ran is
+    left; ``ended``, after that, if the pod was retired. Whether a shim is new or outlived an earlier agent, which may
+    have workers, ``phase`` says until it is heard.
     """
 
     def __init__(
@@ -87,11 +88,12 @@ class PodHandle:
         mark: str,
         owner: int,
         changed: Callable[[], None],
+        swept: Callable[[], None],
         ended: Callable[[PodHandle], None],
         phase: PodPhase,
     ) -> None:
         self.uid, self.folder, self._log, self._mark, self._owner = uid, folder, log, mark, owner
-        self._changed, self._ended = changed, ended
+        self._changed, self._swept, self._ended = changed, swept, ended
         self._loop = asyncio.get_running_loop()
         self._link: socket.socket | None = None
         self._waiting: list[dict[str, Any]] = []
@@ -106,10 +108,10 @@ class PodHandle:
         self._why_killed = ""
         """Of a shim that this host gave up."""
         self._sweeping_since = 0.0
-        self._started_here = self._spoke = self._echoes = False
-        self._granted = -1
+        self._started_here = self._spoke = False
+        self._pinged = 0
         self._unanswered: asyncio.TimerHandle | None = None
-        """Until it is killed, unless it answers a grant."""
+        """Until it is killed, unless it answers a ping."""
         self.retiring = False
         self.retry_at = 0.0
         """Loop time before which a shim that could not even start is not started again."""
@@ -185,6 +187,7 @@ class PodHandle:
             if self._cgroup is not None:
                 self._cgroup.remove()
                 self._cgroup = None
+            self._swept()
             if self.retiring or self._left_by_itself():
                 self._ended(self)
             elif self._started_here and not self._spoke:
@@ -214,7 +217,7 @@ class PodHandle:
         """Use this connected socket; what was asked meanwhile is sent."""
         link.setblocking(False)
         self._link, self._in, self._out, self._asked = link, b"", b"", None
-        self._granted = -1
+        self._pinged = 0
         self._loop.add_reader(link, self._readable)
         self._send({"op": "attach"})
         waiting, self._waiting = self._waiting, []
@@ -246,7 +249,7 @@ class PodHandle:
             return
         *lines, self._in = (self._in + data).split(b"\n")
         if max(map(len, [self._in, *lines])) > LINE_MAX:
-            self._give_up(f"its shim sent a line of more than {LINE_MAX} bytes")
+            self.give_up(f"its shim sent a line of more than {LINE_MAX} bytes")
             return
         for line in lines:
             if self._link is not None:
@@ -287,20 +290,19 @@ class PodHandle:
         elif not self.gone:
             if len(self._waiting) >= WAITING_MAX:
                 self._waiting.clear()
-                self._give_up("its shim is not reached")
+                self.give_up("its shim is not reached")
                 return
             self._waiting.append({"op": op, **arguments})
 
-    def grant(self, until: float, seq: int) -> None:
-        """Time until this CLOCK_BOOTTIME. A shim that has not answered when it is over has hung, and is killed."""
-        self.command("grant", until=until, seq=seq)
+    def ping(self, number: int) -> None:
+        """Numbers grow. A shim that does not answer in time has hung, and is killed."""
+        self.command("ping", number=number)
         if self._link is not None:
-            self._granted = seq
+            self._pinged = number
             if self._unanswered is None:
-                self._wait_for_echo(until - boottime())
+                self._wait_for_echo(SILENT if self._spoke else SILENT_AT_FIRST)
 
-    def _wait_for_echo(self, seconds: float) -> None:
-        wait = max(seconds, SILENT_AT_LEAST if self._spoke else SILENT_AT_FIRST)
+    def _wait_for_echo(self, wait: float) -> None:
         at = self._loop.time() + wait
         self._unanswered = self._loop.call_at(at, self._kill_silent, wait, at)
 
@@ -309,21 +311,20 @@ class PodHandle:
             self._unanswered.cancel()
             self._unanswered = None
 
-    def _echoed(self, seq: int) -> None:
+    def _echoed(self, number: int) -> None:
         """One that is behind, but goes on, has all of its time anew."""
-        self._echoes = True
         self._stop_waiting()
-        if seq < self._granted:
-            self._wait_for_echo(SILENT_AT_LEAST)
+        if number < self._pinged:
+            self._wait_for_echo(SILENT)
 
     def _kill_silent(self, waited: float, due: float) -> None:
         self._unanswered = None
         if self._link is None or self._pidfd < 0:
             return
         if self._loop.time() > due + LATE:
-            self._wait_for_echo(SILENT_AT_LEAST)
-        elif self._started_here or self._echoes or not self._spoke:  # a shim of an older version does not echo
-            self._give_up(f"the shim stopped answering for {waited:.0f} s and was killed")
+            self._wait_for_echo(SILENT)
+        else:
+            self.give_up(f"the shim stopped answering for {waited:.0f} s and was killed")
 
     def _send(self, command: dict[str, Any]) -> None:
         self._out += json.dumps({"v": VERSION, **command}).encode() + b"\n"
@@ -339,7 +340,7 @@ class PodHandle:
         except OSError:
             self._out = b""  # the read side sees the end
         if len(self._out) > OUT_MAX:
-            self._give_up("its shim does not read what it is sent")
+            self.give_up("its shim does not read what it is sent")
         elif self._out:
             self._loop.add_writer(self._link, self._flush)
         else:
@@ -350,7 +351,7 @@ class PodHandle:
             received = Told.from_json(_without_halves(line))
         except ValidationError as error:
             logger.error("shim of %s sent what is no status: %s", self.uid, str(error)[:SAID_MAX])
-            self._give_up("its shim sent what is no status")
+            self.give_up("its shim sent what is no status")
             return
         if received.echo is not None:
             self._echoed(received.echo)
@@ -359,13 +360,13 @@ class PodHandle:
             logger.warning("shim of %s: %s", self.uid, received.error[:SAID_MAX])
             return
         if received.status.uid != self.uid:
-            self._give_up("its shim sent the status of another pod")
+            self.give_up("its shim sent the status of another pod")
             return
         self.status, self._spoke = received.status, True
         self._changed()
 
-    def _give_up(self, why: str) -> None:
-        """A shim that cannot be understood is killed: then its pod is gone, and said to be."""
+    def give_up(self, why: str) -> None:
+        """A shim that is of no use is killed: then its pod is gone, and said to be."""
         logger.error("shim of %s is killed: %s", self.uid, why)
         self._why_killed = why
         self._detach()

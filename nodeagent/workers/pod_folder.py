@@ -3,6 +3,7 @@
 ``<run>/pods/<key>/``: pod.json, shim.json, the socket ``s`` (gone with the pod). ``<state>/pods/<uid>/``: the highest
 promise, exit records. ``<logs>/<job>-<uid8>/``: output. Each pod's own folders belong to the job's user, who may put
 anything there; the folders above them to the agent. ``<run>/shims/<key>.json``, the agent's alone, says what pod it is.
+``<run>/grants/<key>`` says how long it may run (``lease/grants.py``).
 """
 
 from __future__ import annotations
@@ -167,6 +168,7 @@ def pod_file(
     own_user: bool,
     state: Path,
     logs: Path,
+    grant: Path,
     address: str,
     ports: tuple[int, int],
     log_max_bytes: int,
@@ -189,9 +191,11 @@ def pod_file(
         "parked": workers if isinstance(workers := spec.role.workers_per_node, int) else 0,
         "checkpoint_dir": spec.checkpoint_dir,
         "hooks": spec.hooks.model_dump(),
+        "grace": spec.grace,
         "hang": spec.hang.model_dump() if spec.hang is not None else None,
         "state": str(state),
         "logs": str(logs),
+        "grant": str(grant),
         "log_max_bytes": log_max_bytes,
         "log_keep": log_keep,
         "address": address,

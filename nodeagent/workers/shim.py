@@ -2,12 +2,13 @@
 
 ``python -m nodeagent.workers.shim FOLDER [FD]``: FOLDER holds pod.json (written by the host), FD is a connection to the
 agent that started it; without one (systemd started it) the agent calls. Standard library only; runs as the job's user
-in its own session. It stops everything by itself when the agent's granted time runs out, and everything dies with it.
+in its own session. It stops everything by itself when the pod's granted time runs out, and everything dies with it.
 Must never decide what should run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nodeagent.lease.grants import OBEYED, Answer
 from nodeagent.workers.linux import become_subreaper, boottime, lossy_stderr, write_atomic
 from nodeagent.workers.shim_children import Children
 from nodeagent.workers.shim_commit import Commits
@@ -36,6 +38,9 @@ from nodeagent.workers.shim_snapshots import Snapshots, available_memory
 from nodeagent.workers.shim_stepped import FirstSteps
 from nodeagent.workers.shim_writeout import WriteOut
 
+TICK = 0.25
+"""Seconds between two looks at the pod's grant. The fence reads what was added when it is needed, but nobody says when
+time is taken back, or that workers are to stop in order."""
 IDLE_EXIT = 60.0
 """Seconds without an agent and without work until the shim ends."""
 GENERATIONS_KEPT = 20
@@ -53,7 +58,9 @@ class Shim:
             log_to(self.logs / "shim.log")
         for name in ("exits", "errors"):
             (self.state / name).mkdir(exist_ok=True)
-        self.loop, self.guard, self.children = Loop(), Guard(), Children()
+        record = Path(self.pod["grant"])
+        self.loop, self.guard, self.children = Loop(), Guard(record), Children()
+        self._answer = Answer(record.with_name(record.name + OBEYED))
         self.writer = Writer()
         self.guard.watchdog.start(self.loop, self.children)
         self.preparation = Preparation(
@@ -72,6 +79,8 @@ class Shim:
         self.highest = self._read_token("highest.json")
         self.started = self._read_token("started.json")
         self.retiring = False
+        self._heeded = 0.0
+        """``stop_before`` of the grant by which the gang was started, or is being stopped."""
         self._idle: Delay | None = None
         self.peers = Peers(self.loop, folder, self.pod["agent_uid"], self._heard, self._watch_idle)
         if agent is not None:
@@ -86,6 +95,7 @@ class Shim:
         self.preparation.check()
         self.changed()
         self._watch_idle()
+        self._tick()
         self.loop.run()
         self.writer.flush()
 
@@ -99,6 +109,21 @@ class Shim:
         if self.gang is not None:
             self.gang.on_fence()
         self.changed()
+
+    def _tick(self) -> None:
+        self._obey()
+        self.loop.after(TICK, self._tick)
+
+    def _obey(self) -> None:
+        """Do what the grant says. The fence sees to its time."""
+        grant, gang = self.guard.look(), self.gang
+        if gang is None or gang.settled:
+            with contextlib.suppress(OSError):  # whoever waits for the answer waits no longer than the time lasts
+                self._answer.obeyed(grant.stop_before)
+        elif grant.stop_before > self._heeded:
+            self._heeded = grant.stop_before
+            if not gang.stopping:
+                self._do_stop({"grace": self.pod["grace"]})
 
     def _watch_idle(self) -> None:
         if self.peers.agent is not None or not self._quiet():
@@ -128,7 +153,6 @@ class Shim:
         op = command.get("op")
         if op == "attach":
             if self.peers.attach(peer):
-                self.guard.new_controller()
                 self._watch_idle()
         elif isinstance(op, str) and op.startswith(OPS):
             self.link.hear(peer, command)
@@ -146,9 +170,8 @@ class Shim:
     def _unknown(self, command: Command) -> None:
         self.peers.tell_agent(f"unknown command {command['op']}")
 
-    def _do_grant(self, command: Command) -> None:
-        self.guard.grant(command["until"], command["seq"])
-        self.peers.echo(command["seq"])
+    def _do_ping(self, command: Command) -> None:
+        self.peers.echo(command["number"])
 
     def _do_promise(self, command: Command) -> None:
         token = command["token"]
@@ -200,10 +223,12 @@ class Shim:
             self._gang_changed, self.link.launched, self._file, self._write_out,
         )  # fmt: skip
         self.gang = gang = Gang(parts, token, environments, command["ranks"])
+        grant = self.guard.look()
+        self._heeded = grant.stop_before
         if boottime() > command["not_after"]:
             gang.refused = "the order to start came too late"
-        elif not self.guard.granted:
-            gang.refused = "the agent has granted this pod no time"
+        elif boottime() >= grant.until:
+            gang.refused = "nobody has granted this pod time"
         elif not fit:
             gang.refused = self.preparation.reason
         if gang.refused:
@@ -242,6 +267,7 @@ class Shim:
     def _gang_changed(self) -> None:
         self.changed()
         if self._quiet():
+            self._obey()
             self._watch_idle()
             gang = self.gang
             if gang is not None and (gang.stopping or gang.fenced) and self.holder.token == gang.token:

@@ -69,10 +69,10 @@ class Peers:
             for peer in [p for p in self._peers if p.wants_status]:
                 peer.send(line)
 
-    def echo(self, seq: int) -> None:
-        """To the agent: its grant has come through our loop."""
+    def echo(self, number: int) -> None:
+        """To the agent: its ping has come through our loop."""
         if self.agent is not None:
-            self.agent.send(json.dumps({"v": VERSION, "echo": seq}))
+            self.agent.send(json.dumps({"v": VERSION, "echo": number}))
 
     def tell_agent(self, text: str) -> None:
         """Of something that went wrong; it is also in the shim's own log."""

@@ -3,7 +3,7 @@
 The shim's own fence (``shim_guard.py``) acts at the end of the granted time, and its loop clears away what left the
 workers' groups; where they do not, since the shim is frozen or hangs, this process does both, ``SLACK`` later: the
 workers' groups first, then everything below the shim that the shim did not name as its own. Standard library only; it
-knows pids and one deadline, nothing else, and dies with the shim. Must never act while the shim does.
+knows pids and the pod's grant record, nothing else, and dies with the shim. Must never act while the shim does.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import struct
 from collections.abc import Container, Mapping
 from pathlib import Path
 
+from nodeagent.lease.grants import GrantReader
 from nodeagent.workers.linux import boottime, kill_group, pidfd_ended
 from nodeagent.workers.shim_children import Children, reap
 from nodeagent.workers.shim_loop import Loop
@@ -29,27 +30,28 @@ SLACK = 0.15
 START_AGAIN = 0.1
 """Seconds from its end to its next start, should anybody kill it."""
 
-_COMMAND = struct.Struct("=cqd")
-_GRANT, _HOLD, _RELEASE, _SPARE, _NO_LONGER = b"g", b"h", b"r", b"s", b"n"
+_COMMAND = struct.Struct("=cq")
+_HOLD, _RELEASE, _SPARE, _NO_LONGER = b"h", b"r", b"s", b"n"
 SWEEP_EVERY = (0.002, 0.1)
 """Seconds between two looks for what has left the groups: at first, and at most (something does not die)."""
 
 
 class Watchdog:
-    """The shim's side. Every call returns at once; none waits for the process."""
+    """The shim's side. Every call returns at once; none waits for the process. ``grant``: until when what it holds may
+    run; None: no time at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, grant: GrantReader | None) -> None:
         self.pid = 0
+        self._grant = grant
         self._link: socket.socket | None = None
         self._held: dict[int, int] = {}
         self._killed: set[int] = set()
-        self._until = 0.0
 
     def start(self, loop: Loop, children: Children) -> None:
         """Fork it, and again whenever it ends. Call before any worker starts."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.closing(theirs):
-            self.pid = start_function(lambda: watch(theirs), 2, 2, "the watchdog", preferred=True)
+            self.pid = start_function(lambda: watch(theirs, self._grant), 2, 2, "the watchdog", preferred=True)
         ours.setblocking(False)
         self._link = ours
 
@@ -62,16 +64,10 @@ class Watchdog:
 
         children.expect(self.pid, ended)
         children.changed = self._child
-        self.grant(self._until)
         for pid in children.expected():
             self._child(pid, True)
         for pid, pidfd in self._held.items():
             self._send(_HOLD, pid, pidfd=pidfd)
-
-    def grant(self, until: float) -> None:
-        """What it holds may run until this CLOCK_BOOTTIME."""
-        self._until = until
-        self._send(_GRANT, until=until)
 
     def hold(self, pid: int, pidfd: int) -> None:
         """Watch this process group, whose leader the pidfd names."""
@@ -104,12 +100,12 @@ class Watchdog:
                 return
             self._killed.add(_COMMAND.unpack(data)[1])
 
-    def _send(self, what: bytes, pid: int = 0, until: float = 0.0, pidfd: int = -1) -> None:
+    def _send(self, what: bytes, pid: int, pidfd: int = -1) -> None:
         """One that does not take what it is told, being stopped itself, is started anew with all it must know."""
         if self._link is None:
             return
         try:
-            socket.send_fds(self._link, [_COMMAND.pack(what, pid, until)], [pidfd] if pidfd >= 0 else [])
+            socket.send_fds(self._link, [_COMMAND.pack(what, pid)], [pidfd] if pidfd >= 0 else [])
         except OSError:
             self._unlink()
             os.kill(self.pid, signal.SIGKILL)  # our own child, not reaped yet: its end starts the next
@@ -120,47 +116,53 @@ class Watchdog:
             self._link = None
 
 
-def watch(link: socket.socket) -> None:
+def watch(link: socket.socket, grant: GrantReader | None) -> None:
     """The process itself: until the shim closes the link, or dies and this process with it."""
     gc.disable()  # nothing here makes cycles, and a collection would copy the shim's pages
-    _close_all_but(link.fileno())
+    _close_all_but(link.fileno(), -1 if grant is None else grant.fd)
     held: dict[int, int] = {}
     spared = {os.getpid()}
-    until: float | None = None
+    due: float | None = None  # until what is held is killed; None: nothing is held, or that was done
     pause: float | None = None  # until the next look for what has left the groups; None: nothing to look for
     poll = select.poll()
     poll.register(link.fileno(), select.POLLIN)
     while True:
-        wait = pause
-        if until is not None and held:
-            wait = max(0.0, until + SLACK - boottime())
+        wait = pause if due is None else max(0.0, due - boottime())
         if poll.poll(None if wait is None else wait * 1000):
             data, fds, _, _ = socket.recv_fds(link, 64, 1)
             if not data:
                 return
-            what, pid, time = _COMMAND.unpack(data)
-            if what == _GRANT:
-                until, pause = time, None
-            elif what == _HOLD:
-                held[pid] = fds[0]
-            elif what == _SPARE:
+            what, pid = _COMMAND.unpack(data)
+            if what == _SPARE:
                 spared.add(pid)
             elif what == _NO_LONGER:
                 spared.discard(pid)
-            elif pid in held:
-                os.close(held.pop(pid))
-        elif pause is not None:
+            else:
+                if what == _HOLD:
+                    held[pid] = fds[0]
+                elif pid in held:
+                    os.close(held.pop(pid))
+                due, pause = _due(grant) if held else None, None  # the shim is at work again
+        elif due is None:
+            assert pause is not None
             pause = min(pause * 2, SWEEP_EVERY[1]) if _sweep(held, spared) else None
-        elif until is not None and held and boottime() >= until + SLACK:
-            _kill(link, held)
-            until, pause = None, SWEEP_EVERY[0]  # until the shim speaks again
+        else:
+            due = _due(grant)
+            if boottime() >= due:
+                _kill(link, held)
+                due, pause = None, SWEEP_EVERY[0]  # until the shim speaks again
+
+
+def _due(grant: GrantReader | None) -> float:
+    """When what is held has to be dead, as far as is granted by now."""
+    return (grant.read().until if grant is not None else 0.0) + SLACK
 
 
 def _kill(link: socket.socket, held: Mapping[int, int]) -> None:
     for pid, pidfd in held.items():
         if not pidfd_ended(pidfd):
             with contextlib.suppress(BlockingIOError):
-                link.send(_COMMAND.pack(b"k", pid, 0.0), socket.MSG_DONTWAIT)
+                link.send(_COMMAND.pack(b"k", pid), socket.MSG_DONTWAIT)
             kill_group(pid, pidfd)
 
 
@@ -175,10 +177,10 @@ def _sweep(held: Mapping[int, int], spared: Container[int]) -> bool:
     return bool(found)
 
 
-def _close_all_but(keep: int) -> None:
+def _close_all_but(*keep: int) -> None:
     """Pipes and sockets of the shim's that this fork inherited: their other ends must see the shim's own close."""
     for entry in list(Path("/proc/self/fd").iterdir()):
         fd = int(entry.name)
-        if fd > 2 and fd != keep:
+        if fd > 2 and fd not in keep:
             with contextlib.suppress(OSError):
                 os.close(fd)

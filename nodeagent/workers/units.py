@@ -1,7 +1,8 @@
-"""Shims as services of systemd: each in a unit of its own, made for it and gone with it, in the slice of all jobs.
+"""Shims and the lease process as services of systemd, each in a unit of its own, made for it and gone with it: whatever
+happens to the agent's unit does not touch it.
 
-There it has the job's user, groups and a login's rights, and nothing of the agent's sandbox; and whatever happens to
-the agent's unit does not touch it. Knows how such a unit is started; must never decide what runs in it.
+A shim is in the slice of all jobs; it has the job's user, groups and a login's rights, and nothing of the agent's
+sandbox. Knows how such a unit is started; must never decide what runs in it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,20 @@ OWN = (
 )  # fmt: skip
 
 
+KEPT = (
+    "Type=exec", "CollectMode=inactive-or-failed", "OOMPolicy=continue", "OOMScoreAdjust=-900", "UMask=0077",
+    # By systemd itself, whether there is an agent or not; an exit in order is one for good.
+    "Restart=always", "RestartPreventExitStatus=0", "RestartSec=50ms", "StartLimitIntervalSec=0",
+    # What the shims answer is their users' alone, and the store's socket may be its user's; and it has to see the same
+    # id of the boot as the agent (``linux.boot_id``).
+    "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_SYS_PTRACE",
+    "NoNewPrivileges=yes", "ProtectSystem=full", "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6",
+    "RestrictNamespaces=yes", "RestrictRealtime=yes", "RestrictSUIDSGID=yes", "LockPersonality=yes",
+    "SystemCallArchitectures=native", "SystemCallFilter=@system-service", "SystemCallErrorNumber=EPERM",
+)  # fmt: skip
+"""The lease process's."""
+
+
 class UnitError(Exception):
     """The unit did not start; ``str()`` is what systemd said."""
 
@@ -42,12 +57,35 @@ def unit_name(folder: str) -> str:
 def start_command(
     unit: str, agent: str, job: str, user: str, environ: Mapping[str, str], command: Sequence[str]
 ) -> list[str]:
-    """The command that has systemd run ``command``. At shutdown ``agent``, a unit, ends first: it drains the node."""
-    settings = [*OWN, f"User={user}", f"Before={agent}", f"Nice={os.getpriority(os.PRIO_PROCESS, 0)}"]
+    """The command that has systemd run ``command``. ``agent`` is a unit."""
+    settings = [*OWN, f"User={user}"]
     settings += [f"Limit{name}={_span(*resource.getrlimit(number))}" for name, number in LIMITS.items()]
+    return _command(unit, agent, f"job {job}", settings, environ, command, f"--slice={SLICE}")
+
+
+def lease_unit(agent: str) -> str:
+    """Of the lease process beside this agent, a unit."""
+    return f"nodeagent-lease{agent.removeprefix('nodeagent')}" if agent.startswith("nodeagent") else f"lease-of-{agent}"
+
+
+def lease_command(agent: str, environ: Mapping[str, str], command: Sequence[str]) -> list[str]:
+    """The command that has systemd run the lease process, and keep it running."""
+    return _command(lease_unit(agent), agent, "the node's lease", KEPT, environ, command)
+
+
+def stop_command(unit: str) -> list[str]:
+    """The command that has systemd end it and forget it."""
+    return ["systemctl", "--quiet", "--no-ask-password", "stop", unit]
+
+
+def _command(
+    unit: str, agent: str, what: str, settings: Sequence[str], environ: Mapping[str, str], command: Sequence[str],
+    *options: str,
+) -> list[str]:  # fmt: skip
+    """At shutdown ``agent`` ends first: it drains the node."""
+    settings = [*settings, f"Before={agent}", f"Nice={os.getpriority(os.PRIO_PROCESS, 0)}"]
     return [
-        "systemd-run", "--quiet", "--no-ask-password", f"--unit={unit}", f"--slice={SLICE}",
-        f"--description=nodeagent: job {job}",
+        "systemd-run", "--quiet", "--no-ask-password", f"--unit={unit}", f"--description=nodeagent: {what}", *options,
         *(f"--property={setting}" for setting in settings),
         *(f"--setenv={name}={value}" for name, value in environ.items()),
         "--", *(word.replace("$", "$$") for word in command),
@@ -59,7 +97,7 @@ def _span(soft: int, hard: int) -> str:
 
 
 async def start(command: Sequence[str]) -> None:
-    """Run ``start_command``'s; returns when the unit runs. Raises UnitError.
+    """Run one of these commands; returns when systemd has done it. Raises UnitError.
 
     No child watcher of asyncio: those that wait in threads are lost when the agent's process is copied.
     """

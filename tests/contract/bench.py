@@ -19,10 +19,12 @@ from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Cause, Head, Member, PodReport, Token
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.calls import AnyLinks
+from nodeagent.store.client import RedisStore
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Link
 from nodeagent.store.messages import Beat, BeatReply, Ending, Note, Proposal, Saved
 from tests.inprocess.data import Stream
+from tests.inprocess.lease import era_of, renew_lease
 from tests.inprocess.server import CLUSTER, HereLinks, HereStore, Server
 
 FAST = Timing(heartbeat=0.05, credit=0.1, gap=1.5, lease=0.3)
@@ -61,8 +63,9 @@ def spend(text: str = "worker 3 failed") -> Spend:
 class Bench:
     """One cluster in one store."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: RedisStore) -> None:
+        self.store: Store = store
+        self.calls = store._calls
         self.lives: dict[str, Incarnation] = {}
         self._seq: dict[str, int] = {}
 
@@ -90,6 +93,10 @@ class Bench:
 
     async def take(self, key: str) -> None:
         """Remove a key by hand."""
+        raise NotImplementedError
+
+    async def spoil(self, key: str) -> None:
+        """Write a text there by hand, whatever belongs there."""
         raise NotImplementedError
 
     async def pod_ttl(self, uid: str, node: str) -> int:
@@ -128,13 +135,15 @@ class Bench:
         damaged: tuple[str, ...] = (),
         silent: str = "",
     ) -> BeatReply:
+        """As an agent does, after its lease process has renewed for ``length`` ms."""
         self._seq[node] = self._seq.get(node, 0) + 1
-        return await self.store.beat(
+        life = (incarnation or self.lives[node]).life
+        renewed = await self._renew(node, life, await self.era(), length)
+        reply = await self.store.beat(
             Beat(
                 node=node,
                 incarnation=incarnation or self.lives[node],
                 seq=self._seq[node] if seq is None else seq,
-                length=length,
                 rev=rev,
                 era=era,
                 top=top,
@@ -148,6 +157,37 @@ class Bench:
                 silent=silent,
             )
         )
+        if not renewed:
+            await self._renew(node, life, reply.era, length)
+        return reply
+
+    async def only_beat(self, node: str) -> BeatReply:
+        """As the agent of a node does whose lease process is dead."""
+        self._seq[node] = self._seq.get(node, 0) + 1
+        return await self.store.beat(Beat(node=node, incarnation=self.lives[node], seq=self._seq[node], rev=0))
+
+    async def renew(
+        self, node: str, length: int = LONG, *, life: str = "", era: str | None = None, asks: bool = False
+    ) -> str:
+        """As its lease process does: who waits for the node."""
+        era = await self.era() if era is None else era
+        return await renew_lease(self.calls, node, life or self.lives[node].life, era, length, asks=asks)
+
+    async def leave(self, node: str, why: str, era: str = "") -> None:
+        """As its lease process does."""
+        about: dict[str, object] = {"node": node, "why": why, "era": era or await self.era()}
+        await self.calls.step("leave", about | self.lives[node].model_dump())
+
+    async def era(self) -> str:
+        """The one that the store is in."""
+        return await era_of(self.calls)
+
+    async def _renew(self, node: str, life: str, era: str, length: int) -> bool:
+        try:
+            await renew_lease(self.calls, node, life, era, length)
+        except StoreRefusedError:  # the beat says why
+            return False
+        return True
 
     async def lapse(self, node: str, watcher: str) -> None:
         """Let a node's lease lapse, as ``watcher`` sees it."""
@@ -272,7 +312,7 @@ class Bench:
 class RedisBench(Bench):
     """Time is real; the server looks restarted since the store remembers another run id."""
 
-    def __init__(self, store: Store, links: AnyLinks, prefix: str) -> None:
+    def __init__(self, store: RedisStore, links: AnyLinks, prefix: str) -> None:
         super().__init__(store)
         self._links = links
         self._prefix = prefix
@@ -302,6 +342,10 @@ class RedisBench(Bench):
         async with self._links.one() as link:
             assert await link.ask("DEL", f"{self._prefix}{key}") == 1
 
+    async def spoil(self, key: str) -> None:
+        async with self._links.one() as link:
+            await link.ask("SET", f"{self._prefix}{key}", "x", "PX", 60_000)
+
     async def age(self, served_ms: int) -> None:
         async with self._links.one() as link:
             await link.ask("HINCRBY", f"{self._prefix}meta", "served", served_ms)
@@ -314,7 +358,7 @@ class RedisBench(Bench):
 class HereBench(RedisBench):
     """On the server in this process: time is a number."""
 
-    def __init__(self, server: Server, clock: list[float], store: Store | None = None) -> None:
+    def __init__(self, server: Server, clock: list[float], store: RedisStore | None = None) -> None:
         super().__init__(store or HereStore(server), HereLinks(server), prefix(CLUSTER))
         self.server = server
         self._clock = clock

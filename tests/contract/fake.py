@@ -14,7 +14,7 @@ from fakeredis import FakeAsyncRedis, FakeServer
 from redis.exceptions import RedisError
 
 from nodeagent.store.scripts import Script
-from nodeagent.store.wire import ReplyError
+from nodeagent.store.wire import Reached, ReplyError
 
 MOST = 32
 """Requests at a time."""
@@ -24,6 +24,7 @@ class FakeLinks:
     """A bounded set of links to one fake server; each is also the link that it hands out."""
 
     address = "fakeredis"
+    reached: Reached | None = None
 
     def __init__(self, server: FakeServer) -> None:
         self._client = FakeAsyncRedis(

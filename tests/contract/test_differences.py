@@ -22,7 +22,7 @@ from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
 from nodeagent.store.messages import Beat
 from nodeagent.store.server import PrivateRedis
-from tests.contract.bench import LONG, Bench, RedisBench, head
+from tests.contract.bench import Bench, RedisBench, head
 
 pytestmark = pytest.mark.redis
 READERS = 5
@@ -108,7 +108,7 @@ class Reader:
     async def beat(self) -> None:
         self.seq += 1
         asked = Beat(
-            node=self.node, incarnation=self.bench.lives[self.node], seq=self.seq, length=LONG, rev=self.rev,
+            node=self.node, incarnation=self.bench.lives[self.node], seq=self.seq, rev=self.rev,
             era=self.era, top=self.job.rev if self.job else 0,
         )  # fmt: skip
         reply = await self.store.beat(asked)
@@ -227,7 +227,7 @@ async def test_acknowledging_brings_few_of_the_others_acks(server: Server) -> No
         await bench.join(node)
         await bench.beat(node, rev=1)
     job = await bench.propose(await bench.submit(high=100), *nodes)
-    beat = Beat(node="n099", incarnation=bench.lives["n099"], seq=99, length=LONG, rev=0)
+    beat = Beat(node="n099", incarnation=bench.lives["n099"], seq=99, rev=0)
     seen = await second.beat(beat)
     for node in nodes[:-2]:
         await bench.ack(job, node)

@@ -7,7 +7,7 @@ import pytest
 from nodeagent.model.job import JobRecord, Outcome, Phase, Spend
 from nodeagent.model.node import Incarnation
 from nodeagent.model.stall import RankFacts, Stall
-from nodeagent.model.world import Ack, PodReport, Token
+from nodeagent.model.world import BRIEF, Ack, PodReport, Token, WorkerExit
 from nodeagent.store.messages import Judgement
 from tests.contract.bench import Bench, head, refused, spend
 
@@ -376,3 +376,21 @@ async def test_a_fault_is_judged_once(bench: Bench) -> None:
     assert len([k for k in await bench.kinds() if k == "FaultJudged"]) == 1
     job = await bench.end(job, "failed")
     await refused("ended", bench.store.judge(judgement(job, spend=spend())))
+
+
+async def test_of_many_faults_the_first_few_keep_all_that_the_workers_wrote(bench: Bench) -> None:
+    nodes = [f"n{i}" for i in range(1, 20)]
+    await bench.up(*nodes)
+    job = await bench.active(await bench.submit(low=1, high=19, target=19), *nodes)
+    wrote = WorkerExit(rank=0, local_rank=0, pid=9, code=1, error="x" * 1000 + "the end")
+    for node in nodes:
+        report = PodReport(state="failed", exits=(wrote,))
+        job = await bench.store.report(job.uid, head(job).token, node, bench.lives[node], report)
+    job = await bench.store.report(job.uid, head(job).token, "n1", bench.lives["n1"], report)
+    sizes = {r.seq: len(r.exits[0].error) for r in head(job).reports.values()}
+    assert sizes == {seq: 1007 if seq <= 16 else BRIEF for seq in range(1, 20)}
+    assert all(r.exits[0].error.endswith("the end") for r in head(job).reports.values())
+    job = await bench.active(job, *nodes)
+    assert {r.seq: len(r.exits[0].error) for r in job.last_reports.values()} == sizes
+    job = await bench.ack(job, "n19", PodReport(state="failed", exits=(wrote,)))
+    assert len(job.last_reports["n19"].exits[0].error) in (1007, BRIEF)

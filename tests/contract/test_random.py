@@ -175,7 +175,6 @@ class Both:
             node=node,
             incarnation=self.incarnation(node),
             seq=self._seq,
-            length=self.random.choice((100, 3000, 30_000)),
             rev=self.random.choice((0, self.server.state.rev // 2, self.server.state.rev)),
             facts=facts(node, started=self.random.choice((1.0, 2.5))) if self.random.random() < 0.2 else None,
             readiness={"u": Readiness(state=self.random.choice(("ready", "preparing")))}

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from nodeagent.ctl.client import Client, job_path, node_path
+from nodeagent.lease.signs import find_holder
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples" / "digits" / "train.py"
@@ -86,6 +87,13 @@ class Cluster:
     def node(self, name: str) -> dict[str, Any]:
         node: dict[str, Any] = self.ask(node_path(name))
         return node
+
+    def lease_pid(self, node: str) -> int:
+        """Of the node's lease process."""
+        (folder,) = self.home.glob(f"local/run/*/{node}/lease")
+        holder = find_holder(folder)
+        assert holder is not None, f"no lease process runs on {node}"
+        return holder[0]
 
     def nodes(self) -> dict[str, str]:
         """Node to state."""

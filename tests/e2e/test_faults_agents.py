@@ -1,20 +1,24 @@
-"""Faults of agents: a restart disturbs nothing; one that is silent past its lease loses its workers to the fence."""
+"""Faults of agents and lease processes: either may die or hang; where both do, the fence stops the workers."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
 
+from nodeagent.model.timing import Timing
 from tests.e2e.support import Cluster, check_complete, check_steps, check_undisturbed, digits_job, is_alive, read_steps
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(240)]
 
 NODES = 3
+FENCE = Timing().fence
 
 
 def test_an_agent_killed_disturbs_nothing(calm: Cluster, reference: dict[int, float]) -> None:
@@ -89,6 +93,61 @@ def thaw(calm: Cluster, node: str, pids: Iterable[int]) -> None:
     calm.frozen.discard(node)
 
 
+def test_a_stuck_agent_and_a_killed_lease_process_disturb_nothing(calm: Cluster, reference: dict[int, float]) -> None:
+    """The agent is stopped for four fences; then its lease process is killed ten times."""
+    calm.submit(digits_job(calm.work, "stuck", nodes="2", steps=400, delay=0.05))
+    node = calm.until_running("stuck", 2)["pods"][0]["node"]
+    calm.until_steps("stuck", 10)
+    workers, incarnation = calm.workers("stuck"), calm.node(node)["incarnation"]
+    agent = calm.node(node)["agent_pid"]
+    freeze(calm, node, [agent])
+    try:
+        time.sleep(4 * FENCE)
+        assert all(is_alive(pid) for pid in workers.values())
+    finally:
+        thaw(calm, node, [agent])
+    for _ in range(10):
+        pid = calm.lease_pid(node)
+        os.kill(pid, signal.SIGKILL)
+        calm.until(lambda gone=pid: there(calm, node) not in (None, gone), 10, "it is started again")  # type: ignore[misc]
+    calm.until_steps("stuck", 10)
+    assert (calm.workers("stuck"), calm.node(node)["incarnation"]) == (workers, incarnation)
+    job = calm.until_phase("stuck", "succeeded", 90)
+    assert (job["generation"], job["restarts"]) == (1, 0)
+    rows = read_steps(calm.work, "stuck")
+    check_undisturbed(rows)
+    check_steps(rows, reference)
+
+
+def there(calm: Cluster, node: str) -> int | None:
+    with suppress(AssertionError):
+        return calm.lease_pid(node)
+    return None
+
+
+def test_a_fault_elsewhere_does_not_wait_for_a_stuck_agent(calm: Cluster, reference: dict[int, float]) -> None:
+    """Its node leaves when a job waits for it, and comes back as a newcomer."""
+    calm.submit(digits_job(calm.work, "waits", nodes="'1:2'", steps=2000, delay=0.05, workers=1))
+    job = calm.until_running("waits", 2)
+    calm.until_steps("waits", 10)
+    stuck, other = (pod["node"] for pod in job["pods"])
+    agent, life = calm.node(stuck)["agent_pid"], calm.node(stuck)["incarnation"]["life"]
+    freeze(calm, stuck, [agent])
+    try:
+        time.sleep(2 * FENCE)
+        os.kill(next(iter(calm.workers("waits", other).values())), signal.SIGKILL)
+        job = calm.until_running("waits", 2, above=1, limit=15)  # with the spare
+        assert stuck not in [p["node"] for p in job["pods"] if p["generation"] == job["generation"]]
+        assert calm.nodes()[stuck] == "left"
+        assert job["budget"]["used"] == 0, "the one that was silent may have been the cause"
+    finally:
+        thaw(calm, stuck, [agent])
+    calm.until(lambda: calm.node(stuck)["incarnation"]["life"] != life, 30, "it comes back with a new life")
+    calm.until_steps("waits", 10)
+    calm.ctl("stop", "waits", "--timeout", "60s")
+    check_steps(read_steps(calm.work, "waits"), reference)
+
+
 @pytest.mark.parametrize(
     "with_shim", [pytest.param(False, id="agent", marks=pytest.mark.endurance), pytest.param(True, id="agent-and-shim")]
 )
@@ -100,7 +159,7 @@ def test_frozen_past_the_lease(calm: Cluster, reference: dict[int, float], with_
     pod = before["pods"][0 if with_shim else 1]  # once rank 0's
     node = pod["node"]
     old, life = calm.workers(name, node), calm.node(node)["incarnation"]["life"]
-    pids = [calm.node(node)["agent_pid"], *([pod["shim_pid"]] if with_shim else [])]
+    pids = [calm.lease_pid(node), calm.node(node)["agent_pid"], *([pod["shim_pid"]] if with_shim else [])]
     freeze(calm, node, pids)
     try:
         if not with_shim:

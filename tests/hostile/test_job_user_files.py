@@ -18,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.lease.grants import grant_keys, read_obeyed
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.workers.base import PodStatus
 from nodeagent.workers.linux import is_running
-from nodeagent.workers.pod_folder import log_folder, run_folder
+from nodeagent.workers.pod_folder import folder_name, log_folder, run_folder
 from tests import readable
 from tests.integration.workers_support import UID, Bench, make_spec, open_bench, pid_of, wait_for
 
@@ -251,6 +252,82 @@ async def test_another_process_than_the_shim_is_not_taken_for_it(open_folder: Pa
             await here.restarted()
             await wait_for(lambda: (s := here.theirs) and s.phase == "gone")
             listener.kill()
+
+
+async def test_a_grant_is_not_given_by_those_it_is_for(open_folder: Path, spec: JobSpec) -> None:
+    """Neither written nor replaced; and nobody answers for another user's pod."""
+    async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
+        await field(bench, spec)
+        theirs, other = folder_name(THEIRS), folder_name(UID)
+        attack(
+            bench.grants,
+            f"theirs, other = {theirs!r}, {other!r}\n"
+            "assert len(open(theirs, 'rb').read()) == 32\n"
+            "open(theirs + '.obeyed', 'r+b').close()\n"
+            "def refused(act, *given):\n"
+            "    try:\n"
+            "        act(*given)\n"
+            "    except PermissionError:\n"
+            "        return\n"
+            "    raise AssertionError(given)\n"
+            "for name in (theirs, other, other + '.obeyed'):\n"
+            "    refused(open, name, 'r+b')\n"
+            "    refused(os.truncate, name, 0)\n"
+            "for name in (theirs, theirs + '.obeyed', other, other + '.obeyed'):\n"
+            "    refused(os.unlink, name)\n"
+            "    refused(os.rename, name, 'elsewhere')\n"
+            "refused(os.mkfifo, 'anew')",
+        )
+
+
+ANSWERS = {
+    "empty": "os.truncate(name, 0)",
+    "sparse": "os.truncate(name, 1 << 40)",
+    "unreadable": "os.chmod(name, 0)",
+    "never": "open(name, 'r+b').write(struct.pack('=d', math.nan) * 2)",
+    "for ever": "open(name, 'r+b').write(struct.pack('=d', math.inf) * 2)",
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+async def test_an_answer_concerns_its_own_pod_only(open_folder: Path, spec: JobSpec, answer: str) -> None:
+    async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
+        here = await field(bench, spec)
+        key = folder_name(THEIRS)
+        attack(bench.grants, f"import math, struct\nname = {key + '.obeyed'!r}\n{ANSWERS[answer]}")
+        assert read_obeyed(bench.grants, key) == 0.0
+        asked = bench.stop_in_order()
+        await wait_for(lambda: bench.obeyed() == asked)
+        assert bench.state().phase == "exited"
+        bench.host.retire(THEIRS)
+        await wait_for(lambda: here.theirs is None)
+        assert grant_keys(bench.grants) == [folder_name(UID)]
+
+
+async def test_an_answer_that_is_kept_open_holds_up_nobody_who_reads_it(open_folder: Path, spec: JobSpec) -> None:
+    """Its owner may ask the kernel to let him finish first (a lease): an open that waits, waits for 45 seconds."""
+    async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
+        await field(bench, spec)
+        key = folder_name(THEIRS)
+        keep = (
+            "import fcntl, os, signal, sys, time\nsignal.signal(signal.SIGIO, signal.SIG_IGN)\n"
+            f"fd = os.open({key + '.obeyed'!r}, os.O_RDWR)\nfcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)\n"
+            "print(flush=True)\ntime.sleep(600)"
+        )
+        user = pwd.getpwnam(ATTACKER)
+        with subprocess.Popen(  # noqa: ASYNC220
+            [SYSTEM_PYTHON, "-c", keep], cwd=bench.grants, user=user.pw_uid, group=user.pw_gid, stdout=subprocess.PIPE
+        ) as keeper:  # fmt: skip
+            try:
+                assert keeper.stdout is not None
+                assert await asyncio.to_thread(keeper.stdout.readline) == b"\n"
+                signal.alarm(HANG // 2)
+                assert read_obeyed(bench.grants, key) == 0.0
+                asked = bench.stop_in_order()
+                await wait_for(lambda: bench.obeyed() == asked)
+            finally:
+                keeper.kill()
+        await wait_for(lambda: read_obeyed(bench.grants, key) == asked)
 
 
 async def test_removing_a_pods_folder_removes_nothing_else(open_folder: Path, spec: JobSpec) -> None:

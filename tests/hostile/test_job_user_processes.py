@@ -127,10 +127,10 @@ async def attack(bench: Bench, *ways: str, count: int, standby: bool = True) -> 
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_what_left_its_session_ends_with_the_granted_time_of_a_stopped_shim(bench: Bench, way: str) -> None:
-    status = await attack(bench, way, count=WAYS[way])
-    assert status.shim_pid is not None
-    await bench.granted(1.0)
-    os.kill(status.shim_pid, signal.SIGSTOP)
+    async with bench.renewing():
+        status = await attack(bench, way, count=WAYS[way])
+        assert status.shim_pid is not None
+        os.kill(status.shim_pid, signal.SIGSTOP)
     try:
         # One kill ends both; which of them is gone first is the kernel's matter.
         await wait_for(lambda: not escaped(bench.root) and not any(is_running(pid_of(w)) for w in status.workers))
@@ -157,10 +157,10 @@ async def test_a_generation_has_ended_only_when_what_left_its_session_has(bench:
 
 async def test_a_chain_of_forks_ends_with_a_stopped_shims_time(bench: Bench) -> None:
     """Each link lives only as long as it takes to fork the next."""
-    status = await attack(bench, "chain", count=0)
-    assert status.shim_pid is not None
-    await bench.granted(0.5)
-    os.kill(status.shim_pid, signal.SIGSTOP)
+    async with bench.renewing():
+        status = await attack(bench, "chain", count=0)
+        assert status.shim_pid is not None
+        os.kill(status.shim_pid, signal.SIGSTOP)
     try:
         await wait_for(lambda: not any(is_running(pid_of(w)) for w in status.workers))
     finally:

@@ -26,6 +26,7 @@ from nodeagent.store.link import Links
 from nodeagent.store.server import PrivateRedis
 from nodeagent.workers.base import PodHost
 from tests.contract.bench import FAST, Bench, facts, refused
+from tests.inprocess.lease import Words
 
 pytestmark = pytest.mark.redis
 BOUND = 15.0
@@ -33,10 +34,7 @@ BOUND = 15.0
 
 
 class Host:
-    """Takes grants and forgets them."""
-
-    def grant(self, until: float, seq: int) -> None:
-        pass
+    """Has promised nothing."""
 
     def promised(self, _uids: Iterable[str]) -> Mapping[str, int]:
         return {}
@@ -58,6 +56,7 @@ class Cluster:
         return Lease(
             node, facts(node), FAST, store=self.store, host=cast(PodHost, Host()), clock=SystemClock(),
             identity=Identity(folder, "b"), incarnation=life, snapshot=Snapshot(FAST), metrics=Metrics(),
+            process=Words(),
         )  # fmt: skip
 
     async def start(self) -> None:
@@ -73,6 +72,7 @@ class Cluster:
                 if not lease.joined:
                     await lease.join()
                 await lease.beat()
+                await self.bench.renew(lease.node, life=lease.incarnation.life)
             assert not lease.lost, lease.reason
 
     def job(self, at: int = 0) -> JobRecord | None:

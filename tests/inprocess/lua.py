@@ -1,6 +1,7 @@
 """Runs our scripts in Lua 5.1, as Redis does: ``redis.call``, ``redis.pcall``, ``cjson``, KEYS and ARGV.
 
-One runtime serves all servers of a process: a script's names are its own, so nothing stays behind.
+One runtime serves all servers of a process: a script's names are its own, so nothing stays behind. A script that reads
+or sets a global of its own fails, as it does in Redis, and none finds what Redis does not have.
 """
 
 from __future__ import annotations
@@ -30,6 +31,26 @@ function redis.pcall(...)
   end
   return { err = tostring(found) }
 end
+KEYS, ARGV = {}, {}
+local there = { debug = true } -- lupa's own
+for name in string.gmatch([[_G _VERSION assert collectgarbage error getmetatable ipairs load loadstring next pairs pcall
+    rawequal rawget rawset select setmetatable tonumber tostring type unpack xpcall cjson math redis string table KEYS
+    ARGV]], '%S+') do
+  there[name] = true
+end
+for name in pairs(_G) do
+  if not there[name] then
+    _G[name] = nil
+  end
+end
+setmetatable(_G, {
+  __index = function(_, name)
+    error('Script attempted to access nonexistent global variable ' .. "'" .. tostring(name) .. "'", 2)
+  end,
+  __newindex = function(_, name)
+    error('Script attempted to create global variable ' .. "'" .. tostring(name) .. "'", 2)
+  end,
+})
 """
 
 

@@ -20,7 +20,7 @@ from nodeagent.store.codec import decode_node
 from nodeagent.store.decoder import Decoder
 from nodeagent.store.keys import prefix
 from nodeagent.store.scripts import PRELUDES, Script
-from nodeagent.store.wire import ReplyError
+from nodeagent.store.wire import Reached, ReplyError
 from tests.inprocess.data import CommandError, Data, Value, Word
 from tests.inprocess.lua import runtime
 from tests.inprocess.state import State
@@ -224,6 +224,7 @@ class HereLinks:
     """As ``store.link.Links``: any number of links, none of which is ever busy."""
 
     address = "this process"
+    reached: Reached | None = None
 
     def __init__(self, server: Server) -> None:
         self._link = HereLink(server)

@@ -58,6 +58,12 @@ class State:
         return found
 
     @property
+    def past(self) -> dict[str, JobRecord]:
+        """The same of the history."""
+        found = self._records("past:").items()
+        return {uid: codec.decode_job([word for pair in fields.items() for word in pair]) for uid, fields in found}
+
+    @property
     def nodes(self) -> dict[str, NodeRecord]:
         cordons, found = self._hash("cordons"), {}
         for name, fields in self._records("node:").items():

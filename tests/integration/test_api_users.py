@@ -62,9 +62,8 @@ SECRET = "hf_s3cret"
 
 def failed_with_a_secret(agent: LiveAgent) -> None:
     """A job of another user, with a secret in its environment and one in what its worker wrote last."""
-    job = agent.submit(spec(env={"HF_TOKEN": SECRET}))
-    agent.do(lambda: agent.view.form(job, 2))
-    agent.do(agent.view.refresh)
+    agent.submit(spec(env={"HF_TOKEN": SECRET}))
+    agent.until(lambda: agent.view.job("digits").phase == "running")
     ended = Spend(at=1, wall=1.0, kind="worker_failed", counts=True, node="n2", rank=3, exit=1, error=SECRET, text="x")
     outcome = Outcome(code=1, text="rank 3 failed", error=SECRET)
     known = agent.view.job("digits")

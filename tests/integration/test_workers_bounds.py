@@ -6,6 +6,7 @@ otherwise (a constant, a signal without effect).
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -19,10 +20,12 @@ async def test_the_fence_holds_while_the_loop_is_blocked(tmp_path: Path) -> None
     python = shim_with(tmp_path, "shim_output.Capture._take = lambda *_: time.sleep(600)")
     async with open_bench(tmp_path, python) as bench:
         script = "until [ -e go ]; do sleep 0.05; done; echo blocked; sleep 600"
-        first = await bench.ready(make_spec(("sh", "-c", script), tmp_path))
-        status = await bench.running()
-        await bench.granted(2.0)
-        (tmp_path / "go").touch()
+        async with bench.renewing(1.5):
+            first = await bench.ready(make_spec(("sh", "-c", script), tmp_path))
+            status = await bench.running()
+            (tmp_path / "go").touch()
+            await asyncio.sleep(3.0)
+            assert is_running(pid_of(status.workers[0])), "the fence reads on"
         await wait_for(lambda: not is_running(pid_of(status.workers[0])))
         assert first.shim_pid is not None
         os.kill(first.shim_pid, signal.SIGKILL)
@@ -80,6 +83,9 @@ async def test_an_idle_shim_without_an_agent_ends(tmp_path: Path) -> None:
         await wait_for(lambda: not is_running(shim))
         assert list((tmp_path / "run" / "pods").iterdir()) == []
         await wait_for(lambda: bench.left() == [])  # its watchdog ends once it has seen the shim's end
+        bench.host = bench.new_host()
+        await bench.host.adopt()
+        await wait_for(lambda: not bench.host.status())
 
 
 async def test_folders_that_do_not_answer_make_the_node_unfit(tmp_path: Path) -> None:

@@ -19,11 +19,12 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.lease.grants import grant_keys, grants_folder
 from nodeagent.osutil.untrusted import Folder
 from nodeagent.workers.host import ShimHost
 from nodeagent.workers.linux import is_running
 from nodeagent.workers.login import Login, UserError, find_login
-from nodeagent.workers.pod_folder import PodRecords
+from nodeagent.workers.pod_folder import PodRecords, folder_name
 from tests import readable
 from tests.integration.workers_support import ME, UID, make_spec, open_bench, pid_of, token, wait_for
 from tests.ports import free_ports
@@ -54,8 +55,7 @@ async def test_a_second_host_takes_over_the_same_processes(tmp_path: Path) -> No
         assert bench.state().phase in ("unknown", "running"), "unknown until its shim is heard"
         second = await bench.until(lambda s: s.phase == "running")
         assert second == first
-        bench.seq = 0  # a new agent counts anew
-        bench.grant()
+        bench.host.ping()  # a new agent counts anew
         bench.host.prepare(UID, make_spec(SLEEP, tmp_path))  # it is there already
         assert [is_running(pid_of(w)) for w in second.workers] == [True, True]
         os.kill(pid_of(first.workers[0]), signal.SIGKILL)
@@ -71,7 +71,6 @@ async def test_a_shim_of_an_agent_that_kept_no_records_is_taken_over(tmp_path: P
         shutil.rmtree(tmp_path / "run" / "shims")
         bench.host = bench.new_host()
         await bench.host.adopt()
-        bench.grant()
         assert await bench.until(lambda s: s.phase == "running") == first
         assert len(PodRecords(tmp_path / "run").all()) == 1
 
@@ -82,15 +81,12 @@ async def test_an_older_agents_connection_is_closed(tmp_path: Path) -> None:
         older = bench.host
         newer = bench.new_host()
         await newer.adopt()
-        newer.grant(0, 1)
+        newer.ping()
         await wait_for(lambda: not older.connected(UID))
         await older.close()
         bench.host = newer
-        bench.seq = 1
         await bench.until(lambda s: s.phase == "ready")
-        bench.host.start(UID, bench.order(1))
-        status = await bench.until(lambda s: s.generation == token(1))
-        assert "no time" in status.refused  # the newer agent's grant counts
+        await bench.run_another(1)
 
 
 async def test_a_shim_that_died_while_no_agent_was_there(tmp_path: Path) -> None:
@@ -108,6 +104,56 @@ async def test_a_shim_that_died_while_no_agent_was_there(tmp_path: Path) -> None
         bench.grant()
         bench.host.prepare(UID, make_spec(SLEEP, tmp_path))
         await bench.until(lambda s: s.phase == "ready")
+
+
+async def test_a_pod_has_a_grant_record_from_before_its_shim_starts_to_its_end(tmp_path: Path) -> None:
+    folder = grants_folder(tmp_path / "run")
+    seen: list[tuple[list[str], bool]] = []
+    async with open_bench(tmp_path) as bench:
+        bench.host = bench.new_host(granted=lambda: seen.append((grant_keys(folder), bool(bench.host.status()))))
+        status = await bench.ready(make_spec(SLEEP, tmp_path))
+        key = folder_name(UID)
+        assert seen == [([key], False)], "told once, before there is a shim"
+        assert (folder / f"{key}.obeyed").stat().st_uid == os.geteuid()
+        assert status.shim_pid is not None
+        os.kill(status.shim_pid, signal.SIGKILL)
+        await bench.until(lambda s: s.phase == "gone")
+        assert grant_keys(folder) == [], "nothing of it runs"
+        bench.host.prepare(UID, make_spec(SLEEP, tmp_path))
+        await bench.until(lambda s: s.phase == "ready")
+        assert seen[1:] == [([key], True)]
+        await bench.host.close()
+        (folder / "0123456789").touch()
+        bench.host = bench.new_host()
+        await bench.host.adopt()
+        assert grant_keys(folder) == [key], "what is left of pods that are no more is removed"
+        bench.host.retire(UID)
+        await wait_for(lambda: not bench.host.status())
+        assert list(folder.iterdir()) == []
+
+
+async def test_a_shim_that_cannot_be_started_leaves_no_grant(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, str(tmp_path / "no python")) as bench:
+        bench.host.prepare(UID, make_spec(SLEEP, tmp_path))
+        await bench.until(lambda s: s.phase == "unfit")
+        assert grant_keys(grants_folder(tmp_path / "run")) == []
+
+
+async def test_a_shim_without_a_grant_record_makes_room_for_one_that_has_one(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(SLEEP, tmp_path))
+        first = await bench.running()
+        await bench.host.close()
+        shutil.rmtree(grants_folder(tmp_path / "run"))
+        bench.host = bench.new_host()
+        await bench.host.adopt()
+        gone = await bench.until(lambda s: s.phase == "gone")
+        assert "no grant record" in gone.reason
+        assert not is_running(pid_of(first.workers[0]))
+        bench.grant()
+        bench.host.prepare(UID, make_spec(SLEEP, tmp_path))
+        await bench.until(lambda s: s.phase == "ready")
+        await bench.run_another(2)
 
 
 async def test_rubbish_in_the_run_folder_is_removed(tmp_path: Path) -> None:

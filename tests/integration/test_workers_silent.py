@@ -20,9 +20,8 @@ async def test_a_shim_that_stops_answering_is_killed_with_all_it_has(tmp_path: P
         first = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path))
         status = await bench.running(1, ({}, {}))
         assert first.shim_pid is not None
-        await bench.granted(60.0)
         os.kill(first.shim_pid, signal.SIGSTOP)
-        bench.grant(1.0)
+        bench.host.ping()
         gone = await bench.until(lambda s: s.phase == "gone")
         assert gone.reason == "the shim stopped answering for 2 s and was killed"
         assert not any(is_running(pid_of(w)) for w in status.workers)
@@ -33,13 +32,13 @@ async def test_a_shim_that_answers_lives_on(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec((PYTHON, "t.py"), tmp_path))
         await bench.running()
-        bench.grant(60.0)
+        bench.host.ping()
         await wait_for(lambda: not awaited(bench))
         assert bench.state().phase == "running"
 
 
 def awaited(bench: Bench) -> bool:
-    """An answer to a grant is waited for."""
+    """An answer to a ping is waited for."""
     return any(pod._unanswered is not None for pod in bench.host._pods.values())
 
 
@@ -52,7 +51,7 @@ async def test_a_log_folder_that_hangs_delays_logs_only(tmp_path: Path) -> None:
         os.mkfifo(bench.logs / "g1" / "rank0.log")
         await bench.running()
         await wait_for((tmp_path / "printed").exists)
-        bench.grant(60.0)
+        bench.host.ping()
         await wait_for(lambda: not awaited(bench))
         bench.host.stop(UID, None)
         await bench.until(lambda s: s.phase == "exited")

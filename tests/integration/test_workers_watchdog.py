@@ -30,20 +30,23 @@ def watchdog(bench: Bench) -> int | None:
 async def test_a_stopped_shim_leaves_nothing_running_past_the_granted_time(tmp_path: Path, standby: bool) -> None:
     (tmp_path / "t.py").write_text(SLEEPER)
     async with open_bench(tmp_path) as bench:
-        first = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path, standby=standby))
-        status = await bench.running(1, ({}, {}))
-        assert first.shim_pid is not None
-        await bench.granted(1.0)
-        os.kill(first.shim_pid, signal.SIGSTOP)
+        async with bench.renewing(1.5):
+            first = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path, standby=standby))
+            status = await bench.running(1, ({}, {}))
+            assert first.shim_pid is not None
+            os.kill(first.shim_pid, signal.SIGSTOP)
+            await asyncio.sleep(3.0)
+            assert all(is_running(pid_of(w)) for w in status.workers), "the watchdog reads what is granted since"
         try:
             await wait_for(lambda: not any(is_running(pid_of(w)) for w in status.workers))
-            bench.grant()  # waits in the socket: at the thaw there is granted time again
+            bench.grant()  # at the thaw there is granted time again
         finally:
             os.kill(first.shim_pid, signal.SIGCONT)
         ended = await bench.until(lambda s: s.phase == "exited")
         assert ended.fenced, "told as stopped by ourselves, whatever was granted since"
         assert [(end.signal, end.stopped) for end in ended.exits] == [(9, True)] * 2
         assert ended.standby_pid == first.standby_pid, "the standby lives on"
+        await bench.run_another(2)
 
 
 async def test_a_hook_is_watched_too(tmp_path: Path) -> None:
@@ -67,16 +70,16 @@ async def test_a_hook_is_watched_too(tmp_path: Path) -> None:
 async def test_one_that_is_killed_is_started_anew_and_knows_all(tmp_path: Path) -> None:
     (tmp_path / "t.py").write_text(SLEEPER)
     async with open_bench(tmp_path) as bench:
-        first = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path))
-        status = await bench.running(1, ({}, {}))
-        assert first.shim_pid is not None
-        old = watchdog(bench)
-        assert old is not None
-        os.kill(old, signal.SIGKILL)
-        await wait_for(lambda: watchdog(bench) not in (old, None))
-        assert bench.state().phase == "running", "its end disturbs nobody"
-        await bench.granted(1.0)
-        os.kill(first.shim_pid, signal.SIGSTOP)
+        async with bench.renewing():
+            first = await bench.ready(make_spec((PYTHON, "t.py"), tmp_path))
+            status = await bench.running(1, ({}, {}))
+            assert first.shim_pid is not None
+            old = watchdog(bench)
+            assert old is not None
+            os.kill(old, signal.SIGKILL)
+            await wait_for(lambda: watchdog(bench) not in (old, None))
+            assert bench.state().phase == "running", "its end disturbs nobody"
+            os.kill(first.shim_pid, signal.SIGSTOP)
         try:
             await wait_for(lambda: not any(is_running(pid_of(w)) for w in status.workers))
         finally:

@@ -142,6 +142,17 @@ async def test_it_goes_with_the_rest_when_it_is_stopped_at_once_or_fenced(tmp_pa
         assert await written(bench) == "snapshots not written out: the helper was stopped"
 
 
+async def test_a_grant_that_wants_the_workers_stopped_leaves_the_agents_own_stop_as_it_is(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, shim_with(tmp_path, "shim_gang.EARLY = 0.1")) as bench:
+        await training(bench, STAYS="yes")
+        bench.host.stop(UID, 5, ALL_GO)
+        bench.stop_in_order()
+        status = await bench.until(lambda s: s.commit)
+        assert status.commit is not None
+        bench.host.committed(UID, status.commit, "")
+        assert (await written(bench)).startswith("snapshot of step 7 written out in ")
+
+
 async def test_nobody_grants_time_to_it_alone(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         await training(bench)

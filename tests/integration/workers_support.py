@@ -12,13 +12,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from nodeagent.lease.grants import Grant, grant_keys, grants_folder, read_obeyed, write_grant
 from nodeagent.model.jobspec import Hang, Hooks, JobSpec, Nodes, Role, Submitter
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Token
 from nodeagent.workers.base import PodStatus, StartOrder
 from nodeagent.workers.host import ShimHost
 from nodeagent.workers.linux import boottime, marked, pids, stat_fields
-from nodeagent.workers.pod_folder import PodRecords, log_folder
+from nodeagent.workers.pod_folder import PodRecords, folder_name, log_folder
 from tests.processes import command_line
 
 UID = "0123456789abcdef0123456789abcdef"
@@ -92,7 +93,9 @@ class Bench:
         self.root, self.python = root, python
         self.marks: set[str] = set()
         self.owners = {os.geteuid()}
-        self.seq = 0
+        self.granted_until = 0.0
+        """What the pods were granted last (CLOCK_BOOTTIME)."""
+        self.stop_before = 0.0
         self.host = self.new_host()
 
     def new_host(self, **changes: Any) -> ShimHost:
@@ -107,6 +110,7 @@ class Bench:
             "log_keep": 2,
             "allow_root": True,
             "python": self.python,
+            "granted": self._write_grants,
         }
         return ShimHost(**(settings | changes))
 
@@ -123,17 +127,42 @@ class Bench:
             self.marks.add(record.mark)
             self.owners.add(record.owner)
 
-    def grant(self, seconds: float = 60.0) -> None:
-        self.seq += 1
-        self.host.grant(boottime() + seconds, self.seq)
+    @property
+    def grants(self) -> Path:
+        return grants_folder(self.root / "run")
 
-    async def granted(self, seconds: float) -> None:
-        """Grant, and wait until the shim, whose workers run, has read it: it answers a promise that it refuses next."""
-        log, refused = self.logs / "shim.log", "not promised: workers of generation"
-        before = log.read_text().count(refused)
+    def grant(self, seconds: float = 60.0, stop_before: float = 0.0) -> None:
+        """In the place of the lease process. The pods that are made later have the same time."""
+        self.granted_until, self.stop_before = boottime() + seconds, stop_before
+        self._write_grants()
+
+    def _write_grants(self) -> None:
+        for key in grant_keys(self.grants):
+            write_grant(self.grants, key, Grant(self.granted_until, self.stop_before))
+
+    def stop_in_order(self) -> float:
+        """The workers that run are to be stopped; when that was said."""
+        self.grant(stop_before=boottime())
+        return self.stop_before
+
+    def obeyed(self) -> float:
+        return read_obeyed(self.grants, folder_name(UID))
+
+    @asynccontextmanager
+    async def renewing(self, seconds: float = 2.0) -> AsyncIterator[None]:
+        """So much time, granted anew again and again, which ends that long after this block."""
+
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(seconds / 20)
+                self.grant(seconds)
+
         self.grant(seconds)
-        self.host.promise(UID, token(99), rendezvous=False)
-        await wait_for(lambda: log.read_text().count(refused) > before)
+        task = asyncio.create_task(renew())
+        try:
+            yield
+        finally:
+            task.cancel()
 
     async def until(self, wanted: Callable[[PodStatus], object], bound: float = 30.0) -> PodStatus:
         """Wait for a status; the bound is generous, for busy machines."""
@@ -152,7 +181,8 @@ class Bench:
                 raise AssertionError(f"not reached: {status}") from None
 
     async def ready(self, spec: JobSpec) -> PodStatus:
-        self.grant()
+        if self.granted_until < boottime():
+            self.grant()
         self.host.prepare(UID, spec)
         return await self.until(lambda s: s.phase in ("ready", "unfit") and s.shim_pid)
 
@@ -239,3 +269,4 @@ async def open_bench(root: Path, python: str = sys.executable) -> AsyncIterator[
     assert bench.left() == []
     folder = root / "run" / "pods"
     assert not folder.exists() or list(folder.iterdir()) == []
+    assert grant_keys(bench.grants) == []

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nodeagent.agent import goodbye
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.loop import Agent
 from nodeagent.agent.metrics import Metrics
-from nodeagent.agent.standin import end_as_planned
 from nodeagent.api.errors import ApiError
 from nodeagent.api.scaling import Verb, read
 from nodeagent.api.scaling import wish as choose_size
@@ -30,6 +30,7 @@ from tests.inprocess.server import HereStore, Server
 from tests.sim.disk import SimDisk
 from tests.sim.host import SimHost
 from tests.sim.invariants import Broken, Checker
+from tests.sim.lease import SimLease, SimLeaseProcess
 from tests.sim.machine import SimMachine
 from tests.sim.network import Gate, Link, LinkedStore, PeerNet, SimPeers
 from tests.sim.parts import SimLedger, WatchedServer, in_memory, sim_spec
@@ -67,24 +68,19 @@ class Node:
         """What its health monitor would say."""
         self.repairs: Repairs | None = None
         """Looks after its health in the place of that."""
+        self.lease = SimLease(
+            self.machine, self.clock, self.link, cluster.server, cluster.timing, AgentConfig().without_agent
+        )
         self._host: SimHost | None = None
         self._identity: Identity | None = None
         self._task: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._awaited = False
-        """The next start is under way."""
-
-    @property
-    def standing_in(self) -> bool:
-        """Only a stand-in is there."""
-        return self._ending is not None
 
     def start_agent(self) -> None:
-        """A start kills a stand-in before it takes the node; beside an agent it does nothing."""
-        if self.standing_in:
-            self._drop_agent()
+        """Beside another agent it does nothing."""
         if self._task is not None or not self.machine.powered:
             return
+        self.lease.start()
         self.gate = Gate()
         self._identity = Identity(self.run_dir, f"boot-{self.boots}")
         facts = NodeFacts(
@@ -94,14 +90,19 @@ class Node:
         if self.repairs is not None:
             health, mending = self.repairs.begin()
             facts = facts.model_copy(update={"health": health, "mending": mending})
-        self._host = SimHost(self.machine, self.gate)
+        self._process = SimLeaseProcess(self.lease, self.gate)
+        self._host = SimHost(self.machine, self.gate, self._process.wake)
         self._peers = SimPeers(self.name, self.cluster.net, self.gate)
-        store, shared = LinkedStore(self.cluster.server, self.link, self.gate).as_store(), self.cluster.shared
+        store, shared = (
+            LinkedStore(HereStore(self.cluster.server), self.link, self.gate).as_store(),
+            self.cluster.shared,
+        )
         config = AgentConfig(timing=self.cluster.timing)
         self.agent = Agent(
             config, self.name, facts, key=KEY, ledger=self.ledger, disk=self.disk, store=store,
             host=self._host, clock=self.clock, identity=self._identity, incarnation=self._identity.take(),
-            metrics=Metrics(), peers=self._peers, snapshot=SharedSnapshot(self.cluster.timing, shared),
+            metrics=Metrics(), peers=self._peers, process=self._process,
+            snapshot=SharedSnapshot(self.cluster.timing, shared),
             seal=SharedSeal(KEY, config.cluster, shared), writing=SharedWriting(KEY, config.cluster, shared),
             random_id=lambda: f"{self.cluster.rng.getrandbits(48):012x}",
         )  # fmt: skip
@@ -116,35 +117,18 @@ class Node:
             self.agent.advert.health({"health": verdicts})
 
     def end_agent(self) -> None:
-        """SIGTERM. The stand-in is the very process that was the agent, under another pid."""
-        if self.agent is not None and not self.standing_in:
+        """SIGTERM, with another start to come."""
+        if self.agent is not None and self._ending is None:
             ending = self._end_as_planned(self.agent)
             self._ending = self.cluster.tasks.create_task(ending, name=f"planned end {self.name}")
 
     async def _end_as_planned(self, agent: Agent) -> None:
-        async def split() -> int:
-            return 2
-
-        await end_as_planned(
-            agent, split=split, awaited=lambda: self._awaited, hold_off=lambda _until: None, clock=self.clock
-        )
+        await goodbye.restart(agent, self.clock)
         self._ending = None
         await self.kill_agent()
 
-    async def take_over(self) -> None:
-        """The next start, which waits until a stand-in may be ended; meanwhile that one waits for it."""
-        self._awaited = True
-        try:
-            while self.standing_in:
-                if self.agent is None or self.agent.settled:
-                    break
-                await asyncio.sleep(0.05)
-        finally:
-            self._awaited = False
-        self.start_agent()
-
     async def kill_agent(self) -> None:
-        """SIGKILL, also to a stand-in."""
+        """SIGKILL."""
         if (task := self._drop_agent()) is not None:
             await asyncio.wait([task])
 
@@ -156,7 +140,7 @@ class Node:
             self._ending = None
         if task is None or self._identity is None or self._host is None:
             return None
-        self._host.dead = self._peers.dead = True
+        self._host.dead = self._peers.dead = self._process.dead = True
         if self.repairs is not None:
             self.repairs.stop()
         task.cancel()
@@ -166,6 +150,7 @@ class Node:
 
     async def power_cut(self, disk_lost: bool = False) -> None:
         self.machine.cut_power()
+        self.lease.cut_power()
         await self.kill_agent()
         self.boots += 1
         if disk_lost:
@@ -189,10 +174,12 @@ class Node:
 
     def freeze_machine(self) -> None:
         self.gate.close()
+        self.lease.gate.close()
         self.machine.freeze()
 
     def thaw(self) -> None:
         self.machine.thaw()
+        self.lease.gate.open()
         self.gate.open()
         if self._host is not None:
             self._host.thaw()
@@ -412,6 +399,7 @@ class SimCluster:
                 node.thaw()
                 await node.kill_agent()
                 node.machine.cut_power()
+                node.lease.cut_power()
         finally:
             self._temporary.cleanup()
         if self.checker.first is not None:

@@ -27,3 +27,7 @@ class SimDisk:
             raise OSError("no space left on device")
         self.kept = data
         self.writes += 1
+
+    async def append(self, data: bytes) -> None:
+        assert self.kept is not None
+        await self.write(self.kept + data)

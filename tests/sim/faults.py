@@ -46,21 +46,38 @@ async def hang_shim(cluster: SimCluster) -> None:
 async def restart_agent(cluster: SimCluster) -> None:
     node = _any(cluster)
     await node.kill_agent()
-    await asyncio.sleep(cluster.rng.choice([0.1, 1.0, 2.0, 5.0]))
+    await asyncio.sleep(cluster.rng.choice([0.1, 1.0, 2.0, 5.0, 12.0, 40.0]))
     node.thaw()
     node.start_agent()
 
 
 async def restart_agent_as_planned(cluster: SimCluster) -> None:
-    """The next start may come too late, and may take its time after it has ended the stand-in."""
+    """The next start may come too late."""
     node = _any(cluster)
     node.end_agent()
     await asyncio.sleep(cluster.rng.choice([0.1, 2.0, 12.0, 25.0, 45.0]))
     node.thaw()
-    if cluster.rng.random() < 0.3:
-        await node.kill_agent()
-        await asyncio.sleep(cluster.rng.choice([0.1, 0.5, 1.5]))
-    await node.take_over()
+    node.start_agent()
+
+
+async def kill_lease(cluster: SimCluster) -> None:
+    """The lease process, once or several times; or for longer than a fence."""
+    node = _any(cluster)
+    for _ in range(cluster.rng.choice([1, 1, 5])):
+        node.lease.kill()
+        await asyncio.sleep(cluster.rng.uniform(0.05, 0.5))
+    if cluster.rng.random() < 0.2:
+        node.lease.end()
+        await asyncio.sleep(cluster.rng.choice([1.0, 3.0, 6.0]))
+        node.lease.start()
+
+
+async def freeze_lease(cluster: SimCluster) -> None:
+    node = _any(cluster)
+    node.lease.gate.close()
+    await asyncio.sleep(cluster.rng.choice([0.3, 2.0, 3.5]))
+    if not node.machine.frozen.closed:
+        node.lease.gate.open()
 
 
 async def cut_power(cluster: SimCluster) -> None:
@@ -247,7 +264,8 @@ async def _operate(cluster: SimCluster, **changes: object) -> None:
 
 FAULTS: tuple[Fault, ...] = (
     kill_worker, kill_worker, kill_shim, hang_shim, restart_agent, restart_agent, restart_agent_as_planned,
-    restart_agent_as_planned, cut_power, freeze_agent, freeze_machine, cut_link, cut_link, cut_store, cut_store,
-    cut_store, cut_peers, cut_peers, bad_link, bad_link, cut_workers, freeze_store, restart_store, empty_store,
+    kill_lease, kill_lease, freeze_lease, cut_power, freeze_agent, freeze_machine, cut_link, cut_link,
+    cut_store, cut_store, cut_store, cut_peers, cut_peers, bad_link, bad_link, cut_workers, freeze_store,
+    restart_store, empty_store,
     roll_back_store, step_store_clock, late_guard, scale, pause_and_resume, restart_job, cordon, sicken, sicken,
 )  # fmt: skip

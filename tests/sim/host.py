@@ -19,8 +19,8 @@ HEARD_WITHIN = 0.3
 class SimHost:
     """What one agent process sees of its machine. Commands of a stopped agent happen when it goes on."""
 
-    def __init__(self, machine: SimMachine, gate: Gate) -> None:
-        self._machine, self._gate = machine, gate
+    def __init__(self, machine: SimMachine, gate: Gate, granted: Callable[[], None]) -> None:
+        self._machine, self._gate, self._granted = machine, gate, granted
         self._queue: list[Callable[[], None]] = []
         self.changed = machine.changed
         self.dead = False
@@ -61,7 +61,11 @@ class SimHost:
             self._do(action)
 
     def prepare(self, uid: str, spec: JobSpec) -> None:
-        self._do(lambda: self._machine.prepare(uid))
+        def prepare() -> None:
+            self._machine.prepare(uid)
+            self._granted()
+
+        self._do(prepare)
 
     def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
         self._do(lambda: self._machine.promise(uid, token, rendezvous))
@@ -81,8 +85,11 @@ class SimHost:
     def committed(self, uid: str, wish: CommitWish, refused: str) -> None:
         self._do(lambda: self._machine.committed(uid, wish))
 
-    def grant(self, until: float, seq: int, uid: str | None = None) -> None:
-        self._do(lambda: self._machine.grant(until, seq, uid))
+    def granted(self, uid: str) -> float:
+        return self._machine.granted(uid)
+
+    def ping(self) -> None:
+        self._do(self._machine.ping)
 
     async def close(self) -> None:
         self.dead = True

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from nodeagent.lease.grants import NOTHING, Grant
 from nodeagent.model.pod import PodPhase, WorkerState
 from nodeagent.model.stall import RankFacts, Stall
 from nodeagent.model.world import Token, WorkerExit
@@ -14,6 +15,8 @@ from nodeagent.workers.base import CommitWish, GivenUp, PodStatus, Rendezvous, S
 from tests.sim.network import Gate
 from tests.sim.virtual import SimClock
 
+GRACE = 5.0
+"""Seconds that a job gives its workers to end in order."""
 WARM_UP = 0.3
 """Seconds until the first workers of a pod that is ready are parked."""
 
@@ -25,8 +28,10 @@ HIDDEN: tuple[tuple[int | None, int | None, str], ...] = (
     (1, None, ""),
 )
 """Code, signal and last words of workers that do not say that a peer was gone."""
-SILENT_AT_LEAST = 2.0
-"""Seconds that a shim has to answer a grant, however short its time is (as workers/host_pod.py)."""
+SILENT = 2.0
+"""Seconds that a shim has to answer a ping (as workers/host_pod.py)."""
+TICK = 0.25
+"""Seconds between two looks of a shim at its grant (as workers/shim.py)."""
 FAREWELLS = ((1, None, "RuntimeError: Connection closed by peer [10.0.0.1]:4242"), *HIDDEN)
 
 
@@ -74,7 +79,11 @@ class SimPod:
     hung: bool = False
     """The shim neither acts nor speaks; its watchdog still fences its workers."""
     silent: bool = False
-    """A grant has gone to the hung shim: the host kills it when that one's time is over."""
+    """The hung shim was pinged: the host kills it."""
+    started: float = 0.0
+    """When its workers were started (this machine's clock)."""
+    obeyed: float = 0.0
+    """As ``lease.grants.Answer``."""
     retiring: bool = False
 
     _told: tuple[tuple[object, ...], PodStatus] | None = None
@@ -135,13 +144,11 @@ class SimMachine:
         """How workers here end when a peer is gone: one of these, at random."""
         self.guilty: list[Guilt] = []
         """Failures here that came of no peer: what really happened, for the checker."""
-        self._until = 0.0
-        self._lent: dict[str, float] = {}
-        """Pods whose newest grant was for them alone."""
-        self._seq = 0
+        self.grants: dict[str, Grant] = {}
+        """The pods' grant records."""
         self._pid = 1000
         self._guards: dict[str, asyncio.TimerHandle] = {}
-        """The shims' timers: one for all ("") and one for each pod that was granted time for itself."""
+        """The shims' timers."""
         self._timers: set[asyncio.TimerHandle] = set()
         self._losing: set[tuple[str, Token]] = set()
         """Generations whose workers here are about to notice that a peer is gone."""
@@ -242,7 +249,7 @@ class SimMachine:
         pod.alive.clear()
         pod.phase, pod.reason, pod.folder = "gone", "its shim was killed", ""
         if pod.retiring:
-            del self.pods[uid]
+            self._forget(uid)
         self.touch()
         if was and token is not None:
             self.peers(uid, token, self.name)
@@ -257,6 +264,12 @@ class SimMachine:
     def _kill_silent(self, pod: SimPod) -> None:
         if self.pods.get(pod.uid) is pod and pod.hung:
             self.kill_shim(pod.uid)
+
+    def _forget(self, uid: str) -> None:
+        del self.pods[uid]
+        self.grants.pop(uid, None)
+        if uid in self._guards:
+            self._guards.pop(uid).cancel()
 
     def _acts(self, uid: str) -> SimPod | None:
         """The pod, if its shim carries out what it is asked."""
@@ -287,55 +300,70 @@ class SimMachine:
 
     def power_on(self) -> None:
         self.powered = True
-        self._until, self._seq = 0.0, 0
-        self._lent.clear()
+        self.grants.clear()
 
     # --- the fence
 
-    def grant(self, until: float, seq: int, uid: str | None = None) -> None:
-        if seq <= self._seq:
-            return
-        self._seq = seq
-        if uid is None:
-            self._until = until
-            self._lent.clear()
-            self._unwatch()
-        else:
-            self._lent[uid] = until
-        self._watch(uid or "", self.clock.true_delay(until) + self.guard_late)
-        for pod in self.pods.values():
-            if pod.hung and not pod.silent and uid in (None, pod.uid):
-                pod.silent = True
-                wait = max(SILENT_AT_LEAST, self.clock.true_delay(until))
-                self.later(wait, lambda pod=pod: self._kill_silent(pod))  # type: ignore[misc]
+    def grant(self, uid: str, grant: Grant) -> None:
+        """The lease process writes a pod's record. Nobody is told: the shim looks."""
+        before, self.grants[uid] = self.granted(uid), grant
+        if uid not in self._guards:
+            self._watch(uid, self.clock.true_delay(grant.until) + self.guard_late)
+        if uid in self.pods and (grant.until < before or grant.stop_before):
+            self.later(self.rng.uniform(0, TICK), lambda: self._look(uid))
 
-    def _watch(self, which: str, delay: float) -> None:
-        if which in self._guards:
-            self._guards[which].cancel()
-        self._guards[which] = asyncio.get_running_loop().call_later(delay, self._fence)
+    def granted(self, uid: str) -> float:
+        """Until when this pod may run, by this machine's clock."""
+        return self.grants[uid].until if uid in self.grants else 0.0
+
+    def ping(self) -> None:
+        """The agent pings every shim."""
+        for pod in self.pods.values():
+            if pod.hung and not pod.silent:
+                pod.silent = True
+                self.later(SILENT, lambda pod=pod: self._kill_silent(pod))  # type: ignore[misc]
+
+    def _watch(self, uid: str, delay: float) -> None:
+        """When its time is over, the guard or the watchdog reads the record again."""
+        if uid in self._guards:
+            self._guards[uid].cancel()
+        self._guards[uid] = asyncio.get_running_loop().call_later(max(0.0, delay), self._fence, uid)
 
     def _unwatch(self) -> None:
         for guard in self._guards.values():
             guard.cancel()
         self._guards.clear()
 
-    def granted(self, uid: str) -> float:
-        """Until when this pod may run, by this machine's clock."""
-        return self._lent.get(uid, self._until)
-
-    def _fence(self) -> None:
+    def _fence(self, uid: str) -> None:
+        self._guards.pop(uid, None)
         if self.frozen.closed:
-            self._watch("", 0.01)
+            self._watch(uid, 0.01)
             return
         if not self.powered:
             return
-        now = self.clock.now() + 1e-6  # the loop calls up to its clock's resolution early
-        doomed = [pod for pod in self.pods.values() if pod.alive and now >= self.granted(pod.uid)]
-        if not doomed:
+        left = self.granted(uid) - self.clock.now() - 1e-6  # the loop calls up to its clock's resolution early
+        if left > 0:
+            self._watch(uid, self.clock.true_delay(self.granted(uid)) + self.guard_late)
             return
-        for pod in doomed:
+        pod = self.pods.get(uid)
+        if pod is not None and pod.alive:
             pod.fenced = True
-        self._kill(doomed)
+            self._kill([pod])
+
+    def _look(self, uid: str) -> None:
+        """The shim reads its grant: a time that was shortened, or an order to stop."""
+        pod, grant = self._acts(uid), self.grants.get(uid, NOTHING)
+        if pod is None or pod.phase == "gone":
+            return
+        if pod.alive and self.clock.now() >= grant.until:
+            pod.fenced = True
+            self._kill([pod])
+        if pod.alive and pod.started < grant.stop_before and not pod.killing:
+            self.stop(uid, GRACE)
+        if not pod.alive:
+            pod.obeyed = grant.stop_before
+        elif grant.stop_before:
+            self.later(TICK, lambda: self._look(uid))
 
     def _kill(self, pods: list[SimPod]) -> None:
         """SIGKILL to all workers of these pods in one go."""
@@ -356,7 +384,12 @@ class SimMachine:
     def thaw(self) -> None:
         """The machine goes on. Its shim's guard acts before its workers step: assumption A2 of the protocol."""
         self.frozen.open()
-        self._fence()
+        now = self.clock.now()
+        doomed = [pod for pod in self.pods.values() if pod.alive and now >= self.granted(pod.uid)]
+        for pod in doomed:
+            pod.fenced = True
+        if doomed:
+            self._kill(doomed)
         self.observe(self.name)
 
     # --- commands
@@ -367,6 +400,7 @@ class SimMachine:
             return
         self._pid += 1
         pod = self.pods[uid] = SimPod(uid, self._pid, highest=self.promised.get(uid))
+        self.grants[uid] = NOTHING
         self.touch()
 
         def warm() -> None:
@@ -410,7 +444,8 @@ class SimMachine:
             return
         pod.generation, pod.exits, pod.fenced, pod.refused, pod.stall = order.token, [], False, "", None
         pod.ranks, pod.pids, pod.env = (), (), order.environments
-        if self.clock.now() >= min(order.not_after, self.granted(uid)):
+        pod.started = self.clock.now()
+        if pod.started >= min(order.not_after, self.granted(uid)):
             pod.refused, pod.phase = "the grant ran out before the start", "exited"
             self.touch()
             return
@@ -461,5 +496,5 @@ class SimMachine:
             pod.retiring = True
         elif pod is not None:
             pod.alive.clear()
-            del self.pods[uid]
+            self._forget(uid)
             self.touch()

@@ -20,8 +20,9 @@ from nodeagent.agent.acknowledge import Acknowledged, Acknowledger
 from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.guard import Guard, _Judged
 from nodeagent.agent.lease import Lease
-from nodeagent.agent.loop import Agent
 from nodeagent.agent.saver import Saver
+from nodeagent.lease.core import Core, Departure
+from nodeagent.lease.grants import Grant
 from nodeagent.model.job import Admission
 from nodeagent.model.timing import Timing
 from nodeagent.plan import gang, lending
@@ -36,7 +37,7 @@ from nodeagent.workers.base import PodStatus
 from tests.inprocess.server import Server
 from tests.sim import cluster as cluster_module
 from tests.sim import provocations, saved
-from tests.sim.cluster import Node, SimCluster
+from tests.sim.cluster import SimCluster
 from tests.sim.host import SimHost
 from tests.sim.machine import SimMachine
 from tests.sim.virtual import run_virtual
@@ -150,17 +151,13 @@ def lease_shorter_than_the_fence(patch: pytest.MonkeyPatch) -> None:
 def guard_asleep(patch: pytest.MonkeyPatch) -> None:
     """Assumption A2 broken: shims act five seconds after their deadline."""
 
-    def grant(
-        self: SimMachine,
-        until: float,
-        seq: int,
-        uid: str | None = None,
-        real: Callable[..., None] = SimMachine.grant,
-    ) -> None:
-        self.guard_late = 5.0
-        real(self, until, seq, uid)
+    real = SimMachine.grant
 
-    patch.setattr(SimMachine, "grant", grant)
+    def late(self: SimMachine, uid: str, grant: Grant) -> None:
+        self.guard_late = 5.0
+        real(self, uid, grant)
+
+    patch.setattr(SimMachine, "grant", late)
 
 
 def half_a_gang(patch: pytest.MonkeyPatch) -> None:
@@ -268,30 +265,25 @@ def ends_not_remembered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Guard, "_ends", lambda guard, uid, now: None)
 
 
-def goes_on_while_it_leaves(patch: pytest.MonkeyPatch) -> None:
-    """A stand-in that nobody replaced gives its lease back while it still starts workers."""
-    patch.setattr(Agent, "_leaving", property(lambda agent: False, lambda agent, value: None), raising=False)
-
-
 def leaves_before_its_workers_are_gone(patch: pytest.MonkeyPatch) -> None:
-    """A stand-in gives its lease back without having stopped its workers."""
-    patch.setattr(Agent, "_quiet", lambda agent: True)
+    """A lease process gives the lease back before the shims have said that nothing runs, or their time was over."""
+    real = Core.look
+    patch.setattr(Core, "look", lambda core, now, obeyed: real(core, now, {}))
 
 
-def two_agents_at_once(patch: pytest.MonkeyPatch) -> None:
-    """The next start does not end the stand-in before it joins."""
+def departures_not_saved(patch: pytest.MonkeyPatch) -> None:
+    """A lease process that starts anew knows nothing of the departure that the one before had begun."""
+    real = Core.__init__
 
-    def drop(node: Node) -> None:
-        assert node._identity is not None
-        node._identity.release()
-        node._task = node._ending = None
+    def begin(core: Core, now: float, _departure: Departure | None = None, granted: object = None) -> None:
+        real(core, now, None, granted)  # type: ignore[arg-type]
 
-    patch.setattr(Node, "_drop_agent", drop)
+    patch.setattr(Core, "__init__", begin)
 
 
-def takes_over_at_once(patch: pytest.MonkeyPatch) -> None:
-    """The next start does not wait until the stand-in has given the store back what it lost."""
-    patch.setattr(Agent, "settled", property(lambda agent: True))
+def renewed_in_any_era(patch: pytest.MonkeyPatch) -> None:
+    """A lease is renewed in a store that lost writes before an agent has said what its node knows of them."""
+    change(patch, ("if A.era ~= meta.era then\n  return refuse('era'", "if false then\n  return refuse('era'"))
 
 
 def acknowledged_unsaved(patch: pytest.MonkeyPatch) -> None:
@@ -355,7 +347,7 @@ def judged_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def silent_shims_left_alone(patch: pytest.MonkeyPatch) -> None:
-    """A shim that does not answer its grants is not killed by its host."""
+    """A shim that does not answer its agent is not killed by its host."""
     patch.setattr(SimMachine, "_kill_silent", lambda machine, pod: None)
 
 
@@ -381,10 +373,9 @@ MUTANTS = (
     Mutant(counted_from_the_answer, provocations.back_one_by_one),
     Mutant(signatures_not_looked_at, provocations.forged_and_stolen),
     Mutant(ends_not_remembered, provocations.forged_and_stolen),
-    Mutant(goes_on_while_it_leaves, provocations.nobody_comes_back),
-    Mutant(leaves_before_its_workers_are_gone, provocations.nobody_comes_back),
-    Mutant(two_agents_at_once, provocations.taken_over),
-    Mutant(takes_over_at_once, provocations.all_await_a_store_that_comes_back_empty),
+    Mutant(leaves_before_its_workers_are_gone, provocations.wakes_when_it_was_given_up),
+    Mutant(departures_not_saved, provocations.its_lease_process_dies_as_it_leaves),
+    Mutant(renewed_in_any_era, provocations.the_store_goes_back_while_agents_are_dead),
     Mutant(acknowledged_unsaved, saved.dark_after_an_answer),
     Mutant(one_disk_is_enough, saved.dark_after_an_answer),
     Mutant(said_before_it_was_written, saved.dark_after_an_answer),

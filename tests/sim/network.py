@@ -13,7 +13,6 @@ from typing import Any, cast
 from nodeagent.agent.peers import RESEND, Handler
 from nodeagent.plan.lending import Answer, Ask
 from nodeagent.store.base import Store, StoreError, StoreUnavailableError
-from tests.inprocess.server import HereStore, Server
 
 
 class Gate:
@@ -103,23 +102,24 @@ class Link:
         self.cut = self.cut_replies = False
         self.loss = self.slow = self.twice = 0.0
 
-    def delay(self) -> float:
-        base = self.rng.uniform(0.0001, 0.002)
-        return base + (self.rng.expovariate(1 / self.slow) if self.slow else 0.0)
+    def delay(self, rng: random.Random) -> float:
+        base = rng.uniform(0.0001, 0.002)
+        return base + (rng.expovariate(1 / self.slow) if self.slow else 0.0)
 
-    def lost(self) -> bool:
-        return self.rng.random() < self.loss
+    def lost(self, rng: random.Random) -> bool:
+        return rng.random() < self.loss
 
-    def reply_lost(self) -> bool:
-        return self.cut or self.cut_replies or self.lost()
+    def reply_lost(self, rng: random.Random) -> bool:
+        return self.cut or self.cut_replies or self.lost(rng)
 
 
 class LinkedStore:
-    """One agent's view of the store, through its link. Effects of late requests are kept in ``late`` until they
-    happen."""
+    """One process's view of the store (``HereStore`` or another client), through its node's link. Effects of late
+    requests are kept in ``late`` until they happen."""
 
-    def __init__(self, server: Server, link: Link, gate: Gate) -> None:
-        self._real, self._link, self._gate = HereStore(server), link, gate
+    def __init__(self, real: object, link: Link, gate: Gate, rng: random.Random | None = None) -> None:
+        self._real: Any = real
+        self._link, self._gate, self._rng = link, gate, rng or link.rng
         self._late: set[asyncio.Task[None]] = set()
 
     def as_store(self) -> Store:
@@ -141,16 +141,16 @@ class LinkedStore:
         if self._link.cut or self._link.cut_replies or self._link.frozen.closed:
             await asyncio.sleep(timeout)
             raise StoreUnavailableError("the link is cut")
-        newest = await self._real.wait(after, timeout, *who)
-        await asyncio.sleep(self._link.delay())
+        newest: str = await self._real.wait(after, timeout, *who)
+        await asyncio.sleep(self._link.delay(self._rng))
         await self._gate.passed()
         return newest
 
     async def _call(self, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         await self._gate.passed()
         link = self._link
-        there = link.delay()
-        if link.cut or link.lost():
+        there = link.delay(self._rng)
+        if link.cut or link.lost(self._rng):
             await asyncio.sleep(link.timeout)
             await self._gate.passed()
             raise StoreUnavailableError("the request was lost")
@@ -164,10 +164,10 @@ class LinkedStore:
             result, error = await real(*args, **kwargs), None
         except StoreError as caught:
             result, error = None, caught
-        if link.twice and link.rng.random() < link.twice:
-            self._again(real, args, kwargs, link.rng.uniform(0, 30))
-        back = link.delay()
-        if link.reply_lost() or there + back >= link.timeout:
+        if link.twice and self._rng.random() < link.twice:
+            self._again(real, args, kwargs, self._rng.uniform(0, 30))
+        back = link.delay(self._rng)
+        if link.reply_lost(self._rng) or there + back >= link.timeout:
             await asyncio.sleep(max(0.0, link.timeout - there))
             await self._gate.passed()
             raise StoreUnavailableError("the reply was lost")

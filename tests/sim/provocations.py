@@ -8,7 +8,7 @@ import asyncio
 from nodeagent.model.jobspec import RestartLimits
 from nodeagent.spec.agentconfig import AgentConfig
 from tests.sim.cluster import TIMING, SimCluster
-from tests.sim.machine import HIDDEN
+from tests.sim.machine import GRACE, HIDDEN
 from tests.sim.test_failsafe import cut, members, pids, started
 from tests.sim.test_signatures import forged, write
 
@@ -171,15 +171,68 @@ async def forged_and_stolen(c: SimCluster) -> None:
 
 
 async def nobody_comes_back(c: SimCluster) -> None:
-    """A stand-in that has just lent time leaves in the middle of a fault: the gang forms anew around it."""
+    """The agent is dead; its lease process stops the workers in order, loses the store meanwhile, and leaves."""
     await started(c, 1, 3)
-    c.nodes["n1"].end_agent()
-    await asyncio.sleep(AgentConfig().stand_in - 3)
+    await c.nodes["n1"].kill_agent()
+    await asyncio.sleep(AgentConfig().without_agent - 1)
     cut(c, c.nodes)
     await asyncio.sleep(2.5)
     cut(c, c.nodes, False)
-    await c.until(lambda: c.nodes["n1"].machine.running("uid-j") is None, 3, "its workers are stopped")
+    await c.until(lambda: c.nodes["n1"].machine.running("uid-j") is None, 3 + GRACE, "its workers are stopped")
     await asyncio.sleep(10)
+
+
+async def wakes_when_it_was_given_up(c: SimCluster) -> None:
+    """An agent that is stuck holds an old view, and acts on it when it wakes; the job was restarted meanwhile. Its
+    workers have no peers whose end would end them."""
+    await started(c, 1, 1)
+    for turn in range(1, 7):
+        node = c.nodes[members(c)[0]]
+        node.freeze_agent()
+        await asyncio.sleep(c.rng.uniform(2.0, 4.0))
+        await c.operate("j", restart=turn)
+        await asyncio.sleep(c.rng.uniform(0.0, 4.5))
+        node.thaw()
+        await asyncio.sleep(c.rng.uniform(0.5, 12.0))
+
+
+async def its_lease_process_dies_as_it_leaves(c: SimCluster) -> None:
+    """Its goodbye is on its way to the store for seconds; meanwhile it is back, and so is the agent that was stuck."""
+    await started(c, 1, 1)
+    for turn in range(1, 21):
+        await c.until(lambda: c.whole("j"), 60, "whole")
+        node = c.nodes[members(c)[0]]
+        node.freeze_agent()
+        await asyncio.sleep(TIMING.lease + TIMING.heartbeat)
+        await c.operate("j", restart=turn)
+        await c.until(lambda: node.lease.departure is not None, TIMING.heartbeat * 2, "it gives up")  # noqa: B023
+        node.link.slow = 3.0
+        await asyncio.sleep(0.4)
+        node.link.slow = 0.0
+        node.lease.kill()
+        node.thaw()
+        await asyncio.sleep(12)
+
+
+async def the_store_goes_back_while_agents_are_dead(c: SimCluster) -> None:
+    """It loses the generation that runs. Whoever has read of it has no agent; their lease processes live on."""
+    await started(c, 1, 1)
+    first = next(iter(members(c)))
+    alone = "n3" if first != "n3" else "n2"
+    cut(c, [alone])
+    rolling = asyncio.ensure_future(c.roll_back_store(20))
+    await c.nodes[first].power_cut(disk_lost=True)
+    await c.until(lambda: members(c) != [first] and c.whole("j"), 19, "moved")
+    for node in c.nodes.values():
+        if node.name not in (first, alone):
+            await node.kill_agent()
+    await rolling
+    cut(c, [alone], False)
+    c.nodes[first].power_on()
+    await asyncio.sleep(25)
+    for node in c.nodes.values():
+        node.power_on()
+    await asyncio.sleep(20)
 
 
 async def taken_over(c: SimCluster) -> None:
@@ -194,22 +247,20 @@ async def taken_over(c: SimCluster) -> None:
     assert (c.job("j").head, pids(c)) == (head, was)
 
 
-async def all_await_a_store_that_comes_back_empty(c: SimCluster) -> None:
-    """Nobody but the stand-ins knows the job when it does, and all next starts are only waiting for it."""
+async def all_restart_while_the_store_comes_back_empty(c: SimCluster) -> None:
+    """Nobody but the agents' disks knows the job when it does; no lease process renews in the emptied store."""
     await started(c, 2, 3)
-    head, was = c.job("j").head, pids(c)
     await c.nodes["n4"].kill_agent()
-    cut(c, c.nodes)
-    for name in members(c):
-        c.nodes[name].end_agent()
-    await asyncio.sleep(4)
-    emptying = asyncio.ensure_future(c.empty_store())
-    starts = [asyncio.ensure_future(c.nodes[name].take_over()) for name in was]
+    was = members(c)
+    for name in was:
+        await c.nodes[name].kill_agent()
     await asyncio.sleep(1)
-    cut(c, c.nodes, False)
-    await asyncio.gather(emptying, *starts)
+    emptying = asyncio.ensure_future(c.empty_store())
+    await asyncio.sleep(4)
+    for name in was:
+        c.nodes[name].start_agent()
+    await emptying
     await asyncio.sleep(10)
-    assert (c.job("j").head, pids(c)) == (head, was)
 
 
 async def an_old_view_comes_first(cluster: SimCluster) -> None:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
+from typing import Any
 
+import pytest
+
+from nodeagent.agent.pace import SHARE
 from nodeagent.api.view import AgentHealth
+from nodeagent.store.base import StoreUnavailableError
+from tests.inprocess.server import HereStore
 from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.network import LinkedStore
 from tests.sim.test_directed import simulate
 from tests.sim.test_failsafe import apart, cut, started
 
@@ -57,3 +65,38 @@ def test_an_agent_that_starts_while_the_store_is_away_says_since_when() -> None:
         assert (told.joined, told.store_away_since) == (True, None)
 
     simulate(3, scenario)
+
+
+def test_no_call_follows_at_once_on_one_that_was_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: defaultdict[LinkedStore, list[float]] = defaultdict(list)
+    failed: defaultdict[LinkedStore, list[float]] = defaultdict(list)
+    call = LinkedStore._call
+
+    async def counted(store: LinkedStore, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        now = asyncio.get_running_loop().time
+        if not isinstance(store._real, HereStore):  # a lease process's
+            return await call(store, real, args, kwargs)
+        begun[store].append(now())
+        try:
+            return await call(store, real, args, kwargs)
+        except StoreUnavailableError:
+            failed[store].append(now())
+            raise
+
+    monkeypatch.setattr(LinkedStore, "_call", counted)
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        cut(c, c.nodes)
+        await asyncio.sleep(1)
+        c.nodes["n2"].machine.worker_ends("uid-j", 0, code=1, signal=None)  # there is something to tell
+        await asyncio.sleep(20)
+        cut(c, c.nodes, False)
+        await asyncio.sleep(10)
+
+    simulate(3, scenario)
+    least = SHARE * (TIMING.fence - TIMING.heartbeat - 2 * TIMING.store_timeout) / 2
+    assert sum(map(len, failed.values())) > 60
+    for store, ends in failed.items():
+        after = [min((at - end for at in begun[store] if at >= end), default=1.0) for end in ends]
+        assert min(after) >= 0.99 * least, sorted(after)[:5]

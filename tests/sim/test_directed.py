@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from nodeagent.model.node import Cordon
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import PodReport
+from nodeagent.spec.agentconfig import AgentConfig
 from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.machine import GRACE
 from tests.sim.virtual import run_virtual
+
+PATIENCE = AgentConfig().without_agent
 
 
 def simulate(
@@ -186,16 +192,70 @@ def test_agent_restart_disturbs_nothing() -> None:
     simulate(2, scenario)
 
 
-def test_frozen_agent_is_fenced_and_comes_back_as_a_new_life() -> None:
+def test_frozen_agent_disturbs_nothing_until_its_patience_is_over() -> None:
+    """Then its node leaves, and what it ran goes on without it."""
+
     async def scenario(c: SimCluster) -> None:
         await c.submit("j", 1, 2, 2)
         await running(c, 2)
-        life = c.server.state.nodes["n2"].incarnation.life
+        head, life = c.job("j").head, c.server.state.nodes["n2"].incarnation.life
         c.nodes["n2"].freeze_agent()
-        await running(c, 1, limit=6)
+        await asyncio.sleep(PATIENCE - 2)
+        assert c.job("j").head == head
+        await running(c, 1, limit=GRACE + 5)
+        assert not any(e.counts for e in c.job("j").budget.values())
         c.nodes["n2"].thaw()
         await running(c, 2, limit=TIMING.cooldown + 10)
         assert c.server.state.nodes["n2"].incarnation.life != life
+
+    simulate(2, scenario)
+
+
+@pytest.mark.parametrize("before", [0.0, 1.0, 10.0])
+def test_a_fault_elsewhere_does_not_wait_for_a_silent_agent(before: float) -> None:
+    """Its lease process sees that the job waits for it, and leaves."""
+
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 2, 3, 3)
+        await running(c, 3)
+        c.nodes["n2"].freeze_agent()
+        await asyncio.sleep(before)
+        head = c.job("j").head
+        assert head is not None
+        other = next(name for name in head.members if name != "n2")
+        c.nodes[other].machine.worker_ends("uid-j", 0, signal=9)
+        await asyncio.sleep(0.1)
+        await running(c, 3, limit=TIMING.lease + 1.0)  # with the spare
+        head = c.job("j").head
+        assert head is not None and "n2" not in head.members
+        c.nodes["n2"].thaw()
+        await asyncio.sleep(10)
+
+    simulate(4, scenario)
+
+
+def test_lease_process_killed_again_and_again() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 1, 2, 2)
+        await running(c, 2)
+        head = c.job("j").head
+        for _ in range(100):
+            c.nodes["n2"].lease.kill()
+            await asyncio.sleep(c.rng.uniform(0.0, 0.7))
+        assert c.job("j").head == head
+
+    simulate(2, scenario)
+
+
+def test_agent_and_lease_process_dead_is_a_lost_node() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 1, 2, 2)
+        await running(c, 2)
+        c.nodes["n2"].lease.end()
+        await c.nodes["n2"].kill_agent()
+        assert await running(c, 1, limit=6) > TIMING.fence
+        c.nodes["n2"].start_agent()
+        await running(c, 2, limit=TIMING.cooldown + 10)
 
     simulate(2, scenario)
 

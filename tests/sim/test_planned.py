@@ -1,4 +1,4 @@
-"""Planned restarts of an agent: a stand-in goes on as before, until the next start takes its place or nobody comes."""
+"""Planned restarts of an agent: its node's lease process goes on, until the next start or the end of its patience."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from nodeagent.api.shapes import node_state
 from nodeagent.model.node import Cordon
 from nodeagent.spec.agentconfig import AgentConfig
 from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.machine import GRACE
 from tests.sim.test_directed import running, simulate
 from tests.sim.test_lost_store import back, pids
 
-PATIENCE = AgentConfig().stand_in
+PATIENCE = AgentConfig().without_agent
 
 
 async def _stand(c: SimCluster, size: int = 3, minimum: int = 2) -> dict[str, tuple[int, ...]]:
@@ -65,25 +66,26 @@ def test_all_agents_at_once_and_again() -> None:
     simulate(4, scenario)
 
 
-def test_a_fault_meanwhile_is_dealt_with_at_once() -> None:
+def test_a_fault_meanwhile_waits_for_the_next_start_no_longer_than_a_lease() -> None:
     async def scenario(c: SimCluster) -> None:
         await _stand(c)
         c.nodes["n1"].end_agent()
         await asyncio.sleep(2)
         c.nodes["n1"].machine.worker_ends("uid-j", 0, signal=9)
-        assert await running(c, 3) < 1.0
+        await asyncio.sleep(0.5)
+        assert await running(c, 2) < TIMING.lease + 1.0
         assert c.job("j").restarts == 1
 
     simulate(3, scenario)
 
 
 def test_nobody_comes_back() -> None:
-    """The stand-in leaves in good order: the others re-form at once."""
+    """Its lease process stops the workers and leaves in good order: the others re-form at once."""
 
     async def scenario(c: SimCluster) -> None:
         await _stand(c)
         c.nodes["n1"].end_agent()
-        took = await c.until(lambda: "n1" not in pids(c), PATIENCE + 2, "its workers are stopped")
+        took = await c.until(lambda: "n1" not in pids(c), PATIENCE + GRACE + 2, "its workers are stopped")
         assert took > PATIENCE - 1
         assert await running(c, 2) < 1.0
         assert c.server.state.nodes["n1"].left
@@ -115,20 +117,19 @@ def test_an_agent_that_nobody_counts_on_leaves_at_once() -> None:
     simulate(4, scenario)
 
 
-def test_a_keeper_that_runs_nothing_stands_in_too_but_not_on_a_drained_node() -> None:
+def test_a_keeper_that_runs_nothing_is_waited_for_too() -> None:
     async def scenario(c: SimCluster) -> None:
         await _stand(c, size=2, minimum=1)
         assert "n3" in c.job("j").keepers
         c.nodes["n3"].end_agent()
         await asyncio.sleep(2)
         assert _state(c, "n3") == "restarting"
-        await c.cordon("n3", Cordon(reason="going", by="test", at=0.0, drain=True))
-        await c.until(lambda: c.server.state.nodes["n3"].left, TIMING.promise + 2, "it has left")
+        await c.until(lambda: c.server.state.nodes["n3"].left, PATIENCE + 2, "it has left")
 
     simulate(3, scenario)
 
 
-def test_draining_a_stand_in_moves_its_work_away_and_it_leaves() -> None:
+def test_draining_its_node_moves_its_work_away_and_it_leaves() -> None:
     """How an operator says that it will not be back."""
 
     async def scenario(c: SimCluster) -> None:
@@ -142,7 +143,7 @@ def test_draining_a_stand_in_moves_its_work_away_and_it_leaves() -> None:
     simulate(3, scenario)
 
 
-@pytest.mark.parametrize("away", [1.0, 20.0])
+@pytest.mark.parametrize("away", [1.0])
 def test_the_store_goes_away_meanwhile(away: float) -> None:
     async def scenario(c: SimCluster) -> None:
         was = await _stand(c)
@@ -166,8 +167,7 @@ def test_the_store_goes_away_meanwhile(away: float) -> None:
 @pytest.mark.parametrize("who", [("n1",), ("n1", "n2", "n3")], ids=["one", "all"])
 def test_the_store_loses_what_it_knew_meanwhile(how: str, who: tuple[str, ...]) -> None:
     async def scenario(c: SimCluster) -> None:
-        was = await _stand(c)
-        head = c.job("j").head
+        await _stand(c)
         rolling = asyncio.ensure_future(c.roll_back_store(4)) if how == "rolled back" else None
         await asyncio.sleep(1)
         for name in who:
@@ -180,11 +180,10 @@ def test_the_store_loses_what_it_knew_meanwhile(how: str, who: tuple[str, ...]) 
         else:
             c.server.restart()
         await asyncio.sleep(8)
-        await back(c)
-        assert (c.job("j").head, pids(c)) == (head, was)
         for name in who:
             c.nodes[name].start_agent()
-        await asyncio.sleep(10)
-        assert (c.job("j").head, pids(c)) == (head, was)
+        await back(c)
+        await running(c, 3, limit=90)
+        assert not any(e.counts for e in c.job("j").budget.values())
 
     simulate(3, scenario)

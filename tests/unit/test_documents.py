@@ -182,11 +182,9 @@ def test_the_causes_are_the_codes() -> None:
 def test_the_numbers_are_the_defaults() -> None:
     t, ports = Timing(), AgentConfig().ports
     assert t.problems() == []
-    restart = f"{t.fence - t.heartbeat:g} s"
     for text in (README, TEXT, ARCHITECTURE):
         assert f"{t.fence:g} s" in text
-        assert restart in text
-        assert f"{AgentConfig().stand_in:g} s" in text
+        assert f"{AgentConfig().without_agent:g} s" in text
     assert f"fence x 1.02 + credit + kill <= lease | {t.fence * 1.02 + t.credit + t.kill:.3f} <= {t.lease:g}" in TEXT
     for text in (README, ARCHITECTURE):
         assert "{}-{}".format(*ports.rendezvous) in text

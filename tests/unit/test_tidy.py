@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -24,6 +25,7 @@ OF_PLAN = frozenset({"nodeagent.model", "nodeagent.plan", "nodeagent.workers.bas
 """What ``plan/`` may use of nodeagent: records, and the states of pods it decides on."""
 ON_ITS_OWN = sorted([
     *PACKAGE.glob("workers/shim*.py"), *PACKAGE.glob("workers/standby*.py"), PACKAGE / "workers" / "tree.py",
+    PACKAGE / "lease" / "grants.py",
 ])  # fmt: skip
 """Run by the job's own Python, or small enough to outlive everything: the standard library only."""
 TEXT = frozenset(
@@ -134,7 +136,7 @@ def test_shim_and_standby_need_nothing_but_the_standard_library() -> None:
     """The shim may use its own parts and what wraps system calls. That, and each file of the standby, stands
     alone: the job's Python need not have nodeagent."""
     alone = [PACKAGE / "workers" / name for name in ("linux.py", "standby.py", "standby_end.py", "standby_warm.py")]
-    parts = frozenset({"nodeagent.workers." + f.stem for f in ON_ITS_OWN} | {"nodeagent.workers.linux"})
+    parts = frozenset({f"nodeagent.{f.parent.name}.{f.stem}" for f in ON_ITS_OWN} | {"nodeagent.workers.linux"})
 
     def rule(file: Path) -> Iterator[str]:
         for name in imports(tree(file), nested=file in alone):
@@ -142,6 +144,12 @@ def test_shim_and_standby_need_nothing_but_the_standard_library() -> None:
                 yield name
 
     assert not offenders([*ON_ITS_OWN, *alone], rule)
+
+
+def test_the_lease_process_needs_nothing_but_the_standard_library() -> None:
+    """So that it is small, and starts at once; the parts of the store that it uses, too."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import nodeagent.lease.main, nodeagent.store.tls"
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, timeout=60)
 
 
 def test_no_path_of_a_developers_machine_is_left_in_the_repository() -> None:

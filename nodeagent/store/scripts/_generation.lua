@@ -1,5 +1,5 @@
 -- What proposals, acknowledgements and endings share.
-local BUDGET_KEPT = 64
+local BUDGET_KEPT, WHOLE_TEXTS = 64, 16
 
 local function check_open(job)
   if is_terminal(job) then
@@ -158,14 +158,16 @@ local function spend(job, entry)
 end
 
 -- Stores a report under its order of arrival ("seq state body"); true if it is the node's first fault.
-local function put_report(job, counts, kind, node, state, body)
+-- Of the first few faults with all that the workers wrote last (body), of later ones with less of it (brief?): any number
+-- of nodes may fail, and their texts lie in one record.
+local function put_report(job, counts, kind, node, state, body, brief)
   local seq = tonumber(string.match(job[kind .. ':' .. node] or '0', '^%d+'))
   local first = seq == 0 and FAILURES[state] or false
   if first then
     counts[kind] = counts[kind] + 1
     seq = counts[kind]
   end
-  job[kind .. ':' .. node] = int(seq) .. ' ' .. state .. ' ' .. body
+  job[kind .. ':' .. node] = int(seq) .. ' ' .. state .. ' ' .. (seq > WHOLE_TEXTS and brief or body)
   return first
 end
 

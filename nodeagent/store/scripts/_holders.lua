@@ -86,6 +86,24 @@ local function retire(node, lives_on, but)
   end
 end
 
+-- A job that cannot go on before this life of the node has answered or has gone, in a few words; or nil.
+local function who_waits_for(node, life)
+  local function is_ours(entry)
+    return entry and cjson.decode(entry).life == life
+  end
+  local uids = {}
+  for _, uid in pairs(to_map(redis.call('HGETALL', P .. 'alloc:' .. node))) do
+    uids[uid] = true
+  end
+  for _, uid in ipairs(sorted_keys(uids)) do
+    local found = redis.call('HMGET', P .. 'job:' .. uid, 'name', 'head_state', 'holder:' .. node, 'member:' .. node,
+      'ack:' .. node)
+    if is_ours(found[3]) or (found[2] == 'forming' and is_ours(found[4]) and not found[5]) then
+      return 'job ' .. (found[1] or uid)
+    end
+  end
+end
+
 -- The first node that may still run workers of an ended job, or lend them time, or nil.
 local function still_held(job)
   local holders = decoded(entries(job, 'holder'))

@@ -279,6 +279,24 @@ local function is_terminal(job)
   return job.phase == 'succeeded' or job.phase == 'failed' or job.phase == 'stopped'
 end
 
+-- Jobs that ended a while ago lie beside what agents view: `past:<uid>` is the record as it was, and `history` has in the
+-- order of their ends a line of each: uid, name, owner, bytes of its spec.
+local HISTORY = P .. 'history'
+
+local function past_read(uid)
+  local job = to_map(redis.call('HGETALL', P .. 'past:' .. uid))
+  return job.uid and job or nil
+end
+
+local function past_line(job)
+  return table.concat({ job.uid, job.name, job.owner, #job.spec }, ' ')
+end
+
+local function past_drop(line)
+  redis.call('DEL', P .. 'past:' .. string.match(line, '^%S+'))
+  redis.call('ZREM', HISTORY, line)
+end
+
 local function put_entries(job, kind, map)
   for key in pairs(entries(job, kind)) do
     job[kind .. ':' .. key] = nil

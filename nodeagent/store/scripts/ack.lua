@@ -1,4 +1,4 @@
--- ack: uid, token, node, life, start, ack (JSON), last? ({state, body})
+-- ack: uid, token, node, life, start, ack (JSON), last? ({state, body, brief?})
 local PART = 64 -- most changes by others that come with a reply that nobody decides on
 local job, no, counts = job_of_caller(job_lean)
 if no then
@@ -22,7 +22,7 @@ if A.last and job.last_number ~= '0' then
     event({ kind = 'WorkersLeft', job = job, node = A.node, generation = job.last_number, by = A.node,
       text = A.node .. ': ' .. cjson.decode(A.last.body).reason })
   end
-  put_report(job, counts, 'last', A.node, A.last.state, A.last.body)
+  put_report(job, counts, 'last', A.node, A.last.state, A.last.body, A.last.brief)
 end
 if job['holder:' .. A.node] then
   job['holder:' .. A.node] = nil

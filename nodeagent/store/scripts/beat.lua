@@ -1,4 +1,4 @@
--- beat: node, life, start, seq, length, rev, era, facts?, address?, pid?, readiness?, pods (list of {uid, body}), saved?,
+-- beat: node, life, start, seq, rev, era, facts?, address?, pid?, readiness?, pods (list of {uid, body}), saved?,
 --   notes (list of {kind, text}), top, runs (list of uids), damaged (list of records), silent
 local PAGE, PAGE_BYTES, SAVES_KEPT, LOOKED_AT = 256, 1048576, 1000, 2
 local id = A.node
@@ -74,7 +74,6 @@ if served >= recover then
 end
 hear(id)
 redis.call('HSET', P .. 'node:' .. id, 'seq', int(A.seq))
-redis.call('ZADD', LEASE, int(served + A.length), id)
 node.seq = int(A.seq)
 local new = copied(node)
 if A.facts then

@@ -1,5 +1,8 @@
--- leave: node, life, start
+-- leave: node, life, start, why?, era? (of a lease process: what it decided in another one is void)
 local node = node_read(A.node)
+if A.era and A.era ~= meta.era then
+  return refuse('era', 'the store may have lost writes: its agents must agree on what it has first')
+end
 if node and node.life == A.life and node.start == int(A.start) and node.left == '1' and node.lost ~= '1' then
   return { 1 }
 end
@@ -11,7 +14,8 @@ depart(A.node, served)
 local left = copied(node)
 left.left = '1'
 node_save(left)
-event({ kind = 'NodeLeft', node = A.node, by = A.node, text = 'node ' .. A.node .. ' left' })
+event({ kind = 'NodeLeft', node = A.node, by = A.node, 
+  text = 'node ' .. A.node .. ' left' .. (A.why and ': ' .. A.why or '') })
 retire(A.node)
 release_keepers(A.node)
 return { 1 }

@@ -1,6 +1,11 @@
 -- remove: uid
 local job = job_read(A.uid)
 if not job then
+  job = past_read(A.uid)
+  if job then
+    past_drop(past_line(job))
+    event({ kind = 'JobDeleted', job = job, text = 'job ' .. job.name .. ' deleted' })
+  end
   return { 1 }
 end
 if not is_terminal(job) then

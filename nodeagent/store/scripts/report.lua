@@ -1,4 +1,4 @@
--- report: uid, token, node, life, start, state, body, reason
+-- report: uid, token, node, life, start, state, body, brief?, reason
 local job, no, counts = job_of_caller(job_lean)
 if no then
   return no
@@ -12,7 +12,7 @@ if not member or cjson.decode(member).life ~= A.life then
   return refuse('stale', 'node ' .. A.node .. ' is no member of generation ' .. job.head_number .. ' of job ' .. job.name)
 end
 local started = A.state == 'running' and not job['report:' .. A.node]
-local first = put_report(job, counts, 'report', A.node, A.state, A.body)
+local first = put_report(job, counts, 'report', A.node, A.state, A.body, A.brief)
 job_save(job)
 if first then
   local text = A.reason

@@ -167,6 +167,9 @@ local function named_so(job)
 end
 
 local function restore_job(new)
+  if redis.call('EXISTS', P .. 'past:' .. new.uid) == 1 then
+    return -- it is in the history: a view from before says less
+  end
   local old = job_read(new.uid)
   raise_highest(new)
   local removed = late and not old and (buried('job:' .. new.uid) or redis.call('ZSCORE', CHANGES, 'job:' .. new.uid))

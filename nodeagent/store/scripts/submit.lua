@@ -1,18 +1,13 @@
 -- submit: uid, name, owner, spec, admission?, min, max, control, submitted, by, request, quota?
 local seen = request_seen(A.request)
-if seen then
-  local uid = string.match(seen, '^%S+')
-  local job = job_read(uid)
-  if not job then
-    return no_job(uid)
-  end
+local uid = seen and string.match(seen, '^%S+') or A.uid
+local job, past = job_read(uid), past_read(uid)
+if job or past then
   ask_to_save()
-  return job_reply(job)
+  return job and job_reply(job) or { 1, flat(past), 'whole', meta.era or '' }
 end
-local known = job_read(A.uid)
-if known then
-  ask_to_save()
-  return job_reply(known)
+if seen then
+  return no_job(uid)
 end
 local old -- by the records themselves: what names say may have been removed by hand
 for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
@@ -52,6 +47,10 @@ if A.quota then -- of the owner's jobs, without the one that gives way
       end
     end
   end
+  for _, line in ipairs(redis.call('ZRANGE', HISTORY, 0, -1)) do
+    local owner, size = string.match(line, ' (%d+) (%d+)$')
+    bytes = bytes + (owner == int(A.owner) and tonumber(size) or 0)
+  end
   if live >= A.quota.jobs then
     return refuse('limit', A.by .. ' has ' .. int(live) .. ' live jobs, as many as limits.jobs allows')
   end
@@ -63,7 +62,7 @@ end
 if old then
   delete_job(old)
 end
-local job = {
+job = {
   version = VERSION, uid = A.uid, name = A.name, owner = int(A.owner), spec = A.spec, admission = A.admission,
   min = int(A.min), max = int(A.max), control = A.control, phase = 'queued', reason = 'submitted, waits for nodes',
   submitted = A.submitted, since = int(served), order = int(redis.call('HINCRBY', META, 'order', 1)),

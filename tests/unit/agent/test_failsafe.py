@@ -24,6 +24,7 @@ from nodeagent.plan.lending import Answer, Ask
 from nodeagent.plan.pod import Keep
 from nodeagent.store.base import StoreUnavailableError
 from nodeagent.workers.base import PodHost, PodStatus
+from tests.inprocess.lease import Words
 from tests.inprocess.server import HereStore, Server
 from tests.sim.virtual import SimClock, run_virtual
 from tests.unit.plan.build import UID, life, make_cluster, make_head, make_job, make_node
@@ -38,17 +39,13 @@ RUNNING = PodStatus(uid=UID, phase="running", generation=TOKEN, highest=TOKEN)
 
 
 class Host:
-    """Has these pods, and remembers the grants: until when, the sequence number, to which pod."""
+    """Has these pods."""
 
     def __init__(self, *pods: PodStatus) -> None:
         self.pods = {pod.uid: pod for pod in pods}
-        self.grants: list[tuple[float, int, str | None]] = []
 
     def status(self) -> dict[str, PodStatus]:
         return self.pods
-
-    def grant(self, until: float, seq: int, uid: str | None = None) -> None:
-        self.grants.append((until, seq, uid))
 
 
 class Net:
@@ -73,13 +70,13 @@ class Bench:
     """n1's failsafe, cut off from the store since now."""
 
     def __init__(self, folder: Path, net: Net, job: JobRecord, *pods: PodStatus, start: int = 1) -> None:
-        self.clock, self.net, self.host = SimClock(), net, Host(*pods)
+        self.clock, self.net, self.host, self.process = SimClock(), net, Host(*pods), Words()
         self.cluster: Cluster = make_cluster([make_node(n, peer=True) for n in ("n1", "n2", "n3", "n4")], job)
         host = cast(PodHost, self.host)
         self.lease = Lease(
             "n1", make_node("n1", peer=True).facts, TIMING, store=HereStore(Server(self.clock.now)), host=host,
             clock=self.clock, identity=Identity(folder, "b"), incarnation=Incarnation(life=life("n1"), start=start),
-            snapshot=Snapshot(TIMING), metrics=Metrics(),
+            snapshot=Snapshot(TIMING), metrics=Metrics(), process=self.process,
         )  # fmt: skip
         self.lease.joined, self.lease.beat_sent = True, self.clock.now()
         self.failsafe = Failsafe(
@@ -135,7 +132,7 @@ def test_when_every_keeper_says_yes_its_workers_run_on(tmp_path: Path) -> None:
         assert b.net.asked == [
             (f"{n}:29400", b.question(node="n1", life=life("n1"), to=n, to_life=life(n))) for n in ("n2", "n3")
         ]
-        until, _, uid = b.host.grants[0]
+        uid, until = b.process.lent[0]
         assert until == pytest.approx(cut + TIMING.failsafe + TIMING.fence, abs=0.2)
         assert uid == UID, "to this pod only"
         assert b.failsafe.lent == {UID: until}
@@ -150,10 +147,9 @@ def test_it_asks_again_each_heartbeat_and_counts_from_before_it_asked(tmp_path: 
         b.net.slow = 0.2
         cut = b.clock.now()
         await b.away(TIMING.failsafe + 10 * TIMING.heartbeat - 0.01)
-        untils, seqs = [g[0] for g in b.host.grants], [g[1] for g in b.host.grants]
+        untils = [until for _uid, until in b.process.lent]
         first = cut + TIMING.failsafe + TIMING.fence
         assert untils == [pytest.approx(first + i * TIMING.heartbeat) for i in range(10)]
-        assert seqs == sorted(set(seqs)), "older ones are dropped by the shim"
 
     play(tmp_path, scenario)
 
@@ -165,7 +161,7 @@ def test_one_no_or_one_silence_and_nothing_is_lent(tmp_path: Path, said: Answer 
     async def scenario(bench: Callable[..., Bench]) -> None:
         b = bench(Net(n2=YES, n3=said))
         await b.away(3.0)
-        assert b.host.grants == []
+        assert b.process.lent == []
         assert b.failsafe.lent == {}
         assert b.failsafe.refusals == {UID: why or "the store answers n3"}
         b.net.answers["n3"] = YES
@@ -185,7 +181,7 @@ def test_one_that_answers_at_the_address_of_another_answers_for_itself_only(
     async def scenario(bench: Callable[..., Bench]) -> None:
         b = bench(Net(n2=YES, n3=Answer(yes=True, **wrong)))
         await b.away(3.0)
-        assert (b.failsafe.lent, b.host.grants) == ({}, [])
+        assert (b.failsafe.lent, b.process.lent) == ({}, [])
         assert "answers at the address of n3" in b.failsafe.refusals[UID]
 
     play(tmp_path, scenario)
@@ -216,7 +212,7 @@ def test_what_cannot_be_asked_for_is_not_lent(tmp_path: Path) -> None:
         )
         await mute.away(2.0)
         assert mute.failsafe.refusals == {UID: "n2 does not answer"}
-        assert [b.host.grants for b in (nobody, unknown, mute)] == [[], [], []]
+        assert [b.process.lent for b in (nobody, unknown, mute)] == [[], [], []]
 
     play(tmp_path, scenario)
 
@@ -239,7 +235,7 @@ def test_time_is_asked_for_the_members_of_active_generations_only(
     async def scenario(bench: Callable[..., Bench]) -> None:
         b = bench(job=job, pods=pods)
         await b.away(3.0)
-        assert (b.net.asked, b.host.grants, b.failsafe.refusals) == ([], [], {})
+        assert (b.net.asked, b.process.lent, b.failsafe.refusals) == ([], [], {})
 
     play(tmp_path, scenario)
 
@@ -249,7 +245,7 @@ def test_an_agent_whose_life_is_lost_asks_nobody(tmp_path: Path) -> None:
         b = bench()
         b.lease.joined, b.lease.lost = False, True
         await b.away(5.0)
-        assert (b.net.asked, b.host.grants) == ([], [])
+        assert (b.net.asked, b.process.lent) == ([], [])
 
     play(tmp_path, scenario)
 
@@ -282,7 +278,7 @@ def test_no_longer_than_the_limit(tmp_path: Path) -> None:
         b = bench()
         b.lease.beat_sent = b.clock.now() - TIMING.failsafe_limit - 1
         await b.away(3.0)
-        assert (b.net.asked, b.host.grants) == ([], [])
+        assert (b.net.asked, b.process.lent) == ([], [])
         assert "failsafe_limit" in b.failsafe.refusals[UID]
 
     play(tmp_path, scenario)

@@ -17,12 +17,13 @@ from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.node import Incarnation, NodeFacts
 from nodeagent.model.pod import PodState
-from nodeagent.model.timing import Timing
+from nodeagent.model.timing import Timing, millis
 from nodeagent.model.usage import MachineUsage, PodUsage
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import Beat, BeatReply, JoinReply
 from nodeagent.workers.base import PodHost
 from tests.contract.bench import HereBench
+from tests.inprocess.lease import Words, era_of, renew_lease
 from tests.inprocess.server import HereStore, Server
 from tests.unit.ctl.samples import node
 
@@ -42,10 +43,7 @@ class Clock:
 
 
 class Host:
-    """Takes grants and forgets them."""
-
-    def grant(self, until: float, seq: int) -> None:
-        pass
+    """Knows what was promised."""
 
     def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
         return {uid: 7 if uid == "u1" else 7_000_000 for uid in uids}
@@ -70,7 +68,7 @@ def make_lease(folder: Path, clock: Clock, store: Store, life: str, metrics: Met
     parts: dict[str, Any] = {"host": cast(PodHost, Host()), "clock": clock, "identity": Identity(folder, "b")}
     return Lease(
         "n1", node("n1").facts, TIMING, store=store, incarnation=Incarnation(life=life, start=1),
-        snapshot=Snapshot(TIMING), metrics=metrics or Metrics(), **parts,
+        snapshot=Snapshot(TIMING), metrics=metrics or Metrics(), process=Words(), **parts,
     )  # fmt: skip
 
 
@@ -117,14 +115,15 @@ async def test_a_lease_that_runs_out_is_looked_for_only_while_the_store_answers(
 async def test_an_id_is_given_up_when_its_holder_renews_not_when_the_store_was_away(tmp_path: Path, away: bool) -> None:
     clock = Clock()
     server = Server(clock.now)
-    other, store = make_lease(tmp_path / "a", clock, HereStore(server), "a"), Away(server)
+    held, store = HereStore(server), Away(server)
+    other = make_lease(tmp_path / "a", clock, held, "a")
     lease = make_lease(tmp_path / "b", clock, store, "b")
     await other.join()
     for _ in range(int(TIMING.lease * REFUSED_LIMIT / TIMING.heartbeat) + 1):
         with pytest.raises(StoreRefusedError, match="is held by an agent"):
             await lease.join()
         clock.at += TIMING.heartbeat
-        await other.beat()
+        await renew_lease(held._calls, "n1", "a", await era_of(held._calls), millis(TIMING.lease))
     if away:
         store.away = True
         with pytest.raises(StoreUnavailableError):

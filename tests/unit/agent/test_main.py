@@ -66,26 +66,3 @@ def test_check_config_looks_at_tokens_and_certificates(tmp_path: Path) -> None:
     assert nodeagent("check-config", str(file)).output == f"{file}: ok\n"
     file.write_text(f"api: {{tls: {{client_ca: {cert}}}}}\n")
     assert f"the CA {cert} cannot be used" in nodeagent("check-config", str(file)).output
-
-
-def test_a_start_loads_only_what_the_first_grant_needs(tmp_path: Path) -> None:
-    """Workers wait for it: what people and tools need is loaded later."""
-    file, key = tmp_path / "nodeagent.yaml", tmp_path / "none"
-    dirs = {name: str(tmp_path / name) for name in ("run", "state", "logs")}
-    file.write_text(f"cluster_key: {key}\ndirs: {dirs}\n")
-    program = (
-        "import sys\n"
-        "def opened(event, what):\n"
-        f"    if event == 'open' and str(what[0]) == {str(key)!r}:\n"
-        "        print(*(name for name, module in sys.modules.items() if module is not None))\n"
-        "sys.addaudithook(opened)\n"
-        "from nodeagent.agent.main import main\n"
-        "main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "run", "--config", str(file)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == EXIT_CONFIG, done.stderr
-    loaded = set(done.stdout.split())
-    assert "nodeagent.store.client" in loaded, "the parts that an agent is made of are there when it reads its key"
-    assert not loaded & {"aiohttp", "torch", "nodeagent.api.server"}

@@ -72,11 +72,3 @@ def test_without_systemd_or_with_one_that_went_away_it_is_silent(tmp_path: Path)
         notifier = Notifier(environ)
         notifier.ready()
         notifier.status("x")
-
-
-def test_a_process_that_is_not_the_units_own_says_nothing(manager: socket.socket) -> None:
-    notifier = Notifier({"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "20000000"})
-    notifier.hush()
-    notifier.alive()
-    notifier.status("x")
-    assert received(manager) == []

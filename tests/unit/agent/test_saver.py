@@ -45,6 +45,9 @@ class Disk:
     def read(self) -> bytes | None:
         return self.writes[-1] if self.writes else None
 
+    async def append(self, data: bytes) -> None:
+        await self.write(self.writes[-1] + data)
+
     async def write(self, data: bytes) -> None:
         await self.open.wait()
         if self.error is None:
@@ -170,6 +173,29 @@ async def test_a_disk_that_fails_is_told_and_tried_again(monkeypatch: pytest.Mon
         scene.disk.error = None
         await scene.until(1)
         assert scene.saver.saved == Saved(era="e", rev=3)
+
+
+async def test_what_changed_is_added_and_after_a_failure_all_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saver_module, "SETTLE", 0.0)
+    monkeypatch.setattr(saver_module, "RETRY", 0.01)
+    scene = Scene()
+    async with running(scene.saver):
+        scene.read(3, jobs=(job("a"), job("b")))
+        await scene.until(1)
+        scene.read(4, jobs=(job("a", rev=2000),))
+        await scene.until(2)
+        assert scene.disk.writes[1].startswith(scene.disk.writes[0])
+        scene.disk.error = OSError("input/output error")
+        scene.disk.tried.clear()
+        scene.read(5, jobs=(job("a", rev=2001),))
+        async with asyncio.timeout(BOUND):
+            await scene.disk.tried.wait()
+        scene.disk.error = None
+        await scene.until(3)
+        assert not scene.disk.writes[2].startswith(scene.disk.writes[0])
+    known = scene.start().load()
+    assert known is not None
+    assert (known.rev, known.whole, {j.uid: j.rev for j in known.jobs}["a"]) == (5, True, 2001)
 
 
 async def test_what_cannot_be_read_does_not_end_the_agent() -> None:

@@ -143,7 +143,7 @@ class FakeView:
             pods = tuple(states[name] for states in self.gangs.values() if name in states)
             reply = await self.store.beat(
                 Beat(
-                    node=name, incarnation=self.lives[name], seq=self._seq, length=3000, rev=0,
+                    node=name, incarnation=self.lives[name], seq=self._seq, rev=0,
                     readiness={}, pods=pods,
                 )
             )  # fmt: skip
@@ -151,7 +151,7 @@ class FakeView:
         nodes |= {n.id: n for n in reply.nodes}
         while reply.more:
             self._seq += 1
-            more = Beat(node=name, incarnation=self.lives[name], seq=self._seq, length=3000, rev=reply.rev)
+            more = Beat(node=name, incarnation=self.lives[name], seq=self._seq, rev=reply.rev)
             reply = await self.store.beat(more)
             jobs |= {j.uid: j for j in reply.jobs}
             nodes |= {n.id: n for n in reply.nodes}

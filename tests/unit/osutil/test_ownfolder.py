@@ -42,7 +42,7 @@ def test_a_strangers_folder_is_refused(common: Path) -> None:
             own(path)
     assert list(theirs.iterdir()) == []
     with pytest.raises(IdentityError, match="XDG_RUNTIME_DIR"):
-        Identity(theirs, "boot").queue()
+        Identity(theirs, "boot").take()
 
 
 @as_root
@@ -69,9 +69,9 @@ def test_a_folder_open_to_all_is_refused(tmp_path: Path) -> None:
 def test_a_lock_is_no_link(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").touch()
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "next.lock").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "run" / "agent.lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic"):
-        Identity(tmp_path / "run", "boot").queue()
+        Identity(tmp_path / "run", "boot").take()
 
 
 @as_root

@@ -12,6 +12,7 @@ from nodeagent.model.node import Incarnation
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.store.messages import Beat
 from tests.contract.bench import FAST, HereBench, facts
+from tests.inprocess.data import CommandError
 from tests.inprocess.server import HereStore, Server
 
 
@@ -77,6 +78,24 @@ async def test_a_restart_changes_the_run_and_may_lose_the_data() -> None:
     assert reply.cluster_uid != uid
 
 
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ("counted_of = 1", "create global variable 'counted_of'"),
+        ("local function f() found = 1 end f()", "create global variable 'found'"),
+        ("return job_reed('u')", "nonexistent global variable 'job_reed'"),
+        ("if lost then return 1 end", "nonexistent global variable 'lost'"),
+        ("return print(1)", "nonexistent global variable 'print'"),
+        ("return io", "nonexistent global variable 'io'"),
+    ],
+)
+def test_a_script_has_no_globals_of_its_own(body: str, fault: str) -> None:
+    server = Server(lambda: 1.0)
+    with pytest.raises(CommandError, match=fault):
+        server.run(body)
+    assert server.run("local lost = 1; return lost") == 1, "the next script runs as ever"
+
+
 async def test_the_served_clock_counts_at_most_credit_for_each_call() -> None:
     clock = [0.0]
     server = Server(lambda: clock[0])
@@ -86,7 +105,7 @@ async def test_the_served_clock_counts_at_most_credit_for_each_call() -> None:
     served = []
     for seq, step in enumerate((0.05, 0.1, 1.0, -3.0, 0.02), start=1):
         clock[0] += step
-        beat = Beat(node="n1", incarnation=life, seq=seq, length=1000, rev=0)
+        beat = Beat(node="n1", incarnation=life, seq=seq, rev=0)
         served.append((await store.beat(beat)).served)
     assert served == [50, 150, 250, 250, 270]
     assert server.state.amnesty == 250 + 100 + 300

@@ -1,0 +1,341 @@
+"""The agent's side of the lease process (``nodeagent/lease``): what it is to do, what it says, and that it is there.
+
+Must never renew, grant, or decide who may run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Protocol
+
+import structlog
+
+from nodeagent import __version__
+from nodeagent.lease.core import State
+from nodeagent.lease.order import Order, Server, Step, Tls, order_file, read_order, write_order
+from nodeagent.lease.signs import Pulse, find_holder, lease_folder, read_pulse, read_said, wake_socket
+from nodeagent.model.base import RECORD_VERSION
+from nodeagent.spec.agentconfig import AgentConfig
+from nodeagent.store.door import AccessError, Door
+from nodeagent.store.keys import prefix
+from nodeagent.store.scripts import load
+from nodeagent.store.wire import Reached
+from nodeagent.workers import units
+from nodeagent.workers.linux import boot_id, power_mark, socket_path
+from nodeagent.workers.pod_folder import folder_name
+
+START_LIMIT = 5.0
+"""Seconds from the start of the process until it must have its lock."""
+RETRY = 1.0
+"""Seconds until a start that failed is tried again."""
+COMES_BACK = 1.0
+"""Seconds for systemd to start it again."""
+LOOK = 0.01
+"""Seconds between two looks whether it has its lock."""
+END_LIMIT = 2.0
+"""Seconds for one that was asked to end."""
+LONGEST_LOG = 1 << 20
+"""Bytes of its log; a longer one begins anew at its next start."""
+_SOURCE = Path(__file__).parents[2]
+
+
+class LeaseProcess(Protocol):
+    """Renews this node's lease and grants its pods their time. Nothing here waits, and nothing raises."""
+
+    def tend(self, life: str, start: int, era: str) -> None:
+        """This life is to be looked after from now on. To be called again whenever it may have changed, and with each
+        beat: where the store is may have changed too."""
+
+    def wake(self) -> None:
+        """There is a new grant file, or the store answers again."""
+
+    def alive(self) -> None:
+        """The agent is there."""
+
+    def lend(self, uid: str, until: float) -> None:
+        """The keepers of this job's generation let its pod run on until then (CLOCK_BOOTTIME)."""
+
+    def end(self) -> None:
+        """The lease was given back: nothing is granted any more, and the process ends."""
+
+    def pulse(self) -> Pulse | None:
+        """What it last granted, and when; None if it has not turned yet."""
+
+    def said(self) -> tuple[State, str]:
+        """What it is at, and why."""
+
+
+class ReachedStore(Protocol):
+    """What has been connected to the store."""
+
+    @property
+    def reached(self) -> Reached | None:
+        """Where the store was last; None until it has been reached."""
+
+
+class LocalLeaseProcess:
+    """The real one: beside this agent, and not below it. ``unit``: the agent's, then it is one itself; without, it is a
+    child of the agent's in a session of its own, which nothing of the agent's end touches."""
+
+    def __init__(self, config: AgentConfig, node: str, store: ReachedStore, unit: str) -> None:
+        self.config = config
+        """Another one, when the agent has read it anew."""
+        self._node, self._store, self._unit = node, store, unit
+        self._folder = lease_folder(config.dirs.run)
+        self._boot = boot_id()
+        self._door = Door(config.redis)
+        self._order = self._standing()
+        self._tended = False
+        """The order is this agent's."""
+        self._ended = False
+        self._changed = asyncio.Event()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._trouble = ""
+        self._log = structlog.get_logger("lease").bind(node=node)
+
+    # --- words and signs
+
+    def tend(self, life: str, start: int, era: str) -> None:
+        order = self._order_for(life, start, era)
+        if order is None or (self._tended and order == self._order):
+            return
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_order(self._folder, order)
+        except OSError as error:
+            self._complain(f"the lease process cannot be told what to do: {error}")
+            return
+        self._order, self._tended, self._ended, self._trouble = order, True, False, ""
+        self._changed.set()
+        self.wake()
+
+    def wake(self) -> None:
+        self._say({})
+
+    def alive(self) -> None:
+        self._say({"alive": True})
+
+    def lend(self, uid: str, until: float) -> None:
+        self._say({"lend": [folder_name(uid), until]})
+
+    def end(self) -> None:
+        self._order, self._tended, self._ended = None, False, True
+        try:
+            order_file(self._folder).unlink(missing_ok=True)
+        except OSError as error:
+            self._complain(f"the lease process cannot be told that the lease was given back: {error}")
+        self._changed.set()
+        self.wake()
+
+    def pulse(self) -> Pulse | None:
+        return read_pulse(self._folder)
+
+    def said(self) -> tuple[State, str]:
+        said = read_said(self._folder)
+        return ("idle", "") if said is None else (said.state, said.why)
+
+    def _say(self, word: object) -> None:
+        """It is lost where nobody listens, or nobody keeps up."""
+        with (
+            contextlib.suppress(OSError),
+            socket_path(wake_socket(self._folder)) as path,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as mouth,
+        ):
+            mouth.sendto(json.dumps(word).encode(), path)
+
+    # --- the order
+
+    def _standing(self) -> Order | None:
+        """What an earlier agent ordered."""
+        try:
+            return read_order(self._folder, self._boot)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def _order_for(self, life: str, start: int, era: str) -> Order | None:
+        """None while the store has not been reached."""
+        reached, timing = self._store.reached, self.config.timing
+        if reached is None:
+            return None
+        try:
+            greeting = self._door.greeting()
+        except AccessError as error:  # the agent's own connections may go on for long without it
+            self._complain(str(error))
+            return None
+        renew, leave = load("renew_lease"), load("leave")
+        return Order(
+            boot=self._boot, node=self._node, life=life, start=start, era=era,
+            heartbeat=timing.heartbeat, lease=timing.lease, fence=timing.fence, kill=timing.kill,
+            promise=timing.promise, timeout=timing.store_timeout,
+            patience=self.config.without_agent, grace=self.config.drain,
+            prefix=prefix(self.config.cluster), record_version=str(RECORD_VERSION),
+            server=Server(reached.path, reached.address, reached.port, greeting, self._tls(reached)),
+            renew=Step(renew.sha, renew.source), leave=Step(leave.sha, leave.source),
+        )  # fmt: skip
+
+    def _tls(self, reached: Reached) -> Tls | None:
+        redis = self.config.redis
+        if not redis.place.tls:
+            return None
+        files = (redis.tls.ca_file, redis.tls.cert_file, redis.tls.key_file)
+        ca, cert, key = ("" if file is None else str(file) for file in files)
+        return Tls(ca, cert, key, reached.host if redis.tls.check_hostname else "")
+
+    # --- that it runs
+
+    async def run(self) -> None:
+        """Keeps it running, until cancelled; it goes on without the agent then. One of another version, and one that
+        hangs, are replaced."""
+        try:
+            await self._keep()
+        finally:
+            if self._child is not None:
+                self._child.returncode = 0  # it outlives us: not a child that was forgotten
+
+    async def _keep(self) -> None:
+        before = False
+        while True:
+            self._changed.clear()
+            holder = find_holder(self._folder)
+            if holder is None:
+                if not self._wanted():
+                    await self._changed.wait()
+                elif not (before and self._unit and await self._is_there(COMES_BACK)):
+                    await self._start()
+                before = False
+            elif not holder[1]:
+                await asyncio.sleep(LOOK)  # it has just begun
+            else:
+                await self._watch(*holder)
+                before = True
+
+    def _wanted(self) -> bool:
+        if self._ended:
+            return False
+        said, order = read_said(self._folder), self._order
+        if said is None or said.state != "left" or order is None:
+            return True
+        return said.of != (order.life, order.start, order.era)
+
+    async def _start(self) -> None:
+        command = [sys.executable, "-sSP", "-m", "nodeagent.lease", str(self.config.dirs.run)]
+        env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(_SOURCE), "LANG": "C.UTF-8"} | power_mark()
+        try:
+            if self._unit:
+                await units.start(units.lease_command(self._unit, env, command))
+            else:
+                self._fork(command, env)
+        except (OSError, units.UnitError) as error:
+            self._complain(f"the lease process does not start: {error}")
+            if self._unit:  # what is left of an earlier one has its name
+                await self._stop_unit()
+            await asyncio.sleep(RETRY)
+        else:
+            if not await self._is_there(START_LIMIT):
+                self._complain("the lease process does not start: see its log")
+                await asyncio.sleep(RETRY)
+
+    def _fork(self, command: list[str], env: dict[str, str]) -> None:
+        """A child in a session of its own."""
+        handed = []
+        if power_mark():  # a local cluster ends with its supervisor
+            handed = [os.pidfd_open(os.getppid())]
+            command = [*command, str(handed[0])]
+        try:
+            with _log_file(self.config.dirs.logs / "lease.log") as log:
+                self._child = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env=env, umask=0o077,
+                    start_new_session=True, pass_fds=handed,
+                )  # fmt: skip
+        finally:
+            for fd in handed:
+                os.close(fd)
+
+    async def _is_there(self, seconds: float) -> bool:
+        """It has its lock, within so many seconds; not if our child has ended before."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while find_holder(self._folder) is None:
+            if loop.time() > end or (self._child is not None and self._child.poll() is not None):
+                return False
+            await asyncio.sleep(LOOK)
+        return True
+
+    async def _watch(self, pid: int, version: str) -> None:
+        """Until it has ended."""
+        try:
+            handle = os.pidfd_open(pid)
+        except OSError:
+            return
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(handle, ended.set)
+        try:
+            if find_holder(self._folder) != (pid, version):
+                return  # the number may have been another's when the handle was made
+            if version != __version__:
+                self._log.info("a lease process of another version is replaced", pid=pid, version=version)
+                await self._end(handle, ended)
+            else:
+                await self._until_ended(pid, handle, ended)
+        finally:
+            loop.remove_reader(handle)
+            os.close(handle)
+            if self._child is not None and self._child.poll() is not None:
+                self._child = None
+
+    async def _until_ended(self, pid: int, handle: int, ended: asyncio.Event) -> None:
+        """Kill it if it hangs: a process that stands still is one that grants nothing, and nobody else may."""
+        loop, fence = asyncio.get_running_loop(), self.config.timing.fence
+        turned, since = 0.0, loop.time()
+        while not await _within(ended, fence / 8):
+            pulse = self.pulse()
+            if pulse is None or pulse.turned != turned or self._order is None:
+                turned, since = pulse.turned if pulse is not None else 0.0, loop.time()
+            elif loop.time() - since > fence / 2:
+                self._log.error("the lease process hangs: killed", pid=pid, waited=round(loop.time() - since, 2))
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                since = loop.time()
+        if self._order is not None and self._wanted():
+            self._log.error("the lease process has ended: it is started again", pid=pid)
+
+    async def _end(self, handle: int, ended: asyncio.Event) -> None:
+        if self._unit:
+            await self._stop_unit()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, number)
+            if await _within(ended, END_LIMIT):
+                return
+
+    async def _stop_unit(self) -> None:
+        with contextlib.suppress(units.UnitError):  # there is none
+            await units.start(units.stop_command(units.lease_unit(self._unit)))
+
+    def _complain(self, what: str) -> None:
+        """Once, until it is another one."""
+        if what != self._trouble:
+            self._trouble = what
+            self._log.error(what)
+
+
+async def _within(event: asyncio.Event, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
+
+
+def _log_file(path: Path) -> IO[bytes]:
+    """To be written at its end. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+    if os.fstat(fd).st_size > LONGEST_LOG:
+        os.ftruncate(fd, 0)
+    return os.fdopen(fd, "ab", buffering=0)

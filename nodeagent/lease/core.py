@@ -1,0 +1,180 @@
+"""What the lease process does next: a state machine without I/O, clock or randomness; ``main`` and the simulation drive
+it.
+
+| state | the agent speaks | it is silent | renewed | refused | somebody waits for it |
+|---|---|---|---|---|---|
+| holding | hold on | for ``patience``: stopping | grant | lost | after a lease of silence: giving up |
+| stopping (workers end in order) | stop on | stop on | grant | lost | giving up |
+| giving up (nothing is granted) | - | - | - | lost | - |
+| lost (nothing is granted) | a new life: holding | - | - | - | - |
+
+Stopping and giving up end with the lease given back, once no worker can run: the shims have said so, or their time and
+``kill`` are over. Every deadline counts from *before* a renewal was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from nodeagent.lease.grants import Grant
+from nodeagent.lease.order import Order
+
+State = Literal["idle", "holding", "stopping", "giving up", "lost", "left"]
+Call = Literal["renew", "leave"]
+
+
+class Departure(NamedTuple):
+    """That a life goes, and why: written down before anybody is told, so that no restart takes it back."""
+
+    life: str
+    start: int
+    """Of the agent; one that has joined since takes the node up again."""
+    era: str
+    """Of the store: in another one an agent has joined since, too."""
+    stop_before: float
+    at_once: bool
+    why: str
+
+
+class Core:
+    """One lease process. ``now`` is CLOCK_BOOTTIME in seconds. ``departure``: what an earlier one had decided;
+    ``granted``: what the pods' records said when this one started."""
+
+    def __init__(self, now: float, departure: Departure | None = None, granted: Mapping[str, float] | None = None):
+        self.order: Order | None = None
+        self.departure = departure
+        """Save it before the grants are written."""
+        self.away = ""
+        """Why the last renewal was not answered; empty if it was."""
+        self.renewed = 0.0
+        """When the last good renewal was sent."""
+        self._heard = now
+        self._until = 0.0
+        self._own: dict[str, float] = dict(granted or {})
+        """Pods whose time is not the node's alone: lent by keepers, or granted before this process started."""
+        self._next = now
+        self._lost = self._left = False
+        self._taken_back = departure is not None and departure.at_once
+        """An earlier process took the pods' time back, and nobody knows any more how long it was."""
+
+    @property
+    def state(self) -> State:
+        if self.order is None:
+            return "idle"
+        if self._left or self._lost:
+            return "left" if self._left else "lost"
+        if self.departure is not None:
+            return "giving up" if self.departure.at_once else "stopping"
+        return "holding"
+
+    # --- what happens
+
+    def take(self, now: float, order: Order | None) -> None:
+        """The agent's order, whenever it is another one; None: it has given the lease back."""
+        old, self.order = self.order, order
+        if order is None:
+            self._until, self._own = 0.0, {}
+            return
+        if self.departure is not None and self.departure[:3] != (order.life, order.start, order.era):
+            self.departure = None
+        if old is None or (old.life, old.start, old.era) != (order.life, order.start, order.era):
+            self._lost = self._left = False  # an agent has joined since, or has been heard with this life
+        if old is None or old.life != order.life:
+            self._until, self.renewed, self.away = 0.0, 0.0, ""
+        if old != order:
+            self._next = now
+
+    def heard(self, now: float) -> None:
+        """The agent speaks."""
+        self._heard = now
+
+    def urge(self, now: float) -> None:
+        """Something is new: a store that was away may answer again."""
+        if self.away:
+            self._next = now
+
+    def lend(self, key: str, until: float) -> None:
+        """The keepers of this pod's generation let it run on until then."""
+        self._own[key] = max(until, self._own.get(key, 0.0))
+
+    def answered(self, sent: float, now: float, wanted: str) -> None:
+        """The store renewed the lease. ``wanted``: who waits for this node while its agent is silent."""
+        order = self._require_order()
+        self.away, self.renewed, self._until = "", sent, sent + order.fence
+        self._next = max(now, sent + order.heartbeat)
+        if wanted and self._silent(now) and self.state in ("holding", "stopping"):
+            self._depart(now, True, f"its agent is silent for {now - self._heard:.1f} s, and {wanted} waits for it")
+
+    def unanswered(self, sent: float, now: float, why: str) -> None:
+        """It did not answer, or not to the point."""
+        order = self._require_order()
+        self.away = why
+        self._next = max(now + order.heartbeat / 4, sent + order.heartbeat)
+
+    def refused(self, why: str) -> None:
+        """This life holds no lease any more."""
+        self.away, self._lost = why, True
+
+    def gave_back(self) -> None:
+        """The store took the lease back."""
+        self._left = True
+
+    def look(self, now: float, obeyed: Mapping[str, float]) -> Call | None:
+        """What to ask the store now. ``obeyed``: what each pod's shim says (``grants.read_obeyed``)."""
+        order = self.order
+        if order is None or self.state in ("lost", "left"):
+            return None
+        if self.state == "holding" and now - self._heard > order.patience:
+            self._depart(now, False, f"its agent was silent for {now - self._heard:.0f} s")
+        gone = self.departure
+        if gone is not None:
+            quiet = all(at >= gone.stop_before for at in obeyed.values())
+            if not gone.at_once and not quiet and now > gone.stop_before + order.grace:
+                self._depart(now, True, gone.why)
+            elif quiet and not gone.at_once:
+                self._depart(now, True, gone.why)  # an agent that comes back starts nothing any more
+            elif quiet or (gone.at_once and now > self._last_grant(gone) + order.kill):
+                return "leave" if now >= self._next else None
+            if self.departure is not None and self.departure.at_once:
+                return None
+        return "renew" if now >= self._next else None
+
+    def due(self) -> float:
+        """When to look again, if nothing else happens."""
+        return self._next
+
+    def grant(self, key: str) -> Grant:
+        """What this pod's record must say now."""
+        gone = self.departure if self.order is not None else None
+        if gone is not None and gone.at_once:
+            return Grant(0.0, gone.stop_before)
+        return Grant(max(self._until, self._own.get(key, 0.0)), gone.stop_before if gone is not None else 0.0)
+
+    @property
+    def until(self) -> float:
+        """When the workers of this node stop if no renewal comes any more."""
+        return self._until if self.state in ("holding", "stopping", "lost") else 0.0
+
+    def asks(self, now: float) -> bool:
+        """Whether the renewal that is about to be sent has to ask who waits for this node: its agent is silent."""
+        return self._silent(now)
+
+    # --- inside
+
+    def _silent(self, now: float) -> bool:
+        return now - self._heard > self._require_order().given_up_after
+
+    def _depart(self, now: float, at_once: bool, why: str) -> None:
+        order = self._require_order()
+        self.departure = Departure(order.life, order.start, order.era, now, at_once, why)
+        self._next = now
+
+    def _last_grant(self, gone: Departure) -> float:
+        """No pod may run longer than this, whatever its shim has read."""
+        latest = gone.stop_before + self._require_order().fence
+        return latest if self._taken_back else min(max([self._until, *self._own.values()]), latest)
+
+    def _require_order(self) -> Order:
+        assert self.order is not None
+        return self.order

@@ -1,0 +1,159 @@
+"""The time that a pod may run: a record of a few bytes, which the lease process writes and the pod's shim reads.
+
+Nobody speaks for it and nobody listens: neither side can hold the other up. ``<run>/grants/<key>`` is the lease
+process's, readable by all; ``<run>/grants/<key>.obeyed`` is the job's user's, and says what its shim has done. Standard
+library only. Must never decide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from nodeagent.workers.linux import write_atomic
+
+_GRANT = struct.Struct("=dd")
+_OBEYED = struct.Struct("=d")
+_FAR = 1e9
+"""Seconds since the boot that no machine reaches: what says more is damaged."""
+_TRIES = 10
+"""Looks at a record that is just being written; one write is over in less than a microsecond."""
+OBEYED = ".obeyed"
+
+
+class Grant(NamedTuple):
+    """Both are times of CLOCK_BOOTTIME."""
+
+    until: float = 0.0
+    """Workers may run until then."""
+    stop_before: float = 0.0
+    """Workers that were started before then are to be stopped in order, with their job's grace."""
+
+
+NOTHING = Grant()
+
+
+def grants_folder(run_dir: Path) -> Path:
+    return run_dir / "grants"
+
+
+def make_grant(folder: Path, key: str, owner: int, group: int) -> Path:
+    """A new record for a pod, with no time granted, and the one in which its user's shim answers. Raises OSError."""
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)  # whatever the umask
+    file = folder / key
+    write_atomic(file, twice(_GRANT.pack(NOTHING.until, NOTHING.stop_before)), durable=False)
+    file.chmod(0o644)
+    answer = folder / (key + OBEYED)
+    write_atomic(answer, twice(_OBEYED.pack(0.0)), durable=False, mode=0o600)
+    if os.geteuid() == 0:
+        os.chown(answer, owner, group, follow_symlinks=False)
+    return file
+
+
+def remove_grant(folder: Path, key: str) -> None:
+    """The pod has ended."""
+    for name in (key, key + OBEYED):
+        (folder / name).unlink(missing_ok=True)
+
+
+def grant_keys(folder: Path) -> list[str]:
+    """The pods that have a record."""
+    try:
+        return sorted(entry.name for entry in folder.iterdir() if entry.name.isalnum())
+    except FileNotFoundError:
+        return []
+
+
+def write_grant(folder: Path, key: str, grant: Grant) -> None:
+    """Nothing happens where the pod has ended. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        fd = os.open(folder / key, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.pwrite(fd, twice(_GRANT.pack(grant.until, grant.stop_before)), 0)
+        finally:
+            os.close(fd)
+
+
+def read_grant_of(folder: Path, key: str) -> Grant:
+    """``NOTHING`` where the pod has no record."""
+    try:
+        with GrantReader(folder / key) as reader:
+            return reader.read()
+    except FileNotFoundError:
+        return NOTHING
+
+
+def read_obeyed(folder: Path, key: str) -> float:
+    """No workers run in this pod that were started before this time; 0 if its shim has not said. The record is the
+    job's user's, in a folder that is not: what lies in it may be any number, and concerns that user's pod only."""
+    try:
+        fd = os.open(folder / (key + OBEYED), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return 0.0
+    try:
+        found = read_twice(fd, _OBEYED)
+    finally:
+        os.close(fd)
+    return found[0] if found is not None else 0.0
+
+
+class GrantReader:
+    """A shim's or a watchdog's look at its grant. Raises OSError where there is none."""
+
+    def __init__(self, file: Path) -> None:
+        self.fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        self._last = NOTHING
+
+    def __enter__(self) -> GrantReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+    def read(self) -> Grant:
+        """What is granted now; what was read before, if the record is damaged."""
+        found = read_twice(self.fd, _GRANT)
+        if found is not None:
+            self._last = Grant(*found)
+        return self._last
+
+
+class Answer:
+    """A shim's side of ``read_obeyed``."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._said = 0.0
+
+    def obeyed(self, at: float) -> None:
+        """Nothing runs that was started before this time. Raises OSError."""
+        if at == self._said:
+            return
+        fd = os.open(self._file, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            os.pwrite(fd, twice(_OBEYED.pack(at)), 0)
+        finally:
+            os.close(fd)
+        self._said = at
+
+
+def twice(data: bytes) -> bytes:
+    """Two copies: a reader that meets a write half done sees that they differ."""
+    return data + data
+
+
+def read_twice(fd: int, form: struct.Struct) -> tuple[float, ...] | None:
+    for _ in range(_TRIES):
+        try:
+            data = os.pread(fd, 2 * form.size, 0)
+        except OSError:  # what a user has put in its place: a pipe, a folder
+            return None
+        if len(data) == 2 * form.size and data[: form.size] == data[form.size :]:
+            values: tuple[float, ...] = form.unpack(data[: form.size])
+            return values if all(0 <= value < _FAR for value in values) else None
+    return None

@@ -1,0 +1,318 @@
+"""The lease process: hears the agent's words, asks the store, writes the grants; what to do next, ``core`` says.
+
+One turn after the other, and each is short: while the store is asked, the agent is heard all the same. Standard library
+only. Must never wait for anybody without a bound, nor look up a name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from nodeagent import __version__
+from nodeagent.lease.core import Call, Core
+from nodeagent.lease.grants import Grant, grant_keys, grants_folder, read_grant_of, read_obeyed, write_grant
+from nodeagent.lease.order import Order, Server, order_file, read_order
+from nodeagent.lease.resp import Reply, Talk, TalkError
+from nodeagent.lease.signs import (
+    NOBODY,
+    Pulse,
+    PulseWriter,
+    Said,
+    lease_folder,
+    read_departure,
+    take_lock,
+    wake_socket,
+    write_departure,
+    write_said,
+)
+from nodeagent.workers.linux import boot_id, boottime, lossy_stderr, socket_path
+
+IDLE_EXIT = 5.0
+"""Seconds without an order and without a word of an agent until the process ends."""
+TURN = 0.5
+"""Seconds between two looks while there is no order."""
+SLICE = 0.25
+"""Seconds between two beats of the pulse while the store is waited for."""
+LONGEST_WORD = 512
+MOST_WORDS = 64
+"""Words that are heard in one go."""
+
+
+def main() -> None:
+    """``RUN_FOLDER``: the agent's. ``FD``: a pidfd, inherited; this process ends with that one. Exit code 0: there is
+    nothing to do here any more."""
+    sys.stderr = lossy_stderr()
+    run = Path(sys.argv[1])
+    folder = lease_folder(run)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = take_lock(folder, __version__)
+    if lock is None:
+        note(f"another lease process runs with {run}: this one ends")
+        return
+    Process(run, lock, int(sys.argv[2]) if len(sys.argv) > 2 else None).run()
+
+
+def note(text: str) -> None:
+    print(f"nodeagent lease: {text}", file=sys.stderr)
+
+
+class Process:
+    """One life of it. ``lock``: its lock's file; ``ends_with``: a pidfd."""
+
+    def __init__(self, run: Path, lock: int, ends_with: int | None) -> None:
+        self._folder, self._grants = lease_folder(run), grants_folder(run)
+        self._lock, self._ends_with = lock, ends_with
+        self._boot = boot_id()
+        self._pulse = PulseWriter(self._folder)
+        self._wake = _listen(wake_socket(self._folder))
+        self._saved = read_departure(self._folder)
+        now = boottime()
+        granted = {key: read_grant_of(self._grants, key).until for key in grant_keys(self._grants)}
+        self._core = Core(now, self._saved, granted)
+        self._talk: Talk | None = None
+        self._stamp: tuple[int, ...] | None = ()
+        """Of the order that was read last; None: there was none; empty: it was not looked for yet."""
+        self._ended = False
+        self._heard = now
+        self._written: dict[str, Grant] = {}
+        self._said = Said("idle", "", NOBODY)
+        self._troubles: set[str] = set()
+
+    def run(self) -> None:
+        """Until there is nothing to do any more."""
+        while True:
+            self._take_order()
+            call = self._core.look(boottime(), self._obeyed())
+            self._show()
+            if call is not None:
+                self._ask(call)
+                self._take_order()  # a life that was given back meanwhile is granted nothing
+                self._show()
+            if self._is_over():
+                return
+            self._pause()
+
+    # --- what comes in
+
+    def _take_order(self) -> None:
+        file = order_file(self._folder)
+        try:
+            stat = file.stat()
+            stamp: tuple[int, ...] | None = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        except FileNotFoundError:
+            stamp = None
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            order = read_order(self._folder, self._boot)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            note(f"{file} is no order that this version ({__version__}) can read: {error!r}")
+            return
+        before = self._core.order
+        if self._talk is not None and (order is None or _where(order) != (self._talk.server, self._talk.timeout)):
+            self._talk.close()
+            self._talk = None
+        self._ended = before is not None and order is None
+        self._core.take(boottime(), order)
+
+    def _obeyed(self) -> dict[str, float]:
+        return {key: read_obeyed(self._grants, key) for key in self._keys()}
+
+    def _keys(self) -> list[str]:
+        try:
+            return grant_keys(self._grants)
+        except OSError as error:
+            self._complain("the grants cannot be looked at", error)
+            return []
+
+    def _hear(self) -> None:
+        """The agent's words."""
+        for _ in range(MOST_WORDS):
+            try:
+                data = self._wake.recv(LONGEST_WORD + 1)
+            except BlockingIOError:
+                return
+            now = boottime()
+            match _word(data):
+                case {"alive": True}:
+                    self._core.heard(now)
+                case {"lend": [str(key), int() | float() as until]} if math.isfinite(until):
+                    self._core.lend(key, until)
+                case {**rest} if not rest:
+                    self._written.clear()  # perhaps a pod's file is there in place of one that had the same name
+                    self._core.urge(now)
+                case _:
+                    continue
+            self._heard = now
+
+    # --- what goes out
+
+    def _ask(self, call: Call) -> None:
+        core, order = self._core, self._core.order
+        assert order is not None
+        if self._talk is None:
+            self._talk = Talk(*_where(order), self._wait)
+        talk, sent = self._talk, boottime()
+        arguments: dict[str, Any] = {"node": order.node, "life": order.life, "era": order.era}
+        if call == "renew":
+            arguments |= {"length": round(order.lease * 1000), "asks": core.asks(sent)}
+        else:
+            assert core.departure is not None
+            arguments |= {"start": order.start, "why": core.departure.why}
+        try:
+            talk.open()
+            sent = boottime()
+            step = order.renew if call == "renew" else order.leave
+            reply = talk.evaluate(step, order.prefix, order.record_version, json.dumps(arguments))
+        except TalkError as error:
+            core.unanswered(sent, boottime(), str(error))
+            return
+        self._answered(call, sent, reply)
+
+    def _answered(self, call: Call, sent: float, reply: Reply) -> None:
+        core, now = self._core, boottime()
+        match reply:
+            case [1, str(), str(waits)] if call == "renew":
+                core.answered(sent, now, waits)
+            case [1] if call == "leave":
+                core.gave_back()
+            case [0, "lost", str(text)]:
+                core.refused(text)
+            case [0, str(code), str(text)]:
+                if code == "link":
+                    self._hang_up()
+                core.unanswered(sent, now, text)
+            case _:
+                self._hang_up()
+                core.unanswered(sent, now, f"the store answered what is no answer: {str(reply)[:200]}")
+
+    def _hang_up(self) -> None:
+        if self._talk is not None:
+            self._talk.close()
+
+    def _show(self) -> None:
+        """Whatever others read. That a life goes is written down before anybody is told."""
+        core = self._core
+        if core.departure != self._saved:
+            try:
+                write_departure(self._folder, core.departure)
+                self._saved = core.departure
+            except OSError as error:
+                self._complain("that this life goes cannot be written down", error)
+        self._show_grants()
+        try:
+            self._pulse.beat(Pulse(boottime(), core.renewed, core.until))
+            self._say()
+        except OSError as error:
+            self._complain("its state cannot be written", error)
+
+    def _show_grants(self) -> None:
+        keys = self._keys()
+        self._written = {key: self._written[key] for key in keys if key in self._written}
+        for key in keys:
+            grant = self._core.grant(key)
+            if self._written.get(key) != grant:
+                try:
+                    write_grant(self._grants, key, grant)
+                    self._written[key] = grant
+                except OSError as error:
+                    self._complain(f"the grant {key} cannot be written", error)
+
+    def _say(self) -> None:
+        core = self._core
+        gone = core.departure if core.state in ("stopping", "giving up", "left") else None
+        order = core.order
+        of = (order.life, order.start, order.era) if order is not None else NOBODY
+        said = Said(core.state, gone.why if gone is not None else core.away, of)
+        if said == self._said:
+            return
+        if said.state != self._said.state or bool(said.why) != bool(self._said.why):
+            note(f"{said.state} (life {of[0] or 'none'})" + (f": {said.why}" if said.why else ""))
+        self._said = said
+        write_said(self._folder, said)
+
+    def _complain(self, what: str, error: OSError) -> None:
+        """Once."""
+        if what not in self._troubles:
+            self._troubles.add(what)
+            note(f"{what}: {error}")
+
+    # --- the turns
+
+    def _pause(self) -> None:
+        """Until something is due or somebody speaks."""
+        order, left = self._core.order, self._core.due() - boottime()
+        turn = min(TURN, order.heartbeat) if order is not None else TURN
+        if left <= 0:  # what is waited for are the shims, or another order
+            left = turn / 4 if self._core.state == "giving up" else turn
+        files = {self._wake.fileno(): select.POLLIN}
+        if self._ends_with is not None:
+            files[self._ends_with] = select.POLLIN
+        if self._wake.fileno() in _ready(files, min(left, turn)):
+            self._hear()
+
+    def _wait(self, fd: int, events: int, until: float) -> bool:
+        """For the store, with an ear for the agent: see ``resp.Wait``."""
+        wake = self._wake.fileno()
+        while True:
+            left = until - boottime()
+            ready = _ready({fd: events, wake: select.POLLIN}, min(left, SLICE))
+            if wake in ready:
+                self._hear()
+            if fd in ready:
+                return True
+            if left <= 0:
+                return False
+            self._show()
+
+    def _is_over(self) -> bool:
+        if self._core.state == "left" or self._ended:
+            return True
+        if self._core.order is None and boottime() - self._heard > IDLE_EXIT:
+            return True
+        if self._ends_with is not None and _ready({self._ends_with: select.POLLIN}, 0):
+            return True
+        return os.fstat(self._lock).st_nlink == 0  # its folder was removed: the node is no more
+
+
+def _listen(path: Path) -> socket.socket:
+    """Where the agent's words arrive. The lock is held: what lies there is a dead one's."""
+    ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ear.setblocking(False)
+    path.unlink(missing_ok=True)
+    before = os.umask(0o177)
+    try:
+        with socket_path(path) as short:
+            ear.bind(short)
+    finally:
+        os.umask(before)
+    return ear
+
+
+def _word(data: bytes) -> object:
+    """None for what is none."""
+    try:
+        word: object = json.loads(data) if len(data) <= LONGEST_WORD else None
+    except (ValueError, RecursionError):
+        return None
+    return word
+
+
+def _where(order: Order) -> tuple[Server, float]:
+    return order.server, order.timeout
+
+
+def _ready(files: dict[int, int], seconds: float) -> set[int]:
+    """Those of which one of their ``poll`` events comes."""
+    poll = select.poll()
+    for fd, events in files.items():
+        poll.register(fd, events)
+    return {fd for fd, _ in poll.poll(max(0.0, seconds) * 1000)}

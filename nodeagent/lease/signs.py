@@ -1,0 +1,161 @@
+"""What the lease process shows of itself, and what it keeps for the next one: small files in ``<run>/lease``.
+
+``pulse``: that it turns, and what it last granted. ``said.json``: its state. ``departure.json``: that a life goes.
+``lock``: who it is. Standard library only. Must never decide.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+from nodeagent.lease.core import Departure, State
+from nodeagent.lease.grants import read_twice, twice
+from nodeagent.workers.linux import write_atomic
+
+_PULSE = struct.Struct("=ddd")
+_LOCK = struct.Struct("@hhqqi4x")
+"""C's ``struct flock`` on 64-bit Linux."""
+LONGEST_VERSION = 80
+STATES: tuple[State, ...] = get_args(State)
+
+
+def lease_folder(run_dir: Path) -> Path:
+    return run_dir / "lease"
+
+
+def wake_socket(folder: Path) -> Path:
+    """Where the agent's words arrive."""
+    return folder / "wake"
+
+
+# --- its pulse
+
+
+class Pulse(NamedTuple):
+    """Times of CLOCK_BOOTTIME."""
+
+    turned: float
+    """When it last showed that it goes on."""
+    renewed: float
+    """When the last good renewal was sent; 0: none yet."""
+    until: float
+    """Until when it has granted the node's pods their time."""
+
+
+class PulseWriter:
+    """The lease process's side of ``read_pulse``. Raises OSError."""
+
+    def __init__(self, folder: Path) -> None:
+        self._fd = os.open(folder / "pulse", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def beat(self, pulse: Pulse) -> None:
+        os.pwrite(self._fd, twice(_PULSE.pack(pulse.turned, pulse.renewed, pulse.until)), 0)
+
+
+def read_pulse(folder: Path) -> Pulse | None:
+    """None if no lease process has turned here since the boot."""
+    try:
+        fd = os.open(folder / "pulse", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        found = read_twice(fd, _PULSE)
+    finally:
+        os.close(fd)
+    return None if found is None else Pulse(*found)
+
+
+# --- its state
+
+
+class Said(NamedTuple):
+    """What it is at, and why, in words for people."""
+
+    state: State
+    why: str
+    of: tuple[str, int, str]
+    """The life, start and era of the order that this is about."""
+
+
+NOBODY = ("", 0, "")
+"""What it says is about no order."""
+
+
+def write_said(folder: Path, said: Said) -> None:
+    """Raises OSError."""
+    write_atomic(folder / "said.json", json.dumps(said._asdict()), durable=False)
+
+
+def read_said(folder: Path) -> Said | None:
+    """None if it has not said anything that can be read."""
+    data = _read(folder / "said.json")
+    if data is None or data.keys() != set(Said._fields) or data["state"] not in STATES:
+        return None
+    return Said(data["state"], data["why"], tuple(data["of"]))
+
+
+# --- that a life goes
+
+
+def write_departure(folder: Path, departure: Departure | None) -> None:
+    """None: no life goes. Raises OSError."""
+    if departure is None:
+        (folder / "departure.json").unlink(missing_ok=True)
+    else:
+        write_atomic(folder / "departure.json", json.dumps(departure._asdict()), durable=False)
+
+
+def read_departure(folder: Path) -> Departure | None:
+    """None also for one that another version wrote."""
+    data = _read(folder / "departure.json")
+    return None if data is None or data.keys() != set(Departure._fields) else Departure(**data)
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        data = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+# --- who it is
+
+
+def take_lock(folder: Path, version: str) -> int | None:
+    """The lock's file, to be kept open for the process's whole life; None if another process has it. Raises OSError."""
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()} {version}\n".encode(), 0)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def find_holder(folder: Path) -> tuple[int, str] | None:
+    """The lease process's pid and version (empty: it has not written it yet), without ever holding the lock oneself:
+    a lease process that starts at that moment would go again."""
+    try:
+        fd = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        asked = fcntl.fcntl(fd, fcntl.F_GETLK, _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+        kind, _, _, _, pid = _LOCK.unpack(asked)
+        if kind == fcntl.F_UNLCK or pid <= 0:
+            return None
+        said, _, version = os.pread(fd, LONGEST_VERSION, 0).decode(errors="replace").strip().partition(" ")
+    finally:
+        os.close(fd)
+    return pid, version if said == str(pid) else ""

@@ -1,0 +1,41 @@
+-- history: jobs of the history. ARGV[1] is 'of' and ARGV[2] a uid, a name (of several jobs the one that ended last) or the
+-- beginning of uids, ARGV[3] how many at most; or 'after' and ARGV[2] the place of the last one of the page before ('' at
+-- first): those that ended next, the oldest first, each behind its place. Reads only: no prelude, the served clock stands.
+local P, found = KEYS[1], {}
+local HISTORY, most = P .. 'history', tonumber(ARGV[3])
+
+local function take(uid, place)
+  local job = redis.call('HGETALL', P .. 'past:' .. uid)
+  if job[1] then
+    found[#found + 1] = { place, job }
+  end
+end
+
+if ARGV[1] == 'after' then
+  local score, uid = string.match(ARGV[2], '^(%S+) (%S+)$')
+  local same = score and redis.call('ZCOUNT', HISTORY, score, score) or 0
+  local lines = redis.call('ZRANGEBYSCORE', HISTORY, score or '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, most + same)
+  for i = 1, #lines, 2 do
+    local this = string.match(lines[i], '^%S+')
+    if #found < most and not (lines[i + 1] == score and this <= uid) then
+      take(this, lines[i + 1] .. ' ' .. this)
+    end
+  end
+  return found
+end
+local begins, named = {}, nil
+for _, line in ipairs(redis.call('ZRANGE', HISTORY, 0, -1)) do
+  local uid, name = string.match(line, '^(%S+) (%S+)')
+  if uid == ARGV[2] then
+    take(uid, '')
+    return found
+  end
+  named = name == ARGV[2] and uid or named
+  if string.sub(uid, 1, #ARGV[2]) == ARGV[2] and #begins < most then
+    begins[#begins + 1] = uid
+  end
+end
+for _, uid in ipairs(named and { named } or begins) do
+  take(uid, '')
+end
+return found

@@ -1,0 +1,21 @@
+-- shelve: uids (list), before (Unix time), most. Ended jobs on whose nodes nothing may run any more go to the history; of
+-- that the oldest go for good: those that ended before then, and what is more than so many.
+local AT_ONCE = 64
+for _, uid in ipairs(A.uids) do
+  local job = job_read(uid)
+  if job and is_terminal(job) and not still_held(job) then
+    redis.call('DEL', P .. 'past:' .. uid)
+    in_parts(flat(job), 2, function(...) redis.call('HSET', P .. 'past:' .. uid, ...) end)
+    redis.call('ZADD', HISTORY, tonumber(job.ended or '') or 0, past_line(job))
+    delete_job(job)
+  end
+end
+local too_many = redis.call('ZCARD', HISTORY) - A.most
+local oldest = too_many > 0 and redis.call('ZRANGE', HISTORY, 0, math.min(too_many, AT_ONCE) - 1)
+  or redis.call('ZRANGEBYSCORE', HISTORY, '-inf', '(' .. string.format('%.3f', A.before), 'LIMIT', 0, AT_ONCE)
+for _, line in ipairs(oldest) do
+  local uid, name = string.match(line, '^(%S+) (%S+)')
+  past_drop(line)
+  event({ kind = 'JobDeleted', job = { uid = uid, name = name }, text = 'job ' .. name .. ' deleted from the history' })
+end
+return { 1, #oldest == AT_ONCE and 1 or 0 }

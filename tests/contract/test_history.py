@@ -1,0 +1,203 @@
+"""Jobs that ended a while ago: beside what agents view, read when somebody asks for them, and gone in the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.model.job import JobRecord, Quota
+from nodeagent.store.base import StoreUnavailableError
+from nodeagent.store.messages import Offer
+from tests.contract.bench import FAST, Bench, refused, spec
+
+
+async def ended(bench: Bench, uid: str, wall: float = 100.0, name: str = "", request: str = "") -> JobRecord:
+    job = await bench.active(await bench.submit(uid, name=name or f"job-{uid}", request=request), "n1")
+    return await bench.ack(await bench.end(job, "failed", wall=wall), "n1")
+
+
+async def names(bench: Bench) -> list[str]:
+    return [job.name for _, job in await bench.store.history("", 1000)]
+
+
+async def shelved(bench: Bench, *uids: str, before: float = 0.0, most: int = 1000) -> bool:
+    return await bench.store.shelve(uids, before, most)
+
+
+async def test_a_job_of_the_history_is_as_it_was_and_no_view_has_it(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await ended(bench, "u1")
+    other = await ended(bench, "u2")
+    rev = (await bench.beat("n1")).rev
+    assert not await shelved(bench, "u1")
+    reply = await bench.beat("n1", rev=rev)
+    assert (reply.gone, reply.jobs) == (("job:u1",), ())
+    assert [j.uid for j in (await bench.beat("n1")).jobs] == ["u2"]
+    assert await bench.store.past("u1") == (job,)
+    assert await bench.store.past("u2") == ()
+    assert [j for _, j in await bench.store.history("", 10)] == [job]
+    await shelved(bench, "u1", "nobody")
+    assert [j for _, j in await bench.store.history("", 10)] == [job]
+    assert await bench.store.past(other.name) == ()
+
+
+async def test_only_what_has_ended_and_runs_nowhere_is_shelved(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    live = await bench.submit("u1", name="a")
+    job = await bench.end(await bench.active(await bench.submit("u2", name="b"), "n1", "n2"), "failed")
+    await bench.ack(job, "n1")
+    await shelved(bench, live.uid, job.uid)
+    assert await names(bench) == []
+    assert {j.uid for j in (await bench.beat("n1")).jobs} == {"u1", "u2"}
+    await bench.lapse("n2", "n1")
+    await shelved(bench, live.uid, job.uid)
+    assert await names(bench) == ["b"]
+
+
+async def test_names_are_free_and_numbers_go_on(bench: Bench) -> None:
+    await bench.up("n1")
+    await ended(bench, "u1", 100, "train")
+    await shelved(bench, "u1")
+    second = await ended(bench, "u2", 101, "train")
+    assert second.head is not None
+    assert second.head.number == 2
+    await shelved(bench, "u2")
+    third = await bench.submit("u3", name="train")
+    assert third.phase == "queued"
+    assert [j.uid for j in await bench.store.past("train")] == ["u2"], "the one that ended last"
+    assert [j.uid for j in await bench.store.past("u1")] == ["u1"]
+
+
+async def test_the_beginning_of_a_uid_finds_a_few(bench: Bench) -> None:
+    await bench.up("n1")
+    for i in range(7):
+        await ended(bench, f"abc{i}")
+    await shelved(bench, *(f"abc{i}" for i in range(7)))
+    assert len(await bench.store.past("abc")) == 5
+    assert [j.uid for j in await bench.store.past("abc3")] == ["abc3"]
+    assert await bench.store.past("abc%d") == ()
+    assert await bench.store.past("xyz") == ()
+
+
+async def test_pages_of_the_history(bench: Bench) -> None:
+    await bench.up("n1")
+    for uid, wall in (("u1", 105), ("u2", 101), ("u3", 103), ("u4", 103), ("u5", 103), ("u6", 109.25)):
+        await ended(bench, uid, wall)
+    await shelved(bench, "u1", "u2", "u3", "u4", "u5", "u6")
+    for size in (1, 2, 3, 4, 100):
+        place, found = "", list[str]()
+        while page := await bench.store.history(place, size):
+            assert len(page) <= size
+            found += [job.uid for _, job in page]
+            place = page[-1][0]
+        assert found == ["u2", "u3", "u4", "u5", "u1", "u6"]
+
+
+async def test_the_oldest_go_for_good(bench: Bench) -> None:
+    await bench.up("n1")
+    for i in range(5):
+        await ended(bench, f"u{i}", 100 + i)
+    assert not await shelved(bench, *(f"u{i}" for i in range(5)), before=101.5)
+    assert await names(bench) == ["job-u2", "job-u3", "job-u4"]
+    assert not await shelved(bench, most=1)
+    assert await names(bench) == ["job-u4"]
+    assert await bench.store.past("u0") == await bench.store.past("job-u0") == ()
+    assert [e.job for e in await bench.store.events("0-0", 1000) if e.kind == "JobDeleted"] == [
+        "job-u0", "job-u1", "job-u2", "job-u3",
+    ]  # fmt: skip
+
+
+async def test_many_go_in_parts(bench: Bench) -> None:
+    await bench.up("n1")
+    uids = [f"u{i}" for i in range(70)]
+    for uid in uids:
+        await ended(bench, uid)
+    await shelved(bench, *uids)
+    assert await shelved(bench, most=0)
+    assert len(await names(bench)) == 6
+    assert not await shelved(bench, most=0)
+    assert await names(bench) == []
+
+
+async def test_one_is_removed_by_hand(bench: Bench) -> None:
+    await bench.up("n1")
+    await ended(bench, "u1")
+    await ended(bench, "u2")
+    await shelved(bench, "u1", "u2")
+    await bench.store.remove("u1")
+    await bench.store.remove("u1")
+    assert await names(bench) == ["job-u2"]
+    assert (await bench.kinds()).count("JobDeleted") == 1
+
+
+async def test_a_request_that_comes_again_is_answered_from_the_history(bench: Bench) -> None:
+    await bench.up("n1")
+    job = await ended(bench, "u1", request="r")
+    await shelved(bench, "u1")
+    assert await bench.submit("u9", request="r") == job
+    assert await bench.submit("u9", request="r") == job
+    assert await bench.submit("u1", request="other") == job
+    await refused("not_found", bench.set_control(job, "c", desired="stop"))
+
+
+async def test_specs_of_the_history_count_for_the_owner(bench: Bench) -> None:
+    await bench.up("n1")
+    await ended(bench, "u1")
+    await shelved(bench, "u1")
+    size = len(spec("job-u1").to_json())
+    assert "ended ones too" in await refused(
+        "limit", bench.submit("u2", name="job-u2", quota=Quota(jobs=1, bytes=2 * size - 1))
+    )
+    await bench.submit("u2", name="job-u2", quota=Quota(jobs=1, bytes=2 * size))
+
+
+async def test_what_is_in_the_history_no_older_view_brings_back(bench: Bench) -> None:
+    await bench.up("n1")
+    await ended(bench, "u1")
+    view = await bench.beat("n1")
+    await shelved(bench, "u1")
+    rev, era = (await bench.beat("n1")).rev, view.era
+    kept = await bench.keep()
+    await bench.put_back(kept)
+    offer = Offer(
+        cluster_uid=view.cluster_uid, timing=FAST, era=era, rev=rev + 50, served=view.served, by="n1",
+        jobs=view.jobs, nodes=view.nodes,
+    )  # fmt: skip
+    await bench.store.restore(offer)
+    await bench.recovered("n1")
+    assert (await bench.beat("n1")).jobs == ()
+    assert await names(bench) == ["job-u1"]
+
+
+async def test_a_store_that_lost_everything_has_no_history(bench: Bench) -> None:
+    await bench.up("n1")
+    await ended(bench, "u1")
+    await shelved(bench, "u1")
+    await bench.put_back(None)
+    await bench.join("n1")
+    assert await names(bench) == []
+
+
+@pytest.mark.parametrize("key", ["history", "past:u1"])
+async def test_keys_that_somebody_takes_away(bench: Bench, key: str) -> None:
+    await bench.up("n1")
+    await ended(bench, "u1")
+    await ended(bench, "u2", 200)
+    await shelved(bench, "u1", "u2")
+    await bench.take(key)
+    assert await bench.store.past("job-u1") == ()
+    left = await names(bench)
+    assert left == ([] if key == "history" else ["job-u2"])
+    assert not await shelved(bench, most=0)
+    assert await names(bench) == []
+    assert not (await bench.beat("n1")).recovering
+
+
+async def test_a_history_of_another_type_goes_and_disturbs_nobody(bench: Bench) -> None:
+    await bench.up("n1")
+    await ended(bench, "u1")
+    await bench.spoil("history")
+    with pytest.raises(StoreUnavailableError):
+        await shelved(bench, "u1")
+    await shelved(bench, "u1")
+    assert await names(bench) == ["job-u1"]
+    assert not (await bench.beat("n1")).recovering

@@ -1,0 +1,132 @@
+"""A node without an agent: a real lease process on a real store, and the test as its agent and its shims."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nodeagent.lease.grants import Answer, Grant, grants_folder, make_grant, read_grant_of
+from nodeagent.lease.order import Order, Server, Step, order_file, write_order
+from nodeagent.lease.signs import NOBODY, Pulse, Said, lease_folder, read_pulse, read_said, wake_socket
+from nodeagent.model.base import RECORD_VERSION
+from nodeagent.store.keys import prefix
+from nodeagent.store.scripts import load
+from nodeagent.workers.linux import boot_id, socket_path
+
+BOUND = 10.0
+"""Seconds that a test waits for anything."""
+CLUSTER = "test"
+NODE, LIFE = "n1", "n1-a"
+POD = "p1"
+
+
+def order(server: Server, **changes: Any) -> Order:
+    """For ``NODE``: as an agent with a quick heartbeat gives it."""
+    steps = {name: load(name) for name in ("renew_lease", "leave")}
+    renew, leave = (Step(step.sha, step.source) for step in steps.values())
+    plain = Order(
+        boot=boot_id(), node=NODE, life=LIFE, start=1, era="", heartbeat=0.1, lease=3.0, fence=2.2, kill=0.2,
+        promise=3.0, timeout=0.5, patience=3600.0, grace=3600.0, prefix=prefix(CLUSTER),
+        record_version=str(RECORD_VERSION), server=server, renew=renew, leave=leave,
+    )  # fmt: skip
+    return plain._replace(**changes)
+
+
+class Node:
+    """One run folder."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.folder, self.grants = run, lease_folder(run), grants_folder(run)
+        self.folder.mkdir(mode=0o700, parents=True)
+        self.process: subprocess.Popen[bytes] | None = None
+        self._all: list[subprocess.Popen[bytes]] = []
+        self._mouth = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+    # --- as the agent
+
+    def give(self, order: Order | None) -> None:
+        if order is None:
+            order_file(self.folder).unlink()
+        else:
+            write_order(self.folder, order)
+
+    def say(self, word: object) -> None:
+        """Waits until somebody listens."""
+        deadline = time.monotonic() + BOUND
+        while True:
+            try:
+                with socket_path(wake_socket(self.folder)) as path:
+                    self._mouth.sendto(word if isinstance(word, bytes) else json.dumps(word).encode(), path)
+                return
+            except (FileNotFoundError, ConnectionRefusedError):
+                assert time.monotonic() < deadline
+                time.sleep(0.002)
+
+    def add(self, key: str = POD) -> None:
+        make_grant(self.grants, key, os.getuid(), os.getgid())
+
+    def start(self) -> None:
+        command = [sys.executable, "-sP", "-m", "nodeagent.lease", str(self.run)]
+        with (self.run / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log)
+        self._all.append(self.process)
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(BOUND)
+
+    async def ended(self) -> int:
+        """Its exit code."""
+        assert self.process is not None
+        return await asyncio.to_thread(self.process.wait, BOUND)
+
+    def close(self) -> None:
+        for process in self._all:
+            process.kill()
+            process.wait(BOUND)
+        self._mouth.close()
+
+    # --- as a shim
+
+    def grant(self, key: str = POD) -> Grant:
+        return read_grant_of(self.grants, key)
+
+    def obey(self, at: float, key: str = POD) -> None:
+        Answer(self.grants / f"{key}.obeyed").obeyed(at)
+
+    # --- what it shows
+
+    @property
+    def pulse(self) -> Pulse:
+        return read_pulse(self.folder) or Pulse(0.0, 0.0, 0.0)
+
+    @property
+    def said(self) -> Said:
+        return read_said(self.folder) or Said("idle", "", NOBODY)
+
+    @property
+    def log(self) -> str:
+        return (self.run / "log").read_text()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + BOUND
+        while not condition():
+            assert time.monotonic() < deadline, (self.said, self.pulse, self.grant(), self.log)
+            await asyncio.sleep(0.005)
+
+    async def renewed_again(self) -> None:
+        before = self.pulse.renewed
+        await self.until(lambda: self.pulse.renewed > before)

@@ -1,0 +1,321 @@
+"""The agent's side of the lease process: it tells it what to do, and keeps it running."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from nodeagent.agent.leaseprocess import LocalLeaseProcess
+from nodeagent.lease.grants import NOTHING
+from nodeagent.lease.order import read_order
+from nodeagent.lease.signs import find_holder
+from nodeagent.model.timing import Timing
+from nodeagent.spec.agentconfig import AgentConfig, DirsConfig
+from nodeagent.spec.storeconfig import RedisConfig, TlsConfig
+from nodeagent.store.client import RedisStore, connect
+from nodeagent.store.wire import Reached
+from nodeagent.workers.linux import POWER, boot_id, boottime, is_running
+from nodeagent.workers.pod_folder import folder_name
+from nodeagent.workers.units import lease_command, lease_unit
+from tests.contract.bench import Bench
+from tests.integration.lease_support import BOUND, CLUSTER, LIFE, NODE, Node
+from tests.integration.redis_support import Yard, yard
+
+pytestmark = pytest.mark.redis
+POD = folder_name("u1")
+SYSTEMD_RUN = r"""
+import os, pathlib, sys
+words = sys.argv[1:]
+taken = pathlib.Path(__file__).with_name("taken")
+if taken.exists():
+    sys.exit("Failed to start transient service unit: Unit nodeagent-lease.service was already loaded")
+taken.touch()
+command = words[words.index("--") + 1:]
+environ = dict(w.removeprefix("--setenv=").split("=", 1) for w in words if w.startswith("--setenv="))
+if os.fork() == 0:
+    os.setsid()
+    os.dup2(os.open(pathlib.Path(__file__).with_name("log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    os.execvpe(command[0], command, environ)
+"""
+SYSTEMCTL = r"""
+import pathlib, sys
+assert sys.argv[1:] == ["--quiet", "--no-ask-password", "stop", "nodeagent-lease.service"]
+pathlib.Path(__file__).with_name("taken").unlink()
+"""
+"""Stand-ins for systemd's; the real one, in tests/nodes."""
+QUICK = Timing(heartbeat=0.1, fence=1.6, failsafe=0.5)
+
+
+class Agent:
+    """As much of one as there is here."""
+
+    def __init__(self, run: Path, url: str, store: RedisStore, password: Path | None = None, unit: str = "") -> None:
+        self.dirs = DirsConfig(run=run, state=run / "state", logs=run / "logs")
+        self.dirs.logs.mkdir(exist_ok=True)
+        redis = RedisConfig(url=url, password_file=password)
+        config = AgentConfig(cluster=CLUSTER, redis=redis, dirs=self.dirs, timing=QUICK, without_agent=3600.0)
+        self.config = config
+        self.process = LocalLeaseProcess(config, NODE, store, unit)
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        self._task = asyncio.create_task(self.process.run())
+
+    async def die(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+
+def begun(command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdout=subprocess.PIPE)
+
+
+def environ(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+class World:
+    def __init__(self, node: Node, bench: Bench, era: str, make: Callable[..., Agent]) -> None:
+        self.node, self.bench, self.era, self.make = node, bench, era, make
+        self.agent = make()
+
+    def tend(self, start: int = 1) -> None:
+        self.agent.process.tend(LIFE, start, self.era)
+
+    def pid(self) -> int:
+        holder = find_holder(self.node.folder)
+        return holder[0] if holder is not None else 0
+
+    async def up(self) -> int:
+        """The lease process that grants."""
+        self.agent.begin()
+        self.tend()
+        await self.node.until(lambda: self.node.grant(POD).until > boottime())
+        return self.pid()
+
+    async def another(self, than: int) -> int:
+        await self.node.until(lambda: self.pid() not in (0, than))
+        await self.node.renewed_again()
+        return self.pid()
+
+    async def gone(self) -> None:
+        await self.node.until(lambda: self.pid() == 0)
+
+
+@pytest.fixture
+def servers() -> Iterator[Yard]:
+    with yard() as found:
+        yield found
+
+
+@pytest.fixture
+async def world(servers: Yard, tmp_path: Path) -> AsyncIterator[World]:
+    server = await servers.server("requirepass pw")
+    password = tmp_path / "password"
+    password.write_text("pw")
+    password.chmod(0o600)
+    config = RedisConfig(url=f"redis://localhost:{server.port}/0", password_file=password)
+    store = connect(config, CLUSTER, 5.0)
+    node = Node(tmp_path)
+    (tmp_path / "log").touch()
+    node.add(POD)
+    bench = Bench(store)
+    await bench.join(NODE, LIFE)
+    era = (await bench.beat(NODE)).era
+    made = World(node, bench, era, lambda unit="": Agent(tmp_path, config.url, store, password, unit))
+    yield made
+    await made.agent.die()
+    if pid := made.pid():
+        os.kill(pid, signal.SIGKILL)
+    node.close()
+    await store.close()
+
+
+async def test_it_is_told_what_to_do_and_does_it(world: World) -> None:
+    pid = await world.up()
+    order = read_order(world.node.folder, boot_id())
+    assert order is not None
+    assert order.server.greeting == (("AUTH", "pw"),)
+    assert order.server.host in ("127.0.0.1", "::1"), "no name: the lease process looks none up"
+    assert (order.life, order.start, order.era, order.fence) == (LIFE, 1, world.era, QUICK.fence)
+    assert (world.node.folder / "order.json").stat().st_mode & 0o777 == 0o600
+    assert world.agent.process.said() == ("holding", "")
+    pulse = world.agent.process.pulse()
+    assert pulse is not None and pulse.until > boottime()
+    assert os.getsid(pid) == pid
+    until = boottime() + 100
+    world.agent.process.lend("u1", until)
+    await world.node.until(lambda: world.node.grant(POD).until == until)
+
+
+async def test_an_order_is_written_only_when_it_differs(world: World) -> None:
+    await world.up()
+    file = world.node.folder / "order.json"
+    before = file.stat()
+    world.tend()
+    assert file.stat().st_ino == before.st_ino
+    world.agent.process.config = world.agent.config.model_copy(update={"without_agent": 5.0})
+    world.tend()
+    order = read_order(world.node.folder, boot_id())
+    assert order is not None and order.patience == 5.0
+
+
+async def test_one_that_dies_is_started_again(world: World) -> None:
+    pid = await world.up()
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        os.kill(pid, number)
+        pid = await world.another(pid)
+
+
+async def test_one_that_hangs_is_killed_and_started_again(world: World) -> None:
+    pid = await world.up()
+    os.kill(pid, signal.SIGSTOP)
+    assert await world.another(pid)
+    assert not is_running(pid)
+
+
+async def test_one_of_another_version_is_replaced(world: World, tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(
+        "import sys, time, pathlib\nfrom nodeagent.lease.signs import take_lock\n"
+        "fd = take_lock(pathlib.Path(sys.argv[1]), '0.0.0')\nprint('ready', flush=True)\ntime.sleep(1000)\n"
+    )
+    command = [sys.executable, str(tmp_path / "other.py"), str(world.node.folder)]
+    with begun(command) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert find_holder(world.node.folder) == (other.pid, "0.0.0")
+        world.agent.begin()
+        world.tend()
+        await world.another(other.pid)
+        assert other.wait(BOUND) == -signal.SIGTERM
+
+
+async def test_it_outlives_its_agent_and_the_next_one_finds_it(world: World) -> None:
+    pid = await world.up()
+    await world.agent.die()
+    await world.node.renewed_again()
+    world.agent = world.make()
+    world.agent.begin()
+    world.tend(start=2)
+    await world.node.until(lambda: world.node.said.of[1] == 2)
+    assert world.pid() == pid
+
+
+async def test_a_lease_that_was_given_back_needs_no_process(world: World) -> None:
+    pid = await world.up()
+    world.agent.process.end()
+    await world.gone()
+    assert world.node.grant(POD) == NOTHING
+    await asyncio.sleep(0.3)
+    assert world.pid() == 0
+    world.tend()
+    assert await world.another(pid)
+
+
+async def test_one_that_has_left_is_not_started_again_before_there_is_a_new_order(world: World) -> None:
+    world.agent.process.config = world.agent.config.model_copy(update={"without_agent": 0.5})
+    pid = await world.up()
+    await world.node.until(lambda: world.node.grant(POD).stop_before > 0)
+    world.node.obey(boottime(), POD)
+    await world.gone()
+    assert world.agent.process.said()[0] == "left"
+    await asyncio.sleep(0.3)
+    assert world.pid() == 0
+    await world.agent.die()
+    world.agent = world.make()
+    world.agent.begin()
+    await asyncio.sleep(0.3)
+    assert world.pid() == 0, "the order is an earlier agent's"
+    await world.bench.join(NODE, LIFE, start=2)
+    world.tend(start=2)
+    assert await world.another(pid)
+
+
+async def test_in_a_local_cluster_it_ends_with_the_supervisor(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with begun(["sleep", "1000"]) as supervisor:
+        monkeypatch.setenv(POWER, "c/n1")
+        monkeypatch.setattr(os, "getppid", lambda: supervisor.pid)
+        pid = await world.up()
+        assert f"{POWER}=c/n1".encode() in environ(pid)
+        await world.agent.die()
+        await world.node.renewed_again()
+        supervisor.kill()
+    await world.gone()
+
+
+async def test_its_log_is_bounded(world: World) -> None:
+    log = world.agent.dirs.logs / "lease.log"
+    log.write_text("x" * (2 << 20))
+    await world.up()
+    assert log.read_text().startswith("nodeagent lease: holding")
+
+
+async def test_nothing_is_ordered_before_the_store_was_reached(world: World, tmp_path: Path) -> None:
+    class Nowhere:
+        reached = None
+
+    process = LocalLeaseProcess(world.agent.config, NODE, Nowhere(), "")
+    process.tend(LIFE, 1, "e")
+    for word in (process.wake, process.alive, process.end):
+        word()
+    assert not (world.node.folder / "order.json").exists()
+
+
+@pytest.mark.parametrize(("check", "name"), [(True, "redis.example"), (False, "")])
+def test_tls_is_for_the_name_that_the_agent_asked_for(tmp_path: Path, check: bool, name: str) -> None:
+    class There:
+        reached = Reached("", "redis.example", "10.0.0.1", 6379)
+
+    (tmp_path / "lease").mkdir()
+    dirs = DirsConfig(run=tmp_path, state=tmp_path, logs=tmp_path)
+    redis = RedisConfig(url="rediss://redis.example/3", tls=TlsConfig(check_hostname=check))
+    LocalLeaseProcess(AgentConfig(redis=redis, dirs=dirs), NODE, There(), "").tend(LIFE, 1, "e")
+    order = read_order(tmp_path / "lease", boot_id())
+    assert order is not None and order.server.tls is not None
+    assert (order.server.host, order.server.tls.server) == ("10.0.0.1", name)
+    assert order.server.greeting == (("SELECT", "3"),)
+
+
+# --- as a unit of systemd's
+
+
+@pytest.mark.parametrize(
+    ("agent", "unit"),
+    [
+        ("nodeagent.service", "nodeagent-lease.service"),
+        ("nodeagent@two.service", "nodeagent-lease@two.service"),
+        ("gpu.service", "lease-of-gpu.service"),
+    ],
+)
+def test_each_agents_unit_has_one_beside_it(agent: str, unit: str) -> None:
+    words = lease_command(agent, {"A": "b"}, ["python", "$x"])
+    assert lease_unit(agent) == unit
+    assert {f"--unit={unit}", f"--property=Before={agent}", "--setenv=A=b", "--property=Restart=always"} <= set(words)
+    assert words[-2:] == ["python", "$$x"]
+    assert not [word for word in words if "PartOf" in word or "BindsTo" in word or "Requires" in word]
+
+
+async def test_systemd_is_asked_to_run_it_and_first_to_forget_what_has_its_name(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, script in (("systemd-run", SYSTEMD_RUN), ("systemctl", SYSTEMCTL)):
+        tool = tmp_path / "bin" / name
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text(f"#!{sys.executable}\n{script}")
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    world.agent = world.make("nodeagent.service")
+    pid = await world.up()
+    os.kill(pid, signal.SIGKILL)  # this systemd does not start it again, and does not forget it
+    assert await world.another(pid)
+    assert not (world.agent.dirs.logs / "lease.log").exists()

@@ -1,0 +1,359 @@
+"""The lease process on a real store: it renews, grants and gives back, whatever becomes of the agent, of the store's
+server, and of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.lease.grants import NOTHING, GrantReader
+from nodeagent.lease.order import Order
+from nodeagent.lease.order import Server as Place
+from nodeagent.lease.signs import find_holder
+from nodeagent.model.event import Event
+from nodeagent.store.client import RedisStore, connect
+from nodeagent.workers.linux import boottime
+from tests.contract.bench import Bench
+from tests.integration.lease_support import BOUND, CLUSTER, LIFE, NODE, POD, Node, order
+from tests.integration.redis_support import Server, Yard, ask, frozen, yard
+
+pytestmark = pytest.mark.redis
+KILLS = 100
+
+
+class World:
+    """A store that the node has joined."""
+
+    def __init__(self, server: Server, store: RedisStore, era: str, node: Node) -> None:
+        self.server, self.store, self.era, self.node = server, store, era, node
+        self.bench = Bench(store)
+
+    def order(self, **changes: Any) -> Order:
+        return order(Place("", "127.0.0.1", self.server.port, (), None), **{"era": self.era} | changes)
+
+    def begin(self, **changes: Any) -> None:
+        self.node.give(self.order(**changes))
+        self.node.start()
+
+    async def lease(self) -> float:
+        """When it ends, in served milliseconds."""
+        return float(str(await ask(self.server, "ZSCORE", f"na:{{{CLUSTER}}}:lease", NODE) or 0))
+
+    async def events(self) -> tuple[Event, ...]:
+        return await self.store.events("0-0", 100)
+
+
+@pytest.fixture
+def servers() -> Iterator[Yard]:
+    with yard() as found:
+        yield found
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def world(servers: Yard, node: Node) -> AsyncIterator[World]:
+    server = await servers.server()
+    store = connect(server.url, CLUSTER, 5.0)
+    bench = Bench(store)
+    await bench.join(NODE, LIFE)
+    era = (await bench.beat(NODE)).era
+    made = World(server, store, era, node)
+    made.bench = bench
+    node.add()
+    yield made
+    await store.close()
+
+
+class Watcher:
+    """A fake shim: looks at its grant all the time, and notes whether it was ever over."""
+
+    def __init__(self, node: Node) -> None:
+        self._reader = GrantReader(node.grants / POD)
+        self._end = threading.Event()
+        self.looks, self.over = 0, 0
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Watcher:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+        self._reader.__exit__()
+
+    def _look(self) -> None:
+        while not self._end.wait(0.002):
+            self.looks += 1
+            self.over += self._reader.read().until <= boottime()
+
+
+async def test_it_renews_and_grants(world: World, node: Node) -> None:
+    world.begin()
+    await node.until(lambda: node.grant().until > boottime())
+    assert node.grant().stop_before == 0.0
+    before, first = await world.lease(), node.grant().until
+    await node.until(lambda: node.grant().until > first)
+    assert await world.lease() > before
+    assert node.pulse.until == pytest.approx(node.pulse.renewed + 2.2)
+    assert node.said == ("holding", "", (LIFE, 1, world.era))
+    assert node.process is not None and find_holder(node.folder) == (node.process.pid, "0.1.0")
+
+
+async def test_a_new_pod_has_its_time_at_a_word(world: World, node: Node) -> None:
+    world.begin(heartbeat=1.0)
+    await node.until(lambda: node.grant().until > 0)
+    for _ in range(2):  # also where one takes the other's place
+        node.add("p2")
+        before = node.pulse
+        node.say({})
+        await node.until(lambda: node.grant("p2").until > 0)
+        assert node.pulse.renewed <= before.renewed + 1.0
+
+
+async def test_no_reader_ever_sees_its_time_over_while_the_process_is_killed_again_and_again(
+    world: World, node: Node
+) -> None:
+    chance = random.Random(1)
+    world.begin()
+    await node.until(lambda: node.grant().until > boottime())
+    with Watcher(node) as shim:
+        for number in range(KILLS):
+            if number % 3:  # in the middle of whatever it does; and now and then it comes to granting
+                await asyncio.sleep(chance.uniform(0, 0.15))
+            else:
+                await node.renewed_again()
+            node.kill()
+            node.start()
+        await node.renewed_again()
+        assert shim.looks > KILLS
+        assert not shim.over
+
+
+async def test_one_that_stood_still_goes_on(world: World, node: Node) -> None:
+    world.begin()
+    await node.renewed_again()
+    with Watcher(node) as shim:
+        node.signal(signal.SIGSTOP)
+        await asyncio.sleep(1.0)
+        node.signal(signal.SIGCONT)
+        await node.renewed_again()
+        assert not shim.over
+
+
+async def test_there_is_one_at_a_time(world: World, node: Node, tmp_path: Path) -> None:
+    world.begin()
+    await node.renewed_again()
+    first = node.process
+    node.start()
+    assert await node.ended() == 0
+    assert "another lease process runs" in node.log
+    node.process = first
+    await node.renewed_again()
+
+
+# --- the agent
+
+
+async def test_a_silent_agents_node_is_stopped_in_order_and_given_back(world: World, node: Node) -> None:
+    world.begin(patience=0.3)
+    await node.until(lambda: node.grant().stop_before > 0)
+    assert node.grant().until > boottime(), "while they are stopped, workers have their time"
+    await node.renewed_again()
+    node.obey(node.grant().stop_before)
+    assert await node.ended() == 0
+    why = "its agent was silent for 0 s"
+    assert node.said == ("left", why, (LIFE, 1, world.era))
+    assert node.grant().until == 0.0
+    assert (await world.events())[-1].text == f"node {NODE} left: {why}"
+
+
+async def test_shims_that_do_not_obey_have_their_time_taken_and_are_waited_for(world: World, node: Node) -> None:
+    world.begin(patience=0.3, grace=0.3, kill=0.5)
+    await node.until(lambda: node.grant().stop_before > 0)
+    await node.until(lambda: node.grant().until == 0.0)
+    latest = node.pulse.renewed + 2.2
+    await node.until(lambda: node.said.state == "giving up")
+    assert await node.ended() == 0
+    assert boottime() > latest + 0.5
+    assert node.said.state == "left"
+
+
+async def test_no_restart_takes_back_that_a_life_goes(world: World, node: Node) -> None:
+    world.begin(patience=0.3)
+    await node.until(lambda: node.grant().stop_before > 0)
+    stop = node.grant().stop_before
+    node.kill()
+    world.begin()
+    for _ in range(3):
+        node.say({"alive": True})
+        await node.renewed_again()
+    assert node.grant().stop_before == stop
+    assert node.said.state == "stopping"
+
+
+async def test_one_that_took_the_time_back_and_died_is_followed_by_one_that_waits_for_the_shims(
+    world: World, node: Node
+) -> None:
+    world.begin(patience=0.3, grace=0.0)
+    await node.until(lambda: node.grant().until == 0.0 < node.grant().stop_before)
+    stop = node.grant().stop_before
+    node.kill()
+    world.begin(patience=0.3, grace=0.0)
+    assert await node.ended() == 0
+    assert boottime() > stop + 2.2
+
+
+async def test_as_long_as_the_agent_speaks_nothing_is_stopped(world: World, node: Node) -> None:
+    world.begin(patience=0.5)
+    end = boottime() + 1.5
+    while boottime() < end:
+        node.say({"alive": True})
+        node.say(b"\xff{")
+        node.say({"alive": 1, "lend": None})
+        node.say("x" * 600)
+        await asyncio.sleep(0.05)
+    assert node.said.state == "holding"
+    assert node.grant().stop_before == 0.0
+
+
+async def test_an_agent_that_ends_it(world: World, node: Node) -> None:
+    world.begin()
+    await node.renewed_again()
+    node.give(None)
+    node.say({})
+    assert await node.ended() == 0
+    assert node.grant() == NOTHING
+    assert node.said.state == "idle"
+
+
+async def test_what_keepers_lend_is_granted_to_that_pod_alone(world: World, node: Node) -> None:
+    node.add("p2")
+    world.begin(timeout=BOUND * 2)
+    await node.until(lambda: node.grant("p2").until > 0)
+    with frozen(world.server):
+        await asyncio.sleep(0.5)  # it waits for the store now, and will for long
+        until = boottime() + 30
+        node.say({"lend": [POD, until]})
+        await node.until(lambda: node.grant().until == until)
+        assert node.grant("p2").until < until
+
+
+async def test_an_order_that_cannot_be_read_changes_nothing(world: World, node: Node) -> None:
+    world.begin(heartbeat=0.5)
+    await node.renewed_again()
+    (node.folder / "order.json").write_text('{"node": "n1"}')
+    node.say({})
+    await node.renewed_again()
+    node.kill()
+    before = node.grant()
+    (node.folder / "order.json").write_text("[]")
+    node.start()
+    node.say({})
+    await node.until(lambda: "is no order that this version" in node.log)
+    await asyncio.sleep(0.2)
+    assert node.grant() == before
+    node.give(world.order())
+    await node.renewed_again()
+
+
+# --- who waits
+
+
+async def test_a_silent_agents_node_is_given_up_when_somebody_waits_for_it(world: World, node: Node) -> None:
+    await world.bench.up("n2")
+    job = await world.bench.submit()
+    world.begin(lease=0.5, promise=0.5)
+    await node.renewed_again()
+    await world.bench.propose(job, NODE, "n2")
+    await node.until(lambda: node.grant().until == 0.0)
+    assert await node.ended() == 0
+    assert node.said.why.endswith("and job train waits for it")
+
+
+# --- the store
+
+
+async def test_a_life_that_is_over_is_granted_nothing(world: World, node: Node) -> None:
+    world.begin(life="another")
+    await node.until(lambda: node.said.state == "lost")
+    assert node.grant() == NOTHING
+    assert "is over" in node.said.why
+    world.node.give(world.order())
+    node.say({})
+    await node.until(lambda: node.grant().until > 0)
+
+
+async def test_nothing_is_renewed_in_another_era(world: World, node: Node) -> None:
+    world.begin(fence=0.5)
+    await node.renewed_again()
+    node.give(world.order(era="another", fence=0.5))
+    await node.until(lambda: node.said.why)
+    assert node.said.state == "holding"
+    assert "lost writes" in node.said.why
+    before = node.grant()
+    await node.until(lambda: boottime() > before.until)
+    assert node.grant() == before
+    node.give(world.order(fence=0.5))
+    await node.until(lambda: node.grant().until > boottime())
+    assert node.said.why == ""
+
+
+async def test_a_server_that_stands_still_for_a_while(world: World, node: Node) -> None:
+    world.begin()
+    await node.renewed_again()
+    with Watcher(node) as shim:
+        with frozen(world.server):
+            await node.until(lambda: "did not answer within 0.5 s" in node.said.why)
+            turned = node.pulse.turned
+            await asyncio.sleep(0.5)
+            assert node.pulse.turned > turned, "it waits, and says so"
+        await node.until(lambda: node.said.why == "")
+        assert not shim.over
+
+
+async def test_connections_that_are_closed(world: World, node: Node) -> None:
+    world.begin()
+    await node.renewed_again()
+    with Watcher(node) as shim:
+        for _ in range(3):
+            await ask(world.server, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            await node.renewed_again()
+        assert not shim.over
+    assert "closed the connection" in node.log
+
+
+async def test_a_server_that_has_become_a_replica(world: World, node: Node, servers: Yard) -> None:
+    other = await servers.server()
+    world.begin()
+    await node.renewed_again()
+    await ask(world.server, "REPLICAOF", "127.0.0.1", str(other.port))
+    await node.until(lambda: node.said.why)
+    await node.until(lambda: f"it is a replica of 127.0.0.1:{other.port}" in node.said.why)
+    assert node.grant().until == pytest.approx(node.pulse.renewed + 2.2)
+
+
+# --- what it is made of
+
+
+def test_it_needs_nothing_but_a_small_part_of_the_standard_library() -> None:
+    asked = [sys.executable, "-c", "import nodeagent.lease.main, sys; print(*sys.modules)"]
+    names = set(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split())
+    assert not names & {"pydantic", "asyncio", "structlog", "redis", "ssl", "inspect", "subprocess", "logging"}
+    ours = {name.rpartition(".")[0] for name in names if name.startswith("nodeagent.")}
+    assert ours == {"nodeagent", "nodeagent.lease", "nodeagent.store", "nodeagent.workers"}

@@ -1,0 +1,119 @@
+"""How the lease process is let in by real servers: TLS, users and passwords, a unix socket, a replica."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.lease.order import Server as Place
+from nodeagent.lease.order import Step, Tls
+from nodeagent.lease.resp import Reply, Talk, TalkError
+from nodeagent.spec.storeconfig import RedisConfig
+from nodeagent.store.door import Door
+from nodeagent.store.link import Link
+from tests.integration.redis_support import Authority, Server, Yard, frozen, yard
+from tests.ports import free_port
+
+pytestmark = pytest.mark.redis
+SOURCE = "return { 1, KEYS[1], ARGV[1], ARGV[2] }"
+STEP = Step(hashlib.sha1(SOURCE.encode(), usedforsecurity=False).hexdigest(), SOURCE)
+
+
+@pytest.fixture
+def servers() -> Iterator[Yard]:
+    with yard() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture
+def to() -> Iterator[Callable[..., Talk]]:
+    talks: list[Talk] = []
+
+    def make(place: Place, timeout: float = 5.0) -> Talk:
+        talks.append(Talk(place, timeout))
+        return talks[-1]
+
+    yield make
+    for talk in talks:
+        talk.close()
+
+
+def at(server: Server, *greeting: tuple[str, ...], tls: Tls | None = None, host: str = "127.0.0.1") -> Place:
+    return Place("", host, server.port, greeting, tls)
+
+
+def asked(talk: Talk) -> Reply:
+    talk.open()
+    return talk.evaluate(STEP, "na:{test}:", "6")
+
+
+async def test_it_knows_the_server_by_the_name_that_the_agent_knows(servers: Yard, to: Callable[..., Talk]) -> None:
+    server = await servers.server()
+    link = Link(Door(RedisConfig(url=server.url)), 1.0)
+    await link.open()
+    await link.drop()
+    for place in (at(server), Place(str(server.socket), "", 0, (), None)):
+        assert asked(to(place)) == [1, "na:{test}:", link.run_id, "6"]
+
+
+async def test_a_user_with_a_password_and_a_database(servers: Yard, to: Callable[..., Talk]) -> None:
+    server = await servers.server("user default off", "user ann on >pw ~* +@all")
+    login, database = ("AUTH", "ann", "pw"), ("SELECT", "3")
+    talk = to(at(server, login, database))
+    talk.open()
+    source = "redis.call('SET', KEYS[1], 1) return redis.call('INFO', 'keyspace')"
+    assert "db3:keys=1" in str(talk.evaluate(Step("0" * 40, source), "k"))
+    for greeting in ((), (("AUTH", "ann", "no"),), (database, login)):
+        with pytest.raises(TalkError, match=r"NOAUTH|WRONGPASS"):
+            to(at(server, *greeting)).open()
+
+
+async def test_a_replica_is_not_talked_to(servers: Yard, to: Callable[..., Talk]) -> None:
+    primary = await servers.server()
+    replica = await servers.replica(primary)
+    with pytest.raises(TalkError, match=f"it is a replica of 127.0.0.1:{primary.port}"):
+        to(at(replica)).open()
+
+
+async def test_a_frozen_server_costs_no_more_than_the_bound(servers: Yard, to: Callable[..., Talk]) -> None:
+    server = await servers.server()
+    talk = to(at(server), 0.2)
+    asked(talk)
+    with frozen(server):
+        for _ in range(2):
+            with pytest.raises(TalkError, match=r"did not answer within 0\.2 s"):
+                asked(talk)
+    assert asked(to(at(server), 5.0)) is not None
+
+
+async def test_tls_as_the_agent_checks_it(
+    servers: Yard, authority: Authority, to: Callable[..., Talk], tmp_path: Path
+) -> None:
+    cert, key = authority.issue("server", "DNS:localhost")
+    port = free_port()
+    files = [f"tls-cert-file {cert}", f"tls-key-file {key}", f"tls-ca-cert-file {authority.ca}"]
+    server = await servers.server("port 0", f"tls-port {port}", "tls-auth-clients yes", *files, port=port)
+    ours, secret = authority.issue("node", "DNS:n1")
+    ca, cert_file, key_file = str(authority.ca), str(ours), str(secret)
+    for name in ("localhost", ""):  # without a name it is not checked
+        reply = asked(to(at(server, tls=Tls(ca, cert_file, key_file, name))))
+        assert isinstance(reply, list) and reply[0] == 1
+    for tls, said in (
+        (Tls(ca, cert_file, key_file, "elsewhere"), "elsewhere"),
+        (Tls("", cert_file, key_file, "localhost"), "CERTIFICATE_VERIFY_FAILED"),
+        (Tls(str(Authority(tmp_path).ca), cert_file, key_file, "localhost"), "CERTIFICATE_VERIFY_FAILED"),
+        (Tls(ca, "", "", "localhost"), "cannot be used"),
+        (Tls(ca, "/absent", "", "localhost"), "/absent: no certificate"),
+    ):
+        with pytest.raises(TalkError, match=said):
+            to(at(server, tls=tls)).open()
+    with pytest.raises(TalkError):
+        to(at(server)).open()

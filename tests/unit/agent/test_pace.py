@@ -1,0 +1,53 @@
+"""When the store is asked again after calls that failed."""
+
+from __future__ import annotations
+
+from nodeagent.agent.pace import Pace
+from nodeagent.model.timing import Timing
+
+TIMING = Timing()
+
+
+def pauses(node: str, failures: int) -> list[float]:
+    pace, now, found = Pace(node, TIMING), 100.0, []
+    for _ in range(failures):
+        pace.failed(now)
+        found.append(pace.left(now))
+        now += pace.left(now) + TIMING.store_timeout
+    return found
+
+
+def test_each_pause_is_longer_up_to_a_bound_and_no_two_agents_have_the_same() -> None:
+    slack = TIMING.fence - TIMING.heartbeat - 2 * TIMING.store_timeout
+    for node in ("n1", "n2"):
+        found = pauses(node, 20)
+        assert 0 < found[0] <= slack / 4
+        assert all(0.5 * TIMING.heartbeat / 2 <= pause <= TIMING.heartbeat / 2 for pause in found[2:])
+    firsts = {pauses(f"n{i}", 1)[0] for i in range(50)}
+    assert len(firsts) == 50
+    assert max(firsts) > 1.5 * min(firsts)
+
+
+def test_after_a_reply_that_never_came_there_is_time_for_one_more_before_the_fence() -> None:
+    for i in range(50):
+        lost = TIMING.heartbeat + TIMING.store_timeout + pauses(f"n{i}", 1)[0]
+        assert lost + TIMING.store_timeout < TIMING.fence
+
+
+def test_calls_that_fail_together_count_once_and_an_answer_ends_it() -> None:
+    pace = Pace("n1", TIMING)
+    assert pace.left(0.0) == 0.0
+    pace.failed(100.0)
+    left = pace.left(100.0)
+    for _ in range(5):
+        pace.failed(100.0)
+    assert pace.left(100.0) <= 2 * left
+    late = 100.0 + pace.left(100.0) - 0.001
+    pace.failed(late)
+    assert pace.left(late) >= left / 2, "it is not sent again at once"
+    pace.failed(200.0)
+    pace.failed(300.0)
+    pace.answered()
+    assert pace.left(300.0) == 0.0
+    pace.failed(400.0)
+    assert pace.left(400.0) <= max(pauses(f"n{i}", 1)[0] for i in range(50)) * 1.1

@@ -1,0 +1,110 @@
+"""Grant records: who can read them, and what a record that is damaged, or is none, says."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nodeagent.lease.grants import (
+    NOTHING,
+    Answer,
+    Grant,
+    GrantReader,
+    grant_keys,
+    make_grant,
+    read_grant_of,
+    read_obeyed,
+    remove_grant,
+    write_grant,
+)
+
+KEY = "0123456789"
+
+
+def make(folder: Path) -> Path:
+    return make_grant(folder, KEY, os.geteuid(), os.getegid())
+
+
+def test_a_shim_reads_what_is_granted_and_says_what_it_has_done(tmp_path: Path) -> None:
+    file = make(tmp_path)
+    assert (read_grant_of(tmp_path, KEY), read_obeyed(tmp_path, KEY)) == (NOTHING, 0.0)
+    with GrantReader(file) as reader:
+        write_grant(tmp_path, KEY, Grant(20.0, 10.0))
+        assert reader.read() == read_grant_of(tmp_path, KEY) == Grant(20.0, 10.0)
+    Answer(tmp_path / f"{KEY}.obeyed").obeyed(10.0)
+    assert read_obeyed(tmp_path, KEY) == 10.0
+    assert grant_keys(tmp_path) == [KEY]
+    remove_grant(tmp_path, KEY)
+    assert (read_grant_of(tmp_path, KEY), read_obeyed(tmp_path, KEY), list(tmp_path.iterdir())) == (NOTHING, 0.0, [])
+    write_grant(tmp_path, KEY, Grant(30.0))
+    assert grant_keys(tmp_path) == [], "who writes late makes no record"
+
+
+def test_every_user_can_read_a_grant_and_only_its_own_user_the_answer(tmp_path: Path) -> None:
+    old = os.umask(0o077)
+    try:
+        file = make(tmp_path / "grants")
+    finally:
+        os.umask(old)
+    modes = [path.stat().st_mode & 0o777 for path in (file.parent, file, file.with_name(f"{KEY}.obeyed"))]
+    assert modes == [0o755, 0o644, 0o600]
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "empty": lambda file: os.truncate(file, 0),
+    "short": lambda file: os.truncate(file, 31),
+    "half written": lambda file: file.write_bytes(struct.pack("=dddd", 30.0, 0.0, 20.0, 0.0)),
+    "no number": lambda file: file.write_bytes(struct.pack("=dd", float("nan"), 0.0) * 2),
+    "never over": lambda file: file.write_bytes(struct.pack("=dd", float("inf"), 0.0) * 2),
+    "negative": lambda file: file.write_bytes(struct.pack("=dd", -1.0, 0.0) * 2),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_grant_grants_no_more_than_what_was_read_before(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    file = make(tmp_path)
+    write_grant(tmp_path, KEY, Grant(20.0, 10.0))
+    with GrantReader(file) as before:
+        before.read()
+        damage(file)
+        assert before.read() == Grant(20.0, 10.0)
+    assert read_grant_of(tmp_path, KEY) == NOTHING
+
+
+def put_pipe(file: Path) -> None:
+    os.mkfifo(file)
+
+
+def put_folder(file: Path) -> None:
+    file.mkdir()
+
+
+def put_link(file: Path) -> None:
+    other = file.with_name("other")
+    other.write_bytes(struct.pack("=d", 20.0) * 2)
+    file.symlink_to(other)
+
+
+def put_much(file: Path) -> None:
+    file.touch()
+    os.truncate(file, 1 << 40)
+
+
+@pytest.mark.parametrize("put", [put_pipe, put_folder, put_link, put_much])
+def test_an_answer_that_is_no_record_says_nothing_and_holds_nobody_up(
+    tmp_path: Path, put: Callable[[Path], None]
+) -> None:
+    put(tmp_path / f"{KEY}.obeyed")
+    assert read_obeyed(tmp_path, KEY) == 0.0
+
+
+def test_a_pipe_in_the_place_of_the_answer_does_not_hold_up_the_shim(tmp_path: Path) -> None:
+    put_pipe(tmp_path / f"{KEY}.obeyed")
+    with pytest.raises(OSError, match="No such device"):
+        Answer(tmp_path / f"{KEY}.obeyed").obeyed(10.0)

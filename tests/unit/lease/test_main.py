@@ -1,0 +1,38 @@
+"""When the lease process ends by itself; all else of it, in tests/integration/test_lease_process.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from nodeagent.lease.grants import NOTHING, Grant, grants_folder, make_grant, read_grant_of, write_grant
+from nodeagent.lease.signs import find_holder, lease_folder
+
+BOUND = 20.0
+CODE = "from nodeagent.lease import main; main.IDLE_EXIT = {idle}; main.main()"
+
+
+def begun(run: Path, idle: float) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", CODE.format(idle=idle), str(run)])
+
+
+def test_without_an_order_and_without_a_word_it_ends_and_nobody_has_time(tmp_path: Path) -> None:
+    grants = grants_folder(tmp_path)
+    make_grant(grants, "p1", os.getuid(), os.getgid())
+    write_grant(grants, "p1", Grant(1e9, 0.0))
+    with begun(tmp_path, 0.2) as process:
+        assert process.wait(BOUND) == 0
+    assert read_grant_of(grants, "p1") == NOTHING
+
+
+def test_it_ends_when_its_folder_is_removed(tmp_path: Path) -> None:
+    with begun(tmp_path, 1e6) as process:
+        try:
+            while find_holder(lease_folder(tmp_path)) is None:
+                assert process.poll() is None
+            (lease_folder(tmp_path) / "lock").unlink()
+            assert process.wait(BOUND) == 0
+        finally:
+            process.kill()

@@ -1,0 +1,110 @@
+"""Orders, and what the lease process shows and keeps: written and read back, and whatever else may lie there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nodeagent.lease.core import Departure
+from nodeagent.lease.order import Order, Server, Step, Tls, order_file, read_order, write_order
+from nodeagent.lease.signs import (
+    NOBODY,
+    Pulse,
+    PulseWriter,
+    Said,
+    find_holder,
+    read_departure,
+    read_pulse,
+    read_said,
+    take_lock,
+    write_departure,
+    write_said,
+)
+
+ORDER = Order(
+    boot="b", node="n1", life="l1", start=1, era="e1", heartbeat=0.5, lease=3.0, fence=2.0, kill=0.25, promise=4.0,
+    timeout=0.5, patience=30.0, grace=10.0, prefix="na:{c}:", record_version="6",
+    server=Server("", "127.0.0.1", 6379, (("AUTH", "ann", "pw"), ("SELECT", "3")), None),
+    renew=Step("a", "return 1"), leave=Step("b", "return 2"),
+)  # fmt: skip
+OVER_TLS = ORDER._replace(server=ORDER.server._replace(tls=Tls("ca", "", "", "name")))
+
+
+@pytest.mark.parametrize("order", [ORDER, OVER_TLS, ORDER._replace(server=Server("/s", "", 0, (), None))])
+def test_an_order_is_read_as_it_was_written_and_by_nobody_else(tmp_path: Path, order: Order) -> None:
+    write_order(tmp_path, order)
+    assert read_order(tmp_path, "b") == order
+    assert order_file(tmp_path).stat().st_mode & 0o777 == 0o600
+
+
+def test_there_is_none(tmp_path: Path) -> None:
+    assert read_order(tmp_path, "b") is None
+    write_order(tmp_path, ORDER)
+    assert read_order(tmp_path, "another boot") is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '"x"', "1"])
+def test_what_is_no_order_is_told(tmp_path: Path, text: str) -> None:
+    order_file(tmp_path).write_text(text)
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        read_order(tmp_path, "b")
+
+
+@pytest.mark.parametrize("change", [{"new": 1}, {"fence": None}])
+def test_an_order_of_another_version_is_told(tmp_path: Path, change: dict[str, object]) -> None:
+    write_order(tmp_path, ORDER)
+    data = json.loads(order_file(tmp_path).read_text()) | change
+    order_file(tmp_path).write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
+    with pytest.raises(TypeError):
+        read_order(tmp_path, "b")
+
+
+def test_a_departure_is_kept_until_there_is_none(tmp_path: Path) -> None:
+    assert read_departure(tmp_path) is None
+    departure = Departure("l1", 2, "e1", 12.5, True, "why")
+    write_departure(tmp_path, departure)
+    assert read_departure(tmp_path) == departure
+    for _ in range(2):
+        write_departure(tmp_path, None)
+        assert read_departure(tmp_path) is None
+
+
+def test_what_it_said(tmp_path: Path) -> None:
+    assert read_said(tmp_path) is None
+    for said in (Said("left", "why", ("l1", 2, "e1")), Said("idle", "", NOBODY)):
+        write_said(tmp_path, said)
+        assert read_said(tmp_path) == said
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"state": "gone", "why": "", "of": []}', '{"state": "left"}'])
+def test_what_cannot_be_read_was_not_said(tmp_path: Path, text: str) -> None:
+    for name in ("said.json", "departure.json"):
+        (tmp_path / name).write_text(text)
+    assert read_said(tmp_path) is None
+    assert read_departure(tmp_path) is None
+
+
+def test_its_pulse(tmp_path: Path) -> None:
+    assert read_pulse(tmp_path) is None
+    writer = PulseWriter(tmp_path)
+    assert read_pulse(tmp_path) is None
+    for pulse in (Pulse(1.5, 1.0, 3.0), Pulse(2.5, 2.0, 0.0)):
+        writer.beat(pulse)
+        assert read_pulse(tmp_path) == pulse
+    data = (tmp_path / "pulse").read_bytes()
+    (tmp_path / "pulse").write_bytes(data[:24] + bytes(24))
+    assert read_pulse(tmp_path) is None, "half of it is old"
+
+
+def test_nobody_holds_the_lock(tmp_path: Path) -> None:
+    assert find_holder(tmp_path) is None
+    (tmp_path / "lock").write_text("1 0.1.0\n")
+    assert find_holder(tmp_path) is None, "it was left behind"
+
+
+def test_who_holds_the_lock_is_not_seen_by_itself(tmp_path: Path) -> None:
+    """A process's own locks do not stand in its way; tests of the process see the others'."""
+    assert take_lock(tmp_path, "0.1.0") is not None
+    assert find_holder(tmp_path) is None

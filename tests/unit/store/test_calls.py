@@ -1,0 +1,79 @@
+"""What a step makes of a reply that no script of ours gives."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from nodeagent.store.actedon import always
+from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
+from nodeagent.store.calls import Calls
+from nodeagent.store.scripts import Script
+from nodeagent.store.wire import Reached
+
+
+class Answering:
+    """Links, and the one link of them, to what answers each script with ``reply``; WAIT finds ``replicas``."""
+
+    address, run_id, fresh = "127.0.0.1:1", "run1", False
+    reached: Reached | None = None
+
+    def __init__(self, reply: object, replicas: object = 1) -> None:
+        self._reply, self._replicas = reply, replicas
+        self.forgotten = False
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[Any]:
+        yield self
+
+    async def evaluate(self, _script: Script, *_arguments: str) -> Any:
+        return self._reply
+
+    async def ask(self, *_command: str | int) -> Any:
+        return self._replicas
+
+    async def forget(self) -> None:
+        self.forgotten = True
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        None, 7, "OK", [], ["1", "x"], [2, "x"], [-1], [None], [[1]],
+        [0], [0, "stale"], [0, "stale", "read it again", "x"], [0, 1, "x"], [0, "x", None],
+    ],
+)  # fmt: skip
+async def test_a_reply_that_no_step_gives_is_a_store_that_cannot_be_used(reply: object) -> None:
+    links = Answering(reply)
+    with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1.*no step replies") as caught:
+        await Calls(links, links, "p:", 1.0).step("read", {"uid": "u"})
+    assert repr(reply)[:20] in str(caught.value)
+    assert links.forgotten
+
+
+async def test_what_is_said_of_a_reply_is_short() -> None:
+    links = Answering("x" * 1_000_000)
+    with pytest.raises(StoreUnavailableError) as caught:
+        await Calls(links, links, "p:", 1.0).step("read", {"uid": "u"})
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("replicas", [None, "many", []])
+async def test_replicas_are_counted_in_numbers(replicas: object) -> None:
+    links = Answering([1, "x"], replicas)
+    with pytest.raises(StoreUnavailableError, match="no step"):
+        await Calls(links, links, "p:", 1.0, replicas=1).step("read", {"uid": "u"}, always)
+
+
+async def test_what_a_step_says() -> None:
+    done, refused = Answering([1, "a", ["b"]]), Answering([0, "stale", "read it again"])
+    assert await Calls(done, done, "p:", 1.0).step("read", {"uid": "u"}) == ["a", ["b"]]
+    with pytest.raises(StoreRefusedError, match="read it again") as caught:
+        await Calls(refused, refused, "p:", 1.0).step("read", {"uid": "u"})
+    assert caught.value.code == "stale"
