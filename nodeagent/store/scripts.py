@@ -22,9 +22,9 @@ class Script:
 
 
 @cache
-def load(name: str, *, bare: bool = False) -> Script:
-    """The step of this name. ``bare``: without the preludes, so without advancing the served clock."""
+def load(name: str) -> Script:
+    """The step of this name."""
     folder = files("nodeagent.store") / "scripts"
-    parts = (name,) if bare else (*PRELUDES, *(() if name in WHILE_RECOVERING else ("_settled",)), name)
+    parts = (*PRELUDES, *(() if name in WHILE_RECOVERING else ("_settled",)), name)
     source = "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in parts)
     return Script(name=name, source=source, sha=hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
