@@ -10,6 +10,7 @@
 #     make fuzz       arbitrary input to everything that a stranger can reach: make fuzz MINUTES=15
 #     make nodes      real systemd nodes on a private switch, fault after fault; root, debootstrap, systemd-nspawn
 #     make bench      the figures of docs/benchmarks.md; make bench ONLY=drain for a single row
+#     make scale      the table of docs/scale.md: what 10 to 5,000 nodes cost; make scale NODES=100 for a short look
 #     make packages   wheel, sdist, offline bundle and .deb, into dist/
 #
 # On Linux the usual torch wheel brings CUDA along (gigabytes); any build will do here. With an index or a folder that
@@ -32,9 +33,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
 
-.PHONY: help setup demo lint test test-rest test-all check endurance soak fuzz gpu nodes bench bench-lease packages sim mutants clean
+.PHONY: help setup demo lint test test-rest test-all check endurance soak fuzz gpu nodes bench bench-lease scale packages sim mutants clean
 help:
-	@sed -n '3,13s/^#     //p' Makefile
+	@sed -n '3,14s/^#     //p' Makefile
 
 setup: $(READY)
 
@@ -119,6 +120,11 @@ bench: $(READY)
 MINUTES ?= 60
 bench-lease: $(READY)
 	$(BIN)/python -m benchmarks.lease --minutes $(MINUTES)
+
+# NODES=10,100: those sizes alone, written nowhere.
+NODES ?=
+scale: $(READY)
+	$(BIN)/python -m benchmarks.scale $(if $(NODES),--nodes $(NODES))
 
 # For which Pythons nodes get compiled wheels: those of Debian 12 and 13, Ubuntu 24.04 and 26.04.
 PYTHONS ?= 3.11 3.12 3.13 3.14

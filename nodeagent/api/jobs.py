@@ -21,7 +21,7 @@ from nodeagent.api import auth, body, intents, policy, scaling
 from nodeagent.api.audit import AuditTail
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.lookup import find_any_job
-from nodeagent.api.published import cuts_in, published
+from nodeagent.api.published import cuts_in, published, published_of
 from nodeagent.api.quota import owner_json
 from nodeagent.api.saved import saved
 from nodeagent.api.shapes import Json, budget_json, items, job_json, lent_json, shown_to
@@ -87,10 +87,11 @@ class JobRoutes:
         who = await auth.caller(request, self.view.config.jobs)
         cluster = self.view.cluster()
         await self._names.learn(job.owner for job in cluster.jobs.values())
-        rows, asking = [], True
-        for job in sorted(cluster.jobs.values(), key=lambda j: (j.order, j.submitted)):
-            pods, asking = await published(self.view, job, asking)
-            rows.append(shown_to(self._row(job, cluster, pods, asking), seen=auth.may_see(who, job)))
+        pods, answered = await published_of(self.view, cluster.jobs.values())
+        rows = [
+            shown_to(self._row(job, cluster, pods[job.uid], answered), seen=auth.may_see(who, job))
+            for job in sorted(cluster.jobs.values(), key=lambda j: (j.order, j.submitted))
+        ]
         return web.json_response(items(rows, store_away_since=self.view.health().store_away_since))
 
     async def history(self, request: web.Request) -> web.Response:

@@ -5,27 +5,47 @@ away. With it, which members of a gang cannot reach each other.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from nodeagent.api.view import AgentView
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.pod import PodState
+from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.cuts import Cut, find_cuts
+from nodeagent.plan.membership import asked
 from nodeagent.store.base import StoreUnavailableError
 
 MOST_JOBS = 200
 """Jobs whose pods are asked for at once, the oldest first."""
 
 
+def places(cluster: Cluster, job: JobRecord) -> frozenset[str]:
+    """Nodes that may have a pod of the job: those of its generation, and those that say how ready they are for it."""
+    ready, head = asked(cluster).get(job.uid, {}), job.head
+    return frozenset(ready) if head is None else frozenset((*ready, *head.members, *head.holders))
+
+
 async def published(view: AgentView, job: JobRecord, asking: bool = True) -> tuple[dict[str, PodState], bool]:
     """(the pods that agents publish, whether the store answers): this node's own pod where it does not, or is not
     to be asked again. None of an ended job."""
-    if job.phase in TERMINAL and not (job.head and job.head.holders):
-        return {}, asking
+    found, asking = await published_of(view, (job,), asking)
+    return found[job.uid], asking
+
+
+async def published_of(
+    view: AgentView, jobs: Collection[JobRecord], asking: bool = True
+) -> tuple[dict[str, dict[str, PodState]], bool]:
+    """The same of many jobs, by uid, with one question."""
+    cluster = view.cluster()
+    live = {j.uid: j for j in jobs if j.phase not in TERMINAL or (j.head and j.head.holders)}
+    none: dict[str, dict[str, PodState]] = {job.uid: {} for job in jobs}
+    if not live:
+        return none, asking
     if asking and view.health().store_away_since is None:
         with contextlib.suppress(StoreUnavailableError):
-            return {pod.node: pod for pod in await view.store.pods(job.uid)}, True
-    return _own(view, job), False
+            told = await view.store.pods({uid: places(cluster, job) for uid, job in live.items()})
+            return none | {uid: {pod.node: pod for pod in pods} for uid, pods in told.items()}, True
+    return none | {uid: _own(view, job) for uid, job in live.items()}, False
 
 
 def _own(view: AgentView, job: JobRecord) -> dict[str, PodState]:
@@ -63,10 +83,7 @@ def cuts_in(view: AgentView, job: JobRecord, pods: Mapping[str, PodState]) -> tu
 async def cuts_of(view: AgentView, jobs: Iterable[JobRecord]) -> dict[str, tuple[Cut, ...]]:
     """Job name to its cuts, of those of the first ``MOST_JOBS`` running gangs that have some. Raises nothing."""
     gangs = [j for j in jobs if j.phase == "running" and j.head is not None and len(j.head.members) > 1]
-    found: dict[str, tuple[Cut, ...]] = {}
-    asking = True
-    for job in sorted(gangs, key=lambda j: j.order)[:MOST_JOBS]:
-        pods, asking = await published(view, job, asking)
-        if cuts := cuts_in(view, job, pods):
-            found[job.name] = cuts
-    return found
+    first = sorted(gangs, key=lambda j: j.order)[:MOST_JOBS]
+    pods, _ = await published_of(view, first)
+    cuts = {job.name: cuts_in(view, job, pods[job.uid]) for job in first}
+    return {name: pairs for name, pairs in cuts.items() if pairs}

@@ -5,6 +5,7 @@ is asked they are measured now. Must never cost anything while nobody asks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from aiohttp import web
 
 from nodeagent.agent.usage import machine_usage
+from nodeagent.api.published import places
 from nodeagent.api.shapes import Json, Work, items, node_state, work_on
 from nodeagent.api.view import AgentView
 from nodeagent.model.job import TERMINAL, JobRecord
@@ -38,12 +40,10 @@ class TopRoutes:
     async def top(self, _request: web.Request) -> web.Response:
         """GET /v1/top: nodes as items, by name, and the live jobs."""
         cluster, me = self.view.cluster(), self.view.me()
-        pods: dict[str, Sequence[PodState]] = {}
-        try:
-            for job in live_jobs(cluster) if self.view.health().store_away_since is None else ():
-                pods[job.uid] = await self.view.store.pods(job.uid)
-        except StoreUnavailableError:
-            pods = {}  # what is used is then not known; who is where still is
+        pods: Pods = {}  # what is used is then not known; who is where still is
+        if self.view.health().store_away_since is None:
+            with contextlib.suppress(StoreUnavailableError):
+                pods = await self.view.store.pods({job.uid: places(cluster, job) for job in live_jobs(cluster)})
         here = "" if me is None else me.facts.boot_id
         about = {"store_away_since": self.view.health().store_away_since}
 

@@ -273,8 +273,8 @@ class Store(Protocol):
         / NodeUncordoned."""
         ...
 
-    async def pods(self, uid: str) -> tuple[PodState, ...]:
-        """The published pods of a job, by node."""
+    async def pods(self, wanted: Mapping[str, Collection[str]]) -> dict[str, tuple[PodState, ...]]:
+        """The pods that these nodes publish of these jobs (uids), by node; each job is in it, and no other."""
         ...
 
     async def events(self, after: str, limit: int) -> tuple[Event, ...]:

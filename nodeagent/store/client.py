@@ -6,9 +6,10 @@ call may or may not have happened.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -50,6 +51,8 @@ COMMAND_LINKS = 4
 WAIT_LINKS = 32
 PAST_AT_ONCE = 5
 """Most jobs of the history that the beginning of a uid may bring."""
+PODS_AT_ONCE = 1000
+"""Pods that one command asks for: Redis does nothing else meanwhile."""
 NEW_RECORD = frozenset({"submit", "read"})
 """Steps of which the whole record comes."""
 
@@ -325,10 +328,15 @@ class RedisStore:
         with strict():
             return codec.decode_node(flat, stored)
 
-    async def pods(self, uid: str) -> tuple[PodState, ...]:
+    async def pods(self, wanted: Mapping[str, Collection[str]]) -> dict[str, tuple[PodState, ...]]:
+        places = [(uid, node) for uid, nodes in wanted.items() for node in sorted(nodes)]
+        bodies: list[str | None] = []
         async with self._calls.link() as link:
-            bodies = await link.evaluate(load("pods", bare=True), self._prefix, uid)
-        return tuple(_each(PodState.from_json, bodies))
+            for start in range(0, len(places), PODS_AT_ONCE):
+                some = places[start : start + PODS_AT_ONCE]
+                bodies += await link.ask("MGET", *(keys.pod(self._prefix, uid, node) for uid, node in some))
+        # In a thread: of a thousand nodes it takes longer than the loop that renews the lease should stand.
+        return await asyncio.to_thread(_pods, wanted, places, bodies)
 
     async def events(self, after: str, limit: int) -> tuple[Event, ...]:
         if limit == 0:
@@ -414,6 +422,17 @@ def _each(decode: Callable[[Raw], Read], found: Iterable[Raw]) -> Iterator[Read]
     for entry in found:
         with suppress(ValueError):
             yield decode(entry)
+
+
+def _pods(
+    wanted: Iterable[str], places: Sequence[tuple[str, str]], bodies: Sequence[str | None]
+) -> dict[str, tuple[PodState, ...]]:
+    """By job, of the places where there is one that can be read."""
+    found: dict[str, list[str]] = {uid: [] for uid in wanted}
+    for (uid, _), body in zip(places, bodies, strict=True):
+        if body is not None:
+            found[uid].append(body)
+    return {uid: tuple(_each(PodState.from_json, told)) for uid, told in found.items()}
 
 
 def _shown(text: str) -> str:

@@ -27,6 +27,11 @@ def prefix(cluster: str) -> str:
     return f"na:{{{cluster}}}:"
 
 
+def pod(cluster_prefix: str, uid: str, node: str) -> str:
+    """What a node publishes of its pod of a job."""
+    return f"{cluster_prefix}pod:{uid}:{node}"
+
+
 def requests(cluster_prefix: str) -> str:
     """The hash of request ids."""
     return cluster_prefix + "requests"

@@ -185,6 +185,9 @@ class Data:
         found = self._get(key, Expiring) if self._alive(key) else None
         return found.text if found is not None else None
 
+    def mget(self, *keys: Word) -> list[str | None]:
+        return [self.get(key) for key in keys]
+
     def set(self, key: Word, text: Word, *more: Word) -> Status:
         until = self.now() + int(more[1]) if more else None
         self.keys[str(key)] = Expiring(text_of(text), until)

@@ -138,7 +138,7 @@ async def test_a_read_only_server_is_unavailable(server: PrivateRedis, store: Re
     await store.remove("u1")
     await raw(server, "REPLICAOF", "127.0.0.1", "1")
     assert "cannot serve" in await unavailable(store.remove("u1"))
-    for call in (store.remove("u1"), store.pods("u1"), store.events("0-0", 1), store.wait("0-0", 0.1)):
+    for call in (store.remove("u1"), store.pods({"u1": ["n1"]}), store.events("0-0", 1), store.wait("0-0", 0.1)):
         assert "replica of 127.0.0.1:1" in await unavailable(call)  # whose reads would be old
     await raw(server, "REPLICAOF", "NO", "ONE")
     await store.remove("u1")

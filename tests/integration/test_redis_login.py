@@ -145,7 +145,7 @@ async def test_an_acl_user_needs_no_more_than_the_document_says(servers: Yard, t
     job = await bench.active(await bench.submit(), "n1", "n2")
     assert await store.wait("0-0", 1.0) != "0-0"
     assert await store.events("0-0", 10)
-    assert await store.pods(job.uid) == ()
+    assert await store.pods({job.uid: ["n1"]}) == {job.uid: ()}
     await bench.store.leave("n1", bench.lives["n1"])
     other = connect(login, "elsewhere", 5.0)
     with pytest.raises(StoreUnavailableError, match="refused this agent"):

@@ -122,7 +122,7 @@ async def test_a_replica_is_never_talked_to(servers: Yard, stores: list[RedisSto
     primary = await servers.server()
     replica = await servers.replica(primary)
     store = opened(stores, RedisConfig(url=replica.url))
-    for call in (submit(store, "alpha"), store.pods("u"), store.events("0-0", 9), store.wait("0-0", 0.1)):
+    for call in (submit(store, "alpha"), store.pods({"u": ["n1"]}), store.events("0-0", 9), store.wait("0-0", 0.1)):
         assert f"replica of 127.0.0.1:{primary.port}" in await unavailable(call)
     there = opened(stores, RedisConfig(url=primary.url))
     await submit(there, "alpha")

@@ -150,7 +150,7 @@ async def test_usage_goes_along_when_pods_are_told(tmp_path: Path) -> None:
     await lease.beat()
     told = [None if pods is None else pods[0].usage for pods in store.sent]
     assert told == [usage(5), None, usage(7)]
-    assert await store.pods("u") == (pod.model_copy(update={"usage": usage(7)}),)
+    assert await store.pods({"u": [pod.node]}) == {"u": (pod.model_copy(update={"usage": usage(7)}),)}
 
 
 async def test_how_old_the_lease_was_is_measured_at_each_renewal_but_the_first(tmp_path: Path) -> None:

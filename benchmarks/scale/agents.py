@@ -1,0 +1,96 @@
+"""One agent in a large cluster, without workers: its lease, its view and what it decides, all of them production's."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+from benchmarks.scale import records
+from nodeagent.agent.clock import SystemClock
+from nodeagent.agent.lease import Lease
+from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.snapshot import Snapshot
+from nodeagent.model.job import JobRecord
+from nodeagent.model.pod import PodState
+from nodeagent.model.timing import Timing
+from nodeagent.model.world import Ack, PodReport
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.gang import decide
+from nodeagent.plan.steps import Decision
+from nodeagent.store.client import RedisStore, connect
+
+LEASE_MS = 3_600_000
+"""What a renewal is for: nobody renews while something else is measured."""
+PATIENCE = 60.0
+"""Seconds that a call may take here: what is measured is what it costs."""
+
+
+class Agent:
+    """One node's. To be closed."""
+
+    def __init__(self, url: str, cluster: str, node: str, timing: Timing) -> None:
+        self.node = node
+        self.store = connect(url, cluster, PATIENCE)
+        self.snapshot = Snapshot(timing)
+        stubs: dict[str, Any] = {
+            "host": SimpleNamespace(promised=lambda _uids: {}),
+            "identity": None,  # it keeps its life
+            "process": SimpleNamespace(tend=self._tend, wake=lambda: None),
+        }
+        self._era = ""
+        self._lease = Lease(
+            node, records.facts(node), timing, store=self.store, clock=SystemClock(), snapshot=self.snapshot,
+            incarnation=records.life(node), metrics=Metrics(), **cast("Any", stubs),
+        )  # fmt: skip
+
+    async def join(self) -> None:
+        await self._lease.join()
+
+    async def beat(self) -> None:
+        """Read what changed; everything at first. A store that lost writes is given what is known here."""
+        await self._lease.beat()
+
+    async def renew(self) -> None:
+        """As its lease process does."""
+        await renew(self.store, self.node, self._era)
+
+    def _tend(self, _life: str, _start: int, era: str) -> None:
+        self._era = era
+
+    def cluster(self) -> Cluster:
+        return self.snapshot.cluster(SystemClock().now())
+
+    def decide(self, uid: str) -> Decision:
+        """The next step of a job."""
+        return decide(self.cluster(), self.cluster().jobs[uid], time.time())
+
+    def publish(self, *pods: PodState) -> None:
+        """The next beat tells them."""
+        self._lease.publish({}, pods)
+
+    async def ack(self, job: JobRecord) -> JobRecord:
+        assert job.head is not None
+        ended = await self.store.ack(
+            job.uid, job.head.token, self.node, records.life(self.node), acknowledged(self.node), None
+        )
+        self.snapshot.absorb_job(ended)
+        return ended
+
+    async def report(self, job: JobRecord, report: PodReport) -> None:
+        assert job.head is not None
+        reported = await self.store.report(job.uid, job.head.token, self.node, records.life(self.node), report)
+        self.snapshot.absorb_job(reported)
+
+    async def close(self) -> None:
+        await self.store.close()
+
+
+async def renew(store: RedisStore, node: str, era: str) -> None:
+    """A lease process's step, which the agents' client has no method for."""
+    about = {"node": node, "life": records.life(node).life, "era": era, "length": LEASE_MS, "asks": False}
+    await store._calls.step("renew_lease", about)
+
+
+def acknowledged(node: str) -> Ack:
+    return Ack(life=records.life(node).life, address=f"{node}:29500", host="10.0.0.1", signature="a" * 64, ready=0.01)

@@ -1,0 +1,85 @@
+"""What the API's handlers cost an agent whose view is large, and how much memory that view is."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+
+from benchmarks.scale.agents import Agent
+from nodeagent.api.nodes import NodeRoutes
+from nodeagent.api.status import StatusRoutes
+from nodeagent.api.top import TopRoutes
+from nodeagent.api.users import UserDatabase
+from nodeagent.api.view import AgentView
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def view_of(agent: Agent) -> AgentView:
+    """The agent as the API sees it, as far as these handlers look."""
+    health = SimpleNamespace(store_away_since=None, store_waits="")
+    parts: dict[str, Any] = {
+        "cluster": agent.cluster,
+        "me": lambda: agent.snapshot.node(agent.node),
+        "health": lambda: health,
+        "store": agent.store,
+        "era": agent.snapshot.era,
+        "why": lambda uid: agent.decide(uid).why,
+        "node": agent.node,
+        "config": SimpleNamespace(cluster="scale"),
+    }
+    return cast("AgentView", SimpleNamespace(**parts))
+
+
+class Answered(NamedTuple):
+    """One question."""
+
+    cpu: float
+    """Milliseconds of CPU time."""
+    loop: float
+    """Those of them in which the agent's loop stood."""
+    size: int
+    """Bytes."""
+
+
+async def answered(handler: Handler, path: str) -> Answered:
+    """Ask it. The loop has to be the main thread's."""
+    assert threading.current_thread() is threading.main_thread()
+    request = make_mocked_request("GET", path)
+    gc.collect()
+    gc.freeze()  # a collection would go through what the other agents in this process know
+    began, held = time.process_time(), time.thread_time()
+    response = await handler(request)
+    cost = 1000 * (time.process_time() - began), 1000 * (time.thread_time() - held)
+    gc.unfreeze()
+    assert isinstance(response, web.Response) and isinstance(response.body, bytes)
+    return Answered(*cost, len(response.body))
+
+
+QUESTIONS: dict[str, Callable[[Agent], Awaitable[Answered]]] = {
+    "top": lambda agent: answered(TopRoutes(view_of(agent)).top, "/v1/top"),
+    "get nodes": lambda agent: answered(NodeRoutes(view_of(agent)).index, "/v1/nodes"),
+    "page": lambda agent: answered(StatusRoutes(view_of(agent), UserDatabase(look=str)).status, "/v1/status"),
+}
+"""Each to an agent that has not answered it yet."""
+
+
+async def memory(newcomer: Agent) -> float:
+    """Megabytes that an agent has allocated once it has read everything and made its view."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        await newcomer.beat()
+        newcomer.cluster()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] / 1e6
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,105 @@
+"""What one round of an agent costs in a large cluster with a long queue: the time that it keeps its process from
+anything else. The records are in memory, and the agent has no pods, store or network."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+from benchmarks.scale.records import FREE, crowd, names
+from nodeagent.agent.rounds import Rounds
+from nodeagent.agent.turns import Turns
+from nodeagent.model.node import Readiness
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.notes import Notes
+from nodeagent.plan.pod import PodAction, Prepare
+from nodeagent.workers.base import PodStatus
+
+ROUNDS = 50
+_ALL_REACHED: dict[str, dict[str, float]] = {}
+
+
+class RoundTimes(NamedTuple):
+    """Milliseconds of CPU time."""
+
+    first: float
+    rest: float
+    """Nothing but time has changed since the round before (median)."""
+    changed: float
+    """One node's record has (median)."""
+
+
+def measure(nodes: int, queued: int, gang: int) -> Awaitable[RoundTimes]:
+    """Of an agent whose node is free, where ``queued`` jobs wait and jobs of ``gang`` nodes have all other nodes."""
+    return _measured(_Measured(replace(crowd(nodes, queued, gang), notes=Notes())), names(nodes))
+
+
+async def _measured(agent: _Measured, every: list[str]) -> RoundTimes:
+    first = await agent.round()
+    await agent.round()  # with what the first one got ready
+    rest, changed = [], []
+    for turn in range(ROUNDS):
+        agent.beat()
+        rest.append(await agent.round())
+        agent.change(every[turn % FREE], str(turn))
+        changed.append(await agent.round())
+    return RoundTimes(first, statistics.median(rest), statistics.median(changed))
+
+
+class _Measured:
+    """Rounds of one agent over a view that the benchmark changes."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._pods: dict[str, PodStatus] = {}
+        me = next(iter(cluster.nodes.values()))
+        nothing: Callable[..., Awaitable[bool]] = _no
+        parts: dict[str, Any] = {
+            "lease": SimpleNamespace(incarnation=me.incarnation, publish=lambda *_: False),
+            "host": SimpleNamespace(status=lambda: self._pods),
+            "clock": SimpleNamespace(now=time.monotonic, wall=time.time),
+            "failsafe": SimpleNamespace(next_end=lambda: None, lending=frozenset, replace_keepers=nothing),
+            "applier": SimpleNamespace(pod=self._pod, job=nothing, shelve=nothing),
+            "commits": SimpleNamespace(carry=nothing),
+            "stopwatch": SimpleNamespace(
+                running=False, look=lambda *_: None, over=lambda *_: (), finished=lambda *_: ()
+            ),
+            "metrics": None,
+            "checked": lambda ready, _cluster: ready,
+            "standbys": lambda: 2,
+            "counted": lambda: None,
+            "keep": lambda: (604_800.0, 200),
+            "unreachable": lambda: _ALL_REACHED,
+            "may_ask": lambda: True,
+        }
+        self.rounds = Rounds(me.id, turns=Turns(me.id, 0.1), cluster=lambda: self.cluster, **cast("Any", parts))
+
+    async def _pod(self, action: PodAction) -> bool:
+        """What the plan wants ready is ready at once."""
+        if isinstance(action, Prepare):
+            self._pods[action.uid] = PodStatus(uid=action.uid, phase="ready")
+        return True
+
+    async def round(self) -> float:
+        began = time.process_time()
+        await self.rounds.once()
+        return 1000 * (time.process_time() - began)
+
+    def beat(self) -> None:
+        """Time passes, and nothing else."""
+        self.cluster = replace(self.cluster, served=self.cluster.served + 500)
+
+    def change(self, name: str, text: str) -> None:
+        """A node's record changes."""
+        record = self.cluster.nodes[name]
+        ready = {"run-0": Readiness(state="ready", reason=text)}
+        nodes = {**self.cluster.nodes, name: record.model_copy(update={"readiness": ready})}
+        self.cluster = replace(self.cluster, nodes=nodes)
+
+
+async def _no(*_: object) -> bool:
+    return False
