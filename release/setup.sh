@@ -11,8 +11,8 @@
 #
 # Options: --drain (remove, purge: let the jobs leave first), --no-restart (install, rollback: you restart the agent).
 #
-# Each version lies in a folder of its own, and /opt/nodeagent/bin points to the one in use: shims, workers and a
-# stand-in that were started by the old version find all of their files until the last of them has ended.
+# Each version lies in a folder of its own, and /opt/nodeagent/bin points to the one in use: shims, workers and the
+# lease process that were started by the old version find all of their files until the last of them has ended.
 # Exit codes: 0 done, 1 failed (nothing was switched), 2 usage, 3 not in use, 6 refused.
 set -eu
 

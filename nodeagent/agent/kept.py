@@ -99,7 +99,7 @@ class FileDisk:
 
     async def _beside(self, put: Callable[[], object]) -> None:
         """In a thread of its own, one at a time: one that hangs costs nobody else theirs."""
-        if self._busy and self._writer is not None and self._writer.is_alive():  # a stand-in's is not
+        if self._busy and self._writer is not None and self._writer.is_alive():  # one that died says nothing
             raise OSError("the last write has not ended yet: the disk hangs")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()

@@ -1,4 +1,4 @@
-"""A shim that somebody else starts: a stand-in for systemd-run does it here; the real one, in tests/nodes."""
+"""A shim that somebody else starts: a script in the place of systemd-run does it here; the real one, in tests/nodes."""
 
 from __future__ import annotations
 

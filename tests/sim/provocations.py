@@ -236,7 +236,7 @@ async def the_store_goes_back_while_agents_are_dead(c: SimCluster) -> None:
 
 
 async def taken_over(c: SimCluster) -> None:
-    """The next start comes while a stand-in is there: nothing is disturbed, and nobody acts for the node twice."""
+    """The next start comes while only the lease process is there: nothing is disturbed."""
     await started(c, 2, 3)
     head, was = c.job("j").head, pids(c)
     for _ in range(3):

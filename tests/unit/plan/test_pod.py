@@ -396,8 +396,8 @@ def test_at_most_one_action_for_each_job_in_a_fixed_order() -> None:
 
 
 def test_workers_that_were_stopped_under_an_active_generation_are_reported() -> None:
-    """Found by the simulation: a stand-in stopped them and left, its goodbye was lost, and the next start came within
-    the lease: nobody ever noticed that nothing ran."""
+    """Found by the simulation: whoever stopped them left, the goodbye was lost, and the next start came within the
+    lease: nobody ever noticed that nothing ran."""
     killed = make_exit(0, signal=9, stopped=True)
     stopped = status("exited", generation=NEW, highest=NEW, workers=ENDED, exits=(killed,))
     told = act(active(), stopped)
