@@ -67,6 +67,10 @@ WAYS: dict[str, tuple[str, ...]] = {
 """What is shown, and by which tests of tests/e2e: a file, a function (with all its cases), or one case."""
 
 
+AFTER_THE_START = E2E + "test_clocks.py"
+"""Its Redis runs under libfaketime and is slow; it must answer in time, so it begins when the first clusters stand."""
+
+
 def sort_out(items: list[pytest.Item]) -> None:
     """Mark end-to-end tests that are not in ``WAYS``, and those on systemd nodes, as slow; and put what takes longest
     first: the last ones to run should be short, so that all who run them end together."""
@@ -78,7 +82,12 @@ def sort_out(items: list[pytest.Item]) -> None:
         if of_e2e or item.get_closest_marker("nodes_short"):
             item.add_marker(pytest.mark.slow)
     order = [f"tests/{folder}/" for folder in ("nodes", "e2e", "hostile", "integration", "contract", "sim")]
-    items.sort(key=lambda item: next((n for n, start in enumerate(order) if item.nodeid.startswith(start)), len(order)))
+
+    def place(item: pytest.Item) -> float:
+        found = next((n for n, start in enumerate(order) if item.nodeid.startswith(start)), len(order))
+        return found + 0.5 * item.nodeid.startswith(AFTER_THE_START)
+
+    items.sort(key=place)
 
 
 def skip_when_time_is_over(environ: Mapping[str, str]) -> None:

@@ -47,7 +47,8 @@ def test_shim_killed(calm: Cluster, reference: dict[int, float]) -> None:
     os.kill(before["pods"][1]["shim_pid"], signal.SIGKILL)
     calm.until(lambda: not any(is_alive(p) for p in workers.values()), 10, "the shim's workers died with it")
     job = calm.until_running("shim", 2, above=1)
-    assert (job["restarts"], job["generation"], job["budget"]["used"]) == (1, 2, 1)
+    # A new pod may take longer to get ready than a generation may take to form: then it is tried again, at no cost.
+    assert (job["restarts"], job["budget"]["used"]) == (1, 1)
     assert (job["cause"]["kind"], job["cause"]["node"]) == ("pod_failed", node)
     calm.until_phase("shim", "succeeded", 90)
     assert calm.restarts_counted("shim") == 1

@@ -298,7 +298,7 @@ async def test_an_answer_concerns_its_own_pod_only(open_folder: Path, spec: JobS
         assert read_obeyed(bench.grants, key) == 0.0
         asked = bench.stop_in_order()
         await wait_for(lambda: bench.obeyed() == asked)
-        assert bench.state().phase == "exited"
+        await wait_for(lambda: bench.state().phase == "exited")  # said on another way
         bench.host.retire(THEIRS)
         await wait_for(lambda: here.theirs is None)
         assert grant_keys(bench.grants) == [folder_name(UID)]

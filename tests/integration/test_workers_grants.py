@@ -120,7 +120,7 @@ async def test_workers_that_are_to_stop_save_first_and_then_it_is_said(tmp_path:
         assert bench.state().phase == "running", "it was started since"
         again = bench.stop_in_order()
         await wait_for(lambda: bench.obeyed() == again)
-        assert bench.state().phase == "exited"
+        await bench.until(lambda s: s.phase == "exited")
 
 
 async def test_workers_that_are_to_stop_have_no_more_than_their_grace(tmp_path: Path) -> None:
@@ -146,4 +146,4 @@ async def test_where_nothing_runs_it_is_said_at_once_and_also_after_a_start_that
         await bench.until(lambda s: s.phase == "starting")
         asked = bench.stop_in_order()
         await wait_for(lambda: bench.obeyed() == asked)
-        assert "was stopped" in bench.state().refused
+        await bench.until(lambda s: "was stopped" in s.refused)
