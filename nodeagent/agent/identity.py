@@ -35,7 +35,6 @@ class Identity:
     def take(self) -> Incarnation:
         """Lock the run folder and count this start. Raises IdentityError when another agent runs there."""
         claim(self._file.parent, make=True)
-        last = self._read()  # a damaged file must not cost another agent its place
         self._lock = _locked(self._lock_path)
         if self._lock is None:
             other = self._lock_path.read_text(errors="replace").strip() or "unknown"

@@ -2,7 +2,7 @@
 
 One line for each record, each with the cluster key's word, so that damage costs one record and no other cluster's file
 is taken for this one's. What changes later is added behind, until that is as much as the whole. What is read is never
-acted on: it is offered to a store that lost its own. Must never hold up the loop that renews the lease: the disk may
+acted on: it is offered to a store that lost its own. Must never hold up the agent's loop: the disk may
 hang.
 """
 

@@ -136,7 +136,7 @@ def _load() -> None:
 
 
 def _judged(cluster: Cluster, why: Mapping[str, tuple[str, ...]]) -> tuple[Placed, ...]:
-    """In a thread: of a thousand nodes it takes longer than the loop that renews the lease should stand."""
+    """In a thread: of a thousand nodes it takes longer than the agent's loop should stand."""
     from nodeagent.plan.clusterhealth import judge_cluster
 
     states = {name: node_state(node, cluster) for name, node in cluster.nodes.items()}

@@ -49,7 +49,7 @@ class NodeRoutes:
             rows = [node_json(cluster.nodes[n], cluster, now, work) for n in sorted(cluster.nodes)]
             return json.dumps(items(rows, store_away_since=away)).encode()
 
-        # In a thread: of a thousand nodes it takes longer than the loop that renews the lease should stand.
+        # In a thread: of a thousand nodes it takes longer than the agent's loop should stand.
         return web.Response(body=await asyncio.to_thread(text), content_type="application/json", charset="utf-8")
 
     async def show(self, request: web.Request) -> web.Response:

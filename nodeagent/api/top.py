@@ -50,7 +50,7 @@ class TopRoutes:
         def text() -> bytes:
             return json.dumps(top_json(cluster, pods, here, machine_usage()) | about).encode()
 
-        # In a thread: of a thousand nodes it takes longer than the loop that renews the lease should stand.
+        # In a thread: of a thousand nodes it takes longer than the agent's loop should stand.
         return web.Response(body=await asyncio.to_thread(text), content_type="application/json", charset="utf-8")
 
 

@@ -103,7 +103,7 @@ class Core:
         order = self._require_order()
         self.away, self.renewed, self._until = "", sent, sent + order.fence
         self._next = max(now, sent + order.heartbeat)
-        if wanted and self._silent(now) and self.state in ("holding", "stopping"):
+        if wanted and self.asks(now) and self.state in ("holding", "stopping"):
             self._depart(now, True, f"its agent is silent for {now - self._heard:.1f} s, and {wanted} waits for it")
 
     def unanswered(self, sent: float, now: float, why: str) -> None:
@@ -158,12 +158,9 @@ class Core:
 
     def asks(self, now: float) -> bool:
         """Whether the renewal that is about to be sent has to ask who waits for this node: its agent is silent."""
-        return self._silent(now)
+        return now - self._heard > self._require_order().given_up_after
 
     # --- inside
-
-    def _silent(self, now: float) -> bool:
-        return now - self._heard > self._require_order().given_up_after
 
     def _depart(self, now: float, at_once: bool, why: str) -> None:
         order = self._require_order()

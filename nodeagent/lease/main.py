@@ -32,7 +32,7 @@ from nodeagent.lease.signs import (
     write_departure,
     write_said,
 )
-from nodeagent.workers.linux import boot_id, boottime, lossy_stderr, socket_path
+from nodeagent.workers.linux import bind_private, boot_id, boottime, lossy_stderr
 
 IDLE_EXIT = 5.0
 """Seconds without an order and without a word of an agent until the process ends."""
@@ -287,13 +287,7 @@ def _listen(path: Path) -> socket.socket:
     """Where the agent's words arrive. The lock is held: what lies there is a dead one's."""
     ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     ear.setblocking(False)
-    path.unlink(missing_ok=True)
-    before = os.umask(0o177)
-    try:
-        with socket_path(path) as short:
-            ear.bind(short)
-    finally:
-        os.umask(before)
+    bind_private(ear, path)
     return ear
 
 

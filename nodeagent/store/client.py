@@ -335,7 +335,7 @@ class RedisStore:
             for start in range(0, len(places), PODS_AT_ONCE):
                 some = places[start : start + PODS_AT_ONCE]
                 bodies += await link.ask("MGET", *(keys.pod(self._prefix, uid, node) for uid, node in some))
-        # In a thread: of a thousand nodes it takes longer than the loop that renews the lease should stand.
+        # In a thread: of a thousand nodes it takes longer than the agent's loop should stand.
         return await asyncio.to_thread(_pods, wanted, places, bodies)
 
     async def events(self, after: str, limit: int) -> tuple[Event, ...]:

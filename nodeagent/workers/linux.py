@@ -13,6 +13,7 @@ import io
 import os
 import select
 import signal
+import socket
 import struct
 import time
 from collections.abc import Iterable, Iterator
@@ -260,6 +261,17 @@ def socket_path(path: Path) -> Iterator[str]:
         yield short
     finally:
         os.close(folder)
+
+
+def bind_private(link: socket.socket, path: Path) -> None:
+    """Bind a unix socket that only this user can reach; what had the name goes. Raises OSError."""
+    path.unlink(missing_ok=True)
+    before = os.umask(0o177)
+    try:
+        with socket_path(path) as short:
+            link.bind(short)
+    finally:
+        os.umask(before)
 
 
 def write_atomic(path: Path, content: str | bytes, durable: bool, mode: int = 0o600) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nodeagent.workers.linux import boot_id, socket_path, start_time, write_atomic
+from nodeagent.workers.linux import bind_private, boot_id, start_time, write_atomic
 from nodeagent.workers.shim_loop import Loop
 from nodeagent.workers.shim_peer import VERSION, Command, Peer
 
@@ -86,14 +86,7 @@ class Peers:
 
     def _listen(self) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        path = self._folder / "s"
-        path.unlink(missing_ok=True)
-        old = os.umask(0o177)
-        try:
-            with socket_path(path) as short:
-                listener.bind(short)
-        finally:
-            os.umask(old)
+        bind_private(listener, self._folder / "s")
         listener.listen(16)
         listener.setblocking(False)
         self._loop.watch(listener.fileno(), lambda: self.connect(listener.accept()[0]))

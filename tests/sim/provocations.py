@@ -6,9 +6,8 @@ from __future__ import annotations
 import asyncio
 
 from nodeagent.model.jobspec import RestartLimits
-from nodeagent.spec.agentconfig import AgentConfig
 from tests.sim.cluster import TIMING, SimCluster
-from tests.sim.machine import GRACE, HIDDEN
+from tests.sim.machine import HIDDEN
 from tests.sim.test_failsafe import cut, members, pids, started
 from tests.sim.test_signatures import forged, write
 
@@ -170,18 +169,6 @@ async def forged_and_stolen(c: SimCluster) -> None:
         assert not node.machine.pods, f"{node.name} has prepared {sorted(node.machine.pods)}"
 
 
-async def nobody_comes_back(c: SimCluster) -> None:
-    """The agent is dead; its lease process stops the workers in order, loses the store meanwhile, and leaves."""
-    await started(c, 1, 3)
-    await c.nodes["n1"].kill_agent()
-    await asyncio.sleep(AgentConfig().without_agent - 1)
-    cut(c, c.nodes)
-    await asyncio.sleep(2.5)
-    cut(c, c.nodes, False)
-    await c.until(lambda: c.nodes["n1"].machine.running("uid-j") is None, 3 + GRACE, "its workers are stopped")
-    await asyncio.sleep(10)
-
-
 async def wakes_when_it_was_given_up(c: SimCluster) -> None:
     """An agent that is stuck holds an old view, and acts on it when it wakes; the job was restarted meanwhile. Its
     workers have no peers whose end would end them."""
@@ -233,34 +220,6 @@ async def the_store_goes_back_while_agents_are_dead(c: SimCluster) -> None:
     for node in c.nodes.values():
         node.power_on()
     await asyncio.sleep(20)
-
-
-async def taken_over(c: SimCluster) -> None:
-    """The next start comes while only the lease process is there: nothing is disturbed."""
-    await started(c, 2, 3)
-    head, was = c.job("j").head, pids(c)
-    for _ in range(3):
-        c.nodes["n1"].end_agent()
-        await asyncio.sleep(4)
-        c.nodes["n1"].start_agent()
-        await asyncio.sleep(6)
-    assert (c.job("j").head, pids(c)) == (head, was)
-
-
-async def all_restart_while_the_store_comes_back_empty(c: SimCluster) -> None:
-    """Nobody but the agents' disks knows the job when it does; no lease process renews in the emptied store."""
-    await started(c, 2, 3)
-    await c.nodes["n4"].kill_agent()
-    was = members(c)
-    for name in was:
-        await c.nodes[name].kill_agent()
-    await asyncio.sleep(1)
-    emptying = asyncio.ensure_future(c.empty_store())
-    await asyncio.sleep(4)
-    for name in was:
-        c.nodes[name].start_agent()
-    await emptying
-    await asyncio.sleep(10)
 
 
 async def an_old_view_comes_first(cluster: SimCluster) -> None:
