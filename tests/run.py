@@ -21,6 +21,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from nodeagent.local.tether import tethered
+from tests.folders import short
 from tests.groups import NOT_REACHED, STOP_AT
 from tests.processes import children, command_line
 
@@ -47,7 +48,7 @@ def run(group: str, report: Path, workers: int, seconds: float | None, more: lis
         sys.executable, "-m", "pytest", "-q", "-m", GROUPS[group], "-n", str(workers), "--dist", "loadfile",
         "--no-loadscope-reorder", "--junitxml", str(report), "--durations", "20", *more,
     ]  # fmt: skip
-    environ = dict(os.environ)
+    environ = {"PYTEST_DEBUG_TEMPROOT": str(short())} | os.environ
     if seconds is not None:
         environ[STOP_AT] = str(time.time() + seconds)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from nodeagent.ctl.client import Client, job_path, node_path
 from nodeagent.lease.signs import find_holder
+from tests.folders import short
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples" / "digits" / "train.py"
@@ -237,7 +238,7 @@ def cluster(nodes: int) -> Iterator[Cluster]:
 def home() -> Iterator[tuple[Path, dict[str, str]]]:
     """A home folder, and the environment for what lives there; afterwards no process of it is left, or the test
     fails."""
-    folder = Path(tempfile.mkdtemp(prefix="na-e2e-", dir="/tmp"))  # short: unix sockets live below it
+    folder = Path(tempfile.mkdtemp(prefix="na-e2e-", dir=short()))
     (folder / "work").mkdir()
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("NODEAGENT", "XDG_"))}
     environ["NODEAGENT_LOCAL"] = str(folder / "local")

@@ -20,6 +20,7 @@ from nodeagent.store.door import Door
 from nodeagent.store.link import Link
 from nodeagent.store.server import find_server
 from nodeagent.store.wire import ReplyError
+from tests.folders import short
 from tests.ports import free_port
 
 BOUND = 30.0
@@ -201,7 +202,7 @@ def frozen(server: Server) -> Iterator[None]:
 
 @contextmanager
 def yard() -> Iterator[Yard]:
-    with tempfile.TemporaryDirectory(prefix="na-test-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="na-test-", dir=short()) as folder:
         here = Yard(Path(folder))
         try:
             yield here

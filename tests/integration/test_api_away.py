@@ -26,6 +26,7 @@ from nodeagent.local.config import choose_ports
 from nodeagent.local.tether import tethered
 from nodeagent.store.server import PrivateRedis
 from nodeagent.trust.key import make
+from tests.folders import short
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
 
 BOUND = 30.0
@@ -105,7 +106,7 @@ class RealAgent:
 
 @pytest.fixture
 def real() -> Iterator[RealAgent]:
-    with tempfile.TemporaryDirectory(prefix="na-away-", dir="/tmp") as folder, PrivateRedis() as redis:
+    with tempfile.TemporaryDirectory(prefix="na-away-", dir=short()) as folder, PrivateRedis() as redis:
         agent = RealAgent(Path(folder), redis)
         try:
             agent.client.get("/v1/nodes")

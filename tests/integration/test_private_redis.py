@@ -17,6 +17,7 @@ import pytest
 import redis
 
 from nodeagent.store.server import PROGRAMS, PrivateRedis, PrivateRedisError, bundled_server, find_server
+from tests.folders import short
 from tests.unit.local.helpers import running, until
 
 pytestmark = pytest.mark.redis
@@ -31,7 +32,7 @@ def programs() -> list[Path]:
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """pytest's own folders may be too deep for a unix socket."""
-    with tempfile.TemporaryDirectory(prefix="na-test-", dir="/tmp") as path:
+    with tempfile.TemporaryDirectory(prefix="na-test-", dir=short()) as path:
         yield Path(path)
 
 

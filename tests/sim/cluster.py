@@ -26,6 +26,7 @@ from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import StoreRefusedError
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import Seal
+from tests.folders import in_memory
 from tests.inprocess.server import HereStore, Server
 from tests.sim.disk import SimDisk
 from tests.sim.host import SimHost
@@ -33,7 +34,7 @@ from tests.sim.invariants import Broken, Checker
 from tests.sim.lease import SimLease, SimLeaseProcess
 from tests.sim.machine import SimMachine
 from tests.sim.network import Gate, Link, LinkedStore, PeerNet, SimPeers
-from tests.sim.parts import SimLedger, WatchedServer, in_memory, sim_spec
+from tests.sim.parts import SimLedger, WatchedServer, sim_spec
 from tests.sim.sharing import Shared, SharedSeal, SharedSnapshot, SharedWriting
 from tests.sim.virtual import SimClock
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from nodeagent.model.jobspec import JobSpec, Nodes, RestartLimits, Role, Submitter
 from nodeagent.store.scripts import Script
@@ -37,11 +36,6 @@ class WatchedServer(Server):
 
     def failed(self, script: Script, error: CommandError) -> None:
         raise RuntimeError(f"{script.name}.lua failed: {error}")
-
-
-def in_memory() -> str | None:
-    """Where what is fsynced costs nothing, if there is such a place."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def sim_spec(name: str, minimum: int, maximum: int, target: int, **more: object) -> JobSpec:

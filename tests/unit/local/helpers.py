@@ -12,6 +12,7 @@ from unittest import mock
 
 from nodeagent.local import registry, session
 from nodeagent.local.layout import HOME_VARIABLE
+from tests.folders import short
 
 
 def until(condition: Callable[[], object], what: str, bound: float = 30.0) -> None:
@@ -40,7 +41,7 @@ def is_empty(home: Path) -> bool:
 def local_home() -> Iterator[Path]:
     """A short folder for local clusters; whatever cluster is left in it afterwards is ended."""
     with (
-        tempfile.TemporaryDirectory(prefix="na-", dir="/tmp") as path,
+        tempfile.TemporaryDirectory(prefix="na-", dir=short()) as path,
         mock.patch.dict(os.environ, {HOME_VARIABLE: path, "TMPDIR": path}),
         mock.patch.object(tempfile, "tempdir", None),
     ):
