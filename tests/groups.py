@@ -16,7 +16,6 @@ STOP_AT = "NODEAGENT_TESTS_STOP_AT"
 NOT_REACHED = "not reached"
 E2E = "tests/e2e/"
 WAYS: dict[str, tuple[str, ...]] = {
-    "everything, as a story": ("test_demo.py",),
     "a worker dies": ("test_faults_workers.py::test_each_kill_of_a_worker_is_counted_once",),
     "a shim dies": ("test_faults_workers.py::test_shim_killed",),
     "a node dies, and a spare takes its place": (
@@ -41,9 +40,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "a node cut off from everything": ("test_partitions.py::test_a_node_cut_off_from_the_store_and_all_others",),
     "everything loses power": ("test_power_cut.py",),
     "a GPU falls off the bus": ("test_health.py::test_a_gpu_that_falls_off_the_bus_is_left_out_until_it_is_repaired",),
-    "a driver hangs": ("test_health.py::test_a_driver_that_hangs_under_one_node_costs_it_its_work_and_not_its_lease",),
     "a rank hangs": ("test_hangs.py::test_the_rank_that_hangs_is_named_and_the_gang_goes_on[stop]",),
-    "a node joins": ("test_membership.py::test_a_node_that_joins_below_the_target",),
     "a node is drained": ("test_membership.py::test_drain_moves_the_work",),
     "scaled, drained, joined and paused without losing a step": (
         "test_graceful.py::test_scaled_drained_joined_paused_and_restarted_without_losing_a_step",

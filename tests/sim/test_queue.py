@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from nodeagent.model.job import TERMINAL
 from nodeagent.plan.prepare import UNFIT_KEPT
 from nodeagent.plan.queue import NEXT
@@ -42,6 +44,7 @@ async def until_all_have_ended(c: SimCluster, names: set[str], limit: float) -> 
     assert {c.job(name).phase for name in names} == {"succeeded"}
 
 
+@pytest.mark.slow
 def test_every_job_of_a_long_queue_gets_its_turn_and_few_pods_are_prepared() -> None:
     async def scenario(c: SimCluster) -> None:
         for i in range(JOBS):

@@ -13,7 +13,7 @@ import pytest
 from tests.sim import schedule
 
 REPLAY = "NODEAGENT_SIM_SEED"
-LARGEST = 20
+LARGEST = 12
 """Nodes of a schedule that is run with every change."""
 SEEDS = (
     [int(os.environ[REPLAY])]
