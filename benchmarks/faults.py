@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from benchmarks.launcher import Launcher, LaunchError
 from benchmarks.steplog import Gang, NotReachedError, standstill, steps_lost
-from nodeagent.workers.shim_parked import REFILL_AFTER
+from nodeagent.shim.forkserver.pool import REFILL_AFTER
 
 TIMEOUT = 120.0
 """Seconds for a gang to step again."""

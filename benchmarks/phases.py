@@ -18,7 +18,7 @@ from benchmarks.recovery import START_TIMEOUT
 from benchmarks.steplog import NotReachedError
 from benchmarks.torchrun import Torchrun
 from nodeagent.local import power
-from nodeagent.workers.linux import stat_fields
+from nodeagent.osutil.linux import stat_fields
 
 WARM_UP = 3.0
 """Seconds of steps before speed is measured."""

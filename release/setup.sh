@@ -47,7 +47,7 @@ users_of() {
         tr '\0' ' ' <"$line" 2>/dev/null | grep -F -e "$1/" || true
     done
 }
-shims() { users_of "$prefix/versions" | grep -F -e '-m nodeagent.workers.shim ' || true; }
+shims() { users_of "$prefix/versions" | grep -F -e '-m nodeagent.shim ' || true; }
 
 # The first Python that this bundle has compiled wheels for.
 find_python() {

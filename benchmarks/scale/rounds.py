@@ -17,7 +17,7 @@ from nodeagent.model.node import Readiness
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.notes import Notes
 from nodeagent.plan.pod import PodAction, Prepare
-from nodeagent.workers.base import PodStatus
+from nodeagent.pods.base import PodStatus
 
 ROUNDS = 50
 _ALL_REACHED: dict[str, dict[str, float]] = {}

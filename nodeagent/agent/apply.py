@@ -16,11 +16,11 @@ from nodeagent.agent.stopwatch import Recovery, Stopwatch
 from nodeagent.model.job import JobRecord, Spend
 from nodeagent.model.world import PodReport
 from nodeagent.plan import pod, steps
+from nodeagent.pods.base import PodHost, StartOrder
+from nodeagent.pods.environment import worker_environments
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.messages import Ending, Judgement, Proposal, Settlement
 from nodeagent.trust.seal import Seal
-from nodeagent.workers.base import PodHost, StartOrder
-from nodeagent.workers.environment import worker_environments
 
 
 class Applier:

@@ -22,11 +22,11 @@ from nodeagent.health.told import gpus
 from nodeagent.model.health import Verdict
 from nodeagent.model.node import Gpu, NodeFacts
 from nodeagent.model.repair import LABEL, Mending
+from nodeagent.osutil.linux import family
 from nodeagent.plan.repair import Means
+from nodeagent.pods.base import PodStatus
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.healthconfig import HealthConfig
-from nodeagent.workers.base import PodStatus
-from nodeagent.workers.linux import family
 
 HOST_PIDS = 0xEFFFFFFC
 """Inode of the machine's own pid namespace: there the driver and /proc speak of the same pids."""

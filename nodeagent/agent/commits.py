@@ -11,9 +11,9 @@ import structlog
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import Checkpoint
+from nodeagent.pods.base import PodHost
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.trust.seal import Seal
-from nodeagent.workers.base import PodHost
 
 
 class Commits:

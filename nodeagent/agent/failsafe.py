@@ -19,7 +19,7 @@ from nodeagent.model.world import Token
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.lending import Answer, Ask, Promises, answer
 from nodeagent.plan.pod import Keep
-from nodeagent.workers.base import PodHost
+from nodeagent.pods.base import PodHost
 
 _Kept = tuple[Token, frozenset[tuple[str, str]]]
 

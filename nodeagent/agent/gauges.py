@@ -21,7 +21,7 @@ from nodeagent.model.timing import millis
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import Cluster, RefusalKind
 from nodeagent.plan.restarts import spent
-from nodeagent.workers.base import PodStatus
+from nodeagent.pods.base import PodStatus
 
 if TYPE_CHECKING:
     from nodeagent.agent.care import Care

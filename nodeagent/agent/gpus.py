@@ -15,8 +15,8 @@ from pathlib import Path
 from nodeagent.health.driver import asked_for_gpus
 from nodeagent.health.ending import end
 from nodeagent.model.node import Gpu
+from nodeagent.osutil.linux import write_atomic
 from nodeagent.spec.agentconfig import AgentConfig
-from nodeagent.workers.linux import write_atomic
 
 PATIENCE = 1.0
 """Seconds that a start waits for the driver."""

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Protocol
 
 from nodeagent.model.repair import Attempt
+from nodeagent.osutil.linux import is_running, kill_group, start_time
 from nodeagent.spec.repairconfig import RepairConfig
-from nodeagent.workers.linux import is_running, kill_group, start_time
 
 DIES = 2.0
 """Seconds in which a killed command is gone, unless the kernel holds it."""

@@ -12,8 +12,8 @@ import secrets
 from pathlib import Path
 
 from nodeagent.model.node import Incarnation
+from nodeagent.osutil.linux import write_atomic
 from nodeagent.osutil.ownfolder import NotOurFolderError, check, own
-from nodeagent.workers.linux import write_atomic
 
 LINE = 78
 """Length of what the lock file says."""

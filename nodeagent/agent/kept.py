@@ -23,8 +23,8 @@ from typing import Any, Protocol
 from nodeagent.agent.known import Known
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
+from nodeagent.osutil.linux import write_atomic
 from nodeagent.trust.key import ClusterKey
-from nodeagent.workers.linux import write_atomic
 
 FORMAT = 1
 ENDED_KEPT = 256

@@ -23,9 +23,9 @@ from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
 from nodeagent.model.usage import PodUsage
+from nodeagent.pods.base import PodHost
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import Beat, BeatReply, Note, Saved
-from nodeagent.workers.base import PodHost
 
 PODS_REFRESH = 5.0
 """Seconds between two publications of unchanged pods, so that their TTL keys live on."""

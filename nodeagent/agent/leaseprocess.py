@@ -23,14 +23,14 @@ from nodeagent.lease.core import State
 from nodeagent.lease.order import Order, Server, Step, Tls, order_file, read_order, write_order
 from nodeagent.lease.signs import Pulse, find_holder, lease_folder, read_pulse, read_said, wake_socket
 from nodeagent.model.base import RECORD_VERSION
+from nodeagent.osutil import units
+from nodeagent.osutil.linux import boot_id, power_mark, socket_path
+from nodeagent.pods.folder import folder_name
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.door import AccessError, Door
 from nodeagent.store.keys import prefix
 from nodeagent.store.scripts import load
 from nodeagent.store.wire import Reached
-from nodeagent.workers import units
-from nodeagent.workers.linux import boot_id, power_mark, socket_path
-from nodeagent.workers.pod_folder import folder_name
 
 START_LIMIT = 5.0
 """Seconds from the start of the process until it must have its lock."""

@@ -47,13 +47,13 @@ from nodeagent.plan.gang import decide
 from nodeagent.plan.missed import missed
 from nodeagent.plan.queue import in_queue
 from nodeagent.plan.waiting import explain
+from nodeagent.pods.base import PodHost, PodStatus
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import Saved
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import Ledger
 from nodeagent.trust.seal import Seal
-from nodeagent.workers.base import PodHost, PodStatus
 
 if TYPE_CHECKING:
     from nodeagent.agent.care import Care

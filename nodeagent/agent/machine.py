@@ -13,8 +13,8 @@ import psutil
 
 from nodeagent import __version__
 from nodeagent.model.node import Gpu, NodeFacts
+from nodeagent.osutil.linux import boot_id
 from nodeagent.spec.agentconfig import AgentConfig
-from nodeagent.workers.linux import boot_id
 
 RESOLVE_BOUND = 0.25
 """Seconds for the look-up of the host's own name: it is in a file, or near. Workers may wait for this start."""

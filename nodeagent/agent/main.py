@@ -79,7 +79,7 @@ def run(file: Path | None) -> None:
     shutdown: have the work moved away (for `drain` at most) and leave. SIGINT: stop the workers and leave. SIGHUP: read
     the config again, whole or not at all.
     """
-    from nodeagent.workers.linux import lossy_stderr, prefer
+    from nodeagent.osutil.linux import lossy_stderr, prefer
 
     prefer()
     import asyncio

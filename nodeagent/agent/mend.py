@@ -24,8 +24,8 @@ from nodeagent.model.health import Verdict
 from nodeagent.model.repair import LABEL, Attempt, Claim, Kind, Mending, Outcome
 from nodeagent.plan import repair as plan
 from nodeagent.plan.cluster import Cluster
+from nodeagent.pods.base import PodStatus
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
-from nodeagent.workers.base import PodStatus
 
 TICK = 0.5
 """Seconds between two looks."""

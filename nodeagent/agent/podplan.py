@@ -14,7 +14,7 @@ from nodeagent.model.node import Incarnation
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.pod import PodAction, plan_pods
 from nodeagent.plan.queue import Line, next_up
-from nodeagent.workers.base import PodStatus
+from nodeagent.pods.base import PodStatus
 
 
 class PodPlan:

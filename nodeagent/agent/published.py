@@ -14,7 +14,7 @@ from nodeagent.model.node import Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.prepare import failed_here
-from nodeagent.workers.base import PodStatus
+from nodeagent.pods.base import PodStatus
 
 
 def readiness(statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:

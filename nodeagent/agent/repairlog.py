@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nodeagent.model.repair import Attempt
-from nodeagent.workers.linux import write_atomic
+from nodeagent.osutil.linux import write_atomic
 
 VERSION = 1
 MOST_KEPT = 64

@@ -14,7 +14,7 @@ import structlog
 
 from nodeagent.agent.metrics import Metrics
 from nodeagent.model.job import JobRecord, Spend
-from nodeagent.workers.linux import write_atomic
+from nodeagent.osutil.linux import write_atomic
 
 VERSION = 1
 MAX_BYTES = 8 << 20

@@ -26,8 +26,8 @@ from nodeagent.plan.gang import decide
 from nodeagent.plan.pod import Keep, PodAction, Stop, asks_the_store
 from nodeagent.plan.retention import SHELVED_AT_ONCE, due_for_history, history_room, keeps_history, outlived
 from nodeagent.plan.steps import Decision, Remove
+from nodeagent.pods.base import PodHost, PodStatus
 from nodeagent.store.base import StoreUnavailableError
-from nodeagent.workers.base import PodHost, PodStatus
 
 SLICE = 0.02
 """Seconds that the jobs are decided on without a pause: beats of the same loop wait no longer."""

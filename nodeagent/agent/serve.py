@@ -36,12 +36,12 @@ from nodeagent.agent.retention import Retention
 from nodeagent.agent.systemd import comes_back, this_unit
 from nodeagent.agent.usage import Meter
 from nodeagent.model.job import JobRecord
+from nodeagent.osutil.linux import boot_id
+from nodeagent.pods.host import ShimHost
 from nodeagent.spec.agentconfig import AgentConfig, node_id
 from nodeagent.store.client import connect
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import FileLedger
-from nodeagent.workers.host import ShimHost
-from nodeagent.workers.linux import boot_id
 
 if TYPE_CHECKING:  # its import is left for later
     from nodeagent.api.https import Https

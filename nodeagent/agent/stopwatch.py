@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Ack, PodReport, Token
-from nodeagent.workers.base import PodStatus
+from nodeagent.pods.base import PodStatus
 
 STEPPED = "stepped"
 """The phase from the start to the first step, of workers that tell their steps."""

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import psutil
 
 from nodeagent.model.usage import MachineUsage, PodUsage
-from nodeagent.workers.base import PodStatus
-from nodeagent.workers.linux import family, proc_stat
+from nodeagent.osutil.linux import family, proc_stat
+from nodeagent.pods.base import PodStatus
 
 MOST_PROCESSES = 256
 """Processes of all pods together that are read in one measurement; those beyond it are not counted."""

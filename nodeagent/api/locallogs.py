@@ -15,8 +15,8 @@ from typing import Any
 
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
-from nodeagent.workers.logs import TAIL_MAX, LogLine, generations, read_logs
-from nodeagent.workers.logs import follow as follow_files
+from nodeagent.pods.logs import TAIL_MAX, LogLine, generations, read_logs
+from nodeagent.pods.logs import follow as follow_files
 
 Line = dict[str, Any]
 

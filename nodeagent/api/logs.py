@@ -29,8 +29,8 @@ from nodeagent.api.stream import send
 from nodeagent.api.view import AgentView
 from nodeagent.api.ways import FAILURES, RefusedError, Way, way_to, words
 from nodeagent.model.job import TERMINAL, JobRecord
-from nodeagent.workers.logs import TAIL_MAX
-from nodeagent.workers.pod_folder import log_folder
+from nodeagent.pods.folder import log_folder
+from nodeagent.pods.logs import TAIL_MAX
 
 Line = dict[str, Any]
 

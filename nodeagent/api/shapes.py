@@ -22,7 +22,7 @@ from nodeagent.plan.membership import natural
 from nodeagent.plan.queue import places
 from nodeagent.plan.repair import described
 from nodeagent.plan.restarts import spent
-from nodeagent.workers.base import PodStatus
+from nodeagent.pods.base import PodStatus
 
 API_VERSION = "nodeagent/v1"
 

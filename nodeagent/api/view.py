@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.cluster import Cluster
+from nodeagent.pods.base import PodStatus
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import Store
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import Seal
-from nodeagent.workers.base import PodStatus
 
 if TYPE_CHECKING:
     from nodeagent.agent.acknowledge import Acknowledged

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.model.figure import Figure
-from nodeagent.workers.linux import write_atomic
+from nodeagent.osutil.linux import write_atomic
 
 if TYPE_CHECKING:
     from nodeagent.diag.crew import Outcome

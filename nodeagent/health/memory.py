@@ -11,7 +11,7 @@ from typing import Any
 from nodeagent.health.judge import Memory, Repair
 from nodeagent.health.readings import Event
 from nodeagent.model.health import Verdict
-from nodeagent.workers.linux import write_atomic
+from nodeagent.osutil.linux import write_atomic
 
 VERSION = 1
 

@@ -1,6 +1,6 @@
 """``python -m nodeagent.lease RUN_FOLDER [FD]``; see ``main``."""
 
-from nodeagent.workers.linux import prefer
+from nodeagent.osutil.linux import prefer
 
 
 def begin() -> None:

@@ -13,7 +13,7 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from nodeagent.workers.linux import write_atomic
+from nodeagent.osutil.linux import write_atomic
 
 _GRANT = struct.Struct("=dd")
 _OBEYED = struct.Struct("=d")

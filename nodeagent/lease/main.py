@@ -32,7 +32,7 @@ from nodeagent.lease.signs import (
     write_departure,
     write_said,
 )
-from nodeagent.workers.linux import bind_private, boot_id, boottime, lossy_stderr
+from nodeagent.osutil.linux import bind_private, boot_id, boottime, lossy_stderr
 
 IDLE_EXIT = 5.0
 """Seconds without an order and without a word of an agent until the process ends."""

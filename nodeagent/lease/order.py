@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nodeagent.workers.linux import write_atomic
+from nodeagent.osutil.linux import write_atomic
 
 
 class Tls(NamedTuple):

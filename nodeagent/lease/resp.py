@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar, Union
 
 from nodeagent.lease.order import Server, Step
+from nodeagent.osutil.linux import boottime, socket_path
 from nodeagent.store.whois import identity, parse_info, require_primary
-from nodeagent.workers.linux import boottime, socket_path
 
 LONGEST_REPLY = 1 << 20
 """Bytes. What the scripts answer has some hundred, INFO some thousand."""

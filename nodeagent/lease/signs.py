@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args
 
 from nodeagent.lease.core import Departure, State
 from nodeagent.lease.grants import read_twice, twice
-from nodeagent.workers.linux import write_atomic
+from nodeagent.osutil.linux import write_atomic
 
 _PULSE = struct.Struct("=ddd")
 _LOCK = struct.Struct("@hhqqi4x")

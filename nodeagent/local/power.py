@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nodeagent.local.layout import LocalError
-from nodeagent.workers.linux import POWER, is_running
+from nodeagent.osutil.linux import POWER, is_running
 
 MARK = POWER
 """Environment variable: ``<cluster uid>/<node>``."""

@@ -28,9 +28,9 @@ from nodeagent.local.config import node_names, write_config
 from nodeagent.local.control import Reply
 from nodeagent.local.layout import LocalError, NotFoundError, folder_mode
 from nodeagent.local.registry import Cluster, load, remove
+from nodeagent.osutil.linux import lossy_stderr
 from nodeagent.store.server import PrivateRedis, PrivateRedisError
 from nodeagent.trust.key import KeyFileError, make
-from nodeagent.workers.linux import lossy_stderr
 
 RESTART_DELAY = 0.1
 """Seconds; the unit's RestartSec."""

@@ -26,7 +26,7 @@ COLLECTIVE = re.compile(
 not here: a script that cannot reach a service of its own is at fault itself."""
 
 OUT_OF_MEMORY = re.compile(r"^nodeagent: (out of memory(?:, it seems)?): ", re.MULTILINE)
-"""What the shim writes below a killed worker's last lines (``workers/shim_memory.py``)."""
+"""What the shim writes below a killed worker's last lines (``shim/record.py``)."""
 
 
 @dataclass(frozen=True, slots=True)

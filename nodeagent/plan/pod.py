@@ -21,7 +21,7 @@ from nodeagent.plan.membership import natural, staying, strays
 from nodeagent.plan.podreport import cut_short, doom, farewell_report, going_on, read_report, says_the_same
 from nodeagent.plan.prepare import UNFIT_KEPT, failed_here, should_prepare
 from nodeagent.plan.queue import next_up, rank
-from nodeagent.workers.base import GivenUp, PodStatus
+from nodeagent.pods.base import GivenUp, PodStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from nodeagent.model.world import Head, PodReport, WorkerExit
 from nodeagent.plan.blame import blame, culprit_first, farewell, is_failure, victims_words
-from nodeagent.workers.base import PodStatus
+from nodeagent.pods.base import PodStatus
 
 
 def read_report(status: PodStatus) -> PodReport | None:

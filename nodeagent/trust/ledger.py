@@ -15,8 +15,8 @@ from typing import Protocol
 
 import structlog
 
+from nodeagent.osutil.linux import write_atomic
 from nodeagent.trust.seal import LIFETIME
-from nodeagent.workers.linux import write_atomic
 
 REMEMBERED = 7 * 86_400
 """Seconds for which a job that was last seen alive counts as known: a cluster that was switched off for longer has to

@@ -107,7 +107,7 @@ def go_on(pids: Iterable[int]) -> None:
 
 def is_guard(pid: int) -> bool:
     """A shim or its watchdog, which is a fork of it."""
-    return "nodeagent.workers.shim" in command_line(pid)
+    return "nodeagent.shim" in command_line(pid)
 
 
 def test_a_whole_node_frozen_and_thawed(calm: Cluster, reference: dict[int, float]) -> None:

@@ -27,6 +27,13 @@ from nodeagent.model.world import WorkerExit
 from nodeagent.osutil.untrusted import Folder, UntrustedError
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.lending import Answer
+from nodeagent.pods.folder import folder_name, promised_number, record_of_before
+from nodeagent.pods.logs import read_logs
+from nodeagent.pods.pod import Told, _without_halves
+from nodeagent.shim.link import WorkerLink
+from nodeagent.shim.loop import Loop
+from nodeagent.shim.peers import Peer
+from nodeagent.shim.record import Farewell, exit_record, record_text
 from nodeagent.spec.configfile import parse_config
 from nodeagent.spec.errors import CheckError, SpecError
 from nodeagent.spec.jobcheck import check_spec
@@ -34,13 +41,6 @@ from nodeagent.spec.jobfile import parse_job
 from nodeagent.spec.storeurl import parse as parse_url
 from nodeagent.spec.tokens import parse_tokens
 from nodeagent.store.codec import decode_job, decode_node, encode_job
-from nodeagent.workers.host_pod import Told, _without_halves
-from nodeagent.workers.logs import read_logs
-from nodeagent.workers.pod_folder import folder_name, promised_number, record_of_before
-from nodeagent.workers.shim_link import WorkerLink
-from nodeagent.workers.shim_loop import Loop
-from nodeagent.workers.shim_peer import Peer
-from nodeagent.workers.shim_record import Farewell, exit_record, record_text
 from tests.unit.ctl import samples
 from tests.unit.health.test_arbitrary import FORMS, worst
 
@@ -217,7 +217,7 @@ def users_file(data: bytes) -> None:
 
 
 def shim_status(data: bytes) -> None:
-    """A line from a shim to root's agent, as workers/host_pod.py reads it."""
+    """A line from a shim to root's agent, as pods/pod.py reads it."""
     try:
         heard = Told.from_json(_without_halves(data))
     except ValidationError as wrong:

@@ -20,11 +20,11 @@ import pytest
 
 from nodeagent.lease.grants import grant_keys, read_obeyed
 from nodeagent.model.jobspec import JobSpec
-from nodeagent.workers.base import PodStatus
-from nodeagent.workers.linux import is_running
-from nodeagent.workers.pod_folder import folder_name, log_folder, run_folder
+from nodeagent.osutil.linux import is_running
+from nodeagent.pods.base import PodStatus
+from nodeagent.pods.folder import folder_name, log_folder, run_folder
 from tests import readable
-from tests.integration.workers_support import UID, Bench, make_spec, open_bench, pid_of, wait_for
+from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pid_of, wait_for
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 ATTACKER = "nobody"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.workers.base import PodStatus
-from nodeagent.workers.linux import is_running
-from tests.integration.workers_support import UID, Bench, make_spec, open_bench, pid_of, wait_for
+from nodeagent.osutil.linux import is_running
+from nodeagent.pods.base import PodStatus
+from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pid_of, wait_for
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 ATTACKER = "nobody"

@@ -19,12 +19,12 @@ from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation
+from nodeagent.pods.base import PodHost
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.client import connect
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
 from nodeagent.store.server import PrivateRedis
-from nodeagent.workers.base import PodHost
 from tests.contract.bench import FAST, Bench, facts, refused
 from tests.inprocess.lease import Words
 

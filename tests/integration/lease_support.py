@@ -17,9 +17,9 @@ from nodeagent.lease.grants import Answer, Grant, grants_folder, make_grant, rea
 from nodeagent.lease.order import Order, Server, Step, order_file, write_order
 from nodeagent.lease.signs import NOBODY, Pulse, Said, lease_folder, read_pulse, read_said, wake_socket
 from nodeagent.model.base import RECORD_VERSION
+from nodeagent.osutil.linux import boot_id, socket_path
 from nodeagent.store.keys import prefix
 from nodeagent.store.scripts import load
-from nodeagent.workers.linux import boot_id, socket_path
 
 BOUND = 10.0
 """Seconds that a test waits for anything."""

@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.main import cli
+from nodeagent.pods.base import PodStatus
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.server import PrivateRedis
 from nodeagent.store.words import waits_for
-from nodeagent.workers.base import PodStatus
 from tests.unit.api.fakes import BOOT, LiveAgent, live_agent, spec
 
 pytestmark = pytest.mark.redis

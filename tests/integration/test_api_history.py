@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.main import cli
-from nodeagent.workers.pod_folder import log_folder
+from nodeagent.pods.folder import log_folder
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
 
 

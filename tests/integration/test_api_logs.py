@@ -16,7 +16,7 @@ from nodeagent.api.server import ApiServer
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.follow import Printer, print_logs
 from nodeagent.ctl.main import cli
-from nodeagent.workers.pod_folder import log_folder
+from nodeagent.pods.folder import log_folder
 from tests.unit.api.fakes import LiveAgent, PeerView, live_agent, spec
 
 

@@ -17,11 +17,11 @@ from nodeagent.ctl.client import Client
 from nodeagent.ctl.follow import Printer, print_logs
 from nodeagent.ctl.main import cli
 from nodeagent.model.node import Https
+from nodeagent.pods.folder import log_folder
 from nodeagent.trust.endpoint import vouch
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ticket import SCHEME, Ticket, subject
 from nodeagent.trust.ticket import write as sign
-from nodeagent.workers.pod_folder import log_folder
 from tests.integration.remote_support import ADDRESS, Door, https
 from tests.unit.api.fakes import LiveAgent, PeerView, live_agent, spec
 

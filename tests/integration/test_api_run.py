@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.model.job import JobRecord, Outcome, Phase, Spend
-from nodeagent.workers.pod_folder import log_folder
+from nodeagent.pods.folder import log_folder
 from tests.unit.api.fakes import LiveAgent, live_agent
 
 TOOL = [sys.executable, "-c", "from nodeagent.ctl.main import main; main()"]

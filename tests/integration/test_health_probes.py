@@ -21,7 +21,7 @@ from nodeagent.agent.clock import SystemClock
 from nodeagent.health import monitor as health
 from nodeagent.health.judge import Policy
 from nodeagent.health.probe import DEADLINE, MOST_STUCK, Probe
-from nodeagent.workers.linux import is_running
+from nodeagent.osutil.linux import is_running
 from tests.fakenvml.build import build, write_state
 
 ROOT = Path(__file__).parents[2]

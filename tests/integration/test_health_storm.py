@@ -20,7 +20,7 @@ from nodeagent.agent.clock import SystemClock
 from nodeagent.health.judge import Policy
 from nodeagent.health.memory import load
 from nodeagent.health.monitor import HOST_PACE, Machine, Monitor
-from nodeagent.workers.linux import own_children
+from nodeagent.osutil.linux import own_children
 
 PACE = 2_000
 """Lines a second. The storms that fleets report are of one a second over days (NVSentinel #1710), and a serial console

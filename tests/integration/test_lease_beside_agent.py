@@ -18,13 +18,13 @@ from nodeagent.lease.grants import NOTHING
 from nodeagent.lease.order import read_order
 from nodeagent.lease.signs import find_holder
 from nodeagent.model.timing import Timing
+from nodeagent.osutil.linux import POWER, boot_id, boottime, is_running
+from nodeagent.osutil.units import lease_command, lease_unit
+from nodeagent.pods.folder import folder_name
 from nodeagent.spec.agentconfig import AgentConfig, DirsConfig
 from nodeagent.spec.storeconfig import RedisConfig, TlsConfig
 from nodeagent.store.client import RedisStore, connect
 from nodeagent.store.wire import Reached
-from nodeagent.workers.linux import POWER, boot_id, boottime, is_running
-from nodeagent.workers.pod_folder import folder_name
-from nodeagent.workers.units import lease_command, lease_unit
 from tests.contract.bench import Bench
 from tests.integration.lease_support import BOUND, CLUSTER, LIFE, NODE, Node
 from tests.integration.redis_support import Yard, yard

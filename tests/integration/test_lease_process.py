@@ -20,8 +20,8 @@ from nodeagent.lease.order import Order
 from nodeagent.lease.order import Server as Place
 from nodeagent.lease.signs import find_holder
 from nodeagent.model.event import Event
+from nodeagent.osutil.linux import boottime
 from nodeagent.store.client import RedisStore, connect
-from nodeagent.workers.linux import boottime
 from tests.contract.bench import Bench
 from tests.integration.lease_support import BOUND, CLUSTER, LIFE, NODE, POD, Node, order
 from tests.integration.redis_support import Server, Yard, ask, frozen, yard
@@ -356,4 +356,4 @@ def test_it_needs_nothing_but_a_small_part_of_the_standard_library() -> None:
     names = set(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split())
     assert not names & {"pydantic", "asyncio", "structlog", "redis", "ssl", "inspect", "subprocess", "logging"}
     ours = {name.rpartition(".")[0] for name in names if name.startswith("nodeagent.")}
-    assert ours == {"nodeagent", "nodeagent.lease", "nodeagent.store", "nodeagent.workers"}
+    assert ours == {"nodeagent", "nodeagent.lease", "nodeagent.osutil", "nodeagent.store"}

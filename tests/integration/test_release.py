@@ -98,7 +98,7 @@ def test_installed_upgraded_rolled_back_and_removed(bundles: Path, tmp_path: Pat
         fails 6 /opt/nodeagent/setup rollback
 
         # A shim of the first version lives through two upgrades, and finds its files.
-        /opt/nodeagent/$first/python -c 'import time; time.sleep(300)' -m nodeagent.workers.shim pod &
+        /opt/nodeagent/$first/python -c 'import time; time.sleep(300)' -m nodeagent.shim pod &
         shim=$!
         sh /mnt/b/setup.sh install
         second=$(current)

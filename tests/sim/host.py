@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.world import Token
-from nodeagent.workers.base import CommitWish, GivenUp, PodStatus, StartOrder
+from nodeagent.pods.base import CommitWish, GivenUp, PodStatus, StartOrder
 from tests.sim.machine import SimMachine
 from tests.sim.network import Gate
 

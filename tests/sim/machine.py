@@ -11,7 +11,7 @@ from nodeagent.lease.grants import NOTHING, Grant
 from nodeagent.model.pod import PodPhase, WorkerState
 from nodeagent.model.stall import RankFacts, Stall
 from nodeagent.model.world import Token, WorkerExit
-from nodeagent.workers.base import CommitWish, GivenUp, PodStatus, Rendezvous, StartOrder
+from nodeagent.pods.base import CommitWish, GivenUp, PodStatus, Rendezvous, StartOrder
 from tests.sim.network import Gate
 from tests.sim.virtual import SimClock
 
@@ -29,9 +29,9 @@ HIDDEN: tuple[tuple[int | None, int | None, str], ...] = (
 )
 """Code, signal and last words of workers that do not say that a peer was gone."""
 SILENT = 2.0
-"""Seconds that a shim has to answer a ping (as workers/host_pod.py)."""
+"""Seconds that a shim has to answer a ping (as pods/pod.py)."""
 TICK = 0.25
-"""Seconds between two looks of a shim at its grant (as workers/shim.py)."""
+"""Seconds between two looks of a shim at its grant (as shim/main.py)."""
 FAREWELLS = ((1, None, "RuntimeError: Connection closed by peer [10.0.0.1]:4242"), *HIDDEN)
 
 

@@ -28,12 +28,12 @@ from nodeagent.model.timing import Timing
 from nodeagent.plan import gang, lending
 from nodeagent.plan.cluster import RefusalKind
 from nodeagent.plan.lending import Answer, Ask, Promises
+from nodeagent.pods.base import PodStatus
 from nodeagent.store import calls, client, scripts
 from nodeagent.store.messages import Saved
 from nodeagent.store.scripts import Script
 from nodeagent.trust.ledger import Entry
 from nodeagent.trust.seal import Seal
-from nodeagent.workers.base import PodStatus
 from tests.inprocess.server import Server
 from tests.sim import cluster as cluster_module
 from tests.sim import provocations, saved

@@ -21,11 +21,10 @@ IMPURE = frozenset({
     "shutil", "socket", "structlog", "subprocess", "sys", "tempfile", "threading", "time", "urllib", "uuid",
 })  # fmt: skip
 """What a decision must not touch: clocks, randomness, files, processes, the network, logs."""
-OF_PLAN = frozenset({"nodeagent.model", "nodeagent.plan", "nodeagent.workers.base"})
+OF_PLAN = frozenset({"nodeagent.model", "nodeagent.plan", "nodeagent.pods.base"})
 """What ``plan/`` may use of nodeagent: records, and the states of pods it decides on."""
 ON_ITS_OWN = sorted([
-    *PACKAGE.glob("workers/shim*.py"), *PACKAGE.glob("workers/standby*.py"), PACKAGE / "workers" / "tree.py",
-    PACKAGE / "lease" / "grants.py",
+    *PACKAGE.glob("shim/**/*.py"), PACKAGE / "lease" / "grants.py",
 ])  # fmt: skip
 """Run by the job's own Python, or small enough to outlive everything: the standard library only."""
 TEXT = frozenset(
@@ -135,8 +134,9 @@ def test_the_helper_of_worker_scripts_needs_nothing_but_torch() -> None:
 def test_shim_and_standby_need_nothing_but_the_standard_library() -> None:
     """The shim may use its own parts and what wraps system calls. That, and each file of the standby, stands
     alone: the job's Python need not have nodeagent."""
-    alone = [PACKAGE / "workers" / name for name in ("linux.py", "standby.py", "standby_end.py", "standby_warm.py")]
-    parts = frozenset({f"nodeagent.{f.parent.name}.{f.stem}" for f in ON_ITS_OWN} | {"nodeagent.workers.linux"})
+    server = PACKAGE / "shim" / "forkserver"
+    alone = [PACKAGE / "osutil" / "linux.py", *(server / name for name in ("server.py", "ending.py", "warming.py"))]
+    parts = frozenset({"nodeagent.shim", "nodeagent.lease.grants", "nodeagent.osutil.linux"})
 
     def rule(file: Path) -> Iterator[str]:
         for name in imports(tree(file), nested=file in alone):

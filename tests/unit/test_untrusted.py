@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "nodeagent"
-AS_THE_USER = ("workers/shim", "workers/standby", "train/", "ctl/", "local/")
+AS_THE_USER = ("shim/", "train/", "ctl/", "local/")
 """Run as the job's user, or as who types: shims, standbys, helpers of scripts, the tool, a development cluster."""
 TOUCHES = frozenset({
     "open", "read_text", "read_bytes", "write_text", "write_bytes", "open_unix_connection", "iterdir", "glob", "rglob",
@@ -71,12 +71,11 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "trust/certificate.py": ("mkdir open unlink", OWN),
     "trust/key.py": ("fchmod mkdir open unlink", ADMIN),
     "trust/ledger.py": ("mkdir read_text", OWN),
-    "workers/cgroup.py": ("mkdir read_text rmdir write_text", KERNEL),
-    "workers/host.py": ("iterdir", "the folder above the pods' own, which is the agent's"),
-    "workers/linux.py": ("iterdir open read_text scandir unlink write_text", KERNEL + "; write_atomic is used " + OWN),
-    "workers/logs.py": ("open", "untrusted.Folder's"),
-    "workers/tree.py": ("listdir", KERNEL),
-    "workers/pod_folder.py": (
+    "pods/cgroup.py": ("mkdir read_text rmdir write_text", KERNEL),
+    "pods/host.py": ("iterdir", "the folder above the pods' own, which is the agent's"),
+    "osutil/linux.py": ("iterdir open read_text scandir unlink write_text", KERNEL + "; write_atomic is used " + OWN),
+    "pods/logs.py": ("open", "untrusted.Folder's"),
+    "pods/folder.py": (
         "chmod chown fchown glob mkdir read_text rename unlink",
         "the agent's own records, and pods' folders above which all is the agent's, before or by name only",
     ),
@@ -131,11 +130,11 @@ def test_no_module_is_listed_that_is_gone() -> None:
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("workers/host.py", 'for x in p.iterdir():\n    json.loads((folder / "pod.json").read_text())'),
-        ("workers/host.py", "p.iterdir()\nshutil.rmtree(folder)"),
-        ("workers/host.py", "p.iterdir()\nos.chown(folder, 1, 1)"),
-        ("workers/host_pod.py", "socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).connect(path)"),
-        ("workers/host_pod.py", "os.replace(a, b)"),
+        ("pods/host.py", 'for x in p.iterdir():\n    json.loads((folder / "pod.json").read_text())'),
+        ("pods/host.py", "p.iterdir()\nshutil.rmtree(folder)"),
+        ("pods/host.py", "p.iterdir()\nos.chown(folder, 1, 1)"),
+        ("pods/pod.py", "socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).connect(path)"),
+        ("pods/pod.py", "os.replace(a, b)"),
         ("agent/loop.py", "open(path)"),
         ("agent/loop.py", "import os\nos.open(path, os.O_RDONLY)"),
         ("api/logs.py", "path.open()"),

@@ -13,10 +13,10 @@ from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Token
+from nodeagent.pods.base import CommitWish, PodHost, PodStatus
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import Seal
-from nodeagent.workers.base import CommitWish, PodHost, PodStatus
 from tests.unit.ctl.samples import job
 
 TOKEN = Token(number=3, id="g3")

@@ -22,8 +22,8 @@ from nodeagent.model.world import Token
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.lending import Answer, Ask
 from nodeagent.plan.pod import Keep
+from nodeagent.pods.base import PodHost, PodStatus
 from nodeagent.store.base import StoreUnavailableError
-from nodeagent.workers.base import PodHost, PodStatus
 from tests.inprocess.lease import Words
 from tests.inprocess.server import HereStore, Server
 from tests.sim.virtual import SimClock, run_virtual

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from nodeagent.agent.hands import FAILED, MOST_OUTPUTS, Commands, failed_checks, filled
 from nodeagent.model.repair import Attempt, Kind
+from nodeagent.osutil.linux import is_running, start_time
 from nodeagent.spec.repairconfig import RepairConfig
-from nodeagent.workers.linux import is_running, start_time
 
 ENVIRON = {"PATH": os.environ["PATH"], "HOME": "/root", "NODEAGENT__REDIS__URL": "redis://:secret@r/0"}
 

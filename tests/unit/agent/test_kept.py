@@ -15,8 +15,8 @@ from nodeagent.agent import kept
 from nodeagent.agent.kept import ENDED_KEPT, FileDisk, Writing
 from nodeagent.agent.known import Known
 from nodeagent.model.job import JobRecord
+from nodeagent.pods.folder import promised_number
 from nodeagent.trust.key import ClusterKey
-from nodeagent.workers.pod_folder import promised_number
 from tests.unit.ctl.samples import job as sample
 from tests.unit.ctl.samples import node
 

@@ -19,9 +19,9 @@ from nodeagent.model.node import Incarnation, NodeFacts
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
 from nodeagent.model.usage import MachineUsage, PodUsage
+from nodeagent.pods.base import PodHost
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import Beat, BeatReply, JoinReply
-from nodeagent.workers.base import PodHost
 from tests.contract.bench import HereBench
 from tests.inprocess.lease import Words, era_of, renew_lease
 from tests.inprocess.server import HereStore, Server

@@ -10,8 +10,8 @@ import pytest
 
 from nodeagent.agent.machine import find_address, gloo_interface, node_facts, resolve_hostname
 from nodeagent.model.node import Gpu
+from nodeagent.osutil.linux import boot_id
 from nodeagent.spec.agentconfig import AgentConfig, DirsConfig, NodeConfig
-from nodeagent.workers.linux import boot_id
 
 
 def config(run: Path = Path("/run/x"), **node: object) -> AgentConfig:

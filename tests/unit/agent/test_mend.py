@@ -15,8 +15,8 @@ from nodeagent.model.health import Action, Verdict
 from nodeagent.model.repair import Attempt, Kind, Mending
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.repair import Means
+from nodeagent.pods.base import PodStatus
 from nodeagent.store.base import StoreUnavailableError
-from nodeagent.workers.base import PodStatus
 from tests.sim.virtual import SimClock, run_virtual
 from tests.unit.plan.build import make_cluster, make_node, verdict
 

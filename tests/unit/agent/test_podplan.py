@@ -8,7 +8,7 @@ from nodeagent.agent.podplan import PodPlan
 from nodeagent.model.node import Incarnation
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.pod import Prepare, Retire, Start, plan_pods
-from nodeagent.workers.base import PodStatus
+from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import UID, life, make_cluster, make_head, make_job, make_node
 
 NODES = [make_node("n1"), make_node("n2")]

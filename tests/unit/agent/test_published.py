@@ -9,7 +9,7 @@ import pytest
 from nodeagent.agent.published import pod_states, readiness
 from nodeagent.model.pod import PodPhase, WorkerState
 from nodeagent.model.world import Token
-from nodeagent.workers.base import PodStatus
+from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import UID, make_cluster, make_job
 
 STATES = {"unknown": "preparing", "preparing": "preparing", "gone": "preparing", "unfit": "unfit", "stuck": "unfit"}

@@ -8,7 +8,7 @@ from nodeagent.agent.stopwatch import STEP_BOUND, TELL_AFTER, Recovery, Stopwatc
 from nodeagent.model.job import JobRecord
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Ack, PodReport, Token
-from nodeagent.workers.base import PodStatus
+from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import UID, failed, life, make_exit, make_head, make_job
 
 OLD, NEW = Token(number=1, id="g1"), Token(number=2, id="g2")

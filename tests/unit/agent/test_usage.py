@@ -12,8 +12,8 @@ import pytest
 
 from nodeagent.agent.usage import SLACK, Meter, machine_usage, roots_of, spent
 from nodeagent.model.pod import WorkerState
-from nodeagent.workers.base import PodStatus
-from nodeagent.workers.linux import family
+from nodeagent.osutil.linux import family
+from nodeagent.pods.base import PodStatus
 
 BUSY = """
 import os, sys

@@ -28,12 +28,12 @@ from nodeagent.plan.queue import in_queue
 from nodeagent.plan.scale import settle_scale
 from nodeagent.plan.steps import Settle
 from nodeagent.plan.waiting import explain
+from nodeagent.pods.base import PodStatus
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import Beat, Ending, Proposal, Settlement
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import Seal
-from nodeagent.workers.base import PodStatus
 from tests.inprocess.server import HereStore, Server
 
 T = TypeVar("T")

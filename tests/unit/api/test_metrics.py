@@ -27,8 +27,8 @@ from nodeagent.model.pod import PodPhase, WorkerState
 from nodeagent.model.stall import Stall
 from nodeagent.model.world import Cause
 from nodeagent.plan.cluster import Refusal, RefusalKind
+from nodeagent.pods.base import PodStatus
 from nodeagent.spec.healthconfig import HealthConfig
-from nodeagent.workers.base import PodStatus
 from tests.unit.api.fakes import FakeView, spec
 
 ROOT = Path(__file__).parents[3]

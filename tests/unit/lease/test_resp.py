@@ -13,7 +13,7 @@ import pytest
 from nodeagent.lease import resp
 from nodeagent.lease.order import Server, Step
 from nodeagent.lease.resp import Talk, TalkError, Wait, wait_for
-from nodeagent.workers.linux import boottime
+from nodeagent.osutil.linux import boottime
 
 INFO = b"role:master\r\nrun_id:r1\r\nmaster_replid:h1\r\n"
 STEP = Step("a" * 40, "return 1")

@@ -15,7 +15,7 @@ from nodeagent.plan.pod import PodAction, Promise, plan_pods
 from nodeagent.plan.prepare import should_prepare
 from nodeagent.plan.steps import End, Propose
 from nodeagent.plan.waiting import explain
-from nodeagent.workers.base import PodStatus
+from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import (
     NOW,
     PREPARING,

@@ -21,7 +21,7 @@ from nodeagent.plan.notes import Notes
 from nodeagent.plan.phases import allowed
 from nodeagent.plan.pod import Keep, SendAck, Start, plan_pods
 from nodeagent.plan.steps import Activate, End, Propose, Remove, Settle
-from nodeagent.workers.base import PodStatus
+from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import (
     NOW,
     PREPARING,

@@ -16,7 +16,7 @@ from nodeagent.plan.gang import decide
 from nodeagent.plan.hang import Hung, find_hang, watching
 from nodeagent.plan.pod import Look, PodAction, Report, plan_pods
 from nodeagent.plan.steps import Decision, End, Propose
-from nodeagent.workers.base import PodStatus
+from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import (
     NOW,
     SUCCEEDED,

@@ -22,7 +22,7 @@ from nodeagent.plan.pod import (
     asks_the_store,
     plan_pods,
 )
-from nodeagent.workers.base import GivenUp, PodStatus, Rendezvous
+from nodeagent.pods.base import GivenUp, PodStatus, Rendezvous
 from tests.unit.plan.build import (
     PREPARING,
     READY,

@@ -9,7 +9,7 @@ from nodeagent.model.node import Incarnation
 from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Head, Token
 from nodeagent.plan.pod import Keep, PodAction, Prepare, Retire, SendAck, Stop, plan_pods
-from nodeagent.workers.base import PodStatus, Rendezvous
+from nodeagent.pods.base import PodStatus, Rendezvous
 from tests.unit.plan.build import UID, UNFIT, life, make_cluster, make_head, make_job, make_node
 
 OLD, NEW = Token(number=1, id="g1"), Token(number=2, id="g2")

@@ -11,8 +11,8 @@ from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import BRIEF, PodReport, Token, WorkerExit
 from nodeagent.plan.blame import blame
 from nodeagent.plan.podreport import read_report, with_few_texts
+from nodeagent.pods.base import PodStatus
 from nodeagent.store.codec import told_report
-from nodeagent.workers.base import PodStatus
 from tests.unit.plan.build import UID, make_exit
 
 ENDED = (WorkerState(rank=0, local_rank=0, pid=7, state="exited", exit=0),)

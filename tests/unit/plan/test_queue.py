@@ -21,7 +21,7 @@ from nodeagent.plan.pod import Prepare, Retire, plan_pods
 from nodeagent.plan.prepare import UNFIT_KEPT
 from nodeagent.plan.steps import Decision, Propose
 from nodeagent.plan.waiting import explain
-from nodeagent.workers.base import PodStatus
+from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import (
     NOW,
     PREPARING,

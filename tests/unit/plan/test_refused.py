@@ -13,7 +13,7 @@ from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.gang import decide
 from nodeagent.plan.pod import Prepare, Promise, Retire, Start, Stop, plan_pods
 from nodeagent.plan.steps import Decision, End, Propose, Remove
-from nodeagent.workers.base import PodStatus
+from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import READY, UID, WALL, life, make_cluster, make_head, make_job, make_node, make_spec
 
 

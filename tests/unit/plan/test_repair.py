@@ -18,7 +18,7 @@ from nodeagent.plan.health import WINDOW, bar, next_step, sick_members
 from nodeagent.plan.pod import Start, plan_pods
 from nodeagent.plan.repair import AWAY, DAY, PATIENCE, Means, Next, Use, call, described, onward, users, wish
 from nodeagent.plan.steps import Propose
-from nodeagent.workers.base import PodStatus
+from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import REPEATABLE, UID, WALL, life, make_cluster, make_node, make_spec, verdict
 from tests.unit.plan.test_health import gpu, healthy, running
 

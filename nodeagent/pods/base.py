@@ -1,0 +1,170 @@
+"""What the agent's core asks of the pods on its node: the seam between decisions and processes.
+
+The real host (``pods/host.py``) speaks to shims over unix sockets; the simulation has its own. Commands return at
+once and are idempotent: what they did shows in ``status()``; asking again while it is under way, or done, does
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from nodeagent.model.base import Record
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.pod import PodPhase, WorkerState
+from nodeagent.model.stall import Stall
+from nodeagent.model.world import Token, WorkerExit
+
+
+class Rendezvous(Record):
+    """An address held for one generation on this node."""
+
+    token: Token
+    address: str
+    store_hosted: bool
+
+
+class CommitWish(Record):
+    """A checkpoint that a worker wants committed, and by which generation."""
+
+    token: Token
+    name: str
+    step: int
+    order: int
+
+
+class GivenUp(Record):
+    """A planned stop after which not all of the gang goes on where it was: what its nodes have in memory would be
+    lost, or be of no use."""
+
+    stays: bool
+    """Some of its nodes go on, with their memory."""
+    world: int
+    """Ranks of the gang that goes on; 0 if none is being formed."""
+    since: tuple[int, int] = (0, 0)
+    """(generation, step) of the checkpoint that is committed: nothing older need be kept."""
+
+
+class PodStatus(Record):
+    """What the host last heard from one shim."""
+
+    uid: str
+    phase: PodPhase
+    reason: str = ""
+    """For unfit, gone, stuck, and a start that failed: the sentence for the person."""
+    code: int = 0
+    """For unfit: 127, 126 or 0, as in Readiness."""
+    folder: str = ""
+    """The id of the job's checkpoint folder, as in Readiness."""
+    shim_pid: int | None = None
+    standby_pid: int | None = None
+    standby_warm: bool = False
+    parked: dict[int, int] = {}
+    """Workers forked ahead, waiting for work: pid to bytes of memory that are its alone."""
+    warming: bool = False
+    """More are on their way, and nothing has been started here yet."""
+    highest: Token | None = None
+    """The newest generation this node promised to (fsynced); nothing lower ever starts."""
+    generation: Token | None = None
+    """The newest generation whose start was ordered here."""
+    workers: tuple[WorkerState, ...] = ()
+    exits: tuple[WorkerExit, ...] = ()
+    """Of ``generation``, in the order they ended."""
+    fenced: bool = False
+    """Workers of ``generation`` were stopped by the shim itself, since nobody granted it time."""
+    refused: str = ""
+    """Why ``generation`` could not start here (hook failed, deadline passed, fork failed); empty if it did."""
+    rendezvous: Rendezvous | None = None
+    snapshot_bytes: int = 0
+    """Memory that the shim keeps for its workers' snapshots."""
+    written: str = ""
+    """What became of the snapshots of ``generation`` when the pod was given up; empty if there was nothing to do."""
+    commit: CommitWish | None = None
+    stepped: float | None = None
+    """When (CLOCK_BOOTTIME) the last worker of ``generation`` told its first step; None: not all have."""
+    stall: Stall | None = None
+    """What the workers of ``generation`` do, while they or others of their gang make no progress."""
+
+    @property
+    def quiet(self) -> bool:
+        """No worker of any generation is alive, as far as it is known."""
+        return self.phase in ("preparing", "ready", "unfit", "exited", "gone")
+
+
+class StartOrder(Record):
+    """Start the workers of one generation: one environment per local rank, complete but for the standby's own."""
+
+    token: Token
+    environments: tuple[dict[str, str], ...]
+    ranks: tuple[int, ...]
+    not_after: float
+    """CLOCK_BOOTTIME seconds; refused by the shim when this has passed."""
+
+
+class PodHost(Protocol):
+    """All pods of one node."""
+
+    changed: asyncio.Event
+    """Set at each change of any status; the core clears it."""
+
+    def status(self) -> Mapping[str, PodStatus]:
+        """Every pod that has a shim (or whose shim is gone and not retired yet), by job uid."""
+        ...
+
+    async def adopt(self) -> None:
+        """Find the shims that outlived an earlier agent of this node and take them over. Called once, before
+        anything else."""
+        ...
+
+    def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
+        """The highest generation that was ever promised here, by uid, as the disk knows it: also of pods that are long
+        gone."""
+        ...
+
+    def prepare(self, uid: str, spec: JobSpec) -> None:
+        """Have a shim with its checks done and its standby warm. A ``gone`` pod is swept (every process of it
+        killed) and prepared anew."""
+        ...
+
+    def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
+        """Write ``highest`` = token durably and, if asked, hold an address for that generation. Only for a quiet
+        pod, or one whose workers have all been sent SIGKILL."""
+        ...
+
+    def start(self, uid: str, order: StartOrder) -> None:
+        """Start a generation. The shim refuses when not_after has passed, number < highest, it was started before,
+        or something older lives."""
+        ...
+
+    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:
+        """Stop whatever runs: SIGTERM, then SIGKILL after ``grace`` seconds; None is SIGKILL now. A shorter grace
+        overrides a longer one. ``given_up``: the snapshots in memory are written out, within the grace. ``broken``: a
+        rank is missing that was to leave with the others, so those that wait for it are killed."""
+        ...
+
+    def look(self, uid: str) -> None:
+        """Have ``stall`` told for what runs: others of its gang see no progress. Nothing for a job without ``hang``."""
+        ...
+
+    def retire(self, uid: str) -> None:
+        """Kill what runs, end the shim, remove its runtime files (logs and exit records stay). Afterwards the pod
+        has no status."""
+        ...
+
+    def committed(self, uid: str, wish: CommitWish, refused: str) -> None:
+        """Answer a wish to commit: it is committed, or ``refused`` says why not."""
+        ...
+
+    def granted(self, uid: str) -> float:
+        """Until when (CLOCK_BOOTTIME) the lease process lets this pod run; 0 if there is no such pod."""
+        ...
+
+    def ping(self) -> None:
+        """Have every shim answer. One that does not has hung, and is killed."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the shims, leaving them running."""
+        ...

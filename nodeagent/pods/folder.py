@@ -1,0 +1,204 @@
+"""Where a pod keeps its files, what the host writes there for its shim, and what it believes of a pod.
+
+``<run>/pods/<key>/``: pod.json, shim.json, the socket ``s`` (gone with the pod). ``<state>/pods/<uid>/``: the highest
+promise, exit records. ``<logs>/<job>-<uid8>/``: output. Each pod's own folders belong to the job's user, who may put
+anything there; the folders above them to the agent. ``<run>/shims/<key>.json``, the agent's alone, says what pod it is.
+``<run>/grants/<key>`` says how long it may run (``lease/grants.py``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.osutil.linux import write_atomic
+from nodeagent.osutil.untrusted import Folder, UntrustedError
+
+log = logging.getLogger(__name__)
+
+LEFTOVER = ".left-"
+"""How the names of run folders begin that are only to be removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodRecord:
+    """What the agent that started a shim knew of its pod; the next agent believes this, and nothing that lies in the
+    user's folder."""
+
+    uid: str
+    owner: int
+    """The uid of the job's user."""
+    mark: str
+    logs: Path
+
+
+class PodRecords:
+    """The records of this node's pods, in a folder that only the agent's user can look into."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / "shims"
+
+    def write(self, record: PodRecord) -> None:
+        """Raises OSError."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(self._file(record.uid), json.dumps(asdict(record), default=str), durable=False)
+
+    def forget(self, uid: str) -> None:
+        self._file(uid).unlink(missing_ok=True)
+
+    def all(self) -> dict[str, PodRecord]:
+        """Records by the name of their run folder."""
+        found = {}
+        for file in sorted(self._folder.glob("*.json")):
+            try:
+                value = json.loads(file.read_text())
+                found[file.stem] = PodRecord(value["uid"], value["owner"], value["mark"], Path(value["logs"]))
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                log.warning("no pod in %s: %s", file, error)
+        return found
+
+    def _file(self, uid: str) -> Path:
+        return self._folder / f"{folder_name(uid)}.json"
+
+
+def record_of_before(folder: Path, logs_dir: Path) -> PodRecord:
+    """The pod in a run folder that an agent made which kept no records (0.1): of what its user could have written there
+    only what cannot reach beyond his own pod is believed. Raises UntrustedError."""
+    with Folder(folder.parent, folder.name) as opened:
+        said, owner = opened.read_object("pod.json"), opened.owner
+    uid, mark, job = said.get("uid"), said.get("mark"), said.get("job")
+    if not (isinstance(uid, str) and isinstance(mark, str) and isinstance(job, str)) or folder_name(uid) != folder.name:
+        raise UntrustedError(f"{folder} holds no pod of that name")
+    logs = log_folder(logs_dir, job, uid)
+    if logs.parent != logs_dir:
+        raise UntrustedError(f"{folder} names a job that cannot be")
+    return PodRecord(uid, owner, mark, logs)
+
+
+def pods_folder(run_dir: Path) -> Path:
+    return run_dir / "pods"
+
+
+def run_folder(run_dir: Path, uid: str) -> Path:
+    """Short, since it holds a socket."""
+    return pods_folder(run_dir) / folder_name(uid)
+
+
+def folder_name(uid: str) -> str:
+    """Of a pod's run folder."""
+    return hashlib.sha256(uid.encode()).hexdigest()[:10]
+
+
+def state_folder(state_dir: Path, uid: str) -> Path:
+    return state_dir / "pods" / uid
+
+
+def log_folder(logs_dir: Path, job: str, uid: str) -> Path:
+    """The folder whose files ``logs.read_logs`` reads."""
+    return logs_dir / f"{job}-{uid[:8]}"
+
+
+def promised_number(state_dir: Path, uid: str) -> int:
+    """The highest generation that this pod ever promised; 0 if there is none to be read. The folder is the job's
+    user's: what lies there may be anything."""
+    try:
+        with Folder(state_dir, "pods", uid) as folder:
+            number = folder.read_object("highest.json").get("number")
+    except UntrustedError:
+        return 0
+    return number if type(number) is int and 0 < number < 1 << 53 else 0
+
+
+def own_folder(path: Path, uid: int, gid: int) -> None:
+    """Make the folder, private to the user, or find it as his; folders above it that are missing can be passed through
+    by everybody. Raises OSError, and UntrustedError where it is another's."""
+    _make_above(path)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        with Folder(path.parent, path.name) as found:
+            if found.owner not in (uid, os.geteuid()):
+                raise UntrustedError(f"{path} belongs to uid {found.owner}, not to {uid}: remove it") from None
+            if os.geteuid() == 0 and found.owner != uid:  # an agent died between the two
+                os.fchown(found.fd, uid, gid)
+        return
+    if os.geteuid() == 0:
+        os.chown(path, uid, gid, follow_symlinks=False)
+
+
+def make_run_folder(path: Path, content: dict[str, Any], uid: int, gid: int) -> Path | None:
+    """A new folder for a shim, with its pod.json, that becomes the user's when all of ours is in it: so nothing of his
+    can be in our way. What had its name is put away; its new name is returned. Raises OSError."""
+    _make_above(path)
+    before = put_away(path)
+    path.mkdir(mode=0o700)
+    write_atomic(path / "pod.json", json.dumps(content), durable=False)
+    if os.geteuid() == 0:
+        os.chown(path / "pod.json", uid, gid, follow_symlinks=False)
+        os.chown(path, uid, gid, follow_symlinks=False)
+    return before
+
+
+def put_away(path: Path) -> Path | None:
+    """Give a run folder a name under which it is only to be removed; None if there is none. Raises OSError."""
+    away = path.with_name(f"{LEFTOVER}{secrets.token_hex(6)}")
+    try:
+        path.rename(away)
+    except FileNotFoundError:
+        return None
+    return away
+
+
+def _make_above(path: Path) -> None:
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True)
+        path.parent.chmod(0o755)  # whatever the umask
+
+
+def pod_file(
+    uid: str,
+    spec: JobSpec,
+    own_user: bool,
+    state: Path,
+    logs: Path,
+    grant: Path,
+    address: str,
+    ports: tuple[int, int],
+    log_max_bytes: int,
+    log_keep: int,
+) -> dict[str, Any]:
+    """The content of pod.json."""
+    return {
+        "uid": uid,
+        "job": spec.name,
+        "mark": f"{uid}-{secrets.token_hex(8)}",
+        "command": spec.role.command,
+        "working_dir": spec.working_dir,
+        "environ": spec.submitter.environ,
+        "own_user": own_user,
+        "env": spec.env,
+        "env_file": spec.env_file,
+        "limits": spec.limits,
+        "preload": spec.preload,
+        "standby": spec.standby,
+        "parked": workers if isinstance(workers := spec.role.workers_per_node, int) else 0,
+        "checkpoint_dir": spec.checkpoint_dir,
+        "hooks": spec.hooks.model_dump(),
+        "grace": spec.grace,
+        "hang": spec.hang.model_dump() if spec.hang is not None else None,
+        "state": str(state),
+        "logs": str(logs),
+        "grant": str(grant),
+        "log_max_bytes": log_max_bytes,
+        "log_keep": log_keep,
+        "address": address,
+        "ports": ports,
+        "agent_uid": os.geteuid(),
+    }

@@ -1,0 +1,392 @@
+"""The real PodHost: starts shims, speaks to them, finds them again after the agent's restart.
+
+Owns the run, state and log folders of this node's pods. Decides nothing; a shim is left running whatever happens to
+the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nodeagent.lease.grants import grant_keys, grants_folder, make_grant, read_grant_of, remove_grant
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.pod import PodPhase
+from nodeagent.model.world import Token
+from nodeagent.osutil import units
+from nodeagent.osutil.linux import MARK, boot_id, has_mark, is_running, power_mark, prefer_session, start_time
+from nodeagent.osutil.untrusted import Folder, UntrustedError, aside, remove_tree
+from nodeagent.pods.base import CommitWish, GivenUp, PodStatus, StartOrder
+from nodeagent.pods.folder import (
+    PodRecord,
+    PodRecords,
+    folder_name,
+    log_folder,
+    make_run_folder,
+    own_folder,
+    pod_file,
+    pods_folder,
+    promised_number,
+    put_away,
+    record_of_before,
+    run_folder,
+    state_folder,
+)
+from nodeagent.pods.login import Login, Logins, Look, UserError, find_login
+from nodeagent.pods.pod import LOOK_AGAIN, NotStartedError, PodHandle, connect
+from nodeagent.spec.agentconfig import JobsConfig
+
+log = logging.getLogger(__name__)
+
+_SOURCE = Path(__file__).parents[2]
+PID_MAX = 1 << 22
+"""The kernel's own limit."""
+LISTEN_LIMIT = 10.0
+"""Seconds from a shim's start to its socket."""
+ADOPT_LIMIT = 0.5
+"""Seconds for a look at one pod's folder when an agent starts: the other pods wait to be heard."""
+CLEAR_LIMIT = 60.0
+"""Seconds for the removal of a run folder."""
+CLOSE_LIMIT = 1.0
+"""Seconds that an agent's end waits for such removals; the next agent goes on with them."""
+
+
+class ShimHost:
+    """See base.PodHost. ``python`` is the interpreter of the shims: each job's user must be able to run it. ``unit``:
+    the agent's own one, where systemd starts the shims as services; empty where they are its children."""
+
+    def __init__(
+        self,
+        node: str,
+        run_dir: Path,
+        state_dir: Path,
+        logs_dir: Path,
+        address: str,
+        ports: tuple[int, int],
+        log_max_bytes: int,
+        log_keep: int,
+        allow_root: bool,
+        python: str = sys.executable,
+        unit: str = "",
+        look: Look = find_login,
+        granted: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``look``: who says whom a job's user is; it may block. ``granted``: called when a new pod has a grant record,
+        in which no time is granted yet."""
+        self.changed = asyncio.Event()
+        self._node, self._run, self._state, self._logs = node, run_dir, state_dir, logs_dir
+        self._address, self._ports = address, ports
+        self._log_max_bytes, self._log_keep = log_max_bytes, log_keep
+        self._allow_root, self._python, self._unit = allow_root, python, unit
+        self._pods: dict[str, PodHandle] = {}
+        self._records = PodRecords(run_dir)
+        self._clearing: set[asyncio.Task[None]] = set()
+        self._unfit: dict[str, tuple[float, PodStatus]] = {}
+        self._logins, self._granted = Logins(node, look), granted
+        self._looking: dict[str, asyncio.Task[None]] = {}
+        """Pods that wait for what the user database says, by uid."""
+        self._pings = 0
+
+    def status(self) -> Mapping[str, PodStatus]:
+        return {uid: status for uid, (_, status) in self._unfit.items()} | {
+            uid: pod.status for uid, pod in self._pods.items()
+        }
+
+    async def adopt(self) -> None:
+        known, folders, grants = self._records.all(), pods_folder(self._run), grant_keys(grants_folder(self._run))
+        for folder in sorted(folders.iterdir()) if folders.is_dir() else []:
+            if folder.name not in known:
+                try:
+                    record = await aside(partial(record_of_before, folder, self._logs), ADOPT_LIMIT)
+                except UntrustedError as error:
+                    log.warning("no pod in %s, it is removed: %s", folder, error)
+                    self._clear(folder)
+                else:
+                    known[folder.name] = record
+                    try:
+                        self._records.write(record)
+                    except OSError as error:  # the next agent makes it again
+                        log.warning("no record of %s: %s", record.uid, error)
+        for key in grants:
+            if key not in known:
+                self._remove_grant(key)
+        async with asyncio.TaskGroup() as group:
+            for name, record in known.items():
+                group.create_task(self._adopt(folders / name, record, name in grants))
+
+    async def _adopt(self, folder: Path, record: PodRecord, granted: bool) -> None:
+        """``granted``: it has a grant record."""
+        handle = self._handle(record, folder, "unknown")
+        try:
+            pid, pidfd = await aside(lambda: _find_shim(folder, record), ADOPT_LIMIT)
+        except UntrustedError as error:
+            log.warning("no shim of %s: %s", record.uid, error)
+            handle.sweep()
+            return
+        handle.watch(pidfd, pid)
+        if not granted:
+            handle.give_up("its shim has no grant record: it is of a version before them, or somebody removed it")
+            return
+        try:
+            link = await aside(lambda: connect(folder, record.owner, pidfd), ADOPT_LIMIT)
+        except UntrustedError as error:
+            log.warning("the shim of %s does not answer (%s): killed", record.uid, error)
+            handle.sweep()
+            return
+        handle.attach(link)
+
+    def promised(self, uids: Iterable[str]) -> Mapping[str, int]:
+        found = {uid: promised_number(self._state, uid) for uid in uids}
+        return {uid: number for uid, number in found.items() if number}
+
+    def prepare(self, uid: str, spec: JobSpec) -> None:
+        pod = self._pods.get(uid)
+        if pod is not None and not pod.may_restart:
+            return
+        if uid in self._looking or (uid in self._unfit and time.monotonic() < self._unfit[uid][0]):
+            return
+        login = self._logins.known(spec.user, self._allow_root)
+        if login is not None:
+            self._start_as(uid, spec, login)
+            return
+        task = asyncio.get_running_loop().create_task(self._look_up(uid, spec))
+        self._looking[uid] = task
+        task.add_done_callback(lambda done: self._looked_up(uid, done))
+
+    async def _look_up(self, uid: str, spec: JobSpec) -> None:
+        try:
+            login = await self._logins.find(spec.user, self._allow_root)
+        except (UserError, OSError) as error:
+            self._cannot_start(uid, error)
+        else:
+            self._start_as(uid, spec, login)
+
+    def _looked_up(self, uid: str, done: asyncio.Task[None]) -> None:
+        if self._looking.get(uid) is done:
+            del self._looking[uid]
+
+    def _start_as(self, uid: str, spec: JobSpec, login: Login) -> None:
+        self._unfit.pop(uid, None)
+        try:
+            self._start_shim(uid, spec, login)
+        except (UserError, UntrustedError, OSError) as error:
+            self._cannot_start(uid, error)
+        self.changed.set()
+
+    def _cannot_start(self, uid: str, error: UserError | UntrustedError | OSError) -> None:
+        self._remove_grant(folder_name(uid))
+        if uid not in self._pods:
+            self._records.forget(uid)
+            self._clear(run_folder(self._run, uid))
+        text = str(error) if isinstance(error, UserError) else f"the shim could not be started: {error}"
+        self._unfit[uid] = (time.monotonic() + LOOK_AGAIN, PodStatus(uid=uid, phase="unfit", reason=text))
+        self.changed.set()
+
+    def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
+        self._command(uid, "promise", token=token.model_dump(), rendezvous=rendezvous)
+
+    def start(self, uid: str, order: StartOrder) -> None:
+        if uid in self._pods:
+            self._pods[uid].start(**order.model_dump())
+
+    def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:
+        plain = given_up.model_dump() if given_up is not None else None
+        if uid in self._pods:
+            self._pods[uid].stop(grace=grace, given_up=plain, broken=broken)
+
+    def look(self, uid: str) -> None:
+        self._command(uid, "look")
+
+    def retire(self, uid: str) -> None:
+        self._unfit.pop(uid, None)
+        if (looking := self._looking.pop(uid, None)) is not None:
+            looking.cancel()
+        pod = self._pods.get(uid)
+        if pod is None or pod.retiring:
+            return
+        pod.retiring = True
+        if pod.gone:
+            pod.sweep()
+        else:
+            pod.command("retire")
+
+    def committed(self, uid: str, wish: CommitWish, refused: str) -> None:
+        self._command(uid, "committed", wish=wish.model_dump(), refused=refused)
+
+    def granted(self, uid: str) -> float:
+        return read_grant_of(grants_folder(self._run), folder_name(uid)).until if uid in self._pods else 0.0
+
+    def ping(self) -> None:
+        self._pings += 1
+        for pod in self._pods.values():
+            pod.ping(self._pings)
+
+    def connected(self, uid: str) -> bool:
+        """This pod's shim hears us now."""
+        return uid in self._pods and self._pods[uid].connected
+
+    def reconfigure(self, jobs: JobsConfig) -> None:
+        """For shims that start from now on."""
+        self._log_max_bytes, self._log_keep, self._allow_root = jobs.logs.max_bytes, jobs.logs.keep, jobs.allow_root
+
+    async def close(self) -> None:
+        for looking in self._looking.values():
+            looking.cancel()
+        for pod in self._pods.values():
+            pod.let_go()
+        self._pods.clear()
+        if self._clearing:
+            await asyncio.wait(self._clearing, timeout=CLOSE_LIMIT)
+
+    def _command(self, uid: str, op: str, **arguments: Any) -> None:
+        pod = self._pods.get(uid)
+        if pod is not None:
+            pod.command(op, **arguments)
+
+    def _handle(self, record: PodRecord, folder: Path, phase: PodPhase) -> PodHandle:
+        handle = PodHandle(
+            record.uid,
+            folder,
+            record.logs / "shim.log",
+            record.mark,
+            record.owner,
+            self.changed.set,
+            lambda: self._remove_grant(folder.name),
+            self._ended,
+            phase,
+        )  # fmt: skip
+        self._pods[record.uid] = handle
+        return handle
+
+    def _ended(self, pod: PodHandle) -> None:
+        if self._pods.get(pod.uid) is pod:
+            del self._pods[pod.uid]
+            self._records.forget(pod.uid)
+            self._clear(pod.folder)
+        self.changed.set()
+
+    def _remove_grant(self, key: str) -> None:
+        """Nothing of the pod runs any more."""
+        try:
+            remove_grant(grants_folder(self._run), key)
+        except OSError as error:
+            log.warning("the grant of pod %s is not removed: %s", key, error)
+
+    def _clear(self, folder: Path) -> None:
+        """Remove a run folder, whose name is free at once: how much is in it is the user's doing."""
+        try:
+            away = put_away(folder)
+        except OSError as error:
+            log.warning("%s is not removed: %s", folder, error)
+            return
+        if away is not None:
+            task = asyncio.get_running_loop().create_task(_remove(away))
+            self._clearing.add(task)
+            task.add_done_callback(self._clearing.discard)
+
+    def _start_shim(self, uid: str, spec: JobSpec, login: Login) -> None:
+        folder = run_folder(self._run, uid)
+        state, logs = state_folder(self._state, uid), log_folder(self._logs, spec.name, uid)
+        for path in (state, logs):
+            own_folder(path, login.uid, login.gid)
+        grants = grants_folder(self._run)
+        content = pod_file(
+            uid, spec, login.name == spec.submitter.user, state, logs, grants / folder.name, self._address, self._ports,
+            self._log_max_bytes, self._log_keep,
+        )  # fmt: skip
+        record = PodRecord(uid, login.uid, content["mark"], logs)
+        if (before := make_run_folder(folder, content, login.uid, login.gid)) is not None:
+            self._clear(before)
+        self._records.write(record)
+        make_grant(grants, folder.name, login.uid, login.gid)
+        self._granted()
+        env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(_SOURCE), "LANG": "C.UTF-8", MARK: content["mark"]}
+        env |= power_mark()
+        command = [self._python, "-sP", "-m", "nodeagent.shim", str(folder)]
+        if self._unit:
+            unit = units.unit_name(folder.name)
+            whole = units.start_command(unit, self._unit, spec.name, login.name, env, command)
+            handle = self._handle(record, folder, "preparing")
+            handle.starts(_started_as(unit, whole, folder, record))
+        else:
+            process, link = self._fork_shim(command, env, logs, login)
+            handle = self._handle(record, folder, "preparing")
+            handle.started(process)
+            handle.attach(link)
+
+    def _fork_shim(
+        self, command: list[str], env: Mapping[str, str], logs: Path, login: Login
+    ) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """A child of ours, and a connection to it."""
+        with Folder(logs.parent, logs.name, owner=login.uid) as folder:
+            log_file = folder.append("shim.log", 0o640, also=os.geteuid())
+        ours, theirs = socket.socketpair()
+        switch: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            switch = {"user": login.uid, "group": login.gid, "extra_groups": login.groups}
+        with theirs, log_file as output:
+            try:
+                process = subprocess.Popen(
+                    [*command, str(theirs.fileno())], stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/",
+                    env=env, umask=0o022, start_new_session=True, pass_fds=(theirs.fileno(),), **switch,
+                )  # fmt: skip
+            except OSError as error:
+                ours.close()
+                if isinstance(error, PermissionError) and error.filename == self._python:
+                    raise UserError(
+                        f"user {login.name} may not run the agent's Python, {self._python}: install nodeagent where "
+                        f"every user can read it"
+                    ) from error
+                raise
+        prefer_session(process.pid)  # the job's user may not
+        return process, ours
+
+
+async def _started_as(unit: str, command: list[str], folder: Path, record: PodRecord) -> tuple[int, int]:
+    """Have systemd start a shim; its pid and pidfd, once it listens. Raises NotStartedError."""
+    try:
+        await units.start(command)
+    except units.UnitError as error:
+        raise NotStartedError(f"{error}; more in: journalctl -u {unit}") from error
+    deadline = time.monotonic() + LISTEN_LIMIT
+    while time.monotonic() < deadline:
+        with suppress(UntrustedError):  # it is not there yet
+            return _find_shim(folder, record)
+        await asyncio.sleep(LISTEN_LIMIT / 1000)
+    raise NotStartedError(f"it does not listen; more in: journalctl -u {unit}")
+
+
+def _find_shim(folder: Path, record: PodRecord) -> tuple[int, int]:
+    """The pod's shim: its pid and a pidfd. What shim.json says is only where to look: it must be a living process of
+    the job's user that carries the pod's mark. Raises UntrustedError."""
+    with Folder(folder.parent, folder.name, owner=record.owner) as run:
+        said = run.read_object("shim.json")
+    pid = said.get("pid")
+    if type(pid) is not int or not 0 < pid < PID_MAX:
+        raise UntrustedError(f"{folder / 'shim.json'} names no process")
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError as error:
+        raise UntrustedError(f"its process {pid} is gone") from error
+    same = said.get("boot") == boot_id() and said.get("start") == start_time(pid)
+    if same and is_running(pid) and has_mark(pid, record.mark, record.owner):
+        return pid, pidfd
+    os.close(pidfd)
+    raise UntrustedError(f"process {pid} is not its shim")
+
+
+async def _remove(away: Path) -> None:
+    try:
+        await aside(lambda: remove_tree(away.parent, away.name), CLEAR_LIMIT)
+    except UntrustedError as error:
+        log.warning("not removed: %s", error)

@@ -1,0 +1,421 @@
+"""The host's hold on one pod: its shim process, the connection to it, what was asked of it.
+
+Owned by ``host.ShimHost``; never decides what a pod should do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from nodeagent.model.base import Record
+from nodeagent.model.pod import PodPhase
+from nodeagent.osutil.linux import kill_marked, read_proc
+from nodeagent.osutil.untrusted import Folder, UntrustedError
+from nodeagent.pods.base import PodStatus
+from nodeagent.pods.cgroup import PodCgroup
+from nodeagent.shim.peers import VERSION
+
+logger = logging.getLogger(__name__)
+
+RECONNECT_AFTER = 0.2
+"""Seconds between attempts to reach a living shim that dropped the connection."""
+SWEEP_EVERY = (0.002, 0.05)
+"""Seconds between two looks for what a dead shim left behind: at first, and at most."""
+LOOK_AGAIN = 5.0
+"""Seconds until what this node could not even try (no such user, no shim) is tried again on request."""
+LINE_MAX = 1 << 20
+"""Bytes of a line from a shim; a status is far smaller. A shim that sends more, or no status, is killed: nobody could
+say what its pod does."""
+OUT_MAX = 1 << 25
+"""Bytes that wait for a shim to read them, start orders with their environments among them; a shim for which more wait
+is killed."""
+WAITING_MAX = 1000
+"""Commands for a shim that is not connected; some minutes of pings."""
+SILENT = 2.0
+"""Seconds that a shim may take to answer a ping: machines are busy."""
+SILENT_AT_FIRST = 10.0
+"""The same for one that has not spoken yet: it starts."""
+LATE = 0.5
+"""A look at a silent shim that comes later than this is put off once: it was this process that did not run."""
+STUCK_AFTER = 10.0
+"""Seconds until what a dead shim left behind is told as stuck."""
+SAID_MAX = 1000
+"""Characters of a shim's words in the agent's log."""
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+"""A pair, a half (the group), or any other escape."""
+
+
+class Told(Record):
+    """A line from a shim: how its pod is, or what it could not make of ours."""
+
+    v: int
+    status: PodStatus | None = None
+    error: str = ""
+    echo: int | None = None
+    """The ping that has come through its loop."""
+
+
+class NotStartedError(Exception):
+    """A shim that somebody else was to start did not come; ``str()`` says why."""
+
+
+class PodHandle:
+    """One shim. ``changed`` is called at each change of ``status``; ``swept`` when it is dead and nothing it ran is
+    left; ``ended``, after that, if the pod was retired. Whether a shim is new or outlived an earlier agent, which may
+    have workers, ``phase`` says until it is heard.
+    """
+
+    def __init__(
+        self,
+        uid: str,
+        folder: Path,
+        log: Path,
+        mark: str,
+        owner: int,
+        changed: Callable[[], None],
+        swept: Callable[[], None],
+        ended: Callable[[PodHandle], None],
+        phase: PodPhase,
+    ) -> None:
+        self.uid, self.folder, self._log, self._mark, self._owner = uid, folder, log, mark, owner
+        self._changed, self._swept, self._ended = changed, swept, ended
+        self._loop = asyncio.get_running_loop()
+        self._link: socket.socket | None = None
+        self._waiting: list[dict[str, Any]] = []
+        self._in, self._out = b"", b""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._timer: asyncio.TimerHandle | None = None
+        self._start: asyncio.Task[None] | None = None
+        self._asked: dict[str, Any] | None = None
+        """Of the stop that its shim is carrying out."""
+        self._cgroup: PodCgroup | None = None
+        self._why_killed = ""
+        """Of a shim that this host gave up."""
+        self._sweeping_since = 0.0
+        self._started_here = self._spoke = False
+        self._pinged = 0
+        self._unanswered: asyncio.TimerHandle | None = None
+        """Until it is killed, unless it answers a ping."""
+        self.retiring = False
+        self.retry_at = 0.0
+        """Loop time before which a shim that could not even start is not started again."""
+        self.status = PodStatus(uid=uid, phase=phase)
+
+    # -- the shim process
+
+    def started(self, process: subprocess.Popen[bytes]) -> None:
+        """It is our child."""
+        self._process, self._started_here = process, True
+        self._cgroup = PodCgroup.make(self.folder, process.pid)
+        self.watch(os.pidfd_open(process.pid), process.pid)
+
+    def starts(self, start: Coroutine[None, None, tuple[int, int]]) -> None:
+        """Somebody else starts it, and this tells its pid and pidfd: then it listens. Raises ``NotStartedError``."""
+
+        async def begin() -> None:
+            try:
+                pid, pidfd = await start
+            except NotStartedError as error:
+                self._start = None
+                self._set(reason=str(error))
+                self.sweep()
+            else:
+                self._start = None
+                self.watch(pidfd, pid)
+                self._reconnect()
+
+        self._started_here = True
+        self._start = self._loop.create_task(begin())
+
+    def watch(self, pidfd: int, pid: int) -> None:
+        """Learn of its death."""
+        self._pidfd = pidfd
+        self._cgroup = self._cgroup or PodCgroup.of(pid)
+        self._loop.add_reader(pidfd, self._died)
+
+    @property
+    def may_restart(self) -> bool:
+        """The shim is dead, what it left is swept, and another one may be started now."""
+        return self.status.phase in ("gone", "unfit") and self.gone and self._loop.time() >= self.retry_at
+
+    @property
+    def gone(self) -> bool:
+        """The shim is dead."""
+        return self._pidfd < 0 and self._start is None
+
+    def _died(self) -> None:
+        self._unwatch()
+        self._stop_waiting()
+        if self._process is not None:
+            self._process.wait()  # a readable pidfd: it does not block
+            self._process = None
+        self._detach()
+        self.sweep()
+
+    def _unwatch(self) -> None:
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def sweep(self) -> None:
+        """The shim is dead: kill what is left, until nothing is."""
+        self._sweeping_since = self._loop.time()
+        self._sweep(SWEEP_EVERY[0])
+
+    def _sweep(self, wait: float) -> None:
+        self._timer = None
+        left = self._cgroup.kill() if self._cgroup is not None else []
+        left = left or kill_marked(self._mark, self._owner)
+        if not left:
+            if self._cgroup is not None:
+                self._cgroup.remove()
+                self._cgroup = None
+            self._swept()
+            if self.retiring or self._left_by_itself():
+                self._ended(self)
+            elif self._started_here and not self._spoke:
+                self.retry_at = self._loop.time() + LOOK_AGAIN
+                why = self.status.reason or last_line(self._log, self._owner)
+                self._set(phase="unfit", reason=f"the shim could not start: {why}")
+            else:
+                why = self._why_killed or "the shim died"
+                self._set(
+                    phase="gone", reason=why, folder="", standby_pid=None, standby_warm=False,
+                    parked={}, warming=False, rendezvous=None,
+                )  # fmt: skip
+            return
+        if self._loop.time() - self._sweeping_since > STUCK_AFTER:
+            names = ", ".join(map(str, left))
+            why = self._why_killed or "the shim died"
+            self._set(phase="stuck", reason=f"{why}, and processes {names} do not end, even with SIGKILL")
+        self._timer = self._loop.call_later(wait, self._sweep, min(wait * 2, SWEEP_EVERY[1]))
+
+    def _left_by_itself(self) -> bool:
+        """An idle shim that ends on its own removes its folder."""
+        return not os.path.lexists(self.folder)
+
+    # -- the connection
+
+    def attach(self, link: socket.socket) -> None:
+        """Use this connected socket; what was asked meanwhile is sent."""
+        link.setblocking(False)
+        self._link, self._in, self._out, self._asked = link, b"", b"", None
+        self._pinged = 0
+        self._loop.add_reader(link, self._readable)
+        self._send({"op": "attach"})
+        waiting, self._waiting = self._waiting, []
+        for command in waiting:
+            self._send(command)
+
+    @property
+    def connected(self) -> bool:
+        return self._link is not None
+
+    def _detach(self) -> None:
+        self._stop_waiting()
+        if self._link is not None:
+            self._loop.remove_reader(self._link)
+            self._loop.remove_writer(self._link)
+            self._link.close()
+            self._link = None
+
+    def _readable(self) -> None:
+        assert self._link is not None
+        try:
+            data = self._link.recv(1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lost()
+            return
+        *lines, self._in = (self._in + data).split(b"\n")
+        if max(map(len, [self._in, *lines])) > LINE_MAX:
+            self.give_up(f"its shim sent a line of more than {LINE_MAX} bytes")
+            return
+        for line in lines:
+            if self._link is not None:
+                self._hear(line)
+
+    def _lost(self) -> None:
+        """The shim's death is told by its pidfd; a shim that only dropped us is connected to again."""
+        self._detach()
+        if not self.gone:
+            self._timer = self._loop.call_later(RECONNECT_AFTER, self._reconnect)
+
+    def _reconnect(self) -> None:
+        self._timer = None
+        if self.gone or self._link is not None:
+            return
+        try:
+            link = connect(self.folder, self._owner, self._pidfd)
+        except UntrustedError:
+            self._timer = self._loop.call_later(RECONNECT_AFTER, self._reconnect)
+            return
+        self.attach(link)
+
+    def start(self, **order: Any) -> None:
+        self._asked = None
+        self.command("start", **order)
+
+    def stop(self, **arguments: Any) -> None:
+        """Asked again and again while workers die. Their shim is told once, and again where they are others or shall
+        be stopped otherwise: hearing it costs time that the next workers wait for."""
+        if self._link is None or self._asked != arguments:
+            self._asked = arguments
+            self.command("stop", **arguments)
+
+    def command(self, op: str, **arguments: Any) -> None:
+        """Send, or keep until connected; a dead shim hears nothing any more."""
+        if self._link is not None:
+            self._send({"op": op, **arguments})
+        elif not self.gone:
+            if len(self._waiting) >= WAITING_MAX:
+                self._waiting.clear()
+                self.give_up("its shim is not reached")
+                return
+            self._waiting.append({"op": op, **arguments})
+
+    def ping(self, number: int) -> None:
+        """Numbers grow. A shim that does not answer in time has hung, and is killed."""
+        self.command("ping", number=number)
+        if self._link is not None:
+            self._pinged = number
+            if self._unanswered is None:
+                self._wait_for_echo(SILENT if self._spoke else SILENT_AT_FIRST)
+
+    def _wait_for_echo(self, wait: float) -> None:
+        at = self._loop.time() + wait
+        self._unanswered = self._loop.call_at(at, self._kill_silent, wait, at)
+
+    def _stop_waiting(self) -> None:
+        if self._unanswered is not None:
+            self._unanswered.cancel()
+            self._unanswered = None
+
+    def _echoed(self, number: int) -> None:
+        """One that is behind, but goes on, has all of its time anew."""
+        self._stop_waiting()
+        if number < self._pinged:
+            self._wait_for_echo(SILENT)
+
+    def _kill_silent(self, waited: float, due: float) -> None:
+        self._unanswered = None
+        if self._link is None or self._pidfd < 0:
+            return
+        if self._loop.time() > due + LATE:
+            self._wait_for_echo(SILENT)
+        else:
+            self.give_up(f"the shim stopped answering for {waited:.0f} s and was killed")
+
+    def _send(self, command: dict[str, Any]) -> None:
+        self._out += json.dumps({"v": VERSION, **command}).encode() + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._link is None:
+            return
+        try:
+            self._out = self._out[self._link.send(self._out) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._out = b""  # the read side sees the end
+        if len(self._out) > OUT_MAX:
+            self.give_up("its shim does not read what it is sent")
+        elif self._out:
+            self._loop.add_writer(self._link, self._flush)
+        else:
+            self._loop.remove_writer(self._link)
+
+    def _hear(self, line: bytes) -> None:
+        try:
+            received = Told.from_json(_without_halves(line))
+        except ValidationError as error:
+            logger.error("shim of %s sent what is no status: %s", self.uid, str(error)[:SAID_MAX])
+            self.give_up("its shim sent what is no status")
+            return
+        if received.echo is not None:
+            self._echoed(received.echo)
+            return
+        if received.status is None:
+            logger.warning("shim of %s: %s", self.uid, received.error[:SAID_MAX])
+            return
+        if received.status.uid != self.uid:
+            self.give_up("its shim sent the status of another pod")
+            return
+        self.status, self._spoke = received.status, True
+        self._changed()
+
+    def give_up(self, why: str) -> None:
+        """A shim that is of no use is killed: then its pod is gone, and said to be."""
+        logger.error("shim of %s is killed: %s", self.uid, why)
+        self._why_killed = why
+        self._detach()
+        if self._pidfd >= 0:
+            with suppress(ProcessLookupError, PermissionError):  # _died hears of it
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _set(self, **fields: Any) -> None:
+        self.status = self.status.model_copy(update=fields)
+        self._changed()
+
+    def let_go(self) -> None:
+        """Forget the shim and leave it running."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._start is not None:
+            self._start.cancel()
+        self._stop_waiting()
+        self._unwatch()
+        self._detach()
+        if self._process is not None:
+            self._process.returncode = 0  # it outlives us: not a child that was forgotten
+            self._process = None
+
+
+def _without_halves(line: bytes) -> bytes:
+    """JSON in which no escape is half of a surrogate pair, as text from a job may have it: no UTF-8 could hold that."""
+    if b"\\ud" not in line and b"\\uD" not in line:
+        return line
+    return _ESCAPE.sub(lambda found: found[0] if found[1] is None else b"\\ufffd", line)
+
+
+def connect(folder: Path, owner: int, shim: int) -> socket.socket:
+    """A connection, which does not block, to the shim behind this pidfd, which listens in this folder of its user.
+    Raises UntrustedError."""
+    with Folder(folder.parent, folder.name, owner=owner) as run:
+        link, pid = run.connect("s")
+    if f"Pid:\t{pid}\n".encode() not in read_proc(f"/proc/self/fdinfo/{shim}"):
+        link.close()
+        raise UntrustedError(f"process {pid} listens in {folder}, not the shim")
+    return link
+
+
+def last_line(file: Path, owner: int) -> str:
+    """Of a shim's own log, which lies in a folder of the job's user."""
+    try:
+        with Folder(file.parent.parent, file.parent.name, owner=owner) as folder:
+            lines = folder.end_of(file.name, 4000, also=os.geteuid()).decode("utf-8", "backslashreplace").splitlines()
+    except UntrustedError as error:
+        return str(error)
+    said = [line for line in lines if line.strip()]
+    return said[-1] if said else "it said nothing"

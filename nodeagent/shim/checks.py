@@ -1,0 +1,272 @@
+"""Whether this node could run the pod: folders, command, limits, env_file, all looked at as the job's user; which
+folder its checkpoint_dir is; and what the node itself adds to a worker's environment: the user's login, the recorded
+shell, the job's env_file.
+
+Standard library only. The checks run in a forked child of the shim, because a dead file server blocks whoever looks.
+Decides nothing about phases: it answers with a verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import resource
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import dropwhile
+from pathlib import Path
+from typing import Any
+
+from nodeagent.osutil.linux import write_atomic
+from nodeagent.shim.processes import RLIMITS, limit_value
+
+MARKER = ".nodeagent-folder"
+"""The file in checkpoint_dir that holds the folder's random id: nodes that read the same one share the folder."""
+MARKER_BOUND = 5.0
+"""Seconds that a marker without a whole id is waited for: another node is just writing it."""
+MARKER_AGAIN = 0.05
+"""Seconds between two looks at it."""
+
+
+class UnfitError(Exception):
+    """``str()`` is the sentence for the person, ``code`` what a shell would exit with (127, 126) or 0."""
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def check(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """What the shim needs to know of the job's folders: ``env_file`` (its content), ``standby`` (whether the command
+    is one it can stand in for), ``path0`` (what its ``sys.path`` begins with), and what ``see_folder`` tells. Raises
+    UnfitError for the first thing that is wrong."""
+    cwd, command = pod["working_dir"], pod["command"]
+    _check_room(Path(pod["state"]))
+    _check_folder(cwd)
+    env = base_environment(os.getuid(), pod["environ"], pod["own_user"]) | pod["env"]
+    from_file = _read_file(str(Path(cwd, pod["env_file"]))) if pod["env_file"] else {}
+    resolve(command[0], cwd, (env | from_file | pod["env"])["PATH"])
+    folder = see_folder(pod)
+    check_limits(pod["limits"])
+    program = python_program(command, cwd) if pod["standby"] else None
+    path0 = "" if program is None else cwd if program == "-m" else str(Path(cwd, program).resolve().parent)
+    return {"env_file": from_file, "standby": program is not None, "path0": path0} | folder
+
+
+def see_folder(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """``folder``: the id of the job's checkpoint_dir, "" for a job without one. Raises UnfitError."""
+    if not pod["checkpoint_dir"]:
+        return {"folder": ""}
+    path = Path(pod["working_dir"], pod["checkpoint_dir"])
+    _check_writable(path)
+    return {"folder": folder_id(path)}
+
+
+def folder_id(folder: Path, patience: float = MARKER_BOUND) -> str:
+    """The id in the folder's marker; whoever comes first makes it. Raises UnfitError."""
+    marker = folder / MARKER
+    end = time.monotonic() + patience
+    while True:
+        try:
+            found = _read_marker(marker) or _make_marker(marker)
+        except OSError as error:
+            text = f"checkpoint_dir {folder}: {MARKER} in it cannot be written or read: {error.strerror}"
+            raise UnfitError(f"{text} (as user {_me()})") from None
+        if re.fullmatch("[0-9a-f]{32}", found):
+            return found
+        if time.monotonic() >= end:
+            raise UnfitError(f"checkpoint_dir {folder}: {MARKER} in it holds no id; remove that file")
+        time.sleep(MARKER_AGAIN)
+
+
+def verdict(look: Callable[[Mapping[str, Any]], dict[str, Any]], pod: Mapping[str, Any]) -> str:
+    """``check`` or ``see_folder`` as one line of JSON; ``reason`` and ``code`` if the node is unfit."""
+    try:
+        return json.dumps(look(pod))
+    except UnfitError as error:
+        return json.dumps({"reason": str(error), "code": error.code})
+
+
+def resolve(command: str, cwd: str, path: str) -> str:
+    """The program a shell in ``cwd`` with this PATH would run. Raises UnfitError with code 127 or 126."""
+    if "/" in command:
+        found = Path(cwd, command)
+        if not found.exists():
+            raise UnfitError(f"command '{command}' does not exist", 127)
+        if not found.is_file() or not os.access(found, os.X_OK):
+            raise UnfitError(f"command '{command}' is not executable for user {_me()}", 126)
+        return str(found)
+    absolute = os.pathsep.join(str(Path(cwd, part)) for part in path.split(os.pathsep))
+    which = shutil.which(command, path=absolute)
+    if which is None:
+        raise UnfitError(f"command '{command}' was not found in PATH ({path})", 127)
+    return which
+
+
+def program_words(command: Sequence[str]) -> list[str]:
+    """What follows the interpreter and its -u."""
+    return list(dropwhile(lambda word: word == "-u", command[1:]))
+
+
+def python_program(command: Sequence[str], cwd: str) -> str | None:
+    """The script, or "-m", of a command that a standby can stand in for: python [-u] script|-m module [argument...]."""
+    if not re.fullmatch(r"python(3(\.\d+)?)?", Path(command[0]).name):
+        return None
+    rest = program_words(command)
+    if not rest or (rest[0] == "-m" and len(rest) < 2):
+        return None
+    if rest[0] == "-m":
+        return "-m"
+    if rest[0].startswith("-") or rest[0].endswith((".pyc", ".pyz", ".zip")) or Path(cwd, rest[0]).is_dir():
+        return None
+    return rest[0]
+
+
+def check_limits(limits: Mapping[str, int | str]) -> None:
+    """The user may set these limits. Raises UnfitError."""
+    for name, wanted in limits.items():
+        if name not in RLIMITS:
+            raise UnfitError(f"limit '{name}' is not known; there are {', '.join(RLIMITS)}")
+        value, hard = limit_value(wanted), resource.getrlimit(RLIMITS[name])[1]
+        if hard == resource.RLIM_INFINITY or os.geteuid() == 0:
+            continue
+        if value == resource.RLIM_INFINITY or value > hard:
+            raise UnfitError(f"limit {name}={wanted} is above what user {_me()} may have ({hard})")
+
+
+def _me() -> str:
+    return base_environment(os.getuid(), {}, True).get("USER", str(os.getuid()))
+
+
+def _check_folder(path: str) -> None:
+    try:
+        mode = Path(path).stat().st_mode
+    except FileNotFoundError:
+        raise UnfitError(f"{path} is missing") from None
+    except OSError as error:
+        raise UnfitError(f"{path}: {error.strerror} (as user {_me()})") from None
+    if not stat.S_ISDIR(mode):
+        raise UnfitError(f"{path} is not a folder")
+    if not os.access(path, os.X_OK):
+        raise UnfitError(f"{path} may not be entered by user {_me()}")
+
+
+def _check_room(state: Path) -> None:
+    """A promise, and what became of the workers, can be written down."""
+    probe = state / f"room-{os.getpid()}"
+    try:
+        write_atomic(probe, bytes(4096), durable=True)
+    except OSError as error:
+        raise UnfitError(f"{state} cannot be written to: {error.strerror} (as user {_me()})") from None
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _check_writable(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnfitError(f"checkpoint_dir {path} cannot be created: {error.strerror} (as user {_me()})") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UnfitError(f"checkpoint_dir {path} is not writable for user {_me()}")
+
+
+def _read_marker(marker: Path) -> str:
+    """What it holds, "" if it is not there. Never more than an id's length and a little: it may be anything."""
+    try:
+        with marker.open("rb") as file:
+            return file.read(64).decode("ascii", "replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _make_marker(marker: Path) -> str:
+    """The id written to it, "" if it is there already."""
+    found = secrets.token_hex(16)
+    try:
+        fd = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        return ""
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(found)
+            file.flush()
+            os.fsync(fd)
+    except OSError:  # a full disk, say: what is left there would keep every node out
+        marker.unlink(missing_ok=True)
+        raise
+    return found
+
+
+def _read_file(path: str) -> dict[str, str]:
+    try:
+        return read_env_file(path)
+    except OSError as error:
+        raise UnfitError(f"env_file {path}: {error.strerror} (as user {_me()})") from None
+    except ValueError as error:
+        raise UnfitError(f"env_file {error}") from None
+
+
+DEFAULTS = frozenset(
+    {"OMP_NUM_THREADS", "RES_OPTIONS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}
+)
+"""Variables of ours that give way to the job's own, also to those of its env_file."""
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def base_environment(uid: int, recorded: Mapping[str, str], own_user: bool) -> dict[str, str]:
+    """The login variables of the user database, then what was recorded at submit (its HOME only if the submitter is
+    the user). Reads the user database."""
+    env = {"PATH": _PATH, "LANG": "C.UTF-8"}
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        env |= {"HOME": "/", "SHELL": "/bin/sh"}
+    else:
+        env |= {"HOME": entry.pw_dir, "SHELL": entry.pw_shell or "/bin/sh"}
+        env |= {"USER": entry.pw_name, "LOGNAME": entry.pw_name}
+    for key, value in recorded.items():
+        if key in ("USER", "LOGNAME", "SHELL") or (key == "HOME" and not own_user):
+            continue
+        env[key] = value
+    return env
+
+
+def compose(
+    base: Mapping[str, str], from_file: Mapping[str, str], job: Mapping[str, str], ours: Mapping[str, str]
+) -> dict[str, str]:
+    """One environment, the later source winning: base, env_file, the job's env, ours (``ours`` holds the job's env
+    too)."""
+    kept = {key: value for key, value in from_file.items() if key in DEFAULTS and key not in job}
+    return {**base, **from_file, **ours, **kept}
+
+
+def parse_env_file(text: str, name: str) -> dict[str, str]:
+    """Lines ``KEY=VALUE``, ``export KEY=VALUE``, comments, blanks; one pair of quotes around a value is taken off.
+
+    Raises ValueError naming file and line.
+    """
+    env: dict[str, str] = {}
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.strip()
+        if not line or line.startswith("#"):
+            continue
+        key, equals, value = line.removeprefix("export ").partition("=")
+        key, value = key.strip(), value.strip()
+        if not equals or not key.isidentifier():
+            raise ValueError(f"{name}:{number}: not KEY=VALUE")
+        if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
+            value = value[1:-1]
+        env[key] = value
+    return env
+
+
+def read_env_file(path: str) -> dict[str, str]:
+    """Raises OSError or ValueError."""
+    return parse_env_file(Path(path).read_text(), path)

@@ -1,0 +1,274 @@
+"""The fence: kills the workers when the time that this pod was granted has passed.
+
+``Guard`` has a thread of its own in the shim, so that a slow disk under the shim's loop cannot delay it. Nobody tells
+it of more time: before it kills it reads the pod's grant record again. The watchdog behind it is a process of its own
+for when the whole shim is stopped: ``SLACK`` later it kills the workers' groups, then everything below the shim that
+the shim did not name as its own. It knows pids and the grant record, nothing else, and dies with the shim. Standard
+library only. The guard must never wait for anything but its timer and its lock, and the lock is held for system calls
+that cannot block; the watchdog must never act while the shim does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Container, Mapping
+from pathlib import Path
+
+from nodeagent.lease.grants import NOTHING, Grant, GrantReader
+from nodeagent.osutil.linux import arm_timer, boottime, boottime_timer, kill_group, pidfd_ended
+from nodeagent.shim.loop import Loop
+from nodeagent.shim.processes import Children, kill_below, reap, start_function
+
+
+class Guard:
+    """Holds the pidfds of everything that may run only in granted time. ``record``: the pod's grant; where there is
+    none, there is no time."""
+
+    def __init__(self, record: Path) -> None:
+        self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        """Readable after the fence has acted."""
+        self._lock = threading.Lock()
+        self._held: dict[int, int] = {}
+        self._fenced: set[int] = set()
+        self._reader = _open(record)
+        self._until = 0.0
+        self._timer = boottime_timer()
+        self.watchdog = Watchdog(self._reader)
+        threading.Thread(target=self._watch, name="fence", daemon=True).start()
+
+    def look(self) -> Grant:
+        """What is granted now. The fence acts by it: at once, if that is over."""
+        with self._lock:
+            return self._look()
+
+    def _look(self) -> Grant:
+        grant = self._reader.read() if self._reader is not None else NOTHING
+        if grant.until != self._until:
+            self._until = grant.until
+            arm_timer(self._timer, grant.until)
+        return grant
+
+    def _is_over(self) -> bool:
+        """The time has passed, also by what the record says by now."""
+        return boottime() >= self._until and boottime() >= self._look().until
+
+    def hold(self, pid: int, pidfd: int) -> bool:
+        """Guard this process group; False (and it is killed) if the time has passed already."""
+        self.watchdog.hold(pid, pidfd)
+        with self._lock:
+            self._held[pid] = pidfd
+            if not self._is_over():
+                return True
+            self._fenced.add(pid)
+            kill_group(pid, pidfd)
+            return False
+
+    def signal(self, pid: int, number: int) -> None:
+        """Signal a guarded process and its group."""
+        with self._lock:
+            if pid in self._held:
+                kill_group(pid, self._held[pid], number)
+
+    def release(self, pid: int) -> bool:
+        """The process has ended and is about to be reaped: what is left of its group is killed, its pidfd closed.
+        Whether it was the fence, or the watchdog, that ended it.
+
+        Only an unreaped leader pins the group's number, so this comes before the reaping.
+        """
+        by_watchdog = self.watchdog.release(pid)
+        with self._lock:
+            pidfd = self._held.pop(pid)
+            kill_group(pid, pidfd)
+            os.close(pidfd)
+            fenced = pid in self._fenced
+            self._fenced.discard(pid)
+        return fenced or by_watchdog
+
+    def _watch(self) -> None:
+        while True:
+            os.read(self._timer, 8)
+            with self._lock:
+                if not self._is_over():
+                    continue
+                for pid, pidfd in self._held.items():
+                    if not pidfd_ended(pidfd):
+                        self._fenced.add(pid)
+                        kill_group(pid, pidfd)
+            os.eventfd_write(self.wake, 1)
+
+
+def _open(record: Path) -> GrantReader | None:
+    try:
+        return GrantReader(record)
+    except OSError as error:
+        print(f"no time can be granted: {error}", file=sys.stderr, flush=True)
+        return None
+
+
+SLACK = 0.15
+"""Seconds past the granted time: after the shim's fence, within the protocol's ``kill``."""
+START_AGAIN = 0.1
+"""Seconds from its end to its next start, should anybody kill it."""
+
+_COMMAND = struct.Struct("=cq")
+_HOLD, _RELEASE, _SPARE, _NO_LONGER = b"h", b"r", b"s", b"n"
+SWEEP_EVERY = (0.002, 0.1)
+"""Seconds between two looks for what has left the groups: at first, and at most (something does not die)."""
+
+
+class Watchdog:
+    """The shim's side. Every call returns at once; none waits for the process. ``grant``: until when what it holds may
+    run; None: no time at all."""
+
+    def __init__(self, grant: GrantReader | None) -> None:
+        self.pid = 0
+        self._grant = grant
+        self._link: socket.socket | None = None
+        self._held: dict[int, int] = {}
+        self._killed: set[int] = set()
+
+    def start(self, loop: Loop, children: Children) -> None:
+        """Fork it, and again whenever it ends. Call before any worker starts."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.closing(theirs):
+            self.pid = start_function(lambda: watch(theirs, self._grant), 2, 2, "the watchdog", preferred=True)
+        ours.setblocking(False)
+        self._link = ours
+
+        def ended() -> None:
+            children.forget(self.pid)
+            reap(self.pid)
+            self._collect()
+            self._unlink()
+            loop.after(START_AGAIN, lambda: self.start(loop, children))
+
+        children.expect(self.pid, ended)
+        children.changed = self._child
+        for pid in children.expected():
+            self._child(pid, True)
+        for pid, pidfd in self._held.items():
+            self._send(_HOLD, pid, pidfd=pidfd)
+
+    def hold(self, pid: int, pidfd: int) -> None:
+        """Watch this process group, whose leader the pidfd names."""
+        self._held[pid] = pidfd
+        self._send(_HOLD, pid, pidfd=pidfd)
+
+    def release(self, pid: int) -> bool:
+        """Its leader has ended and is about to be reaped. Whether it was the watchdog that killed it."""
+        self._held.pop(pid, None)
+        self._collect()
+        self._send(_RELEASE, pid)
+        killed = pid in self._killed
+        self._killed.discard(pid)
+        return killed
+
+    def _child(self, pid: int, expected: bool) -> None:
+        """A child of the shim's own is spared, unless it is held."""
+        self._send(_SPARE if expected else _NO_LONGER, pid)
+
+    def _collect(self) -> None:
+        """What it has killed: told before each kill, so that it is known before the death is."""
+        while self._link is not None:
+            try:
+                data = self._link.recv(64)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                return
+            self._killed.add(_COMMAND.unpack(data)[1])
+
+    def _send(self, what: bytes, pid: int, pidfd: int = -1) -> None:
+        """One that does not take what it is told, being stopped itself, is started anew with all it must know."""
+        if self._link is None:
+            return
+        try:
+            socket.send_fds(self._link, [_COMMAND.pack(what, pid)], [pidfd] if pidfd >= 0 else [])
+        except OSError:
+            self._unlink()
+            os.kill(self.pid, signal.SIGKILL)  # our own child, not reaped yet: its end starts the next
+
+    def _unlink(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+def watch(link: socket.socket, grant: GrantReader | None) -> None:
+    """The process itself: until the shim closes the link, or dies and this process with it."""
+    gc.disable()  # nothing here makes cycles, and a collection would copy the shim's pages
+    _close_all_but(link.fileno(), -1 if grant is None else grant.fd)
+    held: dict[int, int] = {}
+    spared = {os.getpid()}
+    due: float | None = None  # until what is held is killed; None: nothing is held, or that was done
+    pause: float | None = None  # until the next look for what has left the groups; None: nothing to look for
+    poll = select.poll()
+    poll.register(link.fileno(), select.POLLIN)
+    while True:
+        wait = pause if due is None else max(0.0, due - boottime())
+        if poll.poll(None if wait is None else wait * 1000):
+            data, fds, _, _ = socket.recv_fds(link, 64, 1)
+            if not data:
+                return
+            what, pid = _COMMAND.unpack(data)
+            if what == _SPARE:
+                spared.add(pid)
+            elif what == _NO_LONGER:
+                spared.discard(pid)
+            else:
+                if what == _HOLD:
+                    held[pid] = fds[0]
+                elif pid in held:
+                    os.close(held.pop(pid))
+                due, pause = _due(grant) if held else None, None  # the shim is at work again
+        elif due is None:
+            assert pause is not None
+            pause = min(pause * 2, SWEEP_EVERY[1]) if _sweep(held, spared) else None
+        else:
+            due = _due(grant)
+            if boottime() >= due:
+                _kill(link, held)
+                due, pause = None, SWEEP_EVERY[0]  # until the shim speaks again
+
+
+def _due(grant: GrantReader | None) -> float:
+    """When what is held has to be dead, as far as is granted by now."""
+    return (grant.read().until if grant is not None else 0.0) + SLACK
+
+
+def _kill(link: socket.socket, held: Mapping[int, int]) -> None:
+    for pid, pidfd in held.items():
+        if not pidfd_ended(pidfd):
+            with contextlib.suppress(BlockingIOError):
+                link.send(_COMMAND.pack(b"k", pid), socket.MSG_DONTWAIT)
+            kill_group(pid, pidfd)
+
+
+def _sweep(held: Mapping[int, int], spared: Container[int]) -> bool:
+    """Kill what is below the shim and below what is held. Whether anything was found alive: then look again."""
+    found = kill_below(os.getppid(), spared)
+    for pid, pidfd in held.items():
+        found += kill_below(pid)
+        if not pidfd_ended(pidfd):
+            kill_group(pid, pidfd)
+            found.append(pid)
+    return bool(found)
+
+
+def _close_all_but(*keep: int) -> None:
+    """Pipes and sockets of the shim's that this fork inherited: their other ends must see the shim's own close."""
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        fd = int(entry.name)
+        if fd > 2 and fd not in keep:
+            with contextlib.suppress(OSError):
+                os.close(fd)

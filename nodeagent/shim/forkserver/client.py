@@ -1,0 +1,210 @@
+"""The shim's side of the standby: starting it, asking it for forks or taking one that is parked, having it reap.
+
+Standard library only. A standby that dies takes its workers with it; the shim then reaps them itself. Must never
+wait for the standby: answers come through the loop.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nodeagent.shim.checks import program_words
+from nodeagent.shim.forkserver.pool import Pool
+from nodeagent.shim.loop import Loop
+from nodeagent.shim.processes import start_program
+
+WARM_BOUND = 120.0
+"""Seconds until a standby that does not come up is given up."""
+MOST_TOLD = 128 << 10
+"""Bytes of command and environment that a standby is told; with more a worker starts cold. A message that does not fit
+into a socket's buffer (200 KiB) is not sent at all."""
+NOTES, NOTE_CHARS = 20, 500
+"""Of what a standby says went wrong: so many notes, each so long."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+Forked = Callable[[int, str], None]
+"""pid and "", or 0 and what failed."""
+
+
+class Standby:
+    """One standby process. ``changed`` is called when it became warm, unusable or died, and when a worker was parked
+    or lost."""
+
+    def __init__(self, loop: Loop, changed: Callable[[], None]) -> None:
+        self._loop, self._changed = loop, changed
+        self._link: socket.socket | None = None
+        self._forks: dict[int, Forked] = {}
+        self._reaps: dict[int, Callable[[int], None]] = {}
+        self._next = 0
+        self.pool = Pool(loop, self._park, lambda pid: self.reap(pid, lambda _status: None), changed)
+        self.pid: int | None = None
+        self.warm = False
+        self.has_torch = False
+        self.unusable = False
+        """Another one would be no better: workers start cold."""
+        self._notes: list[str] = []
+
+    @property
+    def notes(self) -> list[str]:
+        """What went wrong, for the person."""
+        return self._notes + self.pool.notes
+
+    def start(
+        self, command: Sequence[str], env: Mapping[str, str], cwd: str, path0: str, preload: Sequence[str]
+    ) -> None:
+        """Run the interpreter of the job's command on server.py; ``warm`` follows."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        config = {
+            "shim": os.getpid(), "fd": theirs.fileno(), "preload": list(preload), "path0": path0,
+            "program": program_words(command)[0],
+        }  # fmt: skip
+        source = str(Path(__file__).with_name("server.py"))
+        argv = [command[0], source, json.dumps(config)]
+        env = {"RES_OPTIONS": "timeout:1 attempts:1", **env, **ONE_THREAD}
+        with contextlib.closing(theirs):
+            self.pid = start_program(argv, env, cwd, 2, 2, keep=(theirs.fileno(),))
+        ours.setblocking(False)
+        self._link = ours
+        self._loop.watch(ours.fileno(), self._readable)
+        self._loop.after(WARM_BOUND, lambda: self._give_up(ours))
+
+    def takes(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
+        """Whether it could start this: it is warm, and the message is one that a socket takes whole."""
+        return self.warm and len(json.dumps([list(argv), dict(env)])) < MOST_TOLD
+
+    def fork(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        limits: Sequence[tuple[int, int]],
+        fds: Sequence[int],
+        forked: Forked,
+    ) -> None:
+        """A worker, a parked one if there is one; ``forked`` is told its pid, which stays valid until ``reap``. A
+        parked one runs when ``forked`` has returned."""
+        command = {"op": "fork", "argv": list(argv), "env": dict(env), "cwd": cwd, "limits": list(limits)}
+        parked = self.pool.take()
+        if parked is None:
+            self._ask(command, fds, forked)
+        else:
+            forked(parked.pid, "")
+            parked.give(command, fds)
+
+    def _park(self, link: int, deep: bool, forked: Forked) -> None:
+        self._ask({"op": "park", "deep": deep}, (link,), forked)
+
+    def host_store(self, host: str, port: int, listening: int, answer: int, forked: Forked) -> None:
+        """A store process on this listening socket; it writes "ok" or what failed to ``answer``."""
+        self._ask({"op": "store", "host": host, "port": port}, (listening, answer), forked)
+
+    def reap(self, pid: int, reaped: Callable[[int], None]) -> None:
+        """Have an ended fork reaped; ``reaped`` is told its wait status, or -1 if it has no answer."""
+        if self._link is None:
+            reaped(-1)
+            return
+        self._reaps[pid] = reaped
+        self._send({"op": "reap", "pid": pid}, ())
+
+    def kill(self) -> None:
+        """End it at once; ``gone`` must be called when it has been reaped."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def gone(self) -> None:
+        """It has died: everything still asked of it has failed."""
+        self.pid = None
+        self._unlink()
+        self._changed()
+
+    def _unlink(self) -> None:
+        self.warm = False
+        if self._link is None:
+            return
+        self._loop.forget(self._link.fileno())
+        self._link.close()
+        self._link = None
+        self.pool.clear()
+        forks, self._forks = self._forks, {}
+        reaps, self._reaps = self._reaps, {}
+        for forked in forks.values():
+            forked(0, "the standby died")
+        for reaped in reaps.values():
+            reaped(-1)
+
+    def _ask(self, command: dict[str, Any], fds: Sequence[int], forked: Forked) -> None:
+        if self._link is None:
+            forked(0, "the standby died")
+            return
+        self._next += 1
+        self._forks[self._next] = forked
+        self._send({**command, "id": self._next}, fds)
+
+    def _send(self, command: dict[str, Any], fds: Sequence[int]) -> None:
+        """A standby that does not take a command is killed: its workers' statuses then come to the shim."""
+        assert self._link is not None
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        try:
+            self._link.sendmsg([json.dumps(command).encode()], rights)
+        except OSError as error:
+            print(f"standby: {error.strerror}", file=sys.stderr, flush=True)
+            self.kill()
+
+    def _readable(self) -> None:
+        while self._link is not None:
+            try:
+                data = self._link.recv(1 << 16)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._unlink()
+                self.kill()
+                return
+            try:
+                self._hear(json.loads(data))
+            except (LookupError, TypeError, ValueError, RecursionError) as error:  # the job's modules can write here
+                self._notes.append(f"the standby said what is no message ({type(error).__name__}): it was ended")
+                self._unlink()
+                self.kill()
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        match message["event"]:
+            case "warm":
+                self.has_torch = message["torch"]
+                self._notes = [str(note)[:NOTE_CHARS] for note in message["notes"][:NOTES]]
+                if message["unusable"]:
+                    self.unusable = True
+                    self._notes.append(message["unusable"] + "; workers start without a standby")
+                    self.kill()
+                else:
+                    self.warm = True
+                self._changed()
+                if self.warm:
+                    self.pool.fill()
+            case "forked":
+                pid = message["pid"]
+                if type(pid) is not int or pid <= 1:
+                    raise ValueError(f"pid is {pid!r}")
+                self._forks.pop(message["id"])(pid, "")
+            case "failed":
+                self._forks.pop(message["id"])(0, str(message["error"])[:NOTE_CHARS])
+            case "reaped":
+                self._reaps.pop(message["pid"])(message["status"])
+
+    def _give_up(self, link: socket.socket) -> None:
+        if self._link is link and not self.warm:
+            self.unusable = True
+            self._notes.append(f"the standby was not warm after {WARM_BOUND:.0f} s; workers start without one")
+            self.kill()

@@ -1,0 +1,458 @@
+"""The workers of one generation on this node, and what is known of each of them: started together, watched, stopped,
+accounted for.
+
+Standard library only. The generation has settled when every worker is dead and reaped, nothing they left behind is
+alive, its snapshots are written out if the pod is given up, and post_stop has run. Must never start a second time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nodeagent.osutil.linux import pidfd_ended, write_atomic
+from nodeagent.shim.fence import Guard
+from nodeagent.shim.forkserver.client import Standby
+from nodeagent.shim.hook import Hook
+from nodeagent.shim.loop import Delay, Loop
+from nodeagent.shim.output import Capture, RotatingFile, two_captures
+from nodeagent.shim.processes import Children, own_limits, reap, start_program
+from nodeagent.shim.record import Farewell, MemoryKills, exit_record, record_text
+from nodeagent.shim.snapshots import WriteOut
+
+CLEAN = (0, 101)
+"""Exit codes of those that had no more to do, or have left."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One rank of one generation on this node. Without a ``pid`` it has not been forked yet."""
+
+    rank: int
+    local_rank: int
+    error_file: Path
+    log: RotatingFile
+    captures: tuple[Capture, Capture]
+    pid: int = 0
+    pidfd: int = -1
+    by_standby: bool = False
+    ended: bool = False
+    stopped: bool = False
+    fenced: bool = False
+    order: int = 0
+    leave: Callable[[float], None] | None = None
+    """Asks it to leave by itself within so many seconds, which it wants to be instead of a SIGTERM."""
+    farewell: Farewell = field(default_factory=Farewell)
+    record: dict[str, Any] | None = None
+    step: int | None = None
+    doing: str = ""
+    """What it told of its progress, as last shown."""
+    stepped: float | None = None
+    """When (CLOCK_BOOTTIME) it told its first step."""
+
+
+STUCK_AFTER = 10.0
+"""Seconds after SIGKILL until what has not gone is told as stuck."""
+EARLY = 0.5
+"""Of the grace: then snapshots of workers that still live begin to be written out, if the pod is given up."""
+REAP_BOUND = 5.0
+"""Seconds until a standby that does not reap is killed, so that the shim can."""
+
+
+@dataclass(slots=True)
+class Parts:
+    """What every generation of one pod shares."""
+
+    loop: Loop
+    guard: Guard
+    children: Children
+    standby: Standby
+    pod: Mapping[str, Any]
+    state: Path
+    logs: Path
+    changed: Callable[[], None]
+    launched: Callable[[], None]
+    """A worker's pid is known, or will never be."""
+    file: Callable[[Path], RotatingFile]
+    write_out: Callable[[Callable[[], None]], WriteOut]
+    """A new one; it calls this when it is over."""
+
+
+@dataclass(slots=True)
+class Gang:
+    """One generation, from its order to its end."""
+
+    parts: Parts
+    token: dict[str, Any]
+    environments: Sequence[dict[str, str]]
+    ranks: Sequence[int]
+    refused: str = ""
+    fenced: bool = False
+    stopping: bool = False
+    settled: bool = False
+    broken: bool = False
+    """Not all of its ranks, on all nodes, lived to leave together."""
+    stuck: list[int] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
+    _memory: MemoryKills = field(default_factory=MemoryKills)
+    _hook: Hook | None = None
+    _post_stop_done: bool = False
+    _forking: int = 0
+    _deaths: int = 0
+    _kill_at: float | None = None
+    _grace: float = 0.0
+    _kill: Delay | None = None
+    _early: Delay | None = None
+    _stuck_check: Delay | None = None
+    _given_up: Mapping[str, Any] | None = None
+    _write_out: WriteOut | None = None
+
+    @property
+    def phase(self) -> str:
+        if self.settled:
+            return "exited"
+        if self.stuck:
+            return "stuck"
+        if self.stopping or self.fenced or self.refused:
+            return "stopping"
+        if not self.workers or self._forking:
+            return "starting"
+        return "running" if any(not w.ended for w in self.workers) else "stopping"
+
+    @property
+    def forking(self) -> bool:
+        """Some of its workers may run already, with pids that are not known yet."""
+        return self._forking > 0
+
+    @property
+    def doomed(self) -> bool:
+        """Nothing of it runs, or all of it has been sent SIGKILL."""
+        killed = self.stopping and self._kill_at is not None and self._kill_at <= time.monotonic()
+        return self.settled or self.fenced or killed
+
+    def states(self) -> list[dict[str, Any]]:
+        """As model.pod.WorkerState."""
+        states = []
+        for w in self.workers:
+            r = w.record
+            code = None if r is None else r["code"] if r["code"] is not None else 128 + r["signal"]
+            state = "exited" if r is not None else "running" if w.pid else "starting"
+            told = {"rank": w.rank, "local_rank": w.local_rank, "pid": w.pid or None}
+            states.append(told | {"state": state, "exit": code, "step": w.step, "doing": w.doing})
+        return states
+
+    def exits(self) -> list[dict[str, Any]]:
+        """As model.world.WorkerExit, in the order they ended."""
+        return sorted((w.record for w in self.workers if w.record is not None), key=lambda r: int(r["order"]))
+
+    def start(self) -> None:
+        """pre_start, then the workers."""
+        if not self._run_hook("pre_start", self._start_workers):
+            self._start_workers("")
+
+    def stop(self, grace: float | None, given_up: Mapping[str, Any] | None = None, broken: bool = False) -> None:
+        """See base.PodHost.stop."""
+        if self.settled:
+            return
+        self._given_up = given_up if grace is not None else None
+        if self._write_out is not None and self._given_up is not None:
+            self._write_out.asked_again(self._given_up)
+        for w in self.living():
+            if pidfd_ended(w.pidfd):
+                self._on_end(w)
+        self.stopping = True
+        for w in self.living():
+            w.stopped = True
+        if self._hook is not None and not self._post_stop_done:
+            self._hook.kill("was stopped")
+        if grace is None:
+            self._kill_all()
+        else:
+            if self._kill_at is None:
+                for w in self.living():
+                    if w.leave is not None:
+                        w.leave(grace)
+                    else:
+                        self.parts.guard.signal(w.pid, signal.SIGTERM)
+            at = time.monotonic() + grace
+            if self._kill_at is None or at < self._kill_at:
+                self._kill_at, self._grace = at, grace
+                for delay in filter(None, (self._kill, self._early)):
+                    delay.cancel()
+                self._kill = self.parts.loop.after(grace, self._grace_over)
+                self._early = self.parts.loop.after(grace * EARLY, self._write_early)
+            if broken:
+                self.abandon()
+        self.parts.changed()
+        self.settle()
+
+    def abandon(self) -> None:
+        """One of the gang's ranks, here or elsewhere, is missing: end those that wait for it."""
+        self.broken = True
+        for w in self.living():
+            if w.leave is not None and (not w.farewell.saving or w.farewell.left_at is not None):
+                self.parts.guard.signal(w.pid, signal.SIGKILL)
+
+    def speaker(self, pid: int) -> Worker | None:
+        """The living worker whose session this process is in."""
+        try:
+            session = os.getsid(pid) if pid else 0
+        except OSError:  # it has ended
+            return None
+        return next((w for w in self.workers if w.pid == session and not w.ended), None)
+
+    @property
+    def written(self) -> str:
+        """What became of its snapshots when the pod was given up."""
+        return self._write_out.text if self._write_out is not None else ""
+
+    @property
+    def grace_left(self) -> float | None:
+        """Seconds until SIGKILL, once a planned stop has begun."""
+        return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+
+    def on_fence(self) -> None:
+        """The guard has killed: the workers' ends follow."""
+        if not self.settled:
+            self._watch_for_stuck()
+
+    def settle(self) -> None:
+        """See whether everything is over; called after each death."""
+        if self.settled or self._forking or self._hook is not None or (not self.workers and not self.refused):
+            return
+        if any(w.record is None for w in self.workers):
+            return
+        if self.parts.children.kill_orphans():
+            self._watch_for_stuck()
+            return
+        if not self._is_written_out():
+            return
+        if not self._post_stop_done:
+            self._post_stop_done = True
+            if self.workers and not self.fenced and self._run_hook("post_stop", self._after_post_stop):
+                self.parts.changed()
+                return
+        for delay in filter(None, (self._kill, self._early, self._stuck_check)):
+            delay.cancel()
+        for w in self.workers:
+            for capture in w.captures:
+                capture.close()
+            w.log.close()
+        self.settled, self.stuck = True, []
+        self.parts.changed()
+
+    def _write_early(self) -> None:
+        """Workers that take all of the grace, stuck in a collective perhaps, leave no time for it after their end."""
+        if self._hook is None and any(w.leave is None for w in self.living()):
+            self._begin_write_out()
+
+    def _is_written_out(self) -> bool:
+        """Nothing is left to do for the snapshots. Those who saved a checkpoint as they left need none."""
+        if not (self.workers and all(w.farewell.saved_in is not None for w in self.workers)):
+            self._begin_write_out()
+        if self._write_out is not None:
+            self._write_out.workers_ended()
+        return self._write_out is None or self._write_out.over
+
+    def _begin_write_out(self) -> None:
+        given_up, until = self._given_up, self._kill_at
+        if self._write_out is not None or given_up is None or until is None or self.fenced or not self.environments:
+            return
+        self._write_out = self.parts.write_out(self.settle)
+        self._write_out.begin(self.parts.pod, self.token, self.environments[0], self.ranks, given_up, until)
+
+    def _start_workers(self, problem: str) -> None:
+        self._hook = None
+        if problem or self.stopping:
+            self.refused = problem or "stopped before its workers started"
+            self.parts.changed()
+            self.settle()
+            return
+        number = self.token["number"]
+        folder = self.parts.logs / f"g{number}"
+        errors = self.parts.state / "errors"
+        for local_rank, rank in enumerate(self.ranks):
+            file = self.parts.file(folder / f"rank{rank}.log")
+            error_file = errors / f"g{number}-r{rank}.json"
+            try:
+                error_file.unlink(missing_ok=True)
+                captures = two_captures(self.parts.loop, file)
+            except OSError as error:  # no descriptors, say: all of its ranks start, or none
+                self._refuse_unstarted(f"rank {rank} could not be started: {error.strerror}")
+                return
+            self.workers.append(Worker(rank, local_rank, error_file, file, captures))
+        self._forking = len(self.workers)
+        for w, env in zip(self.workers, self.environments, strict=True):
+            self._launch(w, env | {"TORCHELASTIC_ERROR_FILE": str(w.error_file)})
+            for capture in w.captures:
+                capture.started()
+        self.parts.changed()
+
+    def _refuse_unstarted(self, why: str) -> None:
+        """No worker has been forked yet."""
+        for w in self.workers:
+            for capture in w.captures:
+                capture.started()
+                capture.close()
+        self.workers.clear()
+        self.refused = why
+        self.parts.changed()
+        self.settle()
+
+    def _launch(self, w: Worker, env: dict[str, str]) -> None:
+        command, cwd = self.parts.pod["command"], self.parts.pod["working_dir"]
+        out, err = w.captures
+        limits = own_limits(self.parts.pod["limits"])
+        if self.parts.standby.takes(command, env):
+            w.by_standby = True
+            self.parts.standby.fork(
+                command,
+                env,
+                cwd,
+                limits,
+                (out.write_end, err.write_end),
+                lambda pid, error: self._launched(w, pid, error),
+            )
+            return
+        try:
+            pid = start_program(command, env, cwd, out.write_end, err.write_end, limits=limits)
+        except OSError as error:
+            self._launched(w, 0, f"fork: {error.strerror}")
+        else:
+            self._launched(w, pid, "")
+
+    def _launched(self, w: Worker, pid: int, error: str) -> None:
+        self._forking -= 1
+        if pid:
+            try:
+                w.pidfd = os.pidfd_open(pid)
+            except OSError as problem:  # one that cannot be watched may not run; it waits unreaped, so it is that one
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+                pid, error = 0, f"it cannot be watched: {problem.strerror}"
+        if pid:
+            w.pid = pid
+            self.parts.children.expect(pid, lambda: self._on_own_zombie(w))
+            self.parts.loop.watch(w.pidfd, lambda: self._on_end(w))
+            self.parts.guard.hold(pid, w.pidfd)
+        else:
+            self.refused = f"rank {w.rank} could not be started: {error}"
+            self.workers.remove(w)
+            for capture in w.captures:
+                capture.close()
+        if self.stopping or self.refused:
+            for other in self.living():
+                other.stopped = True
+            self._kill_all()
+        self.parts.launched()
+        if not self._forking:
+            self.parts.changed()
+            self.settle()
+
+    def _on_end(self, w: Worker) -> None:
+        """Its pidfd is readable: it runs no more code."""
+        if w.ended:
+            return
+        w.ended, w.order = True, self._deaths
+        self._deaths += 1
+        self.parts.loop.forget(w.pidfd)
+        if self.parts.guard.release(w.pid):
+            w.stopped = w.fenced = self.fenced = True
+        if w.by_standby:
+            self.parts.standby.reap(w.pid, lambda status: self._on_reaped(w, status))
+            self.parts.loop.after(REAP_BOUND, lambda: self.parts.standby.kill() if w.record is None else None)
+        else:
+            self._on_reaped(w, reap(w.pid))
+
+    def _on_own_zombie(self, w: Worker) -> None:
+        """It is a zombie child of the shim itself: started cold, or its standby died."""
+        self._on_end(w)
+        if w.record is None:
+            self._on_reaped(w, reap(w.pid))
+
+    def _is_missed(self, w: Worker, status: int) -> None:
+        """A worker has ended: if others wait for it in vain, say so, and end them too."""
+        asked = self.stopping and not self.doomed and w.leave is not None
+        if asked and not w.farewell.saving and os.waitstatus_to_exitcode(status) not in CLEAN:
+            w.farewell.missed = True
+            self.abandon()
+
+    def _on_reaped(self, w: Worker, status: int) -> None:
+        if w.record is not None or status < 0:
+            return
+        self.parts.children.forget(w.pid)
+        for capture in w.captures:
+            capture.drain()
+        self._is_missed(w, status)
+        w.record = exit_record(
+            w.rank, w.local_rank, w.pid, status, w.stopped, w.order, w.error_file, w.captures[1].tail(), w.farewell,
+            "" if w.stopped else self._memory.explain(status),
+        )  # fmt: skip
+        self.parts.changed()
+        name = f"g{self.token['number']}-r{w.rank}.json"
+        try:
+            write_atomic(self.parts.state / "exits" / name, record_text(w.record), durable=False)
+        except OSError as error:  # a full disk: the record has been told, and the others must live
+            print(f"exit record {name} is lost: {error.strerror}", file=sys.stderr, flush=True)
+        self.settle()
+
+    def living(self) -> list[Worker]:
+        return [w for w in self.workers if w.pid and not w.ended]
+
+    def _grace_over(self) -> None:
+        for w in self.living():
+            w.farewell.overdue = self._grace
+        self._kill_all(f"was not done when the grace of {self._grace:g} s was over")
+
+    def _kill_all(self, why: str = "was stopped") -> None:
+        self._kill_at = time.monotonic()
+        if self._write_out is not None:
+            self._write_out.kill(f"the helper {why}")
+        for w in self.living():
+            self.parts.guard.signal(w.pid, signal.SIGKILL)
+        self._watch_for_stuck()
+
+    def _watch_for_stuck(self) -> None:
+        if self._stuck_check is None:
+            self._stuck_check = self.parts.loop.after(STUCK_AFTER, self._tell_stuck)
+
+    def _tell_stuck(self) -> None:
+        self._stuck_check = None
+        if self.settled:
+            return
+        self.stuck = [w.pid for w in self.living()] + self.parts.children.orphans()
+        self.parts.changed()
+        self._watch_for_stuck()
+
+    def _run_hook(self, name: str, done: Callable[[str], None]) -> bool:
+        argv = self.parts.pod["hooks"][name]
+        if not argv:
+            return False
+        log = self.parts.file(self.parts.logs / "pod.log")
+        pod = self.parts.pod
+        self._hook = Hook(
+            f"hook {name}", argv, self.environments[0], pod["working_dir"], pod["hooks"]["timeout"],
+            log, self.parts.loop, self.parts.guard, self.parts.children, done, limits=own_limits(pod["limits"]),
+        )  # fmt: skip
+        return True
+
+    def _after_post_stop(self, problem: str) -> None:
+        self._hook = None
+        if problem:
+            note(self.parts.file(self.parts.logs / "pod.log"), problem)
+        self.settle()
+
+
+def note(log: RotatingFile, text: str) -> None:
+    """One line of the shim's own in the pod's log."""
+    from nodeagent.shim.output import stamp
+
+    log.write(f"{stamp(time.time())} stderr F nodeagent: {text}\n".encode())
+    log.close()

@@ -1,0 +1,1 @@
+"""A rank that hangs: how it is noticed, and what each rank does meanwhile."""

@@ -1,0 +1,68 @@
+"""One run of a hook, or of a helper: a program, its output in the pod's own log, a bound, an outcome.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+
+from nodeagent.shim.fence import Guard
+from nodeagent.shim.loop import Loop
+from nodeagent.shim.output import Capture, RotatingFile
+from nodeagent.shim.processes import Children, reap, start_program
+
+
+class Hook:
+    """Runs at once; ``done`` is told "" or what went wrong, exactly once."""
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        timeout: float,
+        log: RotatingFile,
+        loop: Loop,
+        guard: Guard,
+        children: Children,
+        done: Callable[[str], None],
+        keep: Sequence[int] = (),
+        limits: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """``name``: how it is called when something goes wrong. ``keep``: descriptors it inherits. ``limits``: of
+        its resources."""
+        self._name, self._timeout = name, timeout
+        self._guard, self._children, self._done = guard, children, done
+        self._why, self._log = "", log
+        self._captures = [Capture(loop, log, stream) for stream in ("stdout", "stderr")]
+        out, err = self._captures
+        self._pid = start_program(argv, env, cwd, out.write_end, err.write_end, keep, limits)
+        for capture in self._captures:
+            capture.started()
+        children.expect(self._pid, self._ended)
+        guard.hold(self._pid, os.pidfd_open(self._pid))
+        self._bound = loop.after(timeout, lambda: self.kill(f"was not done after {timeout:g} s"))
+
+    def kill(self, why: str) -> None:
+        self._why = self._why or why
+        self._guard.signal(self._pid, signal.SIGKILL)
+
+    def _ended(self) -> None:
+        self._bound.cancel()
+        fenced = self._guard.release(self._pid)
+        self._children.forget(self._pid)
+        code = os.waitstatus_to_exitcode(reap(self._pid))
+        for capture in self._captures:
+            capture.drain()
+        tail = self._captures[1].tail()
+        for capture in self._captures:
+            capture.close()
+        self._log.close()
+        why = "was stopped: nobody granted this pod time" if fenced else self._why
+        if not why and code:
+            why = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
+        self._done(f"{self._name} {why}{': ' + tail if tail else ''}" if why else "")

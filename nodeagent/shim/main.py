@@ -1,0 +1,346 @@
+"""The shim: one small process per pod that owns its workers and outlives the agent.
+
+``python -m nodeagent.shim FOLDER [FD]``: FOLDER holds pod.json (written by the host), FD is a connection to the
+agent that started it; without one (systemd started it) the agent calls. Standard library only; runs as the job's user
+in its own session. It stops everything by itself when the pod's granted time runs out, and everything dies with it.
+Must never decide what should run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nodeagent.lease.grants import OBEYED, Answer
+from nodeagent.osutil.linux import become_subreaper, boottime, lossy_stderr, write_atomic
+from nodeagent.shim.fence import Guard
+from nodeagent.shim.gang import Gang, Parts, note
+from nodeagent.shim.hang.watch import HangWatch
+from nodeagent.shim.link import OPS, Commits, FirstSteps, Leaving, WorkerLink
+from nodeagent.shim.loop import Delay, Loop
+from nodeagent.shim.output import QueuedFile, RotatingFile, Writer, log_to
+from nodeagent.shim.peers import VERSION, Command, Peer, Peers
+from nodeagent.shim.prepare import Preparation
+from nodeagent.shim.processes import Children
+from nodeagent.shim.rendezvous import Holder
+from nodeagent.shim.snapshots import Snapshots, WriteOut, available_memory
+
+TICK = 0.25
+"""Seconds between two looks at the pod's grant. The fence reads what was added when it is needed, but nobody says when
+time is taken back, or that workers are to stop in order."""
+IDLE_EXIT = 60.0
+"""Seconds without an agent and without work until the shim ends."""
+GENERATIONS_KEPT = 20
+"""Folders of output, and records, of older generations are removed."""
+
+
+class Shim:
+    """The pod's state, and the commands on it."""
+
+    def __init__(self, folder: Path, agent: int | None) -> None:
+        self.folder = folder
+        self.pod: dict[str, Any] = json.loads((folder / "pod.json").read_text())
+        self.state, self.logs = Path(self.pod["state"]), Path(self.pod["logs"])
+        if agent is None:
+            log_to(self.logs / "shim.log")
+        for name in ("exits", "errors"):
+            (self.state / name).mkdir(exist_ok=True)
+        record = Path(self.pod["grant"])
+        self.loop, self.guard, self.children = Loop(), Guard(record), Children()
+        self._answer = Answer(record.with_name(record.name + OBEYED))
+        self.writer = Writer()
+        self.guard.watchdog.start(self.loop, self.children)
+        self.preparation = Preparation(
+            self.loop, self.children, self.pod, folder / "s", self.changed,
+            lambda text: note(self._file(self.logs / "pod.log"), text),
+        )  # fmt: skip
+        ports = (int(self.pod["ports"][0]), int(self.pod["ports"][1]))
+        self.holder = Holder(self.loop, self.pod["address"], ports, self.changed)
+        self.gang: Gang | None = None
+        self.hang: HangWatch | None = None
+        self.link = WorkerLink(lambda: self.gang)
+        self.commits = Commits(self.link, self.changed)
+        self.snapshots = Snapshots(self.link, self.changed, available_memory)
+        self.leaving = Leaving(self.link, lambda: self.gang)
+        self.first_steps = FirstSteps(self.link, self.loop, lambda: self.gang, self.changed)
+        self.highest = self._read_token("highest.json")
+        self.started = self._read_token("started.json")
+        self.retiring = False
+        self._heeded = 0.0
+        """``stop_before`` of the grant by which the gang was started, or is being stopped."""
+        self._idle: Delay | None = None
+        self.peers = Peers(self.loop, folder, self.pod["agent_uid"], self._heard, self._watch_idle)
+        if agent is not None:
+            os.set_inheritable(agent, False)  # no worker can speak for us
+            self.peers.connect(socket.socket(fileno=agent))
+
+    # -- life
+
+    def run(self) -> None:
+        self.loop.on_child(self._on_child)
+        self.loop.watch(self.guard.wake, self._on_fence)
+        self.preparation.check()
+        self.changed()
+        self._watch_idle()
+        self._tick()
+        self.loop.run()
+        self.writer.flush()
+
+    def _on_child(self) -> None:
+        self.children.collect()
+        if self.gang is not None:
+            self.gang.settle()
+
+    def _on_fence(self) -> None:
+        os.eventfd_read(self.guard.wake)
+        if self.gang is not None:
+            self.gang.on_fence()
+        self.changed()
+
+    def _tick(self) -> None:
+        self._obey()
+        self.loop.after(TICK, self._tick)
+
+    def _obey(self) -> None:
+        """Do what the grant says. The fence sees to its time."""
+        grant, gang = self.guard.look(), self.gang
+        if gang is None or gang.settled:
+            with contextlib.suppress(OSError):  # whoever waits for the answer waits no longer than the time lasts
+                self._answer.obeyed(grant.stop_before)
+        elif grant.stop_before > self._heeded:
+            self._heeded = grant.stop_before
+            if not gang.stopping:
+                self._do_stop({"grace": self.pod["grace"]})
+
+    def _watch_idle(self) -> None:
+        if self.peers.agent is not None or not self._quiet():
+            if self._idle is not None:
+                self._idle.cancel()
+            self._idle = None
+        elif self._idle is None:
+            self._idle = self.loop.after(IDLE_EXIT, self._end)
+
+    def _quiet(self) -> bool:
+        return self.gang is None or self.gang.settled
+
+    def _end(self) -> None:
+        """Remove the runtime files and go; the standby goes with us."""
+        self.holder.release()
+        self.preparation.standby.kill()
+        self.peers.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.loop.stop()
+
+    # -- commands and records
+
+    def _file(self, path: Path) -> RotatingFile:
+        return QueuedFile(self.writer, path, self.pod["log_max_bytes"], self.pod["log_keep"])
+
+    def _heard(self, peer: Peer, command: Command) -> None:
+        op = command.get("op")
+        if op == "attach":
+            if self.peers.attach(peer):
+                self._watch_idle()
+        elif isinstance(op, str) and op.startswith(OPS):
+            self.link.hear(peer, command)
+        elif peer is not self.peers.agent:
+            peer.send(json.dumps({"v": VERSION, "error": "only the agent may give commands"}))
+        else:
+            try:
+                getattr(self, f"_do_{op}", self._unknown)(command)
+            except OSError as error:  # a full disk, say: refused, and what runs goes on
+                self.peers.tell_agent(f"{command['op']} failed: {error}")
+                if op == "promise":  # never, without a record of it: the next shim says why this node cannot
+                    self._do_retire(command)
+            self.changed()
+
+    def _unknown(self, command: Command) -> None:
+        self.peers.tell_agent(f"unknown command {command['op']}")
+
+    def _do_ping(self, command: Command) -> None:
+        self.peers.echo(command["number"])
+
+    def _do_promise(self, command: Command) -> None:
+        token = command["token"]
+        if self.gang is not None and not self.gang.doomed:
+            self.peers.tell_agent(f"not promised: workers of generation {self.gang.token['number']} still live")
+        elif self.highest is not None and token != self.highest and token["number"] <= self.highest["number"]:
+            self.peers.tell_agent(f"not promised: generation {self.highest['number']} was promised before")
+        else:
+            if token != self.highest:
+                self._write_token("highest.json", token, durable=True)
+                self.highest = token
+            if self.holder.token != token or self.holder.failed:
+                self.holder.release()
+                if command["rendezvous"]:
+                    self.holder.hold(token, self.preparation.standby)
+
+    def _do_start(self, command: Command) -> None:
+        token = command["token"]
+        number = token["number"]
+        if (self.highest is not None and number < self.highest["number"]) or (
+            self.started is not None and number <= self.started["number"]
+        ):
+            return
+        if self.highest is not None and number == self.highest["number"] and token != self.highest:
+            self.peers.tell_agent(f"not started: another generation {number} was promised")
+            return
+        if not self._quiet():
+            self.peers.tell_agent("not started: an older generation still lives")
+            return
+        if token != self.highest:
+            self._write_token("highest.json", token, durable=True)
+            self.highest = token
+        self._write_token("started.json", token, durable=False)
+        self.started = token
+        self._prune(number)
+        fit = self.preparation.fit
+        environments = [self.preparation.environment(env) for env in command["environments"]] if fit else []
+        if self.hang is not None:
+            self.hang.close()
+        self.hang = None
+        if self.pod["hang"] is not None:
+            self.hang = HangWatch(
+                self.loop, self.children, self.pod["hang"], self.folder, self.logs, self.changed
+            )  # fmt: skip
+            pages = map(self.hang.environment, command["ranks"])
+            environments = [env | page for env, page in zip(environments, pages, strict=False)]
+        parts = Parts(
+            self.loop, self.guard, self.children, self.preparation.standby, self.pod, self.state, self.logs,
+            self._gang_changed, self.link.launched, self._file, self._write_out,
+        )  # fmt: skip
+        self.gang = gang = Gang(parts, token, environments, command["ranks"])
+        grant = self.guard.look()
+        self._heeded = grant.stop_before
+        if boottime() > command["not_after"]:
+            gang.refused = "the order to start came too late"
+        elif boottime() >= grant.until:
+            gang.refused = "nobody has granted this pod time"
+        elif not fit:
+            gang.refused = self.preparation.reason
+        if gang.refused:
+            gang.settle()
+            return
+        if self.holder.held is None or not self.holder.held["store_hosted"]:
+            self.holder.starting()
+        self.preparation.used(len(gang.ranks))
+        if self.hang is not None:
+            self.hang.watch(gang)
+        gang.start()
+
+    def _do_stop(self, command: Command) -> None:
+        if self.hang is not None:
+            self.hang.stop_reading()
+        if self.gang is not None:
+            self.gang.stop(command["grace"], command.get("given_up"), command.get("broken", False))
+
+    def _do_committed(self, command: Command) -> None:
+        self.commits.answered(command["wish"], command["refused"])
+
+    def _do_look(self, _command: Command) -> None:
+        if self.hang is not None:
+            self.hang.ask()
+
+    def _write_out(self, changed: Callable[[], None]) -> WriteOut:
+        log = self._file(self.logs / "pod.log")
+        return WriteOut(self.loop, self.guard, self.children, self.snapshots, self.commits, log, changed)
+
+    def _do_retire(self, command: Command) -> None:
+        self.retiring = True
+        if self.gang is not None:
+            self.gang.stop(None)
+        self._gang_changed()
+
+    def _gang_changed(self) -> None:
+        self.changed()
+        if self._quiet():
+            self._obey()
+            self._watch_idle()
+            gang = self.gang
+            if gang is not None and (gang.stopping or gang.fenced) and self.holder.token == gang.token:
+                self.holder.release()
+                self.changed()
+            if self.retiring:
+                self._end()
+
+    # -- records
+
+    def _read_token(self, name: str) -> dict[str, Any] | None:
+        try:
+            token: dict[str, Any] = json.loads((self.state / name).read_text())
+        except FileNotFoundError:
+            return None
+        return token
+
+    def _write_token(self, name: str, token: dict[str, Any], durable: bool) -> None:
+        write_atomic(self.state / name, json.dumps(token), durable)
+
+    def _prune(self, number: int) -> None:
+        """Remove output and records of generations long past."""
+        self.writer.put(lambda: self._prune_logs(number), 0)
+        for record in [*self.state.glob("exits/g*-r*.json"), *self.state.glob("errors/g*-r*.json")]:
+            if int(record.name[1:].partition("-")[0]) <= number - GENERATIONS_KEPT:
+                record.unlink(missing_ok=True)
+
+    def _prune_logs(self, number: int) -> None:
+        for folder in self.logs.glob("g*"):
+            if folder.name[1:].isdigit() and int(folder.name[1:]) <= number - GENERATIONS_KEPT:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    # -- status
+
+    def changed(self) -> None:
+        """Push the status to every peer if it differs from the last one. What was printed before is in the logs by
+        then, unless their folder hangs."""
+        self.writer.flush()
+        self.peers.push(self.status())
+
+    def status(self) -> dict[str, Any]:
+        """As base.PodStatus."""
+        gang, standby = self.gang, self.preparation.standby
+        phase, reason, code = self.preparation.phase()
+        if gang is not None:
+            phase, code = gang.phase, 0
+            reason = gang.refused or self.preparation.notes
+            if phase == "stuck":
+                reason = f"processes {', '.join(map(str, gang.stuck))} do not end, even with SIGKILL"
+        return {
+            "uid": self.pod["uid"],
+            "phase": phase,
+            "reason": reason or self.holder.problem,
+            "code": code,
+            "folder": self.preparation.folder,
+            "shim_pid": os.getpid(),
+            "standby_pid": standby.pid,
+            "standby_warm": standby.warm,
+            "parked": {child.pid: child.private for child in standby.pool.waiting},
+            "warming": gang is None and standby.warm and standby.pool.filling,
+            "highest": self.highest,
+            "generation": gang.token if gang else None,
+            "workers": gang.states() if gang else [],
+            "exits": gang.exits() if gang else [],
+            "fenced": gang.fenced if gang else False,
+            "refused": gang.refused if gang else "",
+            "rendezvous": self.holder.held,
+            "commit": self.commits.wish(),
+            "snapshot_bytes": self.snapshots.bytes,
+            "written": gang.written if gang else "",
+            "stepped": self.first_steps.at,
+            "stall": self.hang.stall if self.hang is not None else None,
+        }
+
+
+def main() -> None:
+    # forks are safe here: the other threads hold no lock that a child takes, and all children exec or look at files
+    warnings.simplefilter("ignore", DeprecationWarning)
+    sys.stderr = lossy_stderr()
+    become_subreaper()
+    Shim(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None).run()

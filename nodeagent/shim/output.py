@@ -1,0 +1,268 @@
+"""What workers print: taken from their pipes, stamped, capped, rotated; the last lines of errors kept for blame.
+
+One record a line: ``<RFC 3339 UTC, microseconds> <stdout|stderr> <F|P> <text>``; F is a whole line, P a piece of one
+that goes on. Standard library only. A disk that fails loses output, never a worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+from nodeagent.shim.loop import Delay, Handler, Loop
+
+CHUNK = 65536
+PIECE = 16384
+"""Longer lines are split."""
+FLUSH_AFTER = 1.0
+"""Seconds until a line without an end is shown as a piece."""
+WAITING_MOST = 8 << 20
+"""Bytes of output that wait to be written; what comes then is dropped, and counted."""
+FLUSH_BOUND = 0.25
+"""Seconds that a status waits for the output before it to be written."""
+TAIL_LINES, TAIL_CHARS = 20, 4000
+
+
+class RotatingFile:
+    """Appends; at ``max_bytes`` NAME becomes NAME.1 and so on, ``keep`` of them."""
+
+    def __init__(self, path: Path, max_bytes: int, keep: int) -> None:
+        self._path, self._max, self._keep = path, max_bytes, keep
+        self._fd = -1
+        self._size = 0
+        self._failed = False
+
+    def write(self, data: bytes) -> None:
+        """Never raises for a bad disk: the failure is told once on standard error."""
+        try:
+            if self._fd >= 0 and self._size + len(data) > self._max:
+                self._rotate()
+            if self._fd < 0:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._fd = os.open(self._path, flags, 0o640)
+                self._size = os.fstat(self._fd).st_size
+            self._size += os.write(self._fd, data)
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                print(f"output is lost: {self._path}: {error.strerror}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _rotate(self) -> None:
+        self._close()
+        for number in range(self._keep, 0, -1):
+            older = self._path.with_name(f"{self._path.name}.{number}")
+            newer = self._path.with_name(f"{self._path.name}.{number - 1}") if number > 1 else self._path
+            with contextlib.suppress(FileNotFoundError):
+                newer.replace(older)
+        if self._keep == 0:
+            self._path.unlink(missing_ok=True)
+
+
+class Writer:
+    """The thread that writes logs, so that a folder that hangs delays nothing else. What it cannot take is dropped."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[Handler, int]] = deque()
+        self._bytes = 0
+        self._busy = self._hung = False
+        threading.Thread(target=self._run, name="logs", daemon=True).start()
+
+    def put(self, work: Handler, size: int) -> bool:
+        """Have the thread do this, which keeps so many bytes waiting. False: too much waits already."""
+        with self._changed:
+            if size and self._bytes + size > WAITING_MOST:
+                return False
+            self._queue.append((work, size))
+            self._bytes += size
+            self._changed.notify_all()
+            return True
+
+    def flush(self) -> None:
+        """Wait until all is written, at most ``FLUSH_BOUND``; not at all while nothing has moved since that passed."""
+        with self._changed:
+            if not self._hung:
+                self._hung = not self._changed.wait_for(lambda: not self._queue and not self._busy, FLUSH_BOUND)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue)
+                work, size = self._queue.popleft()
+                self._busy = True
+            work()
+            with self._changed:
+                self._bytes -= size
+                self._busy = self._hung = False
+                self._changed.notify_all()
+
+
+class QueuedFile(RotatingFile):
+    """One that a ``Writer`` writes; its folder is made with it."""
+
+    def __init__(self, writer: Writer, path: Path, max_bytes: int, keep: int) -> None:
+        super().__init__(path, max_bytes, keep)
+        self._writer, self._folder = writer, path.parent
+        self._dropped = 0
+
+    def write(self, data: bytes) -> None:
+        """Returns at once; never raises for a bad disk."""
+        if not self._writer.put(lambda: self._write_now(data), len(data)):
+            self._dropped += data.count(b"\n")
+
+    def close(self) -> None:
+        self._writer.put(self._close, 0)
+
+    def _write_now(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # the open below says what is wrong
+            self._folder.mkdir(exist_ok=True)
+        lost, self._dropped = self._dropped, 0
+        if lost:
+            text = f"{lost} lines were dropped: the log folder did not take them in time"
+            super().write(f"{stamp(time.time())} stderr F nodeagent: {text}\n".encode())
+        super().write(data)
+
+
+class Capture:
+    """One pipe of one worker, read in the shim's loop."""
+
+    def __init__(self, loop: Loop, file: RotatingFile, stream: str) -> None:
+        self._loop, self._file = loop, file
+        self._stream = stream.encode()
+        self.read_end, self.write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.read_end, False)
+        self.taken = 0
+        """Bytes of output so far."""
+        self._partial = b""
+        self._flush: Delay | None = None
+        self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
+        loop.watch(self.read_end, self._readable)
+
+    def started(self) -> None:
+        """The worker has its own copy of the write end."""
+        os.close(self.write_end)
+
+    def drain(self) -> None:
+        """Take what is in the pipe now, at most 1 MiB."""
+        for _ in range(16):
+            if not self._readable():
+                return
+
+    def tail(self) -> str:
+        """The last lines, for blame."""
+        lines = [*self._tail, self._partial] if self._partial else list(self._tail)
+        return b"\n".join(lines[-TAIL_LINES:]).decode("utf-8", "backslashreplace")[-TAIL_CHARS:].strip("\n")
+
+    def close(self) -> None:
+        """Write out what is left and give up the pipe."""
+        if self.read_end < 0:
+            return
+        self._loop.forget(self.read_end)
+        os.close(self.read_end)
+        self.read_end = -1
+        self._put_partial()
+
+    def _readable(self) -> bool:
+        """Read one chunk; False when there is nothing (more) to read now."""
+        if self.read_end < 0:
+            return False
+        try:
+            data = os.read(self.read_end, CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.close()
+            return False
+        self._take(data)
+        return True
+
+    def _take(self, data: bytes) -> None:
+        self.taken += len(data)
+        *lines, rest = (self._partial + data).split(b"\n")
+        stamp = self._stamp()
+        out: list[bytes] = []
+        for line in lines:
+            piece = line
+            while len(piece) > PIECE:
+                cut = _boundary(piece)
+                out.append(stamp + b" P " + _text(piece[:cut]))
+                piece = piece[cut:]
+            out.append(stamp + b" F " + _text(piece))
+        while len(rest) > PIECE:
+            cut = _boundary(rest)
+            out.append(stamp + b" P " + _text(rest[:cut]))
+            rest = rest[cut:]
+        self._tail.extend(line[-TAIL_CHARS:] for line in lines[-TAIL_LINES:])
+        self._partial = rest
+        if out:
+            self._file.write(b"\n".join(out) + b"\n")
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
+        if rest:
+            self._flush = self._loop.after(FLUSH_AFTER, self._put_partial)
+
+    def _put_partial(self) -> None:
+        if self._partial:
+            self._file.write(self._stamp() + b" P " + _text(self._partial) + b"\n")
+            self._tail.append(self._partial)
+            self._partial = b""
+
+    def _stamp(self) -> bytes:
+        return f"{stamp(time.time())} ".encode() + self._stream
+
+
+def two_captures(loop: Loop, file: RotatingFile) -> tuple[Capture, Capture]:
+    """Of a process's standard output and error. Raises OSError, and then there is neither."""
+    out = Capture(loop, file, "stdout")
+    try:
+        return out, Capture(loop, file, "stderr")
+    except OSError:
+        out.started()
+        out.close()
+        raise
+
+
+def stamp(at: float) -> str:
+    """RFC 3339 UTC with microseconds."""
+    whole, fraction = divmod(int(at * 1e6), 10**6)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{fraction:06d}Z"
+
+
+def _boundary(data: bytes) -> int:
+    """Where to cut a long line: not inside a UTF-8 character."""
+    cut = PIECE
+    while cut > PIECE - 4 and data[cut] & 0xC0 == 0x80:
+        cut -= 1
+    return cut
+
+
+def _text(data: bytes) -> bytes:
+    """Valid UTF-8; other bytes are backslash-escaped."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return data.decode("utf-8", "backslashreplace").encode()
+    return data
+
+
+def log_to(path: Path) -> None:
+    """This process's own output from now on: what an agent gives a shim that it forks. The journal has what was said
+    before."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+    for number in (1, 2):
+        os.dup2(log, number)
+    os.close(log)

@@ -1,0 +1,198 @@
+"""Getting one pod ready on this node: the checks as the job's user, then the standby; and the environments that only
+this node can complete.
+
+Standard library only. Must never look at the job's folders in the shim's own process: a dead file server blocks
+whoever looks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nodeagent.osutil.linux import MARK, power_mark
+from nodeagent.shim.checks import base_environment, check, compose, see_folder, verdict
+from nodeagent.shim.forkserver.client import Standby
+from nodeagent.shim.loop import Loop
+from nodeagent.shim.processes import Children, reap, start_function
+
+CHECK_BOUND = 20.0
+"""Seconds for the look at the job's folders."""
+CHECK_AGAIN = 5.0
+"""An unfit node looks again this often."""
+FOLDER_AGAIN = 30.0
+"""Seconds between two looks at which folder checkpoint_dir is, also while workers run: a mount may be put right, and a
+script may empty the folder, marker and all. Long, since thousands of nodes ask one file server."""
+STANDBY_STARTS = 3
+"""A standby that dies this often without a start of workers in between is not started again."""
+
+
+Look = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+class Preparation:
+    """``changed`` is called at each change; ``note`` gets lines for the pod's log."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        children: Children,
+        pod: dict[str, Any],
+        socket: Path,
+        changed: Callable[[], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._loop, self._children, self._pod, self._socket = loop, children, pod, socket
+        self._changed, self._note = changed, note
+        self._starts = 0
+        self._folder_trouble = ""
+        self._noted: set[str] = set()
+        self.standby = Standby(loop, self._standby_changed)
+        self.standby.pool.size = pod["parked"]
+        self.checked: dict[str, Any] | None = None
+        """What the checks found; None until they have ended."""
+
+    @property
+    def fit(self) -> bool:
+        return self.checked is not None and "reason" not in self.checked
+
+    @property
+    def reason(self) -> str:
+        """Why it is not fit."""
+        return self.checked["reason"] if self.checked else "this node has not been checked yet"
+
+    @property
+    def folder(self) -> str:
+        """The id of the job's checkpoint folder as last seen; "" if it has none or none was seen yet."""
+        return self.checked["folder"] if self.checked is not None and self.fit else ""
+
+    def phase(self) -> tuple[str, str, int]:
+        """preparing, ready or unfit, with reason and code, as in base.PodStatus."""
+        if self.checked is None:
+            return "preparing", "", 0
+        if not self.fit:
+            return "unfit", self.checked["reason"], self.checked["code"]
+        warming = self.standby.pid is not None and not self.standby.warm
+        return "preparing" if warming else "ready", self.notes, 0
+
+    @property
+    def notes(self) -> str:
+        """What is wrong with the standby."""
+        return "; ".join(self.standby.notes)
+
+    def used(self, workers: int) -> None:
+        """So many workers are being started: the standby's deaths count anew."""
+        self._starts = 0
+        self.standby.pool.size = workers
+
+    def check(self) -> None:
+        """Look at the job's folders in a child; then start the standby."""
+        self._ask(check, self._checks_late, self._checked)
+
+    def _ask(
+        self, look: Look, late: Callable[[dict[str, Any]], None], answered: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """Have a child look. ``late`` is called when it takes too long, before it is killed; ``answered`` when it has
+        ended, also then. Raises OSError."""
+        read, write = os.pipe2(os.O_CLOEXEC)
+        try:
+            pid = start_function(lambda: answer(look, self._pod), write, 2, "the checks")
+        except OSError:
+            os.close(read)
+            raise
+        finally:
+            os.close(write)
+        nothing = {"reason": f"the job's folders did not answer within {CHECK_BOUND:.0f} s", "code": 0}
+
+        def overdue() -> None:
+            late(nothing)
+            os.kill(pid, signal.SIGKILL)
+
+        bound = self._loop.after(CHECK_BOUND, overdue)
+
+        def ended() -> None:
+            bound.cancel()
+            self._children.forget(pid)
+            reap(pid)
+            with os.fdopen(read, "rb") as file:
+                text = file.read()
+            answered(json.loads(text) if text else nothing)
+
+        self._children.expect(pid, ended)
+
+    def _checks_late(self, result: dict[str, Any]) -> None:
+        """Unfit at once, even if the child cannot die; it looks again when it could."""
+        self.checked = result
+        self._changed()
+
+    def _checked(self, result: dict[str, Any]) -> None:
+        self.checked = result
+        if "reason" in result:
+            self._loop.after(CHECK_AGAIN, self.check)
+        else:
+            if result["folder"]:
+                self._loop.after(FOLDER_AGAIN, self._look_at_folder)
+            if result["standby"]:
+                self._start_standby()
+        self._changed()
+
+    def _look_at_folder(self) -> None:
+        """A look that fails (a full process table, a slow file server) changes nothing: what was seen last stays."""
+        try:
+            self._ask(see_folder, lambda _: None, self._folder_seen)
+        except OSError as error:
+            self._folder_seen({"reason": f"no process for it: {error.strerror}"})
+
+    def _folder_seen(self, result: dict[str, Any]) -> None:
+        assert self.checked is not None
+        self._loop.after(FOLDER_AGAIN, self._look_at_folder)
+        trouble = result.get("reason", "")
+        if trouble and trouble != self._folder_trouble:
+            self._note(f"the look at checkpoint_dir failed: {trouble}")
+        self._folder_trouble = trouble
+        if not trouble:
+            self.checked["folder"] = result["folder"]
+            self._changed()
+
+    def _start_standby(self) -> None:
+        assert self.checked is not None
+        self._starts += 1
+        env = self.environment({})
+        pod = self._pod
+        self.standby.start(pod["command"], env, pod["working_dir"], self.checked["path0"], pod["preload"])
+        pid = self.standby.pid
+        assert pid is not None
+
+        def ended() -> None:
+            self._children.forget(pid)
+            reap(pid)
+            self.standby.gone()
+
+        self._children.expect(pid, ended)
+
+    def _standby_changed(self) -> None:
+        """Another one is started when it died, unless it cannot be used."""
+        if self.standby.pid is None and not self.standby.unusable and self._starts < STANDBY_STARTS:
+            self._start_standby()
+        for text in self.standby.notes:
+            if text not in self._noted:
+                self._noted.add(text)
+                self._note(f"standby: {text}")
+        self._changed()
+
+    def environment(self, ours: dict[str, str]) -> dict[str, str]:
+        """A worker's, from what the agent ordered; the standby's from nothing. Only once fit."""
+        pod = self._pod
+        assert self.checked is not None
+        base = base_environment(os.getuid(), pod["environ"], pod["own_user"])
+        env = compose(base, self.checked["env_file"], pod["env"], ours or pod["env"])
+        return env | power_mark() | {MARK: pod["mark"], "NODEAGENT_SOCKET": str(self._socket)}
+
+
+def answer(look: Look, pod: dict[str, Any]) -> None:
+    """In the child: the verdict on standard output."""
+    os.write(1, verdict(look, pod).encode())

@@ -1,0 +1,163 @@
+"""The address held for one generation: a listening socket served by a store process, or a free port kept free.
+
+Standard library only. One address at a time; a newer promise lets go of the older one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from nodeagent.shim.forkserver.client import Standby
+from nodeagent.shim.loop import Delay, Loop
+
+STORE_BOUND = 5.0
+"""Seconds until a store process that does not answer is given up, and the port is only kept free."""
+
+
+class Holder:
+    """Owns the socket and the store process."""
+
+    def __init__(self, loop: Loop, address: str, ports: tuple[int, int], changed: Callable[[], None]) -> None:
+        self._loop, self._host, self._ports, self._changed = loop, address, ports, changed
+        self._socket: socket.socket | None = None
+        self._store = -1
+        """pidfd of the store process that serves now."""
+        self._answer = -1
+        self._bound: Delay | None = None
+        self._last = 0
+        self.token: dict[str, Any] | None = None
+        self.held: dict[str, Any] | None = None
+        """As base.Rendezvous, once the address can be used."""
+        self.problem = ""
+
+    @property
+    def failed(self) -> bool:
+        """There was no address to have; asking again may find one."""
+        return self.held is None and bool(self.problem)
+
+    def hold(self, token: dict[str, Any], standby: Standby) -> None:
+        """Take a new address; ``held`` follows."""
+        self.release()
+        self.token = token
+        try:
+            held = self._bind()
+        except OSError as error:
+            self.problem = str(error)
+            self._changed()
+            return
+        self._socket, self._last = held, held.getsockname()[1]
+        if standby.warm and standby.has_torch:
+            self._host_store(held, standby)
+        else:
+            self._ready(store_hosted=False)
+
+    def starting(self) -> None:
+        """The workers start: a port without a store is now rank 0's to bind."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def release(self) -> None:
+        """Give up address and store process."""
+        self.held = self.token = None
+        self.problem = ""
+        self._forget_answer()
+        self.starting()
+        self._kill_store()
+
+    def _bind(self) -> socket.socket:
+        """A bound socket. Without SO_REUSEADDR first, since only that excludes others for certain; ports of which
+        old connections linger are the second choice."""
+        low, high = self._ports
+        ports = [port for port in range(low, high + 1) if port != self._last]
+        first = random.randrange(len(ports)) if ports else 0
+        family, _, _, _, target = socket.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM)[0]
+        for reuse in (False, True):
+            for port in ports[first:] + ports[:first]:
+                candidate = socket.socket(family, socket.SOCK_STREAM)
+                try:
+                    candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+                    candidate.bind((target[0], port, *target[2:]))
+                    if reuse:
+                        candidate.listen()
+                        candidate.shutdown(socket.SHUT_RDWR)  # bound again, no longer listening
+                except OSError:
+                    candidate.close()
+                    continue
+                return candidate
+        raise OSError(f"no free port in {low}-{high} on {self._host}")
+
+    def _host_store(self, held: socket.socket, standby: Standby) -> None:
+        self._answer, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._loop.watch(self._answer, self._answered)
+        self._bound = self._loop.after(STORE_BOUND, lambda: self._without_store("the store process did not answer"))
+        token = self.token
+
+        def forked(pid: int, error: str) -> None:
+            if pid:
+                self._adopt_store(pid, standby)
+            if token is not self.token:
+                self._kill_store()
+            elif not pid:
+                self._without_store(error)
+
+        held.listen(1024)
+        standby.host_store(self._host, held.getsockname()[1], held.fileno(), theirs, forked)
+        os.close(theirs)
+
+    def _answered(self) -> None:
+        answer = os.read(self._answer, 4096).decode(errors="replace")
+        if answer == "ok":
+            self._forget_answer()
+            self.starting()
+            self._ready(store_hosted=True)
+        else:
+            self._without_store(answer or "the store process died")
+
+    def _without_store(self, why: str) -> None:
+        self._forget_answer()
+        self.problem = why
+        self._kill_store()
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+        self._ready(store_hosted=False)
+
+    def _adopt_store(self, pid: int, standby: Standby) -> None:
+        """Have it reaped when it ends."""
+        pidfd = self._store = os.pidfd_open(pid)
+
+        def ended() -> None:
+            self._loop.forget(pidfd)
+            if self._store == pidfd:
+                self._store = -1
+            os.close(pidfd)
+            standby.reap(pid, lambda _status: None)
+
+        self._loop.watch(pidfd, ended)
+
+    def _kill_store(self) -> None:
+        if self._store >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._store, signal.SIGKILL)
+            self._store = -1
+
+    def _forget_answer(self) -> None:
+        if self._bound is not None:
+            self._bound.cancel()
+            self._bound = None
+        if self._answer >= 0:
+            self._loop.forget(self._answer)
+            os.close(self._answer)
+            self._answer = -1
+
+    def _ready(self, store_hosted: bool) -> None:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self.held = {"token": self.token, "address": f"{host}:{self._last}", "store_hosted": store_hosted}
+        self._changed()

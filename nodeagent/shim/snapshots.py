@@ -1,0 +1,232 @@
+"""Snapshots that outlive their workers: the shim keeps the memory, gives it to the next generation, and has it written
+out before the pod is given up.
+
+``worker.snapshot.put`` brings a memory of a worker's own local rank (two each, 0 and 1, by turns), ``worker.snapshot
+.get`` hands out a local rank's. Freed when the shim ends, as it does when the job ends on this node. The helper that
+writes them out (``train/writeout.py``) is a program of its own, with the memory's descriptors, a line to the shim, and
+the rest of the grace; what it asks to commit goes the way that a worker's wish goes. Standard library only. Must never
+read or map what it keeps, nor hold up the pod's end when the grace is over, also where the helper cannot even die.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nodeagent.shim.fence import Guard
+from nodeagent.shim.hook import Hook
+from nodeagent.shim.link import Asker, Call, Commits, WorkerLink
+from nodeagent.shim.loop import Loop
+from nodeagent.shim.output import RotatingFile
+from nodeagent.shim.peers import VERSION, Command, Peer
+from nodeagent.shim.processes import Children
+
+BUFFERS = 2
+"""Memories of each local rank: one whole, one being written."""
+SHARE = 0.5
+"""Of the memory that this machine could give now, one more buffer may take this much at most."""
+
+
+class Snapshots:
+    """What is kept, by local rank and index. ``changed`` is called when ``bytes`` is another."""
+
+    def __init__(self, link: WorkerLink, changed: Callable[[], None], available: Callable[[], int]) -> None:
+        self._kept: dict[tuple[int, int], int] = {}
+        self._changed, self._available = changed, available
+        self.bytes = 0
+        link.add("snapshot.put", self._put)
+        link.add("snapshot.get", self._get)
+
+    def _put(self, call: Call) -> None:
+        index = int(call.message["index"])
+        size = int(call.message["bytes"])
+        if not 0 <= index < BUFFERS:
+            raise ValueError(f"index {index}")
+        place = (call.local_rank, index)
+        old = self._kept.get(place)
+        freed = os.fstat(old).st_size if old is not None else 0
+        most = int((self._available() + freed) * SHARE)
+        if size > most:
+            call.refuse(f"a snapshot of {size >> 20} MiB is more than this node has memory for ({most >> 20} MiB)")
+            return
+        if not call.fds:  # only asked whether it may
+            call.answer()
+            return
+        if os.fstat(call.fds[0]).st_size > size:
+            raise ValueError("the memory is larger than was said")
+        self._kept[place] = call.fds.pop(0)
+        if old is not None:
+            os.close(old)
+        self.bytes = sum(os.fstat(fd).st_size for fd in self._kept.values())
+        call.answer()
+        self._changed()
+
+    def memories(self) -> list[tuple[int, int, int]]:
+        """Local rank, index and descriptor of each that is kept; the descriptors stay the shim's."""
+        return [(slot, index, fd) for (slot, index), fd in sorted(self._kept.items())]
+
+    def _get(self, call: Call) -> None:
+        if "slot" not in call.message:
+            call.answer(slots=sorted({slot for slot, _ in self._kept}))
+            return
+        found = {index: fd for (slot, index), fd in sorted(self._kept.items()) if slot == call.message["slot"]}
+        call.answer(fds=tuple(found.values()), indexes=list(found))
+
+
+def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Bytes that this machine could give without swapping."""
+    for line in meminfo.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) << 10
+    raise OSError(0, f"{meminfo} does not say how much memory is available")
+
+
+LAST_CALL, LAST_CALL_MAX = 0.1, 2.0
+"""Of the grace, and at most so many seconds: what workers that still live leave to the commit."""
+PROGRAM = (sys.executable, "-sP", "-m", "nodeagent.train.writeout")
+"""Not the job's Python: it needs no torch, and the shim does not know where torch is."""
+MOST_TEXT = 500
+
+
+class WriteOut:
+    """One try, of one generation that is being stopped on this node. ``changed`` is called when it is over."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        guard: Guard,
+        children: Children,
+        snapshots: Snapshots,
+        commits: Commits,
+        log: RotatingFile,
+        changed: Callable[[], None],
+    ) -> None:
+        self._loop, self._guard, self._children, self._log = loop, guard, children, log
+        self._snapshots, self._commits, self._changed = snapshots, commits, changed
+        self._hook: Hook | None = None
+        self._peer: Peer | None = None
+        self._token: dict[str, Any] = {}
+        self._world = 0
+        self._held: Callable[[], None] | None = None
+        self._ended_all = self._outdone = self._told = False
+        self.over = False
+        self.text = ""
+        """What became of it; "" if there was nothing to write."""
+
+    def begin(
+        self,
+        pod: Mapping[str, Any],
+        token: dict[str, Any],
+        environment: Mapping[str, str],
+        ranks: Sequence[int],
+        given_up: Mapping[str, Any],
+        until: float,
+    ) -> None:
+        """``environment``: a worker's. ``given_up``: as base.GivenUp. ``until``: CLOCK_MONOTONIC."""
+        memories, world = self._snapshots.memories(), int(environment.get("WORLD_SIZE", 1))
+        self._world = world
+        if not memories or self._useless(given_up):
+            self.over = True
+        elif not pod["checkpoint_dir"]:
+            self._give_up("the job has no checkpoint_dir")
+        elif time.monotonic() >= until:
+            self._give_up("the workers took all of the grace")
+        else:
+            self._token = token
+            since = max(tuple(given_up["since"]), self._commits.newest(token))
+            order = {
+                "folder": str(Path(pod["working_dir"], pod["checkpoint_dir"])), "generation": token["number"],
+                "token": token["id"], "node": int(environment.get("GROUP_RANK", 0)),
+                "nodes": int(environment.get("GROUP_WORLD_SIZE", 1)), "ranks": list(ranks), "world": world,
+                "memories": memories, "since": since, "stays": given_up["stays"], "until": until,
+            }  # fmt: skip
+            left = until - time.monotonic()
+            self._loop.after(left - min(LAST_CALL_MAX, LAST_CALL * left), self.workers_ended)
+            try:
+                self._start(order, left)
+            except OSError as error:
+                self._give_up(f"its helper could not be started: {error.strerror}")
+
+    def _start(self, order: dict[str, Any], bound: float) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            argv = [*PROGRAM, json.dumps({"line": theirs.fileno(), "order": order})]
+            keep = [theirs.fileno(), *(fd for _, _, fd in order["memories"])]
+            self._peer = Peer(self._loop, ours, self._heard, lambda _: None)
+            self._hook = Hook(
+                "the helper", argv, dict(os.environ), "/", bound, self._log,
+                self._loop, self._guard, self._children, self._ended, keep,
+            )  # fmt: skip
+
+    def asked_again(self, given_up: Mapping[str, Any]) -> None:
+        """The gang that goes on may have become another one since it was begun: formed anew without a node that was
+        lost, say. Other nodes that were not so far yet do not write for it, and would be waited for in vain."""
+        if self._useless(given_up):
+            self.kill("a gang of another size goes on")
+
+    def _useless(self, given_up: Mapping[str, Any]) -> bool:
+        """What is the same on all ranks stays with those that go on; parts need a gang of the same size."""
+        return bool(given_up["stays"] and given_up["world"] != self._world)
+
+    def kill(self, why: str) -> None:
+        """SIGKILL if it is under way, and wait for nothing: it can run no more code of its own. If it has said already
+        how it went, it went so."""
+        if self._hook is not None and not self.over:
+            self._hook.kill(why)
+            self.over = True
+            if not self._told:
+                self._give_up(why)
+            self._changed()
+
+    def workers_ended(self) -> None:
+        """They save nothing any more. Called as often as wanted."""
+        self._ended_all = True
+        if self._held is not None:
+            held, self._held = self._held, None
+            held()
+
+    def _heard(self, peer: Peer, said: Command) -> None:
+        """A commit is held back while workers live: theirs may be on its way, and is later."""
+        if self.over:
+            return
+        if said.get("op") == "commit":
+            self._held = lambda: self._wish(peer, said)
+            if self._ended_all:
+                self.workers_ended()
+        else:
+            self._told = True
+            self.text = "" if self._outdone else str(said.get("text", ""))[:MOST_TEXT]
+
+    def _wish(self, peer: Peer, said: Command) -> None:
+        def answer(refused: str) -> None:
+            peer.send(json.dumps({"v": VERSION, "refused": refused}))
+
+        if self.over:
+            return
+        self._outdone = self._commits.newest(self._token) >= (self._token["number"], said["step"])
+        if self._outdone:
+            answer("the workers have saved a later checkpoint")
+        else:
+            asker = Asker(lambda: not self.over, answer)
+            self._commits.wish_of(self._token, said["name"], said["step"], said["order"], asker)
+
+    def _ended(self, problem: str) -> None:
+        if self._peer is not None:
+            self._peer.close()
+        if self.over:
+            return
+        self.over = True
+        if problem and not self._told:
+            self._give_up(problem)
+        self._changed()
+
+    def _give_up(self, why: str) -> None:
+        self.over = True
+        self.text = f"snapshots not written out: {why}"[:MOST_TEXT]

@@ -1,1 +1,0 @@
-"""Worker processes: the shim that owns them, the standby that forks them, their environments and output."""

@@ -1,0 +1,405 @@
+"""The host: adoption after an agent's restart, nodes that are unfit, users, who may speak to a shim."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pwd
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.lease.grants import grant_keys, grants_folder
+from nodeagent.osutil.linux import is_running
+from nodeagent.osutil.untrusted import Folder
+from nodeagent.pods.folder import PodRecords, folder_name
+from nodeagent.pods.host import ShimHost
+from nodeagent.pods.login import Login, UserError, find_login
+from tests import readable
+from tests.integration.shim_support import ME, UID, make_spec, open_bench, pid_of, token, wait_for
+from tests.ports import free_ports
+
+PYTHON = sys.executable
+SLEEP = ("sh", "-c", "echo up; sleep 600")
+SYSTEM_PYTHON = "/usr/bin/python3"
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can switch users")
+
+
+def system_python_is_new_enough() -> bool:
+    try:
+        probe = [SYSTEM_PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+        return subprocess.run(probe, timeout=20).returncode == 0
+    except OSError:
+        return False
+
+
+async def test_a_second_host_takes_over_the_same_processes(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(SLEEP, tmp_path))
+        bench.host.promise(UID, token(1), True)
+        await bench.until(lambda s: s.rendezvous)
+        first = await bench.running(1, ({}, {}))
+        await bench.host.close()
+        bench.host = bench.new_host()
+        await bench.host.adopt()
+        assert bench.state().phase in ("unknown", "running"), "unknown until its shim is heard"
+        second = await bench.until(lambda s: s.phase == "running")
+        assert second == first
+        bench.host.ping()  # a new agent counts anew
+        bench.host.prepare(UID, make_spec(SLEEP, tmp_path))  # it is there already
+        assert [is_running(pid_of(w)) for w in second.workers] == [True, True]
+        os.kill(pid_of(first.workers[0]), signal.SIGKILL)
+        status = await bench.until(lambda s: s.exits)
+        assert status.exits[0].signal == 9
+
+
+async def test_a_shim_of_an_agent_that_kept_no_records_is_taken_over(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(SLEEP, tmp_path))
+        first = await bench.running()
+        await bench.host.close()
+        shutil.rmtree(tmp_path / "run" / "shims")
+        bench.host = bench.new_host()
+        await bench.host.adopt()
+        assert await bench.until(lambda s: s.phase == "running") == first
+        assert len(PodRecords(tmp_path / "run").all()) == 1
+
+
+async def test_an_older_agents_connection_is_closed(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(SLEEP, tmp_path))
+        older = bench.host
+        newer = bench.new_host()
+        await newer.adopt()
+        newer.ping()
+        await wait_for(lambda: not older.connected(UID))
+        await older.close()
+        bench.host = newer
+        await bench.until(lambda s: s.phase == "ready")
+        await bench.run_another(1)
+
+
+async def test_a_shim_that_died_while_no_agent_was_there(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(SLEEP, tmp_path))
+        status = await bench.running()
+        await bench.host.close()
+        assert status.shim_pid is not None
+        os.kill(status.shim_pid, signal.SIGKILL)
+        await wait_for(lambda: not is_running(pid_of(status.workers[0])))
+        bench.host = bench.new_host()
+        await bench.host.adopt()
+        await bench.until(lambda s: s.phase == "gone")
+        assert bench.left() == []
+        bench.grant()
+        bench.host.prepare(UID, make_spec(SLEEP, tmp_path))
+        await bench.until(lambda s: s.phase == "ready")
+
+
+async def test_a_pod_has_a_grant_record_from_before_its_shim_starts_to_its_end(tmp_path: Path) -> None:
+    folder = grants_folder(tmp_path / "run")
+    seen: list[tuple[list[str], bool]] = []
+    async with open_bench(tmp_path) as bench:
+        bench.host = bench.new_host(granted=lambda: seen.append((grant_keys(folder), bool(bench.host.status()))))
+        status = await bench.ready(make_spec(SLEEP, tmp_path))
+        key = folder_name(UID)
+        assert seen == [([key], False)], "told once, before there is a shim"
+        assert (folder / f"{key}.obeyed").stat().st_uid == os.geteuid()
+        assert status.shim_pid is not None
+        os.kill(status.shim_pid, signal.SIGKILL)
+        await bench.until(lambda s: s.phase == "gone")
+        assert grant_keys(folder) == [], "nothing of it runs"
+        bench.host.prepare(UID, make_spec(SLEEP, tmp_path))
+        await bench.until(lambda s: s.phase == "ready")
+        assert seen[1:] == [([key], True)]
+        await bench.host.close()
+        (folder / "0123456789").touch()
+        bench.host = bench.new_host()
+        await bench.host.adopt()
+        assert grant_keys(folder) == [key], "what is left of pods that are no more is removed"
+        bench.host.retire(UID)
+        await wait_for(lambda: not bench.host.status())
+        assert list(folder.iterdir()) == []
+
+
+async def test_a_shim_that_cannot_be_started_leaves_no_grant(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, str(tmp_path / "no python")) as bench:
+        bench.host.prepare(UID, make_spec(SLEEP, tmp_path))
+        await bench.until(lambda s: s.phase == "unfit")
+        assert grant_keys(grants_folder(tmp_path / "run")) == []
+
+
+async def test_a_shim_without_a_grant_record_makes_room_for_one_that_has_one(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(SLEEP, tmp_path))
+        first = await bench.running()
+        await bench.host.close()
+        shutil.rmtree(grants_folder(tmp_path / "run"))
+        bench.host = bench.new_host()
+        await bench.host.adopt()
+        gone = await bench.until(lambda s: s.phase == "gone")
+        assert "no grant record" in gone.reason
+        assert not is_running(pid_of(first.workers[0]))
+        bench.grant()
+        bench.host.prepare(UID, make_spec(SLEEP, tmp_path))
+        await bench.until(lambda s: s.phase == "ready")
+        await bench.run_another(2)
+
+
+async def test_rubbish_in_the_run_folder_is_removed(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        for name, content in (("empty", None), ("bad", "{")):
+            (tmp_path / "run" / "pods" / name).mkdir(parents=True)
+            if content is not None:
+                (tmp_path / "run" / "pods" / name / "pod.json").write_text(content)
+        await bench.host.adopt()
+        await wait_for(lambda: not list((tmp_path / "run" / "pods").iterdir()))
+        assert dict(bench.host.status()) == {}
+
+
+async def test_long_run_folder(tmp_path: Path) -> None:
+    deep = tmp_path / ("long" * 40)
+    async with open_bench(deep) as bench:
+        await bench.ready(make_spec(SLEEP, tmp_path))
+        await bench.running()
+        await bench.host.close()
+        bench.host = bench.new_host()
+        await bench.host.adopt()
+        await bench.until(lambda s: s.phase == "running")
+
+
+async def test_unfit_and_fit_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "job"
+    async with open_bench(tmp_path) as bench:
+        status = await bench.ready(make_spec((PYTHON, "t.py"), folder))
+        assert (status.phase, status.reason, status.code) == ("unfit", f"{folder} is missing", 0)
+        folder.mkdir()
+        await bench.until(lambda s: s.phase == "ready")
+
+
+async def test_unfit_command(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        spec = make_spec(("pythn", "t.py"), tmp_path, environ={"PATH": "/usr/bin"})
+        status = await bench.ready(spec)
+        assert (status.reason, status.code) == ("command 'pythn' was not found in PATH (/usr/bin)", 127)
+        bench.host.start(UID, bench.order(1))
+        status = await bench.until(lambda s: s.generation == token(1))
+        assert "pythn" in status.refused
+
+
+async def test_unknown_user(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        bench.host.prepare(UID, make_spec(SLEEP, tmp_path, user="nobody-of-that-name"))
+        status = await bench.until(lambda s: s.phase == "unfit")
+        assert (status.phase, status.reason) == ("unfit", "user nobody-of-that-name does not exist on n7")
+        bench.host.retire(UID)
+        assert dict(bench.host.status()) == {}
+
+
+async def test_a_user_database_that_hangs_holds_up_no_other_pod(tmp_path: Path) -> None:
+    """The loop that starts pods renews the lease: 20 s of LDAP fenced every pod of the node."""
+    asked, answers = threading.Event(), threading.Event()
+
+    def look(user: str, node: str, allow_root: bool) -> Login:
+        if user == "far":
+            asked.set()
+            answers.wait(30)
+            user = ME
+        return find_login(user, node, allow_root)
+
+    async with open_bench(tmp_path) as bench:
+        bench.host = bench.new_host(look=look)
+        try:
+            bench.host.prepare("slow", make_spec(SLEEP, tmp_path, user="far"))
+            assert await asyncio.to_thread(asked.wait, 10)
+            bench.host.prepare("slow", make_spec(SLEEP, tmp_path, user="far"))  # as the next round of the agent
+            assert not answers.is_set()
+            await bench.ready(make_spec(SLEEP, tmp_path))
+            assert "slow" not in bench.host.status()
+            bench.host.retire("slow")
+        finally:
+            answers.set()
+        bench.host.prepare("slow", make_spec(SLEEP, tmp_path, user="far"))
+        await wait_for(lambda: "slow" in bench.host.status())
+        bench.host.retire("slow")
+        await wait_for(lambda: "slow" not in bench.host.status())
+
+
+async def test_a_shim_that_cannot_start(tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho no python here >&2; exit 1\n")
+    program.chmod(0o755)
+    async with open_bench(tmp_path, str(program)) as bench:
+        bench.host.prepare(UID, make_spec(SLEEP, tmp_path))
+        status = await bench.until(lambda s: s.phase == "unfit")
+        assert status.reason == "the shim could not start: no python here"
+        bench.host.prepare(UID, make_spec(SLEEP, tmp_path))  # not at once again
+        assert bench.state().phase == "unfit"
+
+
+@as_root
+def test_root_needs_leave() -> None:
+    with pytest.raises(UserError, match="n7 runs no jobs of root"):
+        find_login("root", "n7", allow_root=False)
+    assert find_login("root", "n7", allow_root=True).uid == 0
+
+
+def test_without_root_only_the_own_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(UserError, match="own user only"):
+        find_login(ME, "n7", allow_root=True)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that another user can pass through (pytest's own are private)."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@as_root
+@pytest.mark.skipif(not system_python_is_new_enough(), reason="needs a Python 3.11 that every user can run")
+async def test_another_user(open_folder: Path) -> None:
+    other = pwd.getpwnam("nobody")
+    work = open_folder / "job"
+    work.mkdir()
+    os.chown(work, other.pw_uid, other.pw_gid)
+    (work / "t.py").write_text(
+        "import os, json, resource\n"
+        "print(json.dumps([os.getuid(), os.geteuid(), os.getgid(), os.getgroups(), os.environ['USER']]))\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+        "print([l.split()[1] for l in open('/proc/self/status') if l.startswith('CapEff')])\n"
+    )
+    async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
+        spec = make_spec(
+            (SYSTEM_PYTHON, "t.py"), work, user="nobody", limits={"nofile": 300}, checkpoint_dir="ckpt",
+            environ={"PATH": "/usr/bin:/bin", "USER": "root"},
+        )  # fmt: skip
+        status = await bench.ready(spec)
+        assert (status.phase, status.standby_warm) == ("ready", True)
+        await bench.run()
+        facts, limits, capabilities = bench.output()
+        groups = os.getgrouplist("nobody", other.pw_gid)
+        assert json.loads(facts) == [other.pw_uid, other.pw_uid, other.pw_gid, groups, "nobody"]
+        assert limits == "(300, 300)"
+        assert capabilities == "['0000000000000000']"
+        assert (work / "ckpt").stat().st_uid == other.pw_uid
+
+
+@as_root
+@pytest.mark.skipif(not system_python_is_new_enough(), reason="needs a Python 3.11 that every user can run")
+async def test_another_users_folders_are_checked_as_that_user(open_folder: Path) -> None:
+    work = open_folder / "private"
+    work.mkdir(mode=0o700)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
+        status = await bench.ready(make_spec(("sh", "t.sh"), work, user="nobody", environ={"PATH": "/bin"}))
+        assert status.reason == f"{work} may not be entered by user nobody"
+        work.chmod(0o755)
+        (work / "ckpt").mkdir(mode=0o755)
+    async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
+        spec = make_spec(("sh",), work, user="nobody", checkpoint_dir="ckpt", environ={"PATH": "/bin"})
+        assert (await bench.ready(spec)).reason == f"checkpoint_dir {work}/ckpt is not writable for user nobody"
+    async with open_bench(open_folder, readable.program(open_folder, SYSTEM_PYTHON)) as bench:
+        spec = make_spec(("sh",), work, user="nobody", limits={"nofile": hard + 1}, environ={"PATH": "/bin"})
+        assert f"is above what user nobody may have ({hard})" in (await bench.ready(spec)).reason
+
+
+@as_root
+async def test_strangers_are_refused(open_folder: Path) -> None:
+    """Neither root nor the job's user: the socket's mode keeps them out, and the kernel's word on who they are."""
+    async with open_bench(open_folder) as bench:
+        await bench.ready(make_spec(SLEEP, open_folder))
+        folder = next((open_folder / "run" / "pods").iterdir())
+        assert (folder / "s").stat().st_mode & 0o777 == 0o600
+        folder.chmod(0o755)
+        (folder / "s").chmod(0o666)
+        answer = await asyncio.to_thread(answer_to, pwd.getpwnam("nobody").pw_uid, folder / "s")
+        assert answer == b""
+
+
+def answer_to(uid: int, path: Path) -> bytes:
+    """What a process of this user hears from the socket."""
+    code = (
+        "import os, socket, sys\nos.setuid(int(sys.argv[1]))\nlink = socket.socket(socket.AF_UNIX)\n"
+        "link.connect(sys.argv[2])\nlink.settimeout(20)\nos.write(1, link.recv(100))\n"
+    )
+    return subprocess.run([PYTHON, "-c", code, str(uid), str(path)], stdout=subprocess.PIPE, timeout=30).stdout
+
+
+async def test_others_may_look_but_not_command(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(SLEEP, tmp_path))
+        folder = next((tmp_path / "run" / "pods").iterdir())
+        with Folder(folder.parent, folder.name) as opened:
+            link, _ = opened.connect("s")
+        link.setblocking(True)
+        with link, link.makefile("rw") as lines:
+            link.settimeout(20)
+            assert json.loads(await asyncio.to_thread(lines.readline))["status"]["phase"] == "ready"
+            for command, answer in (({"v": 1, "op": "retire"}, "only the agent"), ({"v": 2, "op": "x"}, "version 1")):
+                lines.write(json.dumps(command) + "\n")
+                lines.flush()
+                assert answer in json.loads(await asyncio.to_thread(lines.readline))["error"]
+        assert bench.state().phase == "ready"
+
+
+async def test_promise_survives_the_shim_and_picks_new_ports(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        spec = make_spec(SLEEP, tmp_path)
+        await bench.ready(spec)
+        ports = []
+        for number in (3, 4):
+            bench.host.promise(UID, token(number), True)
+            status = await bench.until(lambda s, n=number: s.rendezvous and s.rendezvous.token == token(n))  # type: ignore[misc]
+            assert status.rendezvous is not None
+            assert not status.rendezvous.store_hosted
+            port = int(status.rendezvous.address.rpartition(":")[2])
+            assert 23100 <= port <= 23999
+            with pytest.raises(OSError, match="in use"), socket.socket() as other:
+                other.bind(("127.0.0.1", port))
+            ports.append(port)
+        assert ports[0] != ports[1]
+        bench.host.promise(UID, token(5), False)
+        await bench.until(lambda s: s.highest == token(5) and s.rendezvous is None)
+        shim = bench.state().shim_pid
+        assert shim is not None
+        os.kill(shim, signal.SIGKILL)
+        await bench.until(lambda s: s.phase == "gone")
+        bench.host.prepare(UID, spec)
+        assert (await bench.until(lambda s: s.phase == "ready")).highest == token(5)
+
+
+async def test_two_hosts_share_a_port_range(tmp_path: Path) -> None:
+    async with open_bench(tmp_path / "a") as one, open_bench(tmp_path / "b") as two:
+        first, last = free_ports(2)
+        one.host, two.host = one.new_host(ports=(first, last)), two.new_host(ports=(first, last))
+        ports = set()
+        for bench in (one, two):
+            await bench.ready(make_spec(SLEEP, tmp_path))
+            bench.host.promise(UID, token(1), True)
+            status = await bench.until(lambda s: s.rendezvous)
+            assert status.rendezvous is not None
+            ports.add(status.rendezvous.address)
+        assert ports == {f"127.0.0.1:{first}", f"127.0.0.1:{last}"}
+        one.host.promise(UID, token(2), True)
+        status = await one.until(lambda s: "no free port" in s.reason)
+        assert status.rendezvous is None
+
+
+def test_the_host_is_a_pod_host() -> None:
+    from nodeagent.pods.base import PodHost
+
+    kind: type[PodHost] = ShimHost
+    assert kind is ShimHost

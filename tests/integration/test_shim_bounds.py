@@ -1,0 +1,147 @@
+"""What a shim does when things take for ever: its loop is blocked, a process cannot be killed, no agent comes.
+
+The shim under test is the real one, run by a small program that first changes the one thing that cannot be had
+otherwise (a constant, a signal without effect).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from nodeagent.osutil.linux import is_running
+from nodeagent.shim.checks import MARKER, folder_id
+from tests.integration.shim_support import UID, make_spec, open_bench, pid_of, shim_with, token, wait_for
+
+
+async def test_the_fence_holds_while_the_loop_is_blocked(tmp_path: Path) -> None:
+    python = shim_with(tmp_path, "output.Capture._take = lambda *_: time.sleep(600)")
+    async with open_bench(tmp_path, python) as bench:
+        script = "until [ -e go ]; do sleep 0.05; done; echo blocked; sleep 600"
+        async with bench.renewing(1.5):
+            first = await bench.ready(make_spec(("sh", "-c", script), tmp_path))
+            status = await bench.running()
+            (tmp_path / "go").touch()
+            await asyncio.sleep(3.0)
+            assert is_running(pid_of(status.workers[0])), "the fence reads on"
+        await wait_for(lambda: not is_running(pid_of(status.workers[0])))
+        assert first.shim_pid is not None
+        os.kill(first.shim_pid, signal.SIGKILL)
+        await bench.until(lambda s: s.phase == "gone")
+
+
+async def test_what_cannot_be_killed_is_told(tmp_path: Path) -> None:
+    change = "gang.STUCK_AFTER = 0.2\nfence.Guard.signal = lambda *_: None"
+    async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
+        await bench.ready(make_spec(("sleep", "600"), tmp_path))
+        pid = pid_of((await bench.running()).workers[0])
+        bench.host.stop(UID, None)
+        status = await bench.until(lambda s: s.phase == "stuck")
+        assert status.reason == f"processes {pid} do not end, even with SIGKILL"
+        os.kill(pid, signal.SIGKILL)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert status.exits[0].stopped
+
+
+async def test_a_promise_need_not_wait_for_what_has_been_sent_sigkill(tmp_path: Path) -> None:
+    """Here SIGKILL never comes, so that the time between is long."""
+    async with open_bench(tmp_path, shim_with(tmp_path, "fence.Guard.signal = lambda *_: None")) as bench:
+        await bench.ready(make_spec(("sleep", "600"), tmp_path))
+        pid = pid_of((await bench.running()).workers[0])
+        bench.host.promise(UID, token(2), True)
+        bench.host.stop(UID, 60.0)
+        bench.host.promise(UID, token(2), True)
+        status = await bench.until(lambda s: s.phase == "stopping")
+        assert (status.highest, status.rendezvous) == (token(1), None), "it lives, or has its grace"
+        bench.host.stop(UID, None)
+        bench.host.promise(UID, token(2), True)
+        status = await bench.until(lambda s: s.rendezvous)
+        assert (status.phase, status.highest) == ("stopping", token(2))
+        bench.host.start(UID, bench.order(2))  # refused: something older lives
+        os.kill(pid, signal.SIGKILL)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert (status.generation, status.highest) == (token(1), token(2))
+        assert status.rendezvous is not None
+        assert status.rendezvous.token == token(2)
+
+
+async def test_an_idle_shim_without_an_agent_ends(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, shim_with(tmp_path, "main.IDLE_EXIT = 0.3")) as bench:
+        shim = (await bench.ready(make_spec(("sleep", "600"), tmp_path))).shim_pid
+        await bench.running()
+        await bench.host.close()
+        bench.host = bench.new_host()
+        await bench.host.adopt()  # it works, so it waited for us
+        await bench.until(lambda s: s.phase == "running")
+        bench.host.stop(UID, None)
+        await bench.until(lambda s: s.phase == "exited")
+        bench.note_marks()
+        await bench.host.close()
+        assert shim is not None
+        await wait_for(lambda: not is_running(shim))
+        assert list((tmp_path / "run" / "pods").iterdir()) == []
+        await wait_for(lambda: bench.left() == [])  # its watchdog ends once it has seen the shim's end
+        bench.host = bench.new_host()
+        await bench.host.adopt()
+        await wait_for(lambda: not bench.host.status())
+
+
+async def test_folders_that_do_not_answer_make_the_node_unfit(tmp_path: Path) -> None:
+    change = "prepare.CHECK_BOUND = 0.2\nprepare.verdict = lambda *_: time.sleep(600)"
+    async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
+        status = await bench.ready(make_spec(("sleep", "600"), tmp_path))
+        assert "did not answer" in status.reason
+
+
+async def test_the_checkpoint_folder_is_looked_at_again_also_while_workers_run(tmp_path: Path) -> None:
+    for name in ("wrong", "right"):
+        (tmp_path / name).mkdir()
+    ckpt = tmp_path / "ckpt"
+    ckpt.symlink_to("wrong")
+    spec = make_spec(("sleep", "600"), tmp_path, checkpoint_dir="ckpt")
+    async with open_bench(tmp_path, shim_with(tmp_path, "prepare.FOLDER_AGAIN = 0.1")) as bench:
+        wrong = (await bench.ready(spec)).folder
+        assert wrong == folder_id(tmp_path / "wrong")
+        (tmp_path / "new").symlink_to("right")
+        (tmp_path / "new").rename(ckpt)  # at once: a look in between would make a folder of it
+        right = (await bench.until(lambda s: s.folder != wrong)).folder
+        assert right == folder_id(tmp_path / "right")
+        running = await bench.running()
+        assert running.folder == right
+        (tmp_path / "right" / MARKER).unlink()  # a script that empties its folder
+        changed = await bench.until(lambda s: s.folder != right)
+        assert changed.folder == folder_id(tmp_path / "right")
+        assert (changed.phase, changed.workers) == ("running", running.workers)
+        await bench.host.close()
+        bench.host = bench.new_host()
+        await bench.host.adopt()
+        assert (await bench.until(lambda s: s.phase == "running")).folder == changed.folder
+
+
+async def test_a_look_at_the_checkpoint_folder_that_fails_disturbs_nothing(tmp_path: Path) -> None:
+    change = (
+        "prepare.FOLDER_AGAIN = 0.1\nreal = prepare.start_function\ncalls = []\n"
+        "def refuse(*a):\n    calls.append(a)\n    if len(calls) in (2, 3):\n"
+        "        raise BlockingIOError(11, 'no more')\n"
+        "    return real(*a)\nprepare.start_function = refuse"
+    )
+    ckpt = tmp_path / "ckpt"
+    (tmp_path / "away").mkdir()
+    ckpt.symlink_to("away")
+    spec = make_spec(("sleep", "600"), tmp_path, checkpoint_dir="ckpt")
+    async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
+        before = await bench.ready(spec)
+        running = await bench.running()
+        assert running.folder == before.folder
+        log = bench.logs / "pod.log"
+        await wait_for(lambda: log.exists() and "no process for it: no more" in log.read_text())
+        (tmp_path / "file").touch()  # no folder at all
+        (tmp_path / "file").rename(ckpt)
+        await wait_for(lambda: "cannot be created: File exists" in log.read_text())
+        assert bench.state() == running
+        ckpt.unlink()
+        changed = await bench.until(lambda s: s.folder != before.folder)
+        assert (changed.folder, changed.workers) == (folder_id(ckpt), running.workers)
+        assert log.read_text().count("checkpoint_dir failed") == 2, "each trouble is told once"

@@ -1,0 +1,269 @@
+"""How workers end: by themselves, by order, by the fence, with their shim; and that nothing is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nodeagent.model.jobspec import Hooks
+from nodeagent.osutil.linux import boottime, is_running, pids
+from tests.integration.shim_support import UID, make_spec, open_bench, pid_of, token, wait_for
+from tests.processes import command_line
+
+PYTHON = sys.executable
+# In these scripts a handler may run at any point: inside a print, or just before one long sleep.
+SLEEP = "import os, time\nos.write(1, b'up\\n')\nwhile True: time.sleep(0.02)\n"
+STUBBORN = "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os.write(1, b'no\\n'))\n" + SLEEP
+POLITE = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n" + SLEEP
+
+
+def script(folder: Path, text: str) -> tuple[str, ...]:
+    (folder / "t.py").write_text(text)
+    return (PYTHON, "t.py")
+
+
+@pytest.fixture(params=[True, False], ids=["standby", "plain"])
+def standby(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+async def test_exit_codes_order_and_error_text(tmp_path: Path, standby: bool) -> None:
+    text = (
+        "import os, sys, time\nrank = int(os.environ['RANK'])\n"
+        "def after(other):\n"
+        f"    while not os.path.exists('{tmp_path}/state/pods/{UID}/exits/g1-r%s.json' % other): time.sleep(0.01)\n"
+        "if rank == 0: print('x' * 10, 'y', file=sys.stderr); sys.exit(7)\n"
+        "if rank == 1: open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{\"message\": \"told\"}')\n"
+        "if rank == 1: after(0); os.kill(os.getpid(), 11)\n"
+        "after(1)\n"
+    )
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, text), tmp_path, standby=standby))
+        status = await bench.run(1, tuple({"RANK": str(rank)} for rank in range(3)))
+        ends = status.exits
+        assert [(e.rank, e.order, e.code, e.signal, e.stopped) for e in ends] == [
+            (0, 0, 7, None, False), (1, 1, None, 11, False), (2, 2, 0, None, False),
+        ]  # fmt: skip
+        assert [e.error for e in ends] == ["xxxxxxxxxx y", "told", ""]
+        assert [(w.rank, w.state, w.exit) for w in status.workers] == [
+            (0, "exited", 7), (1, "exited", 139), (2, "exited", 0),
+        ]  # fmt: skip
+        records = tmp_path / "state" / "pods" / UID / "exits"
+        await wait_for(lambda: len(list(records.iterdir())) == 3)
+        assert sorted(file.name for file in records.iterdir()) == ["g1-r0.json", "g1-r1.json", "g1-r2.json"]
+
+
+async def test_sigterm_then_sigkill(tmp_path: Path, standby: bool) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, STUBBORN), tmp_path, standby=standby))
+        await bench.running()
+        await bench.output_line("up")
+        bench.host.stop(UID, 600)
+        await bench.until(lambda s: s.phase == "stopping")
+        await bench.output_line("no")
+        bench.host.stop(UID, 0.05)  # a shorter grace overrides a longer one
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert [(e.signal, e.stopped) for e in status.exits] == [(9, True)]
+
+
+async def test_a_polite_worker_uses_its_grace(tmp_path: Path, standby: bool) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, POLITE), tmp_path, standby=standby))
+        await bench.running()
+        await bench.output_line("up")
+        bench.host.stop(UID, 600)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert [(e.code, e.stopped) for e in status.exits] == [(5, True)]
+        bench.host.stop(UID, None)  # nothing runs: nothing happens
+        await bench.run_another(2)
+
+
+async def test_a_worker_that_died_before_the_stop_was_not_stopped(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, SLEEP), tmp_path))
+        status = await bench.running(1, ({}, {}))
+        os.kill(pid_of(status.workers[1]), signal.SIGKILL)
+        await wait_for(lambda: not is_running(pid_of(status.workers[1])))
+        bench.host.stop(UID, None)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert [(e.rank, e.stopped) for e in status.exits] == [(1, False), (0, True)]
+
+
+async def test_the_fence_when_the_agent_is_silent(tmp_path: Path, standby: bool) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, STUBBORN), tmp_path, standby=standby))
+        await bench.running(1, ({}, {}))
+        bench.grant(0.2)  # it is shortened
+        deadline = boottime() + 0.2
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert boottime() >= deadline - 0.1
+        assert status.fenced
+        assert [(e.signal, e.stopped) for e in status.exits] == [(9, True), (9, True)]
+        bench.grant()
+        await bench.run_another(2)
+
+
+async def test_the_fence_when_the_agent_is_gone(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, SLEEP), tmp_path))
+        status = await bench.running()
+        bench.grant(0.3)
+        await bench.host.close()
+        await wait_for(lambda: not is_running(pid_of(status.workers[0])))
+        bench.host = bench.new_host()
+        await bench.host.adopt()
+        after = await bench.until(lambda s: s.phase == "exited")
+        assert after.fenced
+        assert after.shim_pid == status.shim_pid
+
+
+async def test_a_stopped_shim_still_dies_with_everything(tmp_path: Path, standby: bool) -> None:
+    text = "import subprocess, os\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n" + SLEEP
+    async with open_bench(tmp_path) as bench:
+        spec = make_spec(script(tmp_path, text), tmp_path, standby=standby)
+        first = await bench.ready(spec)
+        await bench.running(1, ({}, {}))
+        await bench.output_line("up", rank=1)
+        assert first.shim_pid is not None
+        os.kill(first.shim_pid, signal.SIGKILL)
+        status = await bench.until(lambda s: s.phase == "gone")
+        assert status.reason == "the shim died"
+        assert bench.left() == []
+        bench.host.start(UID, bench.order(1))
+        bench.host.prepare(UID, spec)
+        again = await bench.until(lambda s: s.phase == "ready")
+        assert again.shim_pid != first.shim_pid
+        assert again.highest == token(1)
+        bench.host.start(UID, bench.order(1))  # it was started before, by the dead shim
+        await bench.run_another(2)
+
+
+@pytest.mark.parametrize("end", ["exit", "kill", "stop"])
+async def test_what_workers_leave_behind_is_swept(tmp_path: Path, standby: bool, end: str) -> None:
+    lonely = f"600.{os.getpid()}{time.monotonic_ns() % 10**6}"  # carries no mark: told by its argument
+    text = (
+        "import os, subprocess, sys\n"
+        "subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "subprocess.Popen(['sh', '-c', 'trap : TERM HUP; setsid sleep 600 & wait'])\n"
+        f"subprocess.Popen(['env', '-i', 'setsid', 'sleep', '{lonely}'])\n"
+    )
+    text += "sys.exit(3)\n" if end == "exit" else SLEEP
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, text), tmp_path, standby=standby))
+        bench.host.start(UID, bench.order(1))
+        if end != "exit":
+            status = await bench.until(lambda s: s.phase == "running")
+            await bench.output_line("up")
+            if end == "kill":
+                os.kill(pid_of(status.workers[0]), signal.SIGKILL)
+            else:
+                bench.host.stop(UID, None)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert set(bench.left()) <= bench.own() | bench.parked()
+        assert not [pid for pid in pids() if command_line(pid) == ["sleep", lonely]]
+
+
+async def test_a_shell_with_a_training_child_is_one_worker(tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text(STUBBORN)
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(("sh", "-c", f"{PYTHON} t.py; echo over"), tmp_path))
+        await bench.running()
+        await bench.output_line("up")
+        bench.host.stop(UID, 0.2)
+        await bench.until(lambda s: s.phase == "exited")
+        assert set(bench.left()) <= bench.own() | bench.parked()
+
+
+async def test_refused_starts(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, SLEEP), tmp_path))
+        bench.host.start(UID, bench.order(3, late=-1))
+        status = await bench.until(lambda s: s.generation == token(3))
+        assert (status.phase, status.workers, status.exits) == ("exited", (), ())
+        assert "too late" in status.refused
+        bench.host.start(UID, bench.order(3))  # twice
+        bench.host.start(UID, bench.order(2))  # lower
+        bench.host.promise(UID, token(5), False)
+        status = await bench.until(lambda s: s.highest == token(5))
+        assert status.generation == token(3)
+        bench.host.start(UID, bench.order(4))  # lower than promised
+        other = bench.order(5).model_copy(update={"token": token(5).model_copy(update={"id": "other"})})
+        bench.host.start(UID, other)
+        bench.host.promise(UID, token(4), False)
+        status = await bench.running(5)
+        pid = status.workers[0].pid
+        bench.host.start(UID, bench.order(5))
+        bench.host.start(UID, bench.order(6))  # something older lives
+        bench.host.promise(UID, token(7), False)
+        bench.host.stop(UID, None)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert (status.generation, status.highest, status.exits[0].pid) == (token(5), token(5), pid)
+        bench.grant(-1)
+        bench.host.start(UID, bench.order(6))
+        status = await bench.until(lambda s: s.generation == token(6))
+        assert "nobody has granted this pod time" in status.refused
+
+
+async def test_hooks(tmp_path: Path) -> None:
+    note = "echo $WHO $RANK >>hooks.txt"
+    hooks = Hooks(pre_start=("sh", "-c", note + "; echo said"), post_stop=("sh", "-c", note + "; exit 4"))
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, "print('ran')"), tmp_path, hooks=hooks))
+        status = await bench.run(1, ({"WHO": "w", "RANK": "0"}, {"WHO": "w", "RANK": "1"}))
+        assert [e.code for e in status.exits] == [0, 0]
+        assert (tmp_path / "hooks.txt").read_text() == "w 0\nw 0\n"
+        log = (bench.logs / "pod.log").read_text()
+        assert "stdout F said" in log
+        assert "hook post_stop failed with exit code 4" in log
+
+
+@pytest.mark.parametrize(
+    ("hook", "timeout", "said"),
+    [
+        (("sh", "-c", "echo broken >&2; exit 3"), 30, "hook pre_start failed with exit code 3: broken"),
+        (("sleep", "600"), 0.3, "hook pre_start was not done after 0.3 s"),
+        (("no-such-tool",), 30, "hook pre_start failed with exit code 127: nodeagent: cannot run no-such-tool"),
+    ],
+)
+async def test_a_failing_pre_start_refuses(tmp_path: Path, hook: tuple[str, ...], timeout: float, said: str) -> None:
+    hooks = Hooks(pre_start=hook, timeout=timeout)
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, "print('ran')"), tmp_path, hooks=hooks))
+        status = await bench.run()
+        assert said in status.refused
+        assert status.exits == ()
+        assert bench.output() == []
+
+
+async def test_stop_and_fence_during_pre_start(tmp_path: Path) -> None:
+    hooks = Hooks(pre_start=("sleep", "600"))
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, SLEEP), tmp_path, hooks=hooks))
+        bench.host.start(UID, bench.order(1))
+        await bench.until(lambda s: s.phase == "starting")
+        bench.host.stop(UID, 600)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert "was stopped" in status.refused
+        bench.host.start(UID, bench.order(2))
+        await bench.until(lambda s: s.phase == "starting")
+        bench.grant(-1)
+        status = await bench.until(lambda s: s.phase == "exited" and s.generation == token(2))
+        assert "nobody granted" in status.refused
+
+
+async def test_retire_kills_and_removes(tmp_path: Path, standby: bool) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, STUBBORN), tmp_path, standby=standby))
+        await bench.running(1, ({}, {}))
+        await bench.output_line("up")
+        bench.host.retire(UID)
+        bench.host.retire(UID)
+        await wait_for(lambda: UID not in bench.host.status())
+        assert bench.left() == []
+        assert list((tmp_path / "run" / "pods").iterdir()) == []
+        assert (bench.logs / "g1" / "rank0.log").exists()

@@ -1,0 +1,178 @@
+"""What a worker sees: exactly the contract's variables, with the stated precedence."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from nodeagent.model.job import Checkpoint, Control, JobRecord
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.node import Gpu, Incarnation, NodeFacts, NodeRecord
+from nodeagent.model.world import Cause, Head, Member
+from nodeagent.pods.environment import split_address, worker_environments
+
+ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2"}
+
+
+def a_job(**changes: Any) -> JobRecord:
+    spec: dict[str, Any] = {
+        "name": "resnet",
+        "roles": ({"command": ("python", "t.py"), "nodes": {"min": 1, "max": 2, "target": 2}},),
+        "working_dir": "/shared/resnet",
+        "user": "train1",
+        "submitter": {"user": "train1", "uid": 1, "gid": 1, "host": "h", "cwd": "/"},
+    }
+    return JobRecord(
+        uid="uid1",
+        name="resnet",
+        owner=1,
+        spec=JobSpec.model_validate(spec | changes),
+        control=Control(rev=1, target=2),
+        phase="running",
+        reason="",
+        submitted=0.0,
+        restarts=3,
+    )
+
+
+def a_head(devices_b: tuple[str, ...] = ("GPU-1", "GPU-2"), **changes: Any) -> Head:
+    members = {
+        "a": Member(node="a", life="l", group_rank=0, first_rank=0, workers=1, devices=("cpu0",)),
+        "b": Member(node="b", life="l", group_rank=1, first_rank=1, workers=2, devices=devices_b),
+    }
+    settings: dict[str, Any] = {
+        "number": 7,
+        "id": "x",
+        "state": "active",
+        "members": members,
+        "cause": Cause(kind="node_lost", text="n3 was lost"),
+        "address": "10.0.0.1:29400",
+        "store_hosted": True,
+        "since": 0,
+        "outside": {"n3": "lost"},
+    }
+    return Head(**(settings | changes))
+
+
+def a_node(name: str = "b", **changes: Any) -> NodeRecord:
+    facts: dict[str, Any] = {
+        "address": ADDRESSES[name],
+        "hostname": name,
+        "boot_id": "boot",
+        "agent_pid": 1,
+        "agent_version": "0",
+        "started": 0.0,
+        "cpu_slots": 2,
+    }
+    return NodeRecord(id=name, incarnation=Incarnation(life="l", start=1), joined=0, facts=NodeFacts(**facts | changes))
+
+
+def nodes(**others: NodeRecord) -> dict[str, NodeRecord]:
+    return {"a": a_node("a"), "b": a_node()} | others
+
+
+def test_every_variable_of_a_second_node() -> None:
+    first, second = worker_environments(a_job(checkpoint_dir="ckpt"), a_head(), a_node(), nodes())
+    task = json.loads(second.pop("TF_CONFIG"))
+    assert task == {
+        "cluster": {"worker": ["10.0.0.1:29400", "10.0.0.2:29400", "10.0.0.2:29401"]},
+        "task": {"type": "worker", "index": 2},
+    }
+    assert json.loads(second.pop("NODEAGENT_FAULTY")) == {"nodes": {"n3": "lost"}, "devices": {}}
+    assert second == {
+        "RANK": "2",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "3",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_NAME": "worker",
+        "ROLE_RANK": "2",
+        "ROLE_WORLD_SIZE": "3",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29400",
+        "TORCHELASTIC_RUN_ID": "uid1",
+        "TORCHELASTIC_RESTART_COUNT": "3",
+        "TORCHELASTIC_MAX_RESTARTS": "10",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "OMP_NUM_THREADS": "1",
+        "RES_OPTIONS": "timeout:1 attempts:1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2",
+        "PADDLE_TRAINER_ID": "2",
+        "PADDLE_TRAINERS_NUM": "3",
+        "PADDLE_CURRENT_ENDPOINT": "10.0.0.2:29401",
+        "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:29400,10.0.0.2:29400,10.0.0.2:29401",
+        "PADDLE_PSERVERS_IP_PORT_LIST": "",
+        "TRAINING_ROLE": "TRAINER",
+        "POD_IP": "10.0.0.2",
+        "RANK_ID": "2",
+        "RANK_SIZE": "3",
+        "DEVICE_ID": "1",
+        "MS_ROLE": "MS_WORKER",
+        "MS_WORKER_NUM": "3",
+        "MS_SCHED_HOST": "10.0.0.1",
+        "MS_SCHED_PORT": "29400",
+        "NODEAGENT_JOB": "resnet",
+        "NODEAGENT_NODE": "b",
+        "NODEAGENT_GENERATION": "7",
+        "NODEAGENT_RESTARTS": "3",
+        "NODEAGENT_REASON": "n3 was lost",
+        "NODEAGENT_CHECKPOINT_DIR": "/shared/resnet/ckpt",
+    }
+    assert (first["RANK"], first["LOCAL_RANK"], first["PADDLE_CURRENT_ENDPOINT"]) == ("1", "0", "10.0.0.2:29400")
+
+
+def test_the_checkpoint_that_was_committed_last() -> None:
+    pointer = Checkpoint(name="step-100", step=100, number=6, order=1)
+    job = a_job().model_copy(update={"checkpoint": pointer})
+    first, *_ = worker_environments(job, a_head(), a_node(), nodes())
+    assert first["NODEAGENT_CHECKPOINT"] == "step-100"
+
+
+def test_one_cpu_worker_has_no_gpu_variable_and_its_own_thread_count() -> None:
+    (env,) = worker_environments(a_job(), a_head(store_hosted=False), a_node("a"), nodes())
+    assert "CUDA_VISIBLE_DEVICES" not in env
+    assert "OMP_NUM_THREADS" not in env
+    assert "NODEAGENT_CHECKPOINT_DIR" not in env
+    assert env["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+
+
+def test_the_job_overrides_defaults_but_not_the_world() -> None:
+    mine = {"OMP_NUM_THREADS": "4", "NCCL_SOCKET_IFNAME": "ib0", "RES_OPTIONS": "x", "RANK": "9", "MINE": "1"}
+    env, _ = worker_environments(a_job(env=mine), a_head(), a_node(data_interface="eth1"), nodes())
+    assert (env["OMP_NUM_THREADS"], env["NCCL_SOCKET_IFNAME"], env["RES_OPTIONS"]) == ("4", "ib0", "x")
+    assert (env["GLOO_SOCKET_IFNAME"], env["RANK"], env["MINE"]) == ("eth1", "1", "1")
+
+
+def test_devices_per_worker_and_faulty_devices() -> None:
+    node = a_node(gpus=(Gpu(uuid="GPU-9", index=4, healthy=False, why="Xid 79"),))
+    _, env = worker_environments(a_job(), a_head(("G1", "G2", "G3", "G4")), node, nodes(b=node))
+    assert env["DEVICE_ID"] == "2"
+    assert env["CUDA_VISIBLE_DEVICES"] == "G1,G2,G3,G4"
+    assert json.loads(env["NODEAGENT_FAULTY"])["devices"] == {"b": {"GPU-9": "Xid 79"}}
+
+
+def test_every_worker_learns_of_the_devices_left_out_on_any_member() -> None:
+    sick = a_node("a", gpus=(Gpu(uuid="GPU-7", index=0, healthy=False, why="ECC"), Gpu(uuid="GPU-8", index=1)))
+    told = {
+        name: worker_environments(a_job(), a_head(), node, nodes(a=sick))[0]["NODEAGENT_FAULTY"]
+        for name, node in nodes(a=sick).items()
+    }
+    assert told["a"] == told["b"]
+    assert json.loads(told["a"]) == {"nodes": {"n3": "lost"}, "devices": {"a": {"GPU-7": "ECC"}}}
+
+
+def test_ipv6() -> None:
+    six = {name: a_node(name, address=f"fd00::{n}") for n, name in enumerate("ab", 1)}
+    env, _ = worker_environments(a_job(), a_head(address="[fd00::1]:29400"), a_node(), six)
+    assert env["MASTER_ADDR"] == "fd00::1"
+    assert env["PADDLE_CURRENT_ENDPOINT"] == "[fd00::2]:29400"
+
+
+@pytest.mark.parametrize("address", ["", "29400", ":1"])
+def test_no_address_yet(address: str) -> None:
+    with pytest.raises(ValueError, match="host:port"):
+        split_address(address)

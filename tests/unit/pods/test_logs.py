@@ -1,0 +1,206 @@
+"""Output written by the shim's side and read back: exact, capped, merged, followed; no link is followed."""
+
+from __future__ import annotations
+
+import os
+import threading
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from nodeagent.pods.logs import LogLine, follow, generations, read_logs
+from nodeagent.shim import output
+from nodeagent.shim.loop import Loop
+from nodeagent.shim.output import PIECE, Capture, RotatingFile, stamp
+
+
+def capture_of(data: bytes, file: RotatingFile, stream: str = "stdout") -> Capture:
+    """Write through a real pipe, from a thread as a worker would."""
+    capture = Capture(Loop(), file, stream)
+    writer = threading.Thread(target=_write, args=(capture.write_end, data))
+    writer.start()
+    while capture.read_end >= 0:
+        capture.drain()
+    writer.join()
+    file.close()
+    return capture
+
+
+def _write(fd: int, data: bytes) -> None:
+    with os.fdopen(fd, "wb") as pipe:
+        pipe.write(data)
+
+
+def a_file(folder: Path, rank: int = 0, generation: int = 1, max_bytes: int = 1 << 20, keep: int = 2) -> RotatingFile:
+    (folder / f"g{generation}").mkdir(exist_ok=True, parents=True)
+    return RotatingFile(folder / f"g{generation}" / f"rank{rank}.log", max_bytes, keep)
+
+
+def put(folder: Path, at: float, text: str, rank: int = 0, generation: int = 1) -> None:
+    file = a_file(folder, rank, generation)
+    file.write(f"{stamp(at)} stdout F {text}\n".encode())
+    file.close()
+
+
+def test_lines_bytes_and_pieces(tmp_path: Path) -> None:
+    long = "é" * PIECE
+    data = b"one\n\n  spaces \n" + b"bad \xff byte\n" + long.encode() + b"\nno end"
+    capture = capture_of(data, a_file(tmp_path), "stderr")
+    found = list(read_logs(tmp_path))
+    assert [line.text for line in found[:4]] == ["one", "", "  spaces ", "bad \\xff byte"]
+    assert "".join(line.text for line in found[4:-1]) == long
+    assert [line.partial for line in found[4:]] == [True, False, True]
+    assert found[-1].text == "no end"
+    assert {line.stream for line in found} == {"stderr"}
+    assert capture.tail().endswith("no end")
+
+
+def test_a_flood_is_capped_and_keeps_the_newest(tmp_path: Path) -> None:
+    data = b"".join(b"%07d\n" % number for number in range(200_000))
+    capture_of(data, a_file(tmp_path, max_bytes=1_000_000, keep=2))
+    files = sorted(file.name for file in (tmp_path / "g1").iterdir())
+    assert files == ["rank0.log", "rank0.log.1", "rank0.log.2"]
+    assert sum(file.stat().st_size for file in (tmp_path / "g1").iterdir()) <= 3_300_000
+    texts = [line.text for line in read_logs(tmp_path)]
+    assert texts == [f"{number:07d}" for number in range(200_000 - len(texts), 200_000)]
+    assert [line.text for line in read_logs(tmp_path, tail=30_000)] == texts[-30_000:]
+
+
+def test_a_full_disk_loses_output_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = RotatingFile(Path("/dev/full"), 1000, 1)
+    file.write(b"x\n")
+    file.write(b"y\n")
+    file.close()
+    assert capsys.readouterr().err.count("No space left") == 1
+
+
+def test_merge_ranks_generations_tail(tmp_path: Path) -> None:
+    put(tmp_path, 1.0, "old", generation=3)
+    for at, rank in ((10.0, 0), (11.0, 1), (12.0, 0), (13.5, 1)):
+        put(tmp_path, at, f"{rank} at {at}", rank, generation=12)
+    assert generations(tmp_path) == [3, 12]
+    assert [line.text for line in read_logs(tmp_path)] == ["0 at 10.0", "1 at 11.0", "0 at 12.0", "1 at 13.5"]
+    assert [line.text for line in read_logs(tmp_path, ranks=[1], tail=1)] == ["1 at 13.5"]
+    assert [line.text for line in read_logs(tmp_path, tail=2)] == ["0 at 12.0", "1 at 13.5"]
+    assert list(read_logs(tmp_path, previous=True)) == [LogLine("1970-01-01T00:00:01.000000Z", 3, 0, "stdout", "old")]
+    assert list(read_logs(tmp_path, generation=3)) == list(read_logs(tmp_path, previous=True))
+    assert list(read_logs(tmp_path, generation=4)) == []
+    assert list(read_logs(tmp_path / "nothing")) == []
+
+
+def test_no_link_and_no_foreign_file(tmp_path: Path) -> None:
+    put(tmp_path, 1.0, "mine")
+    (tmp_path / "g1" / "rank1.log").symlink_to(tmp_path / "g1" / "rank0.log")
+    os.mkfifo(tmp_path / "g1" / "rank2.log")
+    (tmp_path / "g2").symlink_to("g1")
+    assert [line.rank for line in read_logs(tmp_path, generation=1)] == [0]
+    assert list(read_logs(tmp_path, generation=2)) == []
+
+
+async def test_follow_across_rotation_and_generations(tmp_path: Path) -> None:
+    file = a_file(tmp_path, max_bytes=2_000, keep=3)
+    for number in range(10):
+        file.write(f"{stamp(number)} stdout F {number}\n".encode())
+    done = threading.Event()
+    seen: list[str] = []
+    async for line in follow(tmp_path, tail=2, ended=done.is_set):
+        seen.append(line.text)
+        if line.text == "9":
+            for number in range(10, 70):  # rotates once
+                file.write(f"{stamp(number)} stdout F {number}\n".encode())
+        if line.text == "69":
+            file.close()
+            put(tmp_path, 100.0, "next", generation=2)
+            done.set()
+    assert seen == [str(number) for number in range(8, 70)] + ["next"]
+
+
+async def test_follow_without_tail_gives_everything(tmp_path: Path) -> None:
+    for number in range(5):
+        put(tmp_path, float(number), str(number), rank=number % 2)
+    assert [line.text async for line in follow(tmp_path, ended=lambda: True)] == ["0", "1", "2", "3", "4"]
+    assert [line.rank async for line in follow(tmp_path, ranks=[1], ended=lambda: True)] == [1, 1]
+    assert [line async for line in follow(tmp_path, tail=0, ended=lambda: True)] == []
+
+
+def test_a_line_without_end_is_shown_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "FLUSH_AFTER", 0.01)
+    loop = Loop()
+    file = a_file(tmp_path)
+    capture = Capture(loop, file, "stdout")
+    os.write(capture.write_end, b"50 %")
+    loop.after(0.2, loop.stop)
+    loop.run()
+    assert [(line.text, line.partial) for line in read_logs(tmp_path)] == [("50 %", True)]
+    capture.started()
+    capture.close()
+    file.close()
+
+
+def fill(folder: Path, megabytes: int) -> int:
+    """A log of one rank, so large; how many records it has."""
+    line = f"{stamp(1.0)} stdout F {'x' * 970}".encode()
+    count = megabytes * 1024
+    (folder / "g1").mkdir(parents=True)
+    with (folder / "g1" / "rank0.log").open("wb") as file:
+        for number in range(count):
+            file.write(b"%s %d\n" % (line, number))
+    return count
+
+
+def read_by(thread: int | str) -> int:
+    """Bytes that a thread, or this whole process, has read until now."""
+    where = "/proc/self/io" if thread == "all" else f"/proc/self/task/{thread}/io"
+    return int(next(line for line in Path(where).read_text().splitlines() if line.startswith("rchar")).split()[1])
+
+
+async def test_the_last_lines_of_a_large_log_are_read_from_its_end_and_beside_the_loop(tmp_path: Path) -> None:
+    count = fill(tmp_path, 40)
+    loop, before_loop, before = threading.get_native_id(), read_by(threading.get_native_id()), read_by("all")
+    found = [line.text.split()[1] async for line in follow(tmp_path, tail=10, ended=lambda: True)]
+    assert found == [str(number) for number in range(count - 10, count)]
+    assert read_by("all") - before < 1 << 20
+    assert read_by(loop) - before_loop < 1 << 14
+
+
+async def test_a_log_is_followed_beside_the_loop(tmp_path: Path) -> None:
+    count = fill(tmp_path, 3)
+    loop = threading.get_native_id()
+    before = read_by(loop)
+    assert len([line async for line in follow(tmp_path, ended=lambda: True)]) == count
+    assert read_by(loop) - before < 1 << 14
+
+
+@pytest.mark.parametrize("content", ["zeros", "one line", "zeros at the end"])
+def test_what_has_no_lines_costs_little(tmp_path: Path, content: str) -> None:
+    (tmp_path / "g1").mkdir()
+    with (tmp_path / "g1" / "rank0.log").open("wb") as file:
+        if content == "zeros at the end":
+            file.write(f"{stamp(1)} stdout F hello\n".encode())
+        if content == "one line":
+            file.write(b"x" * (8 << 20))
+        else:
+            file.truncate(600 << 20)
+    before = read_by("all")
+    tracemalloc.start()
+    try:
+        tail = list(read_logs(tmp_path, tail=1))
+        whole = list(read_logs(tmp_path))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert tail == []
+    assert [line.text for line in whole] == (["hello"] if content == "zeros at the end" else [])
+    assert peak < 8 << 20
+    assert read_by("all") - before < 8 << 20
+
+
+def test_the_last_lines_are_those_of_older_files_too(tmp_path: Path) -> None:
+    file = a_file(tmp_path, max_bytes=2_000, keep=4)
+    for number in range(100):
+        file.write(f"{stamp(number)} stdout F {number}\n".encode())
+    file.close()
+    for count in (0, 1, 7, 60, 1000):
+        texts = [line.text for line in read_logs(tmp_path, tail=count)]
+        assert texts == [line.text for line in read_logs(tmp_path)][-count or 1000 :]
