@@ -29,7 +29,7 @@ def main() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 def check_config(file: Path) -> None:
     """Check a config FILE, and the tokens and certificates it names: every mistake at once, each as file:line:col."""
-    from nodeagent.api.checkfiles import check_files
+    from nodeagent.api.remote import check_files
 
     problems = check_files(_load(file).api)
     for problem in problems:

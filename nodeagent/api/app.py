@@ -11,9 +11,8 @@ from aiohttp import web
 
 from nodeagent import __version__
 from nodeagent.agent.metrics import Metrics
-from nodeagent.api import pagefiles
+from nodeagent.api import page
 from nodeagent.api.auth import USERS
-from nodeagent.api.body import MAX_BODY
 from nodeagent.api.care import CareRoutes
 from nodeagent.api.diag import DiagRoutes
 from nodeagent.api.doctor import DoctorRoutes
@@ -22,9 +21,10 @@ from nodeagent.api.events import EventRoutes
 from nodeagent.api.health import PATHS, HealthRoutes
 from nodeagent.api.jobs import JobRoutes
 from nodeagent.api.logs import LogRoutes
-from nodeagent.api.loopback import guest_middleware
 from nodeagent.api.nodes import NodeRoutes
+from nodeagent.api.page import guest_middleware
 from nodeagent.api.remote import Doorkeeper, door_middleware
+from nodeagent.api.requests import MAX_BODY
 from nodeagent.api.shapes import API_VERSION
 from nodeagent.api.status import StatusRoutes
 from nodeagent.api.top import TopRoutes
@@ -59,7 +59,7 @@ def create_app(
         middlewares.append(guest_middleware(PATHS, os.geteuid()))
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
     app[USERS] = users
-    for routes in (HealthRoutes(view, metrics).table(), StatusRoutes(view, users).table(), pagefiles.table()):
+    for routes in (HealthRoutes(view, metrics).table(), StatusRoutes(view, users).table(), page.table()):
         app.router.add_routes(routes)
     if not full:
         return app

@@ -11,10 +11,10 @@ from typing import Any
 from aiohttp import web
 
 from nodeagent.agent.care import Care
-from nodeagent.api import auth, body
-from nodeagent.api.elsewhere import elsewhere
+from nodeagent.api import auth, requests
 from nodeagent.api.errors import ApiError, unknown
-from nodeagent.api.lookup import find_node
+from nodeagent.api.forward import elsewhere
+from nodeagent.api.requests import find_node
 from nodeagent.api.shapes import items, verdict_json
 from nodeagent.api.view import AgentView
 from nodeagent.health.judge import rules
@@ -65,7 +65,7 @@ class CareRoutes:
         if (answer := await elsewhere(self.view, node, request, asked)) is not None:
             return answer
         care = self._care(node)
-        gpu, rule = body.text(asked, "gpu"), body.text(asked, "rule")
+        gpu, rule = requests.text(asked, "gpu"), requests.text(asked, "rule")
         meant = [
             v for v in care.monitor.verdicts if (not gpu or v.device == gpu) and (not rule or v.rule == rule)
         ]  # fmt: skip
@@ -87,7 +87,7 @@ class CareRoutes:
         if (answer := await elsewhere(self.view, node, request, asked)) is not None:
             return answer
         care = self._care(node)
-        code, gpu = asked.get("xid"), body.text(asked, "gpu")
+        code, gpu = asked.get("xid"), requests.text(asked, "gpu")
         if not isinstance(code, int) or isinstance(code, bool) or not 1 <= code <= MOST_XID:
             raise ApiError("usage", f"xid must be a whole number from 1 to {MOST_XID}", "NVIDIA's catalog lists them")
         if not node.facts.gpus:
@@ -98,8 +98,8 @@ class CareRoutes:
 
     async def _may(self, request: web.Request) -> tuple[NodeRecord, auth.Caller, dict[str, Any]]:
         """The node, who may change it, and what is asked."""
-        asked = await body.read(request)
-        body.request_id(asked)
+        asked = await requests.read(request)
+        requests.request_id(asked)
         node = find_node(self.view.cluster(), request.match_info["node"])
         who = await auth.caller(request, self.view.config.jobs)
         auth.may_change_nodes(who, node.id)

@@ -8,11 +8,11 @@ from typing import Any
 from aiohttp import web
 
 from nodeagent.agent.diagnosis import Diagnosis
-from nodeagent.api import auth, body
+from nodeagent.api import auth, requests
 from nodeagent.api.care import known_gpu
-from nodeagent.api.elsewhere import elsewhere
 from nodeagent.api.errors import ApiError
-from nodeagent.api.lookup import find_node
+from nodeagent.api.forward import elsewhere
+from nodeagent.api.requests import find_node
 from nodeagent.api.view import AgentView
 from nodeagent.plan.bookings import booked, used_devices
 
@@ -37,14 +37,14 @@ class DiagRoutes:
 
     async def start(self, request: web.Request) -> web.Response:
         """POST /v1/nodes/{node}/diag {gpu, busy, request_id}: begin a run; GPUs in use only with ``busy``."""
-        asked = await body.read(request)
-        name = body.request_id(asked)
+        asked = await requests.read(request)
+        name = requests.request_id(asked)
         node = find_node(self.view.cluster(), request.match_info["node"])
         auth.may_change_nodes(await auth.caller(request, self.view.config.jobs), node.id)
         if (answer := await elsewhere(self.view, node, request, asked)) is not None:
             return answer
         diagnosis = self._diagnosis
-        gpu, busy = body.text(asked, "gpu"), asked.get("busy") is True
+        gpu, busy = requests.text(asked, "gpu"), asked.get("busy") is True
         if diagnosis.request == name:
             return web.json_response(self._state())
         if diagnosis.running:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from nodeagent.api import auth, body
+from nodeagent.api import auth, requests
+from nodeagent.api.policy import limits_json
 from nodeagent.api.published import cuts_of
-from nodeagent.api.quota import limits_json
 from nodeagent.api.shapes import node_state
 from nodeagent.api.usage import Usage
 from nodeagent.api.users import UserDatabase
@@ -52,7 +52,7 @@ class DoctorRoutes:
         from nodeagent.plan.hosthealth import judge_host
 
         view, here = self.view, f"node/{self.view.node}"
-        wanted = body.flag(request, "peers")
+        wanted = requests.flag(request, "peers")
         host, store, peers, cuts = await asyncio.gather(
             self._host(),
             store_findings_in_thread(view.config),

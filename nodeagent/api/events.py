@@ -10,10 +10,9 @@ from collections.abc import AsyncGenerator
 
 from aiohttp import web
 
-from nodeagent.api import body
+from nodeagent.api import requests
 from nodeagent.api.errors import ApiError
-from nodeagent.api.lookup import find_any_job
-from nodeagent.api.stream import send
+from nodeagent.api.requests import find_any_job, send
 from nodeagent.api.view import AgentView
 from nodeagent.model.event import Event
 from nodeagent.store.base import StoreUnavailableError
@@ -41,7 +40,7 @@ class EventRoutes:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/events?follow&after&limit&job: JSON lines, oldest first."""
-        after, limit = request.query.get("after"), body.number(request, "limit")
+        after, limit = request.query.get("after"), requests.number(request, "limit")
         if after is not None and not _ID.fullmatch(after):
             raise ApiError("usage", f"after={after!r} is not an event's id", "take one from the events shown")
         job = request.query.get("job")
@@ -52,7 +51,7 @@ class EventRoutes:
             first = await self.view.store.events(after, PAGE)
         else:
             first = await self.view.store.events("0-0", -(PAGE if uid else min(limit or DEFAULT, PAGE)))
-        lines = self._lines(first, after or "0-0", limit, uid, body.flag(request, "follow"))
+        lines = self._lines(first, after or "0-0", limit, uid, requests.flag(request, "follow"))
         async with contextlib.aclosing(lines):
             return await send(request, lines)
 

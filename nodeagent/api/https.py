@@ -17,9 +17,8 @@ from aiohttp import web
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.app import create_app
 from nodeagent.api.connections import Guest
-from nodeagent.api.remote import Doorkeeper
+from nodeagent.api.remote import Doorkeeper, TokenBook
 from nodeagent.api.server import SHUTDOWN_TIMEOUT
-from nodeagent.api.tokens import TokenBook
 from nodeagent.api.usage import Usage
 from nodeagent.api.view import AgentView
 from nodeagent.spec.apiconfig import serves

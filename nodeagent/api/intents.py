@@ -1,22 +1,27 @@
-"""What an operator may want of a job, as a pure step from its record to its next control (scales: ``scaling.py``).
+"""What an operator may want of a job: pure steps from its record to its next control, and what the same request gets
+when it comes again.
 
 Each intent refuses (``ApiError``), says that it is so already (None), or gives the change. Asked again for every
-repetition of a write, so it only ever acts on what is there.
+repetition of a write, so it only ever acts on what is there. How a scale ends is ``plan/scale.py``'s.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from nodeagent.api.errors import ApiError
-from nodeagent.model.job import TERMINAL, Control, JobRecord
+from nodeagent.model.job import TERMINAL, Control, JobRecord, Scale
+from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Refusal
+from nodeagent.plan.membership import natural
+from nodeagent.store.messages import Answer
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Change:
     """Fields of the control to change, and the event that tells of it."""
 
     change: dict[str, Any]
@@ -25,8 +30,8 @@ class Wish:
 
 
 def foundation(job: JobRecord, refusal: Refusal | None, *, ends: bool) -> JobRecord:
-    """The job as a new wish may build on it: of a control that nobody signed only the revision is kept. ``ends``: the
-    wish is for its end, which any record may be given. Raises ``ApiError`` (``state``)."""
+    """The job as a new intent may build on it: of a control that nobody signed only the revision is kept. ``ends``: the
+    intent is for its end, which any record may be given. Raises ``ApiError`` (``state``)."""
     if refusal is None:
         return job
     if refusal.kind != "control" and not ends:
@@ -38,7 +43,7 @@ def foundation(job: JobRecord, refusal: Refusal | None, *, ends: bool) -> JobRec
     return job.model_copy(update={"control": fresh})
 
 
-Intent = Callable[[JobRecord], Wish | None]
+Intent = Callable[[JobRecord], Change | None]
 
 
 def _alive(job: JobRecord, verb: str) -> None:
@@ -61,23 +66,23 @@ def not_stopping(job: JobRecord, verb: str) -> None:
         )
 
 
-def pause(job: JobRecord) -> Wish | None:
+def pause(job: JobRecord) -> Change | None:
     """Stop the workers gracefully, keep the job."""
     not_stopping(job, "pause")
     if job.control.desired == "pause":
         return None
-    return Wish({"desired": "pause"}, "JobPaused", "pause")
+    return Change({"desired": "pause"}, "JobPaused", "pause")
 
 
-def resume(job: JobRecord) -> Wish | None:
+def resume(job: JobRecord) -> Change | None:
     """Run again after a pause."""
     not_stopping(job, "resume")
     if job.control.desired == "run":
         return None
-    return Wish({"desired": "run"}, "JobResumed", "resume")
+    return Change({"desired": "run"}, "JobResumed", "resume")
 
 
-def restart(job: JobRecord) -> Wish | None:
+def restart(job: JobRecord) -> Change | None:
     """Re-form the gang once, without spending the budget."""
     not_stopping(job, "restart")
     if job.control.desired == "pause":
@@ -90,21 +95,165 @@ def restart(job: JobRecord) -> Wish | None:
             f"job {job.name!r} has not started yet ({job.phase}); there is nothing to restart",
             f"see what it waits for: nodeagentctl describe {job.name}",
         )
-    return Wish({"restart": job.control.restart + 1}, "JobRestarted", "restart")
+    return Change({"restart": job.control.restart + 1}, "JobRestarted", "restart")
 
 
-def stop(job: JobRecord) -> Wish | None:
+def stop(job: JobRecord) -> Change | None:
     """End the job for good."""
     _alive(job, "stop")
     if job.control.desired == "stop":
         return None
-    return Wish({"desired": "stop"}, "JobStopped", "stop")
+    return Change({"desired": "stop"}, "JobStopped", "stop")
 
 
-def delete(job: JobRecord) -> Wish | None:
+def delete(job: JobRecord) -> Change | None:
     """Remove the record; a live job is stopped first."""
     if job.control.delete:
         return None
     if job.phase in TERMINAL:
-        return Wish({"delete": True}, "JobDeleted", "delete")
-    return Wish({"desired": "stop", "delete": True}, "JobDeleted", "stop and delete")
+        return Change({"delete": True}, "JobDeleted", "delete")
+    return Change({"desired": "stop", "delete": True}, "JobDeleted", "stop and delete")
+
+
+Verb = Literal["scale", "scaleout", "scalein"]
+
+OUT_TIMEOUT = 600.0
+"""Seconds that a scale-out may take, unless the request says otherwise."""
+MOST_TIMEOUT = 86_400.0
+"""Longest timeout of any scale, and so the longest grace of a scale-in: a day."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request: ``target`` for scale, ``count`` or ``nodes`` for the others."""
+
+    verb: Verb
+    request: str
+    target: int = 0
+    count: int = 0
+    nodes: tuple[str, ...] = ()
+    timeout: float | None = None
+
+    def figures(self) -> dict[str, object]:
+        """What makes it this change and no other."""
+        return {"verb": self.verb, "target": self.target, "count": self.count, "nodes": list(self.nodes)}
+
+    def did(self, job: JobRecord, target: int) -> str:
+        """What the store remembers of it."""
+        return json.dumps(self.figures() | {"from": job.control.target, "to": target})
+
+
+def read_scale(verb: Verb, body: dict[str, Any], request: str) -> Asked:
+    """The request in a body. Raises ``ApiError`` (``usage``)."""
+    timeout = body.get("timeout")
+    if timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= MOST_TIMEOUT
+    ):
+        raise ApiError("usage", f"timeout must be 0 to {MOST_TIMEOUT:g} seconds", "leave it out for the default")
+    seconds = None if timeout is None else float(timeout)
+    if verb == "scale":
+        return Asked(verb, request, target=_whole(body, "target"), timeout=seconds)
+    nodes = body.get("nodes")
+    if verb == "scaleout" or nodes is None:
+        count = _whole(body, "count")
+        if count < 1:
+            raise ApiError("usage", f"count is {count}: it must be 1 or more", "send {count: N}")
+        return Asked(verb, request, count=count, timeout=seconds)
+    if not isinstance(nodes, list) or not nodes or not all(isinstance(n, str) for n in nodes) or "count" in body:
+        raise ApiError("usage", "a scale-in takes either count or the names of nodes", "send {nodes: [NODE, ...]}")
+    return Asked(verb, request, nodes=tuple(sorted(set(nodes), key=natural)), timeout=seconds)
+
+
+def _whole(body: dict[str, Any], key: str) -> int:
+    value = body.get(key)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ApiError("usage", f"{key} must be a whole number of nodes", f"send {{{key}: N}}")
+    return value
+
+
+def goal(asked: Asked, job: JobRecord) -> int:
+    """The target it comes to, relative to the target as it is. Raises ``ApiError`` (``state``) where the job cannot
+    have it."""
+    not_stopping(job, asked.verb)
+    now, size = job.control.target, job.spec.role.nodes
+    if asked.verb == "scalein":
+        _may_scale_in(asked, job)
+    target = {"scale": asked.target, "scaleout": now + asked.count, "scalein": now - (asked.count or len(asked.nodes))}
+    wanted = target[asked.verb]
+    if not size.min <= wanted <= size.max:
+        span = f"{size.min} to {size.max}" if size.min < size.max else f"exactly {size.min} (a fixed size)"
+        raise ApiError(
+            "state",
+            f"job {job.name!r} cannot have {wanted} nodes: its file allows {span}, and its target is {now}",
+            "choose a size within, or submit it with another `nodes:`; nothing was changed",
+        )
+    return wanted
+
+
+def _growing(job: JobRecord) -> Scale | None:
+    """The scale-out that is not met; that the agents have yet to say so does not matter."""
+    growing, head = job.control.growing, job.head
+    met = growing is not None and head is not None and head.state == "active" and len(head.members) >= growing.want
+    return None if met else growing
+
+
+def _may_scale_in(asked: Asked, job: JobRecord) -> None:
+    growing = _growing(job)
+    if growing is not None:
+        raise ApiError(
+            "state",
+            f"job {job.name!r} is being scaled out to {growing.want} nodes (by {job.control.by}); nothing was changed",
+            f"wait for its end, or take it back: nodeagentctl scale {job.name} {growing.before}",
+        )
+    if not asked.nodes:
+        return
+    head = job.head
+    gang = [] if head is None or head.state == "ended" else sorted(head.members, key=natural)
+    strangers = [n for n in asked.nodes if n not in gang]
+    if strangers:
+        there = f"its nodes are {', '.join(gang)}" if gang else f"it has none now ({job.phase}: {job.reason})"
+        raise ApiError(
+            "state",
+            f"job {job.name!r} does not run on {', '.join(strangers)}: {there}; nothing was changed",
+            f"see nodeagentctl get {job.name}, or say how many are to go: --count N",
+        )
+
+
+def scale(asked: Asked, job: JobRecord, served: int) -> Change | None:
+    """The change of the control; None if the target is that already."""
+    target, control = goal(asked, job), job.control
+    if target == control.target:
+        return None
+    growing = _growing(job)
+    before = growing.before if growing is not None else control.target
+    scale = Scale(request=asked.request, want=target, before=before, leaving=asked.nodes)
+    said = f"target {control.target} -> {target}"
+    if control.desired == "pause":
+        scale = scale.model_copy(update={"state": "set", "reason": "the job was paused: it counts when it runs again"})
+    elif target > before:
+        timeout = OUT_TIMEOUT if asked.timeout is None else asked.timeout
+        scale = scale.model_copy(update={"timeout": timeout, "deadline": served + max(1, millis(timeout))})
+        said += f" within {timeout:g}s"
+    else:
+        scale = scale.model_copy(update={"grace": asked.timeout})
+        said += f", {', '.join(asked.nodes)} to leave" if asked.nodes else ""
+    return Change({"target": target, "scale": scale}, "JobScaled", said)
+
+
+def outcome(did: str, changed: bool) -> dict[str, object]:
+    """What the reply says of a request, from what the store remembers of it."""
+    told = json.loads(did)
+    return {"changed": changed, "previous_target": told["from"], "asked_target": told["to"]}
+
+
+def repeated(asked: Asked, job: JobRecord, earlier: Answer) -> dict[str, object]:
+    """The reply to a request that was carried out before. Raises ``ApiError`` (``state``) if its id was another
+    change's."""
+    told = json.loads(earlier.did) if earlier.did.startswith("{") else {}
+    if earlier.subject != job.uid or {k: told.get(k) for k in asked.figures()} != asked.figures():
+        raise ApiError(
+            "state",
+            f"the request id {asked.request!r} was used for another change before; nothing was changed",
+            "take a new request id for a new change",
+        )
+    return outcome(earlier.did, changed=False) | {"repeated": True}

@@ -17,15 +17,13 @@ from typing import Any
 from aiohttp import web
 from pydantic import ValidationError
 
-from nodeagent.api import auth, body, intents, policy, scaling
-from nodeagent.api.audit import AuditTail
+from nodeagent.api import auth, intents, policy, requests
 from nodeagent.api.errors import ApiError, unknown
-from nodeagent.api.lookup import find_any_job
+from nodeagent.api.generations import AuditTail, generations
+from nodeagent.api.policy import owner_json
 from nodeagent.api.published import cuts_in, published, published_of
-from nodeagent.api.quota import owner_json
-from nodeagent.api.saved import saved
+from nodeagent.api.requests import find_any_job, saved
 from nodeagent.api.shapes import Json, budget_json, items, job_json, lent_json, shown_to
-from nodeagent.api.story import generations
 from nodeagent.api.usage import Usage
 from nodeagent.api.users import DATABASE, UserDatabase
 from nodeagent.api.view import AgentView
@@ -98,7 +96,7 @@ class JobRoutes:
         """GET /v1/history?after&limit: ended jobs that ``index`` does not list any more, the oldest end first. Where
         there may be more, ``next`` is the ``after`` of the next page."""
         who = await auth.caller(request, self.view.config.jobs)
-        cluster, limit = self.view.cluster(), min(body.number(request, "limit") or PAGE, PAGE)
+        cluster, limit = self.view.cluster(), min(requests.number(request, "limit") or PAGE, PAGE)
         after = request.query.get("after", "")
         if after and not _PLACE.fullmatch(after):
             raise ApiError("usage", f"after={after!r} is no place in the history", "take the next of the page before")
@@ -140,7 +138,7 @@ class JobRoutes:
     async def submit(self, request: web.Request) -> web.Response:
         """POST /v1/jobs {spec, request_id, dry_run}."""
         who = await auth.caller(request, self.view.config.jobs)
-        asked = await body.read(request)
+        asked = await requests.read(request)
         spec = _read_spec(asked.get("spec"))
         if who.remote and spec.user == spec.submitter.user:  # who submits, by the name that he has elsewhere
             spec = spec.model_copy(update={"user": who.name})
@@ -163,7 +161,7 @@ class JobRoutes:
             return web.json_response({"dry_run": True, "spec": spec.model_dump()})
         uid, now, seal, era = uuid.uuid4().hex, time.time(), self.view.seal, self.view.era
         job = await self.view.store.submit(
-            uid, spec, who.uid, now, who.name, body.request_id(asked),
+            uid, spec, who.uid, now, who.name, requests.request_id(asked),
             control=seal.control(uid, first_control(spec, who.name, None)),
             admission=seal.admit(uid, who.uid, spec, now, self.view.node),
             quota=policy.quota(who, self.view.config.limits),
@@ -183,16 +181,16 @@ class JobRoutes:
 
         await self._names.ask((who, spec.user, config.jobs, config.limits), look, f"user {spec.user}")
 
-    def _scale(self, verb: scaling.Verb) -> Callable[[web.Request], Any]:
+    def _scale(self, verb: intents.Verb) -> Callable[[web.Request], Any]:
         """POST .../scale {target}, .../scaleout {count}, .../scalein {count | nodes}; {timeout?, request_id}."""
 
         async def handler(request: web.Request) -> web.Response:
-            asked = await body.read(request)
-            return await self._change_size(request, scaling.read(verb, asked, body.request_id(asked)))
+            asked = await requests.read(request)
+            return await self._change_size(request, intents.read_scale(verb, asked, requests.request_id(asked)))
 
         return handler
 
-    async def _change_size(self, request: web.Request, asked: scaling.Asked) -> web.Response:
+    async def _change_size(self, request: web.Request, asked: intents.Asked) -> web.Response:
         """As ``_change``; but a count is a delta, so what was done before is looked up before anything is decided."""
         who = await auth.caller(request, self.view.config.jobs)
         ref = request.match_info["job"]
@@ -200,7 +198,7 @@ class JobRoutes:
         uid = found.uid
         if uid not in self.view.cluster().jobs:
             await self._may_change(who, found)
-            scaling.wish(asked, found, self.view.cluster().served)  # says that it has ended
+            intents.scale(asked, found, self.view.cluster().served)  # says that it has ended
         for _ in range(WRITE_TRIES):
             await self.view.refresh()  # the deadline is in served time: an old view of it could be past already
             job, era = self._known(uid, ref), self.view.era
@@ -209,11 +207,11 @@ class JobRoutes:
             earlier = await self.view.store.request(asked.request)
             if earlier is not None:
                 kept = await saved(self.view, job.rev, era)
-                return web.json_response(await self._json(job) | kept | scaling.repeated(asked, job, earlier))
-            wish = scaling.wish(asked, base, self.view.cluster().served) or _anew(job, base)
-            new = None if wish is None else self._signed(base, wish, who)
+                return web.json_response(await self._json(job) | kept | intents.repeated(asked, job, earlier))
+            change = intents.scale(asked, base, self.view.cluster().served) or _anew(job, base)
+            new = None if change is None else self._signed(base, change, who)
             did = asked.did(base, base.control.target if new is None else new.target)
-            event, text = ("", "") if wish is None else (wish.event, f"{wish.text} (by {who.name})")
+            event, text = ("", "") if change is None else (change.event, f"{change.text} (by {who.name})")
             try:
                 after = await self.view.store.control(uid, job.control.rev, new, asked.request, event, text, did)
             except StoreRefusedError as refused:
@@ -222,7 +220,7 @@ class JobRoutes:
                 continue
             if after.control == (new or job.control):
                 await self._seen()
-                more = scaling.outcome(did, changed=new is not None) | await saved(self.view, after.rev, era)
+                more = intents.outcome(did, changed=new is not None) | await saved(self.view, after.rev, era)
                 return web.json_response(await self._json(after) | more)
         raise ApiError(
             "state",
@@ -232,17 +230,17 @@ class JobRoutes:
 
     def _simple(self, intent: intents.Intent) -> Callable[[web.Request], Any]:
         async def handler(request: web.Request) -> web.Response:
-            return await self._change(request, await body.read(request), intent)
+            return await self._change(request, await requests.read(request), intent)
 
         return handler
 
     async def delete(self, request: web.Request) -> web.Response:
         """DELETE /v1/jobs/{job} {request_id}: a live job is stopped first."""
-        return await self._change(request, await body.read(request), intents.delete)
+        return await self._change(request, await requests.read(request), intents.delete)
 
     async def _change(self, request: web.Request, asked: dict[str, Any], intent: intents.Intent) -> web.Response:
         who = await auth.caller(request, self.view.config.jobs)
-        name = body.request_id(asked)
+        name = requests.request_id(asked)
         ref = request.match_info["job"]
         found = await find_any_job(self.view, ref)
         uid = found.uid
@@ -254,13 +252,13 @@ class JobRoutes:
             job, era = self._known(uid, ref), self.view.era
             await self._may_change(who, job)
             base = self._foundation(job, ends=intent in (intents.stop, intents.delete))
-            wish = intent(base) or _anew(job, base)
-            if wish is None:
+            change = intent(base) or _anew(job, base)
+            if change is None:
                 kept = await saved(self.view, job.rev, era)
                 return web.json_response(await self._json(job) | kept | {"changed": False})
-            control, text = self._signed(base, wish, who), f"{wish.text} (by {who.name})"
+            control, text = self._signed(base, change, who), f"{change.text} (by {who.name})"
             try:
-                after = await self.view.store.control(uid, job.control.rev, control, name, wish.event, text)
+                after = await self.view.store.control(uid, job.control.rev, control, name, change.event, text)
             except StoreRefusedError as refused:
                 if refused.code != "stale" or attempt == WRITE_TRIES - 1:
                     raise
@@ -287,10 +285,10 @@ class JobRoutes:
     def _foundation(self, job: JobRecord, *, ends: bool = False) -> JobRecord:
         return intents.foundation(job, self.view.cluster().refused.get(job.uid), ends=ends)
 
-    def _signed(self, base: JobRecord, wish: intents.Wish, who: auth.Caller) -> Control:
+    def _signed(self, base: JobRecord, change: intents.Change, who: auth.Caller) -> Control:
         """The job's next control."""
         more = {"by": who.name, "rev": base.control.rev + 1}
-        return self.view.seal.control(base.uid, Control(**(base.control.model_dump() | wish.change | more)))
+        return self.view.seal.control(base.uid, Control(**(base.control.model_dump() | change.change | more)))
 
     def _known(self, uid: str, ref: str) -> JobRecord:
         """The job as it is by now."""
@@ -305,9 +303,9 @@ class JobRoutes:
             await self.view.refresh()
 
 
-def _anew(job: JobRecord, base: JobRecord) -> intents.Wish | None:
+def _anew(job: JobRecord, base: JobRecord) -> intents.Change | None:
     """Where nobody signed what is wanted of a job, saying it again changes that."""
-    return None if base is job else intents.Wish({}, "JobResumed", "say anew what is wanted")
+    return None if base is job else intents.Change({}, "JobResumed", "say anew what is wanted")
 
 
 def _read_spec(value: object) -> JobSpec:

@@ -18,16 +18,14 @@ from typing import Any
 
 from aiohttp import web
 
-from nodeagent.api import auth, body
+from nodeagent.api import auth, requests
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
+from nodeagent.api.forward import FAILURES, RefusedError, Way, peer_lines, way_to, words
 from nodeagent.api.locallogs import Query, Readers, followed_lines, stored_lines
-from nodeagent.api.lookup import find_any_job
 from nodeagent.api.marks import Marks
-from nodeagent.api.peerlogs import peer_lines
-from nodeagent.api.stream import send
+from nodeagent.api.requests import find_any_job, send
 from nodeagent.api.view import AgentView
-from nodeagent.api.ways import FAILURES, RefusedError, Way, way_to, words
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.pods.folder import log_folder
 from nodeagent.pods.logs import TAIL_MAX
@@ -74,17 +72,17 @@ class LogRoutes:
         if not auth.may_see(who, job):
             await names.learn([job.owner])
         auth.may_read_logs(who, job, names.shown)
-        follow = body.flag(request, "follow")
+        follow = requests.flag(request, "follow")
         newest = job.active.number if job.active is not None else 1
-        only = previous(job) if body.flag(request, "previous") else body.number(request, "generation")
-        first, last = body.number(request, "first"), body.number(request, "last")
+        only = previous(job) if requests.flag(request, "previous") else requests.number(request, "generation")
+        first, last = requests.number(request, "first"), requests.number(request, "last")
         if only is not None:
             first = last = only
         elif first is None:
             first, last = newest, (None if follow else newest)
-        query = Query(first, last, body.number(request, "rank"), body.number(request, "tail"))
+        query = Query(first, last, requests.number(request, "rank"), requests.number(request, "tail"))
         _check_rank(job, query)
-        alone, wide = body.flag(request, "local_only"), query.first < newest
+        alone, wide = requests.flag(request, "local_only"), query.first < newest
         asked = _Asked(job, query, alone, wide, lambda: auth.caller(request, self.view.config.jobs))
         who, limits = await asked.who(), self.view.config.limits
         with self.readers.admit(who, None if who.operator else limits.followers):

@@ -10,11 +10,10 @@ from typing import Any
 
 from aiohttp import web
 
-from nodeagent.api import auth, body
+from nodeagent.api import auth, requests
 from nodeagent.api.errors import ApiError
-from nodeagent.api.lookup import find_node
 from nodeagent.api.published import cuts_of
-from nodeagent.api.saved import saved
+from nodeagent.api.requests import find_node, saved
 from nodeagent.api.shapes import items, node_json, work_on
 from nodeagent.api.view import AgentView
 from nodeagent.model.node import Cordon, NodeRecord
@@ -77,7 +76,7 @@ class NodeRoutes:
 
     async def uncordon(self, request: web.Request) -> web.Response:
         """POST .../uncordon {request_id}: takes work again."""
-        return await self._write(request, await body.read(request), None)
+        return await self._write(request, await requests.read(request), None)
 
     async def forget(self, request: web.Request) -> web.Response:
         """POST .../forget: its caller confirms that the node, whose lease has lapsed, is permanently down; the record
@@ -88,15 +87,15 @@ class NodeRoutes:
         return await self._written(forgotten.node, era, removed=forgotten.removed)
 
     async def _set(self, request: web.Request, drain: bool) -> web.Response:
-        asked = await body.read(request)
-        reason = body.text(asked, "reason").strip()
+        asked = await requests.read(request)
+        reason = requests.text(asked, "reason").strip()
         if not reason:
             raise ApiError("usage", "a reason is missing", "say why: --reason TEXT (it is shown to everybody)")
         return await self._write(request, asked, (reason, drain))
 
     async def _write(self, request: web.Request, asked: dict[str, Any], want: tuple[str, bool] | None) -> web.Response:
         node, who = await self._may(request)
-        name = body.request_id(asked)
+        name = requests.request_id(asked)
         cordon = None if want is None else Cordon(reason=want[0], by=who.name, at=time.time(), drain=want[1])
         era = self.view.era
         return await self._written(await self.view.store.cordon(node.id, cordon, name), era)

@@ -1,17 +1,23 @@
 """Who is let in over https: a token, another agent's ticket, or a client certificate of the configured CA.
 
-Each request is looked at anew. Must never say which part of a wrong secret was right, nor let anybody in without one.
+Each request is looked at anew, and so is the file of tokens when it changes: one that cannot be used lets nobody in, as
+an edit that was meant to shut somebody out must not fail to. Must never say which part of a wrong secret was right, let
+anybody in without one, or repeat a token.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import os
 import pwd
 import re
 import ssl
-from collections.abc import Callable, Iterable
+import stat
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 from aiohttp import web
@@ -19,13 +25,75 @@ from aiohttp.typedefs import Handler, Middleware
 
 from nodeagent.api import auth
 from nodeagent.api.auth import CALLER, NOBODY, Caller
-from nodeagent.api.body import MAX_BODY
 from nodeagent.api.errors import ApiError
-from nodeagent.api.pagefiles import FILES
-from nodeagent.api.tokens import TokenBook
+from nodeagent.api.page import FILES
+from nodeagent.api.requests import MAX_BODY
 from nodeagent.spec.agentconfig import JobsConfig
-from nodeagent.spec.tokens import TokenEntry
+from nodeagent.spec.apiconfig import ApiConfig
+from nodeagent.spec.errors import Problem, SpecError
+from nodeagent.spec.tokens import TokenEntry, parse_tokens
+from nodeagent.trust.certificate import CertificateError, configured, trust
 from nodeagent.trust.ticket import SCHEME, Gate, TicketError, subject
+
+LARGEST = 1024 * 1024
+"""Bytes of a tokens file."""
+
+Known = Mapping[str, tuple[str, TokenEntry]]
+"""SHA-256 to (name, entry)."""
+
+
+def read_tokens(path: Path) -> Known:
+    """What the file says. Raises ``SpecError`` with every problem, also for a file that others than its owner can read
+    or change."""
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        raise _refused(
+            path, f"the tokens file cannot be read: {error.strerror}", "see api.tokens in the config"
+        ) from None
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO) or found.st_uid not in (0, os.geteuid()):
+        what = f"the tokens file has mode {mode:04o} and belongs to uid {found.st_uid}"
+        raise _refused(path, what, "only root, or the agent's user, may read and change it: chown it, and chmod 0600")
+    if len(data) > LARGEST:
+        raise _refused(path, f"the tokens file has more than {LARGEST} bytes", "is it the right file?")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise _refused(path, "the tokens file is not UTF-8 text", "save it as UTF-8") from None
+    return parse_tokens(text, str(path))
+
+
+def _refused(path: Path, what: str, right: str) -> SpecError:
+    return SpecError([Problem(str(path), 0, 0, what, right)])
+
+
+class TokenBook:
+    """One tokens file, as it is now. Blocks for a look at the file."""
+
+    def __init__(self, path: Path | None, complain: Callable[[str], None]) -> None:
+        self._path, self._complain = path, complain
+        self._known: Known = {}
+        self._version: tuple[int, ...] = ()
+
+    def find(self, token: str) -> tuple[str, TokenEntry] | None:
+        """The name and the rights of this token."""
+        if self._path is None:
+            return None
+        version: tuple[int, ...] = (0,)
+        with contextlib.suppress(OSError):  # reading it will say what is wrong
+            now = self._path.stat()
+            version = (now.st_mtime_ns, now.st_size, now.st_ino, now.st_mode, now.st_uid)
+        if version != self._version:
+            self._version, self._known = version, {}
+            try:
+                self._known = read_tokens(self._path)
+            except SpecError as wrong:
+                self._complain(str(wrong))
+        return self._known.get(hashlib.sha256(token.encode()).hexdigest())
+
 
 CHALLENGE = "/v1/challenge"
 PASSED_ON = re.compile(r"/v1/nodes/[^/]+/(diag|health/ack|health/inject)")
@@ -154,3 +222,21 @@ def door_middleware(keeper: Doorkeeper, passed: Callable[[asyncio.BaseTransport]
         return await handler(request)
 
     return middleware
+
+
+def check_files(api: ApiConfig) -> list[str]:
+    """A line for each mistake."""
+    found = []
+    if api.tokens is not None:
+        try:
+            read_tokens(api.tokens)
+        except SpecError as wrong:
+            found += str(wrong).splitlines()
+    try:
+        if api.tls.cert is not None:
+            configured(api.tls)
+        elif api.tls.client_ca is not None:
+            trust(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), api.tls.client_ca)
+    except CertificateError as wrong:
+        found.append(str(wrong))
+    return found

@@ -15,9 +15,9 @@ from collections import defaultdict
 from aiohttp import web
 
 from nodeagent import __version__
-from nodeagent.api.audit import AuditTail
 from nodeagent.api.auth import Names
 from nodeagent.api.errors import not_joined
+from nodeagent.api.generations import AuditTail, generations
 from nodeagent.api.shapes import (
     API_VERSION,
     Json,
@@ -28,7 +28,6 @@ from nodeagent.api.shapes import (
     verdict_json,
     work_on,
 )
-from nodeagent.api.story import generations
 from nodeagent.api.users import UserDatabase
 from nodeagent.api.view import AgentView
 from nodeagent.api.waits import waits

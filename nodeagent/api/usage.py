@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from nodeagent.api import auth, body
+from nodeagent.api import auth, requests
 from nodeagent.api.auth import CALLER, NOBODY
 from nodeagent.api.errors import ApiError
-from nodeagent.api.pagefiles import FILES
+from nodeagent.api.page import FILES
 from nodeagent.api.view import AgentView
 from nodeagent.spec.limitsconfig import LimitsConfig
 
@@ -122,7 +122,7 @@ def usage_middleware(view: AgentView, usage: Usage, agent_uid: int | None = None
         if known is None and uid in (0, own):
             return await handler(request)
         key: Key = uid if known is None or known.uid != NOBODY else known.name
-        limits, follows = view.config.limits, body.flag(request, "follow")
+        limits, follows = view.config.limits, requests.flag(request, "follow")
         no = usage.begin(key, limits, follows=follows)
         if no:
             who = await auth.caller(request, view.config.jobs)

@@ -118,7 +118,7 @@ def request_spec(data: bytes) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError):
-        return  # refused by api/body.py
+        return  # refused by api/requests.py
     try:
         spec = _read_spec(value)
     except ApiError as wrong:

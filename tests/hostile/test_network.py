@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.api.body import MAX_BODY
+from nodeagent.api.requests import MAX_BODY
 from nodeagent.spec.limitsconfig import LimitsConfig
 from tests.integration.remote_support import ADDRESS, TOKENS, Door, https, write_tokens
 from tests.unit.api.fakes import LiveAgent, live_agent, spec

@@ -15,8 +15,8 @@ from nodeagent.agent.identity import Identity
 from nodeagent.agent.loop import Agent
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.errors import ApiError
-from nodeagent.api.scaling import Verb, read
-from nodeagent.api.scaling import wish as choose_size
+from nodeagent.api.intents import Verb, read_scale
+from nodeagent.api.intents import scale as choose_size
 from nodeagent.model.health import Verdict
 from nodeagent.model.job import Control, JobRecord, first_control
 from nodeagent.model.node import Cordon, NodeFacts
@@ -304,7 +304,7 @@ class SimCluster:
     async def scale(self, name: str, verb: Verb, **body: object) -> bool:
         """What the API does with such a request; false if the job cannot have it."""
         request, taken = f"s{self.rng.getrandbits(48):x}", True
-        asked = read(verb, body, request)
+        asked = read_scale(verb, body, request)
 
         async def step() -> None:
             nonlocal taken

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from nodeagent.api.scaling import Verb
+from nodeagent.api.intents import Verb
 from nodeagent.model.health import Severity, Verdict
 from nodeagent.model.job import TERMINAL
 from nodeagent.model.node import Cordon

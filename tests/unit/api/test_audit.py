@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.api.audit import EVENTS, AuditTail
+from nodeagent.api.generations import EVENTS, AuditTail
 from nodeagent.model.event import Event
 from tests.unit.api.fakes import FakeView, FlakyStore
 

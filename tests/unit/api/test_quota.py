@@ -6,7 +6,7 @@ import grp
 import os
 from pathlib import Path
 
-from nodeagent.api.quota import limits_json, owner_json
+from nodeagent.api.policy import limits_json, owner_json
 from nodeagent.api.usage import Usage
 from nodeagent.api.users import UserDatabase
 from nodeagent.model.jobspec import Submitter

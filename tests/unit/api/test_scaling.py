@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.api import scaling
+from nodeagent.api import intents
 from nodeagent.api.errors import ApiError
-from nodeagent.api.scaling import Asked
+from nodeagent.api.intents import Asked
 from nodeagent.model.job import TERMINAL, Control, JobRecord, Phase, Scale
 from nodeagent.model.world import Cause, Head, Member
 from nodeagent.store.messages import Answer
@@ -29,14 +29,14 @@ def job(phase: Phase = "running", *, gang: tuple[str, ...] = ("n1", "n2", "n3"),
     )  # fmt: skip
 
 
-def ask(verb: scaling.Verb, **body: object) -> Asked:
-    return scaling.read(verb, body, "r")
+def ask(verb: intents.Verb, **body: object) -> Asked:
+    return intents.read_scale(verb, body, "r")
 
 
 def changed(asked: Asked, record: JobRecord) -> tuple[int, Scale]:
-    wish = scaling.wish(asked, record, SERVED)
-    assert wish is not None
-    return wish.change["target"], wish.change["scale"]
+    intent = intents.scale(asked, record, SERVED)
+    assert intent is not None
+    return intent.change["target"], intent.change["scale"]
 
 
 OUTS = [
@@ -86,7 +86,7 @@ def test_a_newer_wish_goes_back_to_what_was_before_the_first() -> None:
     assert changed(ask("scaleout", count=1), over)[1].before == 5
     for asked in (ask("scalein", count=1), ask("scalein", nodes=["n1"])):
         with pytest.raises(ApiError, match="is being scaled out to 5") as raised:
-            scaling.wish(asked, record, SERVED)
+            intents.scale(asked, record, SERVED)
         assert raised.value.next_step.endswith("nodeagentctl scale digits 3")
 
 
@@ -98,8 +98,8 @@ def test_a_scale_out_is_over_when_the_gang_is_whole() -> None:
 
 
 def test_the_target_that_is_so_already_changes_nothing() -> None:
-    assert scaling.wish(ask("scale", target=3), job(), SERVED) is None
-    assert scaling.wish(ask("scale", target=5), job(target=5, scale=PENDING), SERVED) is None
+    assert intents.scale(ask("scale", target=3), job(), SERVED) is None
+    assert intents.scale(ask("scale", target=5), job(target=5, scale=PENDING), SERVED) is None
 
 
 def test_of_a_paused_job_only_the_target_is_set() -> None:
@@ -114,24 +114,24 @@ def test_of_a_paused_job_only_the_target_is_set() -> None:
 )  # fmt: skip
 def test_the_file_says_how_many(asked: Asked) -> None:
     with pytest.raises(ApiError, match="allows 1 to 6, and its target is 3") as raised:
-        scaling.wish(asked, job(), SERVED)
+        intents.scale(asked, job(), SERVED)
     assert raised.value.status == 409
 
 
 def test_only_nodes_of_the_gang_can_leave_it() -> None:
     with pytest.raises(ApiError, match=r"does not run on n8, n9: its nodes are n1, n2, n3"):
-        scaling.wish(ask("scalein", nodes=["n9", "n1", "n8"]), job(), SERVED)
+        intents.scale(ask("scalein", nodes=["n9", "n1", "n8"]), job(), SERVED)
     with pytest.raises(ApiError, match=r"does not run on n1: it has none now \(queued: because\)"):
-        scaling.wish(ask("scalein", nodes=["n1"]), job("queued", gang=()), SERVED)
+        intents.scale(ask("scalein", nodes=["n1"]), job("queued", gang=()), SERVED)
 
 
 @pytest.mark.parametrize("asked", [ask("scale", target=2), ask("scaleout", count=1), ask("scalein", count=1)])
 @pytest.mark.parametrize("phase", sorted(TERMINAL))
 def test_an_ended_job_is_not_scaled(asked: Asked, phase: Phase) -> None:
     with pytest.raises(ApiError, match=f"has ended .*nothing to {asked.verb}"):
-        scaling.wish(asked, job(phase), SERVED)
+        intents.scale(asked, job(phase), SERVED)
     with pytest.raises(ApiError, match="is being stopped"):
-        scaling.wish(asked, job(desired="stop"), SERVED)
+        intents.scale(asked, job(desired="stop"), SERVED)
 
 
 @pytest.mark.parametrize(
@@ -148,16 +148,16 @@ def test_an_ended_job_is_not_scaled(asked: Asked, phase: Phase) -> None:
         ("scalein", {"count": 1, "timeout": True}, "timeout must be"),
     ],
 )
-def test_mistakes_name_the_field(verb: scaling.Verb, body: dict[str, object], says: str) -> None:
+def test_mistakes_name_the_field(verb: intents.Verb, body: dict[str, object], says: str) -> None:
     with pytest.raises(ApiError, match=says) as raised:
-        scaling.read(verb, body, "r")
+        intents.read_scale(verb, body, "r")
     assert raised.value.status == 400
 
 
 def test_the_same_request_gets_what_the_first_one_did() -> None:
     asked = ask("scaleout", count=2)
     did = asked.did(job(), 5)
-    reply = scaling.repeated(ask("scaleout", count=2, timeout=9), job(target=1), Answer(subject="u1", did=did))
+    reply = intents.repeated(ask("scaleout", count=2, timeout=9), job(target=1), Answer(subject="u1", did=did))
     assert reply == {"changed": False, "previous_target": 3, "asked_target": 5, "repeated": True}
 
 
@@ -173,5 +173,5 @@ def test_the_same_request_gets_what_the_first_one_did() -> None:
 )
 def test_a_request_id_is_for_one_change(earlier: Answer) -> None:
     with pytest.raises(ApiError, match="was used for another change before; nothing was changed") as raised:
-        scaling.repeated(ask("scaleout", count=2), job(), earlier)
+        intents.repeated(ask("scaleout", count=2), job(), earlier)
     assert raised.value.status == 409

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from nodeagent.api.generations import generations
 from nodeagent.api.shapes import job_json, node_json
-from nodeagent.api.story import generations
 from nodeagent.api.waits import way_out
 from nodeagent.model.event import Event
 from nodeagent.model.health import Action, Severity, Verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.api.quota import limits_json
+from nodeagent.api.policy import limits_json
 from nodeagent.ctl.doctor import limit_lines, lines, summary
 from nodeagent.spec.limitsconfig import LimitsConfig, SubmitConfig
 

@@ -1,8 +1,10 @@
-"""Who may look at the status page on loopback HTTP: who may read on the unix socket, and no web page from elsewhere.
+"""The status page on loopback HTTP: its files, with the headers that keep a browser from running or loading anything
+else, and who may look at it: who may read on the unix socket, and no web page from elsewhere.
 
-A TCP connection has no SO_PEERCRED, but the kernel lists whose end of it is whose. Must never let in whom the unix
-socket's mode keeps out, nor answer a name that is not this machine's: a page from elsewhere could have a browser here
-read the answer, by a name that it has pointed at 127.0.0.1.
+The files hold no data, and are read when somebody asks for them. A TCP connection has no SO_PEERCRED, but the kernel
+lists whose end of it is whose. Must never let in whom the unix socket's mode keeps out, nor answer a name that is not
+this machine's: a page from elsewhere could have a browser here read the answer, by a name that it has pointed at
+127.0.0.1.
 """
 
 from __future__ import annotations
@@ -17,6 +19,38 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from nodeagent.api.errors import ApiError
+
+FOLDER = Path(__file__).with_name("page")
+FILES = {
+    "/": ("index.html", "text/html"),
+    "/page/page.css": ("page.css", "text/css"),
+    "/page/page.js": ("page.js", "text/javascript"),
+    "/page/draw.js": ("draw.js", "text/javascript"),
+    "/page/timeline.js": ("timeline.js", "text/javascript"),
+    "/page/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+"""Path to file and type."""
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+def table() -> list[web.RouteDef]:
+    """Every route of the page."""
+    return [web.get(path, _file) for path in FILES]
+
+
+async def _file(request: web.Request) -> web.FileResponse:
+    name, kind = FILES[request.path]
+    return web.FileResponse(FOLDER / name, headers=HEADERS | {"Content-Type": f"{kind}; charset=utf-8"})
+
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 """Of this process's network namespace; a dual-stack client's end is in the second."""

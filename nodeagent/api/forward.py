@@ -1,23 +1,31 @@
-"""Asking another agent on somebody's behalf: over https, by the certificate that the cluster's key vouches for and with
-a ticket, or over its unix socket where it serves nothing else and is on this machine.
+"""Asking another agent on somebody's behalf: over https, by the certificate that the cluster's key confirms and with a
+ticket for that person, or over its unix socket where it serves nothing else and is on this machine. Used for what only
+a node's own agent can do, and for its part of a job's output.
 
-Every wait is bounded. Must never send anything to a server that is not the agent that was meant.
+The agent that is asked first looks whether the person may; the other one believes it, as it believes a ticket. Every
+wait is bounded. Must never pass a question on twice, send anything to a server that is not the agent that was meant, or
+wait for an agent that gives no sign of life.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+from aiohttp import web
 from yarl import URL
 
+from nodeagent.api import auth
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
+from nodeagent.api.locallogs import Query
 from nodeagent.api.remote import CHALLENGE
+from nodeagent.api.requests import flag
 from nodeagent.api.view import AgentView
 from nodeagent.model.node import NodeRecord
 from nodeagent.trust.endpoint import genuine
@@ -113,3 +121,63 @@ def words(error: BaseException) -> str:
             at = f"{error.host}:{error.port}: " if error.port else ""
             return f"{at}{os.strerror(error.os_error.errno) if error.os_error.errno else error.os_error}"
     return str(error) or type(error).__name__
+
+
+OWN_ONLY = "local_only"
+"""Query flag: answer for this agent's own node, or not at all."""
+
+
+async def elsewhere(
+    view: AgentView, node: NodeRecord, request: web.Request, body: dict[str, Any] | None = None
+) -> web.Response | None:
+    """The answer of the node's own agent; None where that is this one. Raises ``ApiError`` when it cannot be asked."""
+    if node.id == view.node:
+        return None
+    if flag(request, OWN_ONLY):
+        raise ApiError(
+            "other_node", f"this is the agent of {view.node}, not of {node.id}",
+            f"ask on {node.facts.hostname} itself; nothing was changed",
+        )  # fmt: skip
+    way = way_to(view, node)
+    if not isinstance(way, Way):
+        raise ApiError("other_node", way, "nothing was changed")
+    if not view.cluster().live(node.id):
+        raise ApiError("other_node", f"the agent of {node.id} is gone", "see nodeagentctl nodes; nothing was changed")
+    who = await auth.caller(request, view.config.jobs)
+    try:
+        async with asked(view, way, request.method, request.path, who, query={OWN_ONLY: "1"}, json=body) as response:
+            return web.json_response(await response.json(), status=response.status)
+    except (*FAILURES, ValueError) as error:
+        unknown = "" if request.method == "GET" else "; it is not known whether it was done"
+        raise ApiError(
+            "node_away", f"the agent of {node.id} could not be asked: {words(error)}{unknown}",
+            "ask again with the same request id, or see that its agent runs: nodeagentctl nodes",
+        ) from error  # fmt: skip
+
+
+Line = dict[str, Any]
+
+
+async def peer_lines(
+    view: AgentView, way: Way, uid: str, query: Query, who: Callable[[], Awaitable[Caller]], *, follow: bool
+) -> AsyncGenerator[Line, None]:
+    """What another agent has; an empty line is a sign of life. Raises one of ``ways.FAILURES``."""
+    params = query.params() | {"local_only": "1"} | ({"follow": "1"} if follow else {})
+    async with asked(view, way, "GET", f"/v1/jobs/{uid}/logs", await who(), query=params) as response:
+        if response.status == 404:
+            return  # it has not heard of the job yet, or not any more
+        if response.status != 200:
+            raise RefusedError(await _refusal(response))
+        async for raw in response.content:
+            line = json.loads(raw)
+            if "end" in line:
+                return
+            yield line
+        raise ConnectionResetError("its agent hung up")
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> str:
+    try:
+        return str((await response.json())["error"]["message"])
+    except (aiohttp.ClientError, ValueError, KeyError, TypeError):
+        return f"its agent answered {response.status}"

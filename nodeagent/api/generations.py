@@ -1,15 +1,22 @@
 """A job's generations, one after the other: why each was formed, how long training stood still, what ended it.
 
-Pure. The record keeps what ended each generation; the audit log adds when things happened, as far back as it reaches.
+The record keeps what ended each generation; the audit log adds when things happened, as far back as its newest part
+reaches. That part is kept between requests: of each event one agent reads and parses the text once. It must never be
+taken for the whole log: it reaches back ``EVENTS`` events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 from nodeagent.api.shapes import Json, spend_json
+from nodeagent.api.view import AgentView
 from nodeagent.model.event import Event
 from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.store.base import StoreUnavailableError
 
 _FAULTS = frozenset({"WorkerFailed", "PodFailed", "NodeLost"})
 
@@ -71,3 +78,34 @@ def generations(job: JobRecord, events: Iterable[Event]) -> list[Json]:
         if ran:
             before = number
     return out
+
+
+EVENTS = 2000
+"""How far back the audit log is read, in events of all jobs."""
+
+
+class AuditTail:
+    """Over one agent's view."""
+
+    def __init__(self, view: AgentView) -> None:
+        self._view = view
+        self._one = asyncio.Lock()
+        self._era = ""
+        self._events: deque[Event] = deque(maxlen=EVENTS)
+
+    async def read(self) -> Sequence[Event] | None:
+        """The newest events, oldest first; None if the store does not answer (nobody waits for it twice)."""
+        if self._view.health().store_away_since is not None:
+            return None
+        async with self._one:
+            if self._view.era != self._era:  # another history, whose ids may begin anywhere
+                self._events.clear()
+            era = self._view.era
+            with contextlib.suppress(StoreUnavailableError):
+                newer = await self._view.store.events(self._events[-1].id, EVENTS) if self._events else ()
+                if not self._events or len(newer) == EVENTS:
+                    newer = await self._view.store.events("0-0", -EVENTS)
+                self._events.extend(newer)
+                self._era = era
+                return tuple(self._events)
+        return None

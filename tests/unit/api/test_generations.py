@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.api.story import generations
+from nodeagent.api.generations import generations
 from nodeagent.model.event import Event
 from nodeagent.model.job import Spend
 from nodeagent.model.world import Cause, Head, Member, Token

@@ -1,0 +1,185 @@
+"""What the handlers share: reading a request (body, request id, query flags), the job or node that its path means,
+answers that go on (one JSON object a line), and what an answer says of the disks that a write is on.
+
+Every mistake of the caller is a ``usage`` refusal that names the field. Must never guess between two jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from aiohttp import web
+
+from nodeagent.api.errors import ApiError, unknown
+from nodeagent.api.shapes import Json
+from nodeagent.api.view import AgentView
+from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.node import NodeRecord
+from nodeagent.plan.cluster import Cluster
+from nodeagent.store.base import StoreUnavailableError
+
+MAX_BODY = 1024 * 1024
+"""Bytes of the largest request body."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+
+
+async def read(request: web.Request) -> dict[str, Any]:
+    """The JSON object in the body."""
+    try:
+        raw = (await request.read()).decode()
+        value = json.loads(raw or "{}")
+        if "\\u" in raw:  # half of a character is JSON, and can be neither stored nor shown
+            json.dumps(value, ensure_ascii=False).encode()
+    except web.HTTPRequestEntityTooLarge:
+        raise ApiError(
+            "usage", f"the request is larger than {MAX_BODY // 1024} KiB", "keep large values in files (env_file)"
+        ) from None
+    except RecursionError:
+        raise ApiError("usage", "the body is nested too deeply", "send one flat JSON object") from None
+    except ValueError as error:
+        raise ApiError("usage", f"the body is not JSON: {error}", "send one JSON object, in UTF-8") from None
+    if not isinstance(value, dict):
+        raise ApiError("usage", "the body is not a JSON object", "send one JSON object")
+    return value
+
+
+def request_id(body: dict[str, Any]) -> str:
+    """The caller's name for this one change, so that asking twice does it once."""
+    value = body.get("request_id")
+    if not isinstance(value, str) or not _REQUEST_ID.fullmatch(value):
+        raise ApiError(
+            "usage", "request_id is missing or not 1 to 64 of A-Z a-z 0-9 _ . : -", "send a random one with each change"
+        )
+    return value
+
+
+def text(body: dict[str, Any], key: str, limit: int = 1000) -> str:
+    """An optional string."""
+    value = body.get(key, "")
+    if not isinstance(value, str) or len(value) > limit:
+        raise ApiError("usage", f"{key} must be a text of at most {limit} characters", "shorten it")
+    return value
+
+
+def flag(request: web.Request, key: str) -> bool:
+    """A query flag: absent, empty, 0 or false is no for ``key=...``; ``?key`` alone is yes."""
+    value = request.query.get(key)
+    return value is not None and value.lower() not in ("0", "false", "no")
+
+
+def number(request: web.Request, key: str) -> int | None:
+    """An optional whole number in the query."""
+    value = request.query.get(key)
+    if value is None:
+        return None
+    if not value.isdecimal():
+        raise ApiError("usage", f"{key}={value!r} is not a whole number", f"write {key}=N with N from 0 on")
+    return int(value)
+
+
+MIN_PREFIX = 4
+"""Fewest characters of a uid that stand for it."""
+
+
+def find_job(cluster: Cluster, ref: str) -> JobRecord:
+    """By name (the live one, else the one that ended last), by uid, or by a unique beginning of a uid.
+
+    Raises ``ApiError`` (``not_found``; ``usage`` if several uids begin so).
+    """
+    if ref in cluster.jobs:
+        return cluster.jobs[ref]
+    named = [j for j in cluster.jobs.values() if j.name == ref]
+    if named:
+        return max(named, key=lambda j: (j.phase not in TERMINAL, j.submitted))
+    if len(ref) >= MIN_PREFIX:
+        begins = [j for uid, j in cluster.jobs.items() if uid.startswith(ref)]
+        if len(begins) == 1:
+            return begins[0]
+        if begins:
+            raise _several(ref, begins)
+    raise unknown("job", ref, (j.name for j in cluster.jobs.values()))
+
+
+async def find_any_job(view: AgentView, ref: str) -> JobRecord:
+    """As ``find_job``, and where the view has none of that uid or name in the store's history of ended jobs: there too
+    by uid, by name (the one that ended last), or by a unique beginning of a uid. While the store is away: in the view.
+
+    Raises ``ApiError`` as ``find_job``.
+    """
+    found, none = None, None
+    try:
+        found = find_job(view.cluster(), ref)
+    except ApiError as error:
+        if error.code != "not_found":
+            raise
+        none = error
+    if found is not None and ref in (found.uid, found.name):
+        return found
+    past: tuple[JobRecord, ...] = ()
+    if view.health().store_away_since is None:
+        with contextlib.suppress(StoreUnavailableError):
+            past = await view.store.past(ref)
+    for job in past:
+        if ref in (job.uid, job.name):
+            return job
+    if len(ref) < MIN_PREFIX:
+        past = ()
+    begins = [*([found] if found is not None else []), *past]
+    if len(begins) > 1:
+        raise _several(ref, begins)
+    if begins:
+        return begins[0]
+    assert none is not None
+    raise none
+
+
+def _several(ref: str, begins: Iterable[JobRecord]) -> ApiError:
+    uids = ", ".join(sorted(job.uid for job in begins))
+    return ApiError("usage", f"{ref!r} is the beginning of several uids: {uids}", "give more of it")
+
+
+def find_node(cluster: Cluster, ref: str) -> NodeRecord:
+    """By id. Raises ``ApiError`` (``not_found``)."""
+    if ref not in cluster.nodes:
+        raise unknown("node", ref, cluster.nodes)
+    return cluster.nodes[ref]
+
+
+CONTENT_TYPE = "application/x-ndjson"
+SEND_TIMEOUT = 60.0
+"""Seconds a caller may leave a line unread before it is hung up on."""
+
+
+async def send(request: web.Request, lines: AsyncIterator[dict[str, object]]) -> web.StreamResponse:
+    """Write every line as it comes."""
+    response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
+    await response.prepare(request)
+    try:
+        async for line in lines:
+            await asyncio.wait_for(response.write(json.dumps(line).encode() + b"\n"), SEND_TIMEOUT)
+        await response.write(b'{"end": true}\n')
+        await response.write_eof()
+    except (ConnectionError, TimeoutError):
+        return response
+    return response
+
+
+async def saved(view: AgentView, rev: int, era: str) -> Json:
+    """Wait, within the bound, until what was just written with this revision is on enough disks. ``era``: of the view
+    before it was written."""
+    done = await view.acknowledged(rev, era)
+    text = ""
+    if not done.safe:
+        have = f"{len(done.nodes)} of {done.wanted} nodes"
+        names = f" ({', '.join(done.nodes)})" if done.nodes else ""
+        text = (
+            f"it is accepted and will be carried out, but only {have}{names} had it on disk after "
+            f"{done.waited:.1f} s: if Redis lost its data now, it could be forgotten"
+        )
+    return {"saved": {"nodes": list(done.nodes), "wanted": done.wanted, "text": text}}
