@@ -117,7 +117,7 @@ def test_commands_exist() -> None:
 
 def test_commands_are_found() -> None:
     spoken = list(_spoken(README))
-    assert {words[1] for words in spoken if words[0] == "nodeagentctl"} >= {"run", "nodes", "drain", "local"}
+    assert {words[1] for words in spoken if words[0] == "nodeagentctl"} >= {"run", "nodes", "doctor", "local"}
     assert _wrong(["nodeagentctl", "runn"]) and _wrong(["nodeagentctl", "run", "--lokal", "2"])
 
 
@@ -125,6 +125,13 @@ def test_targets_of_make_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {t for p in DOCUMENTS for t in re.findall(r"(?:`| {4})make ([a-z-]+)", p.read_text())}
     assert {"demo", "test"} <= named <= targets
+
+
+def test_files_of_the_code_map_exist() -> None:
+    code_map = ARCHITECTURE[ARCHITECTURE.index("## Code map") : ARCHITECTURE.index("## What survives what")]
+    named = set(re.findall(r"`([a-z_]+/[a-z_/]+\.(?:py|lua))`", code_map))
+    assert len(named) > 40
+    assert not [name for name in sorted(named) if not (ROOT / "nodeagent" / name).exists()]
 
 
 # --- the protocol
