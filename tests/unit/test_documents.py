@@ -26,7 +26,7 @@ from nodeagent.spec.agentconfig import AgentConfig
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("docs", "docs/adr", "docs/runbooks", "examples", "examples/*", "ansible", ".")
 DOCUMENTS = sorted({p for f in FOLDERS for p in ROOT.glob(f"{f}/*.md")})
-ADRS = sorted((ROOT / "docs/adr").glob("*.md"))
+ADRS = sorted((ROOT / "docs/adr").glob("0*.md"))
 README = (ROOT / "README.md").read_text()
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
 TEXT = PROTOCOL.read_text()
@@ -227,6 +227,15 @@ def test_decisions_are_short_and_whole() -> None:
         if not (numbered and headings and 15 <= len(lines) <= 40):
             odd.append((_name(path), lines[0], f"{len(lines)} lines"))
     assert not odd
+
+
+def test_the_index_of_decisions_names_each_and_strikes_what_was_replaced() -> None:
+    index = (ROOT / "docs/adr/README.md").read_text()
+    for path in ADRS:
+        replaced = re.search(r"^Replaced by \[ADR \d+\]", path.read_text(), re.MULTILINE) is not None
+        number = f"[{int(path.name[:4])}]({path.name})"
+        assert index.count(number) == 1, path.name
+        assert (f"~~{number}" in index) == replaced, path.name
 
 
 def test_decisions_are_numbered_without_holes() -> None:
