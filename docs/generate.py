@@ -20,7 +20,15 @@ from nodeagent.model.repair import Kind
 from nodeagent.model.timing import RELEASE, Timing
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import RefusalKind
-from nodeagent.plan.phases import MEANING, TRANSITIONS, diagram
+from nodeagent.plan.lifecycles import (
+    GENERATION_MEANING,
+    MEANING,
+    POD_MEANING,
+    TRANSITIONS,
+    diagram,
+    generation_diagram,
+    pod_diagram,
+)  # fmt: skip
 
 PROTOCOL = Path(__file__).with_name("protocol.md")
 METRICS = Path(__file__).with_name("metrics.md")
@@ -34,6 +42,19 @@ def phases() -> str:
         before = ", ".join(phase for phase, taken in TRANSITIONS if taken == step)
         rows.append(f"| {step} | {meaning} | {before} |")
     return "\n".join(["```mermaid", diagram(), "```", "", *rows])
+
+
+def lifecycles() -> str:
+    """A generation and a pod as Mermaid diagrams, with what each step means."""
+    lines = ["A generation:", "", "```mermaid", generation_diagram(), "```", "", "| step | taken when |", "|---|---|"]
+    lines += [f"| {step} | {meaning} |" for step, meaning in GENERATION_MEANING.items()]
+    lines += ["", "A node's pod of a job:", "", "```mermaid", pod_diagram(), "```", ""]
+    lines += [
+        "| step | taken when |",
+        "|---|---|",
+        *(f"| {step} | {meaning} |" for step, meaning in POD_MEANING.items()),
+    ]
+    return "\n".join(lines)
 
 
 def timing() -> str:
@@ -130,7 +151,7 @@ def health_rules() -> str:
 
 
 Blocks = dict[str, Callable[[], str]]
-BLOCKS: Blocks = {"phases": phases, "timing": timing}
+BLOCKS: Blocks = {"phases": phases, "lifecycles": lifecycles, "timing": timing}
 """Those of the protocol."""
 PAGES: dict[Path, Blocks] = {
     PROTOCOL: BLOCKS,

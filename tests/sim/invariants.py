@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from nodeagent.model.job import Checkpoint, JobRecord, Phase
-from nodeagent.model.world import Head, Member, Token
-from nodeagent.plan.phases import allowed
+from nodeagent.model.world import Head, HeadState, Member, Token
+from nodeagent.plan.lifecycles import PodState, allowed, generation_may_become, pod_may_become, pod_state
 from tests.inprocess.server import Server
 from tests.sim.machine import SimMachine
 
@@ -43,6 +43,10 @@ class Checker:
         self._swept = 0.0
         self._highest: dict[str, int] = {}
         self._phases: dict[str, Phase] = {}
+        self._generation_states: dict[str, tuple[Token, HeadState]] = {}
+        """Job to its newest generation, and the state that this was seen in."""
+        self._pods: dict[str, dict[str, PodState]] = {}
+        """Machine to the state of its pod of each job."""
         self._started: dict[tuple[str, str], int] = {}
         self._orders: dict[str, tuple[Token, Mapping[str, Member]]] = {}
         """Job to its newest generation and that one's members."""
@@ -89,6 +93,7 @@ class Checker:
         self._seen.clear()
         self._highest.clear()
         self._phases.clear()
+        self._generation_states.clear()
         self._orders.clear()
         self._pointers.clear()
         self._tokens.clear()
@@ -170,6 +175,7 @@ class Checker:
         self._budget(job)
 
     def _machine(self, machine: SimMachine) -> None:
+        self._pod_states(machine)
         name, now = machine.name, _executes(machine)
         before = self._on.get(name, {})
         if now == before:
@@ -191,6 +197,16 @@ class Checker:
                 self._one_generation(uid)
                 self._may_run(name, uid, new)
         self._devices(machine)
+
+    def _pod_states(self, machine: SimMachine) -> None:
+        """Each pod goes the ways of its table (``plan/lifecycles.py``)."""
+        before = self._pods.get(machine.name, {})
+        now = {uid: pod_state(pod.status()) for uid, pod in machine.pods.items()}
+        for uid in before.keys() | now.keys():
+            old, new = before.get(uid, "empty"), now.get(uid, "empty")
+            if not pod_may_become(old, new):
+                raise Broken(f"the pod of {uid} on {machine.name} went from {old} to {new}")
+        self._pods[machine.name] = now
 
     def _one_generation(self, uid: str) -> None:
         """Invariant 2: never do workers of two generations of a job execute at the same time."""
@@ -246,6 +262,10 @@ class Checker:
         if head.number < self._highest.get(job.name, 0):
             raise Broken(f"generation of {job.name} went down to {head.number}")
         self._highest[job.name] = head.number
+        token, state = self._generation_states.get(job.uid, (head.token, head.state))
+        if token == head.token and not generation_may_become(state, head.state):
+            raise Broken(f"generation {head.number} of {job.name} went from {state} to {head.state}")
+        self._generation_states[job.uid] = (head.token, head.state)
         if head.state == "active" and (not set(head.members) <= set(head.acks) or head.holders):
             raise Broken(f"invariant 4: active without every acknowledgement: {head}")
         last = self._orders.get(job.uid)

@@ -20,7 +20,7 @@ from nodeagent.ctl.main import cli
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.faults import COUNTS, EVENTS
-from nodeagent.plan.phases import TRANSITIONS
+from nodeagent.plan.lifecycles import TRANSITIONS
 from nodeagent.spec.agentconfig import AgentConfig
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.world import Holder
 from nodeagent.plan.cluster import Cluster
-from tests.unit.api.test_story import HEAD, RECORD
+from tests.unit.api.test_generations import HEAD, RECORD
 
 
 def node(name: str) -> NodeRecord:

@@ -16,9 +16,9 @@ from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import CauseKind, Head, Member, PodReport
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
+from nodeagent.plan.lifecycles import allowed
 from nodeagent.plan.membership import gone_nodes
 from nodeagent.plan.notes import Notes
-from nodeagent.plan.phases import allowed
 from nodeagent.plan.pod import Keep, SendAck, Start, plan_pods
 from nodeagent.plan.steps import Activate, End, Propose, Remove, Settle
 from nodeagent.pods.base import PodStatus
