@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 import pytest
 
 from nodeagent.model.job import JobRecord
+from nodeagent.store.base import StoreRefusedError
+from nodeagent.store.messages import BeatReply
 from tests.contract.bench import Bench, head, refused
 from tests.contract.test_restore import View, read, read_after, rejoin
 
@@ -37,6 +41,15 @@ async def noticed(bench: Bench, view: View, limit: int = 20) -> str:
     return await refused("behind", again())
 
 
+async def told(beat: Awaitable[BeatReply]) -> str:
+    """Why it was refused; empty if it was not."""
+    try:
+        await beat
+    except StoreRefusedError as refusal:
+        return str(refusal)
+    return ""
+
+
 @pytest.mark.parametrize("key", KEYS)
 async def test_what_was_removed_is_noticed_and_given_back(bench: Bench, key: str) -> None:
     """Found by strangers: nobody noticed, and a second job of the name could be submitted beside the first."""
@@ -59,6 +72,19 @@ async def test_what_was_removed_is_noticed_and_given_back(bench: Bench, key: str
     kinds = await bench.kinds()
     assert kinds.count("StoreDamaged") == 1
     assert (await bench.beat("n1", rev=after.reply.rev, era=after.reply.era, runs=("u1",))).era == after.reply.era
+
+
+@pytest.mark.parametrize("name", ["train", "other"])
+async def test_each_of_a_nodes_jobs_is_looked_at_in_its_turn(bench: Bench, name: str) -> None:
+    await bench.up("n1")
+    await bench.active(await bench.submit(), "n1")
+    await bench.active(await bench.submit("u2", "other"), "n1", first=2)
+    reply = await bench.beat("n1")
+    async with bench.calls.link() as link:
+        await link.ask("HDEL", bench.calls.prefix + "names", name)
+    looks = [bench.beat("n1", rev=reply.rev, era=reply.era, runs=("u1", "u2")) for _ in range(3)]
+    refusals = [error for error in [await told(look) for look in looks] if error]
+    assert "removed or damaged names" in refusals[0]
 
 
 async def test_a_name_is_taken_by_the_record_whatever_the_names_say(bench: Bench) -> None:

@@ -286,6 +286,15 @@ def renewed_in_any_era(patch: pytest.MonkeyPatch) -> None:
     change(patch, ("if A.era ~= meta.era then\n  return refuse('era'", "if false then\n  return refuse('era'"))
 
 
+def every_renewal_is_a_usual_one(patch: pytest.MonkeyPatch) -> None:
+    """The short way of a renewal is taken in any era, in a recovery too, and where it has to ask who waits."""
+    change(
+        patch,
+        ("meta[3] == asked.era and not asked.asks", "true"),
+        ("and recover and served >= recover then", "and recover then"),
+    )
+
+
 def acknowledged_unsaved(patch: pytest.MonkeyPatch) -> None:
     """A command is answered without waiting until it is on any disk."""
 
@@ -376,6 +385,7 @@ MUTANTS = (
     Mutant(leaves_before_its_workers_are_gone, provocations.wakes_when_it_was_given_up),
     Mutant(departures_not_saved, provocations.its_lease_process_dies_as_it_leaves),
     Mutant(renewed_in_any_era, provocations.the_store_goes_back_while_agents_are_dead),
+    Mutant(every_renewal_is_a_usual_one, provocations.the_store_goes_back_while_agents_are_dead),
     Mutant(acknowledged_unsaved, saved.dark_after_an_answer),
     Mutant(one_disk_is_enough, saved.dark_after_an_answer),
     Mutant(said_before_it_was_written, saved.dark_after_an_answer),

@@ -36,17 +36,19 @@ end
 -- Of another type, with a part missing, or with a number that is none: as if it had been deleted. The agents give it
 -- back then, as they do to an emptied store.
 local function read_meta()
+  local texts = { run = true, era = true, parent = true, timing = true, cluster_uid = true, version = true }
+  local numbers = ' served amnesty lease credit gap limit rev known recover least last regroup stopped excused order '
+    .. 'asked requests '
   local found = redis.pcall('HGETALL', META)
-  local map = found.err and {} or to_map(found)
-  local whole = not found.err
-  for _, field in ipairs({ 'served', 'amnesty', 'lease', 'credit', 'gap', 'limit', 'rev', 'known', 'recover', 'least',
-    'last', 'regroup', 'stopped', 'excused', 'order', 'asked', 'requests' }) do
-    whole = whole and (not map[field] or tonumber(map[field]))
+  local map, whole = {}, not found.err
+  for i = 1, #found, 2 do
+    local field, value = found[i], found[i + 1]
+    map[field] = value
+    whole = whole and (tonumber(value) or texts[field] or not string.find(numbers, ' ' .. field .. ' ', 1, true))
   end
   if map.timing or map.era or map.cluster_uid then
-    for _, field in ipairs({ 'timing', 'lease', 'credit', 'gap', 'limit', 'cluster_uid', 'version', 'era' }) do
-      whole = whole and map[field]
-    end
+    whole = whole and map.timing and map.lease and map.credit and map.gap and map.limit and map.cluster_uid
+      and map.version and map.era
   end
   if whole and not string.find((map.era or '') .. (map.cluster_uid or ''), '[^%w%p]') then
     return map
@@ -143,13 +145,14 @@ local function node_read(id)
   return nodes_read[id] or nil
 end
 
--- Only what says whether a node is there: its facts are most of the record.
+-- Only what says whether a node is there, and who it is: its facts are most of the record.
 local function node_brief(id)
   if nodes_read[id] ~= nil then
     return nodes_read[id] or nil
   end
-  local found = redis.call('HMGET', P .. 'node:' .. id, 'id', 'life', 'lost', 'left')
-  return found[1] and { id = found[1], life = found[2], lost = found[3], left = found[4] } or nil
+  local found = redis.call('HMGET', P .. 'node:' .. id, 'id', 'life', 'lost', 'left', 'start', 'seq', 'address')
+  return found[1] and { id = found[1], life = found[2], lost = found[3], left = found[4], start = found[5],
+    seq = found[6], address = found[7] } or nil
 end
 
 -- Also of a node that left or was declared lost, which is in neither of the lists that a beat brings.
@@ -194,9 +197,9 @@ local function not_live(id, life)
   return not node_brief(id) or gone(id, life)
 end
 
--- nil, or the refusal of an incarnation that is not current
-local function not_current(id, life, start)
-  local node = node_read(id)
+-- nil, or the refusal of an incarnation that is not current. node: as it was read, if it was
+local function not_current(id, life, start, node)
+  node = node or node_brief(id)
   if not node then
     return refuse('not_current', 'node ' .. id .. ' is not known to the store: it must join first')
   end

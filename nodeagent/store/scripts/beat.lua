@@ -3,54 +3,53 @@
 local PAGE, PAGE_BYTES, SAVES_KEPT, LOOKED_AT = 256, 1048576, 1000, 2
 local id = A.node
 local top = math.max(A.rev, A.top)
+local node = node_brief(id)
 local continued = A.era == meta.parent and top <= known -- all that it has read is in this era too
-if meta.timing and A.rev > 0 and A.era == meta.era and not node_read(id) and not buried('node:' .. id)
+if meta.timing and A.rev > 0 and A.era == meta.era and not node and not buried('node:' .. id)
   and served >= recover then
   return distrust({ 'node:' .. id })
 end
-if not node_read(id) or top > revision or (A.era ~= '' and A.era ~= meta.era and not continued) then
+if not node or top > revision or (A.era ~= '' and A.era ~= meta.era and not continued) then
   return refuse('behind', 'the store may have lost what node ' .. id .. ' knows: it must offer that, and join again')
 end
-local no = not_current(id, A.life, A.start)
+local no = not_current(id, A.life, A.start, node)
 if no then
   return no
 end
-local node = node_read(id)
 if A.seq <= tonumber(node.seq) then
   return refuse('stale', 'beat ' .. int(A.seq) .. ' of node ' .. id .. ' came after beat ' .. node.seq)
 end
--- What the steps would never leave so: the first key of it, or nil.
-local function damage()
-  if not redis.call('ZSCORE', LEASE, id) then
-    return 'lease'
+-- What the steps would never leave so, of a job that this node speaks for: the first key of it, or nil.
+local function damage_of(uid)
+  local record = 'job:' .. uid
+  local job = redis.call('HMGET', P .. record, 'uid', 'name', 'rev', 'head_number', 'holder:' .. id, 'member:' .. id,
+    'head_state')
+  if not job[1] and buried(record) then
+    return -- this beat brings it
   end
-  for _, uid in ipairs(A.runs) do
-    local record = 'job:' .. uid
-    local job = redis.call('HMGET', P .. record, 'uid', 'name', 'rev', 'head_number', 'holder:' .. id, 'member:' .. id,
-      'head_state')
-    if not job[1] and buried(record) then
-      break -- this beat brings it
-    end
-    if job[1] ~= uid or not job[2] or not tonumber(job[3]) then
-      return record
-    end
-    if tonumber(redis.call('ZSCORE', CHANGES, record) or '-1') ~= tonumber(job[3]) then
-      return 'changes'
-    end
-    if redis.call('HGET', NAMES, job[2]) ~= uid then
-      return 'names'
-    end
-    if tonumber(redis.call('HGET', HIGHEST, job[2]) or '0') < tonumber(job[4] or '0') then
-      return 'highest'
-    end
-    local entry = job[5] or (job[7] ~= 'ended' and job[6])
-    for _, device in ipairs(entry and cjson.decode(entry).devices or {}) do
-      if redis.call('HGET', P .. 'alloc:' .. id, device) ~= uid then
-        return 'alloc:' .. id
-      end
-    end
+  if job[1] ~= uid or not job[2] or not tonumber(job[3]) then
+    return record
   end
-  -- And a few of all, in turn: what is missing may be nobody's who could say so.
+  if tonumber(redis.call('ZSCORE', CHANGES, record) or '-1') ~= tonumber(job[3]) then
+    return 'changes'
+  end
+  if redis.call('HGET', NAMES, job[2]) ~= uid then
+    return 'names'
+  end
+  if tonumber(redis.call('HGET', HIGHEST, job[2]) or '0') < tonumber(job[4] or '0') then
+    return 'highest'
+  end
+  local entry, booked = job[5] or (job[7] ~= 'ended' and job[6]), true
+  in_parts(entry and cjson.decode(entry).devices or {}, 1, function(...)
+    for _, by in ipairs(redis.call('HMGET', P .. 'alloc:' .. id, ...)) do
+      booked = booked and by == uid
+    end
+  end)
+  return not booked and 'alloc:' .. id or nil
+end
+
+-- Of a few of all records, the next ones: what is missing may be nobody's who could say so.
+local function damage_anywhere()
   local from = redis.call('HINCRBY', META, 'looked', LOOKED_AT) % math.max(1, redis.call('ZCARD', CHANGES))
   for _, record in ipairs(redis.call('ZRANGE', CHANGES, from, from + LOOKED_AT - 1)) do
     if (string.find(record, '^job:') or string.find(record, '^node:')) and redis.call('EXISTS', P .. record) == 0 then
@@ -65,6 +64,18 @@ local function damage()
     end
   end
 end
+
+-- Each beat looks at one thing, its jobs and the others in turn, so that it costs the same however many jobs there are.
+local function damage()
+  if not redis.call('ZSCORE', LEASE, id) then
+    return 'lease'
+  end
+  local uid = A.runs[A.seq % (#A.runs + 1)]
+  if uid then
+    return damage_of(uid)
+  end
+  return damage_anywhere()
+end
 if served >= recover then
   local damaged = A.damaged
   damaged[#damaged + 1] = damage()
@@ -74,13 +85,16 @@ if served >= recover then
 end
 hear(id)
 redis.call('HSET', P .. 'node:' .. id, 'seq', int(A.seq))
-node.seq = int(A.seq)
-local new = copied(node)
-if A.facts then
-  new.facts, new.address, new.pid = A.facts, A.address, int(A.pid)
+local rev, more = int(revision), 0
+if A.facts or A.readiness then
+  local new = copied(node_read(id))
+  if A.facts then
+    new.facts, new.address, new.pid = A.facts, A.address, int(A.pid)
+  end
+  new.readiness = A.readiness or new.readiness
+  node_save(new)
+  rev = redis.call('HGET', META, 'rev')
 end
-new.readiness = A.readiness or new.readiness
-node_save(new)
 for _, pod in ipairs(A.pods) do
   redis.call('SET', P .. 'pod:' .. pod.uid .. ':' .. id, pod.body, 'PX', int(math.max(10 * lease_ms, 30000)))
 end
@@ -98,7 +112,6 @@ if A.saved then
 end
 
 local records, changed = {}, {}
-local rev, more = redis.call('HGET', META, 'rev'), 0
 if served < recover then
   rev = int(A.rev)
 else
@@ -136,7 +149,8 @@ end
 -- same as those that this agent knows: who is among them follows from how many they are and who was the last.
 local gone_now, sheltered = {}, {}
 local count = redis.call('ZCOUNT', LEASE, '-inf', int(served))
-local last = redis.call('ZREVRANGEBYSCORE', LEASE, int(served), '-inf', 'WITHSCORES', 'LIMIT', 0, 1)
+local last = count > 0
+  and redis.call('ZREVRANGEBYSCORE', LEASE, int(served), '-inf', 'WITHSCORES', 'LIMIT', 0, 1) or {}
 local protected = served < shelter()
 local silent = int(count) .. ' ' .. (last[2] or '') .. ' ' .. (protected and 'sheltered ' or '') .. (meta.era or '')
 local same = silent == A.silent
