@@ -6,15 +6,19 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
+from string import Template
 from typing import Any, TextIO
 
 from nodeagent.api.marks import Marks, Source, source_of
 from nodeagent.ctl.client import Client, job_path
 from nodeagent.ctl.errors import UnreachableError
-from nodeagent.ctl.terminal import echo, log_line
+from nodeagent.ctl.outputs import Outputs, ended
+from nodeagent.ctl.terminal import echo, log_line, raw_text
 
 Json = dict[str, Any]
 
+PREFIX = "[${role_name}${rank}]:"
+"""torchrun's, but with the rank in the local rank's place: one console shows all nodes."""
 LONG = 4000
 """Characters from which a piece without an end was cut for its length (and its rest follows at once), not shown early
 because its end did not come: long pieces are joined again."""
@@ -23,12 +27,14 @@ because its end did not come: long pieces are joined again."""
 class Printer:
     """Writes lines as the contract shows them (``[3]<stdout>: text``), and remembers how far it came."""
 
-    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
+    def __init__(self, out: TextIO | None = None, err: TextIO | None = None, outputs: Outputs | None = None) -> None:
         self._out = out or sys.stdout
         self._err = err or sys.stderr
+        self._outputs = outputs
+        """None: all goes to the console."""
         self.marks = Marks()
         self.lines = 0
-        """How many were printed."""
+        """How many came."""
         self._told: set[str] = set()
         self._held: dict[Source, str] = {}
 
@@ -41,12 +47,14 @@ class Printer:
             return
         self.lines += 1
         self.marks.seen(line)
-        source = source_of(line)
-        whole = self._held.pop(source, "") + line["text"]
-        if line["partial"] and len(line["text"]) >= LONG:
-            self._held[source] = whole
-        else:
-            self._write(line["rank"], line["stream"], whole)
+        if self._outputs is None:
+            self._show(line, "")
+            return
+        local = self._outputs.local_of(line)
+        header = self._header(line, local)
+        shown, teed = self._outputs.take(line, local, header)
+        if shown:
+            self._show(line, header if teed else "")
 
     def close(self) -> None:
         """Write the beginnings of long lines whose end never came."""
@@ -54,9 +62,55 @@ class Printer:
             (_node, _generation, rank, stream), text = self._held.popitem()
             self._write(rank, stream, text)
 
+    def _header(self, line: Json, _local: int) -> str:
+        """What a teed line begins with."""
+        return f"[{line['rank']}]<{line['stream']}>: "
+
+    def _show(self, line: Json, _header: str) -> None:
+        source = source_of(line)
+        whole = self._held.pop(source, "") + line["text"]
+        if line["partial"] and len(line["text"]) >= LONG:
+            self._held[source] = whole
+        else:
+            self._write(line["rank"], line["stream"], whole)
+
     def _write(self, rank: int, stream: str, text: str) -> None:
-        to = self._err if stream == "stderr" else self._out
+        to = self._to(stream)
         to.write(f"[{rank}]<{stream}>: {log_line(text) if to.isatty() else text}\n")
+        to.flush()
+
+    def _to(self, stream: str) -> TextIO:
+        return self._err if stream == "stderr" else self._out
+
+
+class PlainPrinter(Printer):
+    """Writes as torchrun does: what workers wrote, as they wrote it; teed lines begin with ``[role0]:``, or with what
+    TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE says."""
+
+    def __init__(
+        self,
+        role: str,
+        template: str | None,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
+        outputs: Outputs | None = None,
+    ) -> None:
+        super().__init__(out, err, outputs)
+        self._role, self._template = role, Template(template or PREFIX)
+        self._within: set[Source] = set()
+        """Who is in the middle of a line."""
+
+    def _header(self, line: Json, local: int) -> str:
+        return self._template.safe_substitute(role_name=self._role, rank=line["rank"], local_rank=local)
+
+    def _show(self, line: Json, header: str) -> None:
+        source, to, text = source_of(line), self._to(line["stream"]), ended(line)
+        if source not in self._within:
+            text = header + text
+        self._within.discard(source)
+        if line["partial"]:
+            self._within.add(source)
+        to.write(raw_text(text) if to.isatty() else text)
         to.flush()
 
 

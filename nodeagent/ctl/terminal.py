@@ -37,6 +37,11 @@ def log_line(text: str) -> str:
     return _kept(line, _LOOK) + ("\x1b[0m" if "\x1b" in line else "")
 
 
+def raw_text(text: str) -> str:
+    """A worker's output as it is, with its line ends, carriage returns and colours; it can write over its own line."""
+    return "\r".join(_kept(part, _LOOK) for part in text.split("\r"))
+
+
 def _kept(text: str, sequences: re.Pattern[str]) -> str:
     """Printable, but for these sequences."""
     if "\x1b" not in text:

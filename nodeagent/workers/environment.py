@@ -28,7 +28,10 @@ def worker_environments(
     faulty = _faulty(head, nodes)
     common = _defaults(member, node) | job.spec.env | _common(job, head, member, node, faulty)
     endpoints = _endpoints(head, {n: nodes[n].facts.address for n in head.members})
-    return tuple(common | _of_rank(member, local, endpoints) for local in range(member.workers))
+    ranks = [common | _of_rank(member, local, endpoints) for local in range(member.workers)]
+    if job.spec.role.virtual_local_rank:
+        ranks = [env | _own_device(member, local) for local, env in enumerate(ranks)]
+    return tuple(ranks)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -111,6 +114,13 @@ def _of_rank(member: Member, local: int, endpoints: list[str]) -> dict[str, str]
         "DEVICE_ID": str(local * (len(member.devices) // member.workers)),
         "TF_CONFIG": json.dumps(task),
     }
+
+
+def _own_device(member: Member, local: int) -> dict[str, str]:
+    """LOCAL_RANK is 0 for all, and of the node's GPUs a worker sees its own."""
+    each = len(member.devices) // member.workers
+    gpus = [d for d in member.devices[local * each : (local + 1) * each] if not d.startswith("cpu")]
+    return {"LOCAL_RANK": "0"} | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
 
 
 def _endpoints(head: Head, addresses: Mapping[str, str]) -> list[str]:

@@ -155,6 +155,18 @@ def test_devices_per_worker_and_faulty_devices() -> None:
     assert json.loads(env["NODEAGENT_FAULTY"])["devices"] == {"b": {"GPU-9": "Xid 79"}}
 
 
+def test_with_virtual_local_ranks_each_worker_sees_its_own_devices_only() -> None:
+    role = {"command": ("true",), "nodes": {"min": 1, "max": 2, "target": 2}, "virtual_local_rank": True}
+    job, node = a_job(roles=(role,)), a_node()
+    envs = worker_environments(job, a_head(("G1", "G2", "G3", "G4")), node, nodes(b=node))
+    assert [(e["RANK"], e["LOCAL_RANK"], e["CUDA_VISIBLE_DEVICES"]) for e in envs] == [
+        ("1", "0", "G1,G2"), ("2", "0", "G3,G4"),
+    ]  # fmt: skip
+    assert {e["LOCAL_WORLD_SIZE"] for e in envs} == {"2"}
+    envs = worker_environments(job, a_head(("cpu0", "cpu1")), node, nodes(b=node))
+    assert [(e["LOCAL_RANK"], "CUDA_VISIBLE_DEVICES" in e) for e in envs] == [("0", False), ("0", False)]
+
+
 def test_every_worker_learns_of_the_devices_left_out_on_any_member() -> None:
     sick = a_node("a", gpus=(Gpu(uuid="GPU-7", index=0, healthy=False, why="ECC"), Gpu(uuid="GPU-8", index=1)))
     told = {
