@@ -115,12 +115,14 @@ class Manner:
     role: str
     script: bool
     """The first word is a Python script, whatever it looks like."""
+    early: bool
+    """A failure right after the first start is worth a restart like any other."""
     plain: bool
     """The output has no prefix but of what is teed."""
 
 
-OURS = Manner(nproc="gpu", max_restarts=None, role=DEFAULT_ROLE, script=False, plain=False)
-TORCHRUNS = Manner(nproc="1", max_restarts=0, role="default", script=True, plain=True)
+OURS = Manner(nproc="gpu", max_restarts=None, role=DEFAULT_ROLE, script=False, early=False, plain=False)
+TORCHRUNS = Manner(nproc="1", max_restarts=0, role="default", script=True, early=True, plain=True)
 
 
 def _run(ctx: click.Context, manner: Manner, asked: dict[str, Any]) -> int:
@@ -322,6 +324,7 @@ def _bring_up(stack: ExitStack, nodes: int, spec: JobSpec) -> Client:
 def _spec(
     ctx: click.Context, manner: Manner, local: int | None, command: tuple[str, ...], asked: Mapping[str, Any]
 ) -> JobSpec:
+    from nodeagent.model.jobspec import Policy
     from nodeagent.spec.errors import SpecError
     from nodeagent.spec.jobargs import capture_submitter, job_from_args
 
@@ -348,6 +351,8 @@ def _spec(
             f"{ctx.command_path} --help; nothing was submitted",
             str(error).splitlines(),
         ) from None
+    if manner.early:
+        spec = spec.model_copy(update={"policies": (Policy(on=("WorkerFailed",), do="RestartJob"),)})
     return spec.model_copy(update={"standby": False}) if no_standby else spec
 
 
