@@ -13,12 +13,13 @@ from nodeagent.api.marks import Marks, Source, source_of
 from nodeagent.ctl.client import Client, job_path
 from nodeagent.ctl.errors import UnreachableError
 from nodeagent.ctl.outputs import Outputs, ended
-from nodeagent.ctl.terminal import echo, log_line, raw_text
+from nodeagent.ctl.terminal import echo, worker_text
 
 Json = dict[str, Any]
 
 PREFIX = "[${role_name}${rank}]:"
 """torchrun's, but with the rank in the local rank's place: one console shows all nodes."""
+TERMINAL = "terminal"
 LONG = 4000
 """Characters from which a piece without an end was cut for its length (and its rest follows at once), not shown early
 because its end did not come: long pieces are joined again."""
@@ -37,6 +38,8 @@ class Printer:
         """How many came."""
         self._told: set[str] = set()
         self._held: dict[Source, str] = {}
+        self._within: dict[str, tuple[TextIO, Source | None]] = {}
+        """Who is in the middle of a line: of the terminal, or of a stream that is none."""
 
     def put(self, line: Json) -> None:
         """One worker's line to the stream it was written on, or one notice (each once) to stderr."""
@@ -57,14 +60,18 @@ class Printer:
             self._show(line, header if teed else "")
 
     def close(self) -> None:
-        """Write the beginnings of long lines whose end never came."""
+        """Write the beginnings of long lines whose end never came, and end the lines that were not ended."""
         while self._held:
-            (_node, _generation, rank, stream), text = self._held.popitem()
-            self._write(rank, stream, text)
+            source, text = self._held.popitem()
+            self._write(source, text, ended=True)
+        for to, _ in self._within.values():
+            to.write("\n")
+            to.flush()
+        self._within.clear()
 
     def _header(self, line: Json, _local: int) -> str:
         """What a teed line begins with."""
-        return f"[{line['rank']}]<{line['stream']}>: "
+        return _prefix(source_of(line))
 
     def _show(self, line: Json, _header: str) -> None:
         source = source_of(line)
@@ -72,15 +79,27 @@ class Printer:
         if line["partial"] and len(line["text"]) >= LONG:
             self._held[source] = whole
         else:
-            self._write(line["rank"], line["stream"], whole)
+            self._write(source, whole, ended=not line["partial"])
 
-    def _write(self, rank: int, stream: str, text: str) -> None:
-        to = self._to(stream)
-        to.write(f"[{rank}]<{stream}>: {log_line(text) if to.isatty() else text}\n")
+    def _write(self, source: Source, text: str, *, ended: bool) -> None:
+        """A line that goes on stays open, until its next piece or another worker's line comes."""
+        to, begin = self._to(source[3]), _prefix(source)
+        console = TERMINAL if to.isatty() else source[3]
+        before = self._within.pop(console, (to, None))[1]
+        head = "" if before == source else begin if before is None else f"\n{begin}"
+        text = worker_text(text, begin) if console == TERMINAL else text
+        end = "\n" if ended else ""
+        to.write(f"{head}{text}{end}")
         to.flush()
+        if not ended:
+            self._within[console] = to, source
 
     def _to(self, stream: str) -> TextIO:
         return self._err if stream == "stderr" else self._out
+
+
+def _prefix(source: Source) -> str:
+    return f"[{source[2]}]<{source[3]}>: "
 
 
 class PlainPrinter(Printer):
@@ -97,7 +116,7 @@ class PlainPrinter(Printer):
     ) -> None:
         super().__init__(out, err, outputs)
         self._role, self._template = role, Template(template or PREFIX)
-        self._within: set[Source] = set()
+        self._unended: set[Source] = set()
         """Who is in the middle of a line."""
 
     def _header(self, line: Json, local: int) -> str:
@@ -105,12 +124,12 @@ class PlainPrinter(Printer):
 
     def _show(self, line: Json, header: str) -> None:
         source, to, text = source_of(line), self._to(line["stream"]), ended(line)
-        if source not in self._within:
+        if source not in self._unended:
             text = header + text
-        self._within.discard(source)
+        self._unended.discard(source)
         if line["partial"]:
-            self._within.add(source)
-        to.write(raw_text(text) if to.isatty() else text)
+            self._unended.add(source)
+        to.write(worker_text(text) if to.isatty() else text)
         to.flush()
 
 

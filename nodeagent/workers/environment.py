@@ -47,6 +47,7 @@ def _defaults(member: Member, node: NodeRecord) -> dict[str, str]:
     env = {
         "RES_OPTIONS": "timeout:1 attempts:1",  # a silent resolver costs TCPStore 1 s instead of 10 s
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # as torchrun
+        "PYTHONUNBUFFERED": "1",  # as torchrun's -u: output comes at once, and a kill loses none
     }
     if member.workers > 1:
         env["OMP_NUM_THREADS"] = "1"

@@ -291,9 +291,10 @@ def thread_count() -> int:
 def run(work: dict[str, Any]) -> None:
     """Run ``python [-u] script args`` or ``python [-u] -m module args`` in this process, and end it."""
     arguments = list(work["argv"][1:])
-    if arguments[0] == "-u":
-        while arguments[0] == "-u":
-            arguments.pop(0)
+    at_once = arguments[0] == "-u" or bool(os.environ.get("PYTHONUNBUFFERED"))
+    while arguments[0] == "-u":
+        arguments.pop(0)
+    if at_once:
         sys.stdout = unbuffered(1)
         sys.stderr = unbuffered(2)
     sys.modules["__nodeagent_standby__"] = sys.modules["__main__"]  # this module's globals must stay alive

@@ -110,6 +110,41 @@ def test_pieces_of_a_line_are_put_together_again() -> None:
     assert printed(Rules(tee=Streams.read("1")), *pieces, role="w") == ("[w1]:50%\r60%\n[w1]:end\n", "")
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def on_a_terminal(*lines: dict[str, Any]) -> str:
+    """What the one terminal gets that both streams lead to."""
+    terminal = Terminal()
+    printer = Printer(terminal, terminal)
+    for each in lines:
+        printer.put(each)
+    printer.close()
+    return terminal.getvalue()
+
+
+def test_a_progress_bar_moves_in_its_own_line() -> None:
+    bar = (line(1, " 10%", partial=True), line(1, "\r 20%", partial=True), line(1, "\r 30%"))
+    assert on_a_terminal(*bar) == "[1]<stdout>:  10%\r[1]<stdout>:  20%\r[1]<stdout>:  30%\n"
+    assert printed(Rules(), *bar) == ("[1]<stdout>:  10%\r 20%\r 30%\n", "")
+
+
+def test_another_workers_line_ends_an_open_one() -> None:
+    told = (
+        line(0, "a", partial=True), line(1, "b", "stderr"), line(0, "c", partial=True), line(0, "d"),
+        line(1, "e", partial=True),
+    )  # fmt: skip
+    assert on_a_terminal(*told) == ("[0]<stdout>: a\n[1]<stderr>: b\n[0]<stdout>: cd\n[1]<stdout>: e\n")
+    assert printed(Rules(), *told) == ("[0]<stdout>: acd\n[1]<stdout>: e\n", "[1]<stderr>: b\n")
+
+
+def test_a_worker_cannot_write_over_the_name_of_its_line() -> None:
+    shown = on_a_terminal(line(1, "x\r[0]<stdout>: all is well\x1b[2J"))
+    assert shown == "[1]<stdout>: x\r[1]<stdout>: [0]<stdout>: all is well\\u001b[2J\x1b[0m\n"
+
+
 def test_files_are_laid_out_as_torchruns(tmp_path: Path) -> None:
     rules = Rules(
         redirects=Streams.read("3"),

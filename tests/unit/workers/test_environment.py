@@ -100,6 +100,7 @@ def test_every_variable_of_a_second_node() -> None:
         "OMP_NUM_THREADS": "1",
         "RES_OPTIONS": "timeout:1 attempts:1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "PYTHONUNBUFFERED": "1",
         "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2",
         "PADDLE_TRAINER_ID": "2",
         "PADDLE_TRAINERS_NUM": "3",
