@@ -5,6 +5,7 @@ another and skips what was printed. Must never print a line twice, or leave one 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from string import Template
 from typing import Any, TextIO
@@ -133,8 +134,16 @@ class PlainPrinter(Printer):
         to.flush()
 
 
-def print_logs(client: Client, job: str, printer: Printer, *, follow: bool, **query: object) -> None:
-    """Print until the job has ended and all is printed (``follow``), or all that there is.
+def print_logs(
+    client: Client,
+    job: str,
+    printer: Printer,
+    *,
+    follow: bool,
+    enough: Callable[[], bool] = lambda: False,
+    **query: object,
+) -> None:
+    """Print until the job has ended and all is printed (``follow``), or all that there is, or it is ``enough``.
 
     Raises ``UnreachableError`` when no agent answers any more (for ``client.patience``).
     """
@@ -145,6 +154,8 @@ def print_logs(client: Client, job: str, printer: Printer, *, follow: bool, **qu
             try:
                 with closing(client.stream(job_path(job) + "/logs", follow=follow, **query)) as lines:
                     for line in lines:
+                        if enough():
+                            return
                         if line["stream"] == "notice" or not skipper.skip(line):
                             printer.put(line)
                 return

@@ -30,6 +30,8 @@ POLL = 0.3
 """Seconds between two looks at the job's state."""
 STOP_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 """Signals that ask for the job's end, unless told otherwise."""
+LINGER = 2.0
+"""Seconds for which output is still printed after the job was asked to end, and has."""
 SETTLE = 10.0
 """Seconds for the job's record to say that it has ended after its output has."""
 
@@ -55,6 +57,8 @@ class Session:
         self._printer = Printer()
         self._asked_to_end = 0
         """The signal that asked us to stop the job; 0 for none."""
+        self._stopped_at: float | None = None
+        """When (monotonic) the job was first seen to have ended as asked."""
         self._over = threading.Event()
 
     @contextmanager
@@ -96,7 +100,7 @@ class Session:
         try:
             self._client.endure(PATIENCE)
             watcher.start()
-            print_logs(self._client, uid, self._printer, follow=True, first=1)
+            print_logs(self._client, uid, self._printer, follow=True, enough=self._is_enough, first=1)
             job = self._ended(uid)
         except _Leave as leave:
             if self._asked_to_end:
@@ -106,6 +110,15 @@ class Session:
             self._over.set()
         watcher.join(POLL * 4)
         return self._result(job)
+
+    def _is_enough(self) -> bool:
+        """The job was asked to end, and has, and a flood of output is still to come."""
+        if self._stopped_at is None or time.monotonic() < self._stopped_at + LINGER:
+            return False
+        assert self._job is not None
+        where = f": nodeagentctl logs {self._job['name']}" if self._stays else ""
+        _say(f"the rest of the output is not printed{where}")
+        return True
 
     def _ended(self, uid: str) -> Json:
         until = time.monotonic() + SETTLE
@@ -132,6 +145,8 @@ class Session:
                     self._stop(client, uid)
                     stopped = True
                 job = client.get(job_path(uid))
+                if self._asked_to_end and self._stopped_at is None and job["phase"] in ENDED:
+                    self._stopped_at = time.monotonic()
             except CtlError as error:
                 if told != error.message:
                     told = error.message

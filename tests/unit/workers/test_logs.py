@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -166,7 +167,12 @@ def test_lines_that_end_soon_are_never_cut(tmp_path: Path, monkeypatch: pytest.M
     """In a flood there is always a line without an end, but never the same."""
     waits: list[float] = []
     loop = Loop()
-    monkeypatch.setattr(loop, "after", lambda seconds, call: waits.append(seconds) or Delay(call))
+
+    def after(seconds: float, call: Callable[[], object]) -> Delay:
+        waits.append(seconds)
+        return Delay(call)
+
+    monkeypatch.setattr(loop, "after", after)
     file = a_file(tmp_path)
     capture = Capture(loop, file, "stdout")
     capture.started()
