@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nodeagent.workers.linux import pidfd_ended, write_atomic
+from nodeagent.workers.linux import pidfd_ended, saves_itself, write_atomic
 from nodeagent.workers.shim_children import Children, reap
 from nodeagent.workers.shim_guard import Guard
 from nodeagent.workers.shim_hook import Hook
@@ -34,6 +34,8 @@ STUCK_AFTER = 10.0
 """Seconds after SIGKILL until what has not gone is told as stuck."""
 EARLY = 0.5
 """Of the grace: then snapshots of workers that still live begin to be written out, if the pod is given up."""
+LATE = 0.8
+"""Of the grace: then SIGTERM goes to the processes that a worker started too, if it was sent to the worker alone."""
 REAP_BOUND = 5.0
 """Seconds until a standby that does not reap is killed, so that the shim can."""
 
@@ -82,6 +84,7 @@ class Gang:
     _grace: float = 0.0
     _kill: Delay | None = None
     _early: Delay | None = None
+    _late: Delay | None = None
     _stuck_check: Delay | None = None
     _given_up: Mapping[str, Any] | None = None
     _write_out: WriteOut | None = None
@@ -152,14 +155,15 @@ class Gang:
                     if w.leave is not None:
                         w.leave(grace)
                     else:
-                        self.parts.guard.signal(w.pid, signal.SIGTERM)
+                        self.parts.guard.signal(w.pid, signal.SIGTERM, alone=saves_itself(w.pid))
             at = time.monotonic() + grace
             if self._kill_at is None or at < self._kill_at:
                 self._kill_at, self._grace = at, grace
-                for delay in filter(None, (self._kill, self._early)):
+                for delay in filter(None, (self._kill, self._early, self._late)):
                     delay.cancel()
                 self._kill = self.parts.loop.after(grace, self._grace_over)
                 self._early = self.parts.loop.after(grace * EARLY, self._write_early)
+                self._late = self.parts.loop.after(grace * LATE, self._signal_groups)
             if broken:
                 abandon(self)
         self.parts.changed()
@@ -196,7 +200,7 @@ class Gang:
             if self.workers and not self.fenced and self._run_hook("post_stop", self._after_post_stop):
                 self.parts.changed()
                 return
-        for delay in filter(None, (self._kill, self._early, self._stuck_check)):
+        for delay in filter(None, (self._kill, self._early, self._late, self._stuck_check)):
             delay.cancel()
         for w in self.workers:
             for capture in w.captures:
@@ -204,6 +208,12 @@ class Gang:
             w.log.close()
         self.settled, self.stuck = True, []
         self.parts.changed()
+
+    def _signal_groups(self) -> None:
+        """Those that had the signal alone are still not done: whatever they started has it too, before SIGKILL."""
+        for w in self.living():
+            if w.leave is None:
+                self.parts.guard.signal(w.pid, signal.SIGTERM)
 
     def _write_early(self) -> None:
         """Workers that take all of the grace, stuck in a collective perhaps, leave no time for it after their end."""
