@@ -343,6 +343,7 @@ def _spec(
             role=asked["role"] or manner.role,
             grace=asked["shutdown_timeout"],
             virtual_local_rank=asked["virtual_local_rank"],
+            numa_binding=asked["numa_binding"],
         )
     except SpecError as error:
         raise CtlError(

@@ -76,8 +76,9 @@ FLAGS: tuple[Flag, ...] = (
          "30", "the same: the job's grace", "SECONDS", also=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",)),
     Flag("--virtual-local-rank", "`LOCAL_RANK` is 0 for all, `CUDA_VISIBLE_DEVICES` holds the worker's own GPU",
          "the same"),
-    _unneeded("--numa-binding", "binds workers to the cores near their GPU", "workers are not bound",
-              value="node|socket|exclusive|core-complex", environ=False),
+    Flag("--numa-binding", "binds each worker to the cores of its GPU's NUMA node or socket, or to a part of them",
+         "the same, without `numactl`; `exclusive` divides among all GPUs of the NUMA node, those of other jobs too; a "
+         "worker that cannot be bound says so and runs", "node|socket|exclusive|core-complex", environ=False),
     _unneeded("--rdzv-backend", "how the nodes find each other", _MEETING, value="NAME"),
     _unneeded("--rdzv-endpoint", "where the nodes find each other", _MEETING, value="HOST:PORT"),
     _unneeded("--rdzv-id", "a name that the nodes share", "`--name` names the job; `TORCHELASTIC_RUN_ID` is its uid",

@@ -23,6 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 UNNEEDED = "nodeagent.ctl.unneeded"
 """The key of ``ctx.meta`` under which the options stand that were given and are not needed."""
 _NUMBERS = ("--max-restarts", "--shutdown-timeout")
+_CHOICES = {"--numa-binding": click.Choice(("node", "socket", "exclusive", "core-complex"))}
 _ALSO = {"--nnodes": ("--nodes", "nodes"), "--nproc-per-node": ("nproc",), "--standalone": ("standalone",)}
 """Other spellings and the parameter's name, where it is not the option's."""
 _NODES = "Nodes to train on [default: 1, or all N of --local]."
@@ -86,7 +87,7 @@ def _option(flag: Flag) -> Callable[[F], F]:
     common: dict[str, Any] = {"envvar": [flag.variable, *flag.also] if flag.environ else None}
     if flag.value:
         common["metavar"] = flag.value
-        common["type"] = click.IntRange(min=0) if flag.name in _NUMBERS else str
+        common["type"] = click.IntRange(min=0) if flag.name in _NUMBERS else _CHOICES.get(flag.name, str)
     else:
         common["is_flag"] = True
     if not flag.needed:

@@ -18,6 +18,9 @@ EventName = Literal["WorkerFailed", "WorkerHung", "PodFailed", "PodEvicted", "No
 ActionName = Literal["RestartJob", "FailJob"]
 """What a policy can do: re-form the gang, or end the job as failed."""
 
+NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
+"""torchrun's words for it."""
+
 DEFAULT_ROLE = "worker"
 DEFAULT_GRACE, MOST_GRACE = 30.0, 86400
 """Seconds that workers have from the request to end until they are killed."""
@@ -45,6 +48,8 @@ class Role(Record):
     """A node with fewer usable GPUs than its peers still takes part, with fewer workers."""
     virtual_local_rank: bool = False
     """Each worker sees its own GPUs only and has LOCAL_RANK 0, as torchrun's option of this name does."""
+    numa_binding: NumaBinding | None = None
+    """The cores that a worker is bound to: all near its GPU, or a part of them that no other GPU has."""
 
 
 MOST_RESTARTS = 60

@@ -15,6 +15,7 @@ from nodeagent.model.jobspec import (
     MOST_GRACE,
     MOST_RESTARTS,
     JobSpec,
+    NumaBinding,
     RestartLimits,
     Role,
     Submitter,
@@ -53,6 +54,7 @@ def job_from_args(
     role: str = DEFAULT_ROLE,
     grace: int | None = None,
     virtual_local_rank: bool = False,
+    numa_binding: NumaBinding | None = None,
 ) -> JobSpec:
     """The job that ``nodeagentctl run`` was given.
 
@@ -99,6 +101,7 @@ def job_from_args(
                 nodes=count,
                 workers_per_node=workers,
                 virtual_local_rank=virtual_local_rank,
+                numa_binding=numa_binding,
             ),
         ),
         env=pairs,

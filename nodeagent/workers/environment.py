@@ -96,6 +96,8 @@ def _common(job: JobRecord, head: Head, member: Member, node: NodeRecord, faulty
         env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     if job.checkpoint is not None:
         env["NODEAGENT_CHECKPOINT"] = job.checkpoint.name
+    if job.spec.role.numa_binding is not None:
+        env["NODEAGENT_NUMA_BINDING"] = job.spec.role.numa_binding
     if job.spec.checkpoint_dir is not None:
         env["NODEAGENT_CHECKPOINT_DIR"] = str(PurePosixPath(job.spec.working_dir, job.spec.checkpoint_dir))
     return env

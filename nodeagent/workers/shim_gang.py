@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.workers.linux import pidfd_ended, saves_itself, write_atomic
+from nodeagent.workers.shim_binding import bind
 from nodeagent.workers.shim_children import Children, reap
 from nodeagent.workers.shim_guard import Guard
 from nodeagent.workers.shim_hook import Hook
@@ -289,7 +290,7 @@ class Gang:
             )
             return
         try:
-            pid = start_program(command, env, cwd, out.write_end, err.write_end, limits=limits)
+            pid = start_program(command, env, cwd, out.write_end, err.write_end, limits=limits, first=lambda: bind(env))
         except OSError as error:
             self._launched(w, 0, f"fork: {error.strerror}")
         else:

@@ -260,6 +260,10 @@ def become_worker(command: dict[str, Any], fds: list[int]) -> None:
     os.environ.clear()
     os.environ.update(command["env"])
     os.chdir(command["cwd"])
+    if os.environ.get("NODEAGENT_NUMA_BINDING"):
+        binding = types.ModuleType("__nodeagent_binding__")
+        load("shim_binding.py", binding)
+        binding.bind(os.environ)
     for number, value in command["limits"]:
         resource.setrlimit(number, (value, value))
     numpy_random = sys.modules.get("numpy.random")

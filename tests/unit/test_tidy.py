@@ -135,7 +135,9 @@ def test_the_helper_of_worker_scripts_needs_nothing_but_torch() -> None:
 def test_shim_and_standby_need_nothing_but_the_standard_library() -> None:
     """The shim may use its own parts and what wraps system calls. That, and each file of the standby, stands
     alone: the job's Python need not have nodeagent."""
-    alone = [PACKAGE / "workers" / name for name in ("linux.py", "standby.py", "standby_end.py", "standby_warm.py")]
+    alone = [PACKAGE / "workers" / name for name in (
+        "linux.py", "standby.py", "standby_end.py", "standby_warm.py", "shim_binding.py",
+    )]  # fmt: skip
     parts = frozenset({f"nodeagent.{f.parent.name}.{f.stem}" for f in ON_ITS_OWN} | {"nodeagent.workers.linux"})
 
     def rule(file: Path) -> Iterator[str]:

@@ -164,6 +164,9 @@ def test_with_virtual_local_ranks_each_worker_sees_its_own_devices_only() -> Non
         ("1", "0", "G1,G2"), ("2", "0", "G3,G4"),
     ]  # fmt: skip
     assert {e["LOCAL_WORLD_SIZE"] for e in envs} == {"2"}
+    assert "NODEAGENT_NUMA_BINDING" not in envs[0]
+    bound = worker_environments(a_job(roles=(role | {"numa_binding": "socket"},)), a_head(), node, nodes(b=node))
+    assert {e["NODEAGENT_NUMA_BINDING"] for e in bound} == {"socket"}
     envs = worker_environments(job, a_head(("cpu0", "cpu1")), node, nodes(b=node))
     assert [(e["LOCAL_RANK"], "CUDA_VISIBLE_DEVICES" in e) for e in envs] == [("0", False), ("0", False)]
 
