@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import fill
 from typing import get_args
 
 from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, NODE_STATES, REPAIRING
 from nodeagent.agent.metrics import Metrics
+from nodeagent.ctl.torchflags import FLAGS
 from nodeagent.health.judge import rules
 from nodeagent.model.health import Severity
 from nodeagent.model.job import Phase
@@ -33,6 +35,8 @@ from nodeagent.plan.lifecycles import (
 PROTOCOL = Path(__file__).with_name("protocol.md")
 METRICS = Path(__file__).with_name("metrics.md")
 HEALTH = Path(__file__).with_name("health.md")
+TORCHRUN = Path(__file__).with_name("torchrun.md")
+CLI = Path(__file__).with_name("cli.md")
 
 
 def phases() -> str:
@@ -150,6 +154,22 @@ def health_rules() -> str:
     return "\n".join(lines)
 
 
+def torchrun_flags() -> str:
+    """torchrun's options, and what they mean here."""
+    rows = ["| option | torchrun | here |", "|---|---|---|"]
+    for flag in FLAGS:
+        names = f"`{flag.short}`, " if flag.short else ""
+        names += f"`{flag.name} {flag.value}`".replace("|", "\\|") if flag.value else f"`{flag.name}`"
+        rows.append(f"| {names} | {flag.there} | {flag.here if flag.needed else f'not needed: {flag.here}'} |")
+    return "\n".join(rows)
+
+
+def torchrun_names() -> str:
+    """Their names alone, in lines that can be read."""
+    names = [f"`{word}`" for flag in FLAGS for word in (flag.name, flag.short) if word]
+    return fill(", ".join(names) + ".", 120, break_long_words=False, break_on_hyphens=False)
+
+
 Blocks = dict[str, Callable[[], str]]
 BLOCKS: Blocks = {"phases": phases, "lifecycles": lifecycles, "timing": timing}
 """Those of the protocol."""
@@ -157,6 +177,8 @@ PAGES: dict[Path, Blocks] = {
     PROTOCOL: BLOCKS,
     METRICS: {"metrics": metrics, "labels": labels},
     HEALTH: {"rules": health_rules},
+    TORCHRUN: {"flags": torchrun_flags},
+    CLI: {"torchrun": torchrun_names},
 }
 
 

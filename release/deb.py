@@ -74,7 +74,7 @@ def build(bundle: Path, version: str, machine: str, out: Path) -> Path:
     _move(tree / PLACE / "CHANGELOG.md", tree / "usr/share/doc/nodeagent/changelog")
     for gone in ("man", "completion"):
         shutil.rmtree(tree / PLACE / gone)
-    for program in ("nodeagent", "nodeagentctl"):
+    for program in ("nodeagent", "nodeagentctl", "nodeagent-run"):
         link = tree / "usr/bin" / program
         link.parent.mkdir(exist_ok=True)
         link.symlink_to(f"/opt/nodeagent/bin/{program}")

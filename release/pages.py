@@ -15,12 +15,13 @@ from nodeagent import __version__
 from nodeagent.agent.main import main as nodeagent
 from nodeagent.ctl.completion import VARIABLE
 from nodeagent.ctl.main import cli as nodeagentctl
+from nodeagent.ctl.run import as_torchrun as nodeagent_run
 
 
 def write_man(out: Path) -> None:
     """``nodeagent*.1`` into the folder ``out``."""
     out.mkdir(parents=True)
-    commands = (("nodeagent", nodeagent), ("nodeagentctl", _eager(nodeagentctl)))
+    commands = (("nodeagent", nodeagent), ("nodeagentctl", _eager(nodeagentctl)), ("nodeagent-run", nodeagent_run))
     with warnings.catch_warnings():  # click-man 0.6 uses what click 9 will not have; we stay below 9
         warnings.filterwarnings("ignore", "'click.utils", DeprecationWarning)
         for name, command in commands:

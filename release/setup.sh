@@ -113,6 +113,7 @@ install_files() {
     mkdir -p /usr/local/bin
     ln -sfn "$prefix/bin/nodeagent" /usr/local/bin/nodeagent
     ln -sfn "$prefix/bin/nodeagentctl" /usr/local/bin/nodeagentctl
+    ln -sfn "$prefix/bin/nodeagent-run" /usr/local/bin/nodeagent-run
 }
 
 name_version() {
@@ -190,7 +191,7 @@ do_remove() {
     if [ "$files" = yes ]; then
         rm -f "$units/nodeagent.service" "$units/nodeagent.slice" /etc/sysusers.d/nodeagent.conf \
             /etc/tmpfiles.d/nodeagent.conf "$bash_completion" "$zsh_completion" "$man"/man1/nodeagent*.1 \
-            /usr/local/bin/nodeagent /usr/local/bin/nodeagentctl
+            /usr/local/bin/nodeagent /usr/local/bin/nodeagentctl /usr/local/bin/nodeagent-run
         booted && systemctl daemon-reload
     fi
     rm -rf "$prefix"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from nodeagent.ctl.follow import Printer, print_logs
@@ -43,7 +45,7 @@ def logs(
     ref = which_job(client, job, job_named)
     if follow:
         client.endure(PATIENCE)
-    query: dict[str, object] = {"tail": tail, "rank": rank}
+    query: dict[str, Any] = {"tail": tail, "rank": rank}
     if generation is not None:
         query["generation"] = generation
     elif previous:

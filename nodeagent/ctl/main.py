@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import click
 
@@ -89,22 +89,29 @@ class Tool(click.Group):
         """Never returns: exits with the contract's code."""
         words = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
-        try:
-            code = super().main(words, *rest, **extra)
-        except CtlError as error:
-            error.show()
-            code = error.code
-        except click.ClickException as error:
-            error.show()
-            code = RUN_CODES[Exit.USAGE] if _verb(words) == "run" else error.exit_code
-        except (click.Abort, KeyboardInterrupt):
-            echo("nodeagentctl: interrupted", err=True)
-            code = Exit.INTERRUPTED
-        except BrokenPipeError:
-            # Whoever read our output has gone; keep the interpreter from complaining when it flushes.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = Exit.FAILED
-        sys.exit(code if isinstance(code, int) else Exit.DONE)
+        usage = RUN_CODES[Exit.USAGE] if _verb(words) == "run" else None
+        end_as(lambda: super(Tool, self).main(words, *rest, **extra), usage)
+
+
+def end_as(call: Callable[[], Any], usage: int | None = None) -> NoReturn:
+    """End the process as the contract says for what the call returns or raises. ``usage``: the code for a wrong command
+    line, where it is not click's own."""
+    try:
+        code = call()
+    except CtlError as error:
+        error.show()
+        code = error.code
+    except click.ClickException as error:
+        error.show()
+        code = usage or error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        echo("nodeagentctl: interrupted", err=True)
+        code = Exit.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; keep the interpreter from complaining when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = Exit.FAILED
+    sys.exit(code if isinstance(code, int) else Exit.DONE)
 
 
 def _verb(words: list[str]) -> str:
@@ -143,6 +150,20 @@ def cli() -> None:
 def main() -> None:
     """The console script."""
     cli(prog_name="nodeagentctl")
+
+
+def run_main() -> None:
+    """The console script ``nodeagent-run``: 2 for a wrong command line, as torchrun."""
+    from nodeagent.ctl.run import as_torchrun
+
+    def call() -> Any:
+        try:
+            return as_torchrun.main(prog_name="nodeagent-run", standalone_mode=False)
+        except CtlError as error:
+            error.code = Exit.USAGE if error.code == RUN_CODES[Exit.USAGE] else error.code
+            raise
+
+    end_as(call)
 
 
 if __name__ == "__main__":

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import signal
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from nodeagent.ctl import client as agent_client
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.errors import RUN_CODES, CtlError, Exit, UnreachableError
+from nodeagent.ctl.follow import PlainPrinter, Printer
 from nodeagent.ctl.options import agent_option, request_id_option
+from nodeagent.ctl.outputs import LogFiles, Outputs, Places, Regular, Rules, Streams, local_ranks, log_base, words_of
 from nodeagent.ctl.saved import mention_unsaved
-from nodeagent.ctl.session import Session
+from nodeagent.ctl.session import STOP_ON, Session
 from nodeagent.ctl.submit import send
 from nodeagent.ctl.terminal import echo
+from nodeagent.ctl.torchline import TorchLine, command_of, torch_options, unneeded_line, workers
 from nodeagent.ctl.where import Where
 
 if TYPE_CHECKING:
@@ -28,62 +32,205 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
+F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
+
+PYTHON = r"python(3(\.\d+)?)?"
+"""The names of interpreters."""
+PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+DEFAULT_ROLE = "worker"
+SETTINGS = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
 NODES_PER_CORE, LEAST_LOCAL = 4, 8
 """Most local nodes for each core of this machine, and how many are allowed on any."""
 
 
+def _options(command: F) -> F:
+    """Those of ``run``, ours first."""
+    for option in reversed(
+        (
+            click.option(
+                "--local", type=click.IntRange(min=1), metavar="N", help="On N nodes brought up here for this command."
+            ),
+            torch_options,
+            click.option("--name", metavar="NAME", help="The job's name [default: from the command]."),
+            click.option("--env", multiple=True, metavar="K=V", help="A variable for the workers; may be repeated."),
+            click.option(
+                "--checkpoint-dir",
+                metavar="DIR",
+                help="A shared folder; the workers find it in NODEAGENT_CHECKPOINT_DIR.",
+            ),
+            click.option(
+                "--preload", multiple=True, metavar="MOD", help="A module to import ahead of time; may be repeated."
+            ),
+            click.option(
+                "--no-standby", is_flag=True, help="Keep no interpreter ready; each worker starts from nothing."
+            ),
+            click.option("--detach", is_flag=True, help="Submit and return; print the job's name."),
+            request_id_option,
+            agent_option,
+        )
+    ):
+        command = option(command)
+    return command
+
+
 @click.command(
+    cls=TorchLine,
     short_help="Run a command as a job, follow its output, exit with its code.",
-    context_settings={"allow_interspersed_args": False},
+    context_settings=SETTINGS,
 )
-@click.option("--local", type=click.IntRange(min=1), metavar="N", help="On N nodes brought up here for this command.")
-@click.option("--nodes", metavar="MIN:MAX|N", help="Nodes to train on [default: 1, or all N of --local].")
-@click.option("--nproc-per-node", "--nproc_per_node", "nproc", metavar="N|gpu", help="Workers per node [default: gpu].")
-@click.option("--max-restarts", "--max_restarts", type=click.IntRange(min=0), metavar="N", help="The restart budget.")
-@click.option("--name", metavar="NAME", help="The job's name [default: from the command].")
-@click.option("--env", multiple=True, metavar="K=V", help="A variable for the workers; may be repeated.")
-@click.option(
-    "--checkpoint-dir", metavar="DIR", help="A shared folder; the workers find it in NODEAGENT_CHECKPOINT_DIR."
-)
-@click.option("--preload", multiple=True, metavar="MOD", help="A module to import ahead of time; may be repeated.")
-@click.option("--no-standby", is_flag=True, help="Keep no interpreter ready; each worker starts from nothing.")
-@click.option("--detach", is_flag=True, help="Submit and return; print the job's name.")
-@request_id_option
-@agent_option
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD...")
+@_options
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD...|SCRIPT.py ...")
 @click.pass_context
-def run(ctx: click.Context, /, local: int | None, detach: bool, request_id: str | None, **asked: Any) -> None:
+def run(ctx: click.Context, /, **asked: Any) -> None:
     """Run CMD as a job, print its output as `[rank]<stdout>: text`, and exit with its code (the blamed worker's;
-    128+n for signal n). A drop-in for torchrun: `run --local 2 --nproc-per-node 2 -- python train.py`.
+    128+n for signal n). A drop-in for torchrun, whose options it takes: `run --local 2 --nproc-per-node 2 train.py`.
 
     Ctrl-C stops the job, gracefully, and waits for it; again: does not wait. A lost terminal leaves the job running.
     Without --local and without an agent on this machine, one local node is brought up. The tool's own failures are
     120 refused, 121 failed, 122 usage, 123 not found, 124 timed out, 125 no agent.
     """
+    ctx.exit(_run(ctx, OURS, asked))
+
+
+@click.command(cls=TorchLine, context_settings=SETTINGS)
+@_options
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT ...")
+@click.pass_context
+def as_torchrun(ctx: click.Context, /, **asked: Any) -> None:
+    """Run SCRIPT as a job, with torchrun's command line, defaults and output; exit with the script's own code.
+
+    With an agent on this machine the job runs on its cluster, without one (or with --standalone or --local) on nodes
+    brought up here. 2 is a wrong command line; other failures of this tool are 120 to 125.
+    """
+    ctx.exit(_run(ctx, TORCHRUNS, asked))
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """What the two commands do not share."""
+
+    nproc: str
+    max_restarts: int | None
+    role: str
+    script: bool
+    """The first word is a Python script, whatever it looks like."""
+    early: bool
+    """A failure right after the first start is worth a restart like any other."""
+    plain: bool
+    """The output has no prefix but of what is teed."""
+
+
+OURS = Manner(nproc="gpu", max_restarts=None, role=DEFAULT_ROLE, script=False, early=False, plain=False)
+TORCHRUNS = Manner(nproc="1", max_restarts=0, role="default", script=True, early=True, plain=True)
+
+
+def _run(ctx: click.Context, manner: Manner, asked: dict[str, Any]) -> int:
+    """The exit code. Raises ``CtlError``."""
     with _own_codes(), ExitStack() as stack:
+        if line := unneeded_line(ctx):
+            echo(f"nodeagentctl: {line}", err=True)
+        rules, stop_on = _rules(asked), _signals(asked["signals_to_handle"])
+        local, detach = _local(asked), asked["detach"]
         if local is not None and detach:
             raise CtlError(
                 "--detach would leave the job without its nodes: those of --local live as long as this command",
                 Exit.USAGE,
                 f"bring them up first: nodeagentctl local up --nodes {local}",
             )
-        _check_command(asked["command"])
-        spec = _spec(local, **asked)
+        if detach and rules.files:
+            raise CtlError(
+                "--redirects and --tee write files while this command runs, and --detach ends it",
+                Exit.USAGE,
+                "leave them out, and read the output later: nodeagentctl logs JOB",
+            )
+        command = command_of(
+            asked["command"],
+            always_script=manner.script,
+            **{key: asked[key] for key in ("module", "no_python", "run_path")},
+        )
+        _check_command(command)
+        spec = _spec(ctx, manner, local, command, asked)
         if local is not None:
             _check_local(local, spec)
         client, private = _agent(ctx, stack, local, spec, detach)
         if private:
             spec = _with_shell(spec)
-        session = Session(client, stays=not private)
+        session = Session(client, stays=not private, stop_on=stop_on)
         with session.signals():
-            after = send(client, spec, request_id)
+            after = send(client, spec, asked["request_id"])
             mention_unsaved(f"job/{after['name']} submit", after)
-            session.begin(after)
+            outputs = _outputs(stack, rules, asked["log_dir"], spec, client, after["uid"])
+            if manner.plain:
+                printer: Printer = PlainPrinter(spec.role.name, os.environ.get(PREFIX_TEMPLATE), outputs=outputs)
+            else:
+                printer = Printer(outputs=outputs)
+            session.begin(after, printer)
             if detach:
                 echo(f"job/{spec.name}")
-                return
-            code = session.follow()
-    ctx.exit(code)
+                return 0
+            return session.follow()
+
+
+def _local(asked: Mapping[str, Any]) -> int | None:
+    """How many nodes are brought up for this command; None: those of a cluster."""
+    local: int | None = asked["local"]
+    if local is None and asked["standalone"]:
+        most = str(asked["nodes"] or 1).rpartition(":")[2].strip()
+        return int(most) if most.isdigit() else 1  # what is no number is told where the job is made
+    return local
+
+
+def _rules(asked: Mapping[str, Any]) -> Rules:
+    """Where output goes. Raises ``CtlError``."""
+
+    def read(option: str, reader: Callable[[str], R]) -> R:
+        try:
+            return reader(asked[option])
+        except ValueError as error:
+            raise CtlError(f"--{option.replace('_', '-')}: {error}", Exit.USAGE, "see docs/torchrun.md") from None
+
+    kept = ("stdout", "stderr")
+    return Rules(
+        redirects=read("redirects", Streams.read) if asked["redirects"] else Streams(),
+        tee=read("tee", Streams.read) if asked["tee"] else Streams(),
+        local_ranks=read("local_ranks_filter", local_ranks) if asked["local_ranks_filter"] else None,
+        duplicates={stream: words_of(asked[f"duplicate_{stream}_filters"] or "") for stream in kept},
+    )
+
+
+def _signals(text: str | None) -> Collection[int]:
+    """Those that stop the job. Raises ``CtlError``."""
+    if text is None:
+        return STOP_ON
+    found = []
+    for name in text.split(","):
+        number = getattr(signal, name.strip(), None)
+        if not isinstance(number, signal.Signals) or number in (signal.SIGKILL, signal.SIGSTOP):
+            raise CtlError(
+                f"--signals-to-handle: {name.strip()!r} is not a signal that can be handled",
+                Exit.USAGE,
+                "write for instance SIGTERM,SIGUSR1",
+            )
+        found.append(number)
+    return found
+
+
+def _outputs(
+    stack: ExitStack, rules: Rules, log_dir: str | None, spec: JobSpec, client: Client, uid: str
+) -> Outputs | None:
+    """None where all goes to the console."""
+    if not rules.any:
+        return None
+    try:
+        base = log_base(log_dir) if rules.files else None
+    except OSError as error:
+        raise CtlError(str(error), Exit.USAGE, "name a folder") from None
+    files = stack.enter_context(LogFiles(base, spec.name)) if base is not None else None
+    if files is not None and not log_dir:
+        echo(f"nodeagentctl: log files: {base}", err=True)
+    each = spec.role.workers_per_node
+    return Outputs(rules, Places(client.twin(), uid).local if each == "gpu" else Regular(each).local, files)
 
 
 def _check_command(command: tuple[str, ...]) -> None:
@@ -95,12 +242,6 @@ def _check_command(command: tuple[str, ...]) -> None:
             f"{command[0]!r} is one word, and no program has that name",
             Exit.USAGE,
             f"leave out the quotes: -- {command[0]}",
-        )
-    if command[0].endswith(".py"):
-        raise CtlError(
-            f"{command[0]} is a script, not a program that can be started",
-            Exit.USAGE,
-            f"name its interpreter: -- python {shlex.join(command)}",
         )
 
 
@@ -181,47 +322,64 @@ def _bring_up(stack: ExitStack, nodes: int, spec: JobSpec) -> Client:
 
 
 def _spec(
-    local: int | None,
-    *,
-    nodes: str | None,
-    nproc: str | None,
-    max_restarts: int | None,
-    name: str | None,
-    env: tuple[str, ...],
-    checkpoint_dir: str | None,
-    preload: tuple[str, ...],
-    no_standby: bool,
-    command: tuple[str, ...],
+    ctx: click.Context, manner: Manner, local: int | None, command: tuple[str, ...], asked: Mapping[str, Any]
 ) -> JobSpec:
+    from nodeagent.model.jobspec import Policy
     from nodeagent.spec.errors import SpecError
     from nodeagent.spec.jobargs import capture_submitter, job_from_args
 
-    modules = preload or (() if no_standby else guess_preload(command))
+    no_standby = asked["no_standby"]
     try:
         spec = job_from_args(
-            name=name or default_name(command),
+            name=asked["name"] or default_name(command),
             command=command,
             submitter=capture_submitter(os.environ, str(Path.cwd())),
-            nodes=nodes or str(local or 1),
-            nproc=nproc or "gpu",
-            max_restarts=max_restarts,
-            env=env,
-            preload=modules,
-            checkpoint_dir=checkpoint_dir,
+            nodes=asked["nodes"] or str(local or 1),
+            nproc=workers(asked["nproc"] or manner.nproc, lambda: _see_gpus(ctx, local)),
+            max_restarts=_restarts(manner.max_restarts if asked["max_restarts"] is None else asked["max_restarts"]),
+            env=asked["env"],
+            preload=asked["preload"] or (() if no_standby else guess_preload(command)),
+            checkpoint_dir=asked["checkpoint_dir"],
+            role=asked["role"] or manner.role,
+            grace=asked["shutdown_timeout"],
+            virtual_local_rank=asked["virtual_local_rank"],
+            numa_binding=asked["numa_binding"],
         )
     except SpecError as error:
         raise CtlError(
             "the job cannot be made",
             Exit.USAGE,
-            "nodeagentctl run --help; nothing was submitted",
+            f"{ctx.command_path} --help; nothing was submitted",
             str(error).splitlines(),
         ) from None
+    if manner.early:
+        spec = spec.model_copy(update={"policies": (Policy(on=("WorkerFailed",), do="RestartJob"),)})
     return spec.model_copy(update={"standby": False}) if no_standby else spec
+
+
+def _restarts(asked: int | None) -> int | None:
+    """The budget as a job can have it: torchrun's has no limit, ours is one of the last hour."""
+    from nodeagent.model.jobspec import MOST_RESTARTS
+
+    if asked is not None and asked > MOST_RESTARTS:
+        echo(f"nodeagentctl: --max-restarts {asked}: {MOST_RESTARTS} within an hour is the most here", err=True)
+        return MOST_RESTARTS
+    return asked
+
+
+def _see_gpus(ctx: click.Context, local: int | None) -> bool:
+    """Whether the nodes that the job will run on have GPUs."""
+    from nodeagent.local.gpus import installed
+
+    if local is None:
+        with suppress(UnreachableError):
+            return any(node["gpus"] for node in agent_client.find(ctx.obj).get("/v1/nodes")["items"])
+    return bool(installed()[0])
 
 
 def script_of(command: tuple[str, ...]) -> Path | None:
     """SCRIPT of ``python [options] SCRIPT ...``."""
-    if not command or not re.fullmatch(r"python(3(\.\d+)?)?", Path(command[0]).name):
+    if not command or not re.fullmatch(PYTHON, Path(command[0]).name):
         return None
     words = iter(command[1:])
     for word in words:
@@ -234,9 +392,19 @@ def script_of(command: tuple[str, ...]) -> Path | None:
     return None
 
 
+def module_of(command: tuple[str, ...]) -> Path | None:
+    """The file that ``python [-u] -m MODULE ...`` means, if it is in this folder, else where it would be."""
+    words = command[1:][command[1:2] == ("-u",) :]
+    if words[:1] != ("-m",) or len(words) < 2 or not re.fullmatch(PYTHON, Path(command[0]).name):
+        return None
+    path = Path(*words[1].split("."))
+    return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+
+
 def default_name(command: tuple[str, ...]) -> str:
     """The script's (or the command's) name, as a job's name, with a few random characters: two runs do not clash."""
-    path = script_of(command) or Path(command[0])
+    path = script_of(command) or module_of(command) or Path(command[0])
+    path = path.parent if path.name == "__main__.py" else path
     stem = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")[:40].strip("-") or "job"
     return f"{stem}-{os.urandom(3).hex()}"
 
@@ -245,7 +413,7 @@ def guess_preload(command: tuple[str, ...]) -> tuple[str, ...]:
     """``torch``, if the command is a Python script that imports it."""
     import ast
 
-    script = script_of(command)
+    script = script_of(command) or module_of(command)
     if script is None:
         return ()
     try:

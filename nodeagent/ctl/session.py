@@ -1,7 +1,7 @@
 """One ``run`` from its submission to its exit code: output, short status lines, signals, and blame at the end.
 
-Ctrl-C (or SIGTERM) asks for a graceful stop and waits; the second does not wait. A lost terminal (SIGHUP) leaves the
-job running.
+Ctrl-C (or SIGTERM, or another signal that is to stop it) asks for a graceful stop and waits; the second does not wait.
+A lost terminal (SIGHUP) leaves the job running.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -28,6 +28,10 @@ Json = dict[str, Any]
 
 POLL = 0.3
 """Seconds between two looks at the job's state."""
+STOP_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+"""Signals that ask for the job's end, unless told otherwise."""
+LINGER = 2.0
+"""Seconds for which output is still printed after the job was asked to end, and has."""
 SETTLE = 10.0
 """Seconds for the job's record to say that it has ended after its output has."""
 
@@ -43,19 +47,24 @@ class _Leave(BaseException):
 class Session:
     """Follows one job."""
 
-    def __init__(self, client: Client, *, stays: bool) -> None:
+    def __init__(self, client: Client, *, stays: bool, stop_on: Collection[int] = STOP_ON) -> None:
         self._client = client
+        self._stop_on = stop_on
+        """Signals that ask for the job's end."""
         self._stays = stays
         """The job outlives this command (it does not where its nodes were brought up for it)."""
         self._job: Json | None = None
+        self._printer = Printer()
         self._asked_to_end = 0
         """The signal that asked us to stop the job; 0 for none."""
+        self._stopped_at: float | None = None
+        """When (monotonic) the job was first seen to have ended as asked."""
         self._over = threading.Event()
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Our handling of SIGINT, SIGTERM and SIGHUP, for the time of the block."""
-        mine = {signal.SIGINT: self._end, signal.SIGTERM: self._end, signal.SIGHUP: self._hang_up}
+        """Our handling of SIGHUP and of those that ask for the end, for the time of the block."""
+        mine = dict.fromkeys(self._stop_on, self._end) | {int(signal.SIGHUP): self._hang_up}
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -79,9 +88,9 @@ class Session:
         if self._stays:
             raise _Leave(128 + signal.SIGHUP)
 
-    def begin(self, job: Json) -> None:
-        """The job was submitted."""
-        self._job = job
+    def begin(self, job: Json, printer: Printer) -> None:
+        """The job was submitted; its output goes to ``printer``."""
+        self._job, self._printer = job, printer
 
     def follow(self) -> int:
         """Print until the end; the exit code. Raises ``CtlError`` when it cannot be followed any more."""
@@ -91,7 +100,7 @@ class Session:
         try:
             self._client.endure(PATIENCE)
             watcher.start()
-            print_logs(self._client, uid, Printer(), follow=True, first=1)
+            print_logs(self._client, uid, self._printer, follow=True, enough=self._is_enough, first=1)
             job = self._ended(uid)
         except _Leave as leave:
             if self._asked_to_end:
@@ -101,6 +110,15 @@ class Session:
             self._over.set()
         watcher.join(POLL * 4)
         return self._result(job)
+
+    def _is_enough(self) -> bool:
+        """The job was asked to end, and has, and a flood of output is still to come."""
+        if self._stopped_at is None or time.monotonic() < self._stopped_at + LINGER:
+            return False
+        assert self._job is not None
+        where = f": nodeagentctl logs {self._job['name']}" if self._stays else ""
+        _say(f"the rest of the output is not printed{where}")
+        return True
 
     def _ended(self, uid: str) -> Json:
         until = time.monotonic() + SETTLE
@@ -127,6 +145,8 @@ class Session:
                     self._stop(client, uid)
                     stopped = True
                 job = client.get(job_path(uid))
+                if self._asked_to_end and self._stopped_at is None and job["phase"] in ENDED:
+                    self._stopped_at = time.monotonic()
             except CtlError as error:
                 if told != error.message:
                     told = error.message

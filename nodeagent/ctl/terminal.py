@@ -30,11 +30,11 @@ def one_line(text: str) -> str:
     return _kept(text, _COLOUR).replace("\n", "\\n")
 
 
-def log_line(text: str) -> str:
-    """A line of a worker's output, as a terminal shows it: what stands after its last carriage return, with its
-    colours."""
-    line = text.rstrip("\r").rpartition("\r")[2]
-    return _kept(line, _LOOK) + ("\x1b[0m" if "\x1b" in line else "")
+def worker_text(text: str, begin: str = "") -> str:
+    """A worker's output for a terminal, with its line ends and colours. It can go back to the start of its own line,
+    where ``begin`` is written again."""
+    shown = f"\r{begin}".join(_kept(part, _LOOK) for part in text.split("\r"))
+    return shown + ("\x1b[0m" if "\x1b" in text else "")
 
 
 def _kept(text: str, sequences: re.Pattern[str]) -> str:

@@ -18,7 +18,12 @@ EventName = Literal["WorkerFailed", "WorkerHung", "PodFailed", "PodEvicted", "No
 ActionName = Literal["RestartJob", "FailJob"]
 """What a policy can do: re-form the gang, or end the job as failed."""
 
+NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
+"""torchrun's words for it."""
+
 DEFAULT_ROLE = "worker"
+DEFAULT_GRACE, MOST_GRACE = 30.0, 86400
+"""Seconds that workers have from the request to end until they are killed."""
 
 
 class Nodes(Record):
@@ -41,6 +46,10 @@ class Role(Record):
     """None: one where the node has GPUs, none where it has not."""
     uneven: bool = False
     """A node with fewer usable GPUs than its peers still takes part, with fewer workers."""
+    virtual_local_rank: bool = False
+    """Each worker sees its own GPUs only and has LOCAL_RANK 0, as torchrun's option of this name does."""
+    numa_binding: NumaBinding | None = None
+    """The cores that a worker is bound to: all near its GPU, or a part of them that no other GPU has."""
 
 
 MOST_RESTARTS = 60
@@ -114,7 +123,7 @@ class JobSpec(Record):
     preload: tuple[str, ...] = ()
     """Modules imported ahead of time in the standby interpreter."""
     standby: bool = True
-    grace: float = Field(default=30.0, ge=0, le=86400)
+    grace: float = Field(default=DEFAULT_GRACE, ge=0, le=MOST_GRACE)
     restarts: RestartLimits = RestartLimits()
     policies: tuple[Policy, ...] = ()
     hooks: Hooks = Hooks()

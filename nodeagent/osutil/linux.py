@@ -247,6 +247,18 @@ def kill_group(pid: int, pidfd: int, number: int = signal.SIGKILL) -> None:
             signal.pidfd_send_signal(pidfd, number)
 
 
+def saves_itself(pid: int) -> bool:
+    """A Python that handles SIGTERM: it may save, and needs its own helpers (a DataLoader's workers) for that. Others,
+    such as shells, do not pass the signal on."""
+    try:
+        program = Path(f"/proc/{pid}/exe").readlink().name
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:")), 0)
+    return program.startswith("python") and bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
 @contextlib.contextmanager
 def socket_path(path: Path) -> Iterator[str]:
     """The path as unix sockets can take it (their limit is 107 bytes): through an open folder when it is longer."""

@@ -28,7 +28,10 @@ def worker_environments(
     faulty = _faulty(head, nodes)
     common = _defaults(member, node) | job.spec.env | _common(job, head, member, node, faulty)
     endpoints = _endpoints(head, {n: nodes[n].facts.address for n in head.members})
-    return tuple(common | _of_rank(member, local, endpoints) for local in range(member.workers))
+    ranks = [common | _of_rank(member, local, endpoints) for local in range(member.workers)]
+    if job.spec.role.virtual_local_rank:
+        ranks = [env | _own_device(member, local) for local, env in enumerate(ranks)]
+    return tuple(ranks)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -44,6 +47,7 @@ def _defaults(member: Member, node: NodeRecord) -> dict[str, str]:
     env = {
         "RES_OPTIONS": "timeout:1 attempts:1",  # a silent resolver costs TCPStore 1 s instead of 10 s
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # as torchrun
+        "PYTHONUNBUFFERED": "1",  # as torchrun's -u: output comes at once, and a kill loses none
     }
     if member.workers > 1:
         env["OMP_NUM_THREADS"] = "1"
@@ -92,6 +96,8 @@ def _common(job: JobRecord, head: Head, member: Member, node: NodeRecord, faulty
         env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     if job.checkpoint is not None:
         env["NODEAGENT_CHECKPOINT"] = job.checkpoint.name
+    if job.spec.role.numa_binding is not None:
+        env["NODEAGENT_NUMA_BINDING"] = job.spec.role.numa_binding
     if job.spec.checkpoint_dir is not None:
         env["NODEAGENT_CHECKPOINT_DIR"] = str(PurePosixPath(job.spec.working_dir, job.spec.checkpoint_dir))
     return env
@@ -111,6 +117,13 @@ def _of_rank(member: Member, local: int, endpoints: list[str]) -> dict[str, str]
         "DEVICE_ID": str(local * (len(member.devices) // member.workers)),
         "TF_CONFIG": json.dumps(task),
     }
+
+
+def _own_device(member: Member, local: int) -> dict[str, str]:
+    """LOCAL_RANK is 0 for all, and of the node's GPUs a worker sees its own."""
+    each = len(member.devices) // member.workers
+    gpus = [d for d in member.devices[local * each : (local + 1) * each] if not d.startswith("cpu")]
+    return {"LOCAL_RANK": "0"} | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
 
 
 def _endpoints(head: Head, addresses: Mapping[str, str]) -> list[str]:

@@ -213,7 +213,14 @@ def _read_file(path: str) -> dict[str, str]:
 
 
 DEFAULTS = frozenset(
-    {"OMP_NUM_THREADS", "RES_OPTIONS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}
+    {
+        "OMP_NUM_THREADS",
+        "RES_OPTIONS",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "NCCL_SOCKET_IFNAME",
+        "GLOO_SOCKET_IFNAME",
+        "PYTHONUNBUFFERED",
+    }
 )
 """Variables of ours that give way to the job's own, also to those of its env_file."""
 

@@ -71,10 +71,15 @@ class Guard:
             kill_group(pid, pidfd)
             return False
 
-    def signal(self, pid: int, number: int) -> None:
-        """Signal a guarded process and its group."""
+    def signal(self, pid: int, number: int, *, alone: bool = False) -> None:
+        """Signal a guarded process, and its group unless ``alone``."""
         with self._lock:
-            if pid in self._held:
+            if pid not in self._held:
+                return
+            if alone:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._held[pid], number)
+            else:
                 kill_group(pid, self._held[pid], number)
 
     def release(self, pid: int) -> bool:

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nodeagent.osutil.linux import pidfd_ended, write_atomic
+from nodeagent.osutil.linux import pidfd_ended, saves_itself, write_atomic
 from nodeagent.shim.fence import Guard
+from nodeagent.shim.forkserver.binding import bind
 from nodeagent.shim.forkserver.client import Standby
 from nodeagent.shim.hook import Hook
 from nodeagent.shim.loop import Delay, Loop
@@ -62,6 +63,8 @@ STUCK_AFTER = 10.0
 """Seconds after SIGKILL until what has not gone is told as stuck."""
 EARLY = 0.5
 """Of the grace: then snapshots of workers that still live begin to be written out, if the pod is given up."""
+LATE = 0.8
+"""Of the grace: then SIGTERM goes to the processes that a worker started too, if it was sent to the worker alone."""
 REAP_BOUND = 5.0
 """Seconds until a standby that does not reap is killed, so that the shim can."""
 
@@ -110,6 +113,7 @@ class Gang:
     _grace: float = 0.0
     _kill: Delay | None = None
     _early: Delay | None = None
+    _late: Delay | None = None
     _stuck_check: Delay | None = None
     _given_up: Mapping[str, Any] | None = None
     _write_out: WriteOut | None = None
@@ -180,14 +184,15 @@ class Gang:
                     if w.leave is not None:
                         w.leave(grace)
                     else:
-                        self.parts.guard.signal(w.pid, signal.SIGTERM)
+                        self.parts.guard.signal(w.pid, signal.SIGTERM, alone=saves_itself(w.pid))
             at = time.monotonic() + grace
             if self._kill_at is None or at < self._kill_at:
                 self._kill_at, self._grace = at, grace
-                for delay in filter(None, (self._kill, self._early)):
+                for delay in filter(None, (self._kill, self._early, self._late)):
                     delay.cancel()
                 self._kill = self.parts.loop.after(grace, self._grace_over)
                 self._early = self.parts.loop.after(grace * EARLY, self._write_early)
+                self._late = self.parts.loop.after(grace * LATE, self._signal_groups)
             if broken:
                 self.abandon()
         self.parts.changed()
@@ -239,7 +244,7 @@ class Gang:
             if self.workers and not self.fenced and self._run_hook("post_stop", self._after_post_stop):
                 self.parts.changed()
                 return
-        for delay in filter(None, (self._kill, self._early, self._stuck_check)):
+        for delay in filter(None, (self._kill, self._early, self._late, self._stuck_check)):
             delay.cancel()
         for w in self.workers:
             for capture in w.captures:
@@ -247,6 +252,12 @@ class Gang:
             w.log.close()
         self.settled, self.stuck = True, []
         self.parts.changed()
+
+    def _signal_groups(self) -> None:
+        """Those that had the signal alone are still not done: whatever they started has it too, before SIGKILL."""
+        for w in self.living():
+            if w.leave is None:
+                self.parts.guard.signal(w.pid, signal.SIGTERM)
 
     def _write_early(self) -> None:
         """Workers that take all of the grace, stuck in a collective perhaps, leave no time for it after their end."""
@@ -322,7 +333,7 @@ class Gang:
             )
             return
         try:
-            pid = start_program(command, env, cwd, out.write_end, err.write_end, limits=limits)
+            pid = start_program(command, env, cwd, out.write_end, err.write_end, limits=limits, first=lambda: bind(env))
         except OSError as error:
             self._launched(w, 0, f"fork: {error.strerror}")
         else:

@@ -19,8 +19,8 @@ from nodeagent.shim.loop import Delay, Handler, Loop
 CHUNK = 65536
 PIECE = 16384
 """Longer lines are split."""
-FLUSH_AFTER = 1.0
-"""Seconds until a line without an end is shown as a piece."""
+FLUSH_AFTER = 0.08
+"""Seconds until a line without an end is shown as a piece; what comes meanwhile does not put it off."""
 WAITING_MOST = 8 << 20
 """Bytes of output that wait to be written; what comes then is dropped, and counted."""
 FLUSH_BOUND = 0.25
@@ -149,6 +149,8 @@ class Capture:
         self._partial = b""
         self._flush: Delay | None = None
         self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
+        self._unended = False
+        """The tail's last line goes on."""
         loop.watch(self.read_end, self._readable)
 
     def started(self) -> None:
@@ -163,7 +165,10 @@ class Capture:
 
     def tail(self) -> str:
         """The last lines, for blame."""
-        lines = [*self._tail, self._partial] if self._partial else list(self._tail)
+        lines = list(self._tail)
+        if self._partial:
+            before = lines.pop() if self._unended else b""
+            lines.append(_seen(before + self._partial))
         return b"\n".join(lines[-TAIL_LINES:]).decode("utf-8", "backslashreplace")[-TAIL_CHARS:].strip("\n")
 
     def close(self) -> None:
@@ -173,7 +178,7 @@ class Capture:
         self._loop.forget(self.read_end)
         os.close(self.read_end)
         self.read_end = -1
-        self._put_partial()
+        self._put_piece(len(self._partial))
 
     def _readable(self) -> bool:
         """Read one chunk; False when there is nothing (more) to read now."""
@@ -205,21 +210,32 @@ class Capture:
             cut = _boundary(rest)
             out.append(stamp + b" P " + _text(rest[:cut]))
             rest = rest[cut:]
-        self._tail.extend(line[-TAIL_CHARS:] for line in lines[-TAIL_LINES:])
+        for line in lines[:1] + lines[1:][-TAIL_LINES:]:
+            self._remember(line, ended=True)
         self._partial = rest
         if out:
             self._file.write(b"\n".join(out) + b"\n")
-        if self._flush is not None:
+        if lines and self._flush is not None:  # the line that it was for has ended
             self._flush.cancel()
             self._flush = None
-        if rest:
+        if rest and self._flush is None:
             self._flush = self._loop.after(FLUSH_AFTER, self._put_partial)
 
     def _put_partial(self) -> None:
-        if self._partial:
-            self._file.write(self._stamp() + b" P " + _text(self._partial) + b"\n")
-            self._tail.append(self._partial)
-            self._partial = b""
+        """Show what has no end yet, but no part of a character."""
+        self._flush = None
+        self._put_piece(_whole(self._partial))
+
+    def _put_piece(self, size: int) -> None:
+        if size:
+            piece, self._partial = self._partial[:size], self._partial[size:]
+            self._file.write(self._stamp() + b" P " + _text(piece) + b"\n")
+            self._remember(piece, ended=False)
+
+    def _remember(self, text: bytes, *, ended: bool) -> None:
+        before = self._tail.pop() if self._unended else b""
+        self._tail.append(_seen(before + text))
+        self._unended = not ended
 
     def _stamp(self) -> bytes:
         return f"{stamp(time.time())} ".encode() + self._stream
@@ -248,6 +264,21 @@ def _boundary(data: bytes) -> int:
     while cut > PIECE - 4 and data[cut] & 0xC0 == 0x80:
         cut -= 1
     return cut
+
+
+def _whole(data: bytes) -> int:
+    """Bytes up to the end of the last whole UTF-8 character."""
+    for back in range(1, min(4, len(data)) + 1):
+        first = data[-back]
+        if first & 0xC0 != 0x80:
+            size = 1 + (first >= 0xC0) + (first >= 0xE0) + (first >= 0xF0)
+            return len(data) - back if size > back else len(data)
+    return len(data)
+
+
+def _seen(line: bytes) -> bytes:
+    """What a terminal shows of a line in the end: what stands after its last carriage return."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2][-TAIL_CHARS:]
 
 
 def _text(data: bytes) -> bytes:

@@ -51,12 +51,15 @@ def start_program(
     err: int,
     keep: Sequence[int] = (),
     limits: Sequence[tuple[int, int]] = (),
+    first: Callable[[], None] = lambda: None,
 ) -> int:
     """Run a program, found as a shell in ``cwd`` with this environment would find it, in a new session with /dev/null
     as input; returns its pid. What goes wrong after the fork is told on ``err`` with exit code 126 or 127, as a shell
-    does. ``keep``: descriptors it inherits under their numbers. ``limits``: as of ``own_limits``."""
+    does. ``keep``: descriptors it inherits under their numbers. ``limits``: as of ``own_limits``. ``first``: what
+    the child does before it is the program."""
 
     def program() -> None:
+        first()
         os.chdir(cwd)
         for fd in keep:
             os.set_inheritable(fd, True)

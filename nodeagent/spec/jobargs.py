@@ -9,7 +9,17 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from nodeagent.model.jobspec import MOST_RESTARTS, JobSpec, RestartLimits, Role, Submitter
+from nodeagent.model.jobspec import (
+    DEFAULT_GRACE,
+    DEFAULT_ROLE,
+    MOST_GRACE,
+    MOST_RESTARTS,
+    JobSpec,
+    NumaBinding,
+    RestartLimits,
+    Role,
+    Submitter,
+)
 from nodeagent.spec import jobvalues, units
 from nodeagent.spec.errors import CheckError, Problem, SpecError
 from nodeagent.spec.jobcheck import check_spec
@@ -41,11 +51,15 @@ def job_from_args(
     env: Sequence[str] = (),
     preload: Sequence[str] = (),
     checkpoint_dir: str | None = None,
+    role: str = DEFAULT_ROLE,
+    grace: int | None = None,
+    virtual_local_rank: bool = False,
+    numa_binding: NumaBinding | None = None,
 ) -> JobSpec:
     """The job that ``nodeagentctl run`` was given.
 
-    ``nodes`` is ``N`` or ``MIN:MAX``, ``nproc`` ``N`` or ``gpu``, ``env`` holds ``NAME=VALUE``. Raises ``SpecError``
-    with every problem, each under its option (``--nodes: ...``).
+    ``nodes`` is ``N`` or ``MIN:MAX``, ``nproc`` ``N`` or ``gpu``, ``env`` holds ``NAME=VALUE``, ``grace`` is in seconds
+    (None: the default). Raises ``SpecError`` with every problem, each under its option (``--nodes: ...``).
     """
     problems: list[Problem] = []
 
@@ -64,6 +78,9 @@ def job_from_args(
     if max_restarts is not None:
         checked("--max-restarts", lambda n: units.whole(n, 0, MOST_RESTARTS), max_restarts)
         restarts = restarts.model_copy(update={"max": max_restarts})
+    checked("--role", jobvalues.role_name, role)
+    if grace is not None:
+        checked("--shutdown-timeout", lambda seconds: units.whole(seconds, 0, MOST_GRACE), grace)
     pairs: dict[str, str] = {}
     for pair in env:
         key, equals, value = pair.partition("=")
@@ -77,13 +94,23 @@ def job_from_args(
         raise SpecError(problems)
     spec = JobSpec(
         name=name,
-        roles=(Role(command=words, nodes=count, workers_per_node=workers),),
+        roles=(
+            Role(
+                name=role,
+                command=words,
+                nodes=count,
+                workers_per_node=workers,
+                virtual_local_rank=virtual_local_rank,
+                numa_binding=numa_binding,
+            ),
+        ),
         env=pairs,
         working_dir=jobvalues.resolve(".", submitter.cwd),
         user=submitter.user,
         checkpoint_dir=None if folder is None else jobvalues.resolve(folder, submitter.cwd),
         preload=modules or (),
         restarts=restarts,
+        grace=DEFAULT_GRACE if grace is None else grace,
         submitter=submitter,
     )
     if wrong := check_spec(spec):

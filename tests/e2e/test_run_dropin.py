@@ -134,6 +134,18 @@ def test_a_signal_is_128_more_and_the_restart_budget_counts(shell: Cluster) -> N
     assert "SIGKILL" in done.stderr
 
 
+def test_what_was_printed_before_a_kill_is_not_lost(shell: Cluster) -> None:
+    """The script never flushes: it is not for the interpreter to keep lines back."""
+    (shell.work / "killed.py").write_text(
+        "import os\nfor n in range(3): print('line', n)\nprint('half a line', end='')\nos.kill(os.getpid(), 9)"
+    )
+    words = ("run", "--nodes", "1", "--nproc-per-node", "1", "--max-restarts", "0", "--", "python", "killed.py")
+    done = shell.ctl(*words, check=128 + 9)
+    assert done.stdout.splitlines() == [
+        f"[0]<stdout>: {text}" for text in ("line 0", "line 1", "line 2", "half a line")
+    ]
+
+
 def test_output_name_and_variables(shell: Cluster) -> None:
     script = "import os, sys; print(os.environ['MINE'], os.environ['RANK']); sys.stderr.write('no end of line')"
     done = shell.ctl(

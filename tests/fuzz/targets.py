@@ -20,7 +20,7 @@ from nodeagent.api.errors import ApiError
 from nodeagent.api.jobs import _read_spec
 from nodeagent.api.shapes import job_json, shown_to
 from nodeagent.ctl.output import Column, table_lines
-from nodeagent.ctl.terminal import log_line, one_line, printable
+from nodeagent.ctl.terminal import one_line, printable, worker_text
 from nodeagent.health import kernellog
 from nodeagent.model.jobspec import JobSpec, Submitter
 from nodeagent.model.world import WorkerExit
@@ -245,7 +245,7 @@ def kernel_record(data: bytes) -> None:
 
 def terminal(data: bytes) -> None:
     value = text(data)
-    for shown in (printable(value), one_line(value), log_line(value)):
+    for shown in (printable(value), one_line(value), worker_text(value).replace("\r", "")):
         shown.encode()
         assert not set(shown) & {"\x07", "\x08", "\r", "\x9b", "\u202e"}
     # The first column is a name, which is short and never folded.

@@ -297,7 +297,6 @@ REFUSALS = [
     (("run", "--local", "2", "--detach", "--", "true"), 122, "local up --nodes 2"),
     (("run", "--local", "2", "--nodes", "3", "--", "true"), 122, "bring up more (--local 3), or ask for fewer"),
     (("run", "--local", "4000", "--", "true"), 122, "choose fewer nodes"),
-    (("run", "--", "train.py", "--lr", "1 2"), 122, "-- python train.py --lr '1 2'"),
     (("run", "--", "python train.py"), 122, "leave out the quotes: -- python train.py"),
 ]
 

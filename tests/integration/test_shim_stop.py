@@ -168,6 +168,48 @@ async def test_what_workers_leave_behind_is_swept(tmp_path: Path, standby: bool,
         assert not [pid for pid in pids() if command_line(pid) == ["sleep", lonely]]
 
 
+HELPED = """
+import os, signal, subprocess, sys, time
+def save(*_):
+    time.sleep(0.3)
+    told.append(helper.poll())
+    if len(sys.argv) == 1:
+        os.write(1, b"saved with its helper\\n" if told[0] is None else b"its helper was gone\\n")
+        os._exit(5)
+told = []
+signal.signal(signal.SIGTERM, save)
+helper = subprocess.Popen(["sleep", "600"])
+os.write(1, b"up\\n")
+while True:
+    time.sleep(0.02)
+    if helper.poll() is not None:
+        os.write(1, f"its helper ended by {helper.returncode}\\n".encode())
+        os._exit(6)
+"""
+
+
+async def test_a_worker_that_saves_keeps_its_helpers(tmp_path: Path, standby: bool) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec(script(tmp_path, HELPED), tmp_path, standby=standby))
+        await bench.running()
+        await bench.output_line("up")
+        bench.host.stop(UID, 600)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert [(e.code, e.stopped) for e in status.exits] == [(5, True)]
+        await bench.output_line("saved with its helper")
+
+
+async def test_helpers_have_the_signal_before_the_end_of_the_grace(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(make_spec((*script(tmp_path, HELPED), "go on"), tmp_path))
+        await bench.running()
+        await bench.output_line("up")
+        bench.host.stop(UID, 6)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert [(e.code, e.stopped) for e in status.exits] == [(6, True)]
+        await bench.output_line(f"its helper ended by {-signal.SIGTERM}")
+
+
 async def test_a_shell_with_a_training_child_is_one_worker(tmp_path: Path) -> None:
     (tmp_path / "t.py").write_text(STUBBORN)
     async with open_bench(tmp_path) as bench:

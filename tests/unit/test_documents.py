@@ -17,6 +17,7 @@ import pytest
 from docs.generate import BLOCKS, PAGES, PROTOCOL, drawn
 from nodeagent.agent.main import main as nodeagent
 from nodeagent.ctl.main import cli
+from nodeagent.ctl.run import as_torchrun
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.faults import COUNTS, EVENTS
@@ -31,7 +32,7 @@ README = (ROOT / "README.md").read_text()
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
 TEXT = PROTOCOL.read_text()
 SCRIPTS = ROOT / "nodeagent/store/scripts"
-TOOLS: dict[str, click.Command] = {"nodeagentctl": cli, "nodeagent": nodeagent}
+TOOLS: dict[str, click.Command] = {"nodeagentctl": cli, "nodeagent-run": as_torchrun, "nodeagent": nodeagent}
 
 
 def _name(path: Path) -> str:
@@ -78,19 +79,20 @@ def test_documents_are_found() -> None:
 
 
 def _spoken(text: str) -> Iterator[list[str]]:
-    """Every command line of one of our tools in code blocks and code spans, as words up to a bare ``--``."""
+    """Every command line of one of our tools in code blocks and code spans: words up to a bare ``--`` or a script."""
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL) + re.findall(
         r"(?:^ {4,}.*\n)+", text, re.MULTILINE
     )
     lines = [line for block in blocks for line in block.splitlines()]
     lines += re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
     for line in lines:
-        found = re.match(r"\s*(?:\$ |# )?(?:/\S*/)?(nodeagentctl|nodeagent) (\S.*)", line)
+        found = re.match(r"\s*(?:\$ |# )?(?:/\S*/)?(nodeagentctl|nodeagent-run|nodeagent) (\S.*)", line)
         if found is None:
             continue
         words = shlex.split(found[2].replace("...", ""), comments=True)
         words = [word.strip("[]").partition("|")[0] for word in words]
-        yield [found[1], *words[: words.index("--") if "--" in words else None]]
+        ends = (at for at, word in enumerate(words) if word == "--" or word.endswith(".py"))
+        yield [found[1], *words[: next(ends, None)]]
 
 
 def _wrong(words: list[str]) -> str:

@@ -133,7 +133,10 @@ def test_shim_and_standby_need_nothing_but_the_standard_library() -> None:
     """The shim may use its own parts and what wraps system calls. That, and each file of the standby, stands
     alone: the job's Python need not have nodeagent."""
     server = PACKAGE / "shim" / "forkserver"
-    alone = [PACKAGE / "osutil" / "linux.py", *(server / name for name in ("server.py", "ending.py", "warming.py"))]
+    alone = [
+        PACKAGE / "osutil" / "linux.py",
+        *(server / name for name in ("server.py", "ending.py", "warming.py", "binding.py")),
+    ]
     parts = frozenset({"nodeagent.shim", "nodeagent.lease.grants", "nodeagent.osutil.linux"})
 
     def rule(file: Path) -> Iterator[str]:

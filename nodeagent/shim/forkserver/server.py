@@ -260,6 +260,10 @@ def become_worker(command: dict[str, Any], fds: list[int]) -> None:
     os.environ.clear()
     os.environ.update(command["env"])
     os.chdir(command["cwd"])
+    if os.environ.get("NODEAGENT_NUMA_BINDING"):
+        binding = types.ModuleType("__nodeagent_binding__")
+        load("binding.py", binding)
+        binding.bind(os.environ)
     for number, value in command["limits"]:
         resource.setrlimit(number, (value, value))
     numpy_random = sys.modules.get("numpy.random")
@@ -291,9 +295,10 @@ def thread_count() -> int:
 def run(work: dict[str, Any]) -> None:
     """Run ``python [-u] script args`` or ``python [-u] -m module args`` in this process, and end it."""
     arguments = list(work["argv"][1:])
-    if arguments[0] == "-u":
-        while arguments[0] == "-u":
-            arguments.pop(0)
+    at_once = arguments[0] == "-u" or bool(os.environ.get("PYTHONUNBUFFERED"))
+    while arguments[0] == "-u":
+        arguments.pop(0)
+    if at_once:
         sys.stdout = unbuffered(1)
         sys.stderr = unbuffered(2)
     sys.modules["__nodeagent_standby__"] = sys.modules["__main__"]  # this module's globals must stay alive

@@ -12,10 +12,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from nodeagent.ctl.main import COMMANDS, cli
+from nodeagent.ctl.main import COMMANDS, cli, run_main
 
 EVERYWHERE = ("--agent", "--token-file", "--cacert", "--fingerprint", "--output")
 """Options that are told of once."""
+OF_THE_CLIENT = {"http.client", "ssl"}
+"""What every command but the list of commands loads."""
 REFERENCE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
 HEAVY = ("asyncio", "aiohttp", "pydantic", "redis", "rich", "yaml", "prometheus_client", "torch", "http.client", "ssl")
 
@@ -44,6 +46,35 @@ def test_help_imports_nothing_heavy() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert "Commands:" in result.stdout
     assert result.stderr == "[]\n"
+
+
+def test_help_in_torchruns_place_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom nodeagent.ctl.main import run_main\n"
+        "sys.argv[1:] = ['--help']\ntry:\n    run_main()\nexcept SystemExit:\n    pass\n"
+        f"print([m for m in {set(HEAVY) - OF_THE_CLIENT!r} if m in sys.modules], file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert result.stdout.startswith("Usage: nodeagent-run")
+    assert result.stderr == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--nproc-per-nude", "2", "t.py"], 2, "--nproc-per-node"),
+        (["--tee", "9", "t.py"], 2, "--tee"),
+        (["--agent", "/nowhere.sock", "t.py"], 125, "/nowhere.sock"),
+        ([], 2, "SCRIPT"),
+    ],
+)
+def test_exit_codes_in_torchruns_place(
+    words: list[str], code: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["nodeagent-run", *words])
+    with pytest.raises(SystemExit) as ended:
+        run_main()
+    assert (ended.value.code, says in capsys.readouterr().err) == (code, True)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nodeagent.ctl.jobtext import job_lines
 from nodeagent.ctl.output import dump, text
-from nodeagent.ctl.terminal import echo, log_line, printable
+from nodeagent.ctl.terminal import echo, printable, worker_text
 from tests.unit.ctl import samples
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[1A\rforged\x9b31m\u202egnp.exe\x08"
@@ -72,6 +72,6 @@ def test_data_is_neither_changed_nor_sent_raw(fmt: str) -> None:
 
 
 def test_a_workers_line_keeps_its_colours_and_shows_where_its_progress_bar_stands() -> None:
-    assert log_line(" 10%\r 20%\r") == " 20%"
-    assert log_line("\x1b[38;5;9mloss\x1b[0m \x1b[2J") == "\x1b[38;5;9mloss\x1b[0m \\u001b[2J\x1b[0m"
-    assert log_line("[3]<stdout>: x\x1b[1A") == "[3]<stdout>: x\\u001b[1A\x1b[0m"
+    assert worker_text(" 10%\r 20%\r", "[0] ") == " 10%\r[0]  20%\r[0] "
+    assert worker_text("\x1b[38;5;9mloss\x1b[0m \x1b[2J") == "\x1b[38;5;9mloss\x1b[0m \\u001b[2J\x1b[0m"
+    assert worker_text("[3]<stdout>: x\x1b[1A") == "[3]<stdout>: x\\u001b[1A\x1b[0m"

@@ -100,6 +100,7 @@ def test_every_variable_of_a_second_node() -> None:
         "OMP_NUM_THREADS": "1",
         "RES_OPTIONS": "timeout:1 attempts:1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "PYTHONUNBUFFERED": "1",
         "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2",
         "PADDLE_TRAINER_ID": "2",
         "PADDLE_TRAINERS_NUM": "3",
@@ -153,6 +154,21 @@ def test_devices_per_worker_and_faulty_devices() -> None:
     assert env["DEVICE_ID"] == "2"
     assert env["CUDA_VISIBLE_DEVICES"] == "G1,G2,G3,G4"
     assert json.loads(env["NODEAGENT_FAULTY"])["devices"] == {"b": {"GPU-9": "Xid 79"}}
+
+
+def test_with_virtual_local_ranks_each_worker_sees_its_own_devices_only() -> None:
+    role = {"command": ("true",), "nodes": {"min": 1, "max": 2, "target": 2}, "virtual_local_rank": True}
+    job, node = a_job(roles=(role,)), a_node()
+    envs = worker_environments(job, a_head(("G1", "G2", "G3", "G4")), node, nodes(b=node))
+    assert [(e["RANK"], e["LOCAL_RANK"], e["CUDA_VISIBLE_DEVICES"]) for e in envs] == [
+        ("1", "0", "G1,G2"), ("2", "0", "G3,G4"),
+    ]  # fmt: skip
+    assert {e["LOCAL_WORLD_SIZE"] for e in envs} == {"2"}
+    assert "NODEAGENT_NUMA_BINDING" not in envs[0]
+    bound = worker_environments(a_job(roles=(role | {"numa_binding": "socket"},)), a_head(), node, nodes(b=node))
+    assert {e["NODEAGENT_NUMA_BINDING"] for e in bound} == {"socket"}
+    envs = worker_environments(job, a_head(("cpu0", "cpu1")), node, nodes(b=node))
+    assert [(e["LOCAL_RANK"], "CUDA_VISIBLE_DEVICES" in e) for e in envs] == [("0", False), ("0", False)]
 
 
 def test_every_worker_learns_of_the_devices_left_out_on_any_member() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nodeagent.pods.logs import LogLine, follow, generations, read_logs
 from nodeagent.shim import output
-from nodeagent.shim.loop import Loop
+from nodeagent.shim.loop import Delay, Loop
 from nodeagent.shim.output import PIECE, Capture, RotatingFile, stamp
 
 
@@ -129,12 +130,70 @@ def test_a_line_without_end_is_shown_after_a_while(tmp_path: Path, monkeypatch: 
     loop = Loop()
     file = a_file(tmp_path)
     capture = Capture(loop, file, "stdout")
-    os.write(capture.write_end, b"50 %")
+    os.write(capture.write_end, "50 %, then ä".encode()[:-1])
     loop.after(0.2, loop.stop)
     loop.run()
-    assert [(line.text, line.partial) for line in read_logs(tmp_path)] == [("50 %", True)]
+    assert [(line.text, line.partial) for line in read_logs(tmp_path)] == [("50 %, then ", True)]
     capture.started()
     capture.close()
+    assert [line.text for line in read_logs(tmp_path)] == ["50 %, then ", "\\xc3"]
+    file.close()
+
+
+def test_output_that_keeps_coming_puts_nothing_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A progress bar is written more often than a line without an end is shown."""
+    monkeypatch.setattr(output, "FLUSH_AFTER", 0.1)
+    loop = Loop()
+    file = a_file(tmp_path)
+    capture = Capture(loop, file, "stdout")
+
+    def bar(step: int) -> None:
+        os.write(capture.write_end, f"\r{step}".encode())
+        if any(read_logs(tmp_path)) or step > 1000:
+            loop.stop()
+        else:
+            loop.after(0.01, lambda: bar(step + 1))
+
+    bar(0)
+    loop.run()
+    shown = [line.text for line in read_logs(tmp_path)]
+    assert shown and shown[0].startswith("\r0\r1")
+    capture.started()
+    capture.close()
+    file.close()
+
+
+def test_lines_that_end_soon_are_never_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a flood there is always a line without an end, but never the same."""
+    waits: list[float] = []
+    loop = Loop()
+
+    def after(seconds: float, call: Callable[[], object]) -> Delay:
+        waits.append(seconds)
+        return Delay(call)
+
+    monkeypatch.setattr(loop, "after", after)
+    file = a_file(tmp_path)
+    capture = Capture(loop, file, "stdout")
+    capture.started()
+    for text in ("a", "b", "c\nd", "e\n", "f"):
+        capture._take(text.encode())
+    assert len(waits) == 3, "for abc, for de and for f"
+    capture.close()
+    file.close()
+
+
+def test_the_last_lines_of_a_progress_bar_are_where_it_stands(tmp_path: Path) -> None:
+    loop = Loop()
+    file = a_file(tmp_path)
+    capture = Capture(loop, file, "stderr")
+    capture.started()
+    for text in ("before\n", "\r 10%", "\r 20%", "\r 30%\nbad", " luck"):
+        capture._take(text.encode())
+        capture._put_partial()
+    assert capture.tail() == "before\n 30%\nbad luck"
+    capture.close()
+    assert capture.tail() == "before\n 30%\nbad luck"
     file.close()
 
 

@@ -54,7 +54,7 @@ SPECS = {
 }  # fmt: skip
 ROLES = {
     "name": "r", "command": ("sh", "-c", "id"), "nodes": Nodes(min=1, max=4, target=1), "workers_per_node": 2,
-    "gpus_per_worker": 0, "uneven": True,
+    "gpus_per_worker": 0, "uneven": True, "virtual_local_rank": True, "numa_binding": "node",
 }  # fmt: skip
 
 

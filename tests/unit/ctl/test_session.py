@@ -1,0 +1,66 @@
+"""Following a job: what ends it."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from nodeagent.ctl import session as module
+from nodeagent.ctl.client import Client
+from nodeagent.ctl.follow import Printer
+from nodeagent.ctl.session import Session
+
+JOB: dict[str, Any] = {"uid": "u", "name": "digits", "phase": "running", "reason": "", "lent": None, "outcome": None,
+                       "world_nodes": 1, "world_size": 1, "cause": None, "generation": 1}  # fmt: skip
+
+
+class Flood:
+    """An agent of a job that writes without an end, and ends when it is asked to."""
+
+    patience = 0.0
+
+    def __init__(self) -> None:
+        self.job = dict(JOB)
+        self.sent = 0
+
+    def endure(self, _patience: float) -> None:
+        pass
+
+    def twin(self) -> Flood:
+        return self
+
+    def get(self, _path: str) -> dict[str, Any]:
+        return self.job
+
+    def change(self, _method: str, path: str) -> None:
+        assert path.endswith("/stop")
+        self.job["phase"] = "stopped"
+
+    def stream(self, _path: str, **_query: object) -> Iterator[dict[str, Any]]:
+        while True:
+            self.sent += 1
+            if self.sent == 100:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield {"node": "n1", "generation": 1, "rank": 0, "stream": "stdout", "time": f"{self.sent:09}",
+                   "text": "x", "partial": False}  # fmt: skip
+
+
+@pytest.mark.timeout(30)
+def test_a_flood_ends_soon_after_the_job_was_stopped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "POLL", 0.01)
+    monkeypatch.setattr(module, "LINGER", 0.05)
+    flood, out = Flood(), io.StringIO()
+    session = Session(cast(Client, flood), stays=True)
+    with session.signals():
+        session.begin(flood.job, Printer(out, out))
+        assert session.follow() == 128 + signal.SIGTERM
+    said = capsys.readouterr().err
+    assert said.count("the rest of the output is not printed: nodeagentctl logs digits") == 1
+    assert out.getvalue().count("\n") > 100, "what comes until then is printed"
