@@ -45,13 +45,6 @@ class Member(Record):
     """Devices in local-rank order: gpus_per_worker GPUs per worker, or one cpu slot per worker."""
 
 
-class Holder(Record):
-    """A node that may still run an older generation; nothing new starts before it acknowledged or lapsed."""
-
-    life: str
-    devices: tuple[str, ...] = Field(min_length=1)
-
-
 class Ack(Record):
     """A member or holder has no worker of an older generation left, and will start none."""
 
@@ -145,7 +138,9 @@ class Head(Record):
     id: str
     state: HeadState
     members: dict[str, Member]
-    holders: dict[str, Holder] = {}
+    holders: dict[str, Member] = {}
+    """Nodes that may still run an older generation, each as it was a member of that: nothing new starts before they
+    acknowledged or lapsed."""
     acks: dict[str, Ack] = {}
     reports: dict[str, PodReport] = {}
     cause: Cause

@@ -10,20 +10,24 @@ by identity finds those parts unchanged.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from nodeagent.model.base import Record
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
-from nodeagent.store.codec import HEAD_MAPS, JOB_MAPS, decode_job, decode_node, pairs
+from nodeagent.model.world import Member
+from nodeagent.store.codec import HEAD_MAPS, JOB_MAPS, NAMES, decode_job, decode_node, pairs
 
 ROOM = 48_000
 """Fields kept, of all jobs together: the least recently read go first."""
 PARTS = ("spec", "admission", "control", "checkpoint", "outcome")
 """Fields of a job that are records of their own."""
 _KINDS = {**HEAD_MAPS, **JOB_MAPS}
+_MEMBER = "member:"
 
 
 class Base(NamedTuple):
@@ -138,18 +142,40 @@ class Decoder:
 
 
 def _unpacked(last: _Read, flat: Sequence[str | None]) -> dict[str, str | None]:
-    """The fields of a difference, older ones first. ``ack:`` stands for all entries of that kind: a line with the
-    revision, then a line for each key and each text."""
+    """The fields of a difference, older ones first. ``holder:`` stands for all entries of that kind: a line with the
+    revision, one with the rule for the members' entries, then a line for each key and each text that is not by it (an
+    empty one where there is no entry)."""
     changes: dict[str, str | None] = {}
-    for name, text in zip(map(str, flat[::2]), flat[1::2], strict=True):
+    news = zip(map(str, flat[::2]), flat[1::2], strict=True)
+    for name, text in sorted(news, key=lambda field: not field[0].startswith(_MEMBER)):  # by those go the rules
         if not (name.endswith(":") and name[:-1] in _KINDS):
             changes[name] = text
             continue
-        lines = (text or "").split("\n")[1:]
-        now = {name + key: value for key, value in zip(lines[::2], lines[1::2], strict=True)}
-        changes |= {field: None for field in last.fields if field.startswith(name) and field not in now}
-        changes |= {field: value for field, value in now.items() if last.fields.get(field) != value}
+        _, rule, *lines = (text or "").split("\n")
+        now = {name + key: value for key, value in _ruled(rule, last.fields, changes).items()}
+        now |= {name + key: value for key, value in zip(lines[::2], lines[1::2], strict=True)}
+        changes |= {field: None for field in last.fields if field.startswith(name) and not now.get(field)}
+        changes |= {field: value for field, value in now.items() if value and last.fields.get(field) != value}
     return changes
+
+
+def _ruled(rule: str, before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """What the members have by this rule of a pack: node to text."""
+    if not rule:
+        return {}
+    now = {**before, **changes}
+    members = {name.removeprefix(_MEMBER): text for name, text in now.items() if text and name.startswith(_MEMBER)}
+    if rule == "member":
+        return members
+    if rule != "life":
+        raise ValueError(f"a job's difference has the unknown rule {rule[:20]!r}")
+    return {node: _life(text) for node, text in members.items()}
+
+
+@lru_cache(NAMES)
+def _life(member: str) -> str:
+    """As the field of another kind has it."""
+    return json.dumps(Member.from_json(member).life)
 
 
 def _decoded(last: _Read, changes: Mapping[str, str | None]) -> JobRecord:

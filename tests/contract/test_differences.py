@@ -242,3 +242,24 @@ async def test_acknowledging_brings_few_of_the_others_acks(server: Server) -> No
     assert job == await second.activate("u1", token)
     await first.close()
     await second.close()
+
+
+@pytest.mark.parametrize("server", [0], indirect=True)
+async def test_what_follows_from_the_members_follows_from_those_of_now(server: Server) -> None:
+    """A text that names the holders by their membership is of no use once others are members."""
+    nodes = tuple(f"n{i:02}" for i in range(42))
+    first, second = (connect(server.url, server.cluster, 10.0) for _ in range(2))
+    bench = RedisBench(first, server.links, prefix(server.cluster))
+    for node in nodes:
+        await bench.join(node)
+        await bench.beat(node, rev=1)
+    job = await bench.active(await bench.submit(high=42), *nodes[:-2])
+    beat = Beat(node="n00", incarnation=bench.lives["n00"], seq=99, rev=0)
+    seen = await second.beat(beat)
+    job = await bench.propose(job, *nodes[:-2])
+    job = await bench.propose(job, *nodes[:-3], nodes[-1])
+    again = beat.model_copy(update={"seq": 100, "rev": seen.rev, "era": seen.era})
+    assert (await second.beat(again)).jobs == (job,)
+    assert head(job).holders.keys() == {*nodes[:-2]}
+    await first.close()
+    await second.close()

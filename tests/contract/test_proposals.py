@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.model.node import Cordon
-from nodeagent.model.world import Holder, PodReport, Token
+from nodeagent.model.world import PodReport, Token
 from tests.contract.bench import Bench, cause, head, refused, spend
 
 
@@ -87,12 +87,12 @@ async def test_lost_nodes_must_be_named_by_the_head_and_lapsed(bench: Bench) -> 
 
 async def test_members_of_an_active_head_become_holders(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
-    job = await bench.active(await bench.submit(), "n1", "n2")
-    await bench.report(job, "n2", "failed", "exit 1")
-    job = await bench.propose(job, "n1", "n3", spend=spend())
+    old = await bench.active(await bench.submit(), "n1", "n2")
+    await bench.report(old, "n2", "failed", "exit 1")
+    job = await bench.propose(old, "n1", "n3", spend=spend())
     made = head(job)
     assert made.number == 2
-    assert made.holders == {n: Holder(life=f"{n}-a", devices=("cpu0", "cpu1")) for n in ("n1", "n2")}
+    assert made.holders == head(old).members
     assert made.reports == {}
     assert (job.last_number, job.last_reports["n2"].reason) == (1, "exit 1")
     assert job.budget == {"1": spend()}

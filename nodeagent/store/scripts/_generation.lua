@@ -92,8 +92,8 @@ end
 local function next_holders(job, lost)
   local found, out = entries(job, 'holder'), {}
   if job.head_state == 'active' then
-    for node, member in pairs(decoded(entries(job, 'member'))) do
-      found[node] = cjson.encode({ life = member.life, devices = member.devices })
+    for node, member in pairs(entries(job, 'member')) do
+      found[node] = member
     end
   end
   for _, node in ipairs(lost) do

@@ -163,27 +163,84 @@ local function entries(job, kind)
   return found
 end
 
-local PACK_FROM = 32
+-- What a text says: not to be changed, since each text is looked at once.
+local parsed_before = {}
+local function parsed(text)
+  local found = parsed_before[text]
+  if found == nil then
+    found = cjson.decode(text)
+    parsed_before[text] = found
+  end
+  return found
+end
 
--- Where many entries of a kind have changed, one mark stands for them all ('ack:') and one text for the whole map: of a
--- gang of a thousand each member then reads one text, not a thousand fields. Its first line is the revision that it is of.
+local function decoded(map)
+  local out = {}
+  for key, value in pairs(map) do
+    out[key] = parsed(value)
+  end
+  return out
+end
+
+local PACK_FROM = 32
+-- Kinds of which mostly every member of the head has an entry, and which: the member's own text, or its life.
+local LIKE_MEMBERS = { holder = 'member', silent = 'life' }
+
+-- What most members have of a kind, where it follows from their place in the gang: the rule, and each member's text by
+-- it. Nothing where it follows for fewer than half of them.
+local function ruled(kind, found, members)
+  local rule = LIKE_MEMBERS[kind]
+  if not rule then
+    return '', {}
+  end
+  local by_rule, as_ruled, all = {}, 0, 0
+  for node, text in pairs(members) do
+    by_rule[node] = rule == 'member' and text or cjson.encode(parsed(text).life)
+    as_ruled = as_ruled + (found[node] == by_rule[node] and 1 or 0)
+    all = all + 1
+  end
+  if 2 * as_ruled <= all then
+    return '', {}
+  end
+  return rule, by_rule
+end
+
+-- Where many entries of a kind have changed, one mark stands for them all ('holder:') and one text for the whole map: of a
+-- gang of a thousand each member then reads one text, not a thousand fields. Its first line is the revision that it is of,
+-- the second a rule for the entries of all members of the head, if there is one; then keys and texts, of what is not by the
+-- rule ('' where there is no entry). So it has to be made anew whenever the members change.
 local function pack(job)
-  local marks, marked = P .. 'marks:' .. job.uid, {}
+  local marks, packed, marked = P .. 'marks:' .. job.uid, P .. 'packed:' .. job.uid, {}
   for _, field in ipairs(redis.call('ZRANGE', marks, 0, -1)) do
-    local kind = string.match(field, '^(.-):.')
+    local kind, key = string.match(field, '^(.-):(.*)$')
     if kind then
       marked[kind] = marked[kind] or {}
-      marked[kind][#marked[kind] + 1] = field
+      if key == '' then
+        marked[kind].anew = LIKE_MEMBERS[kind]
+      else
+        marked[kind][#marked[kind] + 1] = field
+      end
     end
   end
+  local members = entries(job, 'member')
   for _, kind in ipairs(sorted_keys(marked)) do
-    if #marked[kind] > PACK_FROM then
-      local lines = { job.rev }
-      for key, text in pairs(entries(job, kind)) do
-        lines[#lines + 1] = key
-        lines[#lines + 1] = text
+    if #marked[kind] > PACK_FROM or marked[kind].anew then
+      local found = entries(job, kind)
+      local rule, by_rule = ruled(kind, found, members)
+      local lines = { job.rev, rule }
+      for key, text in pairs(found) do
+        if by_rule[key] ~= text then
+          lines[#lines + 1] = key
+          lines[#lines + 1] = text
+        end
       end
-      redis.call('HSET', P .. 'packed:' .. job.uid, kind, table.concat(lines, '\n'))
+      for key in pairs(by_rule) do
+        if not found[key] then
+          lines[#lines + 1] = key
+          lines[#lines + 1] = ''
+        end
+      end
+      redis.call('HSET', packed, kind, table.concat(lines, '\n'))
       in_parts(marked[kind], 1, function(...) redis.call('ZREM', marks, ...) end)
       redis.call('ZADD', marks, job.rev, kind .. ':')
     end
@@ -304,14 +361,6 @@ local function put_entries(job, kind, map)
   for key, value in pairs(map) do
     job[kind .. ':' .. key] = value
   end
-end
-
-local function decoded(map)
-  local out = {}
-  for key, value in pairs(map) do
-    out[key] = cjson.decode(value)
-  end
-  return out
 end
 
 local function request_seen(request)

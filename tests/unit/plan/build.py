@@ -11,7 +11,7 @@ from nodeagent.model.job import Control, Desired, JobRecord, Phase, Scale, Spend
 from nodeagent.model.jobspec import JobSpec, Nodes, Policy, RestartLimits, Role, Submitter
 from nodeagent.model.node import Cordon, Gpu, Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.timing import Timing
-from nodeagent.model.world import Ack, Cause, CauseKind, Head, HeadState, Holder, Member, PodReport, Token, WorkerExit
+from nodeagent.model.world import Ack, Cause, CauseKind, Head, HeadState, Member, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
 
 REPEATABLE = settings(derandomize=True, deadline=None, database=None, max_examples=60)
@@ -176,7 +176,7 @@ def make_head(
             n: Member(node=n, life=life(n), group_rank=i, first_rank=i * workers, workers=workers, devices=slots)
             for i, n in enumerate(nodes)
         },
-        holders={n: Holder(life=life(n), devices=slots) for n in holders},
+        holders={n: make_holder(n, devices=slots) for n in holders},
         acks={n: Ack(life=life(n), lends=n in lends) for n in (*acks, *lends)},
         reports=dict(reports or {}),
         cause=Cause(kind=cause, text=f"because of {cause}"),
@@ -186,6 +186,14 @@ def make_head(
         deadline=deadline,
         control_rev=control_rev,
     )
+
+
+def make_holder(node: str, of_life: str = "", devices: tuple[str, ...] = ("cpu0",)) -> Member:
+    """The only member of an earlier generation; in the node's usual life if none is given."""
+    workers = len(devices)
+    return Member(
+        node=node, life=of_life or life(node), group_rank=0, first_rank=0, workers=workers, devices=devices
+    )  # fmt: skip
 
 
 def make_job(

@@ -81,7 +81,7 @@ def heads(draw: st.DrawFn, phase: Phase, free: dict[str, list[str]], size: tuple
     for n, m in head.members.items():
         of_life = life(n) if draw(st.integers(0, 5)) else "an-old-life"
         members[n] = m.model_copy(update={"devices": (free[n].pop(),), "life": of_life})
-    held = {n: {"life": members[n].life, "devices": members[n].devices} for n in holders}
+    held = {n: members[n] for n in holders}
     return Head.model_validate(head.model_dump() | {"state": state, "members": members, "holders": held})
 
 

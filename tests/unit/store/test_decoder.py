@@ -7,10 +7,10 @@ import random
 import pytest
 
 from nodeagent.model.job import Checkpoint, JobRecord, Spend
-from nodeagent.model.world import Ack, Head, Holder, PodReport, Token
+from nodeagent.model.world import Ack, Head, PodReport, Token
 from nodeagent.store.codec import decode_job, encode_job
 from nodeagent.store.decoder import Base, Decoder
-from tests.unit.plan.build import life, make_head, make_job
+from tests.unit.plan.build import life, make_head, make_holder, make_job
 
 NODES = tuple(f"n{i}" for i in range(1, 7))
 
@@ -38,7 +38,7 @@ def changed(rng: random.Random, job: JobRecord) -> JobRecord:
             {"reports": head.reports | {node: PodReport(state="failed", reason="né", seq=seq)}},
             {"reports": {n: r for n, r in head.reports.items() if n != node}},
             {"holders": {n: h for n, h in head.holders.items() if n != node}},
-            {"holders": head.holders | {node: Holder(life="c", devices=("cpu0",))}},
+            {"holders": head.holders | {node: make_holder(node, "c")}},
             {"state": rng.choice(["forming", "active", "ended"]), "since": seq},
             {"keepers": {node: life(node)}},
         ]
@@ -185,12 +185,41 @@ def test_one_text_stands_for_all_entries_of_a_kind() -> None:
     before = read.job(flat(old), "e")
     new = gang("n1", "n3").model_copy(update={"rev": 9})
     texts = {name.removeprefix("ack:"): text for name, text in encode_job(new).items() if name.startswith("ack:")}
-    lines = "\n".join(["8", *(word for pair in texts.items() for word in pair)])
+    lines = "\n".join(["8", "", *(word for pair in texts.items() for word in pair)])
     job = read.news(old.uid, ["ack:", lines, "rev", "9"], "e", 5)
     assert job == new
     assert job.head is not None
     assert before.head is not None
     assert job.head.acks["n1"] is before.head.acks["n1"]
-    assert read.news(old.uid, ["ack:", "9", "ack:n2", texts["n1"], "rev", "10"], "e", 9) is not None
+    assert read.news(old.uid, ["ack:", "9\n", "ack:n2", texts["n1"], "rev", "10"], "e", 9) is not None
     with pytest.raises(ValueError):
-        read.news(old.uid, ["ack:", "9\nn1", "rev", "11"], "e", 10)
+        read.news(old.uid, ["ack:", "9\n\nn1", "rev", "11"], "e", 10)
+
+
+@pytest.mark.parametrize("members", ["as they were", "changed", "changed as one text"])
+def test_a_rule_stands_for_what_follows_from_the_members(members: str) -> None:
+    read, old = Decoder(), gang().model_copy(update={"rev": 5})
+    read.job(flat(old), "e")
+    new = make_head(NODES if members == "as they were" else (*NODES[1:], "n9"), state="forming", number=2)
+    holders = {node: member for node, member in new.members.items() if node != "n4"} | {"n8": make_holder("n8")}
+    silent = {node: life(node) for node in new.members if node != "n5"} | {"n3": "another"}
+    job = make_job("forming", new.model_copy(update={"holders": holders}), active=1)
+    job = job.model_copy(update={"rev": 9, "silent": silent})
+    texts = encode_job(job)
+    by_rule: list[str | None] = [
+        "silent:", '8\nlife\nn5\n\nn3\n"another"',
+        "holder:", f"8\nmember\nn4\n\nn8\n{texts['holder:n8']}",
+    ]  # fmt: skip
+    plain = [
+        word
+        for name, text in zip(*[iter(difference(old, job))] * 2, strict=True)
+        if name is not None and not name.startswith(("holder:", "silent:"))
+        and not (members == "changed as one text" and name.startswith("member:"))
+        for word in (name, text)
+    ]  # fmt: skip
+    if members == "changed as one text":
+        gang_now = [word for node in new.members for word in (node, texts[f"member:{node}"])]
+        plain += ["member:", "\n".join(["9", "", *gang_now])]
+    assert read.news(old.uid, by_rule + plain, "e", 5) == job
+    with pytest.raises(ValueError, match="rule"):
+        read.news(old.uid, ["holder:", "9\nguess", "rev", "11"], "e", 9)
