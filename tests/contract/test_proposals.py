@@ -15,7 +15,8 @@ async def test_a_first_generation_is_formed(bench: Bench) -> None:
     )
     made = head(job)
     assert (job.phase, job.reason, job.restarts) == ("forming", "first start", 0)
-    assert (made.number, made.state, made.holders, made.acks, made.reports) == (1, "forming", {}, {}, {})
+    assert (made.number, made.state, made.holders, made.reports) == (1, "forming", {}, {})
+    assert made.missing == {"n1": "n1-a", "n2": "n2-a"}
     assert (made.planned, made.grace, made.outside, made.control_rev) == (True, 2.5, {"n9": "cordoned"}, 1)
     assert made.members == bench.members("n1", "n2")
     assert made.deadline == made.since + 1000
@@ -130,7 +131,7 @@ async def test_a_superseded_forming_head_adds_no_holders_and_carries_the_old_one
     assert set(head(job).holders) == {"n2"}
     job = await bench.propose(job, "n1", spend=spend("second"))
     assert set(head(job).holders) == {"n2"}
-    assert (head(job).number, head(job).acks) == (3, {})
+    assert (head(job).number, set(head(job).missing)) == (3, {"n1"})
     assert job.last_number == 1
     assert job.budget == {"1": spend("second")}  # one slot for each generation that was active
     job = await bench.propose(job, "n1")

@@ -246,7 +246,7 @@ class Checker:
         if head.number < self._highest.get(job.name, 0):
             raise Broken(f"generation of {job.name} went down to {head.number}")
         self._highest[job.name] = head.number
-        if head.state == "active" and (not set(head.members) <= set(head.acks) or head.holders):
+        if head.state == "active" and (head.missing or head.holders):
             raise Broken(f"invariant 4: active without every acknowledgement: {head}")
         last = self._orders.get(job.uid)
         if last is not None and last[0] == head.token:  # its world is frozen

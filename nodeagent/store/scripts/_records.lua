@@ -152,7 +152,7 @@ local function job_news(uid, since, era)
   return news, 'since'
 end
 
--- The entries of one kind of a job ('member', 'holder', 'ack', 'report', 'last', 'spend'): key to text.
+-- The entries of one kind of a job ('member', 'holder', 'missing', 'report', 'last', 'spend'): key to text.
 local function entries(job, kind)
   local found, prefix = {}, kind .. ':'
   for field, value in pairs(job) do
@@ -184,7 +184,7 @@ end
 
 local PACK_FROM = 32
 -- Kinds of which mostly every member of the head has an entry, and which: the member's own text, or its life.
-local LIKE_MEMBERS = { holder = 'member', silent = 'life' }
+local LIKE_MEMBERS = { holder = 'member', missing = 'life', silent = 'life' }
 
 -- What most members have of a kind, where it follows from their place in the gang: the rule, and each member's text by
 -- it. Nothing where it follows for fewer than half of them.
@@ -247,22 +247,16 @@ local function pack(job)
   end
 end
 
--- Whether this member has acknowledged, in the life that it is a member with.
-local function has_acked(job, node)
-  local member, ack = job['member:' .. node], job['ack:' .. node]
-  return member and ack and cjson.decode(member).life == cjson.decode(ack).life or false
-end
-
 -- How many of a job's members have yet to acknowledge, how many holders it has, the highest place in the order of its
 -- faults, and (only by what was kept) whether a node that is no member has let go. Always by the whole record: what is
 -- kept of it (`counts:<uid>`) only spares looking.
 local function counted(job)
   local counts = { missing = 0, holding = 0, report = 0, last = 0, freed = 0 }
   for field, value in pairs(job) do
-    local kind, node = string.match(field, '^(%a+):(.*)$')
+    local kind = string.match(field, '^(%a+):')
     if kind == 'holder' then
       counts.holding = counts.holding + 1
-    elseif kind == 'member' and not has_acked(job, node) then
+    elseif kind == 'missing' then
       counts.missing = counts.missing + 1
     elseif kind == 'report' or kind == 'last' then
       counts[kind] = math.max(counts[kind], tonumber(string.match(value, '^%d+')))
@@ -272,8 +266,9 @@ local function counted(job)
 end
 
 local LEAN = { 'uid', 'name', 'phase', 'reason', 'since', 'rev', 'head_id', 'head_number', 'head_state', 'last_number',
-  'active_number', 'active_id', 'checkpoint' }
-local OF_NODE = { 'member:', 'holder:', 'keeper:', 'ack:', 'silent:', 'report:', 'last:' }
+  'active_number', 'active_id', 'checkpoint', 'head_address', 'head_store_hosted', 'head_seal', 'head_released',
+  'head_stopped', 'head_ready' }
+local OF_NODE = { 'member:', 'holder:', 'keeper:', 'missing:', 'host:', 'silent:', 'report:', 'last:' }
 
 -- Of a job's record only what concerns one node, and its counts: to read and to save that costs the same however many
 -- nodes there are. Nothing may look through its entries. The counts are those of this very revision: another writer, an

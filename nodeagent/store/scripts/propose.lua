@@ -45,12 +45,12 @@ spend(job, A.spend)
 close_head(job, A.spend)
 put_entries(job, 'member', A.members)
 put_entries(job, 'holder', holders)
-put_entries(job, 'ack', {})
+begin_acks(job)
 put_entries(job, 'report', {})
 put_entries(job, 'head_keeper', A.keepers)
 job.head_number, job.head_id = int(redis.call('HINCRBY', HIGHEST, job.name, 1)), A.id
 job.head_state, job.head_cause, job.head_planned = 'forming', A.cause, A.planned and '1' or '0'
-job.head_grace, job.head_address, job.head_store_hosted = A.grace, '', '0'
+job.head_grace = A.grace
 job.head_since, job.head_deadline, job.head_outside = int(served), int(served + A.form_ms), A.outside
 job.head_control_rev = int(A.control_rev)
 job.restart_done, job.not_before = int(cjson.decode(job.control).restart), '0'

@@ -11,7 +11,7 @@ from nodeagent.model.job import Control, Desired, JobRecord, Phase, Scale, Spend
 from nodeagent.model.jobspec import JobSpec, Nodes, Policy, RestartLimits, Role, Submitter
 from nodeagent.model.node import Cordon, Gpu, Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.timing import Timing
-from nodeagent.model.world import Ack, Cause, CauseKind, Head, HeadState, Member, PodReport, Token, WorkerExit
+from nodeagent.model.world import Cause, CauseKind, Head, HeadState, Member, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
 
 REPEATABLE = settings(derandomize=True, deadline=None, database=None, max_examples=60)
@@ -163,10 +163,12 @@ def make_head(
     since: int = 0,
     deadline: int = NOW + 15_000,
     control_rev: int = 1,
-    lends: tuple[str, ...] = (),
+    released: bool = False,
 ) -> Head:
-    """A generation of the named nodes in this order of rank, with cpu slots 0.. on each. ``lends``: those whose
-    acknowledgement says that they may lend still."""
+    """A generation of the named nodes in this order of rank, with cpu slots 0.. on each. ``acks``: those that have
+    acknowledged it; all have where it is not forming."""
+    nodes = tuple(nodes)
+    answered = set(acks) if state == "forming" else set(nodes)
     slots = tuple(f"cpu{i}" for i in range(workers))
     return Head(
         number=number,
@@ -177,7 +179,8 @@ def make_head(
             for i, n in enumerate(nodes)
         },
         holders={n: make_holder(n, devices=slots) for n in holders},
-        acks={n: Ack(life=life(n), lends=n in lends) for n in (*acks, *lends)},
+        missing={n: life(n) for n in nodes if n not in answered},
+        released=released,
         reports=dict(reports or {}),
         cause=Cause(kind=cause, text=f"because of {cause}"),
         planned=planned,

@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.model.job import Spend
 from nodeagent.model.node import Readiness
-from nodeagent.model.world import Ack, PodReport, Token
+from nodeagent.model.world import PodReport, Token
 from nodeagent.store import codec
 from nodeagent.store.keys import prefix
 from nodeagent.store.scripts import load
@@ -58,7 +58,11 @@ def test_a_job_is_written_as_it_was_read() -> None:
     head = make_head(["n1", "n2"], number=3).model_copy(
         update={
             "reports": {"n1": PodReport(state="failed", reason="né", seq=1)},
-            "acks": {"n2": Ack(life="b", address="n2:1", store_hosted=True)},
+            "missing": {"n2": "b"},
+            "hosts": {"n1": "10.0.0.1"},
+            "seal": "1 2",
+            "released": True,
+            "ready": 0.25,
             "holders": {"n9": make_holder("n9", "c")},
             "outside": {"n7": "its fan broke"},
             "planned": True,
