@@ -28,6 +28,7 @@ PARTS = ("spec", "admission", "control", "checkpoint", "outcome")
 """Fields of a job that are records of their own."""
 _KINDS = {**HEAD_MAPS, **JOB_MAPS}
 _MEMBER = "member:"
+_HOLDER = "holder:"
 
 
 class Base(NamedTuple):
@@ -210,12 +211,25 @@ def _changed(last: _Read, changes: Mapping[str, str | None]) -> JobRecord:
     if last.job.head is None or "head_id" not in plain:
         fields = {name: text for name, text in last.fields.items() if name not in changes and _is_entry(name)}
         return decode_job(_flat(plain | fields | news))
-    job = decode_job(_flat(plain | news))
+    known = _known(last, changes, news)
+    job = decode_job(_flat(plain | {field: text for field, text in news.items() if field not in known}))
     if job.head is None:
         raise ValueError("a job's record has a head that cannot be read")
-    head = job.head.model_copy(update=_maps(HEAD_MAPS, entries, last.job.head, job.head))
+    found = job.head.model_copy(update={"holders": job.head.holders | {m.node: m for m in known.values()}})
+    head = found.model_copy(update=_maps(HEAD_MAPS, entries, last.job.head, found))
     same = {name: getattr(last.job, name) for name in PARTS if last.plain.get(name) == plain.get(name)}
     return job.model_copy(update={"head": head} | same | _maps(JOB_MAPS, entries, last.job, job))
+
+
+def _known(last: _Read, changes: Mapping[str, str | None], news: Mapping[str, str]) -> dict[str, Member]:
+    """Fields of holders that are the members that were read before: those are not decoded again."""
+    assert last.job.head is not None
+    known = dict[str, Member]()
+    for node, member in last.job.head.members.items():
+        field, place = f"{_HOLDER}{node}", f"{_MEMBER}{node}"
+        if field in news and place not in changes and news[field] == last.fields[place] and member.node == node:
+            known[field] = member
+    return known
 
 
 def _flat(fields: Mapping[str, str]) -> list[str]:

@@ -100,7 +100,7 @@ local function next_holders(job, lost)
     found[node] = nil
   end
   for id, holder in pairs(found) do
-    local node = node_read(id)
+    local node = node_brief(id)
     local ended = buried('node:' .. id)
     if node then
       ended = node.life ~= cjson.decode(holder).life or node.lost == '1' or node.left == '1'
@@ -250,7 +250,6 @@ local function make_active(job, freed)
   end
   local text = 'generation ' .. job.head_number .. ' runs on ' .. int(count) .. ' node' .. (count > 1 and 's' or '')
   enter_phase(job, 'running', text)
-  job_save(job)
-  pack(job)
+  job_save(job, true)
   event({ kind = 'GenerationActive', job = job, generation = job.head_number, text = text, everybody = freed })
 end

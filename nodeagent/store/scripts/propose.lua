@@ -22,13 +22,13 @@ no = check_lost(job, A.lost)
 if no then
   return no
 end
+local cordons = to_map(redis.call('HGETALL', CORDONS))
 for _, id in ipairs(order) do
   if not_live(id, members[id].life) then
     return refuse('not_live', 'node ' .. id .. ' is not live in the life that was proposed')
   end
-  local cordon = redis.call('HGET', CORDONS, id)
-  if cordon then
-    return refuse('not_live', 'node ' .. id .. ' is cordoned: ' .. cjson.decode(cordon).reason)
+  if cordons[id] then
+    return refuse('not_live', 'node ' .. id .. ' is cordoned: ' .. cjson.decode(cordons[id]).reason)
   end
   local taken = to_map(redis.call('HGETALL', P .. 'alloc:' .. id))
   for _, device in ipairs(members[id].devices) do
@@ -56,8 +56,7 @@ job.head_control_rev = int(A.control_rev)
 job.restart_done, job.not_before = int(cjson.decode(job.control).restart), '0'
 enter_phase(job, 'forming', A.reason)
 rebook(job, before)
-job_save(job)
-pack(job)
+job_save(job, true)
 local new = {}
 for _, id in ipairs(order) do
   if not before[id] then
