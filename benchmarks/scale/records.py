@@ -71,7 +71,7 @@ def job(uid: str, order: int, nodes: int, members: tuple[str, ...] = ()) -> JobR
     if members:
         head = Head(
             number=1, id="g1", state="active", members={n: member(i, n) for i, n in enumerate(members)}, holders={},
-            acks={}, reports={}, cause=Cause(kind="start", text="first start"), planned=False, since=0, deadline=0,
+            reports={}, cause=Cause(kind="start", text="first start"), planned=False, since=0, deadline=0,
             control_rev=1,
         )  # fmt: skip
     return JobRecord(

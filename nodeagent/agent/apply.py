@@ -139,7 +139,7 @@ class Applier:
             record = self._snapshot.node(other)
             if record is None:
                 return  # its record has not been read yet: the next round tries again
-            signed = record.facts.model_copy(update={"address": job.head.acks[other].host})
+            signed = record.facts.model_copy(update={"address": job.head.hosts[other]})
             nodes[other] = record.model_copy(update={"facts": signed})
         me = me.model_copy(update={"facts": self._lease.facts})  # what the store has of it, others may have written
         order = StartOrder(

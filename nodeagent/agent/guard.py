@@ -237,8 +237,8 @@ def _same_gang(old: JobRecord, new: JobRecord) -> bool:
     a, b = old.head, new.head
     if a is None or b is None:
         return a is b
-    same = a.members is b.members and a.acks is b.acks
-    return same and (a.token, a.state, a.address) == (b.token, b.state, b.address)
+    same = a.members is b.members and a.hosts is b.hosts and (a.state == "active") == (b.state == "active")
+    return same and (a.token, a.seal, a.address, a.store_hosted) == (b.token, b.seal, b.address, b.store_hosted)
 
 
 def _expiry(job: JobRecord) -> int:

@@ -147,8 +147,8 @@ class Stopwatch:
         formed, started = watch.active - watch.known, watch.started - watch.active
         phases = {
             "detected": watch.detected,
-            "stopped": max((ack.stopped for ack in head.acks.values()), default=0.0),
-            "acknowledged": max((ack.ready for ack in head.acks.values()), default=0.0),
+            "stopped": head.stopped,
+            "acknowledged": head.ready,
             "formed": formed,
             "started": started,
             **({} if watch.stepped is None else {STEPPED: max(0.0, watch.stepped - watch.started)}),

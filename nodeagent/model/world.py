@@ -45,15 +45,9 @@ class Member(Record):
     """Devices in local-rank order: gpus_per_worker GPUs per worker, or one cpu slot per worker."""
 
 
-class Holder(Record):
-    """A node that may still run an older generation; nothing new starts before it acknowledged or lapsed."""
-
-    life: str
-    devices: tuple[str, ...] = Field(min_length=1)
-
-
 class Ack(Record):
-    """A member or holder has no worker of an older generation left, and will start none."""
+    """A member or holder has no worker of an older generation left, and will start none. The store keeps of it what the
+    others need, for all members together (``Head``)."""
 
     life: str
     ended: bool = False
@@ -69,8 +63,8 @@ class Ack(Record):
     host: str = ""
     """The node's own address, as its agent knows it."""
     signature: str = ""
-    """The cluster key's, of all this for this node and generation: workers are sent to no address that no agent named
-    (``trust/seal.py``)."""
+    """The cluster key's, of life and addresses for this node and generation: workers are sent to no address that no
+    agent named (``trust/seal.py``)."""
     stopped: float = 0.0
     """Seconds from this node's learning of the generation until nothing older ran here. For people."""
     ready: float = 0.0
@@ -145,8 +139,13 @@ class Head(Record):
     id: str
     state: HeadState
     members: dict[str, Member]
-    holders: dict[str, Holder] = {}
-    acks: dict[str, Ack] = {}
+    holders: dict[str, Member] = {}
+    """Nodes that may still run an older generation, each as it was a member of that: nothing new starts before they
+    acknowledged or lapsed."""
+    missing: dict[str, str] = {}
+    """Node to life: members that have yet to acknowledge it."""
+    hosts: dict[str, str] = {}
+    """Node to its own address, as the members acknowledged it; of the others as they did before."""
     reports: dict[str, PodReport] = {}
     cause: Cause
     planned: bool = False
@@ -154,8 +153,16 @@ class Head(Record):
     grace: float | None = None
     """If planned: that grace in seconds, where a scale-in set its own; None is the job's."""
     address: str = ""
-    """Rendezvous host:port, set when it becomes active."""
+    """Rendezvous host:port, by group rank 0's acknowledgement."""
     store_hosted: bool = False
+    seal: str = ""
+    """The sum of the signatures of all acknowledgements so far, in eight parts of 32 bits (``trust/seal.py``)."""
+    released: bool = False
+    """Forming only: one of the job's keepers has acknowledged it, and lends no more."""
+    stopped: float = 0.0
+    """The longest ``Ack.stopped`` of a member so far. For people."""
+    ready: float = 0.0
+    """Likewise of ``Ack.ready``."""
     since: int
     """Served time (ms) of entering the present state."""
     deadline: int = 0

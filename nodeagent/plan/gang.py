@@ -110,8 +110,7 @@ def _forming(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decis
     silent, stopping = lacks.silent, lacks.stopping
     if lacks.unfit:
         return _form_again(cluster, job, head, (), lacks.unfit)
-    kept = job.keepers and not any(n in head.acks and not head.acks[n].lends for n in job.keepers)
-    if kept and not silent and not stopping:
+    if job.keepers and not head.released and not silent and not stopping:
         names = ", ".join(sorted(job.keepers, key=natural))
         return Decision(None, (f"waits for one of {names} to let go of the generation before",))
     if not silent and not stopping:
@@ -140,7 +139,7 @@ class _Lacks:
 
 
 def _lacks(cluster: Cluster, job: JobRecord, head: Head) -> _Lacks:
-    silent = tuple(m.node for m in head.ordered() if m.node not in head.acks)
+    silent = tuple(m.node for m in head.ordered() if m.node in head.missing)
     ready = {n: cluster.nodes[n].readiness.get(job.uid) for n in silent}
     unfit = {n: f"{n} cannot run it: {r.reason}" for n, r in ready.items() if r is not None and r.state == "unfit"}
     astray = strays(cluster, job)

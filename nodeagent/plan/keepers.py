@@ -83,9 +83,10 @@ def must_let_go(cluster: Cluster, job: JobRecord, node: str) -> bool:
     if head.state == "ended":
         stopping = [n for n, h in head.holders.items() if n in job.keepers and cluster.live(n, h.life)]
         return not stopping and chooser(cluster, job) == node
-    if any(n in head.acks and not head.acks[n].lends for n in job.keepers):
+    if head.released:
         return False
-    return node in head.acks or not set(job.keepers) & set(head.members)
+    said_otherwise = node in head.members and node not in head.missing
+    return said_otherwise or not set(job.keepers) & set(head.members)
 
 
 def silence(cluster: Cluster, job: JobRecord) -> str:

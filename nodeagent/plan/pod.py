@@ -245,11 +245,11 @@ def _forming(
     life = head.members[node].life if in_head else head.holders[node].life
     if not in_head:
         return _ack(job, head, node, life, status, "", lends)
-    if node in head.acks and node not in head.holders:
+    if node not in head.missing and node not in head.holders:
         if lends or not must_let_go(cluster, job, node):
             return None
         # Nothing else of what it said is looked at again: its shim may have died since, which shows at the start.
-        again = head.acks[node].model_copy(update={"lends": False})
+        again = Ack(life=life)
         return SendAck(job.uid, head.token, again, None, f"{node} gives no more failsafe time to an older generation")
     if status is None or status.phase == "gone":
         return Prepare(job.uid, f"a member of generation {head.number}")

@@ -137,18 +137,19 @@ class Store(Protocol):
         """A member or holder has stopped everything older. Head must have this token (``stale``), the incarnation must
         be current. A node that is neither, nor a keeper, changes nothing; nor does an ack that answers the forming of a
         head which has ended since. Effect: removed from holders and ``silent``; devices trimmed to the member's (none
-        for a non-member); a forming head records a member's or keeper's ack; an ended head forgets all keepers at the
-        first ack of one that does not lend; ``last`` (the final report of generation ``last_number``) replaces that
-        node's entry in ``last_reports``; then, if forming, ``activate``'s checks are tried at once; a head in
-        ``pausing`` whose holders are empty makes the job ``paused``."""
+        for a non-member). A member of a forming head is missing no more, its host is kept, its signature added to the
+        seal, and of group rank 0 the address is the head's; only its first ack counts so, and of group rank 0 only one
+        with an address. A keeper that does not lend releases a forming head; an ended one forgets all keepers then.
+        ``last`` (the final report of generation ``last_number``) replaces that node's entry in ``last_reports``; then,
+        if forming, ``activate``'s checks are tried at once; a head in ``pausing`` whose holders are empty makes the job
+        ``paused``."""
         ...
 
     async def activate(self, uid: str, token: Token) -> JobRecord:
-        """If every member of the forming head has acknowledged with its life, is not lapsed, lost or left, holders is
-        empty, and the job has no keepers or one of them acknowledged and does not lend: active, address and
-        store_hosted from group rank 0's ack, since = served, ``active`` = token, keepers = the head's, phase running,
-        ``restarts`` + 1 unless it is the first, ``first_active``, event GenerationActive. Otherwise refused
-        (``not_live``). Already active: returns it."""
+        """If no member of the forming head is missing, each of them is in its life and not lapsed, lost or left,
+        holders is empty, and the job has no keepers or one of them has released it: active, since = served, ``active``
+        = token, keepers = the head's, phase running, ``restarts`` + 1 unless it is the first, ``first_active``, event
+        GenerationActive. Otherwise refused (``not_live``). Already active: returns it."""
         ...
 
     async def report(self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport) -> JobRecord:

@@ -23,10 +23,13 @@ JOB_RAW = (
 )  # fmt: skip
 """Fields of a job that are JSON already: numbers and opaque records."""
 JOB_TEXT = ("uid", "name", "phase", "reason")
-HEAD_RAW = ("number", "cause", "grace", "since", "deadline", "control_rev", "outside")
-HEAD_TEXT = ("id", "state", "address")
-HEAD_FLAG = ("planned", "store_hosted")
-HEAD_MAPS = {"member": "members", "holder": "holders", "ack": "acks", "report": "reports", "head_keeper": "keepers"}
+HEAD_RAW = ("number", "cause", "grace", "since", "deadline", "control_rev", "outside", "stopped", "ready")
+HEAD_TEXT = ("id", "state", "address", "seal")
+HEAD_FLAG = ("planned", "store_hosted", "released")
+HEAD_MAPS = {
+    "member": "members", "holder": "holders", "missing": "missing", "host": "hosts", "report": "reports",
+    "head_keeper": "keepers",
+}  # fmt: skip
 JOB_MAPS = {"spend": "budget", "last": "last_reports", "keeper": "keepers", "silent": "silent"}
 NAMES = 8192
 """Quoted names that are kept: of fields, nodes and jobs."""

@@ -10,20 +10,25 @@ by identity finds those parts unchanged.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from nodeagent.model.base import Record
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
-from nodeagent.store.codec import HEAD_MAPS, JOB_MAPS, decode_job, decode_node, pairs
+from nodeagent.model.world import Member
+from nodeagent.store.codec import HEAD_MAPS, JOB_MAPS, NAMES, decode_job, decode_node, pairs
 
 ROOM = 48_000
 """Fields kept, of all jobs together: the least recently read go first."""
 PARTS = ("spec", "admission", "control", "checkpoint", "outcome")
 """Fields of a job that are records of their own."""
 _KINDS = {**HEAD_MAPS, **JOB_MAPS}
+_MEMBER = "member:"
+_HOLDER = "holder:"
 
 
 class Base(NamedTuple):
@@ -138,18 +143,40 @@ class Decoder:
 
 
 def _unpacked(last: _Read, flat: Sequence[str | None]) -> dict[str, str | None]:
-    """The fields of a difference, older ones first. ``ack:`` stands for all entries of that kind: a line with the
-    revision, then a line for each key and each text."""
+    """The fields of a difference, older ones first. ``holder:`` stands for all entries of that kind: a line with the
+    revision, one with the rule for the members' entries, then a line for each key and each text that is not by it (an
+    empty one where there is no entry)."""
     changes: dict[str, str | None] = {}
-    for name, text in zip(map(str, flat[::2]), flat[1::2], strict=True):
+    news = zip(map(str, flat[::2]), flat[1::2], strict=True)
+    for name, text in sorted(news, key=lambda field: not field[0].startswith(_MEMBER)):  # by those go the rules
         if not (name.endswith(":") and name[:-1] in _KINDS):
             changes[name] = text
             continue
-        lines = (text or "").split("\n")[1:]
-        now = {name + key: value for key, value in zip(lines[::2], lines[1::2], strict=True)}
-        changes |= {field: None for field in last.fields if field.startswith(name) and field not in now}
-        changes |= {field: value for field, value in now.items() if last.fields.get(field) != value}
+        _, rule, *lines = (text or "").split("\n")
+        now = {name + key: value for key, value in _ruled(rule, last.fields, changes).items()}
+        now |= {name + key: value for key, value in zip(lines[::2], lines[1::2], strict=True)}
+        changes |= {field: None for field in last.fields if field.startswith(name) and not now.get(field)}
+        changes |= {field: value for field, value in now.items() if value and last.fields.get(field) != value}
     return changes
+
+
+def _ruled(rule: str, before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """What the members have by this rule of a pack: node to text."""
+    if not rule:
+        return {}
+    now = {**before, **changes}
+    members = {name.removeprefix(_MEMBER): text for name, text in now.items() if text and name.startswith(_MEMBER)}
+    if rule == "member":
+        return members
+    if rule != "life":
+        raise ValueError(f"a job's difference has the unknown rule {rule[:20]!r}")
+    return {node: _life(text) for node, text in members.items()}
+
+
+@lru_cache(NAMES)
+def _life(member: str) -> str:
+    """As the field of another kind has it."""
+    return json.dumps(Member.from_json(member).life)
 
 
 def _decoded(last: _Read, changes: Mapping[str, str | None]) -> JobRecord:
@@ -184,12 +211,25 @@ def _changed(last: _Read, changes: Mapping[str, str | None]) -> JobRecord:
     if last.job.head is None or "head_id" not in plain:
         fields = {name: text for name, text in last.fields.items() if name not in changes and _is_entry(name)}
         return decode_job(_flat(plain | fields | news))
-    job = decode_job(_flat(plain | news))
+    known = _known(last, changes, news)
+    job = decode_job(_flat(plain | {field: text for field, text in news.items() if field not in known}))
     if job.head is None:
         raise ValueError("a job's record has a head that cannot be read")
-    head = job.head.model_copy(update=_maps(HEAD_MAPS, entries, last.job.head, job.head))
+    found = job.head.model_copy(update={"holders": job.head.holders | {m.node: m for m in known.values()}})
+    head = found.model_copy(update=_maps(HEAD_MAPS, entries, last.job.head, found))
     same = {name: getattr(last.job, name) for name in PARTS if last.plain.get(name) == plain.get(name)}
     return job.model_copy(update={"head": head} | same | _maps(JOB_MAPS, entries, last.job, job))
+
+
+def _known(last: _Read, changes: Mapping[str, str | None], news: Mapping[str, str]) -> dict[str, Member]:
+    """Fields of holders that are the members that were read before: those are not decoded again."""
+    assert last.job.head is not None
+    known = dict[str, Member]()
+    for node, member in last.job.head.members.items():
+        field, place = f"{_HOLDER}{node}", f"{_MEMBER}{node}"
+        if field in news and place not in changes and news[field] == last.fields[place] and member.node == node:
+            known[field] = member
+    return known
 
 
 def _flat(fields: Mapping[str, str]) -> list[str]:

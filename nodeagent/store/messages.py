@@ -211,11 +211,11 @@ class Proposal(Record):
     otherwise). Effect: the lives in ``lost`` that are still their node's life, and did not leave, are marked lost for
     ever (event NodeLost); number = highest of the name + 1; head = forming with holders = old holders + members of a
     head that was active, each with its life and devices, less ``lost`` ones and lives that have ended (a head that was
-    only forming adds none: it never ran); acks, reports empty; the reports of a head that was active become
-    ``last_reports``; devices are booked for members plus holders; ``spend`` (if given) becomes the ``budget`` entry of
-    the generation that last was active (``active.number``), replacing what is there; None leaves the budget alone;
-    if a head that was active ends by an entry that counts, ``silent`` becomes its members without a fault of their own,
-    by no entry or a free one it becomes empty, and so it does by a free entry that comes later;
+    only forming adds none: it never ran); all members missing, reports empty; the reports of a head that was active
+    become ``last_reports``; devices are booked for members plus holders; ``spend`` (if given) becomes the ``budget``
+    entry of the generation that last was active (``active.number``), replacing what is there; None leaves the budget
+    alone; if a head that was active ends by an entry that counts, ``silent`` becomes its members without a fault of
+    their own, by no entry or a free one it becomes empty, and so it does by a free entry that comes later;
     ``restart_done`` = control.restart; ``not_before`` = 0; phase forming with the cause's text as reason;
     ``control_rev`` is kept in the head; event GenerationForming.
     """

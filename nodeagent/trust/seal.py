@@ -8,7 +8,9 @@ follows from a bad one, or read a clock.
 
 from __future__ import annotations
 
+import hmac
 import json
+import struct
 
 from nodeagent.model.base import Record
 from nodeagent.model.job import Admission, Checkpoint, Control, JobRecord
@@ -19,7 +21,11 @@ from nodeagent.trust.key import ClusterKey
 LIFETIME = 86_400
 """Seconds for which an admission convinces agents that have not seen its job before."""
 
+PARTS = 8
+"""Numbers of 32 bits that a signature is read as where signatures are added."""
+
 _JOB, _CONTROL, _ACK, _POINTER = "job", "control", "ack", "checkpoint"
+_PARTS = struct.Struct(f">{PARTS}I")
 
 
 class Seal:
@@ -54,22 +60,27 @@ class Seal:
         return self._key.verify(_CONTROL, self._wanted(job.uid, job.control), job.control.signature)
 
     def ack(self, uid: str, token: Token, node: str, ack: Ack) -> Ack:
-        """An acknowledgement, signed for this node and generation."""
-        return ack.model_copy(update={"signature": self._key.sign(_ACK, self._said(uid, token, node, ack))})
+        """An acknowledgement, signed for this node and generation. Only group rank 0's may name an address."""
+        said = self._said(uid, token, node, ack.life, ack.host, ack.address, ack.store_hosted)
+        return ack.model_copy(update={"signature": self._key.sign(_ACK, said)})
 
     def gang(self, job: JobRecord) -> bool:
-        """Whether an agent of each member of the active generation agreed to it, and group rank 0's named its address.
-        True where none is active."""
+        """Whether an agent of each member of the active generation agreed to it, in this life and with this address,
+        and group rank 0's named its rendezvous. True where none is active.
+
+        The store has the sum of their signatures: who does not have the key cannot know what one that is missing would
+        add to it."""
         head = job.head
         if head is None or head.state != "active":
             return True
+        sums = [0] * PARTS
         for member in head.members.values():
-            ack = head.acks.get(member.node)
-            if ack is None or ack.life != member.life:
-                return False
-            if not self._key.verify(_ACK, self._said(job.uid, head.token, member.node, ack), ack.signature):
-                return False
-        return head.acks[head.ordered()[0].node].address == head.address
+            rendezvous = (head.address, head.store_hosted) if member.group_rank == 0 else ("", False)
+            host = head.hosts.get(member.node, "")
+            said = self._said(job.uid, head.token, member.node, member.life, host, *rendezvous)
+            signature = bytes.fromhex(self._key.sign(_ACK, said))
+            sums = [total + part for total, part in zip(sums, _PARTS.unpack(signature), strict=True)]
+        return hmac.compare_digest(" ".join(map(str, sums)).encode(), head.seal.encode())
 
     def pointer(self, uid: str, checkpoint: Checkpoint) -> Checkpoint:
         """A committed checkpoint, signed for this job."""
@@ -83,9 +94,11 @@ class Seal:
     def _pointed(self, uid: str, checkpoint: Checkpoint) -> bytes:
         return _bytes(cluster=self._cluster, uid=uid, checkpoint=_meaning(checkpoint, "signature"))
 
-    def _said(self, uid: str, token: Token, node: str, ack: Ack) -> bytes:
-        said = _meaning(ack, "signature")
-        return _bytes(cluster=self._cluster, uid=uid, generation=_meaning(token), node=node, ack=said)
+    def _said(self, uid: str, token: Token, node: str, life: str, host: str, address: str, store_hosted: bool) -> bytes:
+        return _bytes(
+            cluster=self._cluster, uid=uid, number=token.number, id=token.id, node=node, life=life, host=host,
+            address=address, store_hosted=store_hosted,
+        )  # fmt: skip
 
     def _admitted(self, uid: str, name: str, owner: int, spec: JobSpec, admission: Admission) -> bytes:
         said = _meaning(admission, "signature")

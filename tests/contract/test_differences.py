@@ -56,9 +56,8 @@ def by_the_rule(job: JobRecord) -> list[str]:
     """What the store counts beside a record."""
     made = job.head
     assert made is not None
-    missing = [n for n, member in made.members.items() if n not in made.acks or made.acks[n].life != member.life]
     seqs = [max([0, *(report.seq for report in of.values())]) for of in (made.reports, job.last_reports)]
-    numbers = (len(missing), len(made.holders), *seqs)
+    numbers = (len(made.missing), len(made.holders), *seqs)
     return [
         word for pair in zip(("missing", "holding", "report", "last"), map(str, numbers), strict=True) for word in pair
     ]
@@ -142,7 +141,7 @@ class Reader:
         elif made.state == "active":
             self.took(await store.report("u1", made.token, self.node, life, report))
         else:
-            missing = sorted((made.members.keys() | made.holders.keys()) - made.acks.keys())
+            missing = sorted(made.missing.keys() | made.holders.keys())
             for node in [self.node, *rng.sample(missing, min(len(self.gang) // 5, len(missing)))]:
                 life = self.bench.lives[node]
                 ack = Ack(life=life.life, address=f"{node}:1")
@@ -233,12 +232,33 @@ async def test_acknowledging_brings_few_of_the_others_acks(server: Server) -> No
         await bench.ack(job, node)
     token, life = head(job).token, bench.lives["n099"]
     mine = await second.ack("u1", token, "n099", life, Ack(life=life.life), None)
-    assert (set(head(mine).acks), mine.rev) == ({"n099"}, job.rev)
+    assert (set(head(mine).missing), mine.rev) == ({*nodes} - {"n099"}, job.rev)
     again = beat.model_copy(update={"seq": 100, "rev": seen.rev, "era": seen.era})
     (read,) = (await second.beat(again)).jobs
-    assert set(head(read).acks) == {*nodes} - {"n098"}
+    assert set(head(read).missing) == {"n098"}
     job = await bench.ack(job, "n098")
     assert head(job).state == "active"
     assert job == await second.activate("u1", token)
+    await first.close()
+    await second.close()
+
+
+@pytest.mark.parametrize("server", [0], indirect=True)
+async def test_what_follows_from_the_members_follows_from_those_of_now(server: Server) -> None:
+    """A text that names the holders by their membership is of no use once others are members."""
+    nodes = tuple(f"n{i:02}" for i in range(42))
+    first, second = (connect(server.url, server.cluster, 10.0) for _ in range(2))
+    bench = RedisBench(first, server.links, prefix(server.cluster))
+    for node in nodes:
+        await bench.join(node)
+        await bench.beat(node, rev=1)
+    job = await bench.active(await bench.submit(high=42), *nodes[:-2])
+    beat = Beat(node="n00", incarnation=bench.lives["n00"], seq=99, rev=0)
+    seen = await second.beat(beat)
+    job = await bench.propose(job, *nodes[:-2])
+    job = await bench.propose(job, *nodes[:-3], nodes[-1])
+    again = beat.model_copy(update={"seq": 100, "rev": seen.rev, "era": seen.era})
+    assert (await second.beat(again)).jobs == (job,)
+    assert head(job).holders.keys() == {*nodes[:-2]}
     await first.close()
     await second.close()

@@ -16,7 +16,7 @@ async def test_the_last_ack_activates(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.propose(await bench.submit(), "n2", "n1")
     job = await bench.ack(job, "n1")
-    assert (head(job).state, set(head(job).acks)) == ("forming", {"n1"})
+    assert (head(job).state, set(head(job).missing)) == ("forming", {"n2"})
     job = await bench.ack(job, "n2")
     made = head(job)
     assert (made.state, made.address, made.store_hosted, made.deadline) == ("active", "n2:29500", True, 0)
@@ -41,6 +41,34 @@ async def test_an_ack_again_changes_nothing(bench: Bench) -> None:
     assert set(head(job).holders) == {"n1"}
 
 
+async def test_acks_are_kept_for_all_members_together(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+
+    async def say(job: JobRecord, node: str, first: str, **more: object) -> JobRecord:
+        signature = first + "0000000f" * 7
+        ack = Ack.model_validate({"life": f"{node}-a", "signature": signature, "address": "", **more})
+        return await bench.store.ack(job.uid, head(job).token, node, bench.lives[node], ack, None)
+
+    job = await bench.propose(await bench.submit(), "n1", "n2")
+    job = await say(job, "n1", "ffffffff")
+    assert (set(head(job).missing), head(job).seal) == ({"n1", "n2"}, ""), "the first one has no address for the others"
+    job = await say(job, "n1", "ffffffff", address="n1:7", host="10.0.0.1", stopped=0.5, ready=0.25)
+    again = await say(job, "n1", "ffffffff", address="n1:8", host="10.9.9.9", stopped=9.5)
+    assert again == job, "once is enough"
+    job = await say(job, "n2", "00000002", host="10.0.0.2", stopped=0.125, ready=0.375)
+    made = head(job)
+    assert (made.state, made.address, made.missing) == ("active", "n1:7", {})
+    assert made.seal == " ".join(["4294967297", *["30"] * 7])
+    assert made.hosts == {"n1": "10.0.0.1", "n2": "10.0.0.2"}
+    assert (made.stopped, made.ready) == (0.5, 0.375)
+    job = await bench.propose(job, "n2")
+    made = head(job)
+    assert (made.address, made.store_hosted, made.seal, made.stopped, made.ready) == ("", False, "", 0.0, 0.0)
+    assert made.hosts == {"n2": "10.0.0.2"}, "mostly it stays as it is"
+    job = await say(job, "n2", "00000001", address="n2:7", host="10.0.0.3")
+    assert (head(job).hosts, head(job).seal) == ({"n2": "10.0.0.3"}, " ".join(["1", *["15"] * 7]))
+
+
 async def test_an_ack_that_comes_late_says_nothing_of_what_ran_since(bench: Bench) -> None:
     """n1 sent its ack twice; the first one arrives when the generation that it was for has run and is being ended."""
     await bench.up("n1", "n2")
@@ -62,7 +90,7 @@ async def test_no_generation_is_active_while_a_holder_is_left(bench: Bench) -> N
     assert "n2 may still run" in await refused("not_live", bench.store.activate(job.uid, head(job).token))
     job = await bench.ack(job, "n2")  # no member: it only stopped what it had
     assert head(job).state == "active"
-    assert set(head(job).acks) == {"n1", "n3"}
+    assert head(job).missing == {}
 
 
 async def test_acks_need_the_head_and_a_current_incarnation(bench: Bench) -> None:
@@ -83,7 +111,7 @@ async def test_a_member_of_an_earlier_life_cannot_acknowledge(bench: Bench) -> N
     await bench.lapse("n2", "n1")
     await bench.join("n2", life="n2-b")
     job = await bench.ack(job, "n2")
-    assert head(job).acks == {}
+    assert head(job).missing == {"n1": "n1-a", "n2": "n2-a"}
     await bench.ack(job, "n1")
     text = await refused("not_live", bench.store.activate(job.uid, head(job).token))
     assert "n2 has not acknowledged" in text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.model.node import Cordon
-from nodeagent.model.world import Holder, PodReport, Token
+from nodeagent.model.world import PodReport, Token
 from tests.contract.bench import Bench, cause, head, refused, spend
 
 
@@ -15,7 +15,8 @@ async def test_a_first_generation_is_formed(bench: Bench) -> None:
     )
     made = head(job)
     assert (job.phase, job.reason, job.restarts) == ("forming", "first start", 0)
-    assert (made.number, made.state, made.holders, made.acks, made.reports) == (1, "forming", {}, {}, {})
+    assert (made.number, made.state, made.holders, made.reports) == (1, "forming", {}, {})
+    assert made.missing == {"n1": "n1-a", "n2": "n2-a"}
     assert (made.planned, made.grace, made.outside, made.control_rev) == (True, 2.5, {"n9": "cordoned"}, 1)
     assert made.members == bench.members("n1", "n2")
     assert made.deadline == made.since + 1000
@@ -87,12 +88,12 @@ async def test_lost_nodes_must_be_named_by_the_head_and_lapsed(bench: Bench) -> 
 
 async def test_members_of_an_active_head_become_holders(bench: Bench) -> None:
     await bench.up("n1", "n2", "n3")
-    job = await bench.active(await bench.submit(), "n1", "n2")
-    await bench.report(job, "n2", "failed", "exit 1")
-    job = await bench.propose(job, "n1", "n3", spend=spend())
+    old = await bench.active(await bench.submit(), "n1", "n2")
+    await bench.report(old, "n2", "failed", "exit 1")
+    job = await bench.propose(old, "n1", "n3", spend=spend())
     made = head(job)
     assert made.number == 2
-    assert made.holders == {n: Holder(life=f"{n}-a", devices=("cpu0", "cpu1")) for n in ("n1", "n2")}
+    assert made.holders == head(old).members
     assert made.reports == {}
     assert (job.last_number, job.last_reports["n2"].reason) == (1, "exit 1")
     assert job.budget == {"1": spend()}
@@ -130,7 +131,7 @@ async def test_a_superseded_forming_head_adds_no_holders_and_carries_the_old_one
     assert set(head(job).holders) == {"n2"}
     job = await bench.propose(job, "n1", spend=spend("second"))
     assert set(head(job).holders) == {"n2"}
-    assert (head(job).number, head(job).acks) == (3, {})
+    assert (head(job).number, set(head(job).missing)) == (3, {"n1"})
     assert job.last_number == 1
     assert job.budget == {"1": spend("second")}  # one slot for each generation that was active
     job = await bench.propose(job, "n1")

@@ -82,6 +82,27 @@ async def test_an_emptied_store_is_given_everything_back(bench: Bench) -> None:
     assert "StoreRestored" in await bench.kinds()
 
 
+async def test_what_forms_is_acknowledged_anew_by_all(bench: Bench) -> None:
+    """A view may have some of the acknowledgements, and not what all of them come to."""
+    await bench.up("n1", "n2")
+    first = await bench.active(await bench.submit(), "n1", "n2", keepers={"n1": "n1-a"})
+    job = await bench.ack(await bench.propose(first, "n1", "n2"), "n1")
+    assert (set(head(job).missing), head(job).released) == ({"n2"}, True)
+    view = await read(bench)
+    await bench.put_back(None)
+    await bench.store.restore(view.offer())
+    await rejoin(bench, "n1", "n2")
+    await bench.recovered("n1")
+    job = await bench.job("u1")
+    made = head(job)
+    assert (made.state, made.missing, set(made.holders)) == ("forming", {"n1": "n1-a", "n2": "n2-a"}, {"n2"})
+    assert (made.address, made.store_hosted, made.seal, made.released) == ("", False, "", False)
+    job = await bench.ack(job, "n2")
+    assert head(job).state == "forming"
+    job = await bench.ack(job, "n1")
+    assert (head(job).state, head(job).address) == ("active", "n1:29500")
+
+
 async def test_what_was_signed_is_given_back_and_can_be_renewed(bench: Bench) -> None:
     await bench.up("n1")
     first, second = (Admission(by="né", issued=n, expires=n + 60, signature=f"s{n}") for n in (1000, 2000))

@@ -375,7 +375,7 @@ class SimCluster:
             if job.head is not None:
                 lines.append(
                     f"  head {job.head.number} {job.head.state} members {sorted(job.head.members)} "
-                    f"acks {sorted(job.head.acks)} holders {sorted(job.head.holders)} cause {job.head.cause.text}"
+                    f"missing {sorted(job.head.missing)} holders {sorted(job.head.holders)} cause {job.head.cause.text}"
                 )
             lines += [f"  why ({n.name}): {n.agent.why(job.uid)}" for n in self.nodes.values() if n.agent is not None][
                 :2

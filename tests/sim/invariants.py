@@ -266,7 +266,7 @@ class Checker:
         if token == head.token and not generation_may_become(state, head.state):
             raise Broken(f"generation {head.number} of {job.name} went from {state} to {head.state}")
         self._generation_states[job.uid] = (head.token, head.state)
-        if head.state == "active" and (not set(head.members) <= set(head.acks) or head.holders):
+        if head.state == "active" and (head.missing or head.holders):
             raise Broken(f"invariant 4: active without every acknowledgement: {head}")
         last = self._orders.get(job.uid)
         if last is not None and last[0] == head.token:  # its world is frozen

@@ -90,18 +90,13 @@ def active(acks: str, lives: str, holders: str, keepers: str) -> bool:
     """Of the members m1 and m2; the keepers are k1 and k2."""
     member = {"life": "a", "group_rank": 0, "devices": []}
     job = {"uid": "u", "name": "j", "active_number": "1", **{f"member:{m}": json.dumps(member) for m in ("m1", "m2")}}
-    job |= {f"ack:{m}": json.dumps({"life": "a"}) for m in ("m1", "m2")}
-    match acks:
-        case "one is missing":
-            del job["ack:m2"]
-        case "one of another life":
-            job["ack:m2"] = json.dumps({"life": "b"})
+    if acks == "one is missing":
+        job["missing:m2"] = '"a"'
     if holders == "one":
         job["holder:h"] = json.dumps({"life": "a", "devices": []})
     if keepers != "none":
         job |= {f"keeper:{k}": '"a"' for k in ("k1", "k2")}
-        said = {"all lend": {"k1": True, "k2": True}, "one let go": {"k1": True, "k2": False}, "none was heard": {}}
-        job |= {f"ack:{k}": json.dumps({"life": "a", "lends": lends}) for k, lends in said[keepers].items()}
+        job["head_released"] = str(int(keepers == "one let go"))
     return run(
         """
         for _, id in ipairs({ 'm1', 'm2' }) do

@@ -92,15 +92,15 @@ end
 local function next_holders(job, lost)
   local found, out = entries(job, 'holder'), {}
   if job.head_state == 'active' then
-    for node, member in pairs(decoded(entries(job, 'member'))) do
-      found[node] = cjson.encode({ life = member.life, devices = member.devices })
+    for node, member in pairs(entries(job, 'member')) do
+      found[node] = member
     end
   end
   for _, node in ipairs(lost) do
     found[node] = nil
   end
   for id, holder in pairs(found) do
-    local node = node_read(id)
+    local node = node_brief(id)
     local ended = buried('node:' .. id)
     if node then
       ended = node.life ~= cjson.decode(holder).life or node.lost == '1' or node.left == '1'
@@ -171,47 +171,75 @@ local function put_report(job, counts, kind, node, state, body, brief)
   return first
 end
 
+-- Nobody has acknowledged this head yet. Where its members' agents are asked is kept: mostly it stays as it is.
+local function begin_acks(job)
+  local lives, members = {}, entries(job, 'member')
+  for node, text in pairs(members) do
+    lives[node] = cjson.encode(parsed(text).life)
+  end
+  put_entries(job, 'missing', lives)
+  for node in pairs(entries(job, 'host')) do
+    job['host:' .. node] = members[node] and job['host:' .. node]
+  end
+  job.head_address, job.head_store_hosted, job.head_seal, job.head_released = '', '0', '', '0'
+  job.head_stopped, job.head_ready = '0', '0'
+end
+
+-- The sum of this signature (hex) and of those before it, in parts of 32 bits, so that it is exact.
+local function sealed(sum, signature)
+  local parts = {}
+  for part in string.gmatch(sum ~= '' and sum or '0 0 0 0 0 0 0 0', '%d+') do
+    local at = 8 * #parts
+    parts[#parts + 1] = int(tonumber(part) + (tonumber(string.sub(signature, at + 1, at + 8), 16) or 0))
+  end
+  return table.concat(parts, ' ')
+end
+
+-- A member acknowledges. What the others need of that is kept for all members together: each of them reads what has
+-- changed in the whole, however many they are. Once only, since a sum knows no second time; and not without an address
+-- of group rank 0.
+local function take_ack(job, member, ack)
+  local leads = member.group_rank == 0
+  if not job['missing:' .. member.node] or (leads and ack.address == '') then
+    return false
+  end
+  job['missing:' .. member.node] = nil
+  job['host:' .. member.node] = ack.host ~= '' and cjson.encode(ack.host) or nil
+  job.head_seal = sealed(job.head_seal, ack.signature)
+  job.head_stopped = string.format('%.4f', math.max(tonumber(job.head_stopped), ack.stopped))
+  job.head_ready = string.format('%.4f', math.max(tonumber(job.head_ready), ack.ready))
+  if leads then
+    job.head_address, job.head_store_hosted = ack.address, ack.store_hosted and '1' or '0'
+  end
+  return true
+end
+
 -- Why this forming head cannot become active, or nil.
 local function not_ready(job)
   local holder = sorted_keys(entries(job, 'holder'))[1]
   if holder then
     return 'node ' .. holder .. ' may still run an older generation'
   end
-  local members, acks = decoded(entries(job, 'member')), decoded(entries(job, 'ack'))
+  local missing = sorted_keys(entries(job, 'missing'))[1]
+  if missing then
+    return 'node ' .. missing .. ' has not acknowledged'
+  end
+  local members = decoded(entries(job, 'member'))
   for _, node in ipairs(sorted_keys(members)) do
-    local life = members[node].life
-    if not acks[node] or acks[node].life ~= life then
-      return 'node ' .. node .. ' has not acknowledged'
-    end
-    if not_live(node, life) then
+    if not_live(node, members[node].life) then
       return 'node ' .. node .. ' is not live'
     end
   end
   local keepers = sorted_keys(entries(job, 'keeper'))
-  for _, node in ipairs(keepers) do
-    if acks[node] and not acks[node].lends then
-      return
-    end
-  end
-  if #keepers > 0 then
+  if #keepers > 0 and job.head_released ~= '1' then
     return 'no keeper of generation ' .. job.active_number .. ' (' .. table.concat(keepers, ', ') .. ') has let go'
   end
 end
 
 -- freed: others may have what a node has given back that was in the generation before.
 local function make_active(job, freed)
-  local members = decoded(entries(job, 'member'))
-  local first, count
-  count = 0
-  for node, member in pairs(members) do
-    count = count + 1
-    if not first or member.group_rank < members[first].group_rank then
-      first = node
-    end
-  end
-  local ack = cjson.decode(job['ack:' .. first])
+  local count = #sorted_keys(entries(job, 'member'))
   job.head_state, job.head_since, job.head_deadline = 'active', int(served), '0'
-  job.head_address, job.head_store_hosted = ack.address, ack.store_hosted and '1' or '0'
   job.active_number, job.active_id = job.head_number, job.head_id
   put_entries(job, 'keeper', entries(job, 'head_keeper'))
   if job.first_active then
@@ -222,7 +250,6 @@ local function make_active(job, freed)
   end
   local text = 'generation ' .. job.head_number .. ' runs on ' .. int(count) .. ' node' .. (count > 1 and 's' or '')
   enter_phase(job, 'running', text)
-  job_save(job)
-  pack(job)
+  job_save(job, true)
   event({ kind = 'GenerationActive', job = job, generation = job.head_number, text = text, everybody = freed })
 end

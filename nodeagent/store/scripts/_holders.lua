@@ -96,9 +96,8 @@ local function who_waits_for(node, life)
     uids[uid] = true
   end
   for _, uid in ipairs(sorted_keys(uids)) do
-    local found = redis.call('HMGET', P .. 'job:' .. uid, 'name', 'head_state', 'holder:' .. node, 'member:' .. node,
-      'ack:' .. node)
-    if is_ours(found[3]) or (found[2] == 'forming' and is_ours(found[4]) and not found[5]) then
+    local found = redis.call('HMGET', P .. 'job:' .. uid, 'name', 'head_state', 'holder:' .. node, 'missing:' .. node)
+    if is_ours(found[3]) or (found[2] == 'forming' and found[4] and cjson.decode(found[4]) == life) then
       return 'job ' .. (found[1] or uid)
     end
   end

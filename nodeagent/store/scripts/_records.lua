@@ -30,10 +30,18 @@ local function in_parts(words, step, call)
   end
 end
 
+local PACK_FROM = 32
+-- Kinds of which mostly every member of the head has an entry, and which: the member's own text, or its life.
+local LIKE_MEMBERS = { holder = 'member', missing = 'life', silent = 'life' }
+
+local function kind_of(field)
+  return string.match(field, '^(.-):.')
+end
+
 -- Notes which fields of a job changed, and when, so that whoever has read it is given only those. Also of a field that is
 -- no more. '' is the revision from which on the marks are whole; `rev`, which each write changes, shows whether the
--- last writer of the record kept them.
-local function mark(uid, before, after, fields)
+-- last writer of the record kept them. packs: kinds of entries that one mark will stand for.
+local function mark(uid, before, after, fields, packs)
   local key = P .. 'marks:' .. uid
   local marked = redis.call('ZSCORE', key, 'rev')
   if not marked or not before or tonumber(marked) ~= tonumber(before) or redis.call('ZCARD', key) > MARKS_KEPT then
@@ -42,8 +50,10 @@ local function mark(uid, before, after, fields)
   end
   local words = { after, 'rev' }
   for _, field in ipairs(fields) do
-    words[#words + 1] = after
-    words[#words + 1] = field
+    if not packs[kind_of(field) or ''] then
+      words[#words + 1] = after
+      words[#words + 1] = field
+    end
   end
   in_parts(words, 2, function(...) redis.call('ZADD', key, ...) end)
 end
@@ -57,8 +67,20 @@ local function drop(record)
   end
 end
 
--- Writes the difference; true if there was one.
-local function write_changes(key, record, before, after)
+-- The entries of one kind of a job ('member', 'holder', 'missing', 'report', 'last', 'spend'): key to text.
+local function entries(job, kind)
+  local found, prefix = {}, kind .. ':'
+  for field, value in pairs(job) do
+    if string.sub(field, 1, #prefix) == prefix then
+      found[string.sub(field, #prefix + 1)] = value
+    end
+  end
+  return found
+end
+
+-- Writes the difference; true if there was one. packs: kinds of entries that one mark will stand for; those of which many
+-- have changed are added.
+local function write_changes(key, record, before, after, packs)
   local set, del = {}, {}
   for field, value in pairs(after) do
     if before[field] ~= value then
@@ -86,7 +108,13 @@ local function write_changes(key, record, before, after)
     for _, field in ipairs(del) do
       set[#set + 1] = field
     end
-    mark(string.sub(record, 5), before.rev, after.rev, set)
+    local changed = {}
+    for _, field in ipairs(packs and set or {}) do
+      local kind = kind_of(field) or ''
+      changed[kind] = (changed[kind] or 0) + 1
+      packs[kind] = kind ~= '' and changed[kind] > PACK_FROM or nil
+    end
+    mark(string.sub(record, 5), before.rev, after.rev, set, packs or {})
   end
   return true
 end
@@ -107,9 +135,94 @@ local function job_read(uid)
   return job
 end
 
+-- What a text says: not to be changed, since each text is looked at once.
+local parsed_before = {}
+local function parsed(text)
+  local found = parsed_before[text]
+  if found == nil then
+    found = cjson.decode(text)
+    parsed_before[text] = found
+  end
+  return found
+end
+
+local function decoded(map)
+  local out = {}
+  for key, value in pairs(map) do
+    out[key] = parsed(value)
+  end
+  return out
+end
+
+-- What most members have of a kind, where it follows from their place in the gang: the rule, and each member's text by
+-- it. Nothing where it follows for fewer than half of them.
+local function ruled(kind, found, members)
+  local rule = LIKE_MEMBERS[kind]
+  if not rule then
+    return '', {}
+  end
+  local by_rule, as_ruled, all = {}, 0, 0
+  for node, text in pairs(members) do
+    by_rule[node] = rule == 'member' and text or cjson.encode(parsed(text).life)
+    as_ruled = as_ruled + (found[node] == by_rule[node] and 1 or 0)
+    all = all + 1
+  end
+  if 2 * as_ruled <= all then
+    return '', {}
+  end
+  return rule, by_rule
+end
+
+-- Where many entries of a kind have changed, one mark stands for them all ('holder:') and one text for the whole map: of a
+-- gang of a thousand each member then reads one text, not a thousand fields. Its first line is the revision that it is of,
+-- the second a rule for the entries of all members of the head, if there is one; then keys and texts, of what is not by the
+-- rule ('' where there is no entry). So it has to be made anew whenever the members change. packs: kinds that have no marks
+-- of their own since this write.
+local function pack(job, packs)
+  local marks, packed, marked = P .. 'marks:' .. job.uid, P .. 'packed:' .. job.uid, {}
+  for _, field in ipairs(redis.call('ZRANGE', marks, 0, -1)) do
+    local kind, key = string.match(field, '^(.-):(.*)$')
+    if kind then
+      marked[kind] = marked[kind] or {}
+      if key == '' then
+        packs[kind] = packs[kind] or LIKE_MEMBERS[kind]
+      else
+        marked[kind][#marked[kind] + 1] = field
+      end
+      packs[kind] = packs[kind] or (#marked[kind] > PACK_FROM or nil)
+    end
+  end
+  local members = entries(job, 'member')
+  for _, kind in ipairs(sorted_keys(packs)) do
+    local found = entries(job, kind)
+    local rule, by_rule = ruled(kind, found, members)
+    local lines = { job.rev, rule }
+    for key, text in pairs(found) do
+      if by_rule[key] ~= text then
+        lines[#lines + 1] = key
+        lines[#lines + 1] = text
+      end
+    end
+    for key in pairs(by_rule) do
+      if not found[key] then
+        lines[#lines + 1] = key
+        lines[#lines + 1] = ''
+      end
+    end
+    redis.call('HSET', packed, kind, table.concat(lines, '\n'))
+    in_parts(marked[kind] or {}, 1, function(...) redis.call('ZREM', marks, ...) end)
+    redis.call('ZADD', marks, job.rev, kind .. ':')
+  end
+end
+
 local counts_of = {} -- of the jobs that were read lean
-local function job_save(job)
-  local changed = write_changes(P .. 'job:' .. job.uid, 'job:' .. job.uid, jobs_before[job.uid] or {}, job)
+-- whole: this step begins or starts a generation, and has read the whole record.
+local function job_save(job, whole)
+  local packs = whole and {}
+  local changed = write_changes(P .. 'job:' .. job.uid, 'job:' .. job.uid, jobs_before[job.uid] or {}, job, packs)
+  if packs then
+    pack(job, packs)
+  end
   jobs_before[job.uid] = copied(job)
   local counts = counts_of[job.uid]
   if changed and counts then
@@ -152,60 +265,16 @@ local function job_news(uid, since, era)
   return news, 'since'
 end
 
--- The entries of one kind of a job ('member', 'holder', 'ack', 'report', 'last', 'spend'): key to text.
-local function entries(job, kind)
-  local found, prefix = {}, kind .. ':'
-  for field, value in pairs(job) do
-    if string.sub(field, 1, #prefix) == prefix then
-      found[string.sub(field, #prefix + 1)] = value
-    end
-  end
-  return found
-end
-
-local PACK_FROM = 32
-
--- Where many entries of a kind have changed, one mark stands for them all ('ack:') and one text for the whole map: of a
--- gang of a thousand each member then reads one text, not a thousand fields. Its first line is the revision that it is of.
-local function pack(job)
-  local marks, marked = P .. 'marks:' .. job.uid, {}
-  for _, field in ipairs(redis.call('ZRANGE', marks, 0, -1)) do
-    local kind = string.match(field, '^(.-):.')
-    if kind then
-      marked[kind] = marked[kind] or {}
-      marked[kind][#marked[kind] + 1] = field
-    end
-  end
-  for _, kind in ipairs(sorted_keys(marked)) do
-    if #marked[kind] > PACK_FROM then
-      local lines = { job.rev }
-      for key, text in pairs(entries(job, kind)) do
-        lines[#lines + 1] = key
-        lines[#lines + 1] = text
-      end
-      redis.call('HSET', P .. 'packed:' .. job.uid, kind, table.concat(lines, '\n'))
-      in_parts(marked[kind], 1, function(...) redis.call('ZREM', marks, ...) end)
-      redis.call('ZADD', marks, job.rev, kind .. ':')
-    end
-  end
-end
-
--- Whether this member has acknowledged, in the life that it is a member with.
-local function has_acked(job, node)
-  local member, ack = job['member:' .. node], job['ack:' .. node]
-  return member and ack and cjson.decode(member).life == cjson.decode(ack).life or false
-end
-
 -- How many of a job's members have yet to acknowledge, how many holders it has, the highest place in the order of its
 -- faults, and (only by what was kept) whether a node that is no member has let go. Always by the whole record: what is
 -- kept of it (`counts:<uid>`) only spares looking.
 local function counted(job)
   local counts = { missing = 0, holding = 0, report = 0, last = 0, freed = 0 }
   for field, value in pairs(job) do
-    local kind, node = string.match(field, '^(%a+):(.*)$')
+    local kind = string.match(field, '^(%a+):')
     if kind == 'holder' then
       counts.holding = counts.holding + 1
-    elseif kind == 'member' and not has_acked(job, node) then
+    elseif kind == 'missing' then
       counts.missing = counts.missing + 1
     elseif kind == 'report' or kind == 'last' then
       counts[kind] = math.max(counts[kind], tonumber(string.match(value, '^%d+')))
@@ -215,8 +284,9 @@ local function counted(job)
 end
 
 local LEAN = { 'uid', 'name', 'phase', 'reason', 'since', 'rev', 'head_id', 'head_number', 'head_state', 'last_number',
-  'active_number', 'active_id', 'checkpoint' }
-local OF_NODE = { 'member:', 'holder:', 'keeper:', 'ack:', 'silent:', 'report:', 'last:' }
+  'active_number', 'active_id', 'checkpoint', 'head_address', 'head_store_hosted', 'head_seal', 'head_released',
+  'head_stopped', 'head_ready' }
+local OF_NODE = { 'member:', 'holder:', 'keeper:', 'missing:', 'host:', 'silent:', 'report:', 'last:' }
 
 -- Of a job's record only what concerns one node, and its counts: to read and to save that costs the same however many
 -- nodes there are. Nothing may look through its entries. The counts are those of this very revision: another writer, an
@@ -304,14 +374,6 @@ local function put_entries(job, kind, map)
   for key, value in pairs(map) do
     job[kind .. ':' .. key] = value
   end
-end
-
-local function decoded(map)
-  local out = {}
-  for key, value in pairs(map) do
-    out[key] = cjson.decode(value)
-  end
-  return out
 end
 
 local function request_seen(request)

@@ -13,7 +13,6 @@ if not member and not keeper and not job['holder:' .. A.node] then
   return job_reply(job)
 end
 local ack = cjson.decode(A.ack)
-local had_acked = has_acked(job, A.node)
 if ack.ended ~= (job.head_state == 'ended') then
   return job_reply(job)
 end
@@ -32,14 +31,16 @@ end
 if job['silent:' .. A.node] and cjson.decode(job['silent:' .. A.node]) == A.life then
   job['silent:' .. A.node] = nil
 end
-if (member or keeper) and job.head_state == 'forming' then
-  job['ack:' .. A.node] = A.ack
+if job.head_state == 'forming' then
+  if member and take_ack(job, member, ack) then
+    counts.missing = counts.missing - 1
+  end
+  if keeper and not ack.lends then
+    job.head_released = '1'
+  end
 elseif keeper and not ack.lends then
   job = widened(job)
   put_entries(job, 'keeper', {})
-end
-if member then
-  counts.missing = counts.missing + (had_acked and 1 or 0) - (has_acked(job, A.node) and 1 or 0)
 end
 local devices = {}
 if member and job.head_state ~= 'ended' then

@@ -22,13 +22,13 @@ no = check_lost(job, A.lost)
 if no then
   return no
 end
+local cordons = to_map(redis.call('HGETALL', CORDONS))
 for _, id in ipairs(order) do
   if not_live(id, members[id].life) then
     return refuse('not_live', 'node ' .. id .. ' is not live in the life that was proposed')
   end
-  local cordon = redis.call('HGET', CORDONS, id)
-  if cordon then
-    return refuse('not_live', 'node ' .. id .. ' is cordoned: ' .. cjson.decode(cordon).reason)
+  if cordons[id] then
+    return refuse('not_live', 'node ' .. id .. ' is cordoned: ' .. cjson.decode(cordons[id]).reason)
   end
   local taken = to_map(redis.call('HGETALL', P .. 'alloc:' .. id))
   for _, device in ipairs(members[id].devices) do
@@ -45,19 +45,18 @@ spend(job, A.spend)
 close_head(job, A.spend)
 put_entries(job, 'member', A.members)
 put_entries(job, 'holder', holders)
-put_entries(job, 'ack', {})
+begin_acks(job)
 put_entries(job, 'report', {})
 put_entries(job, 'head_keeper', A.keepers)
 job.head_number, job.head_id = int(redis.call('HINCRBY', HIGHEST, job.name, 1)), A.id
 job.head_state, job.head_cause, job.head_planned = 'forming', A.cause, A.planned and '1' or '0'
-job.head_grace, job.head_address, job.head_store_hosted = A.grace, '', '0'
+job.head_grace = A.grace
 job.head_since, job.head_deadline, job.head_outside = int(served), int(served + A.form_ms), A.outside
 job.head_control_rev = int(A.control_rev)
 job.restart_done, job.not_before = int(cjson.decode(job.control).restart), '0'
 enter_phase(job, 'forming', A.reason)
 rebook(job, before)
-job_save(job)
-pack(job)
+job_save(job, true)
 local new = {}
 for _, id in ipairs(order) do
   if not before[id] then

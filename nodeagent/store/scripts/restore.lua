@@ -193,6 +193,9 @@ local function restore_job(new)
     close_late(new)
     new.rev = touch('job:' .. new.uid)
   end
+  if new.head_state == 'forming' then
+    begin_acks(new) -- this view may have some of them and not what they come to: all members say it again
+  end
   put('job:' .. new.uid, new, new.rev)
   redis.call('HSET', META, 'order', int(math.max(tonumber(redis.call('HGET', META, 'order') or '0'), tonumber(new.order))))
   rebook(new, old and named(old) or {})

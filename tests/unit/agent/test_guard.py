@@ -105,11 +105,13 @@ def test_a_changed_spec_is_refused_and_the_right_one_runs_again() -> None:
 def test_a_generation_that_its_members_did_not_agree_to_is_refused() -> None:
     head = make_head(["n1"], state="forming")
     ack = SEAL.ack(UID, head.token, "n1", Ack(life="life-n1", address="a:1"))
-    active = head.model_copy(update={"state": "active", "acks": {"n1": ack}, "address": "a:1"})
+    seal = " ".join(str(int(ack.signature[at : at + 8], 16)) for at in range(0, 64, 8))
+    active = head.model_copy(update={"state": "active", "missing": {}, "seal": seal, "address": "a:1"})
     bench, job = Bench(), signed(make_job("running", active))
     assert bench.why(job) == ""
     assert bench.why(changed(job, head=active.model_copy(update={"address": "evil:1"}))) == "gang"
-    assert bench.why(changed(job, head=active.model_copy(update={"acks": {}}))) == "gang"
+    assert bench.why(changed(job, head=active.model_copy(update={"hosts": {"n1": "evil"}}))) == "gang"
+    assert bench.why(changed(job, head=active.model_copy(update={"seal": ""}))) == "gang"
     assert bench.why(job) == ""
 
 

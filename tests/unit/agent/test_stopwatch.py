@@ -36,10 +36,11 @@ class Watched:
 
 
 def running(
-    number: int = 1, *, restarts: int = 1, acks: Mapping[str, Ack] | None = None, **more: PodReport
+    number: int = 1, *, restarts: int = 1, took: tuple[float, float] = (0.0, 0.0), **more: PodReport
 ) -> JobRecord:
+    """``took``: the longest until quiet, and then until acknowledged."""
     head = make_head(("n1", "n2"), number=number, cause="worker_failed", reports=more)
-    return make_job("running", head.model_copy(update={"acks": dict(acks or {})}), restarts=restarts)
+    return make_job("running", head.model_copy(update={"stopped": took[0], "ready": took[1]}), restarts=restarts)
 
 
 def forming(number: int = 2, last: Mapping[str, PodReport] | None = None) -> JobRecord:
@@ -60,8 +61,7 @@ def recover(seen: Watched, restarts: int = 1) -> JobRecord:
     seen.now += 0.003
     mine = seen.watch.stamp(UID, NEW, Ack(life=life("n1")), seen.now)
     assert (mine.stopped, mine.ready) == (0.02, 0.003)
-    acks = {"n1": mine, "n2": Ack(life=life("n2"), stopped=0.025, ready=0.001)}
-    again = running(2, restarts=restarts, acks=acks)
+    again = running(2, restarts=restarts, took=(0.025, mine.ready))
     seen.see(0.005, again, "exited")
     seen.see(0.0, again, "starting", NEW)
     seen.see(0.007, again, "running", NEW)

@@ -7,9 +7,9 @@ from typing import Literal
 from nodeagent.api.shapes import pods_json
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
-from nodeagent.model.world import Holder
 from nodeagent.plan.cluster import Cluster
 from tests.unit.api.test_generations import HEAD, RECORD
+from tests.unit.plan.build import make_holder
 
 
 def node(name: str) -> NodeRecord:
@@ -42,6 +42,6 @@ def test_a_node_that_left_the_gang_is_not_in_it_whatever_the_store_still_keeps()
 
 
 def test_a_node_that_is_still_stopping_is_shown() -> None:
-    head = HEAD.model_copy(update={"holders": {"n2": Holder(life="l", devices=("cpu0",))}})
+    head = HEAD.model_copy(update={"holders": {"n2": make_holder("n2", "l")}})
     gang, _ = pods_json(RECORD.model_copy(update={"head": head}), CLUSTER, PUBLISHED)
     assert [(p["node"], p["generation"]) for p in gang] == [("n1", 2), ("n2", 1)]

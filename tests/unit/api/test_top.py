@@ -8,10 +8,9 @@ from nodeagent.api.top import live_jobs, top_json
 from nodeagent.model.job import JobRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.usage import MachineUsage, PodUsage
-from nodeagent.model.world import Holder
 from nodeagent.plan.cluster import Cluster
 from tests.unit.ctl import samples
-from tests.unit.plan.build import make_job, make_node
+from tests.unit.plan.build import make_holder, make_job, make_node
 
 HERE = MachineUsage(load=0.5, cpus=2, memory_used=10, memory_total=100)
 THERE = MachineUsage(load=9.0, cpus=64, memory_used=20, memory_total=200)
@@ -54,7 +53,7 @@ def test_the_machine_is_as_measured_here_or_as_told() -> None:
 
 
 def test_a_dead_node_uses_nothing() -> None:
-    nodes, job = answer(pod("n4"), here="b", head=samples.head(holders={"n4": Holder(life="x", devices=("cpu0",))}))
+    nodes, job = answer(pod("n4"), here="b", head=samples.head(holders={"n4": make_holder("n4", "x")}))
     assert (nodes["n4"]["load"], nodes["n4"]["cpu"]) == (None, None)
     assert job["pods"] == []
 
@@ -66,9 +65,7 @@ def test_what_is_kept_for_a_paused_job_is_counted() -> None:
 
 def test_ended_jobs_are_left_out_once_nothing_of_them_runs() -> None:
     assert live_jobs(samples.cluster(samples.FAILED)) == []
-    stopping = samples.job(
-        "stopped", head=samples.head(state="ended", holders={"n1": Holder(life="x", devices=("c",))})
-    )
+    stopping = samples.job("stopped", head=samples.head(state="ended", holders={"n1": make_holder("n1", "x")}))
     assert live_jobs(samples.cluster(stopping)) == [stopping]
 
 

@@ -13,10 +13,11 @@ from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.node import Cordon, Gpu, Https, Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.repair import Claim, Mending
-from nodeagent.model.world import Cause, Head, Holder, Member, PodReport, Token, WorkerExit
+from nodeagent.model.world import Cause, Head, Member, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
 from nodeagent.spec.limitsconfig import LimitsConfig
 from tests.unit.api.fakes import spec
+from tests.unit.plan.build import make_holder
 
 NOW = 10_000.0
 ERROR = 'Traceback (most recent call last):\n  File "train.py", line 41, in step\nValueError: loss is nan'
@@ -174,7 +175,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def shown_node(name: str) -> dict[str, Any]:
-    stopping = job(head=head(holders={"n3": Holder(life="life-n3", devices=("GPU-n3-0",))}))
+    stopping = job(head=head(holders={"n3": make_holder("n3", "life-n3", ("GPU-n3-0",))}))
     shown = cluster(stopping)
     return node_json(shown.nodes[name], shown, NOW)
 

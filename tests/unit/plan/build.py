@@ -11,7 +11,7 @@ from nodeagent.model.job import Control, Desired, JobRecord, Phase, Scale, Spend
 from nodeagent.model.jobspec import JobSpec, Nodes, Policy, RestartLimits, Role, Submitter
 from nodeagent.model.node import Cordon, Gpu, Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.timing import Timing
-from nodeagent.model.world import Ack, Cause, CauseKind, Head, HeadState, Holder, Member, PodReport, Token, WorkerExit
+from nodeagent.model.world import Cause, CauseKind, Head, HeadState, Member, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
 
 REPEATABLE = settings(derandomize=True, deadline=None, database=None, max_examples=60)
@@ -163,10 +163,12 @@ def make_head(
     since: int = 0,
     deadline: int = NOW + 15_000,
     control_rev: int = 1,
-    lends: tuple[str, ...] = (),
+    released: bool = False,
 ) -> Head:
-    """A generation of the named nodes in this order of rank, with cpu slots 0.. on each. ``lends``: those whose
-    acknowledgement says that they may lend still."""
+    """A generation of the named nodes in this order of rank, with cpu slots 0.. on each. ``acks``: those that have
+    acknowledged it; all have where it is not forming."""
+    nodes = tuple(nodes)
+    answered = set(acks) if state == "forming" else set(nodes)
     slots = tuple(f"cpu{i}" for i in range(workers))
     return Head(
         number=number,
@@ -176,8 +178,9 @@ def make_head(
             n: Member(node=n, life=life(n), group_rank=i, first_rank=i * workers, workers=workers, devices=slots)
             for i, n in enumerate(nodes)
         },
-        holders={n: Holder(life=life(n), devices=slots) for n in holders},
-        acks={n: Ack(life=life(n), lends=n in lends) for n in (*acks, *lends)},
+        holders={n: make_holder(n, devices=slots) for n in holders},
+        missing={n: life(n) for n in nodes if n not in answered},
+        released=released,
         reports=dict(reports or {}),
         cause=Cause(kind=cause, text=f"because of {cause}"),
         planned=planned,
@@ -186,6 +189,14 @@ def make_head(
         deadline=deadline,
         control_rev=control_rev,
     )
+
+
+def make_holder(node: str, of_life: str = "", devices: tuple[str, ...] = ("cpu0",)) -> Member:
+    """The only member of an earlier generation; in the node's usual life if none is given."""
+    workers = len(devices)
+    return Member(
+        node=node, life=of_life or life(node), group_rank=0, first_rank=0, workers=workers, devices=devices
+    )  # fmt: skip
 
 
 def make_job(

@@ -142,7 +142,8 @@ def test_where_there_are_no_keepers_the_first_live_member_chooses() -> None:
 def forming(
     *members: str, keepers: tuple[str, ...], acks: tuple[str, ...] = (), lends: tuple[str, ...] = ()
 ) -> JobRecord:
-    head = make_head(members, state="forming", number=2, acks=acks, lends=lends)
+    released = any(n in keepers for n in acks)
+    head = make_head(members, state="forming", number=2, acks=(*acks, *lends), released=released)
     return make_job("forming", head, active=1, keepers=keepers)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.model.world import Head, Holder
+from nodeagent.model.world import Head
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.missed import missed
-from tests.unit.plan.build import life, make_cluster, make_head, make_job, make_node
+from tests.unit.plan.build import life, make_cluster, make_head, make_holder, make_job, make_node
 
 
 def cluster(head: Head | None, keepers: tuple[str, ...] = (), drain: bool = False) -> Cluster:
@@ -23,7 +23,7 @@ def test_a_member_is_missed_until_the_generation_has_ended() -> None:
 
 
 def test_a_holder_is_missed_even_then() -> None:
-    held = {"state": "ended", "holders": {"n1": Holder(life=life("n1"), devices=("cpu0",))}}
+    held = {"state": "ended", "holders": {"n1": make_holder("n1")}}
     assert missed(cluster(make_head(["n1", "n2"]).model_copy(update=held)), "n1", life("n1"))
 
 

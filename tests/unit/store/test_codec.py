@@ -8,12 +8,12 @@ import pytest
 
 from nodeagent.model.job import Spend
 from nodeagent.model.node import Readiness
-from nodeagent.model.world import Ack, Holder, PodReport, Token
+from nodeagent.model.world import PodReport, Token
 from nodeagent.store import codec
 from nodeagent.store.keys import prefix
 from nodeagent.store.scripts import load
 from tests.contract.bench import facts
-from tests.unit.plan.build import make_head, make_job
+from tests.unit.plan.build import make_head, make_holder, make_job
 
 NODE = {
     "id": "n1", "life": "a", "start": "2", "lost": "0", "left": "1", "joined": "7",
@@ -58,8 +58,12 @@ def test_a_job_is_written_as_it_was_read() -> None:
     head = make_head(["n1", "n2"], number=3).model_copy(
         update={
             "reports": {"n1": PodReport(state="failed", reason="né", seq=1)},
-            "acks": {"n2": Ack(life="b", address="n2:1", store_hosted=True)},
-            "holders": {"n9": Holder(life="c", devices=("cpu0",))},
+            "missing": {"n2": "b"},
+            "hosts": {"n1": "10.0.0.1"},
+            "seal": "1 2",
+            "released": True,
+            "ready": 0.25,
+            "holders": {"n9": make_holder("n9", "c")},
             "outside": {"n7": "its fan broke"},
             "planned": True,
         }

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from nodeagent.model.job import Checkpoint, JobRecord, Spend
-from nodeagent.model.world import Ack, Head, Holder, PodReport, Token
+from nodeagent.model.world import Head, PodReport, Token
 from nodeagent.store.codec import decode_job, encode_job
 from nodeagent.store.decoder import Base, Decoder
-from tests.unit.plan.build import life, make_head, make_job
+from tests.unit.plan.build import life, make_head, make_holder, make_job
 
 NODES = tuple(f"n{i}" for i in range(1, 7))
 
@@ -33,12 +33,14 @@ def changed(rng: random.Random, job: JobRecord) -> JobRecord:
     else:
         seq = rng.randint(0, 3)
         more: list[dict[str, object]] = [
-            {"acks": head.acks | {node: Ack(life=life(node), address=rng.choice(["", "n1:1"]))}},
-            {"acks": {}},
+            {"missing": {n: of for n, of in head.missing.items() if n != node}},
+            {"missing": {n: life(n) for n in head.members}},
+            {"hosts": head.hosts | {node: rng.choice(["", "né"])}},
+            {"seal": str(seq), "address": rng.choice(["", "n1:1"]), "released": seq == 1},
             {"reports": head.reports | {node: PodReport(state="failed", reason="né", seq=seq)}},
             {"reports": {n: r for n, r in head.reports.items() if n != node}},
             {"holders": {n: h for n, h in head.holders.items() if n != node}},
-            {"holders": head.holders | {node: Holder(life="c", devices=("cpu0",))}},
+            {"holders": head.holders | {node: make_holder(node, "c")}},
             {"state": rng.choice(["forming", "active", "ended"]), "since": seq},
             {"keepers": {node: life(node)}},
         ]
@@ -76,9 +78,8 @@ def test_what_did_not_change_is_the_very_same() -> None:
     assert second.control is first.control
     assert second.head.members is first.head.members
     assert second.head.holders is first.head.holders
-    assert second.head.acks.keys() == {"n1", "n2"}
-    assert second.head.acks["n1"] is first.head.acks["n1"]
-    assert first.head.acks.keys() == {"n1"}, "what was given out stays as it was"
+    assert second.head.missing.keys() == {*NODES} - {"n1", "n2"}
+    assert first.head.missing.keys() == {*NODES} - {"n1"}, "what was given out stays as it was"
 
 
 def test_what_cannot_be_read_is_an_error_and_changes_nothing() -> None:
@@ -86,7 +87,7 @@ def test_what_cannot_be_read_is_an_error_and_changes_nothing() -> None:
     before = read.job(flat(good))
     damaged = encode_job(gang("n1", "n2"))
     for wrong in (
-        {"ack:n2": "{}"},
+        {"missing:n2": "{}"},
         {"head_state": "asleep"},
         {"mood": "good"},
         {"report:n1": "1 failed"},
@@ -98,7 +99,7 @@ def test_what_cannot_be_read_is_an_error_and_changes_nothing() -> None:
     assert again == before
     assert again.head is not None
     assert before.head is not None
-    assert again.head.acks is before.head.acks
+    assert again.head.missing is before.head.missing
 
 
 def test_it_keeps_no_more_than_its_bound() -> None:
@@ -163,7 +164,7 @@ def test_what_could_not_be_read_is_no_base() -> None:
     read.job(flat(old), "e", followed=True)
     read.follow(Base(5, "e"), Base(8, "e"))
     with pytest.raises(ValueError):
-        read.news(old.uid, ["rev", "7", "ack:n2", "{}"], "e", 5, followed=True)
+        read.news(old.uid, ["rev", "7", "missing:n2", "{}"], "e", 5, followed=True)
     read.follow(Base(8, "e"), Base(9, "e"))
     assert read.news(old.uid, ["rev", "9"], "e", 8, followed=True) is None
 
@@ -183,14 +184,48 @@ def test_some_of_the_changes_leave_the_revision_as_it_is() -> None:
 def test_one_text_stands_for_all_entries_of_a_kind() -> None:
     read, old = Decoder(), gang("n1", "n2").model_copy(update={"rev": 5})
     before = read.job(flat(old), "e")
-    new = gang("n1", "n3").model_copy(update={"rev": 9})
-    texts = {name.removeprefix("ack:"): text for name, text in encode_job(new).items() if name.startswith("ack:")}
-    lines = "\n".join(["8", *(word for pair in texts.items() for word in pair)])
-    job = read.news(old.uid, ["ack:", lines, "rev", "9"], "e", 5)
+    assert old.head is not None
+    held = {node: old.head.holders[node] for node in NODES[1:]} | {"n3": make_holder("n3", "c")}
+    new = old.model_copy(update={"rev": 9, "head": old.head.model_copy(update={"holders": held})})
+    texts = {node: member.to_json() for node, member in held.items()}
+    lines = "\n".join(["8", "", *(word for pair in texts.items() for word in pair)])
+    job = read.news(old.uid, ["holder:", lines, "rev", "9"], "e", 5)
     assert job == new
     assert job.head is not None
     assert before.head is not None
-    assert job.head.acks["n1"] is before.head.acks["n1"]
-    assert read.news(old.uid, ["ack:", "9", "ack:n2", texts["n1"], "rev", "10"], "e", 9) is not None
+    assert job.head.holders["n2"] is before.head.holders["n2"]
+    last = read.news(old.uid, ["holder:", "9\n", "holder:n2", texts["n2"], "rev", "10"], "e", 9)
+    assert last is not None
+    assert last.head is not None
+    assert last.head.holders.keys() == {"n2"}
     with pytest.raises(ValueError):
-        read.news(old.uid, ["ack:", "9\nn1", "rev", "11"], "e", 10)
+        read.news(old.uid, ["holder:", "9\n\nn1", "rev", "11"], "e", 10)
+
+
+@pytest.mark.parametrize("members", ["as they were", "changed", "changed as one text"])
+def test_a_rule_stands_for_what_follows_from_the_members(members: str) -> None:
+    read, old = Decoder(), gang().model_copy(update={"rev": 5})
+    read.job(flat(old), "e")
+    new = make_head(NODES if members == "as they were" else (*NODES[1:], "n9"), state="forming", number=2)
+    holders = {node: member for node, member in new.members.items() if node != "n4"} | {"n8": make_holder("n8")}
+    silent = {node: life(node) for node in new.members if node != "n5"} | {"n3": "another"}
+    job = make_job("forming", new.model_copy(update={"holders": holders}), active=1)
+    job = job.model_copy(update={"rev": 9, "silent": silent})
+    texts = encode_job(job)
+    by_rule: list[str | None] = [
+        "silent:", '8\nlife\nn5\n\nn3\n"another"',
+        "holder:", f"8\nmember\nn4\n\nn8\n{texts['holder:n8']}",
+    ]  # fmt: skip
+    plain = [
+        word
+        for name, text in zip(*[iter(difference(old, job))] * 2, strict=True)
+        if name is not None and not name.startswith(("holder:", "silent:"))
+        and not (members == "changed as one text" and name.startswith("member:"))
+        for word in (name, text)
+    ]  # fmt: skip
+    if members == "changed as one text":
+        gang_now = [word for node in new.members for word in (node, texts[f"member:{node}"])]
+        plain += ["member:", "\n".join(["9", "", *gang_now])]
+    assert read.news(old.uid, by_rule + plain, "e", 5) == job
+    with pytest.raises(ValueError, match="rule"):
+        read.news(old.uid, ["holder:", "9\nguess", "rev", "11"], "e", 9)
