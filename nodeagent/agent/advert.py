@@ -29,6 +29,11 @@ class Advert:
         self._https = (url, certificate)
         self.vouch()
 
+    def peer(self, address: str) -> None:
+        """Where the lease process is asked."""
+        if address != self._lease.facts.peer:
+            self._tell(peer=address)
+
     def vouch(self) -> None:
         """Sign the https address for the life that the node has now."""
         if self._https is not None:

@@ -32,9 +32,9 @@ async def restart(agent: Agent, clock: Clock) -> None:
         await agent.leave()
         return
     began = clock.now()
-    while not await agent.tells_restart():  # while the store is away nobody else asks the keepers for time
+    while not await agent.tells_restart():  # what this agent alone knows, a store that comes back may have lost
         if clock.now() - began > limit:
-            log.warning("the store is still away: workers may stop before the next start is back", waited=limit)
+            log.warning("the store is still away: the others cannot be told", waited=limit)
             break
         await asyncio.sleep(agent.config.timing.heartbeat / 2)
     log.info("ends, and is to be back soon", because=why, at_most=limit)

@@ -341,14 +341,6 @@ class Lease:
         pulse = self._process.pulse()
         return max(0.0, pulse.until - now) if pulse is not None else 0.0
 
-    def speak(self) -> None:
-        """The lease process hears that this agent is there. Who promises something must not be taken for silent."""
-        self._process.alive()
-
-    def lend(self, uid: str, until: float) -> None:
-        """Let one job's workers run on until then, though the lease could not be renewed."""
-        self._process.lend(uid, until)
-
     def publish(self, readiness: dict[str, Readiness], pods: tuple[PodState, ...]) -> bool:
         """What the next beat carries. True if others wait for it, so that a beat should go at once."""
         urgent = readiness != self._readiness

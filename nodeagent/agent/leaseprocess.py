@@ -13,21 +13,34 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Protocol
 
 import structlog
 
 from nodeagent import __version__
+from nodeagent.agent.names import Names
 from nodeagent.lease.core import State
-from nodeagent.lease.order import Order, Server, Step, Tls, order_file, read_order, write_order
-from nodeagent.lease.signs import Pulse, find_holder, lease_folder, read_pulse, read_said, wake_socket
+from nodeagent.lease.lending import Promises, Row, Table
+from nodeagent.lease.order import Door, Order, Server, Step, Tls, order_file, read_order, write_order
+from nodeagent.lease.signs import (
+    Bridged,
+    Pulse,
+    find_holder,
+    lease_folder,
+    read_address,
+    read_bridged,
+    read_pulse,
+    read_said,
+    wake_socket,
+)
+from nodeagent.lease.table import read_promises, write_table
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.osutil import units
 from nodeagent.osutil.linux import boot_id, power_mark, socket_path
-from nodeagent.pods.folder import folder_name
 from nodeagent.spec.agentconfig import AgentConfig
-from nodeagent.store.door import AccessError, Door
+from nodeagent.store import door as store_door
 from nodeagent.store.keys import prefix
 from nodeagent.store.scripts import load
 from nodeagent.store.wire import Reached
@@ -60,8 +73,18 @@ class LeaseProcess(Protocol):
     def alive(self) -> None:
         """The agent is there."""
 
-    def lend(self, uid: str, until: float) -> None:
-        """The keepers of this job's generation let its pod run on until then (CLOCK_BOOTTIME)."""
+    def know(self, life: str, leaving: bool, jobs: Mapping[str, Row]) -> bool:
+        """By this it asks for failsafe time, and lends it, from now on. False if that cannot be said: then it may go by
+        what it knew before."""
+
+    def promises(self) -> Promises | None:
+        """What it has promised others; None if nobody can know that yet."""
+
+    def bridged(self) -> Bridged:
+        """What runs on failsafe time here, and what gets none."""
+
+    def address(self) -> str:
+        """``host:port`` where other nodes ask it; empty if nobody can."""
 
     def end(self) -> None:
         """The lease was given back: nothing is granted any more, and the process ends."""
@@ -83,18 +106,24 @@ class ReachedStore(Protocol):
 
 class LocalLeaseProcess:
     """The real one: beside this agent, and not below it. ``unit``: the agent's, then it is one itself; without, it is a
-    child of the agent's in a session of its own, which nothing of the agent's end touches."""
+    child of the agent's in a session of its own, which nothing of the agent's end touches. ``door``: where other nodes
+    are to ask it."""
 
-    def __init__(self, config: AgentConfig, node: str, store: ReachedStore, unit: str) -> None:
+    def __init__(self, config: AgentConfig, node: str, store: ReachedStore, unit: str, door: Door) -> None:
         self.config = config
         """Another one, when the agent has read it anew."""
-        self._node, self._store, self._unit = node, store, unit
+        self._node, self._store, self._unit, self._door = node, store, unit, door
         self._folder = lease_folder(config.dirs.run)
         self._boot = boot_id()
-        self._door = Door(config.redis)
+        self._login = store_door.Door(config.redis)
         self._order = self._standing()
         self._tended = False
         """The order is this agent's."""
+        self._known: Table | None = None
+        """What it was told last of the jobs."""
+        self._written: Table | None = None
+        """The same with numeric addresses, as it is written down."""
+        self._names = Names(self._write_table)
         self._ended = False
         self._changed = asyncio.Event()
         self._child: subprocess.Popen[bytes] | None = None
@@ -123,8 +152,19 @@ class LocalLeaseProcess:
     def alive(self) -> None:
         self._say({"alive": True})
 
-    def lend(self, uid: str, until: float) -> None:
-        self._say({"lend": [folder_name(uid), until]})
+    def know(self, life: str, leaving: bool, jobs: Mapping[str, Row]) -> bool:
+        self._known = Table(self._boot, self._node, life, leaving, jobs)
+        self._write_table()
+        return self._written is not None
+
+    def promises(self) -> Promises | None:
+        return read_promises(self._folder, self._boot)
+
+    def bridged(self) -> Bridged:
+        return read_bridged(self._folder)
+
+    def address(self) -> str:
+        return read_address(self._folder)
 
     def end(self) -> None:
         self._order, self._tended, self._ended = None, False, True
@@ -151,6 +191,26 @@ class LocalLeaseProcess:
         ):
             mouth.sendto(json.dumps(word).encode(), path)
 
+    def _write_table(self) -> None:
+        known = self._known
+        if known is None:
+            return
+        table = known._replace(jobs={uid: self._numeric(row) for uid, row in known.jobs.items()})
+        if table == self._written:
+            return
+        self._written = None
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_table(self._folder, table)
+        except OSError as error:
+            self._complain(f"the lease process cannot be told of the jobs: {error}")
+            return
+        self._written = table
+
+    def _numeric(self, row: Row) -> Row:
+        places = {node: p._replace(address=self._names.numeric(p.address)) for node, p in row.places.items()}
+        return row._replace(places={node: place for node, place in places.items() if place.address})
+
     # --- the order
 
     def _standing(self) -> Order | None:
@@ -166,8 +226,8 @@ class LocalLeaseProcess:
         if reached is None:
             return None
         try:
-            greeting = self._door.greeting()
-        except AccessError as error:  # the agent's own connections may go on for long without it
+            greeting = self._login.greeting()
+        except store_door.AccessError as error:  # the agent's own connections may go on for long without it
             self._complain(str(error))
             return None
         renew, leave = load("renew_lease"), load("leave")
@@ -175,10 +235,11 @@ class LocalLeaseProcess:
             boot=self._boot, node=self._node, life=life, start=start, era=era,
             heartbeat=timing.heartbeat, lease=timing.lease, fence=timing.fence, kill=timing.kill,
             promise=timing.promise, timeout=timing.store_timeout,
+            failsafe=timing.failsafe, failsafe_limit=timing.failsafe_limit,
             patience=self.config.without_agent, grace=self.config.drain,
             prefix=prefix(self.config.cluster), record_version=str(RECORD_VERSION),
             server=Server(reached.path, reached.address, reached.port, greeting, self._tls(reached)),
-            renew=Step(renew.sha, renew.source), leave=Step(leave.sha, leave.source),
+            renew=Step(renew.sha, renew.source), leave=Step(leave.sha, leave.source), door=self._door,
         )  # fmt: skip
 
     def _tls(self, reached: Reached) -> Tls | None:
@@ -194,9 +255,11 @@ class LocalLeaseProcess:
     async def run(self) -> None:
         """Keeps it running, until cancelled; it goes on without the agent then. One of another version, and one that
         hangs, are replaced."""
+        names = asyncio.create_task(self._names.run())
         try:
             await self._keep()
         finally:
+            names.cancel()
             if self._child is not None:
                 self._child.returncode = 0  # it outlives us: not a child that was forgotten
 

@@ -1,5 +1,5 @@
 """The daemon's loop: observe, plan, apply. Tasks: beats keep the lease, a watch on the event stream wakes,
-rounds decide and act, the failsafe bridges a store that is away.
+rounds decide and act.
 
 Owns the order of things and the agent's own view for the API; what a round does is ``rounds.py``'s, decisions are
 ``plan/``'s, effects ``apply.py``'s.
@@ -28,8 +28,8 @@ from nodeagent.agent.lease import HOPELESS, PODS_REFRESH, Lease
 from nodeagent.agent.leaseprocess import LeaseProcess
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.pace import Pace
-from nodeagent.agent.peers import Peers
 from nodeagent.agent.published import agent_health
+from nodeagent.agent.questions import Peers
 from nodeagent.agent.reach import Reach
 from nodeagent.agent.restarts import RestartCounter
 from nodeagent.agent.rounds import Rounds
@@ -120,7 +120,7 @@ class Agent:
             node, self.saver, store=store, clock=clock, cluster=self.cluster, bound=config.saving.acknowledge
         )
         self._failsafe = Failsafe(
-            config.timing, lease=self._lease, host=host, clock=clock, peers=peers, cluster=self.cluster
+            config.timing, lease=self._lease, host=host, clock=clock, process=process, cluster=self.cluster
         )
         self._wake, self._pace = asyncio.Event(), Pace(node, config.timing)
         self._reach = Reach(node, peers=peers, clock=clock, cluster=self.cluster, changed=self._wake.set)
@@ -240,7 +240,9 @@ class Agent:
         except TimeoutError:
             self._log.error("some workers could not be stopped: the lease is left to lapse")
             return
-        await self._failsafe.let_promises_end()
+        if not await self._failsafe.let_promises_end():
+            self._log.error("what this node may promise others cannot be ended: the lease is left to lapse")
+            return
         try:
             await self._lease.leave()
         except (StoreRefusedError, StoreUnavailableError) as error:  # away, recovering, or it has forgotten this node
@@ -252,6 +254,7 @@ class Agent:
                 return
             started = self._clock.now()
             self._process.alive()
+            self.advert.peer(self._process.address())
             self._host.ping()
             await self._one_beat()
             self.tried.set()

@@ -84,8 +84,9 @@ def agent_health(
     waits: str,
     unreachable: Mapping[str, Mapping[str, float]],
 ) -> AgentHealth:
-    """How the agent itself is doing; ``lag``: how late its last heartbeat was; ``waits``: whom the store waits for;
+    """How the node's agent is doing; ``lag``: how late its last heartbeat was; ``waits``: whom the store waits for;
     ``unreachable``: as ``Reach`` has it."""
+    bridged = failsafe.bridged
     return AgentHealth(
         joined=lease.joined,
         reason=lease.reason,
@@ -95,8 +96,8 @@ def agent_health(
         unread=dict(lease.unread),
         store_unusable=lease.unusable,
         loop_lag=lag,
-        lent={uid: end - now for uid, end in failsafe.lent.items() if end > now},
-        not_lent=dict(failsafe.refusals),
+        lent={uid: end - now for uid, end in bridged.lent.items() if end > now},
+        not_lent=bridged.refusals,
         unsaved=saver.trouble,
         store_waits=waits if lease.away_since is None else "",
         unreachable=unreachable,

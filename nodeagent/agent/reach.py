@@ -1,7 +1,7 @@
 """Which members of a gang this node cannot reach, though their leases run: workers wait for each other then, and
 neither the store nor any agent notices. A fact for people; nothing is decided by it.
 
-Each member asks its neighbours by rank, and the node of rank 0, over the signed datagrams of ``peers.py``: so a cut
+Each member asks its neighbours by rank, and the node of rank 0, by signed datagrams (``questions.py``): so a cut
 between two nodes of a ring is seen, at a cost that does not grow with the gang. An answer takes both directions.
 """
 
@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from nodeagent.agent.clock import Clock
-from nodeagent.agent.peers import Peers
+from nodeagent.agent.questions import Peers
+from nodeagent.lease.lending import Ask
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Head
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.lending import Ask
 
 EVERY = 1.0
 """Seconds between two questions to the same node; also how long an answer is waited for."""
@@ -83,13 +83,13 @@ class Reach:
     async def _answers(self, job: JobRecord, address: str) -> bool:
         """A question that no keeper says yes to, whatever it knows: with no keepers named it promises nothing."""
         assert job.head is not None
-        life = job.head.members[self._node].life
-        question = Ask(uid=job.uid, token=job.head.token, keepers={}, node=self._node, life=life)
+        token, life = job.head.token, job.head.members[self._node].life
+        question = Ask(job.uid, (token.number, token.id), {}, self._node, life)
         return await self._peers.ask(address, question, EVERY) is not None
 
 
 def _address(cluster: Cluster, head: Head, node: str) -> str:
-    """Where the agent of a member is asked; empty where it cannot be, or is gone as the store knows already."""
+    """Where a member is asked; empty where it cannot be, or is gone as the store knows already."""
     record = cluster.nodes.get(node)
     alive = record is not None and cluster.live(node, head.members[node].life)
     return record.facts.peer if alive and record is not None else ""

@@ -29,12 +29,13 @@ from nodeagent.agent.loop import Agent
 from nodeagent.agent.machine import find_address, node_facts
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.notify import Notifier
-from nodeagent.agent.peers import UdpPeers
 from nodeagent.agent.preflight import preflight
+from nodeagent.agent.questions import UdpPeers
 from nodeagent.agent.reload import reload
 from nodeagent.agent.retention import Retention
 from nodeagent.agent.systemd import comes_back, this_unit
 from nodeagent.agent.usage import Meter
+from nodeagent.lease.order import Door
 from nodeagent.model.job import JobRecord
 from nodeagent.osutil.linux import boot_id
 from nodeagent.pods.host import ShimHost
@@ -70,12 +71,14 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         store = connect(config.redis, config.cluster, config.timing.store_timeout)
         closing.push_async_callback(store.close)
         unit = this_unit()
-        process = LocalLeaseProcess(config, node, store, unit)
+        door = Door(address, config.ports.rendezvous, key.derive(f"peers {config.cluster}").hex())
+        process = LocalLeaseProcess(config, node, store, unit, door)
         host = _host(config, node, address, unit, process.wake)
         closing.push_async_callback(host.close)
-        peers = UdpPeers(key.derive(f"peers {config.cluster}"))
+        peers = UdpPeers(door)
         closing.callback(peers.close)
-        facts = node_facts(config, address, gpus, clock.wall(), await peers.listen(address, config.ports.rendezvous))
+        await peers.listen()
+        facts = node_facts(config, address, gpus, clock.wall(), process.address())
 
         def changed() -> None:
             agent.tell_health()

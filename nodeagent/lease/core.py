@@ -8,8 +8,9 @@ it.
 | giving up (nothing is granted) | - | - | - | lost | - |
 | lost (nothing is granted) | a new life: holding | - | - | - | - |
 
-Stopping and giving up end with the lease given back, once no worker can run: the shims have said so, or their time and
-``kill`` are over. Every deadline counts from *before* a renewal was sent.
+Stopping and giving up end with the lease given back, once no worker can run (the shims have said so, or their time and
+``kill`` are over), and once what this node has promised others (``failsafe.py``) is over. Every deadline counts from
+*before* a renewal was sent.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from nodeagent.lease.grants import Grant
+from nodeagent.lease.lending import Promises
 from nodeagent.lease.order import Order
 
 State = Literal["idle", "holding", "stopping", "giving up", "lost", "left"]
 Call = Literal["renew", "leave"]
+FOREIGN = frozenset({"era", "unknown"})
+"""Codes of refusals by a store that may have lost what this node knows."""
+NO_PROMISES = Promises("", float("-inf"), True, {})
 
 
 class Departure(NamedTuple):
@@ -39,16 +44,29 @@ class Departure(NamedTuple):
 
 class Core:
     """One lease process. ``now`` is CLOCK_BOOTTIME in seconds. ``departure``: what an earlier one had decided;
-    ``granted``: what the pods' records said when this one started."""
+    ``granted``: what the pods' records said when this one started; ``renewed``: when the node's last good renewal was
+    sent, as far as an earlier one has said."""
 
-    def __init__(self, now: float, departure: Departure | None = None, granted: Mapping[str, float] | None = None):
+    def __init__(
+        self,
+        now: float,
+        departure: Departure | None = None,
+        granted: Mapping[str, float] | None = None,
+        renewed: float | None = None,
+    ) -> None:
         self.order: Order | None = None
         self.departure = departure
         """Save it before the grants are written."""
         self.away = ""
         """Why the last renewal was not answered; empty if it was."""
         self.renewed = 0.0
-        """When the last good renewal was sent."""
+        """When the last good renewal of this life was sent."""
+        self.last = now if renewed is None or renewed > now else renewed
+        """When the last good one was, of whichever life or process; the start, if nobody knows."""
+        self.promises = NO_PROMISES
+        """What this node has promised others, as it is written down."""
+        self._estranged = False
+        """The store answered last in another era than the agent was heard in."""
         self._heard = now
         self._until = 0.0
         self._own: dict[str, float] = dict(granted or {})
@@ -79,7 +97,7 @@ class Core:
         if self.departure is not None and self.departure[:3] != (order.life, order.start, order.era):
             self.departure = None
         if old is None or (old.life, old.start, old.era) != (order.life, order.start, order.era):
-            self._lost = self._left = False  # an agent has joined since, or has been heard with this life
+            self._lost = self._left = self._estranged = False  # an agent has joined since, or has been heard
         if old is None or old.life != order.life:
             self._until, self.renewed, self.away = 0.0, 0.0, ""
         if old != order:
@@ -101,15 +119,17 @@ class Core:
     def answered(self, sent: float, now: float, wanted: str) -> None:
         """The store renewed the lease. ``wanted``: who waits for this node while its agent is silent."""
         order = self._require_order()
-        self.away, self.renewed, self._until = "", sent, sent + order.fence
+        self.away, self.renewed, self.last, self._until = "", sent, sent, sent + order.fence
+        self._estranged = False
         self._next = max(now, sent + order.heartbeat)
         if wanted and self.asks(now) and self.state in ("holding", "stopping"):
             self._depart(now, True, f"its agent is silent for {now - self._heard:.1f} s, and {wanted} waits for it")
 
-    def unanswered(self, sent: float, now: float, why: str) -> None:
-        """It did not answer, or not to the point."""
+    def unanswered(self, sent: float, now: float, why: str, code: str = "") -> None:
+        """It did not answer, or not to the point. ``code``: of its refusal."""
         order = self._require_order()
         self.away = why
+        self._estranged = code in FOREIGN or (self._estranged and not code)
         self._next = max(now + order.heartbeat / 4, sent + order.heartbeat)
 
     def refused(self, why: str) -> None:
@@ -135,7 +155,7 @@ class Core:
             elif quiet and not gone.at_once:
                 self._depart(now, True, gone.why)  # an agent that comes back starts nothing any more
             elif quiet or (gone.at_once and now > self._last_grant(gone) + order.kill):
-                return "leave" if now >= self._next else None
+                return "leave" if now >= max(self._next, self.promises.last(order.promise)) else None
             if self.departure is not None and self.departure.at_once:
                 return None
         return "renew" if now >= self._next else None
@@ -158,7 +178,12 @@ class Core:
 
     def asks(self, now: float) -> bool:
         """Whether the renewal that is about to be sent has to ask who waits for this node: its agent is silent."""
-        return now - self._heard > self._require_order().given_up_after
+        return now - self._heard > self._require_order().lease
+
+    def may_borrow(self, now: float) -> bool:
+        """Whether keepers may be asked for time. Not on the way out; nor where the store has lost writes and the node
+        has no agent to tell it: it waits only so long for one before it forms the gang anew."""
+        return self.state == "holding" and not (self._estranged and self.asks(now))
 
     # --- inside
 

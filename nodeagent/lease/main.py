@@ -1,13 +1,13 @@
-"""The lease process: hears the agent's words, asks the store, writes the grants; what to do next, ``core`` says.
+"""The lease process: hears the agent's words, asks the store, writes the grants; what to do next, ``core`` says. Asks
+other nodes and answers them; what, ``failsafe`` says.
 
-One turn after the other, and each is short: while the store is asked, the agent is heard all the same. Standard library
-only. Must never wait for anybody without a bound, nor look up a name.
+One turn after the other, and each is short: while the store is asked, the agent and other nodes are heard all the same.
+Standard library only. Must never wait for anybody without a bound, nor look up a name.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import select
 import socket
@@ -17,21 +17,31 @@ from typing import Any
 
 from nodeagent import __version__
 from nodeagent.lease.core import Call, Core
+from nodeagent.lease.failsafe import Failsafe
 from nodeagent.lease.grants import Grant, grant_keys, grants_folder, read_grant_of, read_obeyed, write_grant
+from nodeagent.lease.lending import Answer, Ask, Promises
 from nodeagent.lease.order import Order, Server, order_file, read_order
+from nodeagent.lease.peers import Peers
 from nodeagent.lease.resp import Reply, Talk, TalkError
 from nodeagent.lease.signs import (
     NOBODY,
+    NOT_BRIDGED,
+    Bridged,
     Pulse,
     PulseWriter,
     Said,
     lease_folder,
+    read_address,
     read_departure,
+    read_pulse,
     take_lock,
     wake_socket,
+    write_address,
+    write_bridged,
     write_departure,
     write_said,
 )
+from nodeagent.lease.table import TableReader, read_promises, table_file, write_promises
 from nodeagent.osutil.linux import bind_private, boot_id, boottime, lossy_stderr
 
 IDLE_EXIT = 5.0
@@ -41,6 +51,8 @@ TURN = 0.5
 SLICE = 0.25
 """Seconds between two beats of the pulse while the store is waited for."""
 LONGEST_WORD = 512
+MOST_TROUBLES = 100
+"""Kinds of trouble that are told of; each once."""
 MOST_WORDS = 64
 """Words that are heard in one go."""
 
@@ -70,12 +82,19 @@ class Process:
         self._folder, self._grants = lease_folder(run), grants_folder(run)
         self._lock, self._ends_with = lock, ends_with
         self._boot = boot_id()
+        self._troubles: set[str] = set()
+        before = read_pulse(self._folder)
         self._pulse = PulseWriter(self._folder)
         self._wake = _listen(wake_socket(self._folder))
         self._saved = read_departure(self._folder)
         now = boottime()
         granted = {key: read_grant_of(self._grants, key).until for key in grant_keys(self._grants)}
-        self._core = Core(now, self._saved, granted)
+        self._core = Core(now, self._saved, granted, before.last if before is not None else None)
+        self._failsafe = Failsafe(self._core, self._promised(now), lambda: os.urandom(16).hex())
+        self._table = TableReader(self._folder, self._boot)
+        self._peers: Peers | None = None
+        self._bridged: Bridged | None = None
+        """As it was written; None: an earlier process's, if any."""
         self._talk: Talk | None = None
         self._stamp: tuple[int, ...] | None = ()
         """Of the order that was read last; None: there was none; empty: it was not looked for yet."""
@@ -83,12 +102,12 @@ class Process:
         self._heard = now
         self._written: dict[str, Grant] = {}
         self._said = Said("idle", "", NOBODY)
-        self._troubles: set[str] = set()
 
     def run(self) -> None:
         """Until there is nothing to do any more."""
         while True:
             self._take_order()
+            self._bridge()
             call = self._core.look(boottime(), self._obeyed())
             self._show()
             if call is not None:
@@ -122,6 +141,43 @@ class Process:
             self._talk = None
         self._ended = before is not None and order is None
         self._core.take(boottime(), order)
+        if order is not None and (self._peers is None or self._peers.door != order.door):
+            self._take_port(order)
+
+    def _take_port(self, order: Order) -> None:
+        if self._peers is not None:
+            self._peers.close()
+        self._peers = Peers(order.door, read_address(self._folder), self._note_once)
+        try:
+            write_address(self._folder, self._peers.address)
+        except OSError as error:
+            self._complain("where others ask it cannot be written down", error)
+
+    def _take_table(self) -> None:
+        """What the agent knows of the jobs. None that this process can read: it lends nothing."""
+        try:
+            self._failsafe.table = self._table.read()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self._failsafe.table = None
+            self._note_once(f"{table_file(self._folder)} is no table that this version can read: {error!r}")
+
+    def _promised(self, now: float) -> Promises:
+        """What earlier processes promised. Where it cannot be kept, the agent takes it that there may be anything."""
+        promises = read_promises(self._folder, self._boot)
+        if promises is None:
+            promises = Promises(self._boot, now, not self._had_order(), {})
+            try:
+                write_promises(self._folder, promises)
+            except OSError as error:
+                self._complain("promises cannot be written down", error)
+        return promises
+
+    def _had_order(self) -> bool:
+        """Of an agent since the boot, in any version."""
+        try:
+            return read_order(self._folder, self._boot) is not None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return True
 
     def _obeyed(self) -> dict[str, float]:
         return {key: read_obeyed(self._grants, key) for key in self._keys()}
@@ -144,14 +200,47 @@ class Process:
             match _word(data):
                 case {"alive": True}:
                     self._core.heard(now)
-                case {"lend": [str(key), int() | float() as until]} if math.isfinite(until):
-                    self._core.lend(key, until)
                 case {**rest} if not rest:
                     self._written.clear()  # perhaps a pod's file is there in place of one that had the same name
                     self._core.urge(now)
                 case _:
                     continue
             self._heard = now
+
+    # --- failsafe time
+
+    def _bridge(self) -> None:
+        """Ask whom there is to ask, hear what has arrived."""
+        self._take_table()
+        failsafe, peers = self._failsafe, self._peers
+        for question in failsafe.questions(boottime()):
+            if not question.address:
+                failsafe.answered(question.nonce, self._answer(question.ask))
+            elif peers is not None:
+                peers.ask(*question)
+        if peers is None:
+            return
+        for sender, nonce, message in peers.receive():
+            if isinstance(message, Answer):
+                failsafe.answered(nonce, message)
+            else:
+                peers.send(sender, nonce, self._answer(message))
+
+    def _answer(self, ask: Ask) -> Answer:
+        """What is promised is written down, and what the agent knows is looked at again, before a yes is said."""
+        steps = self._failsafe.answer(ask, boottime())
+        try:
+            promises = next(steps)
+            if promises is not None:
+                write_promises(self._folder, promises)
+            self._take_table()
+            steps.send(self._failsafe.table)
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
+        except OSError as error:
+            self._complain("a promise cannot be written down", error)
+        return Answer(False, "it cannot write down what it promises")
 
     # --- what goes out
 
@@ -189,7 +278,7 @@ class Process:
             case [0, str(code), str(text)]:
                 if code == "link":
                     self._hang_up()
-                core.unanswered(sent, now, text)
+                core.unanswered(sent, now, text, code)
             case _:
                 self._hang_up()
                 core.unanswered(sent, now, f"the store answered what is no answer: {str(reply)[:200]}")
@@ -209,8 +298,9 @@ class Process:
                 self._complain("that this life goes cannot be written down", error)
         self._show_grants()
         try:
-            self._pulse.beat(Pulse(boottime(), core.renewed, core.until))
+            self._pulse.beat(Pulse(boottime(), core.renewed, core.until, core.last))
             self._say()
+            self._tell_bridged()
         except OSError as error:
             self._complain("its state cannot be written", error)
 
@@ -239,38 +329,67 @@ class Process:
         self._said = said
         write_said(self._folder, said)
 
+    def _tell_bridged(self) -> None:
+        failsafe = self._failsafe
+        bridged = Bridged(dict(failsafe.lent), dict(failsafe.refusals))
+        if bridged == self._bridged:
+            return
+        before = self._bridged or NOT_BRIDGED
+        for uid in bridged.lent.keys() - before.lent.keys():
+            note(f"job {uid} runs on without the store, on failsafe time from its keepers")
+        for uid, why in bridged.refusals.items() - before.refusals.items():
+            note(f"job {uid} gets no failsafe time: {why}")
+        self._bridged = bridged
+        write_bridged(self._folder, bridged)
+
     def _complain(self, what: str, error: OSError) -> None:
         """Once."""
         if what not in self._troubles:
             self._troubles.add(what)
             note(f"{what}: {error}")
 
+    def _note_once(self, text: str) -> None:
+        if text not in self._troubles and len(self._troubles) < MOST_TROUBLES:
+            self._troubles.add(text)
+            note(text)
+
     # --- the turns
 
     def _pause(self) -> None:
         """Until something is due or somebody speaks."""
-        order, left = self._core.order, self._core.due() - boottime()
+        order, now = self._core.order, boottime()
+        left = self._core.due() - now
         turn = min(TURN, order.heartbeat) if order is not None else TURN
         if left <= 0:  # what is waited for are the shims, or another order
             left = turn / 4 if self._core.state == "giving up" else turn
-        files = {self._wake.fileno(): select.POLLIN}
+        left = min(left, max(0.0, self._failsafe.due() - now))
+        files = self._ears()
         if self._ends_with is not None:
             files[self._ends_with] = select.POLLIN
         if self._wake.fileno() in _ready(files, min(left, turn)):
             self._hear()
 
+    def _ears(self) -> dict[int, int]:
+        """The agent's words, and other nodes'."""
+        files = {self._wake.fileno(): select.POLLIN}
+        if self._peers is not None and self._peers.fileno() >= 0:
+            files[self._peers.fileno()] = select.POLLIN
+        return files
+
     def _wait(self, fd: int, events: int, until: float) -> bool:
-        """For the store, with an ear for the agent: see ``resp.Wait``."""
+        """For the store, with an ear for the agent and other nodes: see ``resp.Wait``."""
         wake = self._wake.fileno()
         while True:
-            left = until - boottime()
-            ready = _ready({fd: events, wake: select.POLLIN}, min(left, SLICE))
+            now = boottime()
+            left = until - now
+            ready = _ready({**self._ears(), fd: events}, min(left, SLICE, max(0.0, self._failsafe.due() - now)))
             if wake in ready:
                 self._hear()
             if fd in ready:
                 return True
             if left <= 0:
                 return False
+            self._bridge()
             self._show()
 
     def _is_over(self) -> bool:

@@ -42,6 +42,17 @@ class Step(NamedTuple):
     source: str
 
 
+class Door(NamedTuple):
+    """Where this node is asked by others (``peers.py``)."""
+
+    address: str
+    """As others reach this node."""
+    ports: tuple[int, int]
+    """The first one that is free is taken; both inside."""
+    secret: str
+    """Of the cluster, in hexadecimal."""
+
+
 class Order(NamedTuple):
     """One life of a node. Times are in seconds."""
 
@@ -59,6 +70,9 @@ class Order(NamedTuple):
     promise: float
     timeout: float
     """How long a renewal may take."""
+    failsafe: float
+    """Without a renewal for so long, the keepers are asked for time."""
+    failsafe_limit: float
     patience: float
     """How long healthy training goes on without the agent."""
     grace: float
@@ -68,12 +82,7 @@ class Order(NamedTuple):
     server: Server
     renew: Step
     leave: Step
-
-    @property
-    def given_up_after(self) -> float:
-        """Seconds without a word of the agent after which nobody waits for it any longer. A keeper's promise that it
-        may have given with its last word is over then."""
-        return max(self.lease, self.promise)
+    door: Door
 
 
 def order_file(folder: Path) -> Path:
@@ -85,7 +94,7 @@ def write_order(folder: Path, order: Order) -> None:
     server = order.server
     plain = server._asdict() | {"tls": None if server.tls is None else server.tls._asdict()}
     steps = {"renew": order.renew._asdict(), "leave": order.leave._asdict()}
-    data = order._asdict() | {"server": plain} | steps
+    data = order._asdict() | {"server": plain, "door": order.door._asdict()} | steps
     write_atomic(order_file(folder), json.dumps(data), durable=False)
 
 
@@ -103,4 +112,6 @@ def read_order(folder: Path, boot: str) -> Order | None:
     greeting = tuple(tuple(words) for words in server.pop("greeting"))
     place = Server(**server, greeting=greeting, tls=None if tls is None else Tls(**tls))
     renew, leave = Step(**data.pop("renew")), Step(**data.pop("leave"))
-    return Order(**data, server=place, renew=renew, leave=leave)
+    door = data.pop("door")
+    first, last = door.pop("ports")
+    return Order(**data, server=place, renew=renew, leave=leave, door=Door(**door, ports=(first, last)))

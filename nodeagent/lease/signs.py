@@ -1,7 +1,8 @@
 """What the lease process shows of itself, and what it keeps for the next one: small files in ``<run>/lease``.
 
-``pulse``: that it turns, and what it last granted. ``said.json``: its state. ``departure.json``: that a life goes.
-``lock``: who it is. Standard library only. Must never decide.
+``pulse``: that it turns, and what it last granted. ``said.json``: its state. ``failsafe.json``: what runs without the
+store. ``address``: where others ask it. ``departure.json``: that a life goes. ``lock``: who it is. Standard library
+only. Must never decide.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from nodeagent.lease.core import Departure, State
 from nodeagent.lease.grants import read_twice, twice
 from nodeagent.osutil.linux import write_atomic
 
-_PULSE = struct.Struct("=ddd")
+_PULSE = struct.Struct("=dddd")
 _LOCK = struct.Struct("@hhqqi4x")
 """C's ``struct flock`` on 64-bit Linux."""
 LONGEST_VERSION = 80
+LONGEST_ADDRESS = 300
 STATES: tuple[State, ...] = get_args(State)
 
 
@@ -42,9 +44,11 @@ class Pulse(NamedTuple):
     turned: float
     """When it last showed that it goes on."""
     renewed: float
-    """When the last good renewal was sent; 0: none yet."""
+    """When this process sent the last good renewal of this life; 0: none yet."""
     until: float
     """Until when it has granted the node's pods their time."""
+    last: float
+    """When the last good renewal was sent, of whichever life or process."""
 
 
 class PulseWriter:
@@ -54,7 +58,7 @@ class PulseWriter:
         self._fd = os.open(folder / "pulse", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def beat(self, pulse: Pulse) -> None:
-        os.pwrite(self._fd, twice(_PULSE.pack(pulse.turned, pulse.renewed, pulse.until)), 0)
+        os.pwrite(self._fd, twice(_PULSE.pack(*pulse)), 0)
 
 
 def read_pulse(folder: Path) -> Pulse | None:
@@ -97,6 +101,48 @@ def read_said(folder: Path) -> Said | None:
     if data is None or data.keys() != set(Said._fields) or data["state"] not in STATES:
         return None
     return Said(data["state"], data["why"], tuple(data["of"]))
+
+
+# --- what runs without the store
+
+
+class Bridged(NamedTuple):
+    """The node's jobs while the store is away, by uid."""
+
+    lent: dict[str, float]
+    """Those that run on failsafe time: until when (CLOCK_BOOTTIME)."""
+    refusals: dict[str, str]
+    """Those that get none, and why."""
+
+
+NOT_BRIDGED = Bridged({}, {})
+
+
+def write_bridged(folder: Path, bridged: Bridged) -> None:
+    """Raises OSError."""
+    write_atomic(folder / "failsafe.json", json.dumps(bridged._asdict()), durable=False)
+
+
+def read_bridged(folder: Path) -> Bridged:
+    """Nothing if nothing can be read."""
+    data = _read(folder / "failsafe.json")
+    return NOT_BRIDGED if data is None or data.keys() != set(Bridged._fields) else Bridged(**data)
+
+
+# --- where others ask it
+
+
+def write_address(folder: Path, address: str) -> None:
+    """Raises OSError."""
+    write_atomic(folder / "address", address, durable=False)
+
+
+def read_address(folder: Path) -> str:
+    """``host:port`` as others are to use it; empty if it has no port, or has not taken one yet."""
+    try:
+        return (folder / "address").read_text()[:LONGEST_ADDRESS]
+    except (OSError, ValueError):
+        return ""
 
 
 # --- that a life goes

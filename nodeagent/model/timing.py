@@ -37,7 +37,7 @@ class Timing(Record):
     cooldown: float = 30.0
     """A job below its target grows again when its gang and the newcomer have both been steady for this long."""
     failsafe: float = 1.0
-    """After this long without a good renewal an agent asks the keepers of its jobs for failsafe time."""
+    """After this long without a good renewal a node asks the keepers of its jobs for failsafe time."""
     promise: float = 3.0
     """A keeper that gave failsafe time lets nothing newer start for this long."""
     failsafe_limit: float = 86400.0

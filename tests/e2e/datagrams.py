@@ -1,4 +1,5 @@
-"""Agents that do not hear each other: a filter in the kernel, put on their own sockets from outside, drops datagrams.
+"""Lease processes that do not hear each other: a filter in the kernel, put on their own sockets from outside, drops
+datagrams.
 
 Owns the filter. It needs the right to take a copy of another process's file descriptor, which root has.
 """
@@ -34,10 +35,10 @@ def why_not() -> str:
 
 
 @contextmanager
-def cut_off(agent: int, others: Iterable[int]) -> Iterator[None]:
+def cut_off(one: int, others: Iterable[int]) -> Iterator[None]:
     """Between one process and these others no datagram passes; the one must have a single UDP socket."""
     with ExitStack() as stack:
-        (mine,) = (stack.enter_context(ear) for ear in _datagram_sockets(agent))
+        (mine,) = (stack.enter_context(ear) for ear in _datagram_sockets(one))
         ears = [mine, *(stack.enter_context(ear) for other in others for ear in _datagram_sockets(other))]
         with _filtered(ears, mine.getsockname()[1]):
             yield

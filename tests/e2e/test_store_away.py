@@ -6,12 +6,13 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import redis
 
 from tests.e2e.support import Cluster, check_complete, check_steps, check_undisturbed, digits_job, is_alive, read_steps
+from tests.e2e.test_lost_store import killed_without_its_data, redis_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(300)]
 
@@ -32,7 +33,8 @@ def frozen(pid: int) -> Iterator[None]:
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # it was killed
+            os.kill(pid, signal.SIGCONT)
 
 
 def undisturbed(calm: Cluster, name: str, before: dict[int, int], reference: dict[int, float], steps: int) -> None:
@@ -66,6 +68,35 @@ def test_redis_killed_and_back_with_its_data(calm: Cluster, reference: dict[int,
     calm.until(lambda: calm.json("local", "status")["redis"]["pid"] not in (None, pid), 20, "redis is started again")
     calm.until_steps("died", 10)
     undisturbed(calm, "died", before, reference, 200)
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_all_agents_are_killed_and_started_again_while_redis_is_frozen(
+    calm: Cluster, reference: dict[int, float], emptied: bool
+) -> None:
+    """Their lease processes go on asking and answering; and nothing is disturbed if Redis comes back empty."""
+    name = f"agents-{'empty' if emptied else 'back'}"
+    calm.submit(digits_job(calm.work, name, nodes="2", steps=400, delay=0.1))
+    calm.until_running(name, 2)
+    calm.until_steps(name, 10)
+    before, redis_was = calm.workers(name), redis_of(calm)
+    agents = {node: int(calm.node(node)["agent_pid"]) for node in calm.nodes()}
+    lives = {node: calm.node(node)["incarnation"]["life"] for node in calm.nodes()}
+    with frozen(redis_was[0]):
+        time.sleep(2.0)
+        for pid in agents.values():
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(AWAY)
+        assert not any(is_alive(pid) for pid in agents.values())
+        done = len(read_steps(calm.work, name))
+        calm.until(lambda: len(read_steps(calm.work, name)) > done + 20, 20, "it trains on")
+        assert all(is_alive(pid) for pid in before.values())
+        if emptied:
+            killed_without_its_data(calm, known=redis_was)
+    calm.until(lambda: set(calm.nodes().values()) == {"ready"}, 60, "all agents are back")
+    assert {node: calm.node(node)["incarnation"]["life"] for node in calm.nodes()} == lives
+    calm.until_steps(name, 10)
+    undisturbed(calm, name, before, reference, 400)
 
 
 def test_a_worker_dies_while_redis_is_frozen(calm: Cluster, reference: dict[int, float]) -> None:

@@ -132,8 +132,8 @@ def test_one_node_cut_off_from_the_store_and_its_peers(calm: Cluster, wire: Wire
     node = calm.until_running("deaf", 4)["pods"][0]["node"]
     calm.until_steps("deaf", 5)
     old, record = calm.workers("deaf", node), calm.node(node)
-    others = [calm.node(n)["agent_pid"] for n in calm.nodes() if n != node]
-    with cut(calm, wire, node), cut_off(record["agent_pid"], others):
+    others = [calm.lease_pid(n) for n in calm.nodes() if n != node]
+    with cut(calm, wire, node), cut_off(calm.lease_pid(node), others):
         start = time.monotonic()
         calm.until(lambda: not any(is_alive(p) for p in old.values()), 20, "the fence stopped its workers")
         last = max(row["mono"] for row in read_steps(calm.work, "deaf") if row["pid"] in old.values())

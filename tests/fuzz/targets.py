@@ -15,18 +15,17 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from nodeagent.agent.peers import UdpPeers
 from nodeagent.api.errors import ApiError
 from nodeagent.api.jobs import _read_spec
 from nodeagent.api.shapes import job_json, shown_to
 from nodeagent.ctl.output import Column, table_lines
 from nodeagent.ctl.terminal import one_line, printable, worker_text
 from nodeagent.health import kernellog
+from nodeagent.lease.peers import Seal, parse
 from nodeagent.model.jobspec import JobSpec, Submitter
 from nodeagent.model.world import WorkerExit
 from nodeagent.osutil.untrusted import Folder, UntrustedError
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.lending import Answer
 from nodeagent.pods.folder import folder_name, promised_number, record_of_before
 from nodeagent.pods.logs import read_logs
 from nodeagent.pods.pod import Told, _without_halves
@@ -131,12 +130,12 @@ def request_spec(data: bytes) -> None:
 def datagram(data: bytes) -> None:
     """Signed ones, too: of another version of ours."""
 
-    def nothing(_ask: object) -> Answer:
-        return Answer(yes=False, why="fuzz")
-
-    peers = UdpPeers(b"secret", nothing)
-    peers.datagram_received(data, ("127.0.0.1", 9))
-    peers.datagram_received(peers._mac(data) + data, ("127.0.0.1", 9))
+    seal = Seal(b"secret")
+    for packet in (data, seal._mac(data) + data):
+        body = seal.opened(packet)
+        if body is not None:
+            with suppress(ValueError):
+                parse(body)
 
 
 # --- the store ----------------------------------------------------------------------------------------

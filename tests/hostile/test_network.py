@@ -2,7 +2,7 @@
 
 That nobody is let in without one, over plain HTTP, by silence, or with a token that was taken out of the file is in
 tests/integration/test_api_remote.py; foreign names for loopback in tests/unit/api/test_page.py; garbage as datagrams in
-tests/unit/agent/test_peers.py. Here is what a valid token cannot do.
+tests/unit/lease/test_peers.py. Here is what a valid token cannot do.
 """
 
 from __future__ import annotations

@@ -5,8 +5,11 @@ The product's client has no method for a renewal: agents do not renew.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from nodeagent.lease.core import State
-from nodeagent.lease.signs import Pulse
+from nodeagent.lease.lending import Promises, Row
+from nodeagent.lease.signs import NOT_BRIDGED, Bridged, Pulse
 from nodeagent.store.calls import Calls
 
 
@@ -29,7 +32,11 @@ class Words:
 
     def __init__(self) -> None:
         self.tended: list[tuple[str, int, str]] = []
-        self.lent: list[tuple[str, float]] = []
+        self.known: list[Mapping[str, Row]] = []
+        self.leaving = self.deaf = False
+        self.promised: Promises | None = Promises("", float("-inf"), True, {})
+        self.shown = NOT_BRIDGED
+        self.reached_at = ""
         self.alive_said = 0
         self.ended = False
 
@@ -42,8 +49,20 @@ class Words:
     def alive(self) -> None:
         self.alive_said += 1
 
-    def lend(self, uid: str, until: float) -> None:
-        self.lent.append((uid, until))
+    def know(self, life: str, leaving: bool, jobs: Mapping[str, Row]) -> bool:
+        if not self.deaf:
+            self.known.append(jobs)
+            self.leaving = leaving
+        return not self.deaf
+
+    def promises(self) -> Promises | None:
+        return self.promised
+
+    def bridged(self) -> Bridged:
+        return self.shown
+
+    def address(self) -> str:
+        return self.reached_at
 
     def end(self) -> None:
         self.ended = True

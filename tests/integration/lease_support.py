@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.lease.grants import Answer, Grant, grants_folder, make_grant, read_grant_of
-from nodeagent.lease.order import Order, Server, Step, order_file, write_order
+from nodeagent.lease.order import Door, Order, Server, Step, order_file, write_order
 from nodeagent.lease.signs import NOBODY, Pulse, Said, lease_folder, read_pulse, read_said, wake_socket
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.osutil.linux import boot_id, socket_path
@@ -26,6 +26,7 @@ BOUND = 10.0
 CLUSTER = "test"
 NODE, LIFE = "n1", "n1-a"
 POD = "p1"
+SECRET = "73656372657421"
 
 
 def order(server: Server, **changes: Any) -> Order:
@@ -34,8 +35,9 @@ def order(server: Server, **changes: Any) -> Order:
     renew, leave = (Step(step.sha, step.source) for step in steps.values())
     plain = Order(
         boot=boot_id(), node=NODE, life=LIFE, start=1, era="", heartbeat=0.1, lease=3.0, fence=2.2, kill=0.2,
-        promise=3.0, timeout=0.5, patience=3600.0, grace=3600.0, prefix=prefix(CLUSTER),
-        record_version=str(RECORD_VERSION), server=server, renew=renew, leave=leave,
+        promise=0.1, timeout=0.5, failsafe=1.0, failsafe_limit=3600.0, patience=3600.0, grace=3600.0,
+        prefix=prefix(CLUSTER), record_version=str(RECORD_VERSION), server=server, renew=renew, leave=leave,
+        door=Door("127.0.0.1", (0, 0), SECRET),
     )  # fmt: skip
     return plain._replace(**changes)
 
@@ -111,7 +113,7 @@ class Node:
 
     @property
     def pulse(self) -> Pulse:
-        return read_pulse(self.folder) or Pulse(0.0, 0.0, 0.0)
+        return read_pulse(self.folder) or Pulse(0.0, 0.0, 0.0, 0.0)
 
     @property
     def said(self) -> Said:

@@ -15,7 +15,7 @@ import pytest
 
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
 from nodeagent.lease.grants import NOTHING
-from nodeagent.lease.order import read_order
+from nodeagent.lease.order import Door, read_order
 from nodeagent.lease.signs import find_holder
 from nodeagent.model.timing import Timing
 from nodeagent.osutil.linux import POWER, boot_id, boottime, is_running
@@ -26,11 +26,12 @@ from nodeagent.spec.storeconfig import RedisConfig, TlsConfig
 from nodeagent.store.client import RedisStore, connect
 from nodeagent.store.wire import Reached
 from tests.contract.bench import Bench
-from tests.integration.lease_support import BOUND, CLUSTER, LIFE, NODE, Node
+from tests.integration.lease_support import BOUND, CLUSTER, LIFE, NODE, SECRET, Node
 from tests.integration.redis_support import Yard, yard
 
 pytestmark = pytest.mark.redis
 POD = folder_name("u1")
+DOOR = Door("127.0.0.1", (0, 0), SECRET)
 SYSTEMD_RUN = r"""
 import os, pathlib, sys
 words = sys.argv[1:]
@@ -63,7 +64,7 @@ class Agent:
         redis = RedisConfig(url=url, password_file=password)
         config = AgentConfig(cluster=CLUSTER, redis=redis, dirs=self.dirs, timing=QUICK, without_agent=3600.0)
         self.config = config
-        self.process = LocalLeaseProcess(config, NODE, store, unit)
+        self.process = LocalLeaseProcess(config, NODE, store, unit, DOOR)
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -153,9 +154,6 @@ async def test_it_is_told_what_to_do_and_does_it(world: World) -> None:
     pulse = world.agent.process.pulse()
     assert pulse is not None and pulse.until > boottime()
     assert os.getsid(pid) == pid
-    until = boottime() + 100
-    world.agent.process.lend("u1", until)
-    await world.node.until(lambda: world.node.grant(POD).until == until)
 
 
 async def test_an_order_is_written_only_when_it_differs(world: World) -> None:
@@ -264,7 +262,7 @@ async def test_nothing_is_ordered_before_the_store_was_reached(world: World, tmp
     class Nowhere:
         reached = None
 
-    process = LocalLeaseProcess(world.agent.config, NODE, Nowhere(), "")
+    process = LocalLeaseProcess(world.agent.config, NODE, Nowhere(), "", DOOR)
     process.tend(LIFE, 1, "e")
     for word in (process.wake, process.alive, process.end):
         word()
@@ -279,7 +277,7 @@ def test_tls_is_for_the_name_that_the_agent_asked_for(tmp_path: Path, check: boo
     (tmp_path / "lease").mkdir()
     dirs = DirsConfig(run=tmp_path, state=tmp_path, logs=tmp_path)
     redis = RedisConfig(url="rediss://redis.example/3", tls=TlsConfig(check_hostname=check))
-    LocalLeaseProcess(AgentConfig(redis=redis, dirs=dirs), NODE, There(), "").tend(LIFE, 1, "e")
+    LocalLeaseProcess(AgentConfig(redis=redis, dirs=dirs), NODE, There(), "", DOOR).tend(LIFE, 1, "e")
     order = read_order(tmp_path / "lease", boot_id())
     assert order is not None and order.server.tls is not None
     assert (order.server.host, order.server.tls.server) == ("10.0.0.1", name)

@@ -23,7 +23,7 @@ from nodeagent.model.event import Event
 from nodeagent.osutil.linux import boottime
 from nodeagent.store.client import RedisStore, connect
 from tests.contract.bench import Bench
-from tests.integration.lease_support import BOUND, CLUSTER, LIFE, NODE, POD, Node, order
+from tests.integration.lease_support import CLUSTER, LIFE, NODE, POD, Node, order
 from tests.integration.redis_support import Server, Yard, ask, frozen, yard
 
 pytestmark = pytest.mark.redis
@@ -225,7 +225,7 @@ async def test_as_long_as_the_agent_speaks_nothing_is_stopped(world: World, node
     while boottime() < end:
         node.say({"alive": True})
         node.say(b"\xff{")
-        node.say({"alive": 1, "lend": None})
+        node.say({"alive": 1})
         node.say("x" * 600)
         await asyncio.sleep(0.05)
     assert node.said.state == "holding"
@@ -240,18 +240,6 @@ async def test_an_agent_that_ends_it(world: World, node: Node) -> None:
     assert await node.ended() == 0
     assert node.grant() == NOTHING
     assert node.said.state == "idle"
-
-
-async def test_what_keepers_lend_is_granted_to_that_pod_alone(world: World, node: Node) -> None:
-    node.add("p2")
-    world.begin(timeout=BOUND * 2)
-    await node.until(lambda: node.grant("p2").until > 0)
-    with frozen(world.server):
-        await asyncio.sleep(0.5)  # it waits for the store now, and will for long
-        until = boottime() + 30
-        node.say({"lend": [POD, until]})
-        await node.until(lambda: node.grant().until == until)
-        assert node.grant("p2").until < until
 
 
 async def test_an_order_that_cannot_be_read_changes_nothing(world: World, node: Node) -> None:

@@ -70,8 +70,9 @@ class Node:
         self.repairs: Repairs | None = None
         """Looks after its health in the place of that."""
         self.lease = SimLease(
-            self.machine, self.clock, self.link, cluster.server, cluster.timing, AgentConfig().without_agent
-        )
+            self.machine, self.clock, self.link, cluster.net, cluster.server, cluster.timing,
+            AgentConfig().without_agent,
+        )  # fmt: skip
         self._host: SimHost | None = None
         self._identity: Identity | None = None
         self._task: asyncio.Task[None] | None = None
@@ -141,7 +142,7 @@ class Node:
             self._ending = None
         if task is None or self._identity is None or self._host is None:
             return None
-        self._host.dead = self._peers.dead = self._process.dead = True
+        self._host.dead = self._process.dead = True
         if self.repairs is not None:
             self.repairs.stop()
         task.cancel()

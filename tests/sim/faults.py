@@ -121,6 +121,28 @@ async def cut_store(cluster: SimCluster) -> None:
         await asyncio.sleep(cluster.rng.choice([0.0, 0.0, 0.3, 2.0]))
 
 
+async def away_and_killed(cluster: SimCluster) -> None:
+    """The store is away for all, and meanwhile agents and lease processes are killed, and come back sooner or later."""
+    nodes = list(cluster.nodes.values())
+    for node in nodes:
+        node.link.cut = True
+    await asyncio.sleep(cluster.rng.choice([0.0, 1.0, 3.0]))
+    some = cluster.rng.sample(nodes, cluster.rng.randint(1, len(nodes)))
+    for node in some:
+        if cluster.rng.random() < 0.6:
+            await node.kill_agent()
+        if cluster.rng.random() < 0.6:
+            node.lease.kill()
+    await asyncio.sleep(cluster.rng.choice([0.1, 2.0, 6.0]))
+    cluster.rng.shuffle(nodes)
+    for node in nodes:
+        node.link.cut = False
+        if node in some:
+            node.thaw()
+            node.start_agent()
+        await asyncio.sleep(cluster.rng.choice([0.0, 0.0, 0.3]))
+
+
 async def cut_peers(cluster: SimCluster) -> None:
     """Some agents cannot hear some others, both ways or one way."""
     names = list(cluster.nodes)
@@ -265,7 +287,7 @@ async def _operate(cluster: SimCluster, **changes: object) -> None:
 FAULTS: tuple[Fault, ...] = (
     kill_worker, kill_worker, kill_shim, hang_shim, restart_agent, restart_agent, restart_agent_as_planned,
     kill_lease, kill_lease, freeze_lease, cut_power, freeze_agent, freeze_machine, cut_link, cut_link,
-    cut_store, cut_store, cut_store, cut_peers, cut_peers, bad_link, bad_link, cut_workers, freeze_store,
-    restart_store, empty_store,
+    cut_store, cut_store, away_and_killed, away_and_killed, cut_peers, cut_peers, bad_link, bad_link, cut_workers,
+    freeze_store, restart_store, empty_store,
     roll_back_store, step_store_clock, late_guard, scale, pause_and_resume, restart_job, cordon, sicken, sicken,
 )  # fmt: skip

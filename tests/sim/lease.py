@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from nodeagent.lease.core import Core, Departure, State
-from nodeagent.lease.order import Order, Server, Step
-from nodeagent.lease.signs import Pulse
+from nodeagent.lease.failsafe import Failsafe
+from nodeagent.lease.lending import Answer, Ask, Promises, Row, Table
+from nodeagent.lease.order import Door, Order, Server, Step
+from nodeagent.lease.peers import Message
+from nodeagent.lease.signs import NOT_BRIDGED, Bridged, Pulse
 from nodeagent.model.timing import Timing, millis
+from nodeagent.pods.folder import folder_name
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.calls import Calls
 from nodeagent.store.keys import prefix
@@ -18,13 +22,14 @@ from tests.inprocess import server as inprocess
 from tests.inprocess.lease import renew_lease
 from tests.inprocess.server import CLUSTER, HereLinks
 from tests.sim.machine import GRACE, SimMachine
-from tests.sim.network import Gate, Link, LinkedStore
+from tests.sim.network import Gate, Link, LinkedStore, PeerEnd, PeerNet
 from tests.sim.virtual import SimClock
 
 BACK = 0.1
 """Seconds until a lease process that was killed is there again: whoever supervises it starts it at once."""
 _NOWHERE = Server(path="", host="", port=0, greeting=(), tls=None)
 _NONE = Step(sha="", source="")
+_DOOR = Door(address="", ports=(0, 0), secret="")
 
 
 class LeaseSteps:
@@ -44,27 +49,38 @@ class LeaseSteps:
 
 
 class SimLease:
-    """One machine's lease process, through any number of deaths. What is on its disk outlives them: the order, and the
-    departure that it has decided on."""
+    """One machine's lease process, through any number of deaths. What is on its disk outlives them: what the agent has
+    written, the departure that it has decided on, and what it has promised."""
 
     def __init__(
         self,
         machine: SimMachine,
         clock: SimClock,
         link: Link,
+        net: PeerNet,
         server: inprocess.Server,
         timing: Timing,
         patience: float,
     ) -> None:
         self.machine, self.clock = machine, clock
         self._timing, self._patience = timing, patience
+        self._net, self._rng = net, random.Random(f"{machine.name} talks")
         self.gate = Gate()
+        self._end = net.ends[machine.name] = PeerEnd(machine.name, self.gate, self._heard)
+        self._end.dead = True
         self._steps: Any = LinkedStore(LeaseSteps(server), link, self.gate, random.Random(machine.name))
         self.order: Order | None = None
         self.departure: Departure | None = None
+        self.table: Table | None = None
+        self.promises: Promises | None = None
+        self.bridged = NOT_BRIDGED
+        self.promising = False
+        """It is about to say yes."""
+        self._renewed: float | None = None
         self.core: Core | None = None
-        self._words = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._failsafe: Failsafe | None = None
+        self._words, self._news, self._answering = asyncio.Event(), asyncio.Event(), asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._pulse: Pulse | None = None
 
     @property
@@ -74,10 +90,22 @@ class SimLease:
     # --- the process
 
     def start(self) -> None:
-        if self._task is None and self.machine.powered:
-            granted = {uid: grant.until for uid, grant in self.machine.grants.items()}
-            self.core = Core(self.clock.now(), self.departure, granted)
-            self._task = asyncio.get_running_loop().create_task(self._run(self.core), name=f"lease {self.machine.name}")
+        if self.core is not None or not self.machine.powered:
+            return
+        now = self.clock.now()
+        granted = {folder_name(uid): grant.until for uid, grant in self.machine.grants.items()}
+        self.promises = self.promises or Promises("", now, self.order is None, {})
+        self.core = Core(now, self.departure, granted, self._renewed)
+        self._failsafe = Failsafe(self.core, self.promises, lambda: f"{self._rng.getrandbits(64):x}")
+        self._answering, self._end.dead, self.bridged = asyncio.Lock(), False, NOT_BRIDGED
+        self._do(self._run(self.core))
+        self._do(self._bridge(self.core, self._failsafe))
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        """As long as this process lives."""
+        task = asyncio.get_running_loop().create_task(work, name=f"lease {self.machine.name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def kill(self) -> None:
         """SIGKILL; it is back in a moment."""
@@ -86,14 +114,15 @@ class SimLease:
 
     def end(self) -> None:
         """SIGKILL, and nobody starts it again."""
-        if self._task is not None:
-            self._task.cancel()
-        self._task, self.core, self._pulse = None, None, None
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = set()
+        self.core, self._failsafe, self._pulse, self._end.dead = None, None, None, True
 
     def cut_power(self) -> None:
         """Its files are gone with it."""
         self.end()
-        self.order = self.departure = None
+        self.order = self.departure = self.table = self.promises = self._renewed = None
 
     async def _run(self, core: Core) -> None:
         while True:
@@ -129,15 +158,74 @@ class SimLease:
             if refusal.code == "lost":
                 core.refused(str(refusal))
             else:
-                core.unanswered(sent, self.clock.now(), str(refusal))
+                core.unanswered(sent, self.clock.now(), str(refusal), refusal.code)
+
+    # --- failsafe time
+
+    async def _bridge(self, core: Core, failsafe: Failsafe) -> None:
+        while True:
+            await self.gate.passed()
+            failsafe.table = self.table
+            for question in failsafe.questions(self.clock.now()):
+                if question.address:
+                    self._net.send(self._end, *question)
+                else:
+                    self._do(self._ask_itself(failsafe, question.nonce, question.ask))
+            self._write(core)
+            try:
+                async with asyncio.timeout(max(0.001, min(60.0, self.clock.true_delay(failsafe.due())))):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+            self._news.clear()
+
+    def _heard(self, sender: PeerEnd, nonce: str, message: Message) -> None:
+        failsafe = self._failsafe
+        if failsafe is None:
+            return
+        if isinstance(message, Answer):
+            failsafe.answered(nonce, message)
+            self._news.set()
+        else:
+            self._do(self._reply(failsafe, sender, nonce, message))
+
+    async def _reply(self, failsafe: Failsafe, sender: PeerEnd, nonce: str, ask: Ask) -> None:
+        self._net.reply(self._end, sender, nonce, await self._answer(failsafe, ask))
+
+    async def _ask_itself(self, failsafe: Failsafe, nonce: str, ask: Ask) -> None:
+        failsafe.answered(nonce, await self._answer(failsafe, ask))
+        self._news.set()
+
+    async def _answer(self, failsafe: Failsafe, ask: Ask) -> Answer:
+        """As ``lease.main.Process._answer``, which may be stopped or killed between any two of these."""
+        async with self._answering:
+            steps = failsafe.answer(ask, self.clock.now())
+            try:
+                promises, self.promising = next(steps), True
+                await self._moment()
+                if promises is not None:
+                    self.promises = promises
+                await self._moment()
+                steps.send(self.table)
+            except StopIteration as end:
+                self.promising, answer = False, end.value
+            await self._moment()
+            assert isinstance(answer, Answer)
+            return answer
+
+    async def _moment(self) -> None:
+        await asyncio.sleep(self._rng.uniform(0.0, 0.001))
+        await self.gate.passed()
 
     def _write(self, core: Core) -> None:
-        self.departure = core.departure
+        self.departure, self._renewed = core.departure, core.last
         if core.state in ("holding", "stopping", "giving up"):
             for uid in self.machine.pods:
-                if (grant := core.grant(uid)) != self.machine.grants.get(uid):
+                if (grant := core.grant(folder_name(uid))) != self.machine.grants.get(uid):
                     self.machine.grant(uid, grant)
-        self._pulse = Pulse(self.clock.now(), core.renewed, core.until)
+        self._pulse = Pulse(self.clock.now(), core.renewed, core.until, core.last)
+        if self._failsafe is not None:
+            self.bridged = Bridged(dict(self._failsafe.lent), dict(self._failsafe.refusals))
 
     # --- what the agent may say
 
@@ -146,8 +234,9 @@ class SimLease:
         order = Order(
             boot="", node=self.machine.name, life=life, start=start, era=era, heartbeat=timing.heartbeat,
             lease=timing.lease, fence=timing.fence, kill=timing.kill, promise=timing.promise,
-            timeout=timing.store_timeout, patience=self._patience, grace=GRACE + 1, prefix="", record_version="",
-            server=_NOWHERE, renew=_NONE, leave=_NONE,
+            timeout=timing.store_timeout, failsafe=timing.failsafe, failsafe_limit=timing.failsafe_limit,
+            patience=self._patience, grace=GRACE + 1, prefix="", record_version="",
+            server=_NOWHERE, renew=_NONE, leave=_NONE, door=_DOOR,
         )  # fmt: skip
         if order != self.order:
             self.order = order
@@ -166,10 +255,11 @@ class SimLease:
         if self.core is not None:
             self.core.heard(self.clock.now())
 
-    def lend(self, uid: str, until: float) -> None:
-        if self.core is not None:
-            self.core.lend(uid, until)
-            self._words.set()
+    def know(self, life: str, leaving: bool, jobs: Mapping[str, Row]) -> None:
+        table = Table("", self.machine.name, life, leaving, jobs)
+        if table != self.table:
+            self.table = table
+            self._news.set()
 
     def pulse(self) -> Pulse | None:
         return self._pulse
@@ -195,8 +285,18 @@ class SimLeaseProcess:
     def alive(self) -> None:
         self._say(self._lease.hear)
 
-    def lend(self, uid: str, until: float) -> None:
-        self._say(lambda: self._lease.lend(uid, until))
+    def know(self, life: str, leaving: bool, jobs: Mapping[str, Row]) -> bool:
+        self._say(lambda: self._lease.know(life, leaving, jobs))
+        return not self.dead and not self._gate.closed
+
+    def promises(self) -> Promises | None:
+        return self._lease.promises
+
+    def bridged(self) -> Bridged:
+        return self._lease.bridged
+
+    def address(self) -> str:
+        return f"{self._lease.machine.name}:1"
 
     def end(self) -> None:
         self._say(self._lease.forget)

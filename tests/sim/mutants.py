@@ -7,27 +7,30 @@ import asyncio
 import hashlib
 import logging
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import pytest
 import structlog
 
 from nodeagent.agent import acknowledge
 from nodeagent.agent.acknowledge import Acknowledged, Acknowledger
-from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.guard import Guard, _Judged
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.saver import Saver
+from nodeagent.lease import lending
 from nodeagent.lease.core import Core, Departure
+from nodeagent.lease.failsafe import Failsafe as Lender
+from nodeagent.lease.failsafe import Question
 from nodeagent.lease.grants import Grant
+from nodeagent.lease.lending import Answer, Ask, Promises, Row, Table
 from nodeagent.model.job import Admission
 from nodeagent.model.timing import Timing
-from nodeagent.plan import gang, lending
+from nodeagent.plan import gang
 from nodeagent.plan.cluster import RefusalKind
-from nodeagent.plan.lending import Answer, Ask, Promises
 from nodeagent.pods.base import PodStatus
 from nodeagent.store import calls, client, scripts
 from nodeagent.store.messages import Saved
@@ -132,13 +135,13 @@ def a_primary_is_its_process(patch: pytest.MonkeyPatch) -> None:
 
 def whoever_answers_is_the_keeper(patch: pytest.MonkeyPatch) -> None:
     """Neither who is asked nor who answers is looked at."""
-    answered = Failsafe.answer
+    judged = Lender._judged
 
-    def answer(failsafe: Failsafe, ask: Ask) -> Answer:
-        me = failsafe._lease
-        return answered(failsafe, ask.model_copy(update={"to": me.node, "to_life": me.incarnation.life}))
+    def judge(lender: Lender, ask: Ask, now: float) -> Answer:
+        order = lender._core.order
+        return judged(lender, ask if order is None else ask._replace(to=order.node, to_life=order.life), now)
 
-    patch.setattr(Failsafe, "answer", answer)
+    patch.setattr(Lender, "_judged", judge)
     patch.setattr(Answer, "of", lambda said, node, life: True)
 
 
@@ -203,12 +206,15 @@ def anybody_commits(patch: pytest.MonkeyPatch) -> None:
 
 def one_yes_is_enough(patch: pytest.MonkeyPatch) -> None:
     """A member asks itself only."""
-    real = Failsafe._ask
+    real = Lender._begun
 
-    async def ask(self: Failsafe, node: str, question: Ask) -> Answer | None:
-        return await real(self, self._lease.node, question)
+    def begun(lender: Lender, uid: str, row: Row, now: float) -> list[Question]:
+        own = [question for question in real(lender, uid, row, now) if not question.address]
+        if uid in lender._rounds:
+            lender._rounds[uid].open = {question.nonce: question for question in own}
+        return own
 
-    patch.setattr(Failsafe, "_ask", ask)
+    patch.setattr(Lender, "_begun", begun)
 
 
 def keepers_need_not_let_go(patch: pytest.MonkeyPatch) -> None:
@@ -217,33 +223,77 @@ def keepers_need_not_let_go(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gang, "silence", lambda cluster, job: "")
 
 
-def promises_not_kept(patch: pytest.MonkeyPatch) -> None:
-    """A keeper lets go right after it lent."""
-    patch.setattr(Promises, "give", lambda self, uid, now: None)
+def let_go_unread(patch: pytest.MonkeyPatch) -> None:
+    """An agent lets go without looking at what its lease process has promised."""
+    patch.setattr(Promises, "end", lambda promises, uid, length, ours: 0.0)
 
 
-def no_wait_after_a_start(patch: pytest.MonkeyPatch) -> None:
-    """An agent lets go at once after its start, whatever the one before it promised."""
-    real = Promises.__init__
-    patch.setattr(Promises, "__init__", lambda self, timing, started: real(self, timing, -1e9))
+def promised_unwritten(patch: pytest.MonkeyPatch) -> None:
+    """A yes is said without writing down the promise."""
+
+    def answer(lender: Lender, ask: Ask, now: float) -> Generator[Promises | None, Table | None, Answer]:
+        said = lender._judged(ask, now)
+        if said.yes:
+            lender.table = yield None
+            said = lender._judged(ask, now)
+        return said
+
+    patch.setattr(Lender, "answer", answer)
+
+
+def said_by_an_old_table(patch: pytest.MonkeyPatch) -> None:
+    """A promise is written down, and what the agent may have changed meanwhile is not looked at again."""
+    real = Lender.answer
+
+    def answer(lender: Lender, ask: Ask, now: float) -> Generator[Promises | None, Table | None, Answer]:
+        steps, table = real(lender, ask, now), lender.table
+        try:
+            yield next(steps)
+            steps.send(table)
+        except StopIteration as end:
+            said: Answer = end.value
+        return said
+
+    patch.setattr(Lender, "answer", answer)
+
+
+def promises_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A lease process that starts anew writes its own promises over those of the one before."""
+    real = Lender.__init__
+
+    def begin(lender: Lender, core: Core, promises: Promises, nonce: Callable[[], str]) -> None:
+        real(lender, core, promises._replace(until={}), nonce)
+
+    patch.setattr(Lender, "__init__", begin)
+
+
+def promises_before_a_boot_unknown(patch: pytest.MonkeyPatch) -> None:
+    """A node that was switched off lets go at once of what it had lent to, of which nothing is left."""
+    real = Promises.end
+    patch.setattr(Promises, "end", lambda promises, uid, length, ours: real(promises, uid, length, True))
+
+
+def leaves_with_promises(patch: pytest.MonkeyPatch) -> None:
+    """A lease process gives the lease back while others run on what it has promised."""
+    patch.setattr(Promises, "last", lambda promises, length: 0.0)
 
 
 def lends_while_served(patch: pytest.MonkeyPatch) -> None:
     """A keeper says yes though the store answers it: its promise then holds up the gang for nothing."""
     real = lending.answer
-    patch.setattr("nodeagent.agent.failsafe.answer", lambda cluster, node, renewed, ask: real(cluster, node, 1e9, ask))
+    monkey = lambda table, ask, renewed, unserved: real(table, ask, 1e9, unserved)  # noqa: E731
+    patch.setattr("nodeagent.lease.failsafe.answer", monkey)
 
 
 def counted_from_the_answer(patch: pytest.MonkeyPatch) -> None:
     """Lent time is counted from the last answer and in units of the promise, not from before the question."""
-    real = Failsafe._ask_all
+    real = Core.lend
 
-    async def late(self: Failsafe, question: Ask) -> None:
-        lend = self._lease.lend
-        patch.setattr(self._lease, "lend", lambda uid, until: lend(uid, until + self._timing.promise))
-        await real(self, question)
+    def late(core: Core, key: str, until: float) -> None:
+        assert core.order is not None
+        real(core, key, until + core.order.promise)
 
-    patch.setattr(Failsafe, "_ask_all", late)
+    patch.setattr(Core, "lend", late)
 
 
 def signatures_not_looked_at(patch: pytest.MonkeyPatch) -> None:
@@ -275,8 +325,8 @@ def departures_not_saved(patch: pytest.MonkeyPatch) -> None:
     """A lease process that starts anew knows nothing of the departure that the one before had begun."""
     real = Core.__init__
 
-    def begin(core: Core, now: float, _departure: Departure | None = None, granted: object = None) -> None:
-        real(core, now, None, granted)  # type: ignore[arg-type]
+    def begin(core: Core, now: float, _departure: Departure | None = None, *more: Any) -> None:
+        real(core, now, None, *more)
 
     patch.setattr(Core, "__init__", begin)
 
@@ -376,8 +426,12 @@ MUTANTS = (
     Mutant(anybody_commits, provocations.a_commit_comes_late),
     Mutant(one_yes_is_enough, provocations.part_of_the_members),
     Mutant(keepers_need_not_let_go, provocations.all_keepers),
-    Mutant(promises_not_kept, provocations.back_one_by_one),
-    Mutant(no_wait_after_a_start, provocations.forgetful),
+    Mutant(let_go_unread, provocations.back_one_by_one),
+    Mutant(promised_unwritten, provocations.forgetful),
+    Mutant(said_by_an_old_table, provocations.lets_go_as_it_is_asked),
+    Mutant(promises_forgotten, provocations.its_lease_process_forgets),
+    Mutant(promises_before_a_boot_unknown, provocations.boots_after_it_lent),
+    Mutant(leaves_with_promises, provocations.leaves_after_it_lent),
     Mutant(lends_while_served, provocations.one_alone),
     Mutant(counted_from_the_answer, provocations.back_one_by_one),
     Mutant(signatures_not_looked_at, provocations.forged_and_stolen),

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Callable
 from typing import Any, cast
 
-from nodeagent.agent.peers import RESEND, Handler
-from nodeagent.plan.lending import Answer, Ask
+from nodeagent.lease.failsafe import RESEND
+from nodeagent.lease.lending import Answer, Ask
+from nodeagent.lease.peers import Message
 from nodeagent.store.base import Store, StoreError, StoreUnavailableError
 
 
@@ -37,50 +39,79 @@ class Gate:
 
 
 class PeerNet:
-    """The links between agents: each pair apart, and one way."""
+    """The links between nodes: each pair apart, and one way."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.cut: set[tuple[str, str]] = set()
         """(from, to): what is sent that way is lost."""
         self.loss = 0.0
-        self.ends: dict[str, SimPeers] = {}
+        self.ends: dict[str, PeerEnd] = {}
+        """Name to the lease process that is reached there."""
+        self._under_way: set[asyncio.Task[None]] = set()
 
     def passes(self, sender: str, receiver: str) -> bool:
         return (sender, receiver) not in self.cut and self.rng.random() >= self.loss
 
+    def send(self, sender: PeerEnd, address: str, nonce: str, message: Message) -> None:
+        name = address.partition(":")[0]
+        self._carry(sender, name, lambda: self.ends.get(name), nonce, message)
+
+    def reply(self, sender: PeerEnd, to: PeerEnd, nonce: str, message: Message) -> None:
+        self._carry(sender, to.name, lambda: to, nonce, message)
+
+    def _carry(
+        self, sender: PeerEnd, name: str, find: Callable[[], PeerEnd | None], nonce: str, message: Message
+    ) -> None:
+        async def carry() -> None:
+            await asyncio.sleep(self.rng.uniform(0.0001, 0.002))
+            end = find()
+            if end is None or end.dead or not self.passes(sender.name, name):
+                return
+            await end.gate.passed()
+            if not end.dead:
+                end.hear(sender, nonce, message)
+
+        task = asyncio.get_running_loop().create_task(carry())
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+
+class PeerEnd:
+    """One process's end. What meets a stopped process waits for it, what meets a dead one is lost."""
+
+    def __init__(self, name: str, gate: Gate, hear: Callable[[PeerEnd, str, Message], None]) -> None:
+        self.name, self.gate, self.hear = name, gate, hear
+        self.dead = False
+
 
 class SimPeers:
-    """One agent's end. A question that meets a stopped agent is answered when it goes on."""
+    """How one agent asks."""
 
     def __init__(self, name: str, net: PeerNet, gate: Gate) -> None:
-        self.name, self._net, self._gate = name, net, gate
-        self.handler: Handler = lambda ask: Answer(yes=False, why="not ready yet")
-        self.dead = False
-        net.ends[name] = self
+        self._net, self._gate = net, gate
+        self._end = PeerEnd(name, gate, self._hear)
+        self._waiting: dict[str, asyncio.Future[Answer]] = {}
 
     async def ask(self, address: str, question: Ask, timeout: float) -> Answer | None:
+        nonce = f"{self._net.rng.getrandbits(64):x}"
+        future = self._waiting[nonce] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(timeout):
-                answer = await self._there_and_back(address, question)
-                await self._gate.passed()
-                return answer
+                while not future.done():
+                    self._net.send(self._end, address, nonce, question)
+                    await asyncio.wait([future], timeout=RESEND)
         except TimeoutError:
-            await self._gate.passed()
-            return None
+            pass
+        finally:
+            del self._waiting[nonce]
+        await self._gate.passed()
+        return future.result() if future.done() else None
 
-    async def _there_and_back(self, address: str, question: Ask) -> Answer:
-        other = address.partition(":")[0]
-        while True:
-            await asyncio.sleep(self._net.rng.uniform(0.0001, 0.002))
-            end = self._net.ends.get(other)
-            if end is not None and not end.dead and self._net.passes(self.name, other):
-                await end._gate.passed()
-                answer = end.handler(question)
-                await asyncio.sleep(self._net.rng.uniform(0.0001, 0.002))
-                if self._net.passes(other, self.name):
-                    return answer
-            await asyncio.sleep(RESEND)
+    def _hear(self, _sender: PeerEnd, nonce: str, message: Message) -> None:
+        future = self._waiting.get(nonce)
+        if isinstance(message, Answer) and future is not None and not future.done():
+            future.set_result(message)
 
 
 class Link:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 
 from nodeagent.model.jobspec import RestartLimits
+from nodeagent.model.node import Cordon
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.machine import HIDDEN
 from tests.sim.test_failsafe import cut, members, pids, started
@@ -144,6 +145,78 @@ async def forgetful(c: SimCluster) -> None:
     await c.nodes["n3"].kill_agent()
     cut(c, ["n3"], False)
     c.nodes["n3"].start_agent()
+    await asyncio.sleep(10)
+
+
+async def its_lease_process_forgets(c: SimCluster) -> None:
+    """A keeper's lease process and agent are killed when it has lent, and it is at once asked for another job."""
+    await started(c, 1, 2)
+    first, keepers = set(members(c)), sorted(c.job("j").keepers)
+    (outside,) = set(keepers) - first
+    for name in c.nodes:
+        await c.cordon(name, None if name == outside else Cordon(reason="test", by="test", at=0.0))
+    await c.submit("k", 1, 1, 1)
+    await c.until(lambda: c.whole("k"), 90, "whole")
+    for name in c.nodes:
+        await c.cordon(name, Cordon(reason="test", by="test", at=0.0) if name == outside else None)
+    await asyncio.sleep(5)
+    cut(c, keepers)
+    await asyncio.sleep(8)
+    c.net.cut |= {(name, outside) for name in first}
+    await c.nodes[outside].kill_agent()
+    c.nodes[outside].lease.kill()
+    await asyncio.sleep(0.15)
+    cut(c, [outside], False)
+    c.nodes[outside].start_agent()
+    await asyncio.sleep(10)
+
+
+async def boots_after_it_lent(c: SimCluster) -> None:
+    """A keeper that is no member is switched off and on, and is back at the store at once."""
+    await started(c, 1, 2)
+    keepers = sorted(c.job("j").keepers)
+    (outside,) = set(keepers) - set(members(c))
+    cut(c, keepers)
+    await asyncio.sleep(8)
+    await c.nodes[outside].power_cut()
+    cut(c, [outside], False)
+    c.nodes[outside].power_on()
+    await asyncio.sleep(10)
+
+
+async def leaves_after_it_lent(c: SimCluster) -> None:
+    """A keeper's agent is dead for so long that its lease process leaves, and reaches the store to do so."""
+    await started(c, 1, 2)
+    keepers = sorted(c.job("j").keepers)
+    (outside,) = set(keepers) - set(members(c))
+    node = c.nodes[outside]
+    await node.kill_agent()
+    cut(c, keepers)
+    await c.until(lambda: node.lease.state == "giving up", 40, "it gives up")
+    cut(c, [outside], False)
+    await asyncio.sleep(10)
+
+
+async def lets_go_as_it_is_asked(c: SimCluster) -> None:
+    """A keeper's lease process is stopped between looking at the table and promising, for the first time; meanwhile its
+    agent, which has read no promise, leaves, and dies right after it."""
+    await started(c, 1, 1)
+    (member,) = members(c)
+    one, last = sorted(set(c.job("j").keepers) - {member})
+    cut(c, [member])
+    await asyncio.sleep(0.9)
+    cut(c, [one, last])
+    node = c.nodes[last]
+    for _ in range(20_000):
+        if node.lease.promising:
+            break
+        await asyncio.sleep(0.0001)
+    assert node.lease.promising and node.agent is not None
+    node.lease.gate.close()
+    cut(c, [last], False)
+    await node.agent._give_back()
+    await node.kill_agent()
+    node.lease.gate.open()
     await asyncio.sleep(10)
 
 

@@ -65,6 +65,69 @@ def test_an_hour_without_the_store_disturbs_nobody() -> None:
     simulate(4, scenario)
 
 
+@pytest.mark.parametrize("emptied", [False, True])
+def test_all_agents_killed_and_started_again_without_the_store_disturb_nobody(emptied: bool) -> None:
+    """Also where the store has lost everything when it comes back."""
+
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        before = pids(c)
+        cut(c, c.nodes)
+        emptying = asyncio.ensure_future(c.empty_store()) if emptied else None
+        for node in c.nodes.values():
+            await asyncio.sleep(c.rng.uniform(0.0, 1.0))
+            await node.kill_agent()
+        await asyncio.sleep(15)
+        for node in c.nodes.values():
+            node.start_agent()
+        await asyncio.sleep(15)
+        assert pids(c) == before
+        cut(c, c.nodes, False)
+        await asyncio.sleep(TIMING.lease + 10)
+        if emptying is not None:
+            await emptying
+        assert pids(c) == before
+        assert (c.job("j").restarts, c.job("j").phase, len(c.job("j").budget)) == (0, "running", 0)
+
+    for seed in range(3):
+        simulate(4, scenario, seed)
+
+
+def test_lease_processes_killed_again_and_again_without_the_store_disturb_nobody() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        before = pids(c)
+        cut(c, c.nodes)
+        for _ in range(30):
+            await asyncio.sleep(c.rng.uniform(0.3, 2.0))
+            c.rng.choice(list(c.nodes.values())).lease.kill()
+        assert pids(c) == before
+        cut(c, c.nodes, False)
+        await asyncio.sleep(10)
+        assert pids(c) == before
+
+    for seed in range(3):
+        simulate(4, scenario, seed)
+
+
+def test_without_store_and_agents_for_longer_than_their_patience_the_workers_stop() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await started(c, 2, 3)
+        cut(c, c.nodes)
+        for node in c.nodes.values():
+            await node.kill_agent()
+        await asyncio.sleep(28)
+        assert len(alive(c)) == 3
+        await asyncio.sleep(12)
+        assert alive(c) == []
+        for node in c.nodes.values():
+            node.start_agent()
+        cut(c, c.nodes, False)
+        await c.until(lambda: c.whole("j"), 60, "whole again")
+
+    simulate(4, scenario)
+
+
 def test_a_cluster_of_one_node_bridges_it_too_and_hands_over_once_it_has_company() -> None:
     async def scenario(c: SimCluster) -> None:
         await started(c, 1, 1)

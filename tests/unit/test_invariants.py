@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.lease.lending import Ask, answer
 from nodeagent.model.timing import Timing
-from nodeagent.plan.lending import Ask, answer
 from tests.inprocess.server import Server
+from tests.unit.agent.told import told_of
 from tests.unit.plan.build import life, make_cluster, make_head, make_job
 
 ROOT = Path(__file__).parents[2]
@@ -120,12 +121,14 @@ def lend(generation: str, keepers: str, asker: str, renewed: str) -> bool:
     if keepers == "without this node":
         kept = {"n2": life("n2")}
         job = job.model_copy(update={"keepers": kept})
+    known = told_of(make_cluster(["n1", "n2"], job), "n1")
+    token = make_head(["n1", "n2"], number=2).token
     asked = Ask(
-        uid=job.uid, token=make_head(["n1", "n2"], number=2).token, node="n9" if asker == "no member" else "n2",
+        uid=job.uid, token=(token.number, token.id), node="n9" if asker == "no member" else "n2",
         keepers=kept | {"n3": life("n3")} if keepers == "others" else kept,
         life="earlier" if asker == "a member's earlier life" else life("n2"),
     )  # fmt: skip
-    return answer(make_cluster(["n1", "n2"], job), "n1", 60.0 if renewed == "long ago" else 0.1, asked).yes
+    return answer(known, asked._replace(to="n1", to_life=life("n1")), 60.0 if renewed == "long ago" else 0.1, 0.75).yes
 
 
 def free(holders: str, heard: str, ended: str) -> bool:

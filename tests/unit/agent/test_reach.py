@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.agent.peers import Handler
 from nodeagent.agent.reach import Reach, asked
+from nodeagent.lease.lending import Answer, Ask, Row, Table, answer
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.lending import Answer, Ask, answer
 from tests.sim.virtual import SimClock, run_virtual
 from tests.unit.plan.build import UID, make_cluster, make_head, make_job, make_node
 
@@ -16,7 +15,6 @@ class Silent:
     """Peers of whom some do not answer."""
 
     def __init__(self) -> None:
-        self.handler: Handler = lambda ask: Answer(yes=False)
         self.silent: set[str] = set()
         self.questions: list[tuple[str, Ask]] = []
 
@@ -86,5 +84,13 @@ def test_the_question_never_makes_a_keeper_lend() -> None:
         await reach.look()
 
     run_virtual(main())
+    (job,) = gang().jobs.values()
+    assert job.head is not None and peers.questions
+    lives = {node: member.life for node, member in job.head.members.items()}
     for address, question in peers.questions:
-        assert not answer(gang(), address.removesuffix(":1"), 60.0, question).yes
+        node = address.removesuffix(":1")
+        row = Row((job.head.token.number, job.head.token.id), job.keepers, lives)
+        known = Table("b", node, lives[node], False, {UID: row})
+        right = question._replace(keepers=job.keepers, to=node, to_life=lives[node])
+        assert not answer(known, question, 60.0, 0.75).yes
+        assert answer(known, right, 60.0, 0.75).yes == (node in job.keepers)

@@ -8,15 +8,10 @@ import pytest
 
 from nodeagent.lease.core import Core, Departure
 from nodeagent.lease.grants import NOTHING, Grant
-from nodeagent.lease.order import Order, Server, Step
+from tests.unit.lease.build import ORDER
 
 POD = "p1"
-ORDER = Order(
-    boot="b", node="n1", life="l1", start=1, era="e1", heartbeat=0.5, lease=3.0, fence=2.0, kill=0.25, promise=4.0,
-    timeout=0.5, patience=30.0, grace=10.0, prefix="na:{c}:", record_version="6",
-    server=Server("", "127.0.0.1", 6379, (), None), renew=Step("", ""), leave=Step("", ""),
-)  # fmt: skip
-GIVEN_UP = ORDER.given_up_after
+GIVEN_UP = ORDER.lease
 
 
 class Run:
@@ -162,7 +157,7 @@ def test_a_node_is_given_up_when_somebody_waits_for_it_after_a_lease_of_silence(
         assert run.core.asks(run.now)
         assert (run.state, run.grant) == ("giving up", Grant(0.0, run.now))
         assert run.core.departure is not None
-        assert run.core.departure.why == "its agent is silent for 4.1 s, and job a waits for it"
+        assert run.core.departure.why == "its agent is silent for 3.1 s, and job a waits for it"
 
 
 def test_nobody_is_given_up_for_nobody() -> None:
@@ -170,11 +165,6 @@ def test_nobody_is_given_up_for_nobody() -> None:
     run.go(GIVEN_UP + 1)
     run.renew()
     assert run.state == "holding"
-
-
-def test_what_nobody_waits_for_any_more_is_the_longer_of_lease_and_promise() -> None:
-    assert ORDER.given_up_after == ORDER.promise
-    assert ORDER._replace(promise=1.0).given_up_after == ORDER.lease
 
 
 def test_a_life_that_holds_no_lease_any_more_is_lost() -> None:

@@ -11,23 +11,28 @@ from nodeagent.lease.core import Departure
 from nodeagent.lease.order import Order, Server, Step, Tls, order_file, read_order, write_order
 from nodeagent.lease.signs import (
     NOBODY,
+    NOT_BRIDGED,
+    Bridged,
     Pulse,
     PulseWriter,
     Said,
     find_holder,
+    read_address,
+    read_bridged,
     read_departure,
     read_pulse,
     read_said,
     take_lock,
+    write_address,
+    write_bridged,
     write_departure,
     write_said,
 )
+from tests.unit.lease.build import ORDER as PLAIN
 
-ORDER = Order(
-    boot="b", node="n1", life="l1", start=1, era="e1", heartbeat=0.5, lease=3.0, fence=2.0, kill=0.25, promise=4.0,
-    timeout=0.5, patience=30.0, grace=10.0, prefix="na:{c}:", record_version="6",
-    server=Server("", "127.0.0.1", 6379, (("AUTH", "ann", "pw"), ("SELECT", "3")), None),
-    renew=Step("a", "return 1"), leave=Step("b", "return 2"),
+ORDER = PLAIN._replace(
+    server=PLAIN.server._replace(greeting=(("AUTH", "ann", "pw"), ("SELECT", "3"))), renew=Step("a", "return 1"),
+    leave=Step("b", "return 2"),
 )  # fmt: skip
 OVER_TLS = ORDER._replace(server=ORDER.server._replace(tls=Tls("ca", "", "", "name")))
 
@@ -86,15 +91,26 @@ def test_what_cannot_be_read_was_not_said(tmp_path: Path, text: str) -> None:
     assert read_departure(tmp_path) is None
 
 
+def test_what_runs_without_the_store_and_where_it_is_asked(tmp_path: Path) -> None:
+    assert (read_bridged(tmp_path), read_address(tmp_path)) == (NOT_BRIDGED, "")
+    bridged = Bridged({"u1": 12.5}, {"u2": "why"})
+    write_bridged(tmp_path, bridged)
+    write_address(tmp_path, "10.0.0.1:29400")
+    assert (read_bridged(tmp_path), read_address(tmp_path)) == (bridged, "10.0.0.1:29400")
+    (tmp_path / "failsafe.json").write_text("{}")
+    (tmp_path / "address").write_bytes(b"\xff")
+    assert (read_bridged(tmp_path), read_address(tmp_path)) == (NOT_BRIDGED, "")
+
+
 def test_its_pulse(tmp_path: Path) -> None:
     assert read_pulse(tmp_path) is None
     writer = PulseWriter(tmp_path)
     assert read_pulse(tmp_path) is None
-    for pulse in (Pulse(1.5, 1.0, 3.0), Pulse(2.5, 2.0, 0.0)):
+    for pulse in (Pulse(1.5, 1.0, 3.0, 1.0), Pulse(2.5, 2.0, 0.0, 1.5)):
         writer.beat(pulse)
         assert read_pulse(tmp_path) == pulse
     data = (tmp_path / "pulse").read_bytes()
-    (tmp_path / "pulse").write_bytes(data[:24] + bytes(24))
+    (tmp_path / "pulse").write_bytes(data[:32] + bytes(32))
     assert read_pulse(tmp_path) is None, "half of it is old"
 
 

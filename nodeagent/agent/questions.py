@@ -1,0 +1,89 @@
+"""Questions of an agent to the lease processes of other nodes, as ``lease/peers.py`` has them: datagrams beside the
+loop. Must never answer one."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from typing import Protocol, cast
+
+from nodeagent.lease.failsafe import RESEND
+from nodeagent.lease.lending import Answer, Ask
+from nodeagent.lease.order import Door
+from nodeagent.lease.peers import Seal, is_numeric, open_port, parse, split
+
+
+class Peers(Protocol):
+    """How an agent asks other nodes."""
+
+    async def ask(self, address: str, question: Ask, timeout: float) -> Answer | None:
+        """The answer of the node at ``host:port``, or None within ``timeout`` seconds."""
+        ...
+
+
+class UdpPeers(asyncio.DatagramProtocol):
+    """The real ones. ``listen`` once, ``close`` at the end."""
+
+    def __init__(self, door: Door) -> None:
+        self._door, self._seal = door, Seal(bytes.fromhex(door.secret))
+        self._transport: asyncio.DatagramTransport | None = None
+        self._waiting: dict[str, asyncio.Future[Answer]] = {}
+
+    async def listen(self) -> None:
+        """From the range's end: its beginning is the lease process's, which others know. Without one that is free any
+        other port will do where no firewall minds."""
+        first, last = self._door.ports
+        port = open_port(self._door.address, [*range(last, first - 1, -1), 0])
+        if port is not None:
+            await asyncio.get_running_loop().create_datagram_endpoint(lambda: self, sock=port)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    async def ask(self, address: str, question: Ask, timeout: float) -> Answer | None:
+        nonce = secrets.token_hex(16)
+        packet = self._seal.sealed(nonce, question)
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[nonce] = future
+        try:
+            async with asyncio.timeout(timeout):
+                there = await _resolved(address)
+                while True:
+                    if self._transport is not None and not self._transport.is_closing():
+                        self._transport.sendto(packet, there)
+                    done, _ = await asyncio.wait([future], timeout=RESEND)
+                    if done:
+                        return future.result()
+        except (TimeoutError, socket.gaierror):
+            return None
+        finally:
+            del self._waiting[nonce]
+
+    # --- asyncio.DatagramProtocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.DatagramTransport", transport)  # the real one does not derive from it
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        """What is no answer to a question of ours is dropped."""
+        body = self._seal.opened(data)
+        if body is None:
+            return
+        try:
+            nonce, message = parse(body)
+        except ValueError:
+            return
+        future = self._waiting.get(nonce)
+        if isinstance(message, Answer) and future is not None and not future.done():
+            future.set_result(message)
+
+
+async def _resolved(address: str) -> tuple[str, int]:
+    """Host and port as a socket takes them; a name is looked up beside the loop."""
+    host, port = split(address)
+    if not is_numeric(host):
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        host = str(found[0][4][0])
+    return host, port

@@ -1,0 +1,212 @@
+"""Nodes asking each other, one datagram each way: the only talk between nodes that does not go through the store.
+
+Each datagram is JSON with an HMAC under a secret that comes from the cluster's key, which only agents have. An answer
+carries the nonce of its question, so an old one is never taken for a new one. Standard library only. Must never decide
+what is answered, nor look up a name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import socket
+from _operator import _compare_digest as same
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+from nodeagent.lease.lending import Answer, Ask
+from nodeagent.lease.order import Door
+
+try:
+    from _sha256 import sha256  # type: ignore[import-not-found]
+except ImportError:  # its name in later Pythons is another one; OpenSSL's would cost 3 MB
+    from hashlib import sha256
+
+MOST_BYTES = 8192
+"""Of a datagram."""
+MOST = 64
+"""Datagrams that are read in one go."""
+_BLOCK = 64
+_MAC = 32
+
+Message: TypeAlias = Ask | Answer
+Sender: TypeAlias = tuple[Any, ...]
+
+
+class Seal:
+    """The signature of all datagrams in a cluster: HMAC-SHA256 (RFC 2104)."""
+
+    def __init__(self, secret: bytes) -> None:
+        key = (secret if len(secret) <= _BLOCK else sha256(secret).digest()).ljust(_BLOCK, b"\0")
+        self._inner = sha256(bytes(b ^ 0x36 for b in key))
+        self._outer = sha256(bytes(b ^ 0x5C for b in key))
+
+    def sealed(self, nonce: str, message: Message) -> bytes:
+        body = json.dumps({"nonce": nonce, **_plain(message)}).encode()
+        return self._mac(body) + body
+
+    def opened(self, data: bytes) -> bytes | None:
+        """What was signed under this secret, if it was."""
+        if not _MAC < len(data) <= MOST_BYTES or not same(data[:_MAC], self._mac(data[_MAC:])):
+            return None
+        return data[_MAC:]
+
+    def _mac(self, body: bytes) -> bytes:
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(body)
+        outer.update(inner.digest())
+        mac: bytes = outer.digest()
+        return mac
+
+
+def parse(body: bytes) -> tuple[str, Message]:
+    """The nonce, and what is asked or answered. Raises ValueError."""
+    try:
+        message = json.loads(body)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    match message:
+        case {"nonce": str(nonce), "ask": dict(ask)}:
+            return nonce, _ask(ask)
+        case {"nonce": str(nonce), "answer": dict(answer)}:
+            return nonce, _answer(answer)
+    raise ValueError("it is neither a question nor an answer")
+
+
+def _ask(ask: dict[str, Any]) -> Ask:
+    token, keepers = ask.pop("token", None), ask.pop("keepers", None)
+    if not isinstance(token, dict) or token.keys() != {"number", "id"}:
+        raise ValueError("it names no generation")
+    if type(token["number"]) is not int or not isinstance(token["id"], str):
+        raise ValueError("it names no generation")
+    if not isinstance(keepers, dict) or not all(isinstance(life, str) for life in keepers.values()):
+        raise ValueError("its keepers are no nodes with lives")
+    _check(ask, {"uid", "node", "life"}, {"uid", "node", "life", "to", "to_life"})
+    return Ask(token=(token["number"], token["id"]), keepers=keepers, **ask)
+
+
+def _answer(answer: dict[str, Any]) -> Answer:
+    yes = answer.pop("yes", None)
+    if not isinstance(yes, bool):
+        raise ValueError("it says neither yes nor no")
+    _check(answer, set(), {"why", "node", "life"})
+    return Answer(yes=yes, **answer)
+
+
+def _check(texts: dict[str, Any], needed: set[str], known: set[str]) -> None:
+    if not needed <= texts.keys() <= known or not all(isinstance(value, str) for value in texts.values()):
+        raise ValueError(f"it does not have the texts {', '.join(sorted(known))}")
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    if isinstance(message, Answer):
+        return {"answer": message._asdict()}
+    number, name = message.token
+    return {"ask": message._asdict() | {"token": {"number": number, "id": name}}}
+
+
+def open_port(address: str, ports: Iterable[int]) -> socket.socket | None:
+    """The first free UDP port of these on this address; on all of this machine where it is a name, which may mean
+    another one here, or an address that only others know (NAT). None if none is free."""
+    for local, family in _locals(address):
+        for port in ports:
+            one = socket.socket(family, socket.SOCK_DGRAM)
+            one.setblocking(False)
+            try:
+                one.bind((local, port))
+            except OSError as error:
+                one.close()
+                if error.errno == errno.EADDRNOTAVAIL:
+                    break
+                continue
+            return one
+    return None
+
+
+def _locals(address: str) -> Iterator[tuple[str, socket.AddressFamily]]:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        if _is_numeric(address, family):
+            yield address, family
+    yield "0.0.0.0", socket.AF_INET
+
+
+def _is_numeric(host: str, family: socket.AddressFamily) -> bool:
+    try:
+        socket.inet_pton(family, host)
+    except OSError:
+        return False
+    return True
+
+
+def is_numeric(host: str) -> bool:
+    """It is an address, which nobody has to look up."""
+    return _is_numeric(host, socket.AF_INET) or _is_numeric(host, socket.AF_INET6)
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port as a socket takes them. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+class Peers:
+    """This node's port. ``before``: the address that an earlier process had, which others know; ``trouble`` is told
+    what people should know."""
+
+    def __init__(self, door: Door, before: str, trouble: Callable[[str], None]) -> None:
+        first, last = door.ports
+        ports = list(range(first, last + 1))
+        with contextlib.suppress(ValueError):
+            host, port = split(before)
+            if host == door.address and port in ports:
+                ports.insert(0, port)
+        self.door = door
+        self._trouble, self._seal = trouble, Seal(bytes.fromhex(door.secret))
+        self._socket = open_port(door.address, ports)
+        self.address = ""
+        """``host:port`` as others are to use it; empty if no port is free: then this node cannot be asked."""
+        if self._socket is None:
+            trouble(f"no UDP port of {first}-{last} is free: nobody can ask this node for failsafe time")
+        else:
+            port = self._socket.getsockname()[1]
+            self.address = f"[{door.address}]:{port}" if ":" in door.address else f"{door.address}:{port}"
+
+    def fileno(self) -> int:
+        """Negative if there is no port."""
+        return self._socket.fileno() if self._socket is not None else -1
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+    def ask(self, address: str, nonce: str, ask: Ask) -> None:
+        with contextlib.suppress(ValueError):
+            self.send(split(address), nonce, ask)
+
+    def send(self, there: Sender, nonce: str, message: Message) -> None:
+        """It may be lost."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.sendto(self._seal.sealed(nonce, message), there)
+
+    def receive(self) -> Iterator[tuple[Sender, str, Message]]:
+        """What has arrived, and from where."""
+        for _ in range(MOST if self._socket is not None else 0):
+            assert self._socket is not None
+            try:
+                data, sender = self._socket.recvfrom(MOST_BYTES + 1)
+            except BlockingIOError:
+                return
+            except OSError:  # what was sent before could not be delivered
+                continue
+            body = self._seal.opened(data)
+            if body is None:
+                self._trouble("a datagram without the cluster's signature was dropped")
+                continue
+            try:
+                nonce, message = parse(body)
+            except ValueError:  # signed, so written by another version of ours
+                self._trouble("a signed datagram cannot be read: another version's")
+                continue
+            yield sender, nonce, message

@@ -1,0 +1,199 @@
+"""Lease processes that talk over real sockets on loopback: what is signed, what is dropped, which port is taken."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import select
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from nodeagent.lease.lending import Answer, Ask
+from nodeagent.lease.order import Door
+from nodeagent.lease.peers import MOST, MOST_BYTES, Message, Peers, Seal, Sender, is_numeric, open_port, parse, split
+
+SECRET = b"s3cret"
+BOUND = 10.0
+PORTS = (29400, 29899)
+QUESTION = Ask("u", (4, "g4"), {"n1": "x"}, "n2", "y", "n1", "x")
+PLAIN = {
+    "uid": "u", "token": {"number": 4, "id": "g4"}, "keepers": {"n1": "x"}, "node": "n2", "life": "y", "to": "n1",
+    "to_life": "x",
+}  # fmt: skip
+"""As it has been on the wire since the first version."""
+Make = Callable[..., Peers]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Peers] = []
+
+    def one(
+        secret: bytes = SECRET, address: str = "127.0.0.1", ports: tuple[int, int] = PORTS, before: str = "",
+        troubles: list[str] | None = None,
+    ) -> Peers:  # fmt: skip
+        found = Peers(Door(address, ports, secret.hex()), before, ([] if troubles is None else troubles).append)
+        made.append(found)
+        return found
+
+    yield one
+    for peers in made:
+        peers.close()
+
+
+def heard(peers: Peers, count: int = 1) -> list[tuple[Sender, str, Message]]:
+    found: list[tuple[Sender, str, Message]] = []
+    while len(found) < count:
+        assert select.select([peers], [], [], BOUND)[0], found
+        found += peers.receive()
+    return found
+
+
+def port(peers: Peers) -> int:
+    return split(peers.address)[1]
+
+
+def sealed(message: object, secret: bytes = SECRET) -> bytes:
+    body = message if isinstance(message, bytes) else json.dumps(message).encode()
+    return hmac.digest(secret, body, hashlib.sha256) + body
+
+
+@pytest.mark.parametrize("secret", [b"", b"k", b"k" * 64, b"k" * 65])
+def test_the_signature_is_hmac_sha256(secret: bytes) -> None:
+    for body in (b"", b"x" * 1000):
+        assert Seal(secret)._mac(body) == hmac.digest(secret, body, hashlib.sha256)
+
+
+def test_on_the_wire_it_is_as_it_has_always_been() -> None:
+    packet = Seal(SECRET).sealed("n", QUESTION)
+    assert json.loads(packet[32:]) == {"nonce": "n", "ask": PLAIN}
+    answer = Answer(True, "", "n1", "x")
+    assert json.loads(Seal(SECRET).sealed("n", answer)[32:]) == {
+        "nonce": "n",
+        "answer": {"yes": True, "why": "", "node": "n1", "life": "x"},
+    }
+    assert parse(packet[32:]) == ("n", QUESTION)
+    assert parse(Seal(SECRET).sealed("n", answer)[32:]) == ("n", answer)
+
+
+def test_a_question_arrives_and_so_does_its_answer(make: Make) -> None:
+    one, other = make(), make()
+    one.ask(other.address, "q", QUESTION)
+    ((sender, nonce, message),) = heard(other)
+    assert (nonce, message) == ("q", QUESTION)
+    other.send(sender, nonce, Answer(False, "no reason", "n1", "x"))
+    ((sender, nonce, message),) = heard(one)
+    assert (sender, nonce, message) == (
+        ("127.0.0.1", port(other)),
+        "q",
+        Answer(False, "no reason", "n1", "x"),
+    )
+
+
+def test_many_are_heard_a_few_at_a_time(make: Make) -> None:
+    one, other = make(), make()
+    for number in range(MOST + 5):
+        one.ask(other.address, str(number), QUESTION)
+    assert len(list(other.receive())) == MOST
+    assert [nonce for _, nonce, _ in heard(other, 5)] == [str(MOST + n) for n in range(5)]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:29400", "nowhere", "", "127.0.0.1:x", "a.name:29400"])
+def test_what_cannot_be_sent_is_lost(make: Make, address: str) -> None:
+    one = make()
+    for _ in range(3):
+        one.ask(address, "q", QUESTION)
+    assert list(one.receive()) == []
+
+
+def test_a_wrong_secret_is_dropped_and_told(make: Make) -> None:
+    troubles: list[str] = []
+    one, other = make(troubles=troubles), make(secret=b"another")
+    other.ask(one.address, "q", QUESTION)
+    make().ask(one.address, "after", QUESTION)
+    assert [nonce for _, nonce, _ in heard(one)] == ["after"]
+    assert troubles == ["a datagram without the cluster's signature was dropped"]
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"", b"x", b"x" * 32, b"x" * 500, sealed(b""), sealed(b"not JSON"), sealed(b"\xff\xfe"), sealed(b"[1, 2]"),
+        sealed(b"[" * 8000), sealed({}), sealed({"nonce": "a"}), sealed({"nonce": 1, "ask": PLAIN}),
+        sealed({"nonce": "a", "ask": {"uid": "u"}}), sealed({"nonce": "a", "ask": PLAIN | {"more": 1}}),
+        sealed({"nonce": "a", "ask": 7}), sealed({"nonce": "a", "ask": PLAIN | {"life": None}}),
+        sealed({"nonce": "a", "ask": PLAIN | {"token": {"number": True, "id": "x"}}}),
+        sealed({"nonce": "a", "ask": PLAIN | {"keepers": {"n1": 1}}}),
+        sealed({"nonce": "a", "ask": PLAIN, "padding": "x" * MOST_BYTES}),
+        sealed({"nonce": "a", "answer": {"yes": "perhaps"}}), sealed({"nonce": "a", "answer": {"yes": True, "x": ""}}),
+        sealed({"nonce": "a", "answer": None}),
+    ],
+)  # fmt: skip
+def test_garbage_is_dropped_and_the_next_is_heard(make: Make, packet: bytes) -> None:
+    one, other = make(), make()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as raw:
+        raw.sendto(packet, split(one.address))
+        raw.sendto(sealed({"nonce": "after", "ask": PLAIN}), split(one.address))
+    assert [nonce for _, nonce, _ in heard(one)] == ["after"]
+    assert other.fileno() >= 0
+
+
+# --- ports
+
+
+def test_the_second_takes_the_next_port(make: Make) -> None:
+    first, second = make(), make()
+    assert PORTS[0] <= port(first) < port(second) <= PORTS[1]
+    troubles: list[str] = []
+    crowd = make(ports=(port(first), port(first)), troubles=troubles)
+    assert (crowd.address, crowd.fileno()) == ("", -1)
+    assert list(crowd.receive()) == []
+    crowd.ask(first.address, "q", QUESTION)
+    assert len(troubles) == 1 and "nobody can ask" in troubles[0]
+
+
+def test_one_that_follows_takes_the_port_that_others_know(make: Make) -> None:
+    first, second = make(), make()
+    known = second.address
+    first.close()
+    second.close()
+    assert make(before=known).address == known
+    assert make(before="10.9.9.9:29500").address != "10.9.9.9:29500"
+    for wrong in ("", "127.0.0.1:1", "127.0.0.1:x"):
+        assert PORTS[0] <= port(make(before=wrong)) <= PORTS[1]
+
+
+def test_an_address_that_only_others_know_is_told_and_heard_on_all_of_this_machine(make: Make) -> None:
+    told, asks = make(address="192.0.2.7"), make()
+    assert told.address.startswith("192.0.2.7:")
+    asks.ask(f"127.0.0.1:{port(told)}", "q", QUESTION)
+    assert heard(told)[0][1] == "q"
+    assert make(address="node.example").address.startswith("node.example:")
+
+
+def test_ipv6(make: Make) -> None:
+    probe = open_port("::1", [0])
+    assert probe is not None
+    with probe:
+        if probe.family != socket.AF_INET6:
+            pytest.skip("this machine has no ::1")
+    first, second = make(address="::1"), make(address="::1")
+    assert first.address.startswith("[::1]:")
+    first.ask(second.address, "q", QUESTION)
+    assert heard(second)[0][1] == "q"
+
+
+@pytest.mark.parametrize(("host", "yes"), [("10.0.0.1", True), ("fe80::1", True), ("n1", False), ("", False)])
+def test_numeric(host: str, yes: bool) -> None:
+    assert is_numeric(host) is yes
+
+
+def test_no_text_makes_a_message_of_what_is_none() -> None:
+    wrong: Any
+    for wrong in ("null", "[]", '"x"', '{"nonce": "a", "ask": []}'):
+        with pytest.raises(ValueError):
+            parse(wrong.encode())
