@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+from _pytest._code.code import ExceptionRepr
 from hypothesis import HealthCheck, settings
 
 from tests.groups import skip_when_time_is_over, sort_out
@@ -24,3 +25,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     skip_when_time_is_over(os.environ)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """What failed is said when it fails, not at the end of all: by the process that collects the reports."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        where = report.longrepr.reprcrash if isinstance(report.longrepr, ExceptionRepr) else None
+        why = where.message if where is not None else ""
+        print(f"\n{report.nodeid} failed ({report.when}): {why}"[:600], flush=True)
