@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -354,7 +354,8 @@ class LiveAgent:
             self._ready.set()
             while not self._stop.is_set():
                 if not self.view.store.away:
-                    await (self.view.obey() if self.obeys else self.view.refresh())
+                    with suppress(StoreUnavailableError):  # the test's thread took it away meanwhile
+                        await (self.view.obey() if self.obeys else self.view.refresh())
                 await asyncio.sleep(0.02)
 
     def wait_ready(self) -> None:
