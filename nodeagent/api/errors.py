@@ -24,6 +24,7 @@ STATUS = {
     "permission": 403,
     "not_found": 404,
     "state": 409,
+    "stopping": 409,
     "other_node": 409,
     "limit": 429,
     "store_away": 503,
@@ -93,6 +94,7 @@ def store_away(view: AgentView, change: Literal["none", "refused", "unknown"]) -
 _REFUSED = {
     "not_found": ("not_found", "list what there is: nodeagentctl get"),
     "name_taken": ("state", "choose another name, or stop or delete that job first"),
+    "stopping": ("stopping", "ask again in a moment, or choose another name"),
     "limit": ("limit", "delete jobs that are not needed any more (nodeagentctl get), or ask an operator"),
     "ended": ("state", "submit it again: nodeagentctl submit FILE"),
     "not_live": ("state", "see nodeagentctl nodes, then ask again"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
     from nodeagent.model.jobspec import JobSpec
 
 Json = dict[str, Any]
+
+STOPPING = "stopping"
+"""The agent's word for: the name is not free yet, because workers of the job that had it still stop."""
+STOPPING_WAIT = 60.0
+"""Seconds that ``submit`` waits for them: the default grace, what follows it, and a lost node's lease."""
+STOPPING_POLL = 0.2
+"""Seconds between two tries."""
 
 
 def read_job(file: str) -> JobSpec:
@@ -53,8 +61,19 @@ def read_job(file: str) -> JobSpec:
 
 
 def send(client: Client, spec: JobSpec, request_id: str | None = None, **more: object) -> Json:
-    """Submit. Raises ``CtlError``."""
-    return client.change("POST", "/v1/jobs", request_id, spec=spec.model_dump(mode="json"), **more)
+    """Submit. While workers of an ended job of that name still stop, wait for them. Raises ``CtlError``."""
+    give_up = time.monotonic() + STOPPING_WAIT
+    waits = False
+    while True:
+        try:
+            return client.change("POST", "/v1/jobs", request_id, spec=spec.model_dump(mode="json"), **more)
+        except CtlError as error:
+            if error.kind != STOPPING or time.monotonic() >= give_up:
+                raise
+            if not waits:
+                echo(f"job/{spec.name} waits: {error.message}", err=True)
+            waits = True
+        time.sleep(STOPPING_POLL)
 
 
 @click.command(short_help="Submit a job file.")

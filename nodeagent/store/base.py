@@ -79,10 +79,10 @@ class StoreRefusedError(StoreError):
     ``code`` is one of: ``lost`` (this life was declared lost), ``not_current`` (another incarnation holds the node's
     id), ``lease_held`` (another life's lease has not lapsed), ``timing`` (values differ from the store's), ``stale``
     (head, state, control or spec revision changed: read again), ``not_live``, ``busy`` (a device is another job's),
-    ``unsupported`` (exits do not support the outcome, or a size out of min..max), ``name_taken``, ``not_found``,
-    ``ended``, ``version``, ``recovering`` (nothing is decided until every agent had time to say what it knows),
-    ``behind`` (the store may lack what this agent knows: restore, then join again), ``foreign`` (it is another
-    cluster's).
+    ``unsupported`` (exits do not support the outcome, or a size out of min..max), ``name_taken``, ``stopping`` (workers
+    of the job that had the name still stop), ``not_found``, ``ended``, ``version``, ``recovering`` (nothing is decided
+    until every agent had time to say what it knows), ``behind`` (the store may lack what this agent knows: restore,
+    then join again), ``foreign`` (it is another cluster's).
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -194,10 +194,10 @@ class Store(Protocol):
         quota: Quota | None = None,
     ) -> JobRecord:
         """A new job, queued, with this control (None: run on the spec's target; unsigned, as without an admission) of
-        rev 1. Refused when a job of that name is live or an ended one still has holders
-        that have not lapsed, or is kept (``name_taken``, naming its uid and phase). An ended one of that name is
-        removed. Refused when the owner's jobs with it, without the one it replaces, exceed ``quota`` (``limit``).
-        The same ``request`` or uid again returns the first reply's job. Event JobSubmitted."""
+        rev 1. Refused when a job of that name is live (``name_taken``) or an ended one still has holders that have not
+        lapsed, or is kept (``stopping``); both name its uid and phase. An ended one of that name is removed. Refused
+        when the owner's jobs with it, without the one it replaces, exceed ``quota`` (``limit``). The same ``request``
+        or uid again returns the first reply's job. Event JobSubmitted."""
         ...
 
     async def control(

@@ -178,7 +178,7 @@ async def test_an_ended_job_is_kept_until_one_lets_go(bench: Bench) -> None:
     assert await let_go(bench, job, "n3") == job, "neither holder nor keeper"
     job = await let_go(bench, job, "n1", lends=True)
     assert (head(job).holders, set(job.keepers)) == ({}, {"n1", "n2"})
-    assert "n1" in await refused("name_taken", bench.submit("u2"))
+    assert "n1" in await refused("stopping", bench.submit("u2"))
     await refused("stale", bench.store.remove(job.uid))
     job = await let_go(bench, job, "n2", lends=True)
     assert set(job.keepers) == {"n1", "n2"}
@@ -214,12 +214,12 @@ async def test_silence_of_all_keepers_for_the_limit_frees_the_name(bench: Bench)
     job = await bench.end(await kept(bench, ("n1", "n2"), ("n1", "n2")), "stopped")
     for node in ("n1", "n2"):
         await bench.lapse(node, "n3")
-    await refused("name_taken", bench.submit("u2"))
+    await refused("stopping", bench.submit("u2"))
     await bench.age(LIMIT)
-    await refused("name_taken", bench.submit("u2"))
+    await refused("stopping", bench.submit("u2"))
     await refused("stale", bench.store.remove(job.uid))
     await bench.age(LIMIT // 20 - 60_000)
-    await refused("name_taken", bench.submit("u2"))
+    await refused("stopping", bench.submit("u2"))
     await bench.age(60_000 + FAST_LEASE)
     assert (await bench.submit("u2")).phase == "queued"
 
@@ -231,7 +231,7 @@ async def test_one_keeper_that_is_heard_keeps_it(bench: Bench) -> None:
     await bench.lapse("n1", "n2")
     await bench.age(2 * LIMIT)
     await bench.beat("n2")
-    assert "n2" in await refused("name_taken", bench.submit("u2"))
+    assert "n2" in await refused("stopping", bench.submit("u2"))
 
 
 # --- those who go
@@ -254,7 +254,7 @@ async def test_one_that_leaves_frees_what_has_ended(bench: Bench) -> None:
     await bench.up("n1", "n2")
     job = await bench.end(await kept(bench, ("n1",), ("n2",)), "stopped")
     await bench.ack(job, "n1")
-    await refused("name_taken", bench.submit("u2"))
+    await refused("stopping", bench.submit("u2"))
     await bench.store.leave("n2", bench.lives["n2"])
     assert (await bench.submit("u2")).phase == "queued"
 

@@ -41,9 +41,9 @@ async def test_the_name_of_an_ended_job_is_free_when_nothing_of_it_runs(bench: B
     job = await bench.active(await bench.submit("u1"), "n1", "n2")
     rev = (await bench.beat("n1")).rev
     job = await bench.end(job, "failed")
-    assert "failed" in await refused("name_taken", bench.submit("u2"))
+    assert "failed" in await refused("stopping", bench.submit("u2"))
     await bench.ack(job, "n1")
-    assert "n2" in await refused("name_taken", bench.submit("u2"))
+    assert "n2" in await refused("stopping", bench.submit("u2"))
     await bench.lapse("n2", "n1")
     job = await bench.submit("u2")
     reply = await bench.beat("n1", rev=rev)

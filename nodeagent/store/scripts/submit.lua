@@ -31,8 +31,8 @@ if old then
   end
   local held = still_held(old)
   if held then
-    return refuse('name_taken', 'the job named ' .. A.name .. ' (uid ' .. old.uid .. ', ' .. old.phase
-      .. ') still stops its workers on node ' .. held .. ': try again in a moment')
+    return refuse('stopping', 'the job named ' .. A.name .. ' (uid ' .. old.uid .. ', ' .. old.phase
+      .. ') still stops its workers on node ' .. held)
   end
 end
 if A.quota then -- of the owner's jobs, without the one that gives way

@@ -1,0 +1,80 @@
+"""Submit waits while the workers of an ended job of the same name still stop, and for nothing else."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import UnixStreamServer
+from typing import Any, ClassVar
+
+import pytest
+
+from nodeagent.ctl.client import Client
+from nodeagent.ctl.errors import CtlError, Exit
+from nodeagent.ctl.submit import send
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.spec.jobargs import capture_submitter
+from nodeagent.spec.jobfile import parse_job
+
+Answer = tuple[int, dict[str, Any]]
+HELD = "the job named train (uid u1, stopped) still stops its workers on node n2"
+
+
+def refusal(code: str, message: str) -> Answer:
+    return 409, {"error": {"code": code, "message": message, "next": "ask again in a moment"}}
+
+
+class Agent(BaseHTTPRequestHandler):
+    """Gives one answer after the other."""
+
+    answers: ClassVar[list[Answer]] = []
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        self.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        status, body = self.answers.pop(0)
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+@contextmanager
+def answering(folder: Path, *answers: Answer) -> Iterator[Client]:
+    Agent.answers[:], Agent.asked[:] = answers, []
+    with UnixStreamServer(str(folder / "api.sock"), Agent) as server:
+        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        serving.start()
+        try:
+            yield Client([str(folder / "api.sock")])
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+@pytest.fixture
+def spec() -> JobSpec:
+    return parse_job("name: train\nnodes: 1\ncommand: [python, t.py]\n", "job.yaml", capture_submitter({}, "/work"))
+
+
+def test_it_waits_while_workers_of_the_last_job_still_stop(
+    tmp_path: Path, spec: JobSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = refusal("stopping", HELD)
+    with answering(tmp_path, held, held, (201, {"name": "train"})) as client:
+        assert send(client, spec, "r")["name"] == "train"
+    assert [asked["request_id"] for asked in Agent.asked] == ["r"] * 3
+    assert capsys.readouterr().err == f"job/train waits: {HELD}\n", "said once"
+
+
+def test_a_live_job_of_the_name_is_refused_at_once(tmp_path: Path, spec: JobSpec) -> None:
+    with answering(tmp_path, refusal("state", "a job named train is live")) as client, pytest.raises(CtlError) as error:
+        send(client, spec)
+    assert error.value.code == Exit.REFUSED
+    assert len(Agent.asked) == 1
