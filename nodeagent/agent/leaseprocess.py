@@ -55,6 +55,7 @@ LOOK = 0.01
 """Seconds between two looks whether it has its lock."""
 END_LIMIT = 2.0
 """Seconds for one that was asked to end."""
+LOG = "lease.log"
 LONGEST_LOG = 1 << 20
 """Bytes of its log; a longer one begins anew at its next start."""
 _SOURCE = Path(__file__).parents[2]
@@ -313,7 +314,9 @@ class LocalLeaseProcess:
             handed = [os.pidfd_open(os.getppid())]
             command = [*command, str(handed[0])]
         try:
-            with _log_file(self.config.dirs.logs / "lease.log") as log:
+            # Not in dirs.logs: a folder that is missing, full or hangs must not keep a node without its lease.
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _log_file(self._folder / LOG) as log:
                 self._child = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env=env, umask=0o077,
                     start_new_session=True, pass_fds=handed,

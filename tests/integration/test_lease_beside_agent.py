@@ -60,7 +60,6 @@ class Agent:
 
     def __init__(self, run: Path, url: str, store: RedisStore, password: Path | None = None, unit: str = "") -> None:
         self.dirs = DirsConfig(run=run, state=run / "state", logs=run / "logs")
-        self.dirs.logs.mkdir(exist_ok=True)
         redis = RedisConfig(url=url, password_file=password)
         config = AgentConfig(cluster=CLUSTER, redis=redis, dirs=self.dirs, timing=QUICK, without_agent=3600.0)
         self.config = config
@@ -252,10 +251,18 @@ async def test_in_a_local_cluster_it_ends_with_the_supervisor(world: World, monk
 
 
 async def test_its_log_is_bounded(world: World) -> None:
-    log = world.agent.dirs.logs / "lease.log"
+    log = world.node.folder / "lease.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("x" * (2 << 20))
     await world.up()
     assert log.read_text().startswith("nodeagent lease: holding")
+
+
+async def test_it_starts_without_a_folder_for_logs(world: World) -> None:
+    """A node whose folder for logs is missing, full or hangs still has its lease renewed."""
+    world.agent.dirs.logs.write_text("no folder")
+    await world.up()
+    await world.node.renewed_again()
 
 
 async def test_nothing_is_ordered_before_the_store_was_reached(world: World, tmp_path: Path) -> None:
@@ -316,4 +323,4 @@ async def test_systemd_is_asked_to_run_it_and_first_to_forget_what_has_its_name(
     pid = await world.up()
     os.kill(pid, signal.SIGKILL)  # this systemd does not start it again, and does not forget it
     assert await world.another(pid)
-    assert not (world.agent.dirs.logs / "lease.log").exists()
+    assert not (world.node.folder / "lease.log").exists()
