@@ -13,12 +13,11 @@ from typing import get_args
 
 from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, NODE_STATES, REPAIRING
 from nodeagent.agent.metrics import Metrics
-from nodeagent.ctl.torchflags import FLAGS
+from nodeagent.ctl.torchline import FLAGS
 from nodeagent.health.judge import rules
-from nodeagent.model.health import Severity
+from nodeagent.model.health import Kind, Severity
 from nodeagent.model.job import Phase
 from nodeagent.model.pod import PodPhase
-from nodeagent.model.repair import Kind
 from nodeagent.model.timing import RELEASE, Timing
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import RefusalKind

@@ -13,8 +13,8 @@ from click_man.core import write_man_pages
 
 from nodeagent import __version__
 from nodeagent.agent.main import main as nodeagent
-from nodeagent.ctl.completion import VARIABLE
 from nodeagent.ctl.main import cli as nodeagentctl
+from nodeagent.ctl.options import VARIABLE
 from nodeagent.ctl.run import as_torchrun as nodeagent_run
 
 

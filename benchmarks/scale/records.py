@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from nodeagent.model.facts import MachineUsage, PodUsage
 from nodeagent.model.job import Control, JobRecord
 from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
 from nodeagent.model.node import Gpu, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
-from nodeagent.model.usage import MachineUsage, PodUsage
 from nodeagent.model.world import Cause, Head, Member, Token
 from nodeagent.plan.cluster import Cluster
 

@@ -11,11 +11,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 from benchmarks.scale.records import FREE, crowd, names
-from nodeagent.agent.rounds import Rounds
-from nodeagent.agent.turns import Turns
+from nodeagent.agent.rounds import Rounds, Turns
 from nodeagent.model.node import Readiness
-from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.notes import Notes
+from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.pod import PodAction, Prepare
 from nodeagent.pods.base import PodStatus
 

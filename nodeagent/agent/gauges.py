@@ -20,11 +20,11 @@ from nodeagent.model.pod import PodPhase
 from nodeagent.model.timing import millis
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import Cluster, RefusalKind
-from nodeagent.plan.restarts import spent
+from nodeagent.plan.faults import spent
 from nodeagent.pods.base import PodStatus
 
 if TYPE_CHECKING:
-    from nodeagent.agent.care import Care
+    from nodeagent.agent.health import Care
 
 NODE_STATES = ("ready", "restarting", "repairing", "cordoned", "draining", "silent", "lost", "left")
 GPU_STATES = ("used", "free", "unfit")

@@ -13,16 +13,15 @@ import structlog
 
 from nodeagent.agent.clock import Clock
 from nodeagent.agent.identity import Identity
-from nodeagent.agent.known import Known
 from nodeagent.agent.leaseprocess import LeaseProcess
 from nodeagent.agent.metrics import Metrics
-from nodeagent.agent.recovery import offer
+from nodeagent.agent.recovery import Known, offer
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.model.facts import PodUsage
 from nodeagent.model.job import TERMINAL
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
-from nodeagent.model.usage import PodUsage
 from nodeagent.pods.base import PodHost
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import Beat, BeatReply, Note, Saved

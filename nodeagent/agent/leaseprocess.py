@@ -20,7 +20,7 @@ from typing import IO, Protocol
 import structlog
 
 from nodeagent import __version__
-from nodeagent.agent.names import Names
+from nodeagent.agent.questions import Names
 from nodeagent.lease.core import State
 from nodeagent.lease.lending import Promises, Row, Table
 from nodeagent.lease.order import Door, Order, Server, Step, Tls, order_file, read_order, write_order

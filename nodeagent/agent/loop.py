@@ -15,36 +15,29 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from nodeagent.agent.acknowledge import Acknowledged, Acknowledger
-from nodeagent.agent.advert import Advert
-from nodeagent.agent.apply import Applier
-from nodeagent.agent.clock import Clock, wait_for
-from nodeagent.agent.commits import Commits
+from nodeagent.agent.apply import Applier, Commits
+from nodeagent.agent.clock import Clock, Pace, wait_for
 from nodeagent.agent.failsafe import Failsafe
-from nodeagent.agent.guard import Guard
+from nodeagent.agent.guard import Guard, Upkeep
 from nodeagent.agent.identity import Identity
-from nodeagent.agent.kept import Disk, Writing
 from nodeagent.agent.lease import HOPELESS, PODS_REFRESH, Lease
 from nodeagent.agent.leaseprocess import LeaseProcess
-from nodeagent.agent.metrics import Metrics
-from nodeagent.agent.pace import Pace
-from nodeagent.agent.published import agent_health
+from nodeagent.agent.metrics import Metrics, RestartCounter
+from nodeagent.agent.published import Advert, agent_health
 from nodeagent.agent.questions import Peers
 from nodeagent.agent.reach import Reach
-from nodeagent.agent.restarts import RestartCounter
-from nodeagent.agent.rounds import Rounds
-from nodeagent.agent.saver import Saver
+from nodeagent.agent.rounds import Rounds, Turns
+from nodeagent.agent.savedview import Disk, Writing
+from nodeagent.agent.saver import Acknowledged, Acknowledger, Saver
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.stopwatch import Stopwatch
-from nodeagent.agent.turns import Turns
-from nodeagent.agent.upkeep import Upkeep
 from nodeagent.api.view import AgentHealth
+from nodeagent.model.facts import PodUsage
+from nodeagent.model.health import Mending
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord, Readiness
-from nodeagent.model.repair import Mending
-from nodeagent.model.usage import PodUsage
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
-from nodeagent.plan.missed import missed
+from nodeagent.plan.membership import missed
 from nodeagent.plan.queue import in_queue
 from nodeagent.plan.waiting import explain
 from nodeagent.pods.base import PodHost, PodStatus
@@ -56,8 +49,8 @@ from nodeagent.trust.ledger import Ledger
 from nodeagent.trust.seal import Seal
 
 if TYPE_CHECKING:
-    from nodeagent.agent.care import Care
     from nodeagent.agent.diagnosis import Diagnosis
+    from nodeagent.agent.health import Care
 
 ROUNDS = 32
 """Most rounds without a pause: each round that changed something is followed by another at once."""

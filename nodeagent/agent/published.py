@@ -1,20 +1,33 @@
-"""What a node tells others: readiness for placement, states of its pods and of its agent for people. Pure
-translation."""
+"""What a node publishes: readiness for placement, states of its pods and its agent, their use of the machine, where
+the agent is reached.
+
+Must never scan all of /proc (a machine with many cores has thousands of kernel threads), nor read what makes the kernel
+walk a process's memory. So psutil reads the machine but not the processes: it finds children by a scan, and gives the
+time of a start by the wall clock, which steps.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from types import MappingProxyType
+
+import psutil
 
 from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.saver import Saver
 from nodeagent.api.view import AgentHealth
+from nodeagent.model.facts import MachineUsage, PodUsage
 from nodeagent.model.node import Readiness
 from nodeagent.model.pod import PodState
+from nodeagent.osutil.linux import family, proc_stat
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.prepare import failed_here
 from nodeagent.pods.base import PodStatus
+from nodeagent.store.messages import Note
+from nodeagent.trust.certificate import vouch
+from nodeagent.trust.key import ClusterKey
 
 
 def readiness(statuses: Mapping[str, PodStatus]) -> dict[str, Readiness]:
@@ -101,4 +114,119 @@ def agent_health(
         unsaved=saver.trouble,
         store_waits=waits if lease.away_since is None else "",
         unreachable=unreachable,
+    )
+
+
+MOST_NOTED = 64
+
+
+class Advert:
+    """The agent's own addresses."""
+
+    def __init__(self, node: str, cluster: str, key: ClusterKey, lease: Lease) -> None:
+        self._node, self._cluster, self._key, self._lease = node, cluster, key, lease
+        self._https: tuple[str, str] | None = None
+
+    def http(self, url: str) -> None:
+        """Where health and metrics are to be found."""
+        self._tell(http=url)
+
+    def https(self, url: str, certificate: str) -> None:
+        """Where others are served over https, by this certificate."""
+        self._https = (url, certificate)
+        self.vouch()
+
+    def peer(self, address: str) -> None:
+        """Where the lease process is asked."""
+        if address != self._lease.facts.peer:
+            self._tell(peer=address)
+
+    def vouch(self) -> None:
+        """Sign the https address for the life that the node has now."""
+        if self._https is not None:
+            life = self._lease.incarnation.life
+            self._tell(https=vouch(self._key, self._cluster, self._node, life, *self._https))
+
+    def restarts(self, since: float) -> None:
+        """No agent is there from this Unix time on, until its next start."""
+        self._tell(restarting=since, http="")
+
+    def health(self, facts: Mapping[str, object]) -> None:
+        """What is known of the node's health."""
+        self._tell(**facts)
+
+    def note(self, kind: str, text: str) -> None:
+        """An event of this node, for the log; beyond ``MOST_NOTED`` that nobody took the oldest go."""
+        self._lease.notes.append(Note(kind=kind, text=text))
+        del self._lease.notes[:-MOST_NOTED]
+
+    def _tell(self, **facts: object) -> None:
+        self._lease.facts = self._lease.facts.model_copy(update=facts)
+
+
+MOST_PROCESSES = 256
+"""Processes of all pods together that are read in one measurement; those beyond it are not counted."""
+SLACK = 2
+"""Ticks by which the kernel's rounding may let a process seem to have started earlier."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Meter:
+    """Remembers the CPU time of each process since the measurement before."""
+
+    def __init__(self) -> None:
+        self._ticks: dict[int, tuple[int, int]] = {}
+        """Process to (start time, CPU ticks)."""
+        self._at = 0.0
+
+    def measure(self, statuses: Mapping[str, PodStatus], now: float) -> dict[str, PodUsage]:
+        """By job uid: of every pod that has a process. ``now`` is CLOCK_BOOTTIME."""
+        roots = {uid: roots_of(status) for uid, status in statuses.items()}
+        before, since = self._ticks, self._at
+        self._ticks, self._at = {}, now
+        if not any(roots.values()):
+            return {}
+        machine = machine_usage()
+        found = {}
+        for uid, pids in roots.items():
+            if not pids:
+                continue
+            cpu = pages = count = 0
+            for pid in family(pids, MOST_PROCESSES - len(self._ticks)):
+                fields = proc_stat(f"/proc/{pid}/stat")
+                if not fields:
+                    continue
+                ticks, start = int(fields[11]) + int(fields[12]), int(fields[19])
+                self._ticks[pid] = (start, ticks)
+                cpu += spent(start, ticks, before.get(pid), since)
+                pages += int(fields[21])
+                count += 1
+            cores = round(cpu / _TICKS / (now - since), 2) if 0 < since < now else None
+            found[uid] = PodUsage(cpu=cores, memory=pages * _PAGE, processes=count, machine=machine)
+        return found
+
+
+def spent(start: int, ticks: int, before: tuple[int, int] | None, since: float) -> int:
+    """CPU ticks of a process since the measurement at ``since``: of one that was not seen then, all if it started
+    after it, else (it is another pod's, or it was beyond the bound) none."""
+    if before is not None and before[0] == start:
+        return max(0, ticks - before[1])
+    return ticks if start >= since * _TICKS - SLACK else 0
+
+
+def roots_of(status: PodStatus) -> list[int]:
+    """The processes of a pod that its shim tells of."""
+    workers = [w.pid for w in status.workers if w.state != "exited"]
+    return [pid for pid in (status.shim_pid, status.standby_pid, *workers) if pid]
+
+
+def machine_usage() -> MachineUsage:
+    """This machine now."""
+    memory = psutil.virtual_memory()
+    return MachineUsage(
+        load=round(os.getloadavg()[0], 2),
+        cpus=os.cpu_count() or 1,
+        memory_used=max(0, memory.total - memory.available),
+        memory_total=memory.total,
     )

@@ -1,4 +1,5 @@
-"""Giving a store that may have lost writes what this agent knows, in memory or from its disk: its view, page by page.
+"""Giving a store that may have lost writes what this agent knows, in memory or from its disk: its view, page by
+page.
 
 Owns the order of an offer; what the store takes of it is the store's to decide, and what is done afterwards (join, read
 again) the lease's.
@@ -7,10 +8,10 @@ again) the lease's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import structlog
 
-from nodeagent.agent.known import Known
 from nodeagent.model.base import Record
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
@@ -97,3 +98,29 @@ def pages(records: Sequence[Record]) -> Iterator[tuple[bool, Sequence[Record]]]:
             count += 1
         yield start + count == len(records), records[start : start + count]
         start += count
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One view."""
+
+    cluster_uid: str
+    era: str
+    rev: int
+    """Everything up to this revision of the era is in it; some records may be newer."""
+    served: int
+    nodes: tuple[NodeRecord, ...]
+    jobs: tuple[JobRecord, ...]
+    lapsed: frozenset[str] = frozenset()
+    whole: bool = True
+    """A job that is not in it is not in the store; else some records could not be read."""
+
+    @property
+    def newest(self) -> int:
+        """The highest revision in it."""
+        return max((self.rev, *(n.rev for n in self.nodes), *(j.rev for j in self.jobs)))
+
+    @property
+    def live(self) -> tuple[str, ...]:
+        """Nodes that held their lease."""
+        return tuple(n.id for n in self.nodes if not n.lost and not n.left and n.id not in self.lapsed)

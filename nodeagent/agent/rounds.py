@@ -1,29 +1,34 @@
 """One round: what this node does by itself, what it publishes, and the next step of each job, as ``plan/`` decides.
+A node's own plan is worked out again only when something changed; of agents that see the same, one goes first.
 
 Owns the order within a round, and nothing between rounds. Must never wait for a store before what this node has to do
 by itself is done.
+
+Owns the comparison; the plan is ``plan/pod.py``'s, a pure function of what is compared here. Must never compare less
+than that function is given; of the view's time it sees only which jobs are next in the queue.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from operator import is_
 
-from nodeagent.agent.apply import Applier
+from nodeagent.agent.apply import Applier, Commits
 from nodeagent.agent.clock import Clock
-from nodeagent.agent.commits import Commits
 from nodeagent.agent.failsafe import Failsafe
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.metrics import Metrics
-from nodeagent.agent.podplan import PodPlan
 from nodeagent.agent.published import kept_verdicts, pod_states, readiness
 from nodeagent.agent.stopwatch import Stopwatch
-from nodeagent.agent.turns import Turns
-from nodeagent.model.node import Readiness
+from nodeagent.model.job import JobRecord
+from nodeagent.model.node import Incarnation, Readiness
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
-from nodeagent.plan.pod import Keep, PodAction, Stop, asks_the_store
+from nodeagent.plan.membership import turn
+from nodeagent.plan.pod import Keep, PodAction, Stop, asks_the_store, plan_pods
+from nodeagent.plan.queue import Line, next_up
 from nodeagent.plan.retention import SHELVED_AT_ONCE, due_for_history, history_room, keeps_history, outlived
 from nodeagent.plan.steps import Decision, Remove
 from nodeagent.pods.base import PodHost, PodStatus
@@ -202,3 +207,57 @@ class Rounds:
             self._metrics.stepped(recovery.cause, recovery.phases)
             changed |= await self._applier.tell(recovery)
         return changed
+
+
+class PodPlan:
+    """One node's."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._of: tuple[tuple[object, ...], tuple[object, ...]] | None = None
+        """What the last plan was made of: compared by identity, and by value."""
+        self._line = Line()
+        self._actions: tuple[PodAction, ...] = ()
+        self.made = 0
+        """How many there have been."""
+
+    def __call__(
+        self,
+        cluster: Cluster,
+        incarnation: Incarnation,
+        statuses: Mapping[str, PodStatus],
+        standbys: int,
+        lent: Collection[str],
+    ) -> tuple[PodAction, ...]:
+        """As ``plan_pods``; the very same object while all is as it was."""
+        self._line = next_up(cluster, self._line)
+        same = (cluster.nodes, cluster.jobs, cluster.lapsed, *statuses.values())
+        equal = (
+            incarnation, standbys, frozenset(lent), cluster.refused, cluster.unread, tuple(statuses), self._line.up,
+        )  # fmt: skip
+        last = self._of
+        if last is None or last[1] != equal or not all(map(is_, last[0], same)):
+            self._of, self.made = (same, equal), self.made + 1
+            self._actions = plan_pods(cluster, self._node, incarnation, statuses, standbys, lent, self._line.up)
+        return self._actions
+
+
+class Turns:
+    """Decisions seen in the last look at all jobs, and when each was seen first. ``patience``: seconds for each agent
+    that goes before."""
+
+    def __init__(self, node: str, patience: float) -> None:
+        self._node, self._patience = node, patience
+        self._before: dict[tuple[object, ...], float] = {}
+        self._seen: dict[tuple[object, ...], float] = {}
+
+    def looked(self) -> None:
+        """A look at all jobs is over: what was not seen in it has passed."""
+        self._before, self._seen = self._seen, {}
+
+    def at(self, cluster: Cluster, job: JobRecord, decision: Decision, now: float) -> float:
+        """When (our clock) to take it."""
+        head = job.head
+        key = (job.uid, head.id if head else "", head.state if head else "", job.control.rev, type(decision.step))
+        self._seen[key] = first = self._before.get(key, now)
+        return first + self._patience * turn(cluster, job, self._node)

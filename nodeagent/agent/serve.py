@@ -16,25 +16,23 @@ from typing import TYPE_CHECKING
 import structlog
 
 from nodeagent import __version__
-from nodeagent.agent import goodbye
-from nodeagent.agent.care import Care
+from nodeagent.agent import shutdown
 from nodeagent.agent.clock import Clock, SystemClock
-from nodeagent.agent.diagnosis import Diagnosis
+from nodeagent.agent.diagnosis import Diagnosis, preflight
 from nodeagent.agent.gpus import find_gpus
+from nodeagent.agent.health import Care
 from nodeagent.agent.identity import Identity, claim
-from nodeagent.agent.kept import FileDisk
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
 from nodeagent.agent.logs import setup_logging
 from nodeagent.agent.loop import Agent
 from nodeagent.agent.machine import find_address, node_facts
+from nodeagent.agent.main import reload
 from nodeagent.agent.metrics import Metrics
-from nodeagent.agent.notify import Notifier
-from nodeagent.agent.preflight import preflight
+from nodeagent.agent.published import Meter
 from nodeagent.agent.questions import UdpPeers
-from nodeagent.agent.reload import reload
 from nodeagent.agent.retention import Retention
-from nodeagent.agent.systemd import comes_back, this_unit
-from nodeagent.agent.usage import Meter
+from nodeagent.agent.savedview import FileDisk
+from nodeagent.agent.systemd import Notifier, comes_back, this_unit
 from nodeagent.lease.order import Door
 from nodeagent.model.job import JobRecord
 from nodeagent.osutil.linux import boot_id
@@ -146,11 +144,11 @@ async def _until_ended(
         if not await comes_back(unit):
             patience = agent.config.drain + agent.config.timing.stuck + agent.config.timing.kill + LEAVE_MARGIN
             notifier.stopping(patience)
-            await goodbye.drain(agent, clock)
+            await shutdown.drain(agent, clock)
             leave.set()
             return
         notifier.stopping(agent.config.without_agent + LEAVE_MARGIN)
-        await goodbye.restart(agent, clock)
+        await shutdown.restart(agent, clock)
         stop.set()
 
     async with asyncio.TaskGroup() as tasks:
@@ -160,7 +158,7 @@ async def _until_ended(
             tasks.create_task(_say_joined(agent, notifier)),
             tasks.create_task(_serve_api(agent, metrics, address, notifier.ready)),
             tasks.create_task(_watch_health(agent)),
-            tasks.create_task(goodbye.come_back(agent)),
+            tasks.create_task(shutdown.come_back(agent)),
             tasks.create_task(_retention(agent, clock).run()),
         ]
         endings = [tasks.create_task(_leave(agent, leave, stop)), tasks.create_task(end_in_order())]

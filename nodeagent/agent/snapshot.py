@@ -6,14 +6,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 
-from nodeagent.agent.known import Known
+from nodeagent.agent.recovery import Known
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing, millis
-from nodeagent.plan.cluster import Cluster, Refusal
-from nodeagent.plan.notes import Notes
+from nodeagent.plan.cluster import Cluster, Notes, Refusal
 from nodeagent.store.messages import BeatReply, Unread
-from nodeagent.store.words import waits_for
+from nodeagent.store.trouble import waits_for
 
 MOST_CONCERN = 256
 """Most jobs whose events an agent waits for; of others its heartbeats tell."""

@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from nodeagent.api import auth, requests
-from nodeagent.api.policy import limits_json
+from nodeagent.api.auth import UserDatabase
+from nodeagent.api.limits import Usage, limits_json
 from nodeagent.api.published import cuts_of
 from nodeagent.api.shapes import node_state
-from nodeagent.api.usage import Usage
-from nodeagent.api.users import UserDatabase
 from nodeagent.api.view import AgentView
 from nodeagent.model.job import Quota
-from nodeagent.spec.apiconfig import serves
+from nodeagent.spec.sections import serves
 
 if TYPE_CHECKING:
     from nodeagent.doctor.machine import Looker
-    from nodeagent.model.hostfacts import HostFacts
+    from nodeagent.model.facts import HostFacts
     from nodeagent.plan.cluster import Cluster
     from nodeagent.plan.clusterhealth import PeerAnswer, Placed, Standing
 
@@ -46,8 +45,8 @@ class DoctorRoutes:
     async def doctor(self, request: web.Request) -> web.Response:
         """GET /v1/doctor?peers: findings as items, errors first. Answers before the agent has joined, too."""
         await asyncio.to_thread(_load)
+        from nodeagent.doctor.cluster import store_findings_in_thread
         from nodeagent.doctor.report import report
-        from nodeagent.doctor.store import store_findings_in_thread
         from nodeagent.plan.clusterhealth import judge_agent, judge_cuts, judge_peers, judge_recovery
         from nodeagent.plan.hosthealth import judge_host
 
@@ -118,7 +117,7 @@ class DoctorRoutes:
         return await asyncio.to_thread(judge_users, self.view.node, owned, quota, asked)
 
     async def _peers(self) -> tuple[PeerAnswer, ...]:
-        from nodeagent.doctor.peers import ask_peers
+        from nodeagent.doctor.cluster import ask_peers
 
         nodes = self.view.cluster().nodes.items()
         asked = {name: node.facts.address for name, node in nodes if name != self.view.node and not node.left}
@@ -127,10 +126,9 @@ class DoctorRoutes:
 
 def _load() -> None:
     """Import what a look needs: the first one would hold the loop for longer than a heartbeat may be late."""
+    import nodeagent.doctor.cluster
     import nodeagent.doctor.machine
-    import nodeagent.doctor.peers
     import nodeagent.doctor.report
-    import nodeagent.doctor.store
     import nodeagent.plan.clusterhealth
     import nodeagent.plan.hosthealth  # noqa: F401
 

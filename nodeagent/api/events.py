@@ -14,7 +14,7 @@ from nodeagent.api import requests
 from nodeagent.api.errors import ApiError
 from nodeagent.api.requests import find_any_job, send
 from nodeagent.api.view import AgentView
-from nodeagent.model.event import Event
+from nodeagent.model.job import Event
 from nodeagent.store.base import StoreUnavailableError
 
 POLL = 0.3

@@ -28,7 +28,7 @@ from nodeagent.api.remote import CHALLENGE
 from nodeagent.api.requests import flag
 from nodeagent.api.view import AgentView
 from nodeagent.model.node import NodeRecord
-from nodeagent.trust.endpoint import genuine
+from nodeagent.trust.certificate import genuine
 from nodeagent.trust.ticket import Ticket, subject, write
 
 SILENCE = 4.0

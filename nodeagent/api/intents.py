@@ -2,7 +2,7 @@
 when it comes again.
 
 Each intent refuses (``ApiError``), says that it is so already (None), or gives the change. Asked again for every
-repetition of a write, so it only ever acts on what is there. How a scale ends is ``plan/scale.py``'s.
+repetition of a write, so it only ever acts on what is there. How a scale ends is ``plan/running.py``'s.
 """
 
 from __future__ import annotations

@@ -17,17 +17,15 @@ from typing import Any
 from aiohttp import web
 from pydantic import ValidationError
 
-from nodeagent.api import auth, intents, policy, requests
+from nodeagent.api import auth, intents, limits, requests
+from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.errors import ApiError, unknown
-from nodeagent.api.generations import AuditTail, generations
-from nodeagent.api.policy import owner_json
+from nodeagent.api.jobdetail import AuditTail, generations, waits, way_out
+from nodeagent.api.limits import Usage, owner_json
 from nodeagent.api.published import cuts_in, published, published_of
 from nodeagent.api.requests import find_any_job, saved
 from nodeagent.api.shapes import Json, budget_json, items, job_json, lent_json, shown_to
-from nodeagent.api.usage import Usage
-from nodeagent.api.users import DATABASE, UserDatabase
 from nodeagent.api.view import AgentView
-from nodeagent.api.waits import waits, way_out
 from nodeagent.model.job import TERMINAL, Control, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.pod import PodState
@@ -164,7 +162,7 @@ class JobRoutes:
             uid, spec, who.uid, now, who.name, requests.request_id(asked),
             control=seal.control(uid, first_control(spec, who.name, None)),
             admission=seal.admit(uid, who.uid, spec, now, self.view.node),
-            quota=policy.quota(who, self.view.config.limits),
+            quota=limits.quota(who, self.view.config.limits),
         )  # fmt: skip
         await self._seen()
         kept = await saved(self.view, job.rev, era)
@@ -173,11 +171,11 @@ class JobRoutes:
     async def _may_submit(self, who: auth.Caller, spec: JobSpec) -> None:
         """Raises ``ApiError``."""
         config, node = self.view.config, self.view.node
-        policy.within_policy(who, spec, config.limits, node)
+        limits.within_policy(who, spec, config.limits, node)
 
         def look() -> None:
             auth.may_submit(who, spec.user, config.jobs)
-            policy.may_submit_at_all(who, config.limits, node)
+            limits.may_submit_at_all(who, config.limits, node)
 
         await self._names.ask((who, spec.user, config.jobs, config.limits), look, f"user {spec.user}")
 

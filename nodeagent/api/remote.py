@@ -26,11 +26,11 @@ from aiohttp.typedefs import Handler, Middleware
 from nodeagent.api import auth
 from nodeagent.api.auth import CALLER, NOBODY, Caller
 from nodeagent.api.errors import ApiError
-from nodeagent.api.page import FILES
+from nodeagent.api.loopback import FILES
 from nodeagent.api.requests import MAX_BODY
 from nodeagent.spec.agentconfig import JobsConfig
-from nodeagent.spec.apiconfig import ApiConfig
 from nodeagent.spec.errors import Problem, SpecError
+from nodeagent.spec.sections import ApiConfig
 from nodeagent.spec.tokens import TokenEntry, parse_tokens
 from nodeagent.trust.certificate import CertificateError, configured, trust
 from nodeagent.trust.ticket import SCHEME, Gate, TicketError, subject

@@ -1,4 +1,6 @@
-"""Where the API listens: a unix socket for the tool, loopback HTTP for health and metrics. Binds and cleans up."""
+"""Where the API listens, and which routes each place serves: everything on the unix socket and over https, only
+health, metrics and the status page on loopback HTTP.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +8,82 @@ import asyncio
 import os
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 from aiohttp import web
 
+from nodeagent import __version__
 from nodeagent.agent.metrics import Metrics
-from nodeagent.api.app import create_app
+from nodeagent.api import loopback
+from nodeagent.api.auth import DATABASE, USERS, UserDatabase
 from nodeagent.api.connections import LoopbackGuests, Server, SocketGuests
-from nodeagent.api.usage import Usage
-from nodeagent.api.users import DATABASE, UserDatabase
+from nodeagent.api.doctor import DoctorRoutes
+from nodeagent.api.errors import answering_middleware, error_middleware, joined_middleware
+from nodeagent.api.events import EventRoutes
+from nodeagent.api.jobs import JobRoutes
+from nodeagent.api.limits import Usage, usage_middleware
+from nodeagent.api.logs import LogRoutes
+from nodeagent.api.loopback import PATHS, HealthRoutes, guest_middleware
+from nodeagent.api.nodehealth import CareRoutes, DiagRoutes
+from nodeagent.api.nodes import NodeRoutes
+from nodeagent.api.remote import Doorkeeper, door_middleware
+from nodeagent.api.requests import MAX_BODY
+from nodeagent.api.shapes import API_VERSION
+from nodeagent.api.status import StatusRoutes, TopRoutes
 from nodeagent.api.view import AgentView
+
+Door = tuple[Doorkeeper, Callable[[asyncio.BaseTransport], None]]
+"""Who lets others in, and who is told which connections they came by."""
+
+
+def create_app(
+    view: AgentView,
+    metrics: Metrics,
+    *,
+    local_socket: bool = False,
+    door: Door | None = None,
+    usage: Usage | None = None,
+    users: UserDatabase = DATABASE,
+) -> web.Application:
+    """``local_socket``: the full API, for a unix socket (callers are known by SO_PEERCRED); ``door``: the full API for
+    those that it lets in; neither: health, metrics and the status page only. ``usage``: what users ask of this agent,
+    where other applications count with it."""
+    usage = Usage() if usage is None else usage
+    full = local_socket or door is not None
+    middlewares = [error_middleware(view)]
+    if door is not None:
+        middlewares.append(door_middleware(*door))
+    if full:
+        middlewares += [usage_middleware(view, usage), joined_middleware(view), answering_middleware(view)]
+    else:
+        middlewares.append(guest_middleware(PATHS, os.geteuid()))
+    app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
+    app[USERS] = users
+    for routes in (HealthRoutes(view, metrics).table(), StatusRoutes(view, users).table(), loopback.table()):
+        app.router.add_routes(routes)
+    if not full:
+        return app
+
+    async def version(_request: web.Request) -> web.Response:
+        return web.json_response(
+            {
+                "apiVersion": API_VERSION,
+                "version": __version__,
+                "cluster": view.config.cluster,
+                "node": view.node,
+                "store_away_since": view.health().store_away_since,
+            }
+        )
+
+    app.router.add_get("/v1/version", version)
+    for noun in (NodeRoutes, CareRoutes, DiagRoutes, LogRoutes, EventRoutes, TopRoutes):
+        app.router.add_routes(noun(view).table())
+    app.router.add_routes(JobRoutes(view, usage, users).table())
+    app.router.add_routes(DoctorRoutes(view, usage).table())
+    return app
+
 
 PROBE_TIMEOUT = 1.0
 """Seconds to find out whether somebody listens on a socket that is already there."""

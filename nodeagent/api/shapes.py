@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from nodeagent.api.users import DATABASE
+from nodeagent.api.auth import DATABASE
 from nodeagent.api.view import AgentHealth
 from nodeagent.model.health import Verdict
 from nodeagent.model.job import TERMINAL, JobRecord, Spend
@@ -16,12 +16,11 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.world import Head, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.faults import judged_when
+from nodeagent.plan.faults import judged_when, spent
 from nodeagent.plan.health import breaker, claimed, next_step
 from nodeagent.plan.membership import natural
 from nodeagent.plan.queue import places
 from nodeagent.plan.repair import described
-from nodeagent.plan.restarts import spent
 from nodeagent.pods.base import PodStatus
 
 API_VERSION = "nodeagent/v1"

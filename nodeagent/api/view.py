@@ -15,9 +15,9 @@ from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import Seal
 
 if TYPE_CHECKING:
-    from nodeagent.agent.acknowledge import Acknowledged
-    from nodeagent.agent.care import Care
     from nodeagent.agent.diagnosis import Diagnosis
+    from nodeagent.agent.health import Care
+    from nodeagent.agent.saver import Acknowledged
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""``describe``: what a job or node does, and why."""
+"""``describe``: what a job or node does, and why. A node's words are made here, a job's in ``jobtext.py``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,101 @@ import click
 
 from nodeagent.ctl.client import Client, job_path, node_path
 from nodeagent.ctl.errors import CtlError, Exit
-from nodeagent.ctl.jobtext import job_lines
-from nodeagent.ctl.nodetext import node_lines
+from nodeagent.ctl.jobtext import field, folded, job_lines
 from nodeagent.ctl.options import agent_option, connect, job_option, output_option, which_job
-from nodeagent.ctl.output import coloured, dump, notice, terminal_width
+from nodeagent.ctl.output import Column, coloured, dump, notice, paint, span, table_lines, terminal_width
 from nodeagent.ctl.terminal import echo
 
 Json = dict[str, Any]
+
+GPUS = (
+    Column("GPU", lambda g: g["index"]),
+    Column("NAME", lambda g: g["name"]),
+    Column("UUID", lambda g: g["uuid"]),
+    Column("HEALTH", lambda g: "healthy" if g["healthy"] else f"left out: {g['why']}", text=True),
+    Column("JOB", lambda g: g["job"]),
+)
+PODS = (
+    Column("JOB", lambda p: p["job"]),
+    Column("ROLE", lambda p: p["role"]),
+    Column("GENERATION", lambda p: p["generation"]),
+    Column("RANKS", lambda p: ",".join(str(r) for r in p["ranks"])),
+    Column("STATE", lambda p: "stopping" if p["stopping"] else "in the gang"),
+)
+
+NEXT = {
+    "ready": "nothing is wrong",
+    "restarting": "start its agent again (systemctl start nodeagent); "
+    "if it will not be back: nodeagentctl drain {name}",
+    "repairing": "nothing: nodeagent repairs it; in your own hands instead: nodeagentctl cordon {name} --reason TEXT",
+    "cordoned": "let it take work again: nodeagentctl uncordon {name}",
+    "draining": "wait until no pod is left; then work on it, and: nodeagentctl uncordon {name}",
+    "silent": "see whether the machine and its agent run (systemctl status nodeagent) and reach the store; "
+    "permanently down, and a job waits for it: nodeagentctl forget {name}",
+    "lost": "start its agent again (systemctl restart nodeagent): it joins with a new life; "
+    "permanently down, remove its record: nodeagentctl forget {name}",
+    "left": "start its agent to bring it back: systemctl start nodeagent; "
+    "for good, remove its record: nodeagentctl forget {name}",
+}
+
+
+def _verdict(verdict: Json) -> list[str]:
+    """What was found, by which rule, from what it was told, and what is to be done."""
+    device = (
+        "node" if not verdict["device"] else f"GPU {verdict['device'] if verdict['gpu'] is None else verdict['gpu']}"
+    )
+    severity = verdict["severity"] + (" (dry run)" if verdict["dry_run"] else "")
+    stage = verdict["stage"] + ("" if verdict["left"] is None else f" for another {span(verdict['left'])}")
+    return [
+        f"  {device}: {severity}: {verdict['text']}",
+        f"    rule {verdict['rule']}, {stage}, {span(verdict['age'])} old, action {verdict['action']}",
+        *([f"    read: {verdict['raw']}"] if verdict["raw"] else []),
+        f"    next: {verdict['next']}",
+    ]
+
+
+def node_lines(node: Json, colour: bool = False, width: int | None = None) -> list[str]:
+    """Everything of use about one node, folded to a ``width``."""
+    life, inner = node["incarnation"], None if width is None else width - 2
+    lines = [
+        field("Node", node["name"]),
+        field("State", paint(node["state"], colour)),
+        field("Why", node["reason"] or "-"),
+        field("Address", f"{node['address']} (host {node['hostname']})"),
+        field("Agent", f"pid {node['agent_pid']}, version {node['version']}, up {span(node['agent_age'])}"),
+        field("Life", f"{life['life']}, start {life['start']}"),
+        field("CPU slots", f"{node['cpu_slots']}, {node['cpu_slots_used']} taken"),
+        field("Labels", ", ".join(f"{k}={v}" for k, v in sorted(node["labels"].items())) or "-"),
+    ]
+    if node["restarting_for"] is not None:
+        lines.append(field("Restarting", f"for {span(node['restarting_for'])}"))
+    if node["http"]:
+        lines.append(field("Page", f"{node['http']}/ (from that machine)"))
+        lines.append(field("Health", f"{node['http']}/healthz (from that machine)"))
+    if node["https"]:
+        lines.append(field("API", f"{node['https']} (certificate {node['fingerprint']})"))
+    if node["gpus"]:
+        lines += ["", "GPUs:", *("  " + line for line in table_lines(GPUS, node["gpus"], inner))]
+    if node["verdicts"]:
+        lines += ["", "Verdicts:", *(line for verdict in node["verdicts"] for line in _verdict(verdict))]
+    if node["repair"]:
+        lines.append("  " + field("Repair", node["repair"]))
+    if node["breaker"]:
+        lines.append("  " + field("Breaker", node["breaker"]))
+    lines += ["", "Pods:"]
+    lines += ["  " + line for line in table_lines(PODS, node["pods"], inner)] if node["pods"] else ["  none"]
+    unfit = [f"  {uid}: {r['reason']}" for uid, r in sorted(node["readiness"].items()) if r["state"] == "unfit"]
+    if unfit:
+        lines += ["", "Cannot run:", *unfit]
+    cut_off = node.get("unreachable", ())  # lists of nodes do not say it
+    if cut_off:
+        lines += ["", "Cut off:", *(f"  {text}" for text in cut_off)]
+    step = NEXT[node["state"]].format(name=node["name"])
+    if node["state"] == "ready" and node["condition"]:
+        step = "see what each verdict says"
+    elif node["state"] == "ready" and cut_off:
+        step = "look at the network between these nodes (nodeagentctl doctor --peers): workers may wait for each other"
+    return folded([*lines, "", field("Next", step)], width)
 
 
 @click.command(short_help="Say what a job or node does, and why.")

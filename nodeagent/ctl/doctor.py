@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from nodeagent.ctl.errors import Exit, UnreachableError
-from nodeagent.ctl.limittext import limits_text
+from nodeagent.ctl.jobtext import limits_text
 from nodeagent.ctl.options import agent_option, connect, output_option
 from nodeagent.ctl.output import Column, coloured, dump, fold, show, terminal_width
 from nodeagent.ctl.terminal import echo

@@ -1,4 +1,6 @@
-"""``get``: jobs in a table, as arena shows them."""
+"""``get``: jobs in a table, as arena shows them; ``hosts``: the nodes of a job's world, as other launchers want
+them.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,10 @@ from typing import Any
 import click
 
 from nodeagent.ctl.client import Client, job_path
-from nodeagent.ctl.options import ENDED, agent_option, connect, job_argument, output_option
+from nodeagent.ctl.errors import CtlError, Exit
+from nodeagent.ctl.options import ENDED, agent_option, connect, job_argument, output_option, which_job
 from nodeagent.ctl.output import Column, show, span
+from nodeagent.ctl.terminal import echo
 
 Json = dict[str, Any]
 
@@ -70,3 +74,65 @@ def get(ctx: click.Context, job: str | None, job_named: str | None, everything: 
         there = {job["uid"] for job in answer["items"]}
         answer["items"][:0] = [job for job in _past(client) if job["uid"] not in there]
     show(answer, fmt, "job", COLUMNS, empty="no jobs; submit one: nodeagentctl run -- CMD...")
+
+
+TRIES = 5
+"""Looks at a job whose world changes while it is looked at."""
+
+
+@click.command(short_help="Print the hosts of a job's world, for Horovod.")
+@job_argument
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("horovod",)),
+    default="horovod",
+    show_default=True,
+    help="Lines of what.",
+)
+@agent_option
+@click.pass_context
+def hosts(ctx: click.Context, job: str | None, job_named: str | None, form: str) -> None:
+    """Print the nodes that JOB trains on now, one `HOST:SLOTS` a line: a Horovod discovery script.
+
+    HOST is the address that workers reach each other by, SLOTS the workers there. A job that does not run is refused
+    (exit code 6).
+    """
+    client = connect(ctx)
+    for host, slots in world(client, which_job(client, job, job_named)).items():
+        echo(f"{host}:{slots}")
+
+
+def world(client: Client, ref: str) -> dict[str, int]:
+    """Host to workers of the job's active generation, by rank. Raises ``CtlError``."""
+    for _ in range(TRIES):
+        job = client.get(job_path(ref))
+        if job["phase"] != "running" or job["generation_state"] != "active":
+            raise CtlError(
+                f"job {job['name']} does not train now: {job['phase']}: {job['reason']}",
+                Exit.REFUSED,
+                f"nodeagentctl describe {job['name']}",
+            )
+        found = members(client.get("/v1/nodes")["items"], job)
+        if found is not None:
+            return found
+    raise CtlError(f"the nodes of job {job['name']} are changing just now", Exit.REFUSED, "ask again in a moment")
+
+
+def members(nodes: list[Json], job: Json) -> dict[str, int] | None:
+    """Host to workers; None if the nodes were seen in another generation than the job. Nodes that share an address (a
+    development cluster) are one host."""
+    pods = [
+        (pod["ranks"], node)
+        for node in nodes
+        for pod in node["pods"]
+        if pod["uid"] == job["uid"] and pod["generation"] == job["generation"] and pod["ranks"]
+    ]
+    if len(pods) != job["world_nodes"]:
+        return None
+    found: dict[str, int] = {}
+    for ranks, node in sorted(pods, key=lambda pod: pod[0]):
+        # Horovod splits at the colon: an IPv6 address cannot be told to it.
+        host = node["hostname"] if ":" in node["address"] else node["address"]
+        found[host] = found.get(host, 0) + len(ranks)
+    return found

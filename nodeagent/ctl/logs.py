@@ -1,15 +1,173 @@
-"""``logs``: what a job's workers wrote, from any node."""
+"""``logs``: what a job's workers wrote, from any node, as it comes. Survives the loss of the agent it is read from."""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from string import Template
+from typing import Any, TextIO
 
 import click
 
-from nodeagent.ctl.follow import Printer, print_logs
+from nodeagent.api.marks import Marks, Source, source_of
+from nodeagent.ctl.client import Client, job_path
+from nodeagent.ctl.errors import UnreachableError
 from nodeagent.ctl.options import agent_option, connect, job_argument, which_job
-from nodeagent.ctl.terminal import echo
+from nodeagent.ctl.outputs import Outputs, ended
+from nodeagent.ctl.terminal import echo, worker_text
 from nodeagent.ctl.waiting import PATIENCE
+
+Json = dict[str, Any]
+
+PREFIX = "[${role_name}${rank}]:"
+"""torchrun's, but with the rank in the local rank's place: one console shows all nodes."""
+TERMINAL = "terminal"
+LONG = 4000
+"""Characters from which a piece without an end was cut for its length (and its rest follows at once), not shown early
+because its end did not come: long pieces are joined again."""
+
+
+class Printer:
+    """Writes lines as the contract shows them (``[3]<stdout>: text``), and remembers how far it came."""
+
+    def __init__(self, out: TextIO | None = None, err: TextIO | None = None, outputs: Outputs | None = None) -> None:
+        self._out = out or sys.stdout
+        self._err = err or sys.stderr
+        self._outputs = outputs
+        """None: all goes to the console."""
+        self.marks = Marks()
+        self.lines = 0
+        """How many came."""
+        self._told: set[str] = set()
+        self._held: dict[Source, str] = {}
+        self._within: dict[str, tuple[TextIO, Source | None]] = {}
+        """Who is in the middle of a line: of the terminal, or of a stream that is none."""
+
+    def put(self, line: Json) -> None:
+        """One worker's line to the stream it was written on, or one notice (each once) to stderr."""
+        if line["stream"] == "notice":
+            if line["text"] not in self._told:
+                self._told.add(line["text"])
+                echo(f"nodeagentctl: {line['text']}", file=self._err)
+            return
+        self.lines += 1
+        self.marks.seen(line)
+        if self._outputs is None:
+            self._show(line, "")
+            return
+        local = self._outputs.local_of(line)
+        header = self._header(line, local)
+        shown, teed = self._outputs.take(line, local, header)
+        if shown:
+            self._show(line, header if teed else "")
+
+    def close(self) -> None:
+        """Write the beginnings of long lines whose end never came, and end the lines that were not ended."""
+        while self._held:
+            source, text = self._held.popitem()
+            self._write(source, text, ended=True)
+        for to, _ in self._within.values():
+            to.write("\n")
+            to.flush()
+        self._within.clear()
+
+    def _header(self, line: Json, _local: int) -> str:
+        """What a teed line begins with."""
+        return _prefix(source_of(line))
+
+    def _show(self, line: Json, _header: str) -> None:
+        source = source_of(line)
+        whole = self._held.pop(source, "") + line["text"]
+        if line["partial"] and len(line["text"]) >= LONG:
+            self._held[source] = whole
+        else:
+            self._write(source, whole, ended=not line["partial"])
+
+    def _write(self, source: Source, text: str, *, ended: bool) -> None:
+        """A line that goes on stays open, until its next piece or another worker's line comes."""
+        to, begin = self._to(source[3]), _prefix(source)
+        console = TERMINAL if to.isatty() else source[3]
+        before = self._within.pop(console, (to, None))[1]
+        head = "" if before == source else begin if before is None else f"\n{begin}"
+        text = worker_text(text, begin) if console == TERMINAL else text
+        end = "\n" if ended else ""
+        to.write(f"{head}{text}{end}")
+        to.flush()
+        if not ended:
+            self._within[console] = to, source
+
+    def _to(self, stream: str) -> TextIO:
+        return self._err if stream == "stderr" else self._out
+
+
+def _prefix(source: Source) -> str:
+    return f"[{source[2]}]<{source[3]}>: "
+
+
+class PlainPrinter(Printer):
+    """Writes as torchrun does: what workers wrote, as they wrote it; teed lines begin with ``[role0]:``, or with what
+    TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE says."""
+
+    def __init__(
+        self,
+        role: str,
+        template: str | None,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
+        outputs: Outputs | None = None,
+    ) -> None:
+        super().__init__(out, err, outputs)
+        self._role, self._template = role, Template(template or PREFIX)
+        self._unended: set[Source] = set()
+        """Who is in the middle of a line."""
+
+    def _header(self, line: Json, local: int) -> str:
+        return self._template.safe_substitute(role_name=self._role, rank=line["rank"], local_rank=local)
+
+    def _show(self, line: Json, header: str) -> None:
+        source, to, text = source_of(line), self._to(line["stream"]), ended(line)
+        if source not in self._unended:
+            text = header + text
+        self._unended.discard(source)
+        if line["partial"]:
+            self._unended.add(source)
+        to.write(worker_text(text) if to.isatty() else text)
+        to.flush()
+
+
+def print_logs(
+    client: Client,
+    job: str,
+    printer: Printer,
+    *,
+    follow: bool,
+    enough: Callable[[], bool] = lambda: False,
+    **query: object,
+) -> None:
+    """Print until the job has ended and all is printed (``follow``), or all that there is, or it is ``enough``.
+
+    Raises ``UnreachableError`` when no agent answers any more (for ``client.patience``).
+    """
+    tail = query.get("tail") is not None
+    with closing(printer):
+        while True:
+            skipper, before = printer.marks.again(tail), printer.lines
+            try:
+                with closing(client.stream(job_path(job) + "/logs", follow=follow, **query)) as lines:
+                    for line in lines:
+                        if enough():
+                            return
+                        if line["stream"] == "notice" or not skipper.skip(line):
+                            printer.put(line)
+                return
+            except UnreachableError:
+                if not follow or (client.patience <= 0 and printer.lines == before):
+                    raise
+            if printer.marks.any:  # go on from there: not from the last lines, or the generation, of a later moment
+                query["tail"] = None
+                if "generation" not in query:
+                    query["first"] = printer.marks.oldest
 
 
 @click.command(short_help="Print what a job's workers wrote.")

@@ -41,11 +41,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "drain": ("nodes", "Move a node's work away, and give it no more."),
     "forget": ("nodes", "Confirm that a node is permanently down; remove its record."),
     "health": ("health", "The rules on sick hardware; say that it is repaired; drills."),
-    "diag": ("diag", "Have a node check its GPUs by work."),
-    "hosts": ("hosts", "Print the hosts of a job's world, for Horovod."),
+    "diag": ("health", "Have a node check its GPUs by work."),
+    "hosts": ("get", "Print the hosts of a job's world, for Horovod."),
     "doctor": ("doctor", "Say what is wrong, and what to do about it."),
     "local": ("local", "A development cluster of real agents on this machine."),
-    "completion": ("completion", "Print the completion script of a shell."),
+    "completion": ("options", "Print the completion script of a shell."),
 }
 """Command to (module of ``nodeagent.ctl``, short help). The module's attribute has the command's name."""
 

@@ -18,9 +18,8 @@ from nodeagent.ctl.options import (
     wait_options,
 )
 from nodeagent.ctl.output import Column, show, span
-from nodeagent.ctl.saved import demand_saved, mention_unsaved
 from nodeagent.ctl.terminal import echo
-from nodeagent.ctl.waiting import PATIENCE, wait
+from nodeagent.ctl.waiting import PATIENCE, demand_saved, mention_unsaved, wait
 
 Json = dict[str, Any]
 

@@ -145,3 +145,19 @@ def which_job(client: Client, argument: str | None, named: str | None) -> str:
         raise CtlError("no job is live, and none was named", Exit.NOT_FOUND, "name an ended one, see: nodeagentctl get")
     names = ", ".join(j["name"] for j in live)
     raise CtlError(f"{len(live)} jobs are live; which one?", Exit.USAGE, f"name one of: {names}")
+
+
+VARIABLE = "_NODEAGENTCTL_COMPLETE"
+
+
+@click.command(short_help="Print the completion script of a shell.")
+@click.argument("shell", type=click.Choice(("bash", "zsh")))
+def completion(shell: str) -> None:
+    """Print the completion script of SHELL. For this session: `source <(nodeagentctl completion bash)`."""
+    from click.shell_completion import get_completion_class
+
+    from nodeagent.ctl.main import cli
+
+    maker = get_completion_class(shell)
+    assert maker is not None
+    click.echo(maker(cli, {}, "nodeagentctl", VARIABLE).source())

@@ -27,9 +27,8 @@ from nodeagent.ctl.options import (
     request_id_option,
     which_job,
 )
-from nodeagent.ctl.saved import demand_saved, mention_unsaved
 from nodeagent.ctl.terminal import echo
-from nodeagent.ctl.waiting import PATIENCE, job_line, wait
+from nodeagent.ctl.waiting import PATIENCE, demand_saved, job_line, mention_unsaved, wait
 
 Json = dict[str, Any]
 

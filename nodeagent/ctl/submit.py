@@ -13,8 +13,8 @@ from nodeagent.ctl.client import Client
 from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.options import agent_option, connect, request_id_option
 from nodeagent.ctl.output import dump
-from nodeagent.ctl.saved import demand_saved
 from nodeagent.ctl.terminal import echo
+from nodeagent.ctl.waiting import demand_saved
 
 if TYPE_CHECKING:
     from nodeagent.model.jobspec import JobSpec

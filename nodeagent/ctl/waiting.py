@@ -1,4 +1,6 @@
-"""Waiting for something to become so, with a bound: a moving line on a terminal, one plain line per change off it."""
+"""Waiting for something to become so, with a bound: a moving line on a terminal, one plain line per change off it;
+and what the tool makes of a command that is accepted, but not on enough disks yet.
+"""
 
 from __future__ import annotations
 
@@ -64,3 +66,22 @@ def wait(look: Callable[[], T], done: Callable[[T], bool], line: Callable[[T], s
 def job_line(job: Json) -> str:
     """A job's state in one line."""
     return f"{job['name']}: {job['phase']}: {job['reason'] or 'no reason given'}"
+
+
+NEXT = "ask again with the same --request-id: it happens once, and counts as done when it is saved"
+
+
+def demand_saved(what: str, after: dict[str, Any]) -> None:
+    """For a command that ends here: done means saved. Raises ``TimedOutError``."""
+    if text := _text(after):
+        raise TimedOutError(f"{what}: {text}", NEXT)
+
+
+def mention_unsaved(what: str, after: dict[str, Any]) -> None:
+    """For a command that waits for more: it goes on."""
+    if text := _text(after):
+        echo(f"nodeagentctl: warning: {what}: {text}", err=True)
+
+
+def _text(after: dict[str, Any]) -> str:
+    return str(after.get("saved", {}).get("text", ""))

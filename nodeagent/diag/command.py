@@ -14,7 +14,7 @@ import click
 
 from nodeagent.diag.order import Code, Order, Report, run
 from nodeagent.health.driver import asked_for_gpus
-from nodeagent.model.figure import Figure
+from nodeagent.model.health import Figure
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.healthconfig import HealthConfig
 

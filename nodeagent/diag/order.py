@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nodeagent.diag import history
-from nodeagent.diag.compare import Result, judge
 from nodeagent.diag.crew import CannotRunError, Outcome, Say, work
 from nodeagent.diag.devices import Device, look
+from nodeagent.diag.history import Result, judge
 from nodeagent.model.base import Record
-from nodeagent.model.figure import Figure
+from nodeagent.model.health import Figure
 
 Report = dict[str, Any]
 LOCK = "diag.lock"

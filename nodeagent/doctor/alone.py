@@ -7,9 +7,9 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from nodeagent.doctor.cluster import store_findings
 from nodeagent.doctor.machine import Looker
-from nodeagent.doctor.store import store_findings
-from nodeagent.model.finding import Finding
+from nodeagent.model.facts import Finding
 from nodeagent.plan.clusterhealth import Placed
 from nodeagent.plan.hosthealth import judge_host
 from nodeagent.spec.agentconfig import AgentConfig

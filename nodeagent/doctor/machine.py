@@ -23,10 +23,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from nodeagent.health.driver import SIGNS
-from nodeagent.model.hostfacts import FolderFacts, HostFacts
+from nodeagent.model.facts import FolderFacts, HostFacts
 from nodeagent.spec.agentconfig import AgentConfig, ephemeral_clash
-from nodeagent.spec.apiconfig import OFF
 from nodeagent.spec.configfile import ephemeral_ports
+from nodeagent.spec.sections import OFF
 
 LOOK_BOUND = 5.0
 """Seconds for one look at the machine."""

@@ -1,4 +1,4 @@
-"""A job as the store has it: spec, what is wanted of it, its phase, its newest generation, its restart budget."""
+"""A job's record in the store: its control, its generations, and its events."""
 
 from __future__ import annotations
 
@@ -9,6 +9,25 @@ from pydantic import Field, field_validator
 from nodeagent.model.base import RECORD_VERSION, Record
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.world import Head, PodReport, Token
+
+
+class Event(Record):
+    """One line of the capped stream."""
+
+    id: str
+    """The stream's id (milliseconds-sequence); orders events."""
+    kind: str
+    """e.g. JobSubmitted, GenerationForming, GenerationActive, GenerationStarted, WorkerFailed, NodeLost,
+    NodeJoined, JobScaled, NodeCordoned."""
+    job: str = ""
+    """Job name."""
+    uid: str = ""
+    node: str = ""
+    generation: int = 0
+    by: str = ""
+    """Node or user that caused it."""
+    text: str = ""
+
 
 Phase = Literal["queued", "forming", "running", "holding", "pausing", "paused", "succeeded", "failed", "stopped"]
 TERMINAL: frozenset[Phase] = frozenset({"succeeded", "failed", "stopped"})

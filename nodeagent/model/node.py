@@ -11,9 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from nodeagent.model.base import RECORD_VERSION, Record
-from nodeagent.model.figure import Figure
-from nodeagent.model.health import Verdict
-from nodeagent.model.repair import Mending
+from nodeagent.model.health import Figure, Mending, Verdict
 
 
 class Incarnation(Record):
@@ -41,7 +39,7 @@ class Https(Record):
     certificate: str
     """SHA-256 of its certificate, in hex."""
     proof: str
-    """The cluster key's word for it (trust/endpoint.py)."""
+    """The cluster key's word for it (trust/certificate.py)."""
 
 
 class NodeFacts(Record):

@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field
 
 from nodeagent.model.base import Record
-from nodeagent.model.stall import Stall
+from nodeagent.model.pod import Stall
 
 HeadState = Literal["forming", "active", "ended"]
 

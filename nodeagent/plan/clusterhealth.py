@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from nodeagent.model.base import Record
-from nodeagent.model.finding import Finding, Severity
+from nodeagent.model.facts import Finding, Severity
 from nodeagent.model.health import Verdict
 from nodeagent.model.job import TERMINAL, JobRecord, Quota
 from nodeagent.model.node import NodeRecord

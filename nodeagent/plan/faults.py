@@ -1,4 +1,5 @@
-"""What went wrong in a generation, and what it costs: the cause, the budget entry, the policy's word.
+"""What went wrong in a generation, and what it costs: the cause, the policy's word, the budget's entry and how long
+the job waits before it starts again.
 
 A fault is *judged* when every other member has answered after it, or is known to be lost: whoever fell silent first was
 the cause. Until then its budget entry is provisional and the gang is re-formed all the same; only what would end the
@@ -9,19 +10,65 @@ next is ``gang.py``'s.
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nodeagent.model.job import JobRecord, Outcome, Spend
-from nodeagent.model.jobspec import EventName
+from nodeagent.model.jobspec import ActionName, EventName, Policy
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, CauseKind, Head, PodReport
-from nodeagent.plan import restarts
 from nodeagent.plan.blame import REFORM_CODES, Blame, blame, is_failure
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.hang import MOST_IN_A_ROW, Hung, find_hang, got_further, in_a_row
 from nodeagent.plan.membership import gone_nodes, natural
-from nodeagent.plan.policies import match
+
+
+def match(policies: Sequence[Policy], event: EventName, exit_code: int | None) -> ActionName | None:
+    """The action of the first policy that names this event (or ``*``) and, if it names a code, this code; None if
+    none does."""
+    for policy in policies:
+        if event not in policy.on and "*" not in policy.on:
+            continue
+        if policy.exit_code is not None and policy.exit_code != exit_code:
+            continue
+        return policy.do
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether one more fault is within the budget, and the wait before the next generation, in ms."""
+
+    allowed: bool
+    delay_ms: int
+    spent: int
+    """Spent in the window, this one included."""
+    why: str
+
+
+def spent(job: JobRecord, served: int) -> int:
+    """Budget entries that count, no older than the window (served time)."""
+    since = served - millis(job.spec.restarts.window)
+    return sum(1 for entry in job.budget.values() if entry.counts and entry.at >= since)
+
+
+def judge(job: JobRecord, served: int) -> Verdict:
+    """Judge one more fault that counts."""
+    limits = job.spec.restarts
+    count = spent(job, served) + 1
+    window = f"{limits.window:g} s"
+    if count > limits.max:
+        return Verdict(False, 0, count, f"restart budget spent: {limits.max} restarts within {window}")
+    return Verdict(True, _delay(count, limits.backoff_min, limits.backoff_max), count,
+                   f"restart {count} of {limits.max} within {window}")  # fmt: skip
+
+
+def _delay(count: int, low: float, high: float) -> int:
+    """The first two restarts wait the least; then the wait doubles up to the most."""
+    if count <= 2:
+        return millis(min(low, high))
+    return millis(min(high, max(low, 0.5) * 2.0 ** min(count - 3, 32)))
+
 
 EVENTS: dict[CauseKind, EventName] = {
     "worker_failed": "WorkerFailed",
@@ -245,7 +292,7 @@ def _fault(case: _Case, cause: Cause, outcome: Outcome, code: int | None = None)
     fail = ""
     if action == "FailJob":
         fail = f"a policy of the job says FailJob for {event}: {cause.text}"
-    elif spend.counts and not (verdict := restarts.judge(without(case.job, case.number), case.at)).allowed:
+    elif spend.counts and not (verdict := judge(without(case.job, case.number), case.at)).allowed:
         fail = f"{verdict.why}; last: {cause.text}"
     return Fault(cause, spend, outcome, fail)
 

@@ -1,6 +1,7 @@
 """The next step of one job, from what all agents see alike: form, re-form, hold, pause, end, or wait, and why.
 
-Every agent computes the same decision; ``turn.py`` says who takes it first; the store's compare-and-set picks one.
+Every agent computes the same decision; ``membership.py`` says who takes it first; the store's
+compare-and-set picks one.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import sick_members
 from nodeagent.plan.keepers import silence
 from nodeagent.plan.membership import gone_nodes, holding_nodes, natural, strays
-from nodeagent.plan.running import after_fault, decide_running, still
-from nodeagent.plan.scale import settle_scale
+from nodeagent.plan.running import after_fault, decide_running, settle_scale, still
 from nodeagent.plan.steps import Activate, Decision, End, Remove, propose_or_hold
 from nodeagent.plan.waiting import decide_waiting
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from nodeagent.model.job import JobRecord, Spend
-from nodeagent.model.stall import RankFacts
+from nodeagent.model.pod import RankFacts
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Head
 from nodeagent.plan.cuts import describe_pairs

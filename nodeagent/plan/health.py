@@ -11,9 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from nodeagent.model.health import Action, Verdict
+from nodeagent.model.health import LABEL, Action, Claim, Verdict
 from nodeagent.model.node import NodeFacts, NodeRecord
-from nodeagent.model.repair import LABEL, Claim
 from nodeagent.model.world import Head, Member
 from nodeagent.plan.changes import Seen, changed, seen
 from nodeagent.plan.cluster import Cluster

@@ -8,8 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 
-from nodeagent.model.finding import Finding
-from nodeagent.model.hostfacts import FolderFacts, HostFacts
+from nodeagent.model.facts import Finding, FolderFacts, HostFacts
 
 MIB = 2**20
 FULL = 256 * MIB

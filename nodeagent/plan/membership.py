@@ -1,5 +1,6 @@
-"""Who may take part in a job: for each node either what it would give, or why not. Never chooses among those who
-may."""
+"""Who may take part in a job: for each node either what it would give, or why not; whose turn it is to take a
+decision that all agents see alike; whether a node's agent may go at once. Never chooses among those who may.
+"""
 
 from __future__ import annotations
 
@@ -379,3 +380,37 @@ def _own(job: JobRecord) -> dict[str, tuple[str, ...]]:
     if head is None:
         return {}
     return {n: h.devices for n, h in head.holders.items()} | {n: m.devices for n, m in head.members.items()}
+
+
+def missed(cluster: Cluster, node: str, life: str) -> str:
+    """Who counts on this life of the node, in a few words; empty if nobody does."""
+    record = cluster.nodes.get(node)
+    leaves = record is not None and record.cordon is not None and record.cordon.drain
+    for job in cluster.jobs.values():
+        head = job.head
+        if head is None:
+            continue
+        named = [head.holders.get(node), head.members.get(node) if head.state != "ended" else None]
+        if any(one is not None and one.life == life for one in named):
+            return f"job {job.name} runs here"
+        if head.state != "ended" and job.keepers.get(node) == life and not leaves:
+            return f"it is a keeper of job {job.name}"
+    return ""
+
+
+def order(cluster: Cluster, job: JobRecord) -> list[str]:
+    """Proposers in order: live members by rank, then nodes that have the job ready, then all other live nodes."""
+    members = dict.fromkeys(m.node for m in survivors(cluster, job))
+    rest = [n for n in in_order(cluster) if n not in members and cluster.live(n)]
+    return [*members, *sorted(rest, key=lambda n: job.uid not in cluster.nodes[n].readiness)]  # stable
+
+
+def turn(cluster: Cluster, job: JobRecord, node: str) -> int:
+    """How many others go before this node. The one that reported a fault of the active generation goes at once."""
+    head = job.head
+    if head is not None and head.state == "active":
+        mine = head.reports.get(node)
+        if mine is not None and mine.seq:
+            return 0
+    proposers = order(cluster, job)
+    return proposers.index(node) if node in proposers else len(proposers)

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nodeagent.model.health import Verdict
+from nodeagent.model.health import LABEL, Attempt, Claim, ClaimPhase, Kind, Verdict
 from nodeagent.model.node import NodeRecord
-from nodeagent.model.repair import LABEL, Attempt, Claim, ClaimPhase, Kind
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import ONE_IN, breaker
 from nodeagent.plan.membership import natural

@@ -1,22 +1,60 @@
 """A job with an active generation: has it failed, finished, or is it to change? Healthy training is never stopped
-for a mere wish."""
+without a reason. A pending scale is met, timed out, or waited for.
+
+A scale-out is all or nothing: its newcomers join together when all are ready (``placement.py``), or at its deadline the
+target goes back to what it was.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from nodeagent.model.job import JobRecord, Outcome, Spend
+from nodeagent.model.job import JobRecord, Outcome, Scale, ScaleState, Spend
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, Head
-from nodeagent.plan import faults, restarts
+from nodeagent.plan import faults
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.faults import match
 from nodeagent.plan.hang import watching
 from nodeagent.plan.health import Sick, remarkable, sick_members
 from nodeagent.plan.membership import gone_nodes, natural
 from nodeagent.plan.placement import Placement, choose, place
-from nodeagent.plan.policies import match
-from nodeagent.plan.steps import Decision, End, Judge, propose, propose_or_hold
+from nodeagent.plan.steps import Decision, End, Judge, Settle, propose, propose_or_hold
+
+
+def settle_scale(cluster: Cluster, job: JobRecord) -> Decision | None:
+    """The step that ends the job's pending scale; None while there is none, or it goes on."""
+    scale, head = job.control.scale, job.head
+    if scale is None or scale.state != "pending":
+        return None
+    size = 0 if head is None or head.state == "ended" else len(head.members)
+    if head is not None and head.state == "active" and _met(scale, frozenset(head.members)):
+        return _settled(job, scale, "met", "JobScaleMet", f"runs on {size} nodes as asked", job.control.target)
+    if not scale.deadline or cluster.served < scale.deadline or size >= scale.want:
+        return None
+    full = choose(cluster, job, scale.want)
+    target = max(scale.before, size)
+    if len(full.chosen) < scale.want:
+        why = full.short
+    elif head is not None and head.state == "active":
+        why = "its nodes became ready too late"
+    else:
+        why = f"the job is {job.phase}: {job.reason}"
+    text = f"scale to {scale.want} timed out after {scale.timeout:g}s: {why}; went back to {target}"
+    return _settled(job, scale, "rolled_back", "JobScaleRolledBack", text, target)
+
+
+def _met(scale: Scale, members: frozenset[str]) -> bool:
+    if scale.deadline:
+        return len(members) >= scale.want
+    return len(members) <= scale.want and members.isdisjoint(scale.leaving)
+
+
+def _settled(job: JobRecord, scale: Scale, state: ScaleState, event: str, text: str, target: int) -> Decision:
+    over = scale.model_copy(update={"state": state, "reason": text})
+    control = job.control.model_copy(update={"target": target, "scale": over})
+    return Decision(Settle(control, event, text), (text,))
 
 
 def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
@@ -72,7 +110,7 @@ def after_fault(cluster: Cluster, job: JobRecord, fault: faults.Fault, gone: tup
         spend = fault.spend.model_copy(update={"fails": fault.fail})
         return Decision(End("holding", text, gone, spend=spend), (text,))
     if fault.spend.counts:
-        verdict = restarts.judge(job, cluster.served)
+        verdict = faults.judge(job, cluster.served)
         if verdict.delay_ms:
             text = f"{fault.cause.text}; {verdict.why}; starts again in {verdict.delay_ms / 1000:g} s"
             step = End("holding", text, gone, spend=fault.spend, delay_ms=verdict.delay_ms)

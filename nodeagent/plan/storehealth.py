@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from nodeagent.model.finding import Finding
-from nodeagent.model.storefacts import SentinelFacts, StoreFacts
+from nodeagent.model.facts import Finding, SentinelFacts, StoreFacts
 from nodeagent.model.timing import Timing
 
 SUPPORTED = {"redis": ((6, 2), (8, 99)), "valkey": ((7, 2), (9, 99))}

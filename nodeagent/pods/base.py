@@ -13,8 +13,7 @@ from typing import Protocol
 
 from nodeagent.model.base import Record
 from nodeagent.model.jobspec import JobSpec
-from nodeagent.model.pod import PodPhase, WorkerState
-from nodeagent.model.stall import Stall
+from nodeagent.model.pod import PodPhase, Stall, WorkerState
 from nodeagent.model.world import Token, WorkerExit
 
 

@@ -22,11 +22,9 @@ from pydantic import (
 
 from nodeagent.model.timing import Timing
 from nodeagent.spec import units
-from nodeagent.spec.apiconfig import ApiConfig
 from nodeagent.spec.errors import CheckError, raise_all
 from nodeagent.spec.healthconfig import HealthConfig, health_or_off, or_off
-from nodeagent.spec.limitsconfig import LimitsConfig
-from nodeagent.spec.section import File, Folder, Section
+from nodeagent.spec.sections import ApiConfig, File, Folder, LimitsConfig, Section
 from nodeagent.spec.storeconfig import RedisConfig
 
 MIN_RENDEZVOUS_PORTS = 64

@@ -14,8 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from nodeagent.spec import units
-from nodeagent.spec.errors import CheckError, NotTextError, Path, Problem, SpecError
-from nodeagent.spec.suggest import closest, did_you_mean
+from nodeagent.spec.errors import CheckError, NotTextError, Path, Problem, SpecError, closest, did_you_mean
 from nodeagent.spec.yamlfile import Document
 
 M = TypeVar("M", bound=BaseModel)

@@ -1,7 +1,10 @@
-"""What is wrong with something a person wrote, and how it is told. Owns the form of the message, never a check."""
+"""What is wrong with something a person wrote, how it is told, and the known word that the person most likely
+meant.
+"""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -69,3 +72,21 @@ class SpecError(Exception):
         if len(self.problems) > MOST_SHOWN:
             lines.append(f"... and {len(self.problems) - MOST_SHOWN} more")
         super().__init__("\n".join(lines))
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word nearest to ``word``, whatever its case, with ``-`` and ``_`` alike; None if none is near."""
+
+    def plain(text: str) -> str:
+        return text.lower().replace("-", "_")
+
+    by_plain = {plain(k): k for k in known}
+    near = difflib.get_close_matches(plain(word), by_plain, n=1, cutoff=0.6)
+    return by_plain[near[0]] if near else None
+
+
+def did_you_mean(word: str, known: Iterable[str], *, say: str = "known are") -> str:
+    """``did you mean 'x'?``, or the list of what is known."""
+    words = list(known)
+    best = closest(word, words)
+    return f"did you mean '{best}'?" if best else f"{say} {', '.join(words)}"

@@ -14,8 +14,7 @@ from typing import Literal, get_args
 
 from nodeagent.model.jobspec import EventName, Nodes, Submitter
 from nodeagent.spec import units
-from nodeagent.spec.errors import CheckError, NotTextError, raise_all
-from nodeagent.spec.suggest import did_you_mean
+from nodeagent.spec.errors import CheckError, NotTextError, did_you_mean, raise_all
 
 MAX_NODES = 4096
 MAX_WORKERS = 1024

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from nodeagent.spec import units
 from nodeagent.spec.check import validate
 from nodeagent.spec.errors import CheckError, raise_all
-from nodeagent.spec.section import Section
+from nodeagent.spec.sections import Section
 from nodeagent.spec.yamlfile import load
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")

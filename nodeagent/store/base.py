@@ -39,8 +39,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from nodeagent.model.event import Event
-from nodeagent.model.job import Admission, Control, JobRecord, Quota
+from nodeagent.model.job import Admission, Control, Event, JobRecord, Quota
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState

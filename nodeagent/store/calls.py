@@ -14,13 +14,11 @@ from typing import Any, Protocol
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.timing import Timing, millis
 from nodeagent.store import codec
-from nodeagent.store.actedon import ActedOn, never
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.link import Link
-from nodeagent.store.scripts import load
-from nodeagent.store.trouble import NotReplicatedError, strict, trouble
+from nodeagent.store.scripts import ActedOn, load, never
+from nodeagent.store.trouble import NotReplicatedError, strict, timing_differs, trouble
 from nodeagent.store.wire import Reached, ReplyError
-from nodeagent.store.words import timing_differs
 
 REPLICAS_SHARE = 0.5
 """Of a call's bound: how long it waits for the replicas to have the step."""

@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from typing import TypeVar
 
-from nodeagent.model.event import Event
-from nodeagent.model.job import Admission, Checkpoint, Control, JobRecord, Quota, first_control
+from nodeagent.model.job import Admission, Checkpoint, Control, Event, JobRecord, Quota, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
@@ -22,8 +21,6 @@ from nodeagent.model.timing import Timing, millis
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store import codec, keys
-from nodeagent.store.actedon import always, beat_brings_jobs
-from nodeagent.store.arguments import ended_by, expectation, told_facts, told_timing, who
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.calls import Calls
 from nodeagent.store.decoder import Base, Decoder
@@ -43,7 +40,7 @@ from nodeagent.store.messages import (
     Settlement,
     Unread,
 )
-from nodeagent.store.scripts import load
+from nodeagent.store.scripts import always, beat_brings_jobs, ended_by, expectation, load, told_facts, told_timing, who
 from nodeagent.store.trouble import strict
 from nodeagent.store.wire import Reached, readable
 

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from nodeagent.model.base import Record
-from nodeagent.model.event import Event
-from nodeagent.model.job import JobRecord
+from nodeagent.model.job import Event, JobRecord
 from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
 from nodeagent.model.world import BRIEF, PodReport
 from nodeagent.store.messages import Saved

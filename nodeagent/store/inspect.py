@@ -8,12 +8,10 @@ import asyncio
 import time
 from typing import Any
 
-from nodeagent.model.storefacts import SentinelFacts, StoreFacts
-from nodeagent.spec.storeconfig import RedisConfig
-from nodeagent.spec.storeurl import shown
+from nodeagent.model.facts import SentinelFacts, StoreFacts
+from nodeagent.spec.storeconfig import RedisConfig, shown
 from nodeagent.store.door import AccessError, Door
-from nodeagent.store.link import SENTINEL_SHARE, Link
-from nodeagent.store.sentinel import Host, ask_sentinel
+from nodeagent.store.link import SENTINEL_SHARE, Host, Link, ask_sentinel
 from nodeagent.store.trouble import trouble
 from nodeagent.store.whois import parse_info
 from nodeagent.store.wire import ReplyError

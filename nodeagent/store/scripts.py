@@ -1,11 +1,22 @@
-"""Loads the Lua steps: each is its own file behind the shared preludes. Must never build Lua out of values."""
+"""Loads the Lua steps (each is its own file behind the shared preludes), and the arguments that several of them
+share. Must never build Lua out of values.
+
+Looks at a script's raw reply; never at the server.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
+
+from nodeagent.model.node import Incarnation, NodeFacts
+from nodeagent.model.timing import Timing, millis
+from nodeagent.store import codec
+from nodeagent.store.messages import Ending, Judgement, Proposal, Settlement
 
 PRELUDES = ("_clock", "_waiting", "_records", "_holders", "_generation")
 FEWER = {"beat": PRELUDES[:3]}
@@ -34,3 +45,62 @@ def load(name: str, *, bare: bool = False) -> Script:
     parts = (name,) if bare else (*usual, *FEWER.get(name, PRELUDES), *settled, name)
     source = "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in parts)
     return Script(name=name, source=source, sha=hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+def who(node: str, incarnation: Incarnation) -> dict[str, object]:
+    return {"node": node, "life": incarnation.life, "start": incarnation.start}
+
+
+def told_facts(facts: NodeFacts) -> dict[str, object]:
+    return {"facts": codec.encode_facts(facts), "address": facts.address, "pid": facts.agent_pid}
+
+
+def told_timing(timing: Timing) -> dict[str, object]:
+    return {
+        "timing": timing.to_json(),
+        "lease": millis(timing.lease),
+        "credit": millis(timing.credit),
+        "gap": millis(timing.gap),
+        "limit": millis(timing.failsafe_limit),
+    }
+
+
+def expectation(step: Proposal | Ending | Settlement | Judgement) -> dict[str, object]:
+    return {
+        "uid": step.uid,
+        "expect": step.expect.model_dump() if step.expect is not None else None,
+        "expect_state": step.expect_state,
+        "control_rev": step.control_rev,
+        "by": step.by,
+    }
+
+
+def ended_by(step: Proposal | Ending) -> dict[str, object]:
+    return expectation(step) | {
+        "spend": codec.encode_optional(step.spend),
+        "lost": sorted(set(step.lost)),
+        "planned": step.planned,
+    }
+
+
+ActedOn = Callable[[list[Any]], bool]
+"""Whether somebody acts on a step for this reply: on the step itself, or on a job's record in the reply. With
+``replicas`` it counts as lost until that many replicas have the step, and what it read. Goodbyes and removals need no
+wait of their own: whatever is built on them waits, and writes keep their order."""
+
+
+def never(_reply: list[Any]) -> bool:
+    """A goodbye, a removal, what is only read."""
+    return False
+
+
+def always(_reply: list[Any]) -> bool:
+    """A step that others build on, or whose reply is a job's record."""
+    return True
+
+
+def beat_brings_jobs(reply: list[Any]) -> bool:
+    """An agent may start or stop workers because of what a beat tells; that its lease was renewed, a new primary makes
+    good with an amnesty."""
+    _uid, _served, _lapsed, _next_lapse, _rev, _more, _event, records, *_ = reply
+    return any(key.startswith("job:") for key, *_ in records)

@@ -45,7 +45,7 @@ def choose(offers: Sequence[Sequence[Offer]], since: tuple[int, int] = (0, 0)) -
         if (generation, step) < since:
             return None
         here = [[o for o in found if (o.generation, o.step) == (generation, step)] for found in offers]
-        own = {rank: mine for rank, found in enumerate(here) if (mine := _own(found, rank, len(offers)))}
+        own = {rank: mine for rank, found in enumerate(here) if (mine := _own_offer(found, rank, len(offers)))}
         if len(own) == len(offers):
             return Choice(generation, step, own, 0)
         if any(o.replicated for found in here for o in found):
@@ -54,7 +54,7 @@ def choose(offers: Sequence[Sequence[Offer]], since: tuple[int, int] = (0, 0)) -
     return None
 
 
-def _own(found: Sequence[Offer], rank: int, world: int) -> Offer | None:
+def _own_offer(found: Sequence[Offer], rank: int, world: int) -> Offer | None:
     """The state that this very rank kept in a gang of the same size."""
     return next((o for o in sorted(found) if o.rank == rank and o.world == world), None)
 

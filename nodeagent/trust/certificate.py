@@ -1,18 +1,25 @@
-"""Certificates as the agent uses them: one of its own where none is configured, made by the openssl program in a
-short-lived child, and the TLS side of a server. Must never let others read a key that it made, or ask for a password.
+"""Certificates as the agent uses them: one of its own where none is configured, and where a node serves https by
+which one, vouched for with the cluster's key.
+
+So agents trust each other with nothing to set up, and who can write to the store, but has no key, cannot put himself
+between two of them. Pure.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import os
 import secrets
 import ssl
 import stat
+from functools import lru_cache
 from pathlib import Path
 
-from nodeagent.spec.apiconfig import ApiTlsConfig
-from nodeagent.trust.endpoint import fingerprint
+from nodeagent.model.node import Https, NodeRecord
+from nodeagent.spec.sections import ApiTlsConfig
+from nodeagent.trust.key import ClusterKey
 
 MADE = "api.pem"
 """In the state folder: the certificate that the agent made, with its key."""
@@ -134,3 +141,39 @@ async def _make(node: str) -> str:
         last = err.decode(errors="replace").strip().splitlines()[-1:]
         raise CertificateError(f"openssl made no certificate: {''.join(last) or child.returncode}; {how}")
     return out.decode()
+
+
+PURPOSE = "api-endpoint"
+
+
+def _payload(cluster: str, node: str, life: str, url: str, certificate: str) -> bytes:
+    return json.dumps([cluster, node, life, url, certificate]).encode()
+
+
+def vouch(key: ClusterKey, cluster: str, node: str, life: str, url: str, certificate: str) -> Https:
+    """What a node tells the others of itself."""
+    proof = key.sign(PURPOSE, _payload(cluster, node, life, url, certificate))
+    return Https(url=url, certificate=certificate, proof=proof)
+
+
+def genuine(key: ClusterKey, cluster: str, node: NodeRecord) -> bool:
+    """Whether an agent with the cluster's key told this, in this life of the node."""
+    told = node.facts.https
+    if told is None:
+        return False
+    return _genuine(key, _payload(cluster, node.id, node.incarnation.life, told.url, told.certificate), told.proof)
+
+
+@lru_cache(1024)
+def _genuine(key: ClusterKey, payload: bytes, proof: str) -> bool:
+    """Followers of logs ask for every node, five times a second."""
+    return key.verify(PURPOSE, payload, proof)
+
+
+def fingerprint(pem: str) -> str:
+    """SHA-256, in hex, of the first certificate in a PEM text. Raises ValueError where there is none."""
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    start, stop = pem.find(begin), pem.find(end)
+    if start < 0 or stop < start:
+        raise ValueError("no certificate in PEM form")
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem[start : stop + len(end)])).hexdigest()

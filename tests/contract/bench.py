@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from nodeagent.model.job import Control, Desired, JobRecord, Phase, Quota, Spend
 from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
 from nodeagent.model.node import Incarnation, NodeFacts, Readiness
-from nodeagent.model.pod import PodState
-from nodeagent.model.stall import Stall
+from nodeagent.model.pod import PodState, Stall
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Cause, Head, Member, PodReport, Token
 from nodeagent.store.base import Store, StoreRefusedError

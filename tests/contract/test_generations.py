@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.model.job import JobRecord, Outcome, Phase, Spend
 from nodeagent.model.node import Incarnation
-from nodeagent.model.stall import RankFacts, Stall
+from nodeagent.model.pod import RankFacts, Stall
 from nodeagent.model.world import BRIEF, Ack, PodReport, Token, WorkerExit
 from nodeagent.store.messages import Judgement
 from tests.contract.bench import Bench, head, refused, spend

@@ -37,7 +37,7 @@ from nodeagent.spec.configfile import parse_config
 from nodeagent.spec.errors import CheckError, SpecError
 from nodeagent.spec.jobcheck import check_spec
 from nodeagent.spec.jobfile import parse_job
-from nodeagent.spec.storeurl import parse as parse_url
+from nodeagent.spec.storeconfig import parse as parse_url
 from nodeagent.spec.tokens import parse_tokens
 from nodeagent.store.codec import decode_job, decode_node, encode_job
 from tests.unit.ctl import samples

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from nodeagent.ctl.main import cli
-from nodeagent.spec.limitsconfig import LimitsConfig, SubmitConfig
+from nodeagent.spec.sections import LimitsConfig, SubmitConfig
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from nodeagent.api.requests import MAX_BODY
-from nodeagent.spec.limitsconfig import LimitsConfig
+from nodeagent.spec.sections import LimitsConfig
 from tests.integration.remote_support import ADDRESS, TOKENS, Door, https, write_tokens
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nodeagent.model.event import Event
-from nodeagent.model.job import JobRecord
+from nodeagent.model.job import Event, JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.store import codec

@@ -15,7 +15,7 @@ from typing import Any
 
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.https import Bounds, Https
-from nodeagent.spec.apiconfig import ApiConfig
+from nodeagent.spec.sections import ApiConfig
 from tests.unit.api.fakes import FakeView, LiveAgent
 
 ADDRESS = "127.0.0.1"

@@ -16,7 +16,7 @@ from nodeagent.ctl.main import cli
 from nodeagent.pods.base import PodStatus
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.server import PrivateRedis
-from nodeagent.store.words import waits_for
+from nodeagent.store.trouble import waits_for
 from tests.unit.api.fakes import BOOT, LiveAgent, live_agent, spec
 
 pytestmark = pytest.mark.redis

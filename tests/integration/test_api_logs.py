@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
 from nodeagent.ctl.client import Client
-from nodeagent.ctl.follow import Printer, print_logs
+from nodeagent.ctl.logs import Printer, print_logs
 from nodeagent.ctl.main import cli
 from nodeagent.pods.folder import log_folder
 from tests.unit.api.fakes import LiveAgent, PeerView, live_agent, spec

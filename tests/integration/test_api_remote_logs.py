@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nodeagent.ctl.client import Client
-from nodeagent.ctl.follow import Printer, print_logs
+from nodeagent.ctl.logs import Printer, print_logs
 from nodeagent.ctl.main import cli
 from nodeagent.model.node import Https
 from nodeagent.pods.folder import log_folder
-from nodeagent.trust.endpoint import vouch
+from nodeagent.trust.certificate import vouch
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ticket import SCHEME, Ticket, subject
 from nodeagent.trust.ticket import write as sign

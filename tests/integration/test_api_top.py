@@ -10,9 +10,9 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from nodeagent.agent.usage import machine_usage
+from nodeagent.agent.published import machine_usage
 from nodeagent.ctl.main import cli
-from nodeagent.model.usage import PodUsage
+from nodeagent.model.facts import PodUsage
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
 
 

@@ -19,7 +19,7 @@ from nodeagent.lease.grants import NOTHING, GrantReader
 from nodeagent.lease.order import Order
 from nodeagent.lease.order import Server as Place
 from nodeagent.lease.signs import find_holder
-from nodeagent.model.event import Event
+from nodeagent.model.job import Event
 from nodeagent.osutil.linux import boottime
 from nodeagent.store.client import RedisStore, connect
 from tests.contract.bench import Bench

@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from nodeagent.model.event import Event
-from nodeagent.model.job import JobRecord
+from nodeagent.model.job import Event, JobRecord
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.base import StoreUnavailableError
 from nodeagent.store.client import COMMAND_LINKS, RedisStore, connect

@@ -16,8 +16,7 @@ from nodeagent.store.base import StoreUnavailableError
 from nodeagent.store.client import RedisStore, connect
 from nodeagent.store.door import Door
 from nodeagent.store.inspect import inspect
-from nodeagent.store.link import Links
-from nodeagent.store.sentinel import NoPrimaryError, find_primary
+from nodeagent.store.link import Links, NoPrimaryError, find_primary
 from nodeagent.store.whois import NotPrimaryError, identity
 from tests.contract.bench import FAST, Bench, refused, spec
 from tests.integration.redis_support import BOUND, Server, Yard, ask, frozen, until, yard

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.model.jobspec import Hang, JobSpec
-from nodeagent.model.stall import Stall
+from nodeagent.model.pod import Stall
 from nodeagent.pods.base import PodStatus
 from tests.integration.shim_support import UID, Bench, make_spec, open_bench, pid_of, token, wait_for
 

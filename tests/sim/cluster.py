@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.agent import goodbye
+from nodeagent.agent import shutdown
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.loop import Agent
 from nodeagent.agent.metrics import Metrics
@@ -125,7 +125,7 @@ class Node:
             self._ending = self.cluster.tasks.create_task(ending, name=f"planned end {self.name}")
 
     async def _end_as_planned(self, agent: Agent) -> None:
-        await goodbye.restart(agent, self.clock)
+        await shutdown.restart(agent, self.clock)
         self._ending = None
         await self.kill_agent()
 

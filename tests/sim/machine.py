@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nodeagent.lease.grants import NOTHING, Grant
-from nodeagent.model.pod import PodPhase, WorkerState
-from nodeagent.model.stall import RankFacts, Stall
+from nodeagent.model.pod import PodPhase, RankFacts, Stall, WorkerState
 from nodeagent.model.world import Token, WorkerExit
 from nodeagent.pods.base import CommitWish, GivenUp, PodStatus, Rendezvous, StartOrder
 from tests.sim.network import Gate

@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 import structlog
 
-from nodeagent.agent import acknowledge
-from nodeagent.agent.acknowledge import Acknowledged, Acknowledger
+from nodeagent.agent import saver
 from nodeagent.agent.guard import Guard, _Judged
 from nodeagent.agent.lease import Lease
-from nodeagent.agent.saver import Saver
+from nodeagent.agent.saver import Acknowledged, Acknowledger, Saver
 from nodeagent.lease import lending
 from nodeagent.lease.core import Core, Departure
 from nodeagent.lease.failsafe import Failsafe as Lender
@@ -356,7 +355,7 @@ def acknowledged_unsaved(patch: pytest.MonkeyPatch) -> None:
 
 def one_disk_is_enough(patch: pytest.MonkeyPatch) -> None:
     """A command is answered when its own agent alone has it on disk."""
-    patch.setattr(acknowledge, "COPIES", 1)
+    patch.setattr(saver, "COPIES", 1)
 
 
 def said_before_it_was_written(patch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nodeagent.agent.hands import Ended, Started
-from nodeagent.agent.mend import Bounds, Mender
+from nodeagent.agent.repair import Bounds, Mender
+from nodeagent.agent.repaircommands import Ended, Started
 from nodeagent.health.judge import Memory, Policy, escalated, judge, repaired, verified
 from nodeagent.health.readings import Readings
-from nodeagent.model.health import Action, Verdict
-from nodeagent.model.repair import Attempt, Mending
+from nodeagent.model.health import Action, Attempt, Mending, Verdict
 from nodeagent.plan.repair import Means
 from tests.sim.virtual import SimClock
 

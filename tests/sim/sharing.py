@@ -1,7 +1,7 @@
 """What all agents of a simulation would each work out for themselves from the very same records, worked out once.
 
 Owns the views that agents share, as long as the records in them are the very same objects, and what ``plan/`` made of
-them: pure functions of the view, as ``plan/notes.py`` demands, so it makes no difference who asked first. Likewise
+them: pure functions of the view, as ``plan/cluster.py`` demands, so it makes no difference who asked first. Likewise
 whether the signatures of a record are good, and its line on the disk: of the very same frozen record, under the same
 key. Must never give an agent a record that it has not read itself.
 """
@@ -13,14 +13,13 @@ from collections.abc import Callable, Collection, Mapping
 from operator import is_
 from typing import Generic, TypeVar, cast
 
-from nodeagent.agent.kept import Writing
+from nodeagent.agent.savedview import Writing
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.base import Record
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing
-from nodeagent.plan.cluster import Cluster, Refusal
-from nodeagent.plan.notes import Notes
+from nodeagent.plan.cluster import Cluster, Notes, Refusal
 from nodeagent.store.messages import BeatReply
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import Seal

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.agent.pace import SHARE
+from nodeagent.agent.clock import SHARE
 from nodeagent.api.view import AgentHealth
 from nodeagent.store.base import StoreUnavailableError
 from tests.inprocess.server import HereStore

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nodeagent.plan.cluster import Notes
 from nodeagent.plan.gang import decide
 from nodeagent.plan.membership import candidates
-from nodeagent.plan.notes import Notes
 from nodeagent.plan.prepare import should_prepare
 from tests.sim.cluster import SimCluster
 from tests.sim.sharing import SLOTS, Shared, SharedNotes

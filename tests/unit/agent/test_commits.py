@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from nodeagent.agent.commits import Commits
+from nodeagent.agent.apply import Commits
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import Checkpoint, JobRecord

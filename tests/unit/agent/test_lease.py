@@ -11,14 +11,14 @@ from typing import Any, cast
 import pytest
 
 from nodeagent.agent.identity import Identity
-from nodeagent.agent.known import Known
 from nodeagent.agent.lease import PODS_REFRESH, REFUSED_LIMIT, IdTakenError, Lease
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.recovery import Known
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.model.facts import MachineUsage, PodUsage
 from nodeagent.model.node import Incarnation, NodeFacts
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing, millis
-from nodeagent.model.usage import MachineUsage, PodUsage
 from nodeagent.pods.base import PodHost
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.store.messages import Beat, BeatReply, JoinReply

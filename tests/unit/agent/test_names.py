@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.agent.names import AGAIN, RETRY, Names
+from nodeagent.agent.questions import AGAIN, RETRY, Names
 from tests.sim.virtual import run_virtual
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.agent.notify import Notifier
+from nodeagent.agent.systemd import Notifier
 
 
 @pytest.fixture

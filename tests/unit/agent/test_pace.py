@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.agent.pace import Pace
+from nodeagent.agent.clock import Pace
 from nodeagent.model.timing import Timing
 
 TIMING = Timing()

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.agent.clock import SystemClock
-from nodeagent.agent.diagnosis import Diagnosis
-from nodeagent.agent.preflight import AGAIN, Preflight
+from nodeagent.agent.diagnosis import AGAIN, Diagnosis, Preflight
 from nodeagent.model.node import Readiness
 from nodeagent.spec.healthconfig import HealthConfig, PreflightConfig
 from tests.unit.api.fakes import FakeView, spec

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.agent.repairlog import MOST_KEPT, FileRepairLog
-from nodeagent.model.repair import Attempt
+from nodeagent.agent.repair import MOST_KEPT, FileRepairLog
+from nodeagent.model.health import Attempt
 
 
 def attempt(at: float) -> Attempt:

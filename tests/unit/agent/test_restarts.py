@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.agent.metrics import Metrics
-from nodeagent.agent.restarts import RestartCounter
+from nodeagent.agent.metrics import Metrics, RestartCounter
 from nodeagent.model.job import JobRecord
 from tests.unit.plan.build import make_head, make_job, spend
 

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from nodeagent.agent import saver as saver_module
-from nodeagent.agent.acknowledge import Acknowledged, Acknowledger
 from nodeagent.agent.clock import SystemClock
-from nodeagent.agent.kept import Writing
 from nodeagent.agent.metrics import Metrics
-from nodeagent.agent.saver import Saver
+from nodeagent.agent.savedview import Writing
+from nodeagent.agent.saver import Acknowledged, Acknowledger, Saver
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.timing import Timing

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodeagent.agent.usage import SLACK, Meter, machine_usage, roots_of, spent
+from nodeagent.agent.published import SLACK, Meter, machine_usage, roots_of, spent
 from nodeagent.model.pod import WorkerState
 from nodeagent.osutil.linux import family
 from nodeagent.pods.base import PodStatus

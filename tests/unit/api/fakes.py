@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nodeagent.agent.acknowledge import Acknowledged
-from nodeagent.agent.care import Care
 from nodeagent.agent.diagnosis import Diagnosis
+from nodeagent.agent.health import Care
 from nodeagent.agent.metrics import Metrics
+from nodeagent.agent.saver import Acknowledged
 from nodeagent.api.server import ApiServer
 from nodeagent.api.view import AgentHealth
 from nodeagent.model.job import TERMINAL, JobRecord, Outcome, Phase, Spend
@@ -25,7 +25,7 @@ from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Cause, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.queue import in_queue
-from nodeagent.plan.scale import settle_scale
+from nodeagent.plan.running import settle_scale
 from nodeagent.plan.steps import Settle
 from nodeagent.plan.waiting import explain
 from nodeagent.pods.base import PodStatus

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.api.generations import EVENTS, AuditTail
-from nodeagent.model.event import Event
+from nodeagent.api.jobdetail import EVENTS, AuditTail
+from nodeagent.model.job import Event
 from tests.unit.api.fakes import FakeView, FlakyStore
 
 

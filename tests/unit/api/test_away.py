@@ -16,11 +16,11 @@ from nodeagent.api.server import ApiServer
 from nodeagent.api.shapes import lent_json, pods_json
 from nodeagent.api.view import AgentHealth
 from nodeagent.ctl.jobtext import job_lines
-from nodeagent.model.stall import Stall
+from nodeagent.model.pod import Stall
 from nodeagent.model.world import PodReport
 from nodeagent.pods.base import PodStatus
 from nodeagent.store.base import StoreRefusedError
-from nodeagent.store.words import waits_for
+from nodeagent.store.trouble import waits_for
 from tests.unit.api.fakes import FakeView, spec
 from tests.unit.api.test_metrics import values
 from tests.unit.ctl import samples

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from nodeagent.api.generations import generations
-from nodeagent.model.event import Event
-from nodeagent.model.job import Spend
+from nodeagent.api.jobdetail import generations
+from nodeagent.model.job import Event, Spend
 from nodeagent.model.world import Cause, Head, Member, Token
 from tests.unit.api.test_intents import job
 

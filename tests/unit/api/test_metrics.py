@@ -15,16 +15,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from docs.generate import METRICS
-from nodeagent.agent.care import Care
 from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, NODE_STATES
+from nodeagent.agent.health import Care
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
 from nodeagent.health.readings import Event
 from nodeagent.model.job import Phase, Spend
 from nodeagent.model.node import Gpu
-from nodeagent.model.pod import PodPhase, WorkerState
-from nodeagent.model.stall import Stall
+from nodeagent.model.pod import PodPhase, Stall, WorkerState
 from nodeagent.model.world import Cause
 from nodeagent.plan.cluster import Refusal, RefusalKind
 from nodeagent.pods.base import PodStatus

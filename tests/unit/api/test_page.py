@@ -17,13 +17,12 @@ import pytest
 from aiohttp import web
 
 from nodeagent.agent.metrics import Metrics
-from nodeagent.api import page
+from nodeagent.api import loopback
 from nodeagent.api.errors import error_middleware
-from nodeagent.api.page import End, end_owner, guest_middleware
+from nodeagent.api.loopback import End, end_owner, guest_middleware
 from nodeagent.api.server import ApiServer
 from nodeagent.api.status import MAX_ENDED, PATH, SETTLED, Stories, shown
-from nodeagent.model.event import Event
-from nodeagent.model.job import Spend
+from nodeagent.model.job import Event, Spend
 from nodeagent.model.world import Cause
 from tests.unit.api.fakes import FakeView, FlakyStore, spec
 
@@ -55,11 +54,11 @@ async def running(folder: Path) -> FakeView:
     return view
 
 
-@pytest.mark.parametrize("path", page.FILES)
+@pytest.mark.parametrize("path", loopback.FILES)
 async def test_every_file_is_served_with_headers_that_let_nothing_else_in(tmp_path: Path, path: str) -> None:
     async with ApiServer(FakeView(tmp_path), Metrics()) as server:
         status, headers, body = await fetched(server, path)
-        assert (status, headers["Content-Type"]) == (200, f"{page.FILES[path][1]}; charset=utf-8")
+        assert (status, headers["Content-Type"]) == (200, f"{loopback.FILES[path][1]}; charset=utf-8")
         policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
         assert (policy["default-src"], policy["script-src"], policy["frame-ancestors"]) == (
             "'none'",
@@ -72,8 +71,8 @@ async def test_every_file_is_served_with_headers_that_let_nothing_else_in(tmp_pa
 
 
 def test_all_files_are_named_and_small() -> None:
-    files = {file.name: file.stat().st_size for file in page.FOLDER.iterdir()}
-    assert set(files) == {name for name, _ in page.FILES.values()}
+    files = {file.name: file.stat().st_size for file in loopback.FOLDER.iterdir()}
+    assert set(files) == {name for name, _ in loopback.FILES.values()}
     assert sum(files.values()) < 64_000
 
 

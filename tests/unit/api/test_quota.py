@@ -6,11 +6,10 @@ import grp
 import os
 from pathlib import Path
 
-from nodeagent.api.policy import limits_json, owner_json
-from nodeagent.api.usage import Usage
-from nodeagent.api.users import UserDatabase
+from nodeagent.api.auth import UserDatabase
+from nodeagent.api.limits import Usage, limits_json, owner_json
 from nodeagent.model.jobspec import Submitter
-from nodeagent.spec.limitsconfig import LimitsConfig
+from nodeagent.spec.sections import LimitsConfig
 from tests.unit.api.fakes import FakeView, spec
 
 ALICE = 54321

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.api.top import live_jobs, top_json
+from nodeagent.api.status import live_jobs, top_json
+from nodeagent.model.facts import MachineUsage, PodUsage
 from nodeagent.model.job import JobRecord
 from nodeagent.model.pod import PodState
-from nodeagent.model.usage import MachineUsage, PodUsage
 from nodeagent.plan.cluster import Cluster
 from tests.unit.ctl import samples
 from tests.unit.plan.build import make_holder, make_job, make_node

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nodeagent.api.usage import BURST, REMEMBERED, USERS, Usage, refusal
-from nodeagent.spec.limitsconfig import LimitsConfig
+from nodeagent.api.limits import BURST, REMEMBERED, USERS, Usage, refusal
+from nodeagent.spec.sections import LimitsConfig
 
 LIMITS = LimitsConfig(requests=10, concurrent=3, followers=2)
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from nodeagent.api.auth import FRESH, KEPT, THREADS, WAITING, UserDatabase
 from nodeagent.api.errors import ApiError
-from nodeagent.api.users import FRESH, KEPT, THREADS, WAITING, UserDatabase
 
 BOUND = 10.0
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.api.generations import generations
+from nodeagent.api.jobdetail import generations, way_out
 from nodeagent.api.shapes import job_json, node_json
-from nodeagent.api.waits import way_out
-from nodeagent.model.event import Event
-from nodeagent.model.health import Action, Severity, Verdict
-from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
+from nodeagent.model.health import Action, Claim, Mending, Severity, Verdict
+from nodeagent.model.job import Control, Event, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.node import Cordon, Gpu, Https, Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState, WorkerState
-from nodeagent.model.repair import Claim, Mending
 from nodeagent.model.world import Cause, Head, Member, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
-from nodeagent.spec.limitsconfig import LimitsConfig
+from nodeagent.spec.sections import LimitsConfig
 from tests.unit.api.fakes import spec
 from tests.unit.plan.build import make_holder
 

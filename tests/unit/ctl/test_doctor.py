@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.api.policy import limits_json
+from nodeagent.api.limits import limits_json
 from nodeagent.ctl.doctor import limit_lines, lines, summary
-from nodeagent.spec.limitsconfig import LimitsConfig, SubmitConfig
+from nodeagent.spec.sections import LimitsConfig, SubmitConfig
 
 FOUND: list[dict[str, Any]] = [
     {"severity": "error", "where": "node/n2", "what": "silent", "fix": "systemctl status nodeagent"},

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.ctl import get, nodes
+from nodeagent.ctl.describe import node_lines
 from nodeagent.ctl.jobtext import job_lines
-from nodeagent.ctl.nodetext import node_lines
 from nodeagent.ctl.output import table_lines
 from nodeagent.plan.keepers import silence
 from tests.unit.ctl import samples

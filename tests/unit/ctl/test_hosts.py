@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.ctl.hosts import members
+from nodeagent.ctl.get import members
 
 JOB = {"uid": "u", "generation": 3, "world_nodes": 2}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.ctl.follow import PlainPrinter, Printer
+from nodeagent.ctl.logs import PlainPrinter, Printer
 from nodeagent.ctl.outputs import LogFiles, Outputs, Regular, Rules, Streams, local_ranks, log_base, words_of
 
 BOTH = ("stdout", "stderr")

@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.ctl import session as module
 from nodeagent.ctl.client import Client
-from nodeagent.ctl.follow import Printer
+from nodeagent.ctl.logs import Printer
 from nodeagent.ctl.session import Session
 
 JOB: dict[str, Any] = {"uid": "u", "name": "digits", "phase": "running", "reason": "", "lent": None, "outcome": None,

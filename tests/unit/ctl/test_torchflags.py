@@ -9,7 +9,7 @@ import click
 import pytest
 
 from nodeagent.ctl.run import TORCHRUNS, as_torchrun, run
-from nodeagent.ctl.torchflags import FLAGS
+from nodeagent.ctl.torchline import FLAGS
 
 distributed = pytest.importorskip("torch.distributed.run")
 utilities = pytest.importorskip("torch.distributed.argparse_util")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from nodeagent.api.jobdetail import way_out
 from nodeagent.api.shapes import job_json
-from nodeagent.api.waits import way_out
 from nodeagent.ctl.jobtext import _wait_no_longer
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord

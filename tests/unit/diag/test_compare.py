@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from nodeagent.diag.compare import judge
 from nodeagent.diag.crew import Outcome
-from nodeagent.model.figure import Figure
+from nodeagent.diag.history import judge
+from nodeagent.model.health import Figure
 
 KIND = "NVIDIA H200"
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from nodeagent.doctor.machine import NEEDED, Looker, clock_rate, closed, look_at, look_at_folder, rate_of
-from nodeagent.model.hostfacts import HostFacts
+from nodeagent.model.facts import HostFacts
 from nodeagent.spec.agentconfig import AgentConfig
 
 ROOT = os.geteuid() == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 
-from nodeagent.doctor.peers import ask_peer, ask_peers
+from nodeagent.doctor.cluster import ask_peer, ask_peers
 
 
 def free_port() -> int:

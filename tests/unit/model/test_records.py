@@ -6,8 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from nodeagent.model.base import Record
-from nodeagent.model.event import Event
-from nodeagent.model.job import Control, JobRecord
+from nodeagent.model.job import Control, Event, JobRecord
 from nodeagent.model.jobspec import JobSpec, Nodes, RestartLimits
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState, WorkerState

@@ -22,7 +22,7 @@ from nodeagent.plan.clusterhealth import (
     names,
     ranked,
 )
-from nodeagent.store.words import waits_for
+from nodeagent.store.trouble import waits_for
 from tests.unit.plan.build import UID, make_cluster, make_job, make_node, verdict
 
 READY = ("ready", "")

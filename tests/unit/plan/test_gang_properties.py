@@ -14,11 +14,10 @@ from nodeagent.model.jobspec import Policy, RestartLimits
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import CauseKind, Head, Member, PodReport
-from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.gang import decide
 from nodeagent.plan.lifecycles import allowed
 from nodeagent.plan.membership import gone_nodes
-from nodeagent.plan.notes import Notes
 from nodeagent.plan.pod import Keep, SendAck, Start, plan_pods
 from nodeagent.plan.steps import Activate, End, Propose, Remove, Settle
 from nodeagent.pods.base import PodStatus
@@ -293,7 +292,7 @@ def test_what_is_steady_no_passing_of_time_changes_before_its_end(cluster: Clust
 @REPEATABLE
 @given(clusters(), st.sampled_from([1, 5_000, 61_000, 10**9]))
 def test_what_a_node_does_for_its_pods_does_not_depend_on_the_time(cluster: Cluster, later: int) -> None:
-    """So a plan may be kept (``agent/podplan.py``)."""
+    """So a plan may be kept (``agent/rounds.py``)."""
     for node in cluster.nodes.values():
         statuses = {uid: PodStatus(uid=uid, phase="ready") for uid in cluster.jobs}
         now = plan_pods(cluster, node.id, node.incarnation, statuses, 1)

@@ -9,8 +9,7 @@ import pytest
 from nodeagent.model.job import JobRecord, Spend
 from nodeagent.model.jobspec import Policy, RestartLimits
 from nodeagent.model.node import Incarnation
-from nodeagent.model.pod import WorkerState
-from nodeagent.model.stall import RankFacts, Stall
+from nodeagent.model.pod import RankFacts, Stall, WorkerState
 from nodeagent.model.world import Head, PodReport
 from nodeagent.plan.gang import decide
 from nodeagent.plan.hang import Hung, find_hang, watching

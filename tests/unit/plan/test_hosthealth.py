@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.model.hostfacts import FolderFacts, HostFacts
+from nodeagent.model.facts import FolderFacts, HostFacts
 from nodeagent.plan.hosthealth import judge_host
 
 GIB = 2**30

@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.model.world import Head
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.missed import missed
+from nodeagent.plan.membership import missed
 from tests.unit.plan.build import life, make_cluster, make_head, make_holder, make_job, make_node
 
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import NodeRecord
-from nodeagent.plan import notes
 from nodeagent.plan.bookings import booked
-from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.cluster import ROOM, SMALL, Cluster, Notes
 from nodeagent.plan.gang import decide
 from nodeagent.plan.health import worn_nodes
 from nodeagent.plan.membership import (
@@ -22,7 +21,6 @@ from nodeagent.plan.membership import (
     staying,
     survivors,
 )
-from nodeagent.plan.notes import Notes
 from nodeagent.plan.prepare import should_prepare
 from tests.unit.plan.build import NOW, REPEATABLE, WALL, make_cluster, make_head, make_job, make_node, make_spec
 from tests.unit.plan.test_gang_properties import NAMES, clusters
@@ -99,14 +97,14 @@ def test_the_oldest_results_are_dropped_by_their_sizes() -> None:
     def ask(what: str, size: int) -> None:
         kept.once(what, of, lambda _before: made.append(what), size)
 
-    ask("large", notes.ROOM - 2 * notes.SMALL)
+    ask("large", ROOM - 2 * SMALL)
     ask("a", 1)
     ask("b", 1)
-    ask("large", notes.ROOM - 2 * notes.SMALL)
+    ask("large", ROOM - 2 * SMALL)
     assert made == ["large", "a", "b"], "all fit"
     ask("c", 1)
     ask("a", 1)
     assert made == ["large", "a", "b", "c"]
-    ask("large", notes.ROOM)
+    ask("large", ROOM)
     ask("a", 1)
     assert made[4:] == ["large", "a"], "what fills all room drops the others"

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.model.health import Action, Severity, Verdict
+from nodeagent.model.health import Action, Attempt, Claim, ClaimPhase, Kind, Mending, Severity, Verdict
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
-from nodeagent.model.repair import Attempt, Claim, ClaimPhase, Kind, Mending
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.health import WINDOW, bar, next_step, sick_members

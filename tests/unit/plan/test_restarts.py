@@ -6,8 +6,7 @@ import pytest
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import ActionName, EventName, Policy, RestartLimits
-from nodeagent.plan.policies import match
-from nodeagent.plan.restarts import judge, spent
+from nodeagent.plan.faults import judge, match, spent
 from tests.unit.plan.build import NOW, make_job, make_spec, spend
 
 

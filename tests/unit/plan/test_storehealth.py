@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.model.storefacts import SentinelFacts, StoreFacts
+from nodeagent.model.facts import SentinelFacts, StoreFacts
 from nodeagent.model.timing import Timing
 from nodeagent.plan.storehealth import judge, p99
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.model.node import NodeRecord
-from nodeagent.plan.turn import order, turn
+from nodeagent.plan.membership import order, turn
 from tests.unit.plan.build import failed, make_cluster, make_exit, make_head, make_job, make_node
 
 

@@ -12,7 +12,7 @@ from nodeagent.spec.agentconfig import AgentConfig, default_dirs, ephemeral_clas
 from nodeagent.spec.configfile import default_config_path, load_config, parse_config
 from nodeagent.spec.errors import CheckError
 from nodeagent.spec.healthconfig import PreflightConfig
-from nodeagent.spec.limitsconfig import SubmitConfig
+from nodeagent.spec.sections import SubmitConfig
 from nodeagent.spec.storeconfig import RedisConfig
 from tests.unit.spec.helpers import check_marked, problems
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.spec.apiconfig import ApiConfig, ApiTlsConfig
 from nodeagent.spec.configfile import parse_config
+from nodeagent.spec.sections import ApiConfig, ApiTlsConfig
 from nodeagent.spec.tokens import parse_tokens
 from tests.unit.spec.helpers import check_marked
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.spec.storeconfig import RedisConfig
-from nodeagent.spec.storeurl import StoreUrl, parse
+from nodeagent.spec.storeconfig import RedisConfig, StoreUrl, parse
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from nodeagent.store.actedon import always
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.calls import Calls
-from nodeagent.store.scripts import Script
+from nodeagent.store.scripts import Script, always
 from nodeagent.store.wire import Reached
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.spec.apiconfig import ApiTlsConfig
-from nodeagent.trust.certificate import CertificateError, configured, server_context
-from nodeagent.trust.endpoint import fingerprint
+from nodeagent.spec.sections import ApiTlsConfig
+from nodeagent.trust.certificate import CertificateError, configured, fingerprint, server_context
 
 
 def make(folder: Path, *more: str) -> tuple[Path, Path]:

@@ -1,0 +1,112 @@
+"""Brings the health monitor into the agent: what of the machine it looks at, and what the others hear of it.
+
+Judges nothing (``health/``), and decides nothing (``plan/health.py``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TypedDict
+
+from nodeagent.agent.clock import Clock
+from nodeagent.agent.published import roots_of
+from nodeagent.agent.repair import Bounds, FileRepairLog, Mender
+from nodeagent.agent.repaircommands import Commands
+from nodeagent.health.driver import asked_for_gpus
+from nodeagent.health.judge import Policy
+from nodeagent.health.monitor import Machine, Monitor
+from nodeagent.health.told import gpus
+from nodeagent.model.health import LABEL, Mending, Verdict
+from nodeagent.model.node import Gpu, NodeFacts
+from nodeagent.osutil.linux import family
+from nodeagent.plan.repair import Means
+from nodeagent.pods.base import PodStatus
+from nodeagent.spec.agentconfig import AgentConfig
+from nodeagent.spec.healthconfig import HealthConfig
+
+HOST_PIDS = 0xEFFFFFFC
+"""Inode of the machine's own pid namespace: there the driver and /proc speak of the same pids."""
+MOST_PROCESSES = 4096
+"""Processes of this node's pods that are told from others' on a GPU."""
+
+
+class Facts(TypedDict):
+    """Those of a node's facts that follow from its health."""
+
+    gpus: tuple[Gpu, ...]
+    health: tuple[Verdict, ...]
+    mending: Mending | None
+
+
+class Care:
+    """Made once nobody else writes this node's memory of its health: with the lock in hand."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        health: HealthConfig,
+        facts: NodeFacts,
+        environ: Mapping[str, str],
+        clock: Clock,
+        statuses: Callable[[], Mapping[str, PodStatus]],
+        changed: Callable[[], None],
+        node: str,
+        counted: Callable[[str, str], None],
+    ) -> None:
+        self._found = facts.gpus
+        self._statuses = statuses
+        self._may_join = config.node.gpus == "auto"
+        self.policy = Policy(health.probation, health.dry_run, health.ignore)
+        own_pids = Path("/proc/self/ns/pid").stat().st_ino != HOST_PIDS
+        self.monitor = Monitor(
+            machine(config, health, facts.boot_id), config.dirs.state, environ, clock,
+            policy=self.policy, changed=changed, ours=self._ours,
+            checked=bool(health.repair.commands()) and health.repair.verify is not None,
+            working=lambda: own_pids and any(not status.quiet for status in statuses().values()),
+        )  # fmt: skip
+        self.mender = mender(config, health, node, facts.boot_id, environ, self.monitor, clock, counted)
+        """Repairs the node; None where no repair is configured."""
+
+    def facts(self, held: Collection[str] = ()) -> Facts:
+        """The facts that follow from the verdicts, as of now. ``held``: GPUs that are being checked by work."""
+        monitor = self.monitor
+        found = gpus(self._found, monitor.last_gpus, monitor.told, self._may_join, held)
+        mending = self.mender.mending if self.mender is not None else None
+        claim = mending.claim if mending is not None else None
+        if claim is not None:
+            aside = {"healthy": False, "why": f"is set aside for its repair ({LABEL[claim.kind]})"}
+            found = tuple(
+                gpu.model_copy(update=aside) if gpu.healthy and claim.takes(gpu.uuid) else gpu for gpu in found
+            )
+        return {"gpus": found, "health": monitor.told, "mending": mending}
+
+    def _ours(self) -> frozenset[int]:
+        """The pods' processes, and the agent's own: checks of the GPUs, for one."""
+        roots = [os.getpid(), *(pid for status in self._statuses().values() for pid in roots_of(status))]
+        return frozenset(family(roots, MOST_PROCESSES))
+
+
+def machine(config: AgentConfig, health: HealthConfig, boot: str) -> Machine:
+    """What there is to look at: the driver is asked where there is one, or where the config says so."""
+    named = config.node.gpus if isinstance(config.node.gpus, tuple) else ()
+    interface = config.node.data_interface
+    return Machine(
+        boot=boot, gpus=asked_for_gpus(config), configured=named, folders=health.folders,
+        interfaces=(interface,) if interface else (),
+    )  # fmt: skip
+
+
+def mender(
+    config: AgentConfig, health: HealthConfig, node: str, boot: str, environ: Mapping[str, str], monitor: Monitor,
+    clock: Clock, counted: Callable[[str, str], None],
+) -> Mender | None:  # fmt: skip
+    """What repairs the node, as far as there is a command for it."""
+    repair = health.repair
+    if not repair.commands():
+        return None
+    bounds = Bounds(Means(repair.whole(), repair.per_day), repair.deadline)
+    hands = Commands(repair, node, config.dirs.logs / "repairs", environ)
+    log = FileRepairLog(config.dirs.state / "repairs.json")
+    return Mender(node, boot, bounds, monitor, log, hands, clock, counted)

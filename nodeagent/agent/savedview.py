@@ -1,0 +1,280 @@
+"""The copy of an agent's view in its state folder: how it is written, and how much of it is believed when it is
+read.
+
+One line for each record, each with the cluster key's word, so that damage costs one record and no other cluster's file
+is taken for this one's. What changes later is added behind, until that is as much as the whole. What is read is never
+acted on: it is offered to a store that lost its own. Must never hold up the agent's loop: the disk may
+hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from nodeagent.agent.recovery import Known
+from nodeagent.model.job import JobRecord
+from nodeagent.model.node import NodeRecord
+from nodeagent.osutil.linux import write_atomic
+from nodeagent.trust.key import ClusterKey
+
+FORMAT = 1
+ENDED_KEPT = 256
+"""Most jobs that have ended: the newest."""
+MOST_BYTES = 64 * 1024**2
+PATIENCE = 10.0
+"""Seconds after which a disk that has not answered counts as hanging."""
+LEAST_ROOM = 64 * 1024
+"""Bytes that may be added to the file, however small it is, before it is written anew."""
+MARK = 32
+"""Characters of a line's signature."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """The view as it was written whole, or what was added at a time."""
+
+    header: dict[str, Any]
+    announced: int
+    records: list[tuple[str, NodeRecord | JobRecord | None]] = field(default_factory=list)
+    """By key; None: it is no more."""
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def missing(self) -> int:
+        """Lines that should be there."""
+        return max(0, self.announced - len(self.records) - len(self.wrong))
+
+
+class Disk(Protocol):
+    """Where the copy lies."""
+
+    def read(self) -> bytes | None:
+        """What was written last; None if nothing was. Raises OSError."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Replace it, whole or not at all; when this returns it outlives a power cut. Raises OSError."""
+        ...
+
+    async def append(self, data: bytes) -> None:
+        """Add to what was written last; when this returns it outlives a power cut. Raises OSError, and then the
+        beginning of it may be there."""
+        ...
+
+
+class FileDisk:
+    """The real one: one file in the state folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._ours: tuple[int, int, int] | None = None
+        """Device, inode and size of the file as this process left it."""
+        self._writer: threading.Thread | None = None
+        self._busy = False
+
+    def read(self) -> bytes | None:
+        try:
+            with self._path.open("rb") as file:
+                data = file.read(MOST_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        if len(data) > MOST_BYTES:
+            raise OSError(f"it is larger than {MOST_BYTES} bytes")
+        return data
+
+    async def write(self, data: bytes) -> None:
+        await self._beside(lambda: self._put(data))
+
+    async def append(self, data: bytes) -> None:
+        await self._beside(lambda: self._add(data))
+
+    async def _beside(self, put: Callable[[], object]) -> None:
+        """In a thread of its own, one at a time: one that hangs costs nobody else theirs."""
+        if self._busy and self._writer is not None and self._writer.is_alive():  # one that died says nothing
+            raise OSError("the last write has not ended yet: the disk hangs")
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def settle(error: OSError | None) -> None:
+            self._busy = False
+            if not done.done():
+                done.set_result(None) if error is None else done.set_exception(error)
+
+        def work() -> None:
+            failure = None
+            try:
+                put()
+            except OSError as error:
+                failure = error
+            with contextlib.suppress(RuntimeError):  # the loop ended meanwhile: nobody waits
+                loop.call_soon_threadsafe(settle, failure)
+
+        self._busy = True
+        self._writer = threading.Thread(target=work, name="kept", daemon=True)
+        self._writer.start()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await done
+        except TimeoutError:
+            raise OSError(f"the disk has not answered for {PATIENCE:.0f} s") from None
+
+    def _put(self, data: bytes) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._ours = None
+        write_atomic(self._path, data, durable=True)
+        found = self._path.stat()
+        self._ours = found.st_dev, found.st_ino, found.st_size
+
+    def _add(self, data: bytes) -> None:
+        ours, self._ours = self._ours, None
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+            if (found.st_dev, found.st_ino, found.st_size) != ours:
+                raise OSError("somebody else has written to it")
+            left = memoryview(data)
+            while left:
+                left = left[os.write(fd, left) :]
+            os.fsync(fd)
+            self._ours = found.st_dev, found.st_ino, found.st_size + len(data)
+        finally:
+            os.close(fd)
+
+
+class Writing:
+    """Views to bytes and back. Keeps the lines of records that did not change."""
+
+    def __init__(self, key: ClusterKey, cluster: str) -> None:
+        self._key = key.derive(f"view {cluster}")
+        self._lines: dict[str, tuple[int, bytes]] = {}
+        self._room: int | None = None
+        """Bytes that may still be added to what was packed last; None: it may not be on the disk."""
+
+    def pack(self, known: Known) -> bytes:
+        """The whole view. Raises OSError if that is more than may be kept."""
+        self._room = None
+        lines = self._renewed(known)
+        data = b"".join([self._header("view", known, records=len(lines)), *(line for _, line in lines.values())])
+        if len(data) > MOST_BYTES:
+            raise OSError(f"it would be larger than {MOST_BYTES} bytes: delete jobs that have ended")
+        self._lines, self._room = lines, min(max(len(data), LEAST_ROOM), MOST_BYTES - len(data))
+        return data
+
+    def news(self, known: Known) -> bytes | None:
+        """What is to be added to what this packed or added last; None: the whole is to be written."""
+        if self._room is None:
+            return None
+        lines = self._renewed(known)
+        changed = [line for key, (rev, line) in lines.items() if self._lines.get(key, (None, b""))[0] != rev]
+        gone = [self._line("gone", key) for key in self._lines if key not in lines]
+        data = b"".join([self._header("more", known, records=len(changed) + len(gone)), *changed, *gone])
+        if len(data) > self._room:
+            return None
+        self._lines, self._room = lines, self._room - len(data)
+        return data
+
+    def doubt(self) -> None:
+        """What was packed or added last may not be there, or not whole."""
+        self._room = None
+
+    def unpack(self, data: bytes) -> tuple[Known | None, list[str]]:
+        """The view, and a sentence for each thing that could not be read; without its header nothing is believed. An
+        addition that was not written to its end counts as none."""
+        lines = data.split(b"\n")
+        if len(lines) > 1:
+            lines.pop()  # nothing, or a line that was not written to its end
+        try:
+            part = self._part("view", lines[0])
+        except (ValueError, KeyError, TypeError) as error:
+            return None, [f"line 1: {error}"]
+        parts = [part]
+        for number, line in enumerate(lines[1:], 2):
+            try:
+                kind, text = self._checked(line)
+                if kind == "more":
+                    part = self._part("more", line)
+                    parts.append(part)
+                elif kind == "gone":
+                    part.records.append((text, None))
+                elif kind == "node":
+                    node = NodeRecord.from_json(text)
+                    part.records.append((f"node {node.id}", node))
+                else:
+                    job = JobRecord.from_json(text)
+                    part.records.append((f"job {job.uid}", job))
+            except (ValueError, KeyError, TypeError) as error:  # pydantic's is a ValueError
+                part.wrong.append(f"line {number}: {error}")
+        if len(parts) > 1 and parts[-1].missing:
+            parts.pop()
+        wrong = [text for one in parts for text in one.wrong]
+        if (missing := sum(one.missing for one in parts)) > 0:
+            wrong.append(f"{missing} records are missing")
+        there: dict[str, NodeRecord | JobRecord] = {}
+        for key, record in (entry for one in parts for entry in one.records):
+            there.pop(key, None)
+            if record is not None:
+                there[key] = record
+        header = parts[-1].header
+        known = Known(
+            cluster_uid=str(header["cluster_uid"]), era=str(header["era"]), rev=int(header["rev"]),
+            served=int(header["served"]), nodes=tuple(one for one in there.values() if isinstance(one, NodeRecord)),
+            jobs=tuple(one for one in there.values() if isinstance(one, JobRecord)),
+            lapsed=frozenset(map(str, header["lapsed"])), whole=not wrong,
+        )  # fmt: skip
+        return known, wrong
+
+    def _renewed(self, known: Known) -> dict[str, tuple[int, bytes]]:
+        """Revision and line of each record."""
+        ended = sorted((j for j in known.jobs if j.ended is not None), key=lambda job: job.ended or 0.0)
+        dropped = {job.uid for job in ended[: max(0, len(ended) - ENDED_KEPT)]}
+        jobs = [job for job in known.jobs if job.uid not in dropped]
+        lines: dict[str, tuple[int, bytes]] = {}
+        for key, record in [(f"node {n.id}", n) for n in known.nodes] + [(f"job {j.uid}", j) for j in jobs]:
+            kept = self._lines.get(key)
+            if kept is None or kept[0] != record.rev:
+                kept = record.rev, self._record(key.partition(" ")[0], record)
+            lines[key] = kept
+        return lines
+
+    def _header(self, kind: str, known: Known, records: int) -> bytes:
+        header = {
+            "format": FORMAT, "cluster_uid": known.cluster_uid, "era": known.era, "rev": known.rev,
+            "served": known.served, "lapsed": sorted(known.lapsed), "records": records,
+        }  # fmt: skip
+        return self._line(kind, json.dumps(header))
+
+    def _part(self, wanted: str, line: bytes) -> _Part:
+        """What a header begins. Raises ValueError, KeyError and TypeError."""
+        kind, text = self._checked(line)
+        header = json.loads(text)
+        if kind != wanted or header["format"] != FORMAT:
+            raise ValueError("it is of another format")
+        return _Part(header, int(header["records"]))
+
+    def _record(self, kind: str, record: NodeRecord | JobRecord) -> bytes:
+        return self._line(kind, record.to_json())
+
+    def _line(self, kind: str, text: str) -> bytes:
+        body = f"{kind} {text}".encode()
+        return self._mark(body) + b" " + body + b"\n"
+
+    def _checked(self, line: bytes) -> tuple[str, str]:
+        """Kind and JSON. Raises ValueError."""
+        mark, body = line[:MARK], line[MARK + 1 :]
+        if not hmac.compare_digest(mark, self._mark(body)):
+            raise ValueError("it is damaged, or was written with another cluster key")
+        kind, _, text = body.decode().partition(" ")
+        return kind, text
+
+    def _mark(self, body: bytes) -> bytes:
+        return hmac.digest(self._key, body, hashlib.sha256).hex()[:MARK].encode()

@@ -1,0 +1,149 @@
+"""What a job's detail has beside its record: its generations, and what it waits for.
+
+The record keeps what ended each generation; the audit log adds when things happened, as far back as its newest part
+reaches. That part is kept between requests: of each event one agent reads and parses the text once. It must never be
+taken for the whole log: it reaches back ``EVENTS`` events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from nodeagent.api.shapes import Json, spend_json
+from nodeagent.api.view import AgentView
+from nodeagent.model.job import TERMINAL, Event, JobRecord
+from nodeagent.plan.bookings import booked
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.keepers import silence
+from nodeagent.plan.membership import in_order
+from nodeagent.plan.queue import in_queue, places, room_for
+from nodeagent.plan.waiting import SHOWN
+from nodeagent.store.base import StoreUnavailableError
+
+_FAULTS = frozenset({"WorkerFailed", "PodFailed", "NodeLost"})
+
+
+def _awaited(job: JobRecord, number: int) -> tuple[str, ...]:
+    return tuple(job.silent) if number == job.last_number and job.phase not in TERMINAL else ()
+
+
+def event_ms(event_id: str) -> int:
+    """The time in a stream id, in ms."""
+    return int(event_id.partition("-")[0])
+
+
+def generations(job: JobRecord, events: Iterable[Event]) -> list[Json]:
+    """Oldest first. ``active`` is when it started (Unix time). ``downtime`` is from the first report of the fault
+    that ended the generation before (of a hang: from the last progress) to this one's start, in seconds; ``recovery``
+    says of what that was made; None where the audit log does not reach back."""
+    formed: dict[int, Event] = {}
+    active: dict[int, int] = {}
+    fault: dict[int, int] = {}
+    started: dict[int, str] = {}
+    for event in events:
+        if event.uid != job.uid or not event.generation:
+            continue
+        at = event_ms(event.id)
+        if event.kind == "GenerationForming":
+            formed.setdefault(event.generation, event)
+        elif event.kind == "GenerationActive":
+            active.setdefault(event.generation, at)
+        elif event.kind == "GenerationStarted":
+            started.setdefault(event.generation, event.text)
+        elif event.kind in _FAULTS:
+            fault.setdefault(event.generation, at)
+    head = job.head
+    numbers = {int(n) for n in job.budget} | set(formed) | set(active) | ({head.number} if head else set())
+    out: list[Json] = []
+    before: int | None = None
+    for number in sorted(numbers):
+        spend = job.budget.get(str(number))
+        current = head is not None and head.number == number
+        ran = number in active or spend is not None or (job.active is not None and job.active.number == number)
+        cause = head.cause.text if head is not None and current else formed[number].text if number in formed else ""
+        still = None
+        if number in active and before is not None:
+            began = fault.get(before) or (event_ms(formed[number].id) if number in formed else None)
+            stalled = job.budget[str(before)].stalled if str(before) in job.budget else 0.0
+            still = None if began is None else round(max(0, active[number] - began) / 1000 + stalled, 3)
+        out.append(
+            {
+                "number": number,
+                "cause": cause,
+                "state": head.state if head is not None and current else ("ended" if ran else "not formed"),
+                "active": active[number] / 1000 if number in active else None,
+                "downtime": still,
+                "recovery": started.get(number),
+                "ended_by": None if spend is None else spend_json(number, spend, _awaited(job, number)),
+            }
+        )
+        if ran:
+            before = number
+    return out
+
+
+EVENTS = 2000
+"""How far back the audit log is read, in events of all jobs."""
+
+
+class AuditTail:
+    """Over one agent's view."""
+
+    def __init__(self, view: AgentView) -> None:
+        self._view = view
+        self._one = asyncio.Lock()
+        self._era = ""
+        self._events: deque[Event] = deque(maxlen=EVENTS)
+
+    async def read(self) -> Sequence[Event] | None:
+        """The newest events, oldest first; None if the store does not answer (nobody waits for it twice)."""
+        if self._view.health().store_away_since is not None:
+            return None
+        async with self._one:
+            if self._view.era != self._era:  # another history, whose ids may begin anywhere
+                self._events.clear()
+            era = self._view.era
+            with contextlib.suppress(StoreUnavailableError):
+                newer = await self._view.store.events(self._events[-1].id, EVENTS) if self._events else ()
+                if not self._events or len(newer) == EVENTS:
+                    newer = await self._view.store.events("0-0", -EVENTS)
+                self._events.extend(newer)
+                self._era = era
+                return tuple(self._events)
+        return None
+
+
+def waits(view: AgentView, job: JobRecord, cluster: Cluster) -> Json:
+    """A better ``reason``, or nothing; why a job is not run is better than any, and why none is decided on next."""
+    if refusal := cluster.refused.get(job.uid):
+        return {"reason": refusal.text}
+    if job.phase not in TERMINAL and (text := view.health().store_waits):
+        return {"reason": text}
+    waiting = job.phase in ("queued", "holding") or (job.phase not in TERMINAL and silence(cluster, job))
+    why = view.why(job.uid) if waiting else ()
+    place = places(cluster).get(job.uid)
+    line = (f"number {place} of {len(places(cluster))} in the queue",) if place is not None and why else ()
+    return {"reason": "; ".join((*why, *line))} if why else {}
+
+
+def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
+    """Of a job in the queue: what could be done about its waiting. ``backoff``: seconds until it may start again;
+    ``needs``, ``fit``, ``pending``, ``live``: nodes that it needs at least, that could run it now, as soon as they are
+    ready, and that there are; ``cordoned``: the first few nodes that take no work because somebody said so; ``held``:
+    other jobs hold nodes that it could use. None of any other job."""
+    if not in_queue(job):
+        return None
+    room = room_for(cluster, job)
+    cordoned = [n for n in in_order(cluster) if cluster.nodes[n].cordon is not None and cluster.live(n)]
+    return {
+        "backoff": round(max(0, job.not_before - cluster.served) / 1000, 1),
+        "needs": job.spec.role.nodes.min,
+        "fit": room.fit,
+        "pending": room.pending,
+        "live": room.live,
+        "cordoned": cordoned[:SHOWN],
+        "held": any(uid != job.uid for jobs in booked(cluster).values() for uid, _ in jobs),
+    }

@@ -1,0 +1,254 @@
+"""What users may do: the site's rules about jobs (``limits`` and ``policy`` of the config), and how much each may
+ask of this agent at a time.
+
+Every refusal names the key of the config that says so. Root, the agent's own user and operators are bound by none.
+
+Owns the counts. Must never look up a name before a count says no: a flood costs nothing but this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from nodeagent.api import auth, requests
+from nodeagent.api.auth import CALLER, NOBODY, Caller, UserDatabase, in_group
+from nodeagent.api.errors import ApiError
+from nodeagent.api.loopback import FILES
+from nodeagent.api.shapes import Json
+from nodeagent.api.view import AgentView
+from nodeagent.model.job import TERMINAL, JobRecord, Quota
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.spec.sections import LimitsConfig
+
+RESTART_WINDOW = 3600.0
+"""Seconds that restarts are counted within at least, where the site limits them: a short window would be no limit."""
+
+
+def may_submit_at_all(who: Caller, limits: LimitsConfig, node: str) -> None:
+    """Raises ``ApiError`` unless the site lets the caller submit. May block on the user database."""
+    allowed = limits.submit
+    if who.operator or not (allowed.users or allowed.groups) or who.name in allowed.users:
+        return
+    if any(in_group(who.name, who.gid, group) for group in allowed.groups):
+        return
+    raise ApiError(
+        "permission",
+        f"{who.name} may not submit jobs: limits.submit in the config of node {node} lists neither this user nor a "
+        "group of theirs",
+        "ask an operator; nothing was submitted",
+    )
+
+
+def within_policy(who: Caller, spec: JobSpec, limits: LimitsConfig, node: str) -> None:
+    """Raises ``ApiError`` where the job asks for what only operators may have."""
+    if who.operator:
+        return
+    most, nodes = limits.nodes_per_job, spec.role.nodes.max
+    if most is not None and nodes > most:
+        raise ApiError(
+            "permission",
+            f"job {spec.name!r} asks for up to {nodes} nodes; limits.nodes_per_job in the config of node {node} is "
+            f"{most}",
+            f"write a max of {most} nodes or fewer, or ask an operator; nothing was submitted",
+        )
+    few, asked = limits.restarts_per_job, spec.restarts
+    if few is not None and asked.max and (asked.max > few or asked.window < RESTART_WINDOW):
+        within = f", within {RESTART_WINDOW:g} s or longer" if asked.max <= few else ""
+        raise ApiError(
+            "permission",
+            f"job {spec.name!r} asks for {asked.max} restarts within {asked.window:g} s; limits.restarts_per_job in "
+            f"the config of node {node} is {few}{within}",
+            f"write restarts: {{max: {few}}} or less, with a window of 1h or longer, or ask an operator; nothing was "
+            "submitted",
+        )
+    if spec.priority > 0:
+        raise ApiError(
+            "permission",
+            f"job {spec.name!r} has priority {spec.priority}; priorities above 0 are for operators (the group of "
+            f"jobs.operators in the config of node {node}), and {who.name} is none",
+            "leave out `priority:` or write 0 or less; nothing was submitted",
+        )
+
+
+def quota(who: Caller, limits: LimitsConfig) -> Quota | None:
+    """What the store holds the caller's jobs to; None: to nothing."""
+    return None if who.operator else Quota(jobs=limits.jobs, bytes=limits.job_bytes)
+
+
+def limits_json(limits: LimitsConfig) -> Json:
+    """The values in force at one agent; None where there is no limit. Numbers are counts, bytes and (``requests``)
+    requests a second."""
+    return limits.model_dump(mode="json")
+
+
+async def owner_json(view: AgentView, usage: Usage, names: UserDatabase, job: JobRecord) -> Json | None:
+    """The limits of the job's owner, and what of them is used; None of an owner who has none."""
+    owner, config = job.owner, view.config
+    if owner in (0, os.geteuid()) or await _operator(view, names, job):
+        return None
+    own = [j for j in view.cluster().jobs.values() if j.owner == owner]
+    # In a thread: at the limit these are megabytes of JSON, and the loop renews the lease.
+    size = await asyncio.to_thread(lambda: sum(len(j.spec.to_json().encode()) for j in own))
+    under_way, following = usage.held(owner)
+    live = sum(j.phase not in TERMINAL for j in own)
+    return {
+        "owner": names.shown(owner),
+        "node": view.node,
+        "values": limits_json(config.limits),
+        "used": {"jobs": live, "job_bytes": size, "concurrent": under_way, "followers": following},
+    }
+
+
+async def _operator(view: AgentView, names: UserDatabase, job: JobRecord) -> bool:
+    """Whether the owner is an operator, as far as the user database says so in time."""
+    who, group = job.spec.submitter, view.config.jobs.operators
+    if group is None or who.uid != job.owner:
+        return False
+    try:
+        return await names.ask(
+            ("operator", who.user, who.gid, group), lambda: auth.in_group(who.user, who.gid, group), f"user {who.user}"
+        )
+    except ApiError:
+        return False
+
+
+USERS = 4096
+"""Most users that are counted at once; those who ask for nothing are forgotten first."""
+BURST = 2
+"""Seconds' worth of requests that may come at once."""
+REMEMBERED = 300.0
+"""Seconds for which ``doctor`` says that somebody was refused."""
+
+Key = int | str
+"""A user's number; of a credential that acts as no user its name."""
+
+
+@dataclass(slots=True)
+class _Asking:
+    """One user, now."""
+
+    tokens: float
+    at: float
+    under_way: int = 0
+    following: int = 0
+    refused: dict[str, float] = field(default_factory=dict)
+    """Key of the config to when it was the reason last."""
+
+
+class Usage:
+    """``clock`` counts seconds and never goes back."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._users: dict[Key, _Asking] = {}
+
+    def __len__(self) -> int:
+        """Users that are counted."""
+        return len(self._users)
+
+    def begin(self, key: Key, limits: LimitsConfig, *, follows: bool) -> str:
+        """Count one more request of this user: empty, and ``end`` has to follow; or the key of ``limits`` that says
+        no (``users``: too many of them), and nothing was counted."""
+        now = self._clock()
+        asking = self._users.get(key)
+        if asking is None:
+            if len(self._users) >= USERS:
+                self._forget(now, limits)
+            if len(self._users) >= USERS:
+                return "users"
+            asking = self._users[key] = _Asking(tokens=float(BURST * limits.requests), at=now)
+        asking.tokens = min(BURST * limits.requests, asking.tokens + (now - asking.at) * limits.requests)
+        asking.at = now
+        no = ""
+        if asking.tokens < 1:
+            no = "requests"
+        elif asking.under_way >= limits.concurrent:
+            no = "concurrent"
+        elif follows and asking.following >= limits.followers:
+            no = "followers"
+        if no:
+            asking.refused[no] = now
+            return no
+        asking.tokens -= 1
+        asking.under_way += 1
+        asking.following += follows
+        return ""
+
+    def end(self, key: Key, *, follows: bool) -> None:
+        """A counted request has been answered."""
+        asking = self._users[key]
+        asking.under_way -= 1
+        asking.following -= follows
+
+    def held(self, key: Key) -> tuple[int, int]:
+        """(requests under way, those of them that follow) of this user."""
+        asking = self._users.get(key)
+        return (0, 0) if asking is None else (asking.under_way, asking.following)
+
+    def refused(self) -> Mapping[Key, tuple[str, ...]]:
+        """Users that were refused lately, with the keys of ``limits`` that said so."""
+        since = self._clock() - REMEMBERED
+        found = {key: tuple(k for k, at in a.refused.items() if at >= since) for key, a in self._users.items()}
+        return {key: keys for key, keys in found.items() if keys}
+
+    def _forget(self, now: float, limits: LimitsConfig) -> None:
+        """Those with nothing under way whose bucket is full by now."""
+        full = BURST * limits.requests
+        for key, asking in list(self._users.items()):
+            if not asking.under_way and asking.tokens + (now - asking.at) * limits.requests >= full:
+                del self._users[key]
+
+
+def usage_middleware(view: AgentView, usage: Usage, agent_uid: int | None = None) -> Middleware:
+    """Holds everybody but root, the agent's own user and operators to ``limits``. Behind the door's, where there is
+    one. ``agent_uid``: the agent's own user, that of the process if not said."""
+    own = os.geteuid() if agent_uid is None else agent_uid
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in FILES:  # the page's own, for anybody: over https nobody says who asks for them
+            return await handler(request)
+        known = request.get(CALLER)
+        uid = auth.peer(request)[0] if known is None else known.uid
+        if known is None and uid in (0, own):
+            return await handler(request)
+        key: Key = uid if known is None or known.uid != NOBODY else known.name
+        limits, follows = view.config.limits, requests.flag(request, "follow")
+        no = usage.begin(key, limits, follows=follows)
+        if no:
+            who = await auth.caller(request, view.config.jobs)
+            if not who.operator:
+                raise refusal(who.name, no, limits, view.node)
+            return await handler(request)
+        try:
+            return await handler(request)
+        finally:
+            usage.end(key, follows=follows)
+
+    return middleware
+
+
+def refusal(name: str, key: str, limits: LimitsConfig, node: str) -> ApiError:
+    """What a user is answered who is at this limit."""
+    if key == "users":
+        busy = f"the agent of node {node} has requests of {USERS} users under way"
+        return ApiError("limit", f"{busy}, and counts no more at once; nothing was changed", "ask again in a moment")
+    most = getattr(limits, key)
+    what = {
+        "requests": f"{name} has asked the agent of node {node} more often than {most} times a second",
+        "concurrent": f"{name} has {most} requests under way at the agent of node {node}",
+        "followers": f"{name} follows {most} logs or streams of events at the agent of node {node} already",
+    }[key]
+    step = {
+        "requests": "ask again in a second, and less often",
+        "concurrent": "wait for their answers, then ask again",
+        "followers": "end one of them (Ctrl-C), then ask again",
+    }[key]
+    return ApiError("limit", f"{what} (limits.{key} in its config); nothing was changed", step)

@@ -1,0 +1,101 @@
+"""What ``doctor`` looks at beyond this machine, each within a bound: the store, and whether its peers are reached.
+
+Agents listen on nothing beyond loopback, and rendezvous ports only while a gang forms. So the question is a TCP connect
+to a rendezvous port: that it is refused is an answer of the machine, and as good as accepted. A firewall that only
+drops is seen as no answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+
+from nodeagent.model.facts import Finding
+from nodeagent.plan.clusterhealth import PeerAnswer
+from nodeagent.plan.storehealth import judge
+from nodeagent.spec.agentconfig import AgentConfig
+from nodeagent.store.inspect import inspect
+
+PEER_BOUND = 2.0
+"""Seconds for one peer: a lost SYN is sent again after one."""
+ALL_BOUND = 10.0
+"""Seconds for all of them."""
+AT_ONCE = 128
+
+
+async def ask_peers(addresses: Mapping[str, str], port: int, bound: float = PEER_BOUND) -> tuple[PeerAnswer, ...]:
+    """``addresses``: node to address. All in parallel; those that were not reached in time are unknown."""
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(node: str, address: str) -> PeerAnswer:
+        async with room:
+            return await ask_peer(node, address, port, bound)
+
+    tasks = {node: asyncio.create_task(one(node, address)) for node, address in addresses.items()}
+    if tasks:
+        await asyncio.wait(tasks.values(), timeout=ALL_BOUND)
+    found = []
+    for node, task in tasks.items():
+        if task.done():
+            found.append(task.result())
+        else:
+            task.cancel()
+            detail = f"not all peers could be asked within {ALL_BOUND:g} s"
+            found.append(PeerAnswer(node=node, address=addresses[node], outcome="unknown", detail=detail))
+    await asyncio.gather(*tasks.values(), return_exceptions=True)
+    return tuple(found)
+
+
+async def ask_peer(node: str, address: str, port: int, bound: float) -> PeerAnswer:
+    """One connect; never raises."""
+
+    def answer(outcome: str, detail: str = "") -> PeerAnswer:
+        return PeerAnswer.model_validate({"node": node, "address": address, "outcome": outcome, "detail": detail})
+
+    try:
+        async with asyncio.timeout(bound):
+            _, writer = await asyncio.open_connection(address, port)
+    except ConnectionRefusedError:
+        return answer("refused")
+    except TimeoutError:
+        return answer("timeout", f"{bound:g} s")
+    except socket.gaierror as error:
+        return answer("unresolved", error.strerror or str(error))
+    except OSError as error:
+        return answer("unreachable", error.strerror or str(error))
+    writer.transport.abort()
+    return answer("accepted")
+
+
+STORE_BOUND = 8.0
+"""Seconds for all questions to the store together."""
+
+
+OWN_LOOP_BOUND = STORE_BOUND + 2.0
+"""Seconds for them in a thread: its loop ends only when a name that it asks for is answered, or given up."""
+UNANSWERED = Finding(
+    severity="warning",
+    what=f"unknown: the store did not answer all questions within {STORE_BOUND:g} s",
+    fix="redis-cli --latency (with the url of redis.url)",
+)
+
+
+async def store_findings(config: AgentConfig) -> tuple[Finding, ...]:
+    """What is wrong with the store of this config."""
+    try:
+        async with asyncio.timeout(STORE_BOUND):
+            facts = await inspect(config.redis, config.timing.store_timeout)
+    except TimeoutError:
+        return (UNANSWERED,)
+    return judge(facts, config.timing)
+
+
+async def store_findings_in_thread(config: AgentConfig) -> tuple[Finding, ...]:
+    """The same on a loop of its own: a hundred questions, and the certificates that TLS reads, are not for the loop
+    that renews the lease."""
+    try:
+        async with asyncio.timeout(OWN_LOOP_BOUND):
+            return await asyncio.to_thread(lambda: asyncio.run(store_findings(config)))
+    except TimeoutError:
+        return (UNANSWERED,)

@@ -1,0 +1,26 @@
+"""What an agent's health monitor looks at: as much of the machine as its config says is its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nodeagent.agent.health import machine
+from nodeagent.health.driver import SIGNS
+from nodeagent.spec.agentconfig import AgentConfig, NodeConfig
+from nodeagent.spec.healthconfig import HealthConfig
+
+DRIVER = any(sign.exists() for sign in SIGNS)
+
+
+def config(**node: object) -> AgentConfig:
+    return AgentConfig(node=NodeConfig.model_validate(node))
+
+
+def test_the_driver_is_asked_where_there_is_one_or_gpus_are_named() -> None:
+    health = HealthConfig(folders=("/shared",))
+    assert machine(config(gpus="none"), health, "b").gpus is False
+    assert machine(config(), health, "b").gpus is DRIVER
+    named = machine(config(gpus=["GPU-a"], data_interface="eth1"), health, "b")
+    assert (named.gpus, named.configured, named.interfaces) == (True, ("GPU-a",), ("eth1",))
+    assert (named.folders, named.boot) == (("/shared",), "b")
+    assert Path(named.kmsg) == Path("/dev/kmsg")
