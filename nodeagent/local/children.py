@@ -1,10 +1,4 @@
-"""The processes of a local cluster: started, tied to their supervisor's life, ended.
-
-Owns the few lines that stand between a supervisor and what it starts: ask the kernel for SIGKILL at the parent's
-death, then become the command. Run as a script by its path, so that it imports nothing of the package and the command
-starts a few hundredths of a second later. Must never stay between the two: the pid is the command's own.
-
-The kernel ties this to the *thread* that started the process: start tethered commands from the main thread.
+"""The supervisor's child processes: started so that they die with it, awaited without threads, and orphans reaped.
 
 Owns starting, awaiting and reaping. Never decides what is to run.
 """
@@ -16,37 +10,10 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
-SIGKILL = 9
-
-
-def tethered(command: Sequence[str]) -> list[str]:
-    """The argument list that runs ``command`` as a child which dies with the calling process."""
-    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
-
-
-def main() -> None:
-    parent, command = int(sys.argv[1]), sys.argv[2:]
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) != 0:
-        sys.exit(f"cannot tie {command[0]} to its parent: {os.strerror(ctypes.get_errno())}")
-    if os.getppid() != parent:  # it ended before the request was made, so no signal will come
-        sys.exit(1)
-    try:
-        os.execvp(command[0], command)
-    except OSError as error:
-        sys.exit(f"cannot run {command[0]}: {error.strerror}")
-
-
-if __name__ == "__main__":
-    main()
-
+from nodeagent.local.tether import tethered
 
 PR_SET_CHILD_SUBREAPER = 36
 

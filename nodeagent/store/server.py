@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from nodeagent.local.children import tethered
+from nodeagent.local.tether import tethered
 
 LONGEST_SOCKET_PATH = 107
 """Bytes of a unix socket's path (sun_path less its closing zero)."""

@@ -22,8 +22,8 @@ import yaml
 
 from nodeagent.ctl.where import ENV
 from nodeagent.local import power
-from nodeagent.local.children import tethered
 from nodeagent.local.config import choose_ports
+from nodeagent.local.tether import tethered
 from nodeagent.trust.key import make
 from tests.e2e.support import CALL_LIMIT, Cluster, home
 

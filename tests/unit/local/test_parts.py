@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from nodeagent.local import gpus
-from nodeagent.local.children import tethered
 from nodeagent.local.config import FIRST_PORT, PORTS_EACH, choose_ports, node_names, write_config
 from nodeagent.local.layout import HOME_VARIABLE, LONGEST_BASE, Folders, LocalError
 from nodeagent.local.registry import Cluster
+from nodeagent.local.tether import tethered
 from nodeagent.spec.agentconfig import AgentConfig, ephemeral_clash
 from nodeagent.store.server import LONGEST_SOCKET_PATH
 
