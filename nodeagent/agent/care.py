@@ -15,10 +15,9 @@ from nodeagent.agent.hands import Commands
 from nodeagent.agent.mend import Bounds, Mender
 from nodeagent.agent.repairlog import FileRepairLog
 from nodeagent.agent.usage import roots_of
-from nodeagent.health.driver import asked_for_gpus
-from nodeagent.health.judge import Policy
-from nodeagent.health.monitor import Machine, Monitor
-from nodeagent.health.told import gpus
+from nodeagent.hardware.discovery import asked_for_gpus
+from nodeagent.hardware.judging.judge import Policy, offered_gpus
+from nodeagent.hardware.monitor import Machine, Monitor
 from nodeagent.model.health import Verdict
 from nodeagent.model.node import Gpu, NodeFacts
 from nodeagent.model.repair import LABEL, Mending
@@ -74,7 +73,7 @@ class Care:
     def facts(self, held: Collection[str] = ()) -> Facts:
         """The facts that follow from the verdicts, as of now. ``held``: GPUs that are being checked by work."""
         monitor = self.monitor
-        found = gpus(self._found, monitor.last_gpus, monitor.told, self._may_join, held)
+        found = offered_gpus(self._found, monitor.last_gpus, monitor.published, self._may_join, held)
         mending = self.mender.mending if self.mender is not None else None
         claim = mending.claim if mending is not None else None
         if claim is not None:
@@ -82,7 +81,7 @@ class Care:
             found = tuple(
                 gpu.model_copy(update=aside) if gpu.healthy and claim.takes(gpu.uuid) else gpu for gpu in found
             )
-        return {"gpus": found, "health": monitor.told, "mending": mending}
+        return {"gpus": found, "health": monitor.published, "mending": mending}
 
     def _ours(self) -> frozenset[int]:
         """The pods' processes, and the agent's own: checks of the GPUs, for one."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import structlog
 
 from nodeagent.agent.clock import Clock
-from nodeagent.health.ending import end
+from nodeagent.hardware.probes.process import end
 from nodeagent.model.figure import Figure
 from nodeagent.model.node import NodeRecord
 from nodeagent.spec.agentconfig import AgentConfig

@@ -20,7 +20,6 @@ from nodeagent.agent import goodbye
 from nodeagent.agent.care import Care
 from nodeagent.agent.clock import Clock, SystemClock
 from nodeagent.agent.diagnosis import Diagnosis
-from nodeagent.agent.gpus import find_gpus
 from nodeagent.agent.identity import Identity, claim
 from nodeagent.agent.kept import FileDisk
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
@@ -35,6 +34,7 @@ from nodeagent.agent.reload import reload
 from nodeagent.agent.retention import Retention
 from nodeagent.agent.systemd import comes_back, this_unit
 from nodeagent.agent.usage import Meter
+from nodeagent.hardware.discovery import find_gpus
 from nodeagent.lease.order import Door
 from nodeagent.model.job import JobRecord
 from nodeagent.osutil.linux import boot_id

@@ -17,8 +17,8 @@ from nodeagent.api.forward import elsewhere
 from nodeagent.api.requests import find_node
 from nodeagent.api.shapes import items, verdict_json
 from nodeagent.api.view import AgentView
-from nodeagent.health.judge import rules
-from nodeagent.health.readings import Event
+from nodeagent.hardware.judging.judge import rules
+from nodeagent.hardware.readings import Event
 from nodeagent.model.node import NodeRecord
 
 MOST_XID = 9999

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.diag.crew import CannotRunError, Outcome
-from nodeagent.health.ending import end
-from nodeagent.health.probe_command import nvml_command, packages
-from nodeagent.health.rules import LEFTOVER
-from nodeagent.health.users import who
+from nodeagent.hardware.judging.rules import LEFTOVER
+from nodeagent.hardware.probes.owners import who
+from nodeagent.hardware.probes.process import end, nvml_command, packages
 
 LINE = 4 << 20
 

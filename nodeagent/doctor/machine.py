@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.health.driver import SIGNS
+from nodeagent.hardware.discovery import SIGNS
 from nodeagent.model.hostfacts import FolderFacts, HostFacts
 from nodeagent.spec.agentconfig import AgentConfig, ephemeral_clash
 from nodeagent.spec.apiconfig import OFF

@@ -1,6 +1,6 @@
 """The ``health`` section of the agent's config: what is looked at beside the GPUs, and which rules only warn.
 
-Must never look at the machine: ``nodeagent/health`` does.
+Must never look at the machine: ``nodeagent/hardware`` does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _rules(value: object) -> frozenset[str]:
         return value
     if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
         raise CheckError(f"{units.show(value)} is not a list of rules", "write for instance [nvlink.down, xid.79]")
-    from nodeagent.health.judge import rules
+    from nodeagent.hardware.judging.judge import rules
 
     known = {rule.id for rule in rules()}
     bad = [v for v in value if v not in known and not (v.startswith("xid.") and v[4:].isdecimal())]

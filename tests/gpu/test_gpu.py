@@ -21,11 +21,11 @@ from typing import Any
 
 import pytest
 
-from nodeagent.health.judge import Memory, judge
-from nodeagent.health.monitor import _gpu
-from nodeagent.health.probe_command import nvml_command, packages
-from nodeagent.health.readings import GpuReading, Readings
-from nodeagent.health.rules import LEFTOVER
+from nodeagent.hardware.judging.judge import Memory, judge
+from nodeagent.hardware.judging.rules import LEFTOVER
+from nodeagent.hardware.monitor import _gpu
+from nodeagent.hardware.probes.process import nvml_command, packages
+from nodeagent.hardware.readings import GpuReading, Readings
 from tests.e2e.support import ROOT, Cluster, home, read_steps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from nodeagent.agent.clock import SystemClock
-from nodeagent.health import monitor as health
-from nodeagent.health.judge import Policy
-from nodeagent.health.probe import DEADLINE, MOST_STUCK, Probe
+from nodeagent.hardware import monitor as health
+from nodeagent.hardware.judging.judge import Policy
+from nodeagent.hardware.probes.process import DEADLINE, MOST_STUCK, Probe
 from nodeagent.osutil.linux import is_running
 from tests.fakenvml.build import build, write_state
 
@@ -82,7 +82,7 @@ async def probing(
     machine = Machine(tmp_path / "state")
     machine.set(*lines)
     environ = {**os.environ, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(machine.state), "PYTHONPATH": str(ROOT)}
-    command = (sys.executable, "-m", "nodeagent.health.probe_nvml", str(pace))
+    command = (sys.executable, "-m", "nodeagent.hardware.probes.nvml", str(pace))
     probe = Probe("nvml", lambda: command, environ, 0.1, machine.heard, machine.came.set, deadline, 0.1)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(probe.run())
@@ -277,7 +277,7 @@ def host(tmp_path: Path) -> Iterator[dict[str, Any]]:
 @asynccontextmanager
 async def watching(given: dict[str, Any]) -> AsyncIterator[Machine]:
     machine = Machine(Path("/dev/null"))
-    command = (sys.executable, "-S", "-m", "nodeagent.health.probe_host", json.dumps(given))
+    command = (sys.executable, "-S", "-m", "nodeagent.hardware.probes.host", json.dumps(given))
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     probe = Probe("host", lambda: command, environ, 0.1, machine.heard, machine.came.set, 20.0)
     async with asyncio.TaskGroup() as group:
@@ -378,7 +378,7 @@ async def test_a_folder_that_is_not_there(tmp_path: Path, host: dict[str, Any]) 
 
 async def test_a_kernel_log_that_may_not_be_read(tmp_path: Path, host: dict[str, Any]) -> None:
     problem = f"{tmp_path / 'none'}: No such file or directory"
-    command = (sys.executable, "-S", "-m", "nodeagent.health.probe_host")
+    command = (sys.executable, "-S", "-m", "nodeagent.hardware.probes.host")
     given = json.dumps(host | {"kmsg": str(tmp_path / "none")})
     machine = Machine(tmp_path / "state")
     probe = Probe("host", lambda: (*command, given), {"PYTHONPATH": str(ROOT)}, 0.1, machine.heard, machine.came.set)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from nodeagent.agent.hands import Ended, Started
 from nodeagent.agent.mend import Bounds, Mender
-from nodeagent.health.judge import Memory, Policy, escalated, judge, repaired, verified
-from nodeagent.health.readings import Readings
+from nodeagent.hardware.judging.judge import Memory, Policy, escalated, judge, repaired, verified
+from nodeagent.hardware.readings import Readings
 from nodeagent.model.health import Action, Verdict
 from nodeagent.model.repair import Attempt, Mending
 from nodeagent.plan.repair import Means

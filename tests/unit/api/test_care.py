@@ -11,7 +11,7 @@ import aiohttp
 from nodeagent.agent.care import Care
 from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.metrics import Metrics
-from nodeagent.health.readings import Event
+from nodeagent.hardware.readings import Event
 from nodeagent.model.node import Gpu
 from nodeagent.spec.healthconfig import HealthConfig
 from tests.unit.api.fakes import FakeView
@@ -88,9 +88,9 @@ async def test_a_gpu_that_is_missing_is_taken_as_gone_by_an_operators_word(tmp_p
     assert view.care is not None
     monitor = view.care.monitor
     both = [{"uuid": "GPU-b", "index": 1}, {"uuid": "GPU-c", "index": 2}]
-    monitor.hear_gpus({"gpus": both})
+    monitor.take_gpus({"gpus": both})
     monitor.judge()
-    monitor.hear_gpus({"gpus": both[:1]})
+    monitor.take_gpus({"gpus": both[:1]})
     monitor.judge()
     clock.later += 10.0
     monitor.judge()
@@ -129,7 +129,7 @@ async def test_the_metrics(tmp_path: Path) -> None:
     monitor = view.care.monitor
     for source in ("kernel", "nvml"):  # both tell of the same two
         for _ in range(2):
-            monitor.hear(Event("xid", time.time(), "GPU-a", 79, "Xid 79"), source)
+            monitor.take_event(Event("xid", time.time(), "GPU-a", 79, "Xid 79"), source)
     monitor.judge()
     verdict = (("gpu", "GPU-a"), ("rule", "xid.79"), ("severity", "fatal"))
     for _ in range(2):

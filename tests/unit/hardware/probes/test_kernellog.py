@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.health.kernellog import MOST_KEPT, Folder, Line, bus_id, parse, record
-from nodeagent.health.probe_host import GATHER, SHARE, pause
+from nodeagent.hardware.probes.host import GATHER, SHARE, pause
+from nodeagent.hardware.probes.kernellog import MOST_KEPT, Folder, Line, bus_id, parse, record
 
 LINES = [
     ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.", "xid", "0000:3b:00", 79),

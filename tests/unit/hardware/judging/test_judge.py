@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.health.judge import (
+from nodeagent.hardware.judging.judge import (
     PROBATION,
     QUIET,
     Memory,
@@ -18,7 +18,7 @@ from nodeagent.health.judge import (
     rules,
     verified,
 )
-from nodeagent.health.readings import Event, GpuReading, ProbeReading, Readings
+from nodeagent.hardware.readings import Event, GpuReading, ProbeReading, Readings
 from nodeagent.model.health import Verdict, worst
 
 A = "GPU-a"

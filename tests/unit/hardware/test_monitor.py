@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nodeagent.health.judge import Policy
-from nodeagent.health.monitor import VERIFY, Machine, Monitor
-from nodeagent.health.readings import ProbeReading
+from nodeagent.hardware.judging.judge import Policy
+from nodeagent.hardware.monitor import VERIFY, Machine, Monitor
+from nodeagent.hardware.readings import ProbeReading
 
 UUIDS = ("GPU-a", "GPU-b")
 BUS = {"GPU-a": "0000:10:00", "GPU-b": "0000:20:00"}
@@ -50,13 +50,13 @@ class Watched:
     def read(self, *uuids: str, **fields: object) -> None:
         """The driver tells of these GPUs; ``fields`` are the first one's."""
         line = [{"uuid": u, "index": i, "pci": BUS[u]} | (fields if not i else {}) for i, u in enumerate(uuids)]
-        self.monitor.hear_gpus({"gpus": line})
+        self.monitor.take_gpus({"gpus": line})
         self.monitor.judge()
 
     def kernel(self, code: int, bus: str) -> None:
         """The kernel's log tells of an Xid."""
         event = {"kind": "xid", "at": self.clock.wall(), "device": bus, "code": code, "raw": f"Xid {code}", "count": 1}
-        self.monitor.hear_host({"events": [event]})
+        self.monitor.take_host({"events": [event]})
         self.monitor.judge()
 
     def later(self, seconds: float) -> None:
@@ -74,7 +74,7 @@ def test_a_bus_id_becomes_the_gpus_uuid_and_the_others_hear_of_it_at_once(tmp_pa
     before = one.changes
     one.kernel(79, BUS["GPU-b"])
     assert one.found == [("xid.79", "GPU-b", "active")]
-    assert (one.changes, [v.rule for v in one.monitor.told]) == (before + 1, ["xid.79"])
+    assert (one.changes, [v.rule for v in one.monitor.published]) == (before + 1, ["xid.79"])
 
 
 def test_the_kernels_log_alone_makes_a_gpu_that_answers_a_suspect(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_kernels_log_alone_makes_a_gpu_that_answers_a_suspect(tmp_path: Path
     one.read(*UUIDS)
     one.kernel(79, BUS["GPU-b"])
     assert [(v.rule, v.severity, v.bars) for v in one.monitor.verdicts] == [("xid.79", "unknown", False)]
-    one.monitor.hear_gpus({"xids": [["GPU-b", 79, one.clock.wall(), 1]]})
+    one.monitor.take_gpus({"xids": [["GPU-b", 79, one.clock.wall(), 1]]})
     one.monitor.judge()
     assert [(v.rule, v.severity, v.bars) for v in one.monitor.verdicts] == [("xid.79", "fatal", True)]
     one.kernel(79, BUS["GPU-b"])
@@ -126,7 +126,7 @@ async def test_a_gpu_that_was_replaced_in_its_slot_is_not_missed(tmp_path: Path)
     one.read(*UUIDS)
     await one.monitor.save()
     next_one = after_a_boot(tmp_path)
-    next_one.monitor.hear_gpus({
+    next_one.monitor.take_gpus({
         "gpus": [
             {"uuid": "GPU-a", "index": 0, "pci": BUS["GPU-a"]}, {"uuid": "GPU-new", "index": 1, "pci": BUS["GPU-b"]}
         ]
@@ -172,21 +172,21 @@ HOST = {
 
 async def test_a_port_that_was_up_once_is_expected_until_a_person_says_otherwise(tmp_path: Path) -> None:
     one = Watched(tmp_path, gpus=False)
-    one.monitor.hear_host({"host": HOST | {"ports_down": [], "ports": ["mlx5_0/1"]}})
+    one.monitor.take_host({"host": HOST | {"ports_down": [], "ports": ["mlx5_0/1"]}})
     await one.monitor.save()
     next_one = after_a_boot(tmp_path, gpus=False)
     assert list(next_one.monitor.ports) == ["mlx5_0/1"]
     down = {"host": HOST | {"ports_down": [["mlx5_0/1", 31.0]], "ports": []}}
-    next_one.monitor.hear_host(down)
+    next_one.monitor.take_host(down)
     next_one.monitor.judge()
     assert next_one.found == [("port.down", "", "active")]
     next_one.monitor.acknowledge("", "port.down")
-    next_one.monitor.hear_host(down)
+    next_one.monitor.take_host(down)
     next_one.monitor.judge()
     assert next_one.found == [("port.down", "", "probation")]
     assert not next_one.monitor.ports
-    next_one.monitor.hear_host({"host": HOST | {"ports_down": [], "ports": ["mlx5_0/1"]}})
-    next_one.monitor.hear_host(down)
+    next_one.monitor.take_host({"host": HOST | {"ports_down": [], "ports": ["mlx5_0/1"]}})
+    next_one.monitor.take_host(down)
     next_one.monitor.judge()
     assert next_one.found == [("port.down", "", "active")], "it was up again"
 
@@ -307,6 +307,6 @@ async def test_a_restart_forgets_nothing_and_fears_no_file(tmp_path: Path) -> No
     await one.monitor.save()
     again = Watched(tmp_path, gpus=False)
     assert again.found == [("xid.79", BUS["GPU-a"], "active")]
-    assert [v.rule for v in again.monitor.told] == ["xid.79"]
+    assert [v.rule for v in again.monitor.published] == ["xid.79"]
     file.write_text("{")
     assert Watched(tmp_path).found == []

@@ -11,12 +11,20 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.health.eventrules import EVENT_RULES, SETTLE
-from nodeagent.health.judge import LONGEST_LOOK, PROBATION, QUIET, Memory, acknowledged, judge, rules, verified
-from nodeagent.health.readings import Event, EventKind, Readings
-from nodeagent.health.rules import READING_RULES, Rule
-from nodeagent.health.xids import XIDS
-from tests.unit.health.test_rules import ALL_GOOD, CASES, OURS
+from nodeagent.hardware.judging.eventrules import EVENT_RULES, SETTLE, XIDS
+from nodeagent.hardware.judging.judge import (
+    LONGEST_LOOK,
+    PROBATION,
+    QUIET,
+    Memory,
+    acknowledged,
+    judge,
+    rules,
+    verified,
+)
+from nodeagent.hardware.judging.rules import READING_RULES, Rule
+from nodeagent.hardware.readings import Event, EventKind, Readings
+from tests.unit.hardware.judging.test_rules import ALL_GOOD, CASES, OURS
 
 T = 1_700_000_000.0
 DEVICE = "GPU-a"

@@ -73,7 +73,7 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened, told by the kernel's log or by NVML; equal ones are folded into one with a count."""
+    """Something that happened, reported by the kernel's log or by NVML; equal ones are folded into one with a count."""
 
     kind: EventKind
     at: float

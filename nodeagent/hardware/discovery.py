@@ -1,5 +1,5 @@
-"""Which GPUs a node starts with. The driver is asked in a process of its own, since it can hang, and the start waits
-for it a moment only: GPUs that are found later join later, by the health monitor.
+"""Whether there is a driver to ask, and which GPUs a node starts with. The driver is asked in a process of its own,
+since it can hang, and the start waits for it a moment only: GPUs that are found later join later, by the monitor.
 
 Owns one file: the GPUs of this boot, so that a restart under a hung driver still knows what its workers run on.
 """
@@ -12,12 +12,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from nodeagent.health.driver import asked_for_gpus
-from nodeagent.health.ending import end
+from nodeagent.hardware.probes.process import end
 from nodeagent.model.node import Gpu
 from nodeagent.osutil.linux import write_atomic
 from nodeagent.spec.agentconfig import AgentConfig
 
+SIGNS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
+"""Without any of these there is no NVIDIA driver to ask, and an agent's restart need not wait for the answer."""
 PATIENCE = 1.0
 """Seconds that a start waits for the driver."""
 DEADLINE = 5.0
@@ -33,6 +34,13 @@ for i in range(pynvml.nvmlDeviceGetCount()):
     out.append([pynvml.nvmlDeviceGetUUID(h), i, pynvml.nvmlDeviceGetName(h)])
 print(json.dumps(out))
 """
+
+
+def asked_for_gpus(config: AgentConfig) -> bool:
+    """The driver is asked where there is one, or where the config names GPUs."""
+    if isinstance(config.node.gpus, tuple):
+        return bool(config.node.gpus)
+    return config.node.gpus == "auto" and any(sign.exists() for sign in SIGNS)
 
 
 async def find_gpus(config: AgentConfig, boot: str, environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str]:

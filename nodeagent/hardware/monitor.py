@@ -1,5 +1,7 @@
 """The agent's health monitor: runs the probes, feeds the judge, keeps its memory on disk, and has the verdicts ready.
 
+Its file holds what the judge remembers: a restart of the agent, or of the node, must not forget a broken GPU.
+
 Must never hold up the agent: it waits for no probe, and a disk that is slow to take the memory delays only itself. What
 is to be done about a verdict is ``plan/``'s business.
 """
@@ -11,34 +13,59 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from nodeagent.agent.clock import Clock
-from nodeagent.health import memory as kept_memory
-from nodeagent.health.eventrules import waits_until
-from nodeagent.health.judge import Key, Memory, Policy, acknowledged, escalated, judge, repaired, verified
-from nodeagent.health.memory import Kept
-from nodeagent.health.probe import Probe
-from nodeagent.health.probe_command import nvml_command, packages
-from nodeagent.health.readings import Event, GpuReading, HostReading, Readings
-from nodeagent.health.rules import MISSING, OF_ONE_START, PORT
-from nodeagent.health.told import told
+from nodeagent.hardware.judging.eventrules import waits_until
+from nodeagent.hardware.judging.judge import (
+    Key,
+    Memory,
+    Policy,
+    Repair,
+    acknowledged,
+    escalated,
+    judge,
+    published,
+    repaired,
+    verified,
+)
+from nodeagent.hardware.judging.rules import MISSING, OF_ONE_START, PORT
+from nodeagent.hardware.probes.process import ROOT, Probe, nvml_command, packages
+from nodeagent.hardware.readings import Event, GpuReading, HostReading, Readings
 from nodeagent.model.health import Action, Verdict
+from nodeagent.osutil.linux import write_atomic
 
 NVML_PACE = 2.0
 HOST_PACE = 5.0
 """Seconds between two readings of each probe."""
 TICK = 5.0
-"""Seconds between two judgements when nothing new is heard: probations end."""
+"""Seconds between two judgements when nothing new comes: probations end."""
 VERIFY = 10.0
 """Seconds that a repaired device has to be read without a fault before its probation begins."""
 KERNEL = "kernel"
 """Of the two sources of Xids the one that anybody could try to write to."""
-ROOT = Path(__file__).parents[2]
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The judge's memory, and what was seen of the machine once: a boot that finds less is not taken for a machine that
+    has less."""
+
+    memory: Memory = field(default_factory=Memory)
+    boot: str = ""
+    gpus: Sequence[str] = ()
+    """UUIDs, of every boot."""
+    buses: Mapping[str, str] = field(default_factory=dict)
+    """UUID to bus id."""
+    links: Mapping[str, int] = field(default_factory=dict)
+    """UUID to the most NVLinks that were up at a time in this boot."""
+    ports: Sequence[str] = ()
+    """Network ports that were up, of every boot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +87,8 @@ class Machine:
 
 
 class Monitor:
-    """``verdicts`` and ``told`` are always there; ``changed`` is called when ``told`` is another, or a GPU is new."""
+    """``verdicts`` and ``published`` are always there; ``changed`` is called when ``published`` differs, or a GPU is
+    new."""
 
     def __init__(
         self,
@@ -89,15 +117,15 @@ class Monitor:
         """Ports that are down, and not expected to be up any more."""
         before = max(self._memory.at, max((e.at for e in self._memory.past), default=0.0))
         self._followed = before or clock.wall()
-        """Unix time up to which the kernel's log was told of, by this agent or the one before it. Where there was none,
-        nobody knows what became of what is older: only the driver's readings tell."""
-        self.told = told(self._memory.verdicts)
-        """The verdicts as other nodes are to hear them."""
+        """Unix time up to which this agent, or the one before it, reported the kernel's log. Where there was none,
+        nobody knows what became of what is older: only the driver's readings show it."""
+        self.published = published(self._memory.verdicts)
+        """The verdicts as other nodes receive them."""
         self._buses = {bus: uuid for uuid, bus in kept.buses.items() if uuid in self._known}
         """Bus id to UUID of every GPU that was read: a driver that hangs names none."""
         self._answered = False
         """The driver has named its GPUs since this start."""
-        self._heard: Counter[tuple[str, str, int]] = Counter()
+        self._xid_counts: Counter[tuple[str, str, int]] = Counter()
         self._saved = Kept()
         self._gpus: tuple[GpuReading, ...] | None = None
         self._host: HostReading | None = None
@@ -118,12 +146,12 @@ class Monitor:
             self._host_command,
             bare,
             HOST_PACE,
-            self.hear_host,
+            self.take_host,
             self._due.set,
         )
         self._gpu_probe = Probe(
             "nvml", lambda: nvml_command(machine.python, NVML_PACE), {**environ, "PYTHONPATH": packages()},
-            NVML_PACE, self.hear_gpus, self._due.set,
+            NVML_PACE, self.take_gpus, self._due.set,
         )  # fmt: skip
         self._probes = (self._gpu_probe, self._host_probe) if machine.gpus or self._known else (self._host_probe,)
         """A driver that did not come up with this boot, where there were GPUs, is asked all the same."""
@@ -157,9 +185,9 @@ class Monitor:
 
     @property
     def xids(self) -> Mapping[tuple[str, int], int]:
-        """How many of each Xid came since this agent's start, by GPU. Both sources may tell of the same one."""
+        """How many of each Xid came since this agent's start, by GPU. Both sources may report the same one."""
         counts: dict[tuple[str, int], int] = {}
-        for (_, device, code), count in self._heard.items():
+        for (_, device, code), count in self._xid_counts.items():
             counts[device, code] = max(count, counts.get((device, code), 0))
         return counts
 
@@ -198,7 +226,7 @@ class Monitor:
 
     @property
     def processes(self) -> Mapping[str, Sequence[int]] | None:
-        """Pids on each GPU, of those that the driver tells them of; None while it does not answer."""
+        """Pids on each GPU, of those that the driver lists them for; None while it does not answer."""
         gpus = self.gpus
         if gpus is None:
             return None
@@ -300,20 +328,20 @@ class Monitor:
                     action=new.action, what=new.text, raw=new.raw,
                 )  # fmt: skip
         self._memory = memory
-        news = told(memory.verdicts)
-        if news != self.told:
-            self.told = news
+        news = published(memory.verdicts)
+        if news != self.published:
+            self.published = news
             self._changed()
 
-    def hear(self, event: Event, source: str) -> None:
-        """An event of one of the two sources that tell of Xids."""
+    def take_event(self, event: Event, source: str) -> None:
+        """An event of one of the two sources that report Xids."""
         device = self._buses.get(event.device, event.device)
         if event.kind == "xid" and (not self._machine.configured or device in self._machine.configured):
-            self._heard[source, device, event.code] += event.count
+            self._xid_counts[source, device, event.code] += event.count
         self._events.append(replace(event, logged=source == KERNEL))
 
-    def hear_gpus(self, line: dict[str, Any]) -> None:
-        """What the probe of the driver tells."""
+    def take_gpus(self, line: dict[str, Any]) -> None:
+        """Take in one line of the probe of the driver."""
         if "gpus" in line:
             self._stale = self._paused
             every = tuple(_gpu(fields) for fields in line["gpus"])
@@ -329,7 +357,7 @@ class Monitor:
             if fresh:
                 self._changed()
         for uuid, code, at, count in line.get("xids", ()):
-            self.hear(Event("xid", at, uuid, code, f"NVML event: Xid {code}", count), "nvml")
+            self.take_event(Event("xid", at, uuid, code, f"NVML event: Xid {code}", count), "nvml")
         self._due.set()
 
     def _with_links(self, gpu: GpuReading) -> GpuReading:
@@ -339,8 +367,8 @@ class Monitor:
         once = self._links[gpu.uuid] = max(gpu.links_up, self._links.get(gpu.uuid, 0))
         return replace(gpu, links_once=once)
 
-    def hear_host(self, line: dict[str, Any]) -> None:
-        """What the probe of the machine tells."""
+    def take_host(self, line: dict[str, Any]) -> None:
+        """Take in one line of the probe of the machine."""
         if "host" in line:
             fields = line["host"]
             self._accepted &= {port for port, _ in fields["ports_down"]}
@@ -348,7 +376,7 @@ class Monitor:
             self._host = _host(fields, self._accepted)
             self._followed = self._clock.wall()
         for fields in line.get("events", ()):
-            self.hear(Event(**fields), KERNEL)
+            self.take_event(Event(**fields), KERNEL)
         if "events" in line:
             self._due.set()
 
@@ -359,11 +387,11 @@ class Monitor:
             "folders": list(machine.folders), "interfaces": list(machine.interfaces), "poll": HOST_PACE,
             "since": self._followed, "ports": list(self._ports),
         }  # fmt: skip
-        return (machine.python, "-S", "-m", "nodeagent.health.probe_host", json.dumps(given))
+        return (machine.python, "-S", "-m", "nodeagent.hardware.probes.host", json.dumps(given))
 
     def _read(self) -> Kept:
         try:
-            kept = kept_memory.load(self._file)
+            kept = load_memory(self._file)
         except (ValueError, KeyError, TypeError) as error:
             self._log.error("what was known of this node's health is lost", file=str(self._file), why=str(error))
             return Kept()
@@ -377,10 +405,48 @@ class Monitor:
         if _essence(kept) == _essence(self._saved):
             return
         try:
-            await asyncio.to_thread(kept_memory.save, self._file, kept)
+            await asyncio.to_thread(save_memory, self._file, kept)
         except OSError as error:  # a full disk: verdicts hold until this agent ends
             self._log.error("verdicts cannot be kept", file=str(self._file), why=error.strerror)
         self._saved = kept
+
+
+def save_memory(path: Path, kept: Kept) -> None:
+    """Write it whole and durably. Raises OSError."""
+    memory = kept.memory
+    text = json.dumps(
+        {
+            "version": VERSION,
+            "boot": kept.boot,
+            "gpus": list(kept.gpus),
+            "buses": dict(kept.buses),
+            "links": dict(kept.links),
+            "ports": list(kept.ports),
+            "at": memory.at,
+            "verdicts": [verdict.model_dump() for verdict in memory.verdicts],
+            "past": [asdict(event) for event in memory.past],
+            "repairs": [asdict(repair) for repair in memory.repairs],
+        }
+    )
+    write_atomic(path, text, durable=True)
+
+
+def load_memory(path: Path) -> Kept:
+    """What was kept; nothing if there is no file. Raises ValueError for one that cannot be understood."""
+    try:
+        data: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return Kept()
+    if data["version"] != VERSION:
+        raise ValueError(f"{path} is of version {data['version']}, this agent reads {VERSION}")
+    memory = Memory(
+        verdicts=tuple(Verdict.model_validate(verdict) for verdict in data["verdicts"]),
+        past=tuple(Event(**event) for event in data["past"]),
+        repairs=tuple(Repair(**repair) for repair in data["repairs"]),
+        at=data["at"],
+    )
+    seen = {"buses": dict(data.get("buses", {})), "links": dict(data.get("links", {}))}  # versions before 0.2 lack them
+    return Kept(memory, data["boot"], tuple(data["gpus"]), ports=tuple(data.get("ports", ())), **seen)
 
 
 def _essence(kept: Kept) -> object:

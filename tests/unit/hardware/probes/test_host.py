@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.health.probe_host import FEW_FILES, FULL, clock_kept, handles, no_room, pressure
+from nodeagent.hardware.probes.host import FEW_FILES, FULL, clock_kept, handles, no_room, pressure
 
 
 @pytest.mark.parametrize(

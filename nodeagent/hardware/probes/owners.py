@@ -7,14 +7,14 @@ import os
 import pwd
 
 LONGEST = 60
-"""Characters of the command that are told."""
+"""Characters of the command that are shown."""
 
 
 def who(pid: int) -> str:
     """``pid 4711 (train1: python train.py)``, with the job where the process has the name of one in its environment;
     empty for one that has gone, or that is not to be seen from this container."""
     try:
-        user = user_of(os.stat(f"/proc/{pid}").st_uid)  # noqa: PTH116 (a third of what pathlib takes)
+        user = user_of(os.stat(f"/proc/{pid}").st_uid)
     except OSError:
         return ""
     command = " ".join(read_proc(f"/proc/{pid}/cmdline").decode(errors="replace").replace("\0", " ").split())

@@ -1,7 +1,8 @@
 """The agent's side of a probe: a process that writes JSON lines, held to a deadline and replaced when it misses two.
 
 Nobody waits for the process, alive or killed: one that is stuck in the driver does not even die. Must never block the
-loop, never judge what was read, and never leave more than ``MOST_STUCK`` of them behind.
+loop, never judge what was read, and never leave more than ``MOST_STUCK`` of them behind. Must never import what a probe
+imports: an agent that loaded a driver's library could hang with it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from nodeagent.health.readings import ProbeReading
+from nodeagent.hardware.readings import ProbeReading
 
 DEADLINE = 5.0
 """Seconds beyond its own pace after which a probe is late."""
@@ -25,12 +29,14 @@ MOST_STUCK = 3
 DIES = 1.0
 """Seconds in which a killed process is gone, unless the kernel holds it."""
 _LINE = 4 << 20
+ROOT = Path(__file__).parents[3]
 
-Heard = Callable[[dict[str, Any]], None]
+Received = Callable[[dict[str, Any]], None]
 
 
 class Probe:
-    """One probe. ``reading`` is always there; ``heard`` gets each line, ``changed`` is called when the reading does."""
+    """One probe. ``reading`` is always there; ``received`` gets each line, ``changed`` is called when the reading
+    differs."""
 
     def __init__(
         self,
@@ -38,13 +44,13 @@ class Probe:
         command: Callable[[], Sequence[str]],
         environ: Mapping[str, str],
         pace: float,
-        heard: Heard,
+        received: Received,
         changed: Callable[[], None],
         deadline: float = DEADLINE,
         again: float = AGAIN,
         kill: Callable[[subprocess.Popen[bytes]], None] = subprocess.Popen.kill,
     ) -> None:
-        self._command, self._environ, self._heard, self._changed = command, environ, heard, changed
+        self._command, self._environ, self._received, self._changed = command, environ, received, changed
         self._bound, self._again, self._kill = pace + deadline, again, kill
         self._stuck: list[subprocess.Popen[bytes]] = []
         self._process: subprocess.Popen[bytes] | None = None
@@ -53,18 +59,18 @@ class Probe:
         self.reading = ProbeReading(name)
 
     async def run(self) -> None:
-        """Until cancelled: start it, hear it, start it again."""
+        """Until cancelled: start it, read its lines, start it again."""
         while True:
             await self._wanted.wait()
             self._stuck = [process for process in self._stuck if process.poll() is None]
             if len(self._stuck) >= MOST_STUCK:
-                self._tell(self.reading.missed + 1, f"{len(self._stuck)} of its processes hang and cannot be killed")
+                self._report(self.reading.missed + 1, f"{len(self._stuck)} of its processes hang and cannot be killed")
                 await asyncio.sleep(self._bound)
                 continue
             try:
                 process = self._start()
             except OSError as error:
-                self._tell(self.reading.missed + 1, f"it cannot be started: {error.strerror}")
+                self._report(self.reading.missed + 1, f"it cannot be started: {error.strerror}")
             else:
                 self._process = process
                 try:
@@ -93,7 +99,7 @@ class Probe:
         )  # fmt: skip
 
     async def _listen(self, process: subprocess.Popen[bytes]) -> None:
-        """Hear it until it ends or misses two deadlines in a row."""
+        """Read its lines until it ends or misses two deadlines in a row."""
         assert process.stdout is not None
         lines = asyncio.StreamReader(_LINE)
         protocol = asyncio.StreamReaderProtocol(lines)
@@ -107,24 +113,24 @@ class Probe:
                     if not line and not self._wanted.is_set():
                         return
                     if not line:
-                        self._tell(self.reading.missed, self.reading.problem or "its process ended")
+                        self._report(self.reading.missed, self.reading.problem or "its process ended")
                         return
                     missed = 0
-                    told = json.loads(line)
-                    if told.keys() - {"problem"}:
-                        self._heard(told)
+                    message = json.loads(line)
+                    if message.keys() - {"problem"}:
+                        self._received(message)
                 except TimeoutError:
                     missed += 1
-                    self._tell(self.reading.missed + 1, "")
+                    self._report(self.reading.missed + 1, "")
                     continue
                 except (ValueError, TypeError, KeyError) as error:  # of another version than this agent's, say
-                    self._tell(self.reading.missed, f"it writes what this agent does not understand: {error}")
+                    self._report(self.reading.missed, f"it writes what this agent does not understand: {error}")
                     return
-                self._tell(0, str(told.get("problem", "")))
+                self._report(0, str(message.get("problem", "")))
         finally:
             transport.close()
 
-    def _tell(self, missed: int, problem: str) -> None:
+    def _report(self, missed: int, problem: str) -> None:
         new = ProbeReading(self.reading.name, missed, problem)
         if new != self.reading:
             self.reading = new
@@ -147,3 +153,27 @@ class Probe:
             os.close(pidfd)
             if process.poll() is None:
                 self._stuck.append(process)
+
+
+async def end(process: asyncio.subprocess.Process) -> None:
+    """Kill it and all of its session, which must be its own; one that does not die is left to itself."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DIES):
+            await process.wait()
+
+
+def nvml_command(python: str, pace: float) -> tuple[str, ...]:
+    """The command; ``packages`` belongs into its PYTHONPATH."""
+    return (python, "-S", "-m", "nodeagent.hardware.probes.nvml", str(pace))
+
+
+def packages() -> str:
+    """Where nodeagent and nvidia-ml-py are."""
+    found = find_spec("pynvml")
+    folders = [str(ROOT)]
+    if found is not None and found.origin is not None:
+        folders.append(str(Path(found.origin).parent))
+    return os.pathsep.join(dict.fromkeys(folders))

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.health.eventrules import MOST_KEPT, Fired, judge_events, remember, waits_until
-from nodeagent.health.readings import Event, EventKind
-from nodeagent.health.xids import XIDS
+from nodeagent.hardware.judging.eventrules import MOST_KEPT, XIDS, Fired, judge_events, remember, waits_until
+from nodeagent.hardware.readings import Event, EventKind
 
 A, B = "GPU-a", "GPU-b"
 NONE: frozenset[str] = frozenset()

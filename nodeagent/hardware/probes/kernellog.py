@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _AT = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})(?:\.[0-7])?"
 """A bus id, without or with its function."""
 _XID = re.compile(rf"NVRM: Xid \(PCI:{_AT}(?: GPU-I:\d{{1,4}})?(?: GPU-CI:\d{{1,4}})?\): (\d{{1,5}})(?!\d)")
-"""The error of a MIG slice names the slice; it is told as its GPU's."""
+"""The error of a MIG slice names the slice; it counts as its GPU's."""
 _XID_BEGINS = b";NVRM: Xid ("
 _XIDS = re.compile(rb"^[0-7],[^;\n]*;(NVRM: Xid \([^,\n]*)[,\n]", re.MULTILINE)
 """Device and code of each Xid among many records that the kernel itself wrote."""
@@ -68,7 +68,7 @@ _HINT = re.compile(
 )
 """Most lines are none of these, and are let go after one look."""
 MOST_KEPT = 256
-"""Distinct events of one telling; what is beyond them is counted as lost."""
+"""Distinct events of one message; what is beyond them is counted as lost."""
 _LOST = ("overrun", "", 0)
 _LONGEST = 18
 """Digits of a number in a record's head."""
@@ -82,7 +82,7 @@ class Line:
     def __init__(self, kind: str, device: str, code: int, raw: str, at: float, count: int = 1) -> None:
         self.kind, self.device, self.code, self.raw, self.at, self.count = kind, device, code, raw, at, count
 
-    def told(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """As readings.Event takes it."""
         return {
             "kind": self.kind, "device": self.device, "code": self.code, "raw": self.raw, "at": self.at,
@@ -125,8 +125,8 @@ class Folder:
     def __init__(self, boot_time: float = 0.0, since: float = 0.0) -> None:
         self._boot_time, self._since = boot_time, since
         self._lines: dict[tuple[str, str, int], Line] = {}
-        self._told: set[tuple[str, str, int]] = set()
-        """What was told since everything was told last."""
+        self._sent: set[tuple[str, str, int]] = set()
+        """Sent since everything was sent last."""
         self._number: int | None = None
         """Of the newest record."""
 
@@ -155,8 +155,8 @@ class Folder:
             span[1] = begins
             span[2] += 1
         for first, newest, count in spans.values():
-            told, last = (record(_line_at(joined, begins), self._boot_time) for begins in (first, newest))
-            if told and last and (line := parse(*told)):
+            first_one, last = (record(_line_at(joined, begins), self._boot_time) for begins in (first, newest))
+            if first_one and last and (line := parse(*first_one)):
                 line.count, line.at = count, last[1]
                 self.add(line)
 
@@ -186,15 +186,15 @@ class Folder:
             self._lose(f"more than {MOST_KEPT} kinds of events at a time", line.at, line.count)
 
     def news(self) -> list[dict[str, Any]]:
-        """Those of which none was told since the last ``take``; others wait for the next one."""
-        fresh = [key for key in self._lines if key not in self._told]
-        self._told.update(fresh)
-        return [self._lines.pop(key).told() for key in fresh]
+        """Those of which none was sent since the last ``take``; others wait for the next one."""
+        fresh = [key for key in self._lines if key not in self._sent]
+        self._sent.update(fresh)
+        return [self._lines.pop(key).fields() for key in fresh]
 
     def take(self) -> list[dict[str, Any]]:
         """All of them, and begin anew."""
-        self._told = set(self._lines)
-        taken = [line.told() for line in self._lines.values()]
+        self._sent = set(self._lines)
+        taken = [line.fields() for line in self._lines.values()]
         self._lines.clear()
         return taken
 

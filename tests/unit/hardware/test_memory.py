@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.health.judge import Memory, Repair
-from nodeagent.health.memory import Kept, load, save
-from nodeagent.health.readings import Event
+from nodeagent.hardware.judging.judge import Memory, Repair
+from nodeagent.hardware.monitor import Kept, load_memory, save_memory
+from nodeagent.hardware.readings import Event
 from nodeagent.model.health import Verdict
 
 VERDICT = Verdict(
@@ -22,13 +22,13 @@ def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
         (VERDICT,), (Event("xid", 2.0, "GPU-a", 79, "line", 3),), (Repair("GPU-a", "x", "reboot", 1.0),), 5.0
     )
     kept = Kept(memory, "b", ("GPU-a",), {"GPU-a": "0000:3b:00"}, {"GPU-a": 18}, ("mlx5_0/1",))
-    save(tmp_path / "health.json", kept)
-    assert load(tmp_path / "health.json") == kept
+    save_memory(tmp_path / "health.json", kept)
+    assert load_memory(tmp_path / "health.json") == kept
     assert [p.name for p in tmp_path.iterdir()] == ["health.json"]
 
 
 def test_without_a_file_nothing_is_remembered(tmp_path: Path) -> None:
-    assert load(tmp_path / "health.json") == Kept()
+    assert load_memory(tmp_path / "health.json") == Kept()
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"version": 2}', '{"version": 1, "verdicts": [{"rule": 1}]}', "[]"])
@@ -36,4 +36,4 @@ def test_what_cannot_be_understood_is_an_error(tmp_path: Path, text: str) -> Non
     file = tmp_path / "health.json"
     file.write_text(text)
     with pytest.raises((ValueError, KeyError, TypeError)):
-        load(file)
+        load_memory(file)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.health.readings import GpuReading, HostReading, ProbeReading, Readings
-from nodeagent.health.rules import GPU_RULES, READING_RULES, Look, looks, replay_bound
+from nodeagent.hardware.judging.rules import GPU_RULES, READING_RULES, Look, looks, replay_bound
+from nodeagent.hardware.readings import GpuReading, HostReading, ProbeReading, Readings
 
 GOOD = GpuReading(
     uuid="GPU-a",

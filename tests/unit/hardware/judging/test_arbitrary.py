@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodeagent.health.judge import Memory, judge
-from nodeagent.health.kernellog import Folder, parse, record
-from nodeagent.health.monitor import _gpu
-from nodeagent.health.readings import Event, GpuReading, Readings
+from nodeagent.hardware.judging.judge import Memory, judge
+from nodeagent.hardware.monitor import _gpu
+from nodeagent.hardware.probes.kernellog import Folder, parse, record
+from nodeagent.hardware.readings import Event, GpuReading, Readings
 
 GENUINE = re.compile(
     r"NVRM: Xid \(PCI:[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}[^)]*\): \d+"

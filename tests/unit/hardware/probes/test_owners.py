@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from nodeagent.health.users import user_of, who
+from nodeagent.hardware.probes.owners import user_of, who
 
 
 @pytest.mark.parametrize(("environ", "told"), [

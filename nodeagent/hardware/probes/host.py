@@ -6,7 +6,7 @@ Standard library only. Must never judge. A disk that does not answer holds up a 
     {"host": {...}}      every ``POLL`` seconds; fields of readings.HostReading
 
 Argument: JSON with ``proc``, ``sys``, ``kmsg`` (paths), ``folders``, ``interfaces`` (names), ``units`` (a folder),
-``poll``, ``ports`` (that were up once) and ``since`` (Unix time: older lines were told before).
+``poll``, ``ports`` (that were up once) and ``since`` (Unix time: older lines were reported before).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 
-from nodeagent.health.kernellog import Folder
+from nodeagent.hardware.probes.kernellog import Folder
 
 TYPE_CHECKING = False  # without typing and pathlib: they cost 1.3 MB
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ GATHER = 0.1
 """Seconds between two looks into the kernel's log while it is written to."""
 SHARE = 0.006
 """Of a core: what the kernel's log may cost, however much is written. The kernel keeps what waits; what it overwrites
-meanwhile is told as lost."""
+meanwhile is reported as lost."""
 LATE = 5.0
-"""Seconds after which a folder that does not answer is told as one that does not."""
+"""Seconds after which a folder that does not answer is reported as one that does not."""
 FULL = 256 << 20
 """Free bytes below which a folder is as good as full."""
 INIT_ROOT = "/proc/1/root"
@@ -197,7 +197,7 @@ def pressure(proc: str, resource: str) -> float | None:
     """Share of the last minute in which nothing that ran could go on for want of it."""
     try:
         lines = _text(f"{proc}/pressure/{resource}").splitlines()
-    except OSError:  # a kernel that does not keep it, or was told not to
+    except OSError:  # a kernel that does not keep it, or is configured not to
         return None
     fields = next((line.split() for line in lines if line.startswith("full ")), [])
     values = [field[6:] for field in fields if field.startswith("avg60=")]
@@ -214,7 +214,7 @@ def handles(proc: str) -> dict[str, float | None]:
         bounds = [int(_text(f"{proc}/sys/kernel/{name}")) for name in ("pid_max", "threads-max")]
         found["processes_used"] = int(running) / max(1, min(bounds))
     except (OSError, ValueError, IndexError):
-        pass  # a kernel that tells it otherwise: not known
+        pass  # a kernel that writes it otherwise: not known
     return found
 
 
@@ -246,7 +246,7 @@ def pause(spent: float) -> float:
     return max(GATHER, spent / SHARE)
 
 
-def tell(what: dict[str, Any]) -> None:
+def write(what: dict[str, Any]) -> None:
     """One line; the pipe's end is the end of this process."""
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
@@ -270,7 +270,7 @@ def main() -> None:
     while True:
         busy = log is not None and log.read()
         if log is not None and (events := log.folder.news()):
-            tell({"events": events})
+            write({"events": events})
         now = time.monotonic()
         if now >= due:
             host = {
@@ -283,7 +283,7 @@ def main() -> None:
                 "clock_kept": clock_kept(),
             }
             repeated = log.folder.take() if log is not None else []
-            tell({"host": host | handles(proc) | ports.look(now)} | ({"events": repeated} if repeated else {}))
+            write({"host": host | handles(proc) | ports.look(now)} | ({"events": repeated} if repeated else {}))
             due = now + given["poll"]
         if busy:
             time.sleep(pause(time.process_time() - spent))

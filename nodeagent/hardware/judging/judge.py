@@ -8,14 +8,14 @@ take silence for health: a rule that could not be looked at stays as it was.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from nodeagent.health.eventrules import EVENT_RULES, Fired, judge_events, remember, xid_rule
-from nodeagent.health.readings import Event, Readings
-from nodeagent.health.rules import FOREIGN, READING_RULES, SHARED, Look, Rule, looks
-from nodeagent.health.xids import XIDS
+from nodeagent.hardware.judging.eventrules import EVENT_RULES, XIDS, Fired, judge_events, remember, xid_rule
+from nodeagent.hardware.judging.rules import FOREIGN, READING_RULES, SHARED, TAKEN, Look, Rule, looks
+from nodeagent.hardware.readings import Event, GpuReading, Readings
 from nodeagent.model.health import ORDER, Action, Verdict
+from nodeagent.model.node import Gpu
 
 PROBATION = 600.0
 """Seconds a device is watched after its repair before it is trusted again."""
@@ -28,15 +28,20 @@ MOST_DOUBLED = 10
 """How often a probation is doubled at most."""
 _NEXT: Mapping[Action, Action] = {"reset_gpu": "reboot", "reboot": "service", "diagnose": "service"}
 """The next heavier repair, after one that did not last a week."""
-TOLD_ANEW = frozenset({FOREIGN.id, SHARED.id})
-"""Rules of which the newest reading is told, not the first: who uses the GPU now."""
+MOST_PUBLISHED = 32
+"""Verdicts that are published; the harmless ones go first."""
+RAW = 200
+"""Characters of the line that made one fire."""
+HOUR = 3600.0
+SHOWS_NEWEST = frozenset({FOREIGN.id, SHARED.id})
+"""Rules that show the newest reading, not the first: who uses the GPU now."""
 Key = tuple[str, str]
 """Rule and device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A repair that was done: it tells the next verdict of the device to ask for more."""
+    """A repair that was done: the next verdict of the device asks for more after it."""
 
     device: str
     rule: str
@@ -93,7 +98,7 @@ def judge(
     past = remember(memory.past, events, at)
     seen = _combined(looks(now, before, elapsed, ours))
     bad_links = frozenset(device for (rule, device), look in seen.items() if rule == "nvlink.down" and look.fires)
-    fired = _worst(judge_events(past, events, memory.at, at, bad_links, _sound(now)))
+    fired = _worst(judge_events(past, events, memory.at, at, bad_links, _clean(now)))
     fired = {key: one for key, one in fired.items() if one.rule.id not in policy.off}
     holding: dict[Key, float] = {}
     tallies = dict(memory.tallies)
@@ -163,7 +168,7 @@ def verified(memory: Memory, devices: Collection[str], at: float, policy: Policy
 
 
 def escalated(memory: Memory, keys: Collection[Key], at: float, raw: str) -> Memory:
-    """The repair of these verdicts did not help, which ``raw`` tells: each holds, and asks for the next heavier one."""
+    """The repair of these verdicts did not help (``raw`` says how): each holds, and asks for the next heavier one."""
     meant = [v for v in memory.verdicts if (v.rule, v.device) in keys]
     done = {(r.device, r.rule): r.action for r in memory.repairs}  # the newest of each
     untold = [v for v in meant if done.get((v.device, v.rule)) != v.action]
@@ -184,12 +189,12 @@ def acknowledged(memory: Memory, device: str, rule: str | None, at: float, polic
     return replace(memory, verdicts=verdicts)
 
 
-def _sound(now: Readings) -> frozenset[str]:
+def _clean(now: Readings) -> frozenset[str]:
     """GPUs that the driver reads without a fault; and the node (empty), if they are all that there should be."""
     gpus = now.gpus or ()
-    sound = {g.uuid for g in gpus if not g.error and g.recovery in (None, "none") and g.fabric in (None, "completed")}
-    whole = bool(gpus) and sound.issuperset(now.expected) and len(sound) == len(gpus)
-    return frozenset(sound | {""}) if whole else frozenset(sound)
+    clean = {g.uuid for g in gpus if not g.error and g.recovery in (None, "none") and g.fabric in (None, "completed")}
+    whole = bool(gpus) and clean.issuperset(now.expected) and len(clean) == len(gpus)
+    return frozenset(clean | {""}) if whole else frozenset(clean)
 
 
 def _worst(found: Iterable[Fired]) -> dict[Key, Fired]:
@@ -244,9 +249,9 @@ def _fire(
     rule = fired.rule
     if known is not None and known.stage == "active":
         more: dict[str, object] = {"count": known.count + fired.count, "seen": at, "boot": boot}
-        if ORDER[rule.severity] > ORDER[known.severity]:  # the driver confirms what the kernel's log said
+        if ORDER[rule.severity] > ORDER[known.severity]:  # the driver confirms what the kernel's log reported
             more |= {"severity": rule.severity, "text": rule.text, "raw": fired.raw, "since": at}
-        elif rule.id in TOLD_ANEW:
+        elif rule.id in SHOWS_NEWEST:
             more["raw"] = fired.raw
         return known.model_copy(update=more)
     action = rule.action
@@ -266,6 +271,53 @@ def _fire(
         boot=boot,
         dry_run=rule.id in policy.dry_run,
     )
+
+
+def published(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
+    """The worst of them, with counts as powers of ten and the last time to the hour."""
+    ranked = sorted(verdicts, key=lambda v: (not v.bars, -ORDER[v.severity], v.device, v.rule))
+    return tuple(_rough(v) for v in ranked[:MOST_PUBLISHED])
+
+
+def _rough(verdict: Verdict) -> Verdict:
+    seen = max(verdict.since, verdict.seen // HOUR * HOUR)
+    count = 10 ** (len(str(verdict.count)) - 1)
+    return verdict.model_copy(update={"seen": seen, "count": count, "raw": verdict.raw[:RAW]})
+
+
+def offered_gpus(
+    known: Sequence[Gpu],
+    seen: Collection[GpuReading],
+    verdicts: Iterable[Verdict],
+    may_join: bool,
+    held: Collection[str] = (),
+) -> tuple[Gpu, ...]:
+    """The node's GPUs: those known, and (``may_join``) those that were only found by now. One with a verdict that bars
+    it is left out, with its worst one's words; and so are those of which nobody knows whether they work, those
+    that somebody else uses, and those that are ``held`` for a check."""
+    verdicts = tuple(verdicts)
+    why: dict[str, str] = {}
+    for verdict in verdicts:
+        if verdict.rule in TAKEN and not verdict.dry_run:
+            why.setdefault(verdict.device, f"used by somebody else: {verdict.raw} ({verdict.rule})")
+        if verdict.device and verdict.bars:
+            why.setdefault(verdict.device, f"{verdict.text} ({verdict.rule}){_stage(verdict)}")
+    for uuid in held:
+        why.setdefault(uuid, "it is being checked (nodeagentctl diag)")
+    unknown = sorted((verdict for verdict in verdicts if verdict.unknown), key=lambda verdict: not verdict.device)
+    found = {gpu.uuid: Gpu(uuid=gpu.uuid, index=gpu.index, name=gpu.name) for gpu in seen}
+    base = {gpu.uuid: found.get(gpu.uuid, gpu) for gpu in known}
+    if may_join:
+        base = base | found
+    for verdict in unknown:
+        for uuid in [verdict.device] if verdict.device else base:
+            why.setdefault(uuid, f"{verdict.text} ({verdict.rule})")
+    whole = (g.model_copy(update={"healthy": False, "why": why[g.uuid]}) if g.uuid in why else g for g in base.values())
+    return tuple(sorted(whole, key=lambda g: (g.index, g.uuid)))
+
+
+def _stage(verdict: Verdict) -> str:
+    return {"active": "", "repaired": ", repaired, to be verified", "probation": ", on probation"}[verdict.stage]
 
 
 _HEALS = {rule.id: rule.heals for rule in rules()}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from nodeagent.health.readings import GpuReading, HostReading, ProbeReading, Readings
+from nodeagent.hardware.readings import GpuReading, HostReading, ProbeReading, Readings
 from nodeagent.model.health import Action, Severity
 
 Heals = Literal["reading", "quiet", "repair"]
@@ -187,7 +187,7 @@ GPU_RULES = (
 
 MISSING = Rule("nvml.missing", "fatal", "reboot", "repair", "the GPU is not there any more", "NVML device count",
                after=10.0)  # fmt: skip
-REPLAYS = Rule("pcie.replays", "degraded", "service", "quiet", "more PCIe replays than a sound link has",
+REPLAYS = Rule("pcie.replays", "degraded", "service", "quiet", "more PCIe replays than a working link has",
                "DCGM: bit error rate 1e-12")  # fmt: skip
 FOREIGN = Rule("gpu.foreign", "degraded", "none", "reading", "somebody else's processes use the GPU",
                "NVML processes", after=5.0)  # fmt: skip
@@ -248,7 +248,7 @@ class Look:
     rule: Rule
     device: str
     fires: bool
-    """False: fine. A rule that cannot tell makes no look at all."""
+    """False: fine. A rule whose value is not known makes no look at all."""
     raw: str = ""
 
 

@@ -2,7 +2,7 @@
 
 The driver may hang in any call, so nobody waits for this process: the agent counts deadlines (``probe.py``) and starts
 another. Standard library and nvidia-ml-py; must never judge, and never write a value that it did not read: what a
-driver does not tell is null.
+driver does not report is null.
 
     {"gpus": [...]}         every ``POLL`` seconds; fields of readings.GpuReading
     {"xids": [[uuid, code, unix time, count], ...]}      at once what is new; its repetitions along with the next "gpus"
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ctypes import byref
 from types import ModuleType
 
-from nodeagent.health.users import who
+from nodeagent.hardware.probes.owners import who
 
 TYPE_CHECKING = False  # without typing: it costs 0.7 MB
 if TYPE_CHECKING:
@@ -40,18 +40,18 @@ import pynvml  # noqa: E402 (only now)
 POLL = 2.0
 """Seconds between two looks at everything."""
 FOLD = 0.05
-"""Seconds for which events are gathered before they are told, so that a storm costs little."""
+"""Seconds for which events are gathered before they are sent, so that a storm costs little."""
 MOST_EVENTS = 100
 """Between two looks. What a storm has beyond them is dropped with its queue, or it would cost what it likes and be
-heard minutes late: the kernel's log has it, too, and the next look sees what it led to."""
+read minutes late: the kernel's log has it, too, and the next look sees what it led to."""
 _FIXED = ("uuid", "pci", "name", "vbios", "pcie_generation_max", "pcie_width_max")
 """What cannot change while this process holds the GPU: it is read until it has been read whole, and then no more."""
 _LINKS = 18
 _RECOVERY = {0: "none", 1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_reset", 7: "reboot"}
-"""Values of NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; others are told as their number."""
+"""Values of NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; others are sent as their number."""
 _FABRIC = {1: "not_started", 2: "in_progress", 3: "completed"}
 _ERRORS = {15: "GPU_IS_LOST", 16: "RESET_REQUIRED"}
-_UNTOLD = (
+_UNSUPPORTED = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     pynvml.NVML_ERROR_INVALID_ARGUMENT,
@@ -60,7 +60,7 @@ _UNTOLD = (
 )
 """This GPU, this driver or this user has no such value."""
 _MOST_OWNERS = 8
-"""Processes of a GPU whose owner is told."""
+"""Processes of a GPU whose owner is named."""
 _WAIT = 500
 """Milliseconds of one wait for an event."""
 
@@ -74,7 +74,7 @@ def ask(call: Callable[..., Any], *args: Any) -> Any:
     try:
         return call(*args)
     except pynvml.NVMLError as error:
-        if error.value in _UNTOLD:
+        if error.value in _UNSUPPORTED:
             return None
         raise GpuError(_ERRORS.get(error.value, f"NVML error {error.value}: {error}")) from error
 
@@ -153,7 +153,7 @@ def _fields(handle: Any) -> Iterator[dict[str, Any]]:
 
 
 def without_rest(gpu: dict[str, Any], rest: dict[str, int]) -> None:
-    """``memory_used`` of a driver that does not tell it from what it reserves: what is used beyond the least that was
+    """``memory_used`` of a driver that counts what it reserves itself, too: what is used beyond the least that was
     seen without a process (``rest``, by UUID). Until that was seen it is not known."""
     used, uuid = gpu.pop("memory_used_or_reserved", None), gpu.get("uuid")
     if used is None or uuid is None:
@@ -229,7 +229,7 @@ class Gpus:
         self._rest: dict[str, int] = {}
         self._set = self._new_set()
         self._registered: set[str] = set()
-        self.heard = 0
+        self.received = 0
         """Events since it was set to 0."""
         self.failed = 0
         """Waits for events in a row that the driver did not make, as when a GPU of the set is lost."""
@@ -293,10 +293,10 @@ class Gpus:
 
     def events(self, seconds: float) -> list[list[Any]]:
         """Wait for an Xid for at most so long; those of the next moment are folded in. Beyond ``MOST_EVENTS`` it
-        hears no more. Returns at once when the driver cannot wait (``failed``): a look says why."""
+        reads no more. Returns at once when the driver cannot wait (``failed``): a look says why."""
         until = time.monotonic() + seconds
         folded: dict[tuple[str, int], list[Any]] = {}
-        if self.heard >= MOST_EVENTS or self._set is None or self.failed > 1:
+        if self.received >= MOST_EVENTS or self._set is None or self.failed > 1:
             time.sleep(seconds)
         while (left := until - time.monotonic()) > 0:
             try:
@@ -312,8 +312,8 @@ class Gpus:
             uuid = self._name(event.device)
             one = folded.setdefault((uuid, event.eventData), [uuid, event.eventData, 0.0, 0])
             one[2], one[3] = time.time(), one[3] + 1
-            self.heard += 1
-            if self.heard == MOST_EVENTS:
+            self.received += 1
+            if self.received == MOST_EVENTS:
                 self._drop()
                 break
             if len(folded) == 1 and one[3] == 1:
@@ -321,7 +321,7 @@ class Gpus:
         return list(folded.values())
 
     def _drop(self) -> None:
-        """What waits to be heard. The next look registers anew."""
+        """Events that wait to be read. The next look registers anew."""
         if self._set is not None:
             pynvml.nvmlEventSetFree(self._set)
         self._set = self._new_set()
@@ -346,11 +346,11 @@ def _uuid(handle: Any) -> str:
 
 
 class Repetitions:
-    """Xids that were told since the last look: what repeats them waits for the next, or a storm would have the agent
+    """Xids that were sent since the last look: what repeats them waits for the next, or a storm would have the agent
     judge twenty times a second."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, int]] = set()
+        self._sent: set[tuple[str, int]] = set()
         self._held: dict[tuple[str, int], list[Any]] = {}
 
     def news(self, events: list[list[Any]]) -> list[list[Any]]:
@@ -358,8 +358,8 @@ class Repetitions:
         fresh = []
         for event in events:
             key = (event[0], event[1])
-            if key not in self._told:
-                self._told.add(key)
+            if key not in self._sent:
+                self._sent.add(key)
                 fresh.append(event)
             elif known := self._held.get(key):
                 known[2], known[3] = event[2], known[3] + event[3]
@@ -370,11 +370,11 @@ class Repetitions:
     def take(self) -> list[list[Any]]:
         """What was kept, and begin anew."""
         taken = list(self._held.values())
-        self._told, self._held = set(self._held), {}
+        self._sent, self._held = set(self._held), {}
         return taken
 
 
-def tell(what: dict[str, Any]) -> None:
+def write(what: dict[str, Any]) -> None:
     """One line; the pipe's end is the end of this process."""
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
@@ -386,7 +386,7 @@ def main() -> None:
     try:
         gpus = Gpus()
     except pynvml.NVMLError as error:
-        tell({"problem": f"NVML: {error}"})
+        write({"problem": f"NVML: {error}"})
         sys.exit(1)
     repetitions = Repetitions()
     while True:
@@ -394,14 +394,14 @@ def main() -> None:
         try:
             found = gpus.look()
         except pynvml.NVMLError as error:
-            tell({"problem": f"NVML: {error}"})
+            write({"problem": f"NVML: {error}"})
             sys.exit(1)
-        tell({"gpus": found} | ({"xids": again} if again else {}))
-        gpus.heard = 0
+        write({"gpus": found} | ({"xids": again} if again else {}))
+        gpus.received = 0
         until = time.monotonic() + poll
         while (left := until - time.monotonic()) > 0:
             if fresh := repetitions.news(gpus.events(left)):
-                tell({"xids": fresh})
+                write({"xids": fresh})
             if gpus.failed == 1:
                 break  # look at once which GPU it is; but not again and again
 
