@@ -18,6 +18,7 @@ from nodeagent.agent.usage import roots_of
 from nodeagent.hardware.discovery import asked_for_gpus
 from nodeagent.hardware.judging.judge import Policy, offered_gpus
 from nodeagent.hardware.monitor import Machine, Monitor
+from nodeagent.hardware.plugins import present
 from nodeagent.model.health import Verdict
 from nodeagent.model.node import Gpu, NodeFacts
 from nodeagent.model.repair import LABEL, Mending
@@ -95,7 +96,7 @@ def machine(config: AgentConfig, health: HealthConfig, boot: str) -> Machine:
     interface = config.node.data_interface
     return Machine(
         boot=boot, gpus=asked_for_gpus(config), configured=named, folders=health.folders,
-        interfaces=(interface,) if interface else (),
+        interfaces=(interface,) if interface else (), plugins=present() if config.node.gpus == "auto" else (),
     )  # fmt: skip
 
 

@@ -42,7 +42,8 @@ class CareRoutes:
         """GET /v1/health/rules: the table in force on this node."""
         policy = self.view.care.policy if self.view.care is not None else None
         rows = []
-        for rule in rules():
+        declared = self.view.care.monitor.declared if self.view.care is not None else {}
+        for rule in (*rules(), *declared.values()):
             mode = "off" if policy is None or rule.id in policy.off else "on"
             rows.append(
                 {

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nodeagent.hardware.probes.process import end
+from nodeagent.hardware.plugins import NVIDIA
+from nodeagent.hardware.probes.process import end, packages, reader_command
 from nodeagent.model.node import Gpu
 from nodeagent.osutil.linux import write_atomic
-from nodeagent.spec.agentconfig import AgentConfig
+
+if TYPE_CHECKING:  # the tool lists GPUs, too, and starts fast
+    from nodeagent.spec.agentconfig import AgentConfig
 
 SIGNS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
 """Without any of these there is no NVIDIA driver to ask, and an agent's restart need not wait for the answer."""
@@ -25,15 +31,6 @@ DEADLINE = 5.0
 """Seconds where nobody looks after the node's health, so that no GPU could join later."""
 FILE = "gpus.json"
 """In the ``state`` folder."""
-_QUERY = """
-import json, pynvml
-pynvml.nvmlInit()
-out = []
-for i in range(pynvml.nvmlDeviceGetCount()):
-    h = pynvml.nvmlDeviceGetHandleByIndex(i)
-    out.append([pynvml.nvmlDeviceGetUUID(h), i, pynvml.nvmlDeviceGetName(h)])
-print(json.dumps(out))
-"""
 
 
 def asked_for_gpus(config: AgentConfig) -> bool:
@@ -66,20 +63,45 @@ async def find_gpus(config: AgentConfig, boot: str, environ: Mapping[str, str]) 
 async def _ask(environ: Mapping[str, str], patience: float) -> tuple[tuple[Gpu, ...] | None, str]:
     """What the driver says; None: it did not answer."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _QUERY, env=dict(environ), stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE, start_new_session=True,
+        *reader_command(sys.executable, NVIDIA, None), env={**environ, "PYTHONPATH": packages()},
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
     )  # fmt: skip
     try:
         async with asyncio.timeout(patience):
-            out, err = await process.communicate()
+            out, _ = await process.communicate()
     except TimeoutError:
         await end(process)
         return None, f"GPUs unknown: the driver did not answer within {patience:g} s"
-    if process.returncode != 0:
-        last = err.decode(errors="replace").strip().splitlines()[-1:]
-        absent = any("NVMLError_LibraryNotFound" in line or "NVMLError_DriverNotLoaded" in line for line in last)
-        return (), "" if absent else f"the GPU query failed: {''.join(last)}"
-    return tuple(Gpu(uuid=u, index=i, name=n) for u, i, n in json.loads(out)), ""
+    return _listed(out)
+
+
+def installed_gpus(command: Sequence[str] | None = None) -> tuple[list[str], str]:
+    """The UUIDs of this machine's GPUs for a development cluster on it, and, when there is a driver that did not answer
+    well, why there are none. ``command``: another one in tests. Must never fail: no answer is no GPU."""
+    try:
+        answer = subprocess.run(
+            command or reader_command(sys.executable, NVIDIA, None), env={**os.environ, "PYTHONPATH": packages()},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=DEADLINE, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return (
+            [],
+            f"NVML did not answer within {DEADLINE:g} s: the local nodes have no GPUs (see `nodeagentctl doctor`)",
+        )
+    found, problem = _listed(answer.stdout)
+    return [gpu.uuid for gpu in found], f"{problem}: the local nodes have no GPUs" if problem else ""
+
+
+def _listed(out: bytes) -> tuple[tuple[Gpu, ...], str]:
+    """The GPUs of a line of the reader; none, and why, where it failed."""
+    try:
+        line = json.loads(out)
+        if "problem" in line:
+            return (), "" if line["absent"] else f"the GPU query failed: {line['problem']}"
+        return tuple(Gpu(uuid=gpu["uuid"], index=gpu["index"], name=gpu["name"]) for gpu in line["gpus"]), ""
+    except (ValueError, KeyError, TypeError):
+        return (), "the GPU query failed: it ended without an answer"
 
 
 def _remember(file: Path, boot: str, gpus: tuple[Gpu, ...]) -> str:

@@ -33,10 +33,12 @@ from nodeagent.hardware.judging.judge import (
     repaired,
     verified,
 )
-from nodeagent.hardware.judging.rules import MISSING, OF_ONE_START, PORT
-from nodeagent.hardware.probes.process import ROOT, Probe, nvml_command, packages
+from nodeagent.hardware.judging.rules import ACCELERATOR_MISSING, MISSING, OF_ONE_START, PORT, Rule
+from nodeagent.hardware.plugins import NVIDIA, Plugin, Vendor
+from nodeagent.hardware.probes.process import ROOT, Probe, packages, reader_command
 from nodeagent.hardware.readings import Event, GpuReading, HostReading, Readings
 from nodeagent.model.health import Action, Verdict
+from nodeagent.model.node import Gpu
 from nodeagent.osutil.linux import write_atomic
 
 NVML_PACE = 2.0
@@ -66,6 +68,8 @@ class Kept:
     """UUID to the most NVLinks that were up at a time in this boot."""
     ports: Sequence[str] = ()
     """Network ports that were up, of every boot."""
+    devices: Mapping[str, Sequence[Gpu]] = field(default_factory=dict)
+    """By plug-in, of every boot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,8 @@ class Machine:
     kmsg: str = "/dev/kmsg"
     units: str = "/lib/systemd/system"
     python: str = sys.executable
+    plugins: Sequence[Plugin] = ()
+    """Of accelerators beyond NVIDIA."""
 
 
 class Monitor:
@@ -150,11 +156,22 @@ class Monitor:
             self._due.set,
         )
         self._gpu_probe = Probe(
-            "nvml", lambda: nvml_command(machine.python, NVML_PACE), {**environ, "PYTHONPATH": packages()},
+            "nvml", lambda: reader_command(machine.python, NVIDIA, NVML_PACE), {**environ, "PYTHONPATH": packages()},
             NVML_PACE, self.take_gpus, self._due.set,
         )  # fmt: skip
         self._probes = (self._gpu_probe, self._host_probe) if machine.gpus or self._known else (self._host_probe,)
         """A driver that did not come up with this boot, where there were GPUs, is asked all the same."""
+        self._vendors = [
+            Vendor(
+                plugin,
+                environ,
+                machine.python,
+                self._due.set,
+                expected=kept.devices.get(plugin.name, ()),
+                offered=kept.boot == machine.boot,
+            )
+            for plugin in machine.plugins
+        ]  # fmt: skip
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -181,7 +198,18 @@ class Monitor:
     @property
     def last_gpus(self) -> tuple[GpuReading, ...]:
         """As last read, whether the driver still answers or not."""
-        return self._gpus or ()
+        return (self._gpus or ()) + tuple(device for vendor in self._vendors for device in vendor.last)
+
+    @property
+    def devices(self) -> tuple[GpuReading, ...]:
+        """Those of every vendor that answers, as last read."""
+        answered = (vendor.reading().devices or () for vendor in self._vendors)
+        return (self.gpus or ()) + tuple(device for devices in answered for device in devices)
+
+    @property
+    def declared(self) -> Mapping[str, Rule]:
+        """The rules of plug-ins, by id."""
+        return {name: rule for vendor in self._vendors for name, rule in vendor.rules.items()}
 
     @property
     def xids(self) -> Mapping[tuple[str, int], int]:
@@ -199,6 +227,14 @@ class Monitor:
         if gone and rule in (None, MISSING.id) and self.gpus is not None:
             self._known = tuple(uuid for uuid in self._known if uuid not in gone or uuid in self._machine.configured)
             memory = replace(memory, verdicts=tuple(v for v in memory.verdicts if v.device not in gone))
+        lost = [v for v in memory.verdicts if v.rule == ACCELERATOR_MISSING.id and v.device == device]
+        if lost and rule in (None, ACCELERATOR_MISSING.id):
+            for vendor in self._vendors:
+                vendor.forget(device)
+            known = {uuid for vendor in self._vendors for uuid in vendor.expected}
+            memory = replace(
+                memory, verdicts=tuple(v for v in memory.verdicts if v.device != device or device in known)
+            )
         if not device and rule in (None, PORT.id) and self._host is not None:
             self._accepted |= {port for port, _ in self._host.ports_down}
             self._ports = tuple(port for port in self._ports if port not in self._accepted)
@@ -227,10 +263,9 @@ class Monitor:
     @property
     def processes(self) -> Mapping[str, Sequence[int]] | None:
         """Pids on each GPU, of those that the driver lists them for; None while it does not answer."""
-        gpus = self.gpus
-        if gpus is None:
+        if self.gpus is None and (self.asks_the_driver or not self._vendors):
             return None
-        return {g.uuid: [pid for pid, _ in g.processes] for g in gpus if g.processes is not None}
+        return {g.uuid: [pid for pid, _ in g.processes] for g in self.devices if g.processes is not None}
 
     @property
     def strangers(self) -> frozenset[int]:
@@ -255,7 +290,7 @@ class Monitor:
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for probe in self._probes:
+            for probe in (*self._probes, *(vendor.probe for vendor in self._vendors)):
                 tasks.create_task(probe.run())
             while True:
                 self._due.clear()
@@ -278,17 +313,20 @@ class Monitor:
         readings = Readings(
             boot=self._machine.boot, gpus=self.gpus, expected=self._known, events=events, host=self._host,
             probes=tuple(probe.reading for probe in self._probes), working=self._working(),
+            accelerators=tuple(vendor.reading() for vendor in self._vendors if not vendor.probe.absent),
         )  # fmt: skip
         elapsed = now - self._before_at if self._before is not None else 0.0
         self._our_pids = self._ours()
-        memory = judge(self._memory, readings, self._before, at, elapsed, self._our_pids, self._policy)
+        policy = replace(self._policy, declared=self.declared)
+        memory = judge(self._memory, readings, self._before, at, elapsed, self._our_pids, policy)
         if self._before is None or readings.gpus is not self._before.gpus:
             self._before, self._before_at = readings, now
         self._take(self._verify(memory, now, at))
 
     def _ready_events(self) -> tuple[Event, ...]:
         """Those whose GPU is known by its UUID, as far as it ever will be; without those of other nodes' GPUs."""
-        found, waiting = [], []
+        found = [event for vendor in self._vendors for event in vendor.take_events()]
+        waiting = []
         for event in self._events:
             device = self._buses.get(event.device, event.device)
             if device and device not in self._known and self.asks_the_driver and self._unread():
@@ -307,7 +345,7 @@ class Monitor:
         """What was repaired has to be read without a fault for a while."""
         waiting = {v.device for v in memory.verdicts if v.stage == "repaired"}
         sick = {v.device for v in memory.verdicts if v.stage == "active" and v.severity in ("fatal", "unknown")}
-        readable = {g.uuid for g in self.gpus or () if not g.error} | {""}
+        readable = {g.uuid for g in self.devices if not g.error} | {""}
         fine = (waiting - sick) & readable
         self._fine_since = {device: self._fine_since.get(device, now) for device in fine}
         done = [device for device, since in self._fine_since.items() if now - since >= VERIFY]
@@ -356,7 +394,7 @@ class Monitor:
             self._buses |= {gpu.pci: gpu.uuid for gpu in every if gpu.pci}
             if fresh:
                 self._changed()
-        for uuid, code, at, count in line.get("xids", ()):
+        for uuid, code, at, count, _ in line.get("events", ()):
             self.take_event(Event("xid", at, uuid, code, f"NVML event: Xid {code}", count), "nvml")
         self._due.set()
 
@@ -401,7 +439,8 @@ class Monitor:
     async def save(self) -> None:
         """On disk before anybody acts on it again after a restart; only what an older start could not see anew."""
         buses = {uuid: bus for bus, uuid in self._buses.items() if uuid in self._known}
-        kept = Kept(self._memory, self._machine.boot, self._known, buses, dict(self._links), self._ports)
+        devices = {vendor.name: tuple(vendor.expected.values()) for vendor in self._vendors if vendor.expected}
+        kept = Kept(self._memory, self._machine.boot, self._known, buses, dict(self._links), self._ports, devices)
         if _essence(kept) == _essence(self._saved):
             return
         try:
@@ -422,6 +461,7 @@ def save_memory(path: Path, kept: Kept) -> None:
             "buses": dict(kept.buses),
             "links": dict(kept.links),
             "ports": list(kept.ports),
+            "devices": {name: [gpu.model_dump() for gpu in gpus] for name, gpus in kept.devices.items()},
             "at": memory.at,
             "verdicts": [verdict.model_dump() for verdict in memory.verdicts],
             "past": [asdict(event) for event in memory.past],
@@ -445,15 +485,16 @@ def load_memory(path: Path) -> Kept:
         repairs=tuple(Repair(**repair) for repair in data["repairs"]),
         at=data["at"],
     )
+    devices = {name: tuple(map(Gpu.model_validate, gpus)) for name, gpus in data.get("devices", {}).items()}
     seen = {"buses": dict(data.get("buses", {})), "links": dict(data.get("links", {}))}  # versions before 0.2 lack them
-    return Kept(memory, data["boot"], tuple(data["gpus"]), ports=tuple(data.get("ports", ())), **seen)
+    return Kept(memory, data["boot"], tuple(data["gpus"]), ports=tuple(data.get("ports", ())), devices=devices, **seen)
 
 
 def _essence(kept: Kept) -> object:
     """What is worth a write: not each repetition, and not the time alone."""
     verdicts = tuple((v.rule, v.device, v.stage, v.action, v.until, v.boot) for v in kept.memory.verdicts)
     past = tuple((e.kind, e.device, e.code, len(str(e.count))) for e in kept.memory.past)
-    seen = tuple(kept.gpus), dict(kept.buses), dict(kept.links), tuple(kept.ports)
+    seen = tuple(kept.gpus), dict(kept.buses), dict(kept.links), tuple(kept.ports), dict(kept.devices)
     return verdicts, past, kept.memory.repairs, kept.boot, seen
 
 

@@ -10,8 +10,13 @@ from typing import Literal
 
 EventKind = Literal[
     "xid", "off_bus", "init_failed", "api_mismatch", "sxid_fatal", "nvlink", "aer", "mce", "oom", "hung_task", "lockup",
-    "io_error", "overrun",
+    "io_error", "overrun", "reported",
 ]  # fmt: skip
+
+
+Heals = Literal["reading", "quiet", "repair"]
+"""``reading``: a reading that is fine again. ``quiet``: time without it. ``repair``: only its repair, or an operator's
+word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,10 @@ class GpuReading:
     """Of the first few processes: who they are, in words; empty for one that is not to be seen from here."""
     driver: str = ""
     vbios: str = ""
+    variable: str = ""
+    """Of a plug-in's device: the environment variable that hides the others; empty: ``CUDA_VISIBLE_DEVICES``."""
+    visible: str = ""
+    """What stands for it in there; empty: its uuid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +96,8 @@ class Event:
     count: int = 1
     logged: bool = False
     """Read in the kernel's log alone: the driver has not reported the same."""
+    rule: str = ""
+    """Of an event that a plug-in ``reported``: which of its rules it makes fire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +140,21 @@ class ProbeReading:
 
 
 @dataclass(frozen=True, slots=True)
+class AcceleratorReading:
+    """The devices of one plug-in, beside NVIDIA's."""
+
+    name: str
+    devices: tuple[GpuReading, ...] | None = None
+    """None: it has not answered."""
+    expected: tuple[str, ...] = ()
+    """Ids seen once, in this boot or an earlier one."""
+    problem: str = ""
+    """Why nothing is known of them now; empty: it answers, or may still."""
+    looks: tuple[tuple[str, str, bool, str], ...] = ()
+    """What its own rules saw: rule, device, whether it fires, and the line or value."""
+
+
+@dataclass(frozen=True, slots=True)
 class Readings:
     """All that is known at one moment. What a probe has not answered yet is missing, not empty."""
 
@@ -143,3 +169,4 @@ class Readings:
     working: bool = False
     """Workers of this node's pods run, and the driver may know them by other pids than this machine's."""
     probes: tuple[ProbeReading, ...] = field(default=())
+    accelerators: tuple[AcceleratorReading, ...] = ()

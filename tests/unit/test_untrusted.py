@@ -45,10 +45,11 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "diag/order.py": ("mkdir open", OWN),
     "diag/worker.py": ("read_text", KERNEL),
     "doctor/machine.py": ("open read_text", KERNEL),
+    "hardware/accelerator.py": ("open", KERNEL),
     "hardware/discovery.py": ("mkdir read_text", OWN),
     "hardware/monitor.py": ("read_text", OWN),
     "hardware/probes/host.py": ("listdir open", KERNEL),
-    "hardware/probes/owners.py": ("open", KERNEL),
+    "hardware/probes/reader.py": ("open", KERNEL),
     "lease/grants.py": (
         "chmod chown iterdir mkdir open unlink",
         OWN + "; of an answer, which is its user's, a few bytes are read",

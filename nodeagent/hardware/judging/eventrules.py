@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
-from nodeagent.hardware.judging.rules import Heals, Rule
-from nodeagent.hardware.readings import Event
+from nodeagent.hardware.judging.rules import Rule
+from nodeagent.hardware.readings import Event, Heals
 from nodeagent.model.health import Action, Severity
 
 BURST = 180.0
@@ -211,16 +212,19 @@ def remember(past: Sequence[Event], new: Sequence[Event], now: float) -> tuple[E
 
 def judge_events(
     past: Sequence[Event], new: Sequence[Event], last: float, now: float, bad_links: frozenset[str],
-    clean: frozenset[str] = frozenset(),
+    clean: frozenset[str] = frozenset(), declared: Mapping[str, Rule] = MappingProxyType({}),
 ) -> Iterable[Fired]:  # fmt: skip
     """What the new events mean, given the day before them (which includes them). ``bad_links``: GPUs with a link down.
     ``clean``: GPUs that the driver reads without a fault (empty: the node, if all are); what only the kernel's log
-    reports of one of those is a suspicion, and never fatal.
+    reports of one of those is a suspicion, and never fatal. ``declared``: the rules that plug-ins' events make fire.
 
     A double-bit error is judged once ``SETTLE`` has passed, in the first call after that; ``last`` is when the last one
     was made.
     """
-    for event, fired in _judged(past, new, last, now, bad_links):
+    for event in new:
+        if event.kind == "reported" and event.rule in declared:
+            yield Fired(declared[event.rule], event.device, event.raw, event.count)
+    for event, fired in _judged(past, [e for e in new if e.kind != "reported"], last, now, bad_links):
         if fired.rule.severity == "fatal" and fired.device in clean and _only_logged(event, past):
             yield replace(fired, rule=suspected(fired.rule))
         else:
@@ -306,7 +310,7 @@ def _folded(old: Event, new: Event, at: float) -> Event:
 
 
 def _same(a: Event, b: Event) -> bool:
-    return (a.kind, a.device, a.code) == (b.kind, b.device, b.code)
+    return (a.kind, a.device, a.code, a.rule) == (b.kind, b.device, b.code, b.rule)
 
 
 def _burst(event: Event, past: Sequence[Event], everywhere: bool = False) -> list[Event]:

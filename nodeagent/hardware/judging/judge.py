@@ -75,6 +75,8 @@ class Policy:
     probation: float = PROBATION
     dry_run: frozenset[str] = frozenset()
     off: frozenset[str] = frozenset()
+    declared: Mapping[str, Rule] = field(default_factory=dict)
+    """Rules of plug-ins, by id."""
 
 
 def rules() -> tuple[Rule, ...]:
@@ -96,9 +98,9 @@ def judge(
     names = {g.pci: g.uuid for g in now.gpus or () if g.pci}
     events = tuple(replace(e, device=names.get(e.device, e.device)) for e in now.events)
     past = remember(memory.past, events, at)
-    seen = _combined(looks(now, before, elapsed, ours))
+    seen = _combined(looks(now, before, elapsed, ours, policy.declared))
     bad_links = frozenset(device for (rule, device), look in seen.items() if rule == "nvlink.down" and look.fires)
-    fired = _worst(judge_events(past, events, memory.at, at, bad_links, _clean(now)))
+    fired = _worst(judge_events(past, events, memory.at, at, bad_links, _clean(now), policy.declared))
     fired = {key: one for key, one in fired.items() if one.rule.id not in policy.off}
     holding: dict[Key, float] = {}
     tallies = dict(memory.tallies)
@@ -232,7 +234,7 @@ def _onward(verdict: Verdict, fine: bool, at: float, boot: str, policy: Policy) 
     """A verdict whose rule does not fire now. None: it is over."""
     if verdict.stage == "probation":
         return None if verdict.until is not None and at >= verdict.until else verdict
-    heals = _heals(verdict.rule)
+    heals = _heals(verdict.rule, policy.declared)
     if heals == "reading" and fine:
         return verdict.model_copy(update={"stage": "repaired"}) if verdict.severity == "fatal" else None
     if heals == "quiet" and at - verdict.seen >= QUIET:
@@ -305,7 +307,10 @@ def offered_gpus(
     for uuid in held:
         why.setdefault(uuid, "it is being checked (nodeagentctl diag)")
     unknown = sorted((verdict for verdict in verdicts if verdict.unknown), key=lambda verdict: not verdict.device)
-    found = {gpu.uuid: Gpu(uuid=gpu.uuid, index=gpu.index, name=gpu.name) for gpu in seen}
+    found = {
+        gpu.uuid: Gpu(uuid=gpu.uuid, index=gpu.index, name=gpu.name, variable=gpu.variable, visible=gpu.visible)
+        for gpu in seen
+    }
     base = {gpu.uuid: found.get(gpu.uuid, gpu) for gpu in known}
     if may_join:
         base = base | found
@@ -323,8 +328,10 @@ def _stage(verdict: Verdict) -> str:
 _HEALS = {rule.id: rule.heals for rule in rules()}
 
 
-def _heals(rule: str) -> str:
+def _heals(rule: str, declared: Mapping[str, Rule]) -> str:
     """How a rule heals; of an Xid beyond the table, and of a rule of an older version, as the table's own words say."""
+    if rule in declared:
+        return declared[rule].heals
     if rule in _HEALS:
         return _HEALS[rule]
     return xid_rule(int(rule[4:])).heals if rule.startswith("xid.") and rule[4:].isdigit() else "repair"

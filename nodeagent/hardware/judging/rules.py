@@ -7,16 +7,12 @@ is not known neither fires a rule nor heals it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
 
-from nodeagent.hardware.readings import GpuReading, HostReading, ProbeReading, Readings
+from nodeagent.hardware.readings import AcceleratorReading, GpuReading, Heals, HostReading, ProbeReading, Readings
 from nodeagent.model.health import Action, Severity
-
-Heals = Literal["reading", "quiet", "repair"]
-"""``reading``: a reading that is fine again. ``quiet``: time without it. ``repair``: only its repair, or an operator's
-word."""
 
 LEFTOVER = 512 << 20
 """Bytes of GPU memory in use without any of our workers that are worth waiting for (NVRx waits for the same)."""
@@ -184,6 +180,8 @@ GPU_RULES = (
     ),
 )  # fmt: skip
 """On each GPU by itself."""
+COMMON_RULES = tuple(one for one in GPU_RULES if not one.rule.id.startswith("nvml."))
+"""Those that hold for every vendor's devices, as far as their values are known."""
 
 MISSING = Rule("nvml.missing", "fatal", "reboot", "repair", "the GPU is not there any more", "NVML device count",
                after=10.0)  # fmt: skip
@@ -195,6 +193,18 @@ SHARED = Rule("gpu.shared", "degraded", "none", "reading", "somebody else's proc
               "NVML processes", after=5.0)  # fmt: skip
 LEFT = Rule("gpu.leftover", "degraded", "reset_gpu", "reading", "memory of the GPU is held though nothing of ours runs",
             "NVML memory", after=5.0)  # fmt: skip
+ACCELERATOR_SILENT = Rule(
+    "accelerator.silent", "unknown", "diagnose", "reading",
+    "nobody knows about the device: its plug-in reports nothing", "own deadline",
+)  # fmt: skip
+ACCELERATOR_PROBLEM = Rule(
+    "accelerator.problem", "info", "none", "reading", "a plug-in reports nothing of its devices", "own check"
+)
+ACCELERATOR_MISSING = Rule("accelerator.missing", "fatal", "reboot", "repair", "the device is not there any more",
+                           "the plug-in's list", after=10.0)  # fmt: skip
+ACCELERATOR_UNREADABLE = Rule(
+    "accelerator.unreadable", "unknown", "diagnose", "reading", "the device cannot be read", "the plug-in's error"
+)
 NVML_LATE = Rule(
     "probe.nvml.late", "unknown", "none", "reading", "GPUs unknown: the driver has not answered", "own deadline"
 )
@@ -228,7 +238,9 @@ HANDLES = Rule("host.handles", "degraded", "none", "reading", "the machine runs 
 CLOCK = Rule("host.clock", "info", "none", "reading", "nothing keeps the machine's clock right", "adjtimex",
              after=900.0)  # fmt: skip
 
-OF_ONE_START = frozenset({NVML_LATE.id, NVML_BROKEN.id, PROBE_LATE.id, PROBE_BROKEN.id})
+OF_ONE_START = frozenset({
+    NVML_LATE.id, NVML_BROKEN.id, PROBE_LATE.id, PROBE_BROKEN.id, ACCELERATOR_SILENT.id, ACCELERATOR_PROBLEM.id,
+})  # fmt: skip
 """What they say is of a probe of this start of the agent: the next start has another, and knows nothing of it yet."""
 
 TAKEN = frozenset({FOREIGN.id, LEFT.id})
@@ -238,6 +250,7 @@ READING_RULES: tuple[Rule, ...] = (
     *(one.rule for one in GPU_RULES),
     MISSING, REPLAYS, FOREIGN, SHARED, LEFT, NVML_LATE, NVML_HUNG, NVML_BROKEN, PROBE_LATE, PROBE_BROKEN, KERNEL_LOG,
     PORT, FLAP, FABRIC_MANAGER, DISK, MEMORY, PRESSURE, IO_PRESSURE, HANDLES, CLOCK,
+    ACCELERATOR_SILENT, ACCELERATOR_PROBLEM, ACCELERATOR_MISSING, ACCELERATOR_UNREADABLE,
 )  # fmt: skip
 
 
@@ -252,26 +265,66 @@ class Look:
     raw: str = ""
 
 
-def looks(now: Readings, before: Readings | None, elapsed: float, ours: frozenset[int]) -> Iterable[Look]:
+def looks(
+    now: Readings,
+    before: Readings | None,
+    elapsed: float,
+    ours: frozenset[int],
+    declared: Mapping[str, Rule] = MappingProxyType({}),
+) -> Iterable[Look]:
     """Every rule on readings, for every device. ``before`` was read ``elapsed`` seconds ago; ``ours`` are the processes
-    of this node's workers."""
+    of this node's workers; ``declared`` are the plug-ins' own rules, by id."""
     for probe in now.probes:
         yield from _probe(probe)
     if now.gpus is not None:
         earlier = {} if before is None or before.gpus is None else {g.uuid: g for g in before.gpus}
-        blind = now.working and not any(pid in ours for gpu in now.gpus for pid, _ in gpu.processes or ())
+        blind = now.working and not _lists_ours(now.gpus, ours)
         for gpu in now.gpus:
-            for one in GPU_RULES:
-                fires = one.check(gpu)
-                if fires is not None:
-                    yield Look(one.rule, gpu.uuid, fires, one.show(gpu) if fires else "")
+            yield from _each(GPU_RULES, gpu)
             yield from _replays(gpu, earlier.get(gpu.uuid), elapsed)
             yield from _users(gpu, ours, blind)
         present = {g.uuid for g in now.gpus}
         for uuid in now.expected:
             yield Look(MISSING, uuid, uuid not in present, f"not among the {len(present)} GPUs that NVML lists")
+    for accelerator in now.accelerators:
+        yield from _accelerator(accelerator, now.working, ours, declared)
     if now.host is not None:
         yield from _host(now.host)
+
+
+def _each(rules: Iterable[GpuRule], gpu: GpuReading) -> Iterable[Look]:
+    for one in rules:
+        fires = one.check(gpu)
+        if fires is not None:
+            yield Look(one.rule, gpu.uuid, fires, one.show(gpu) if fires else "")
+
+
+def _lists_ours(gpus: Iterable[GpuReading], ours: frozenset[int]) -> bool:
+    return any(pid in ours for gpu in gpus for pid, _ in gpu.processes or ())
+
+
+def _accelerator(
+    reading: AcceleratorReading, working: bool, ours: frozenset[int], declared: Mapping[str, Rule]
+) -> Iterable[Look]:
+    """A plug-in's devices: what all devices have in common, and what the plug-in's own rules saw."""
+    yield Look(ACCELERATOR_PROBLEM, "", bool(reading.problem), reading.problem)
+    for uuid in reading.expected:
+        yield Look(ACCELERATOR_SILENT, uuid, bool(reading.problem), reading.problem)
+    if reading.devices is None:
+        return
+    blind = working and not _lists_ours(reading.devices, ours)
+    for device in reading.devices:
+        yield Look(ACCELERATOR_UNREADABLE, device.uuid, bool(device.error), device.error)
+        yield from _each(COMMON_RULES, device)
+        yield from _users(device, ours, blind)
+    for rule, uuid, fires, raw in reading.looks:
+        if rule in declared:
+            yield Look(declared[rule], uuid, fires, raw)
+    present = {device.uuid for device in reading.devices}
+    for uuid in reading.expected:
+        yield Look(
+            ACCELERATOR_MISSING, uuid, uuid not in present, f"not among the {len(present)} devices of {reading.name}"
+        )
 
 
 def _probe(probe: ProbeReading) -> Iterable[Look]:

@@ -1,24 +1,18 @@
-"""The GPU probe: a process of its own that reads NVML and waits for Xids, and writes what it finds as JSON lines.
+"""NVIDIA's devices, read through NVML, with the Xids that its driver reports: a plug-in as any other.
 
-The driver may hang in any call, so nobody waits for this process: the agent counts deadlines (``probe.py``) and starts
-another. Standard library and nvidia-ml-py; must never judge, and never write a value that it did not read: what a
-driver does not report is null.
-
-    {"gpus": [...]}         every ``POLL`` seconds; fields of readings.GpuReading
-    {"xids": [[uuid, code, unix time, count], ...]}      at once what is new; its repetitions along with the next "gpus"
-    {"problem": "..."}      nothing can be read: no library, no driver
+The standard library and nvidia-ml-py; must never judge, and never report a value that it did not read: what the driver
+does not say is left out or None.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from ctypes import byref
 from types import ModuleType
 
-from nodeagent.hardware.probes.owners import who
+from nodeagent.hardware.accelerator import AbsentError, Accelerator, Event, ProblemError, who
 
 TYPE_CHECKING = False  # without typing: it costs 0.7 MB
 if TYPE_CHECKING:
@@ -37,8 +31,6 @@ _without_search()
 
 import pynvml  # noqa: E402 (only now)
 
-POLL = 2.0
-"""Seconds between two looks at everything."""
 FOLD = 0.05
 """Seconds for which events are gathered before they are sent, so that a storm costs little."""
 MOST_EVENTS = 100
@@ -59,6 +51,8 @@ _UNSUPPORTED = (
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
 )
 """This GPU, this driver or this user has no such value."""
+_ABSENT = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+"""There is no driver on this machine, or it is not loaded."""
 _MOST_OWNERS = 8
 """Processes of a GPU whose owner is named."""
 _WAIT = 500
@@ -214,12 +208,19 @@ def _fabric(handle: Any) -> str | None:
     return "failed" if state == "completed" and info.status != pynvml.NVML_SUCCESS else state
 
 
-class Gpus:
-    """The devices, with the events they are registered for."""
+class Nvidia(Accelerator):
+    """The GPUs, with the events they are registered for."""
 
-    def __init__(self) -> None:
-        pynvml.nvmlInit()
-        self.driver = str(pynvml.nvmlSystemGetDriverVersion())
+    name = "nvidia"
+    variable = "CUDA_VISIBLE_DEVICES"
+
+    def open(self) -> None:
+        try:
+            pynvml.nvmlInit()
+            self.driver = str(pynvml.nvmlSystemGetDriverVersion())
+        except pynvml.NVMLError as error:
+            kind = AbsentError if error.value in _ABSENT else ProblemError
+            raise kind(f"NVML: {error}") from error
         self._known: dict[str, dict[str, Any]] = {}
         """UUID to what identifies the GPU, as far as it was ever read."""
         self._whole: set[str] = set()
@@ -234,7 +235,31 @@ class Gpus:
         self.failed = 0
         """Waits for events in a row that the driver did not make, as when a GPU of the set is lost."""
 
+    @property
+    def due(self) -> bool:
+        """The driver could not wait for the first time: a look says which GPU it is. But not again and again."""
+        return self.failed == 1
+
+    def devices(self) -> list[dict[str, Any]]:
+        found = []
+        try:
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+                found.append({"uuid": uuid, "index": index, "name": name})
+        except pynvml.NVMLError as error:
+            raise ProblemError(f"NVML: {error}") from error
+        return found
+
     def look(self) -> list[dict[str, Any]]:
+        try:
+            found = self._look()
+        except pynvml.NVMLError as error:
+            raise ProblemError(f"NVML: {error}") from error
+        self.received = 0
+        return found
+
+    def _look(self) -> list[dict[str, Any]]:
         """Every GPU; one that cannot be read any more keeps the identity it had."""
         handles: dict[int, Any] = {}
         errors: dict[int, str] = {}
@@ -291,11 +316,11 @@ class Gpus:
             return  # a lost one: its reading says so, and the next look tries again
         self._registered.add(uuid)
 
-    def events(self, seconds: float) -> list[list[Any]]:
+    def events(self, seconds: float) -> list[Event]:
         """Wait for an Xid for at most so long; those of the next moment are folded in. Beyond ``MOST_EVENTS`` it
         reads no more. Returns at once when the driver cannot wait (``failed``): a look says why."""
         until = time.monotonic() + seconds
-        folded: dict[tuple[str, int], list[Any]] = {}
+        folded: dict[tuple[str, int], Event] = {}
         if self.received >= MOST_EVENTS or self._set is None or self.failed > 1:
             time.sleep(seconds)
         while (left := until - time.monotonic()) > 0:
@@ -310,13 +335,13 @@ class Gpus:
                 break
             self.failed = 0
             uuid = self._name(event.device)
-            one = folded.setdefault((uuid, event.eventData), [uuid, event.eventData, 0.0, 0])
-            one[2], one[3] = time.time(), one[3] + 1
+            one = folded.setdefault((uuid, event.eventData), Event(uuid, int(event.eventData), 0.0, 0))
+            one.at, one.count = time.time(), one.count + 1
             self.received += 1
             if self.received == MOST_EVENTS:
                 self._drop()
                 break
-            if len(folded) == 1 and one[3] == 1:
+            if len(folded) == 1 and one.count == 1:
                 until = min(until, time.monotonic() + FOLD)
         return list(folded.values())
 
@@ -331,7 +356,7 @@ class Gpus:
         """UUID of an event's device; of a lost one, by asking which of the known it may be: none but it is lost."""
         if uuid := _uuid(handle):
             return uuid
-        lost = [known["uuid"] for known in self.look() if known.get("error")]
+        lost = [known["uuid"] for known in self._look() if known.get("error")]
         return str(lost[0]) if len(lost) == 1 else ""
 
 
@@ -343,71 +368,3 @@ def _uuid(handle: Any) -> str:
         return str(ask(pynvml.nvmlDeviceGetUUID, handle) or "")
     except GpuError:
         return ""
-
-
-class Repetitions:
-    """Xids that were sent since the last look: what repeats them waits for the next, or a storm would have the agent
-    judge twenty times a second."""
-
-    def __init__(self) -> None:
-        self._sent: set[tuple[str, int]] = set()
-        self._held: dict[tuple[str, int], list[Any]] = {}
-
-    def news(self, events: list[list[Any]]) -> list[list[Any]]:
-        """Those that repeat nothing; the others are kept."""
-        fresh = []
-        for event in events:
-            key = (event[0], event[1])
-            if key not in self._sent:
-                self._sent.add(key)
-                fresh.append(event)
-            elif known := self._held.get(key):
-                known[2], known[3] = event[2], known[3] + event[3]
-            else:
-                self._held[key] = event
-        return fresh
-
-    def take(self) -> list[list[Any]]:
-        """What was kept, and begin anew."""
-        taken = list(self._held.values())
-        self._sent, self._held = set(self._held), {}
-        return taken
-
-
-def write(what: dict[str, Any]) -> None:
-    """One line; the pipe's end is the end of this process."""
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
-
-
-def main() -> None:
-    """Look and wait, for as long as somebody reads."""
-    poll = float(sys.argv[1]) if len(sys.argv) > 1 else POLL
-    try:
-        gpus = Gpus()
-    except pynvml.NVMLError as error:
-        write({"problem": f"NVML: {error}"})
-        sys.exit(1)
-    repetitions = Repetitions()
-    while True:
-        again = repetitions.take()
-        try:
-            found = gpus.look()
-        except pynvml.NVMLError as error:
-            write({"problem": f"NVML: {error}"})
-            sys.exit(1)
-        write({"gpus": found} | ({"xids": again} if again else {}))
-        gpus.received = 0
-        until = time.monotonic() + poll
-        while (left := until - time.monotonic()) > 0:
-            if fresh := repetitions.news(gpus.events(left)):
-                write({"xids": fresh})
-            if gpus.failed == 1:
-                break  # look at once which GPU it is; but not again and again
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except BrokenPipeError:
-        sys.exit(0)

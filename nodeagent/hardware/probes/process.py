@@ -28,10 +28,21 @@ MOST_STUCK = 3
 """Killed processes that have not died, after which no more are started: each holds memory and locks of the driver."""
 DIES = 1.0
 """Seconds in which a killed process is gone, unless the kernel holds it."""
+PROBLEM = 300
+"""Characters of what is wrong that are kept."""
+MOST_LINES = 200
+"""Lines of a plug-in within one pace and deadline. One that writes more is stopped, or it would keep the agent busy."""
 _LINE = 4 << 20
+_NOT_UNDERSTOOD = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 ROOT = Path(__file__).parents[3]
 
 Received = Callable[[dict[str, Any]], None]
+
+
+def kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill it and all that it started; its session must be its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 class Probe:
@@ -48,9 +59,16 @@ class Probe:
         changed: Callable[[], None],
         deadline: float = DEADLINE,
         again: float = AGAIN,
-        kill: Callable[[subprocess.Popen[bytes]], None] = subprocess.Popen.kill,
+        kill: Callable[[subprocess.Popen[bytes]], None] = kill_session,
+        optional: Callable[[], bool] = lambda: False,
+        most_lines: int | None = None,
     ) -> None:
+        """``optional``: when the process says that there is no driver, no other is started, and nothing is wrong.
+        ``most_lines``: within ``pace + deadline`` seconds; None: as many as it likes."""
         self._command, self._environ, self._received, self._changed = command, environ, received, changed
+        self._optional, self._most_lines = optional, most_lines
+        self.absent = ""
+        """Why there is nothing to read, once that is known."""
         self._bound, self._again, self._kill = pace + deadline, again, kill
         self._stuck: list[subprocess.Popen[bytes]] = []
         self._process: subprocess.Popen[bytes] | None = None
@@ -59,7 +77,7 @@ class Probe:
         self.reading = ProbeReading(name)
 
     async def run(self) -> None:
-        """Until cancelled: start it, read its lines, start it again."""
+        """Until cancelled, or until there is nothing to read: start it, read its lines, start it again."""
         while True:
             await self._wanted.wait()
             self._stuck = [process for process in self._stuck if process.poll() is None]
@@ -78,6 +96,8 @@ class Probe:
                 finally:
                     self._process = None
                     await self._end(process)
+                if self.absent:
+                    return
                 if not self._wanted.is_set():
                     continue
             await asyncio.sleep(self._again)
@@ -104,7 +124,9 @@ class Probe:
         lines = asyncio.StreamReader(_LINE)
         protocol = asyncio.StreamReaderProtocol(lines)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, process.stdout)
-        missed = 0
+        missed = count = 0
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._bound
         try:
             while missed < 2:
                 try:
@@ -116,17 +138,26 @@ class Probe:
                         self._report(self.reading.missed, self.reading.problem or "its process ended")
                         return
                     missed = 0
+                    count, until = (count + 1, until) if clock() < until else (1, clock() + self._bound)
+                    if self._most_lines is not None and count > self._most_lines:
+                        self._report(self.reading.missed, f"it writes more than {self._most_lines} lines in a moment")
+                        return
                     message = json.loads(line)
-                    if message.keys() - {"problem"}:
+                    if message.get("absent") and self._optional():
+                        self.absent = str(message.get("problem", ""))
+                        return
+                    if message.keys() - {"problem", "absent"}:
                         self._received(message)
                 except TimeoutError:
                     missed += 1
                     self._report(self.reading.missed + 1, "")
                     continue
-                except (ValueError, TypeError, KeyError) as error:  # of another version than this agent's, say
-                    self._report(self.reading.missed, f"it writes what this agent does not understand: {error}")
+                except _NOT_UNDERSTOOD as error:  # of another version than this agent's, say
+                    self._report(
+                        self.reading.missed, f"it writes what this agent does not understand: {error}"[:PROBLEM]
+                    )
                     return
-                self._report(0, str(message.get("problem", "")))
+                self._report(0, str(message.get("problem", ""))[:PROBLEM])
         finally:
             transport.close()
 
@@ -165,9 +196,12 @@ async def end(process: asyncio.subprocess.Process) -> None:
             await process.wait()
 
 
-def nvml_command(python: str, pace: float) -> tuple[str, ...]:
-    """The command; ``packages`` belongs into its PYTHONPATH."""
-    return (python, "-S", "-m", "nodeagent.hardware.probes.nvml", str(pace))
+def reader_command(python: str, target: str, pace: float | None, packaged: bool = True) -> tuple[str, ...]:
+    """The command that reads an accelerator: every ``pace`` seconds, or (None) lists its devices once. ``packages``
+    belongs into its PYTHONPATH. Those that come with nodeagent are started without ``site``, which costs memory and
+    time."""
+    bare = ("-S",) if packaged else ()
+    return (python, *bare, "-m", "nodeagent.hardware.probes.reader", target, "list" if pace is None else str(pace))
 
 
 def packages() -> str:

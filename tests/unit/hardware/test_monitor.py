@@ -82,7 +82,7 @@ def test_the_kernels_log_alone_makes_a_gpu_that_answers_a_suspect(tmp_path: Path
     one.read(*UUIDS)
     one.kernel(79, BUS["GPU-b"])
     assert [(v.rule, v.severity, v.bars) for v in one.monitor.verdicts] == [("xid.79", "unknown", False)]
-    one.monitor.take_gpus({"xids": [["GPU-b", 79, one.clock.wall(), 1]]})
+    one.monitor.take_gpus({"events": [["GPU-b", 79, one.clock.wall(), 1, ""]]})
     one.monitor.judge()
     assert [(v.rule, v.severity, v.bars) for v in one.monitor.verdicts] == [("xid.79", "fatal", True)]
     one.kernel(79, BUS["GPU-b"])

@@ -100,7 +100,7 @@ _ANY: dict[str, st.SearchStrategy[Any]] = {
     "ecc": st.none() | st.booleans(), "remap_pending": st.none() | st.booleans(), "links_once": st.none(),
     "pcie_generation": st.none() | st.integers(-1, 99), "pcie_width": st.none() | st.integers(-1, 99),
 }  # fmt: skip
-_WORDS = {"uuid", "index", "pci", "name", "driver", "vbios"}
+_WORDS = {"uuid", "index", "pci", "name", "driver", "vbios", "variable", "visible"}
 READING = st.fixed_dictionaries(
     {"uuid": st.just("GPU-a"), "index": st.just(0)},
     optional={f.name: _ANY.get(f.name, _SMALL) for f in fields(GpuReading) if f.name not in _WORDS},

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.hardware.judging.rules import GPU_RULES, READING_RULES, Look, looks, replay_bound
-from nodeagent.hardware.readings import GpuReading, HostReading, ProbeReading, Readings
+from nodeagent.hardware.judging.rules import GPU_RULES, READING_RULES, Look, Rule, looks, replay_bound
+from nodeagent.hardware.readings import AcceleratorReading, GpuReading, HostReading, ProbeReading, Readings
 
 GOOD = GpuReading(
     uuid="GPU-a",
@@ -37,9 +37,12 @@ HOST = HostReading(
     memory_available=0.5, fabric_manager=True, kernel_log="", memory_pressure=0.0, io_pressure=0.0, files_used=0.1,
     processes_used=0.1, clock_kept=True,
 )  # fmt: skip
+NPU = GpuReading(uuid="ascend-a", index=0, temperature=50, variable="ASCEND_RT_VISIBLE_DEVICES", visible="0")
+NPUS = AcceleratorReading("ascend", devices=(NPU,), expected=("ascend-a",))
 ALL_GOOD = Readings(
-    boot="b1", gpus=(GOOD,), expected=("GPU-a",), host=HOST, probes=(ProbeReading("nvml"), ProbeReading("kernel"))
-)
+    boot="b1", gpus=(GOOD,), expected=("GPU-a",), host=HOST, probes=(ProbeReading("nvml"), ProbeReading("kernel")),
+    accelerators=(NPUS,),
+)  # fmt: skip
 OURS = frozenset({7})
 
 
@@ -49,6 +52,10 @@ def gpu(**changes: object) -> Readings:
 
 def host(**changes: object) -> Readings:
     return replace(ALL_GOOD, host=replace(HOST, **changes))  # type: ignore[arg-type]
+
+
+def npus(**changes: object) -> Readings:
+    return replace(ALL_GOOD, accelerators=(replace(NPUS, **changes),))  # type: ignore[arg-type]
 
 
 def fired(now: Readings, before: Readings | None = ALL_GOOD, elapsed: float = 10.0) -> dict[str, Look]:
@@ -119,6 +126,10 @@ CASES = [
     ("host.handles", host(files_used=0.91), host(files_used=0.9)),
     ("host.handles", host(processes_used=0.91), host(files_used=None, processes_used=None)),
     ("host.clock", host(clock_kept=False), host(clock_kept=None)),
+    ("accelerator.silent", npus(problem="ascend: npu-smi hangs"), npus(devices=None)),
+    ("accelerator.problem", npus(problem="ascend: npu-smi hangs"), npus(devices=None)),
+    ("accelerator.missing", npus(expected=("ascend-a", "ascend-b")), npus(devices=None, expected=("ascend-b",))),
+    ("accelerator.unreadable", npus(devices=(replace(NPU, error="no answer"),)), npus(devices=None)),
     ("host.memory", host(memory_available=0.02), host(memory_available=None)),
 ]
 
@@ -147,7 +158,7 @@ def test_what_is_not_known_is_neither_bad_nor_fine() -> None:
 
 
 def test_without_the_driver_nothing_is_said_of_its_gpus() -> None:
-    silent = replace(ALL_GOOD, gpus=None, probes=(ProbeReading("nvml", 2),))
+    silent = replace(ALL_GOOD, gpus=None, probes=(ProbeReading("nvml", 2),), accelerators=())
     assert [look.rule.id for look in looks(silent, ALL_GOOD, 10, OURS) if look.device] == []
 
 
@@ -168,6 +179,26 @@ def test_where_the_driver_does_not_list_our_own_workers_nothing_is_said_of_other
 def test_a_fault_is_the_devices_own() -> None:
     two = replace(ALL_GOOD, gpus=(GOOD, replace(GOOD, uuid="GPU-b", index=1, remap_failed=True)))
     assert [(x.rule.id, x.device) for x in looks(two, None, 0, OURS) if x.fires] == [("memory.remap_failed", "GPU-b")]
+
+
+def test_a_plug_in_judges_its_own_devices_by_the_rules_it_declared() -> None:
+    rule = Rule("ascend.health", "fatal", "service", "reading", "the NPU is sick", "npu-smi")
+    now = npus(looks=(("ascend.health", "ascend-a", True, "Health: Alarm"), ("ascend.other", "ascend-a", True, "")))
+    found = [x for x in looks(now, None, 0, OURS, {rule.id: rule}) if x.fires]
+    assert [(x.rule.id, x.device, x.raw) for x in found] == [("ascend.health", "ascend-a", "Health: Alarm")]
+
+
+def test_what_all_devices_have_in_common_holds_for_a_plug_ins_too() -> None:
+    sick = npus(devices=(replace(NPU, ecc_uncorrected=1, margin=1, processes=((8, 1),), error="sick"),))
+    assert set(fired(sick)) == {"memory.ecc", "gpu.hot", "gpu.foreign", "accelerator.unreadable"}
+    assert not [
+        look for look in looks(sick, None, 0, OURS) if look.rule.id.startswith("nvml.") and look.device != "GPU-a"
+    ]
+
+
+def test_a_silent_plug_in_costs_its_own_devices_alone() -> None:
+    silent = [x for x in looks(npus(problem="hangs"), None, 0, OURS) if x.fires]
+    assert {(x.rule.severity, x.device) for x in silent} == {("unknown", "ascend-a"), ("info", "")}
 
 
 @pytest.mark.parametrize(("generation", "lanes", "bound"), [(5, 16, 31), (4, 16, 16), (3, 16, 8), (1, 1, 1)])
