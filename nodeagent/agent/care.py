@@ -15,6 +15,7 @@ from nodeagent.agent.hands import Commands
 from nodeagent.agent.mend import Bounds, Mender
 from nodeagent.agent.repairlog import FileRepairLog
 from nodeagent.agent.usage import roots_of
+from nodeagent.hardware.checks import SiteCheck
 from nodeagent.hardware.discovery import asked_for_gpus
 from nodeagent.hardware.judging.judge import Policy, offered_gpus
 from nodeagent.hardware.monitor import Machine, Monitor
@@ -97,6 +98,7 @@ def machine(config: AgentConfig, health: HealthConfig, boot: str) -> Machine:
     return Machine(
         boot=boot, gpus=asked_for_gpus(config), configured=named, folders=health.folders,
         interfaces=(interface,) if interface else (), plugins=present() if config.node.gpus == "auto" else (),
+        checks=tuple(SiteCheck(name, c.command, c.every, c.bound) for name, c in health.checks.items()),
     )  # fmt: skip
 
 

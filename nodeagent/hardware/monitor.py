@@ -20,6 +20,7 @@ from typing import Any
 import structlog
 
 from nodeagent.agent.clock import Clock
+from nodeagent.hardware.checks import Checks, SiteCheck
 from nodeagent.hardware.judging.eventrules import waits_until
 from nodeagent.hardware.judging.judge import (
     Key,
@@ -33,7 +34,7 @@ from nodeagent.hardware.judging.judge import (
     repaired,
     verified,
 )
-from nodeagent.hardware.judging.rules import ACCELERATOR_MISSING, MISSING, OF_ONE_START, PORT, Rule
+from nodeagent.hardware.judging.rules import ACCELERATOR_MISSING, MISSING, OF_ONE_START, PORT, UNFIT, Rule, check_rule
 from nodeagent.hardware.plugins import NVIDIA, Plugin, Vendor
 from nodeagent.hardware.probes.process import ROOT, Probe, packages, reader_command
 from nodeagent.hardware.readings import Event, GpuReading, HostReading, Readings
@@ -90,6 +91,8 @@ class Machine:
     python: str = sys.executable
     plugins: Sequence[Plugin] = ()
     """Of accelerators beyond NVIDIA."""
+    checks: Sequence[SiteCheck] = ()
+    """The site's own."""
 
 
 class Monitor:
@@ -172,6 +175,7 @@ class Monitor:
             )
             for plugin in machine.plugins
         ]  # fmt: skip
+        self._checks = Checks(machine.checks, environ, self._due.set)
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -208,8 +212,9 @@ class Monitor:
 
     @property
     def declared(self) -> Mapping[str, Rule]:
-        """The rules of plug-ins, by id."""
-        return {name: rule for vendor in self._vendors for name, rule in vendor.rules.items()}
+        """The rules of plug-ins and of the site's checks (at their worst), by id."""
+        checks = [check_rule(check.name, UNFIT) for check in self._machine.checks]
+        return {rule.id: rule for rule in (*checks, *(r for vendor in self._vendors for r in vendor.rules.values()))}
 
     @property
     def xids(self) -> Mapping[tuple[str, int], int]:
@@ -292,6 +297,8 @@ class Monitor:
         async with asyncio.TaskGroup() as tasks:
             for probe in (*self._probes, *(vendor.probe for vendor in self._vendors)):
                 tasks.create_task(probe.run())
+            for check in self._machine.checks:
+                tasks.create_task(self._checks.run(check))
             while True:
                 self._due.clear()
                 self.judge()
@@ -314,6 +321,7 @@ class Monitor:
             boot=self._machine.boot, gpus=self.gpus, expected=self._known, events=events, host=self._host,
             probes=tuple(probe.reading for probe in self._probes), working=self._working(),
             accelerators=tuple(vendor.reading() for vendor in self._vendors if not vendor.probe.absent),
+            checks=self._checks.readings,
         )  # fmt: skip
         elapsed = now - self._before_at if self._before is not None else 0.0
         self._our_pids = self._ours()
@@ -433,7 +441,11 @@ class Monitor:
         except (ValueError, KeyError, TypeError) as error:
             self._log.error("what was known of this node's health is lost", file=str(self._file), why=str(error))
             return Kept()
-        still = tuple(v for v in kept.memory.verdicts if v.rule not in OF_ONE_START)
+        checks = {f"check.{check.name}" for check in self._machine.checks}
+        still = tuple(
+            v for v in kept.memory.verdicts
+            if v.rule not in OF_ONE_START and (not v.rule.startswith("check.") or v.rule in checks)
+        )  # fmt: skip
         return replace(kept, memory=replace(kept.memory, verdicts=still))
 
     async def save(self) -> None:

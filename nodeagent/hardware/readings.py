@@ -155,6 +155,17 @@ class AcceleratorReading:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckReading:
+    """How the last run of a site's own check ended."""
+
+    name: str
+    code: int | None = None
+    """Its exit code; None: it has none (it could not be started, was killed, or took too long)."""
+    text: str = ""
+    """The first line of its output, or why it has no exit code."""
+
+
+@dataclass(frozen=True, slots=True)
 class Readings:
     """All that is known at one moment. What a probe has not answered yet is missing, not empty."""
 
@@ -170,3 +181,5 @@ class Readings:
     """Workers of this node's pods run, and the driver may know them by other pids than this machine's."""
     probes: tuple[ProbeReading, ...] = field(default=())
     accelerators: tuple[AcceleratorReading, ...] = ()
+    checks: tuple[CheckReading, ...] = ()
+    """Those that ended at least once since this start."""

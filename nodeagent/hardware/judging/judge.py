@@ -76,7 +76,7 @@ class Policy:
     dry_run: frozenset[str] = frozenset()
     off: frozenset[str] = frozenset()
     declared: Mapping[str, Rule] = field(default_factory=dict)
-    """Rules of plug-ins, by id."""
+    """Rules of plug-ins and of the site's checks, by id."""
 
 
 def rules() -> tuple[Rule, ...]:

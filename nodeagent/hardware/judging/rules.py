@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from nodeagent.hardware.readings import AcceleratorReading, GpuReading, Heals, HostReading, ProbeReading, Readings
+from nodeagent.hardware.readings import (
+    AcceleratorReading,
+    CheckReading,
+    GpuReading,
+    Heals,
+    HostReading,
+    ProbeReading,
+    Readings,
+)
 from nodeagent.model.health import Action, Severity
 
 LEFTOVER = 512 << 20
@@ -25,6 +33,8 @@ MUCH_IO_PRESSURE = 0.5
 NEARLY_ALL = 0.9
 NEAR_SLOWDOWN = 2
 """Degrees Celsius to the slowdown limit: a GPU at full load keeps well away from it where its cooling works."""
+UNFIT, USED_LAST = 3, 4
+"""Exit codes of a site's own check, beside 0 for one that passed."""
 _NAMED = 3
 """Processes of others that are named."""
 _MUCH_REMAPPED = 512
@@ -288,8 +298,26 @@ def looks(
             yield Look(MISSING, uuid, uuid not in present, f"not among the {len(present)} GPUs that NVML lists")
     for accelerator in now.accelerators:
         yield from _accelerator(accelerator, now.working, ours, declared)
+    for check in now.checks:
+        yield Look(check_rule(check.name, check.code), "", check.code != 0, _ended(check))
     if now.host is not None:
         yield from _host(now.host)
+
+
+def check_rule(name: str, code: int | None) -> Rule:
+    """The rule of a site's own check, by how it ended. Not by 1 or 2: so a script ends that is broken itself (a
+    traceback, a shell's error), which says nothing of the node."""
+    severity: Severity = "fatal" if code == UNFIT else "degraded" if code == USED_LAST else "unknown"
+    text = {
+        "fatal": "the site's check says that the node is unfit",
+        "degraded": "the site's check says that something is wrong",
+        "unknown": "the site's check could not be made",
+    }[severity]
+    return Rule(f"check.{name}", severity, "diagnose", "reading", text, "health.checks of the agent's config")
+
+
+def _ended(check: CheckReading) -> str:
+    return check.text if check.code is None else f"exit code {check.code}{f': {check.text}' if check.text else ''}"
 
 
 def _each(rules: Iterable[GpuRule], gpu: GpuReading) -> Iterable[Look]:

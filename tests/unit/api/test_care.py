@@ -13,7 +13,7 @@ from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.metrics import Metrics
 from nodeagent.hardware.readings import Event
 from nodeagent.model.node import Gpu
-from nodeagent.spec.healthconfig import HealthConfig
+from nodeagent.spec.healthconfig import CheckConfig, HealthConfig
 from tests.unit.api.fakes import FakeView
 from tests.unit.api.test_away import served, told
 from tests.unit.api.test_metrics import values
@@ -49,14 +49,20 @@ async def post(session: aiohttp.ClientSession, path: str, **asked: object) -> tu
 
 
 async def test_the_rules_in_force(tmp_path: Path) -> None:
-    health = HealthConfig(dry_run=frozenset({"nvlink.down"}), ignore=frozenset({"disk"}))
+    checks = {"lustre": CheckConfig(command=("true",))}
+    health = HealthConfig(dry_run=frozenset({"nvlink.down"}), ignore=frozenset({"disk"}), checks=checks)
     view = await cared_for(tmp_path, health)
     async with served(view) as session:
         _, found = await told(session, "/v1/health/rules")
         view.care = None
         _, off = await told(session, "/v1/health/rules")
     modes = {row["name"]: row["mode"] for row in found["items"]}
-    assert (modes["nvlink.down"], modes["disk"], modes["xid.79"]) == ("dry run", "off", "on")
+    assert (modes["nvlink.down"], modes["disk"], modes["xid.79"], modes["check.lustre"]) == (
+        "dry run",
+        "off",
+        "on",
+        "on",
+    )
     assert {row["mode"] for row in off["items"]} == {"off"}
 
 

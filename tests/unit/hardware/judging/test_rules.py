@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.hardware.judging.rules import GPU_RULES, READING_RULES, Look, Rule, looks, replay_bound
-from nodeagent.hardware.readings import AcceleratorReading, GpuReading, HostReading, ProbeReading, Readings
+from nodeagent.hardware.readings import (
+    AcceleratorReading,
+    CheckReading,
+    GpuReading,
+    HostReading,
+    ProbeReading,
+    Readings,
+)
 
 GOOD = GpuReading(
     uuid="GPU-a",
@@ -194,6 +201,14 @@ def test_what_all_devices_have_in_common_holds_for_a_plug_ins_too() -> None:
     assert not [
         look for look in looks(sick, None, 0, OURS) if look.rule.id.startswith("nvml.") and look.device != "GPU-a"
     ]
+
+
+@pytest.mark.parametrize(("code", "severity"), [(3, "fatal"), (4, "degraded"), (1, "unknown"), (None, "unknown")])
+def test_a_sites_own_check_is_judged_by_its_exit_code(code: int | None, severity: str) -> None:
+    look = fired(replace(ALL_GOOD, checks=(CheckReading("disk", code, "sda is slow"),)))["check.disk"]
+    assert (look.rule.severity, look.device) == (severity, "")
+    assert look.raw.endswith("sda is slow")
+    assert fired(replace(ALL_GOOD, checks=(CheckReading("disk", 0),))) == {}
 
 
 def test_a_silent_plug_in_costs_its_own_devices_alone() -> None:
