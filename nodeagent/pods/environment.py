@@ -120,7 +120,8 @@ def _of_rank(member: Member, local: int, endpoints: list[str]) -> dict[str, str]
 def _own_device(member: Member, node: NodeRecord, local: int) -> dict[str, str]:
     """LOCAL_RANK is 0 for all, and of the node's GPUs a worker sees its own."""
     each = len(member.devices) // member.workers
-    return {"LOCAL_RANK": "0"} | _visible(member.devices[local * each : (local + 1) * each], node)
+    none = dict.fromkeys(_visible(member.devices, node), "")
+    return {"LOCAL_RANK": "0"} | none | _visible(member.devices[local * each : (local + 1) * each], node)
 
 
 def _visible(devices: Sequence[str], node: NodeRecord) -> dict[str, str]:

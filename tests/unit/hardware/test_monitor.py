@@ -7,6 +7,7 @@ from typing import Any
 
 from nodeagent.hardware.judging.judge import Policy
 from nodeagent.hardware.monitor import VERIFY, Machine, Monitor
+from nodeagent.hardware.plugins import Plugin
 from nodeagent.hardware.readings import ProbeReading
 
 UUIDS = ("GPU-a", "GPU-b")
@@ -29,10 +30,10 @@ class Watched:
 
     def __init__(
         self, folder: Path, *, configured: tuple[str, ...] = (), gpus: bool = True, checked: bool = False,
-        boot: str = "boot", **policy: Any,
+        boot: str = "boot", plugins: tuple[Plugin, ...] = (), **policy: Any,
     ) -> None:  # fmt: skip
         self.clock, self.changes = Clock(), 0
-        machine = Machine(boot=boot, gpus=gpus, configured=configured)
+        machine = Machine(boot=boot, gpus=gpus, configured=configured, plugins=plugins)
         self.monitor = Monitor(
             machine,
             folder,
@@ -310,3 +311,70 @@ async def test_a_restart_forgets_nothing_and_fears_no_file(tmp_path: Path) -> No
     assert [v.rule for v in again.monitor.published] == ["xid.79"]
     file.write_text("{")
     assert Watched(tmp_path).found == []
+
+
+ACME = Plugin("acme", "acme:Acme")
+NPUS = [{"uuid": f"acme-{n}", "index": n, "visible": str(n)} for n in range(2)]
+IN_USE = [npu | {"processes": [[4711, 1]]} for npu in NPUS]
+
+
+def with_npus(folder: Path, boot: str = "boot", gpus: bool = False) -> tuple[Watched, Any]:
+    """A machine with a plug-in, and the agent's side of it."""
+    one = Watched(folder, boot=boot, gpus=gpus, plugins=(ACME,))
+    (vendor,) = one.monitor._vendors
+    return one, vendor
+
+
+def npus(one: Watched, vendor: Any, *found: dict[str, Any]) -> None:
+    declared = {"name": "acme", "variable": "ACME_VISIBLE_DEVICES", "rules": []}
+    vendor.receive({"accelerator": declared, "gpus": list(found)})
+    one.monitor.judge()
+
+
+async def test_a_plug_ins_devices_outlive_a_restart_in_this_boot_alone(tmp_path: Path) -> None:
+    one, vendor = with_npus(tmp_path)
+    npus(one, vendor, *NPUS)
+    await one.monitor.save()
+    again, _ = with_npus(tmp_path)
+    assert [(gpu.uuid, gpu.variable, gpu.visible) for gpu in again.monitor.last_gpus] == [
+        ("acme-0", "ACME_VISIBLE_DEVICES", "0"), ("acme-1", "ACME_VISIBLE_DEVICES", "1"),
+    ]  # fmt: skip
+    assert again.monitor.devices == (), "not read since the start"
+    after, vendor = with_npus(tmp_path, boot="next")
+    assert after.monitor.last_gpus == ()
+    npus(after, vendor, NPUS[0])
+    after.later(10)
+    assert after.found == [("accelerator.missing", "acme-1", "active")]
+
+
+def test_a_device_that_is_missing_is_given_up_on_an_operators_word(tmp_path: Path) -> None:
+    one, vendor = with_npus(tmp_path)
+    npus(one, vendor, *NPUS)
+    npus(one, vendor, NPUS[0])
+    one.later(10)
+    assert one.found == [("accelerator.missing", "acme-1", "active")]
+    one.monitor.acknowledge("acme-1", None)
+    one.later(10)
+    assert one.found == []
+
+
+def test_a_silent_plug_in_leaves_the_drivers_gpus_alone(tmp_path: Path) -> None:
+    one, vendor = with_npus(tmp_path, gpus=True)
+    one.read(*UUIDS, processes=[(7, 1)])
+    npus(one, vendor, *IN_USE)
+    assert one.monitor.processes == {"GPU-a": [7], "acme-0": [4711], "acme-1": [4711]}
+    vendor.probe.reading = ProbeReading("acme", missed=2)
+    one.later(1)
+    assert one.found == [
+        ("accelerator.problem", "", "active"), ("accelerator.silent", "acme-0", "active"),
+        ("accelerator.silent", "acme-1", "active"),
+    ]  # fmt: skip
+    assert [v.severity for v in one.monitor.verdicts] == ["info", "unknown", "unknown"]
+    assert [gpu.uuid for gpu in one.monitor.devices] == list(UUIDS)
+    assert one.monitor.processes == {"GPU-a": [7]}
+
+
+def test_without_nvidias_driver_the_processes_on_a_plug_ins_devices_are_known(tmp_path: Path) -> None:
+    one, vendor = with_npus(tmp_path)
+    npus(one, vendor, *IN_USE)
+    assert one.monitor.processes == {"acme-0": [4711], "acme-1": [4711]}

@@ -315,6 +315,6 @@ def test_the_sample_is_the_defaults_and_valid_with_every_line_in_use() -> None:
     repair = config.health.repair.model_copy(update={"gpu_reset": None, "reboot": None, "service": None})
     diag = config.health.diag.model_copy(update={"python": None})
     assert config.health.checks["lustre"] == CheckConfig(command=config.health.checks["lustre"].command)
-    unset = {"repair": repair, "diag": diag, "preflight": None, "checks": {}}
+    unset: dict[str, object] = {"repair": repair, "diag": diag, "preflight": None, "checks": {}}
     plain["health"] = config.health.model_copy(update=unset)
     assert config.model_copy(update=plain) == parse("")
