@@ -60,16 +60,20 @@ class Checks:
         reader, writer = os.pipe()  # its own, to be closed whatever the check leaves behind
         output = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(output)
-        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(reader, "rb"))
         try:
-            process = await asyncio.create_subprocess_exec(
-                *check.command, env=self._environ, cwd="/", stdin=asyncio.subprocess.DEVNULL, stdout=writer,
-                stderr=asyncio.subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            pipe.close()
-            self._take(CheckReading(check.name, None, f"{check.command[0]} cannot be started: {error.strerror}"))
-            return None
+            pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(reader, "rb"))
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *check.command, env=self._environ, cwd="/", stdin=asyncio.subprocess.DEVNULL, stdout=writer,
+                    stderr=asyncio.subprocess.STDOUT, start_new_session=True,
+                )  # fmt: skip
+            except BaseException as error:
+                pipe.close()
+                if not isinstance(error, OSError):
+                    raise
+                why = f"{check.command[0]} cannot be started: {error.strerror}"
+                self._take(CheckReading(check.name, None, why))
+                return None
         finally:
             os.close(writer)
         try:
