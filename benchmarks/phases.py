@@ -42,7 +42,7 @@ QUICK = Effort(0.0, 2, 5, 3.0)
 FLAT_OUT = Shape(step_delay=0.0, ckpt_every=100)
 NO_JOB = "no job"
 WATCHED = "no job, 8 GPUs (a driver that is not real)"
-PROBES = {"GPU probe": "nodeagent.health.probe_nvml", "host probe": "nodeagent.health.probe_host"}
+PROBES = {"GPU probe": "nodeagent.hardware.probes.nvml", "host probe": "nodeagent.hardware.probes.host"}
 """Kinds of processes, and what their command has in it."""
 IDLE = Shape(workers=4, step_delay=1.0)
 """At rest: eight workers that do next to nothing."""

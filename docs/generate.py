@@ -14,7 +14,7 @@ from typing import get_args
 from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, NODE_STATES, REPAIRING
 from nodeagent.agent.metrics import Metrics
 from nodeagent.ctl.torchline import FLAGS
-from nodeagent.health.judge import rules
+from nodeagent.hardware.judging.judge import rules
 from nodeagent.model.health import Kind, Severity
 from nodeagent.model.job import Phase
 from nodeagent.model.pod import PodPhase

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import structlog
 
 from nodeagent.agent.clock import Clock
-from nodeagent.health.ending import end
+from nodeagent.hardware.probes.process import end
 from nodeagent.model.health import Figure
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord, Readiness

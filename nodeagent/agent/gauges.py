@@ -171,7 +171,7 @@ class Gauges:
         for verdict in care.monitor.verdicts:
             self.verdicts.labels(gpu=verdict.device, rule=verdict.rule, severity=verdict.severity).set(1)
         self.temperature.clear()
-        for gpu in care.monitor.gpus or ():
+        for gpu in care.monitor.devices:
             if gpu.temperature is not None:
                 self.temperature.labels(gpu=gpu.uuid).set(gpu.temperature)
 

@@ -14,10 +14,11 @@ from nodeagent.agent.clock import Clock
 from nodeagent.agent.published import roots_of
 from nodeagent.agent.repair import Bounds, FileRepairLog, Mender
 from nodeagent.agent.repaircommands import Commands
-from nodeagent.health.driver import asked_for_gpus
-from nodeagent.health.judge import Policy
-from nodeagent.health.monitor import Machine, Monitor
-from nodeagent.health.told import gpus
+from nodeagent.hardware.checks import SiteCheck
+from nodeagent.hardware.discovery import asked_for_gpus
+from nodeagent.hardware.judging.judge import Policy, offered_gpus
+from nodeagent.hardware.monitor import Machine, Monitor
+from nodeagent.hardware.plugins import present
 from nodeagent.model.health import LABEL, Mending, Verdict
 from nodeagent.model.node import Gpu, NodeFacts
 from nodeagent.osutil.linux import family
@@ -72,7 +73,7 @@ class Care:
     def facts(self, held: Collection[str] = ()) -> Facts:
         """The facts that follow from the verdicts, as of now. ``held``: GPUs that are being checked by work."""
         monitor = self.monitor
-        found = gpus(self._found, monitor.last_gpus, monitor.told, self._may_join, held)
+        found = offered_gpus(self._found, monitor.last_gpus, monitor.published, self._may_join, held)
         mending = self.mender.mending if self.mender is not None else None
         claim = mending.claim if mending is not None else None
         if claim is not None:
@@ -80,7 +81,7 @@ class Care:
             found = tuple(
                 gpu.model_copy(update=aside) if gpu.healthy and claim.takes(gpu.uuid) else gpu for gpu in found
             )
-        return {"gpus": found, "health": monitor.told, "mending": mending}
+        return {"gpus": found, "health": monitor.published, "mending": mending}
 
     def _ours(self) -> frozenset[int]:
         """The pods' processes, and the agent's own: checks of the GPUs, for one."""
@@ -94,7 +95,8 @@ def machine(config: AgentConfig, health: HealthConfig, boot: str) -> Machine:
     interface = config.node.data_interface
     return Machine(
         boot=boot, gpus=asked_for_gpus(config), configured=named, folders=health.folders,
-        interfaces=(interface,) if interface else (),
+        interfaces=(interface,) if interface else (), plugins=present() if config.node.gpus == "auto" else (),
+        checks=tuple(SiteCheck(name, c.command, c.every, c.bound) for name, c in health.checks.items()),
     )  # fmt: skip
 
 

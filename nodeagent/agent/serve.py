@@ -19,7 +19,6 @@ from nodeagent import __version__
 from nodeagent.agent import shutdown
 from nodeagent.agent.clock import Clock, SystemClock
 from nodeagent.agent.diagnosis import Diagnosis, preflight
-from nodeagent.agent.gpus import find_gpus
 from nodeagent.agent.health import Care
 from nodeagent.agent.identity import Identity, claim
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
@@ -33,6 +32,7 @@ from nodeagent.agent.questions import UdpPeers
 from nodeagent.agent.retention import Retention
 from nodeagent.agent.savedview import FileDisk
 from nodeagent.agent.systemd import Notifier, comes_back, this_unit
+from nodeagent.hardware.discovery import find_gpus
 from nodeagent.lease.order import Door
 from nodeagent.model.job import JobRecord
 from nodeagent.osutil.linux import boot_id

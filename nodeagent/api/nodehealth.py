@@ -19,8 +19,8 @@ from nodeagent.api.forward import elsewhere
 from nodeagent.api.requests import find_node
 from nodeagent.api.shapes import items, verdict_json
 from nodeagent.api.view import AgentView
-from nodeagent.health.judge import rules
-from nodeagent.health.readings import Event
+from nodeagent.hardware.judging.judge import rules
+from nodeagent.hardware.readings import Event
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.bookings import booked, used_devices
 
@@ -45,7 +45,8 @@ class CareRoutes:
         """GET /v1/health/rules: the table in force on this node."""
         policy = self.view.care.policy if self.view.care is not None else None
         rows = []
-        for rule in rules():
+        declared = self.view.care.monitor.declared if self.view.care is not None else {}
+        for rule in (*rules(), *declared.values()):
             mode = "off" if policy is None or rule.id in policy.off else "on"
             rows.append(
                 {

@@ -369,12 +369,12 @@ def _restarts(asked: int | None) -> int | None:
 
 def _see_gpus(ctx: click.Context, local: int | None) -> bool:
     """Whether the nodes that the job will run on have GPUs."""
-    from nodeagent.local.gpus import installed
+    from nodeagent.hardware.discovery import installed_gpus
 
     if local is None:
         with suppress(UnreachableError):
             return any(node["gpus"] for node in agent_client.find(ctx.obj).get("/v1/nodes")["items"])
-    return bool(installed()[0])
+    return bool(installed_gpus()[0])
 
 
 def script_of(command: tuple[str, ...]) -> Path | None:

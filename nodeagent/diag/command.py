@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from nodeagent.diag.order import Code, Order, Report, run
-from nodeagent.health.driver import asked_for_gpus
+from nodeagent.hardware.discovery import asked_for_gpus
 from nodeagent.model.health import Figure
 from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.healthconfig import HealthConfig

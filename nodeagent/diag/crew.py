@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from nodeagent.health.ending import end
+from nodeagent.hardware.probes.process import end
 
 WORKER = Path(__file__).with_name("worker.py")
 SLOW_START = 4.0

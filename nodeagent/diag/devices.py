@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.diag.crew import CannotRunError, Outcome
-from nodeagent.health.ending import end
-from nodeagent.health.probe_command import nvml_command, packages
-from nodeagent.health.rules import LEFTOVER
-from nodeagent.health.users import who
+from nodeagent.hardware.accelerator import who
+from nodeagent.hardware.judging.rules import LEFTOVER
+from nodeagent.hardware.plugins import NVIDIA
+from nodeagent.hardware.probes.process import end, packages, reader_command
 
 LINE = 4 << 20
 
@@ -74,7 +74,7 @@ def used_by(gpu: Mapping[str, Any], ours: Collection[int] = ()) -> str:
 async def _first_line(environ: Mapping[str, str], bound: float) -> tuple[dict[str, Any], str]:
     """What the probe tells first, or why it tells nothing."""
     process = await asyncio.create_subprocess_exec(
-        *nvml_command(sys.executable, 60.0), env={**environ, "PYTHONPATH": packages()},
+        *reader_command(sys.executable, NVIDIA, 60.0), env={**environ, "PYTHONPATH": packages()},
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         start_new_session=True, limit=LINE,
     )  # fmt: skip

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from nodeagent.health.driver import SIGNS
+from nodeagent.hardware.discovery import SIGNS
 from nodeagent.model.facts import FolderFacts, HostFacts
 from nodeagent.spec.agentconfig import AgentConfig, ephemeral_clash
 from nodeagent.spec.configfile import ephemeral_ports
@@ -31,8 +31,8 @@ from nodeagent.spec.sections import OFF
 LOOK_BOUND = 5.0
 """Seconds for one look at the machine."""
 OPENSSL_BOUND = 3.0
-NEEDED = ("pydantic", "yaml", "redis", "hiredis", "psutil", "aiohttp", "structlog", "prometheus_client", "pynvml")
-"""What the agent imports."""
+NEEDED = ("pydantic", "yaml", "redis", "hiredis", "psutil", "aiohttp", "structlog", "prometheus_client")
+"""What the agent imports; its reader of NVIDIA's driver imports ``pynvml``, where there is one."""
 Look = Callable[[AgentConfig, str, str, int | None], HostFacts]
 PINNING = (Path("/dev/infiniband"), Path("/dev/nvidiactl"))
 
@@ -116,8 +116,12 @@ def look_at(config: AgentConfig, node: str, address: str, gpus: int | None) -> H
         clock_rate=clock_rate(),
         python=sys.executable,
         python_closed=(closed(Path(sys.executable).resolve()) or closed(Path(__file__))) if root else "",
-        missing=() if running else tuple(name for name in NEEDED if importlib.util.find_spec(name) is None),
+        missing=() if running else tuple(name for name in _needed() if importlib.util.find_spec(name) is None),
     )
+
+
+def _needed() -> tuple[str, ...]:
+    return (*NEEDED, *(("pynvml",) if any(path.exists() for path in SIGNS) else ()))
 
 
 class _Timex(ctypes.Structure):

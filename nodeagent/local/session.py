@@ -13,9 +13,11 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
-from nodeagent.local import control, gpus, power, registry
+from nodeagent.hardware.discovery import installed_gpus
+from nodeagent.local import control, power, registry
 from nodeagent.local.config import SLOTS, choose_ports, node_names
 from nodeagent.local.layout import NAME, Folders, LocalError, TimedOutError, folder_mode, temporary_data
 
@@ -141,12 +143,22 @@ def _status(cluster: registry.Cluster, supervisor: subprocess.Popen[bytes] | Non
         return None
 
 
+def shares(uuids: Sequence[str], nodes: int, workers: int | None) -> list[tuple[str, ...]]:
+    """Each node's GPUs, neighbours together. If every node is to run ``workers`` workers and there are not enough
+    GPUs for all of them to have one, nobody gets any: the nodes of one gang should be alike."""
+    if workers is not None and len(uuids) < nodes * workers:
+        return [()] * nodes
+    each, more = divmod(len(uuids), nodes)
+    ends = [node * each + min(node, more) for node in range(nodes + 1)]
+    return [tuple(uuids[low:high]) for low, high in pairwise(ends)]
+
+
 def _launch(
     name: str, nodes: int, nproc: int | None, agent: Sequence[str] | None, *, temporary: bool, stdin: int
 ) -> tuple[registry.Cluster, subprocess.Popen[bytes]]:
     folders = Folders.of_user()
     running = registry.clusters(folders)
-    uuids, problem = gpus.installed()
+    uuids, problem = installed_gpus()
     if problem:
         print(problem, file=sys.stderr)
     data = temporary_data() if temporary else folders.data / name
@@ -159,7 +171,7 @@ def _launch(
         command = [
             *(sys.executable, "-m", "nodeagent.local.supervisor"),
             *("--run", str(cluster.run)),
-            *("--shares", json.dumps(gpus.shares(uuids, nodes, nproc))),
+            *("--shares", json.dumps(shares(uuids, nodes, nproc))),
             *("--slots", str(max(SLOTS, nproc or 0))),
             *(("--agent", json.dumps(list(agent))) if agent else ()),
             *(("--until-eof",) if temporary else ()),

@@ -30,6 +30,10 @@ class Gpu(Record):
     name: str = ""
     healthy: bool = True
     why: str = ""
+    variable: str = ""
+    """The environment variable that hides the others of its kind from a program; empty: ``CUDA_VISIBLE_DEVICES``."""
+    visible: str = ""
+    """What stands for it in there; empty: its uuid."""
 
 
 class Https(Record):

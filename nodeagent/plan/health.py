@@ -183,10 +183,14 @@ def next_step(verdict: Verdict, node: NodeRecord) -> str:
         if hold:
             return f"see why it is not verified{hold}, or: nodeagentctl health ack {node.id}"
         return "nothing: its probation begins once it was read without a fault for a while"
+    if verdict.rule.startswith("check."):  # it heals by itself, once it passes
+        return f"on {node.facts.hostname}: run the command of health.checks.{verdict.rule[6:]} in the agent's config"
     repair = _REPAIRS.get(verdict.action)
     if repair is None:
         return "look at the application" if verdict.action == "restart_app" else "nothing: it is only reported"
     if verdict.unknown:
+        if any(gpu.uuid == verdict.device and gpu.variable for gpu in node.facts.gpus):
+            return f"on {node.facts.hostname}: ask the vendor's own tool"
         if verdict.action == "diagnose":
             return f"on {node.facts.hostname}: nvidia-smi -q"
         return f"on {node.facts.hostname}: nvidia-smi -q; if it finds no fault: nodeagentctl health ack {node.id}"

@@ -8,11 +8,11 @@ env_file, the job's ``env``, ours.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from nodeagent.model.job import JobRecord
-from nodeagent.model.node import NodeRecord
+from nodeagent.model.node import Gpu, NodeRecord
 from nodeagent.model.world import Head, Member
 from nodeagent.shim.checks import DEFAULTS
 
@@ -30,7 +30,7 @@ def worker_environments(
     endpoints = _endpoints(head, {n: nodes[n].facts.address for n in head.members})
     ranks = [common | _of_rank(member, local, endpoints) for local in range(member.workers)]
     if job.spec.role.virtual_local_rank:
-        ranks = [env | _own_device(member, local) for local, env in enumerate(ranks)]
+        ranks = [env | _own_device(member, node, local) for local, env in enumerate(ranks)]
     return tuple(ranks)
 
 
@@ -91,9 +91,7 @@ def _common(job: JobRecord, head: Head, member: Member, node: NodeRecord, faulty
         "NODEAGENT_REASON": head.cause.text,
         "NODEAGENT_FAULTY": faulty,
     }
-    gpus = [device for device in member.devices if not device.startswith("cpu")]
-    if gpus:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    env |= _visible(member.devices, node)
     if job.checkpoint is not None:
         env["NODEAGENT_CHECKPOINT"] = job.checkpoint.name
     if job.spec.role.numa_binding is not None:
@@ -119,11 +117,22 @@ def _of_rank(member: Member, local: int, endpoints: list[str]) -> dict[str, str]
     }
 
 
-def _own_device(member: Member, local: int) -> dict[str, str]:
+def _own_device(member: Member, node: NodeRecord, local: int) -> dict[str, str]:
     """LOCAL_RANK is 0 for all, and of the node's GPUs a worker sees its own."""
     each = len(member.devices) // member.workers
-    gpus = [d for d in member.devices[local * each : (local + 1) * each] if not d.startswith("cpu")]
-    return {"LOCAL_RANK": "0"} | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+    none = dict.fromkeys(_visible(member.devices, node), "")
+    return {"LOCAL_RANK": "0"} | none | _visible(member.devices[local * each : (local + 1) * each], node)
+
+
+def _visible(devices: Sequence[str], node: NodeRecord) -> dict[str, str]:
+    """What shows a program these devices of the node alone: a variable for each vendor's."""
+    known = {gpu.uuid: gpu for gpu in node.facts.gpus}
+    shown: dict[str, list[str]] = {}
+    for device in devices:
+        if not device.startswith("cpu"):
+            gpu = known.get(device) or Gpu(uuid=device, index=0)
+            shown.setdefault(gpu.variable or "CUDA_VISIBLE_DEVICES", []).append(gpu.visible or device)
+    return {variable: ",".join(values) for variable, values in shown.items()}
 
 
 def _endpoints(head: Head, addresses: Mapping[str, str]) -> list[str]:

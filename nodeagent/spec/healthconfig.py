@@ -3,7 +3,7 @@ commands that repair and verify.
 
 Nothing is repaired that has no command here. Must never run one: ``agent/repaircommands.py`` does.
 
-Must never look at the machine: ``nodeagent/health`` does.
+Must never look at the machine: ``nodeagent/hardware`` does.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ class RepairConfig(Section):
         return {k: k == "reboot" or (k == "reset_gpu" and not one_gpu) for k in self.commands()}
 
 
+_CHECK = r"[a-z][a-z0-9_]{0,31}"
 _IDS = {"type": "array", "items": {"type": "string"}}
 
 
@@ -94,10 +95,15 @@ def _rules(value: object) -> frozenset[str]:
         return value
     if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
         raise CheckError(f"{units.show(value)} is not a list of rules", "write for instance [nvlink.down, xid.79]")
-    from nodeagent.health.judge import rules
+    from nodeagent.hardware.judging.judge import rules
 
     known = {rule.id for rule in rules()}
     bad = [v for v in value if v not in known and not (v.startswith("xid.") and v[4:].isdecimal())]
+    if bad:  # a plug-in declares its rules only when it runs, and checks are named elsewhere
+        from nodeagent.hardware.plugins import installed
+
+        named = {"check", *(plugin.name for plugin in installed())}
+        bad = [v for v in bad if v.partition(".")[0] not in named]
     raise_all([CheckError(f"there is no rule {v!r}", _nearest(v, known), at=(value.index(v),)) for v in bad])
     return frozenset(value)
 
@@ -156,6 +162,32 @@ class PreflightConfig(Section):
     """Longest time of a whole run: a node that takes longer does not take part."""
 
 
+def _checks(value: object) -> object:
+    """Names of checks: each becomes the rule ``check.NAME``. Raises ``CheckError``."""
+    bad = [name for name in value if not re.fullmatch(_CHECK, str(name))] if isinstance(value, dict) else []
+    right = "use 1 to 32 of a-z, 0-9 and '_', starting with a letter"
+    raise_all([CheckError(f"{units.show(name)} is not a name of a check", right, at=(str(name),)) for name in bad])
+    return value
+
+
+def _argv(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(v, str) and v for v in value):
+        raise CheckError(f"{units.show(value)} is not a command", "write its words as a list: [/usr/local/sbin/check]")
+    return tuple(value)
+
+
+class CheckConfig(Section):
+    """A site's own check of the node."""
+
+    command: Annotated[tuple[str, ...], BeforeValidator(_argv), WithJsonSchema(_IDS | {"minItems": 1})]
+    """Its words. Exit code 0: passed. 3: the node is fit for no work. 4: it is used last. Anything else, and none in
+    time: nobody knows, and its GPUs get no new work."""
+    every: Annotated[float, BeforeValidator(units.duration), _duration("5m"), Field(ge=10, le=86_400)] = 300.0
+    """From one run's end to the next one's start."""
+    bound: Annotated[float, BeforeValidator(units.duration), _duration("30s"), Field(ge=1, le=3600)] = 30.0
+    """Longest time of a run; one that takes longer is killed."""
+
+
 class HealthConfig(Section):
     """Looking after the node and its GPUs."""
 
@@ -172,6 +204,8 @@ class HealthConfig(Section):
     """Rules that are not looked at."""
     folders: Annotated[tuple[str, ...], BeforeValidator(_folders), WithJsonSchema(_IDS)] = ()
     """Folders that jobs need: said to be sick when full, read-only, missing, or when they do not answer."""
+    checks: Annotated[dict[str, CheckConfig], BeforeValidator(_checks)] = {}
+    """The site's own checks, by name."""
     diag: DiagConfig = DiagConfig()
     repair: RepairConfig = RepairConfig()
     """What the agent repairs by itself, with which commands: nothing, without any."""

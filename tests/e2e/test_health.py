@@ -266,4 +266,4 @@ def beats(cluster: Cluster, node: str) -> Counter[str]:
 def probes(agent: int) -> list[int]:
     """The agent's processes that ask the driver."""
     children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
-    return [int(pid) for pid in children if any("probe_nvml" in word for word in command_line(int(pid)))]
+    return [int(pid) for pid in children if any("probes.nvml" in word for word in command_line(int(pid)))]

@@ -20,7 +20,7 @@ from nodeagent.api.jobs import _read_spec
 from nodeagent.api.shapes import job_json, shown_to
 from nodeagent.ctl.output import Column, table_lines
 from nodeagent.ctl.terminal import one_line, printable, worker_text
-from nodeagent.health import kernellog
+from nodeagent.hardware.probes import kernellog
 from nodeagent.lease.peers import Seal, parse
 from nodeagent.model.jobspec import JobSpec, Submitter
 from nodeagent.model.world import WorkerExit
@@ -41,7 +41,7 @@ from nodeagent.spec.storeconfig import parse as parse_url
 from nodeagent.spec.tokens import parse_tokens
 from nodeagent.store.codec import decode_job, decode_node, encode_job
 from tests.unit.ctl import samples
-from tests.unit.health.test_arbitrary import FORMS, worst
+from tests.unit.hardware.judging.test_arbitrary import FORMS, worst
 
 WHO = Submitter(user="alice", uid=1000, gid=1000, cwd="/home/alice", host="n1")
 NOW = 1_700_000_000.0

@@ -21,11 +21,12 @@ from typing import Any
 
 import pytest
 
-from nodeagent.health.judge import Memory, judge
-from nodeagent.health.monitor import _gpu
-from nodeagent.health.probe_command import nvml_command, packages
-from nodeagent.health.readings import GpuReading, Readings
-from nodeagent.health.rules import LEFTOVER
+from nodeagent.hardware.judging.judge import Memory, judge
+from nodeagent.hardware.judging.rules import LEFTOVER
+from nodeagent.hardware.monitor import _gpu
+from nodeagent.hardware.plugins import NVIDIA
+from nodeagent.hardware.probes.process import packages, reader_command
+from nodeagent.hardware.readings import GpuReading, Readings
 from tests.e2e.support import ROOT, Cluster, home, read_steps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -80,7 +81,9 @@ class Looks:
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid
         environ = {**os.environ, "PYTHONPATH": packages()}
-        self.process = subprocess.Popen(nvml_command(sys.executable, 0.5), env=environ, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(
+            reader_command(sys.executable, NVIDIA, 0.5), env=environ, stdout=subprocess.PIPE
+        )
 
     def next(self) -> GpuReading:
         """The first GPU at the next look."""

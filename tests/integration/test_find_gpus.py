@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.agent.gpus import PATIENCE, find_gpus
+from nodeagent.hardware.discovery import PATIENCE, find_gpus
 from nodeagent.model.node import Gpu
 from nodeagent.spec.agentconfig import AgentConfig
 from tests.fakenvml.build import build, write_state

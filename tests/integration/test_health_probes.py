@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from nodeagent.agent.clock import SystemClock
-from nodeagent.health import monitor as health
-from nodeagent.health.judge import Policy
-from nodeagent.health.probe import DEADLINE, MOST_STUCK, Probe
+from nodeagent.hardware import monitor as health
+from nodeagent.hardware.judging.judge import Policy
+from nodeagent.hardware.plugins import NVIDIA
+from nodeagent.hardware.probes.process import DEADLINE, MOST_STUCK, Probe
 from nodeagent.osutil.linux import is_running
 from tests.fakenvml.build import build, write_state
 
@@ -72,7 +73,7 @@ class Machine:
 
 
 MOST_EVENTS = 100
-"""probe_nvml's, which cannot be imported without a driver's library."""
+"""probes/nvml's, which cannot be imported without a driver's library."""
 
 
 @asynccontextmanager
@@ -82,7 +83,7 @@ async def probing(
     machine = Machine(tmp_path / "state")
     machine.set(*lines)
     environ = {**os.environ, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(machine.state), "PYTHONPATH": str(ROOT)}
-    command = (sys.executable, "-m", "nodeagent.health.probe_nvml", str(pace))
+    command = (sys.executable, "-m", "nodeagent.hardware.probes.reader", NVIDIA, str(pace))
     probe = Probe("nvml", lambda: command, environ, 0.1, machine.heard, machine.came.set, deadline, 0.1)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(probe.run())
@@ -166,7 +167,7 @@ async def test_events_come_at_once_and_folded(tmp_path: Path, driver: Path) -> N
         machine.set("gpus 2", "xid 1 0 13", *storm, "xid 50 0 79", "0.lost 1")
         seen: dict[tuple[str, int], int] = {}
         while sum(seen.values()) < 39:
-            for uuid, code, _, count in (await machine.until(lambda told: "xids" in told))["xids"]:
+            for uuid, code, _, count, _ in (await machine.until(lambda told: "events" in told))["events"]:
                 seen[uuid, code] = seen.get((uuid, code), 0) + count
     assert seen == {(names[1], 45): 38, (names[0], 79): 1}, "what was before it is not told again"
 
@@ -179,13 +180,13 @@ async def test_a_storm_of_events_is_cut_off_and_the_next_look_hears_again(tmp_pa
         machine.set("gpus 2", *storm)
         counts: list[tuple[int, int]] = []
         while "gpus" not in (told := await machine.until(lambda _: True)) or not counts:
-            counts += [(code, count) for _, code, _, count in told.get("xids", ())]
+            counts += [(code, count) for _, code, _, count, _ in told.get("events", ())]
         assert {code for code, _ in counts} == {45}
         assert sum(count for _, count in counts) == MOST_EVENTS, "the rest is gone"
-        assert "xids" not in told
+        assert "events" not in told
         machine.set("gpus 2", *storm, "xid 900 0 79")
-        told = await machine.until(lambda told: "xids" in told)
-        assert [(code, count) for _, code, _, count in told["xids"]] == [(79, 1)]
+        told = await machine.until(lambda told: "events" in told)
+        assert [(code, count) for _, code, _, count, _ in told["events"]] == [(79, 1)]
 
 
 async def test_an_xid_that_repeats_is_told_with_the_next_look(tmp_path: Path, driver: Path) -> None:
@@ -194,9 +195,9 @@ async def test_an_xid_that_repeats_is_told_with_the_next_look(tmp_path: Path, dr
         repeated = 0
         for n in range(1, 31):
             machine.set("gpus 1", f"xid {n} 0 45")
-            told = await machine.until(lambda told: "xids" in told)
+            told = await machine.until(lambda told: "events" in told)
             repeated += "gpus" in told
-            ((_, code, _, count),) = told["xids"]
+            ((_, code, _, count, _),) = told["events"]
             assert (code, count) == (45, 1), "each is told, once"
         assert repeated, "not each by itself"
 
@@ -277,7 +278,7 @@ def host(tmp_path: Path) -> Iterator[dict[str, Any]]:
 @asynccontextmanager
 async def watching(given: dict[str, Any]) -> AsyncIterator[Machine]:
     machine = Machine(Path("/dev/null"))
-    command = (sys.executable, "-S", "-m", "nodeagent.health.probe_host", json.dumps(given))
+    command = (sys.executable, "-S", "-m", "nodeagent.hardware.probes.host", json.dumps(given))
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     probe = Probe("host", lambda: command, environ, 0.1, machine.heard, machine.came.set, 20.0)
     async with asyncio.TaskGroup() as group:
@@ -378,7 +379,7 @@ async def test_a_folder_that_is_not_there(tmp_path: Path, host: dict[str, Any]) 
 
 async def test_a_kernel_log_that_may_not_be_read(tmp_path: Path, host: dict[str, Any]) -> None:
     problem = f"{tmp_path / 'none'}: No such file or directory"
-    command = (sys.executable, "-S", "-m", "nodeagent.health.probe_host")
+    command = (sys.executable, "-S", "-m", "nodeagent.hardware.probes.host")
     given = json.dumps(host | {"kmsg": str(tmp_path / "none")})
     machine = Machine(tmp_path / "state")
     probe = Probe("host", lambda: (*command, given), {"PYTHONPATH": str(ROOT)}, 0.1, machine.heard, machine.came.set)
@@ -486,8 +487,10 @@ async def test_a_wait_that_fails_because_a_gpu_is_lost_is_a_look_at_once_and_no_
         found = (await machine.until(lambda told: "gpus" in told))["gpus"]
         assert [(gpu["uuid"], gpu.get("error", "")) for gpu in found] == [(names[0], "GPU_IS_LOST"), (names[1], "")]
         machine.set("gpus 2", "lost_wakes 1", "0.lost 1", "xid 1 1 13")
-        told = await machine.until(lambda told: "xids" in told)
-        assert [(uuid, code) for uuid, code, _, _ in told["xids"]] == [(names[1], 13)], "the others' are still heard"
+        told = await machine.until(lambda told: "events" in told)
+        assert [(uuid, code) for uuid, code, _, _, _ in told["events"]] == [(names[1], 13)], (
+            "the others' are still heard"
+        )
         assert probe.reading.problem == ""
 
 

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from nodeagent.agent.clock import SystemClock
-from nodeagent.health.judge import Policy
-from nodeagent.health.memory import load
-from nodeagent.health.monitor import HOST_PACE, Machine, Monitor
+from nodeagent.hardware.judging.judge import Policy
+from nodeagent.hardware.monitor import HOST_PACE, Machine, Monitor, load_memory
 from nodeagent.osutil.linux import own_children
 
 PACE = 2_000
@@ -95,8 +94,8 @@ class Heard(Monitor):
         self.came = asyncio.Event()
         self.messages = self.told_events = 0
 
-    def hear_host(self, line: dict[str, Any]) -> None:
-        super().hear_host(line)
+    def take_host(self, line: dict[str, Any]) -> None:
+        super().take_host(line)
         self.messages += 1
         self.told_events += len(line.get("events", ()))
         self.came.set()
@@ -159,7 +158,7 @@ async def test_a_storm_costs_little_and_what_is_in_it_is_seen(tmp_path: Path, lo
     )
     kinds = {("xid", n * 4 % GPUS, 13) for n in range(GPUS)} | {("xid", n, 45) for n in range(GPUS) if n % 4}
     assert accounted(monitor) == lines, "all of them are counted, or told as lost"
-    past = load(tmp_path / "health.json").memory.past
+    past = load_memory(tmp_path / "health.json").memory.past
     overrun = {("overrun", "", 0)} if storm.dropped else set()
     assert len(past) == len(kinds) + 2 + len(overrun), "one is kept of each distinct event"
     assert monitor.messages <= len(past) + took / HOST_PACE + 2, "each kind at once, its repetitions at the usual pace"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from nodeagent.agent.repair import Bounds, Mender
 from nodeagent.agent.repaircommands import Ended, Started
-from nodeagent.health.judge import Memory, Policy, escalated, judge, repaired, verified
-from nodeagent.health.readings import Readings
+from nodeagent.hardware.judging.judge import Memory, Policy, escalated, judge, repaired, verified
+from nodeagent.hardware.readings import Readings
 from nodeagent.model.health import Action, Attempt, Mending, Verdict
 from nodeagent.plan.repair import Means
 from tests.sim.virtual import SimClock

@@ -28,7 +28,6 @@ ADMIN = "files that the administrator names; whose they are is checked where the
 KERNEL = "/proc, /sys and /dev"
 STORE = "a connection to the store"
 ALLOWED: dict[str, tuple[str, str]] = {
-    "agent/gpus.py": ("mkdir read_text", OWN),
     "agent/repaircommands.py": ("glob mkdir open unlink", OWN),
     "agent/identity.py": ("open read_text", OWN),
     "agent/savedview.py": ("mkdir open", OWN),
@@ -45,9 +44,11 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "diag/order.py": ("mkdir open", OWN),
     "diag/worker.py": ("read_text", KERNEL),
     "doctor/machine.py": ("open read_text", KERNEL),
-    "health/memory.py": ("read_text", OWN),
-    "health/probe_host.py": ("listdir open", KERNEL),
-    "health/users.py": ("open", KERNEL),
+    "hardware/accelerator.py": ("open", KERNEL),
+    "hardware/discovery.py": ("mkdir read_text", OWN),
+    "hardware/monitor.py": ("read_text", OWN),
+    "hardware/probes/host.py": ("listdir open", KERNEL),
+    "hardware/probes/reader.py": ("open", KERNEL),
     "lease/grants.py": (
         "chmod chown iterdir mkdir open unlink",
         OWN + "; of an answer, which is its user's, a few bytes are read",

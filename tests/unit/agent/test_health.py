@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nodeagent.agent.health import machine
-from nodeagent.health.driver import SIGNS
+from nodeagent.hardware.discovery import SIGNS
 from nodeagent.spec.agentconfig import AgentConfig, NodeConfig
 from nodeagent.spec.healthconfig import HealthConfig
 

@@ -20,7 +20,7 @@ from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, NODE_STATES
 from nodeagent.agent.health import Care
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
-from nodeagent.health.readings import Event
+from nodeagent.hardware.readings import Event
 from nodeagent.model.job import Phase, Spend
 from nodeagent.model.node import Gpu
 from nodeagent.model.pod import PodPhase, Stall, WorkerState
@@ -69,8 +69,8 @@ async def running(folder: Path) -> tuple[FakeView, Metrics]:
     clock = SystemClock()
     view.care = Care(view.config, HealthConfig(), sick, {}, clock, dict, lambda: None, "n1", metrics.repaired)
     metrics.repaired("reboot", "done")
-    view.care.monitor.hear_gpus({"gpus": [{"uuid": "GPU-a", "index": 0, "temperature": 61}]})
-    view.care.monitor.hear(Event("xid", time.time(), "GPU-a", 79, "Xid 79"), "nvml")
+    view.care.monitor.take_gpus({"gpus": [{"uuid": "GPU-a", "index": 0, "temperature": 61}]})
+    view.care.monitor.take_event(Event("xid", time.time(), "GPU-a", 79, "Xid 79"), "nvml")
     view.care.monitor.judge()
     metrics.restarts.labels(job="digits", node="n1", cause="worker_failed").inc(3)
     metrics.store_errors.inc()

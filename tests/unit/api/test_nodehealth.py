@@ -11,9 +11,9 @@ import aiohttp
 from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.health import Care
 from nodeagent.agent.metrics import Metrics
-from nodeagent.health.readings import Event
+from nodeagent.hardware.readings import Event
 from nodeagent.model.node import Gpu
-from nodeagent.spec.healthconfig import HealthConfig
+from nodeagent.spec.healthconfig import CheckConfig, HealthConfig
 from tests.unit.api.fakes import FakeView
 from tests.unit.api.test_away import served, told
 from tests.unit.api.test_metrics import values
@@ -49,14 +49,20 @@ async def post(session: aiohttp.ClientSession, path: str, **asked: object) -> tu
 
 
 async def test_the_rules_in_force(tmp_path: Path) -> None:
-    health = HealthConfig(dry_run=frozenset({"nvlink.down"}), ignore=frozenset({"disk"}))
+    checks = {"lustre": CheckConfig(command=("true",))}
+    health = HealthConfig(dry_run=frozenset({"nvlink.down"}), ignore=frozenset({"disk"}), checks=checks)
     view = await cared_for(tmp_path, health)
     async with served(view) as session:
         _, found = await told(session, "/v1/health/rules")
         view.care = None
         _, off = await told(session, "/v1/health/rules")
     modes = {row["name"]: row["mode"] for row in found["items"]}
-    assert (modes["nvlink.down"], modes["disk"], modes["xid.79"]) == ("dry run", "off", "on")
+    assert (modes["nvlink.down"], modes["disk"], modes["xid.79"], modes["check.lustre"]) == (
+        "dry run",
+        "off",
+        "on",
+        "on",
+    )
     assert {row["mode"] for row in off["items"]} == {"off"}
 
 
@@ -88,9 +94,9 @@ async def test_a_gpu_that_is_missing_is_taken_as_gone_by_an_operators_word(tmp_p
     assert view.care is not None
     monitor = view.care.monitor
     both = [{"uuid": "GPU-b", "index": 1}, {"uuid": "GPU-c", "index": 2}]
-    monitor.hear_gpus({"gpus": both})
+    monitor.take_gpus({"gpus": both})
     monitor.judge()
-    monitor.hear_gpus({"gpus": both[:1]})
+    monitor.take_gpus({"gpus": both[:1]})
     monitor.judge()
     clock.later += 10.0
     monitor.judge()
@@ -129,7 +135,7 @@ async def test_the_metrics(tmp_path: Path) -> None:
     monitor = view.care.monitor
     for source in ("kernel", "nvml"):  # both tell of the same two
         for _ in range(2):
-            monitor.hear(Event("xid", time.time(), "GPU-a", 79, "Xid 79"), source)
+            monitor.take_event(Event("xid", time.time(), "GPU-a", 79, "Xid 79"), source)
     monitor.judge()
     verdict = (("gpu", "GPU-a"), ("rule", "xid.79"), ("severity", "fatal"))
     for _ in range(2):

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodeagent.local import gpus
+from nodeagent.hardware import discovery
+from nodeagent.hardware.discovery import installed_gpus
 from nodeagent.local.config import FIRST_PORT, PORTS_EACH, choose_ports, node_names, write_config
 from nodeagent.local.layout import HOME_VARIABLE, LONGEST_BASE, Folders, LocalError
 from nodeagent.local.registry import Cluster
+from nodeagent.local.session import shares
 from nodeagent.local.tether import tethered
 from nodeagent.spec.agentconfig import AgentConfig, ephemeral_clash
 from nodeagent.store.server import LONGEST_SOCKET_PATH
@@ -73,30 +75,32 @@ def test_ports_are_apart_from_the_kernels_and_from_other_clusters() -> None:
 )
 def test_gpus_are_shared_out_whole(count: int, nodes: int, workers: int | None, expected: list[int]) -> None:
     uuids = [f"GPU-{i}" for i in range(count)]
-    shares = gpus.shares(uuids, nodes, workers)
-    assert [len(share) for share in shares] == expected
-    given = [uuid for share in shares for uuid in share]
+    found = shares(uuids, nodes, workers)
+    assert [len(share) for share in found] == expected
+    given = [uuid for share in found for uuid in share]
     assert given == uuids[: len(given)], "neighbours together, none twice"
 
 
 def test_no_driver_is_no_gpu_and_no_complaint() -> None:
-    found, problem = gpus.installed()
+    found, problem = installed_gpus()
     assert problem == "" or found == []
 
 
 def test_a_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "DEADLINE", 0.2)
-    monkeypatch.setattr(gpus, "_ASK", "import time; time.sleep(600)")
-    found, problem = gpus.installed()
+    monkeypatch.setattr(discovery, "DEADLINE", 0.2)
+    found, problem = installed_gpus((sys.executable, "-c", "import time; time.sleep(600)"))
     assert found == []
     assert "did not answer" in problem
 
 
-def test_a_driver_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "_ASK", "raise RuntimeError('Driver/library version mismatch')")
-    found, problem = gpus.installed()
+@pytest.mark.parametrize(("line", "expected"), [
+    ('{"problem": "NVML: Driver/library version mismatch", "absent": false}', "version mismatch"),
+    ("Segmentation fault", "without an answer"),
+])  # fmt: skip
+def test_a_driver_that_fails_is_named(line: str, expected: str) -> None:
+    found, problem = installed_gpus((sys.executable, "-c", f"print({line!r})"))
     assert found == []
-    assert "version mismatch" in problem
+    assert expected in problem
 
 
 def test_sockets_have_room(home: Path) -> None:

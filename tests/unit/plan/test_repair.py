@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodeagent.model.health import Action, Attempt, Claim, ClaimPhase, Kind, Mending, Severity, Verdict
 from nodeagent.model.job import JobRecord
-from nodeagent.model.node import NodeRecord
+from nodeagent.model.node import Gpu, NodeRecord
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.health import WINDOW, bar, next_step, sick_members
@@ -358,3 +358,13 @@ def test_a_person_is_told_what_happens_by_itself_and_what_does_not() -> None:
     assert next_step(found, stopped).endswith("health ack n2; nodeagent does not by itself (the breaker is open)")
     assert described(stopped) == "not repaired by itself: the breaker is open"
     assert described(node) == described(mending(node, None)) == ""
+
+
+def test_a_sites_check_and_another_vendors_device_are_not_looked_at_with_nvidias_tools() -> None:
+    node = make_node("n2")
+    npu = Gpu(uuid="ascend-a", index=0, variable="ASCEND_RT_VISIBLE_DEVICES")
+    node = node.model_copy(update={"facts": node.facts.model_copy(update={"gpus": (npu,), "hostname": "h2"})})
+    check = asks("diagnose", rule="check.lustre")
+    assert next_step(check, node) == "on h2: run the command of health.checks.lustre in the agent's config"
+    silent = asks("diagnose", "ascend-a", "unknown", "accelerator.silent")
+    assert next_step(silent, node) == "on h2: ask the vendor's own tool"

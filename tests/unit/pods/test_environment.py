@@ -156,6 +156,17 @@ def test_devices_per_worker_and_faulty_devices() -> None:
     assert json.loads(env["NODEAGENT_FAULTY"])["devices"] == {"b": {"GPU-9": "Xid 79"}}
 
 
+@pytest.mark.parametrize("virtual", [False, True])
+def test_each_vendors_devices_are_shown_by_its_own_variable(virtual: bool) -> None:
+    npus = (Gpu(uuid=f"ascend-{n}", index=n, variable="ASCEND_RT_VISIBLE_DEVICES", visible=str(n)) for n in range(4))
+    node = a_node(gpus=(*npus, Gpu(uuid="GPU-1", index=0)))
+    role = {"command": ("true",), "nodes": {"min": 1, "max": 2, "target": 2}, "virtual_local_rank": virtual}
+    head = a_head(("ascend-1", "ascend-2", "ascend-3", "GPU-1"))
+    first, second = worker_environments(a_job(roles=(role,)), head, node, nodes(b=node))
+    shown = [(e.get("ASCEND_RT_VISIBLE_DEVICES"), e.get("CUDA_VISIBLE_DEVICES")) for e in (first, second)]
+    assert shown == ([("1,2", ""), ("3", "GPU-1")] if virtual else [("1,2,3", "GPU-1")] * 2)
+
+
 def test_with_virtual_local_ranks_each_worker_sees_its_own_devices_only() -> None:
     role = {"command": ("true",), "nodes": {"min": 1, "max": 2, "target": 2}, "virtual_local_rank": True}
     job, node = a_job(roles=(role,)), a_node()

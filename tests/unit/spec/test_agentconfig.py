@@ -11,7 +11,7 @@ from nodeagent.spec import configfile
 from nodeagent.spec.agentconfig import AgentConfig, default_dirs, ephemeral_clash, node_id
 from nodeagent.spec.configfile import default_config_path, load_config, parse_config
 from nodeagent.spec.errors import CheckError
-from nodeagent.spec.healthconfig import PreflightConfig
+from nodeagent.spec.healthconfig import CheckConfig, PreflightConfig
 from nodeagent.spec.sections import SubmitConfig
 from nodeagent.spec.storeconfig import RedisConfig
 from tests.unit.spec.helpers import check_marked, problems
@@ -314,5 +314,7 @@ def test_the_sample_is_the_defaults_and_valid_with_every_line_in_use() -> None:
     assert config.health.preflight == PreflightConfig()
     repair = config.health.repair.model_copy(update={"gpu_reset": None, "reboot": None, "service": None})
     diag = config.health.diag.model_copy(update={"python": None})
-    plain["health"] = config.health.model_copy(update={"repair": repair, "diag": diag, "preflight": None})
+    assert config.health.checks["lustre"] == CheckConfig(command=config.health.checks["lustre"].command)
+    unset: dict[str, object] = {"repair": repair, "diag": diag, "preflight": None, "checks": {}}
+    plain["health"] = config.health.model_copy(update=unset)
     assert config.model_copy(update=plain) == parse("")

@@ -34,6 +34,23 @@ def test_every_key() -> None:
     assert found.folders == ("/shared", "/data")
 
 
+def test_a_sites_own_checks() -> None:
+    found = config(
+        "health: {checks: {lustre: {command: [check-lustre, -q]}, nfs_2: {command: [nfs], every: 1m, bound: 5s}}}"
+    ).health
+    assert found is not None
+    assert {name: (c.command, c.every, c.bound) for name, c in found.checks.items()} == {
+        "lustre": (("check-lustre", "-q"), 300.0, 30.0),
+        "nfs_2": (("nfs",), 60.0, 5.0),
+    }
+
+
+def test_rules_of_checks_and_of_installed_plug_ins_can_be_named_before_they_run() -> None:
+    found = config("health: {ignore: [ascend.warning, check.lustre]}").health
+    assert found is not None
+    assert found.ignore == {"ascend.warning", "check.lustre"}
+
+
 def test_nothing_is_repaired_without_a_command() -> None:
     found = config("").health
     assert found is not None
@@ -65,6 +82,12 @@ def test_a_reset_that_names_its_gpu_needs_that_gpu_alone() -> None:
         ("health: {dry_run: [nvlink.dwon]}", "there is no rule 'nvlink.dwon', did you mean 'nvlink.down'?"),
         ("health: {ignore: [qqq]}", "there is no rule 'qqq', see them all: nodeagentctl health rules"),
         ("health: {ignore: xid.79}", "is not a list of rules"),
+        ("health: {ignore: [acme.warning]}", "there is no rule 'acme.warning'"),
+        ("health: {checks: {Lustre: {command: [a]}}}", "'Lustre' is not a name of a check"),
+        ("health: {checks: {lustre: {command: check}}}", "is not a command, write its words as a list"),
+        ("health: {checks: {lustre: {}}}", "command"),
+        ("health: {checks: {lustre: {command: [a], every: 1s}}}", "every"),
+        ("health: {checks: [a]}", "checks"),
         ("health: {folders: [shared]}", "is not an absolute path"),
         ("health: {folders: /shared}", "is not a list of folders"),
         ("health: {probation: 10}\nlog: {}\nhealt: off", "did you mean 'health'?"),

@@ -1,0 +1,217 @@
+"""The seam to a vendor's devices: what a plug-in provides, and what the agent gives it to do so (docs/accelerators.md).
+
+A plug-in is a subclass of ``Accelerator``, named in the entry point group ``nodeagent.accelerators``. It runs in a
+process of its own that the agent replaces when it hangs or ends: it may call a driver, must never be trusted, and never
+judges beyond its rules. Every process that reads devices imports this file: the standard library's smallest parts only.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+
+TYPE_CHECKING = False  # without typing: it costs 0.7 MB
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from nodeagent.hardware.readings import Heals
+    from nodeagent.model.health import Action, Severity
+
+LONGEST = 60
+"""Characters of the command that are shown."""
+DIES = 1.0
+"""Seconds in which a killed command is gone, unless the kernel holds it."""
+MOST_OUTPUT = 4 << 20
+"""Bytes of a command's output that are read."""
+
+
+class ProblemError(Exception):
+    """Nothing can be read now. The process ends and is started again, or (``again``) tries again by itself."""
+
+    def __init__(self, why: str, again: bool = False) -> None:
+        super().__init__(why)
+        self.again = again
+
+
+class AbsentError(ProblemError):
+    """This machine has no driver of this kind: nobody need ask again."""
+
+
+class Event:
+    """Something that happened to a device. ``what`` is the id of one of the plug-in's rules (of NVIDIA's: an Xid)."""
+
+    __slots__ = ("at", "count", "device", "raw", "what")
+
+    def __init__(self, device: str, what: str | int, at: float, count: int = 1, raw: str = "") -> None:
+        self.device, self.what, self.at, self.count, self.raw = device, what, at, count, raw
+
+
+class DeviceRule:
+    """A rule on one device. ``check`` gets the device as ``look`` returned it: true fires, false is fine, None is not
+    known. ``show`` says which value made it fire. Without a ``check`` it fires by events alone."""
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002 (the rule's, as in the table)
+        severity: Severity,
+        action: Action,
+        heals: Heals,
+        text: str,
+        source: str,
+        *,
+        check: Callable[[dict[str, Any]], bool | None] | None = None,
+        show: Callable[[dict[str, Any]], str] = lambda _device: "",
+        after: float = 0.0,
+        window: float = 0.0,
+        times: int = 0,
+    ) -> None:
+        self.check, self.show = check, show
+        self.row: dict[str, Any] = {
+            "id": id, "severity": severity, "action": action, "heals": heals, "text": text, "source": source,
+            "after": after, "window": window, "times": times,
+        }  # fmt: skip
+        """As ``judging.rules.Rule`` has it."""
+
+
+class Accelerator:
+    """The devices of one vendor. The class is made without arguments, and ``open`` is called once, before all else."""
+
+    name = ""
+    """The entry point's name. Ids of devices begin with it and a ``-``, ids of rules with it and a dot."""
+    variable = ""
+    """The environment variable that hides devices from a program."""
+    rules: Sequence[DeviceRule] = ()
+
+    @property
+    def due(self) -> bool:
+        """Something happened of which a look has to say more: look at once."""
+        return False
+
+    def open(self) -> None:
+        """Connect to the driver. Raises AbsentError where there is none, ProblemError."""
+
+    def devices(self) -> list[dict[str, Any]]:
+        """Id, index and name of every device (``uuid``, ``index``, ``name``), and nothing that takes longer. Raises
+        ProblemError."""
+        return [{key: device.get(key, "") for key in ("uuid", "index", "name")} for device in self.look()]
+
+    def look(self) -> list[dict[str, Any]]:
+        """Every device now, with fields of ``readings.GpuReading``; what is not known is left out, never made up. The
+        rules may use further keys, if they begin with ``_``. Raises ProblemError."""
+        raise NotImplementedError
+
+    def events(self, seconds: float) -> list[Event]:
+        """Wait for events, for at most so long; those that came, at once. Raises ProblemError."""
+        time.sleep(seconds)
+        return []
+
+
+class Command:
+    """A vendor's command line tool, asked again and again. One that hangs is killed; while one does not die, no other
+    is started."""
+
+    def __init__(self, *argv: str, bound: float) -> None:
+        self._argv, self._bound = argv, bound
+        self._stuck: Any = None
+
+    def output(self, *more: str) -> str:
+        """What it writes, with these arguments added. Raises AbsentError if it is not installed, ProblemError if it
+        fails, writes too much, or does not end within ``bound`` seconds."""
+        import subprocess
+
+        name = self._argv[0]
+        if self._stuck is not None and self._stuck.poll() is None:
+            raise ProblemError(f"{name} hangs and cannot be killed", again=True)
+        try:
+            process = subprocess.Popen(
+                [*self._argv, *more], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        except FileNotFoundError:
+            raise AbsentError(f"{name} is not installed") from None
+        except OSError as error:
+            raise ProblemError(f"{name} cannot be started: {error.strerror}", again=True) from error
+        assert process.stdout is not None
+        text, late = _read_all(process.stdout.fileno(), time.monotonic() + self._bound)
+        if not late and len(text) <= MOST_OUTPUT:
+            try:
+                code = process.wait(DIES)
+            except subprocess.TimeoutExpired:
+                late = True
+        process.stdout.close()
+        if late or len(text) > MOST_OUTPUT:
+            process.kill()
+            try:
+                process.wait(DIES)
+            except subprocess.TimeoutExpired:
+                self._stuck = process
+            raise ProblemError(
+                f"{name} did not answer within {self._bound:g} s" if late else f"{name} writes without an end",
+                again=True,
+            )
+        if code != 0:
+            last = text.decode(errors="replace").strip().splitlines()[-1:]
+            raise ProblemError(f"{name} failed (exit code {code}): {''.join(last)}", again=True)
+        return text.decode(errors="replace")
+
+
+def _read_all(fd: int, until: float) -> tuple[bytes, bool]:
+    """What is written to a pipe, up to a bound, and whether the time was over before its end."""
+    import select
+
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    text = b""
+    while len(text) <= MOST_OUTPUT:
+        left = until - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1000):
+            return text, True
+        more = os.read(fd, 1 << 16)
+        if not more:
+            return text, False
+        text += more
+    return text, False
+
+
+def who(pid: int) -> str:
+    """``pid 4711 (train1: python train.py)``, with the job where the process has the name of one in its environment;
+    empty for one that has gone, or that is not to be seen from this container."""
+    try:
+        user = user_of(os.stat(f"/proc/{pid}").st_uid)  # noqa: PTH116 (a third of what pathlib takes)
+    except OSError:
+        return ""
+    command = " ".join(read_proc(f"/proc/{pid}/cmdline").decode(errors="replace").replace("\0", " ").split())
+    command = command or read_proc(f"/proc/{pid}/comm").decode(errors="replace").strip()
+    job = job_of(pid)
+    return f"pid {pid} ({user}: {command[:LONGEST]}{f', of job {job}' if job else ''})"
+
+
+def job_of(pid: int) -> str:
+    """The job whose worker it is or was; of Slurm, too. Empty where it has none, or another user hides it."""
+    found = dict(pair.split(b"=", 1) for pair in read_proc(f"/proc/{pid}/environ").split(b"\0") if b"=" in pair)
+    ours = found.get(b"NODEAGENT_JOB", b"").decode(errors="replace")
+    theirs = found.get(b"SLURM_JOB_ID", b"").decode(errors="replace")
+    return ours or (f"{theirs} of Slurm" if theirs else "")
+
+
+def read_proc(path: str) -> bytes:
+    """A small file of /proc; empty where it is not to be had."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, 1 << 14)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def user_of(uid: int) -> str:
+    """The name of a user of this machine, else its number."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,123 @@
+"""Whether there is a driver to ask, and which GPUs a node starts with. The driver is asked in a process of its own,
+since it can hang, and the start waits for it a moment only: GPUs that are found later join later, by the monitor.
+
+Owns one file: the GPUs of this boot, so that a restart under a hung driver still knows what its workers run on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nodeagent.hardware.plugins import NVIDIA
+from nodeagent.hardware.probes.process import end, packages, reader_command
+from nodeagent.model.node import Gpu
+from nodeagent.osutil.linux import write_atomic
+
+if TYPE_CHECKING:  # the tool lists GPUs, too, and starts fast
+    from nodeagent.spec.agentconfig import AgentConfig
+
+SIGNS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
+"""Without any of these there is no NVIDIA driver to ask, and an agent's restart need not wait for the answer."""
+PATIENCE = 1.0
+"""Seconds that a start waits for the driver."""
+DEADLINE = 5.0
+"""Seconds where nobody looks after the node's health, so that no GPU could join later."""
+FILE = "gpus.json"
+"""In the ``state`` folder."""
+
+
+def asked_for_gpus(config: AgentConfig) -> bool:
+    """The driver is asked where there is one, or where the config names GPUs."""
+    if isinstance(config.node.gpus, tuple):
+        return bool(config.node.gpus)
+    return config.node.gpus == "auto" and any(sign.exists() for sign in SIGNS)
+
+
+async def find_gpus(config: AgentConfig, boot: str, environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str]:
+    """The GPUs this node offers, and a sentence if they could not be read."""
+    if not asked_for_gpus(config):
+        return (), ""
+    file = config.dirs.state / FILE
+    found, problem = await _ask(environ, DEADLINE if config.health is None else PATIENCE)
+    if found is None:
+        found = _remembered(file, boot)
+        problem += f"; {len(found)} are known from before" if found else "; none is offered until it does"
+    elif not problem:
+        problem = _remember(file, boot, found)
+    if config.node.gpus == "auto":
+        return found, problem
+    by_uuid = {g.uuid: g for g in found}
+    wanted = config.node.gpus
+    missing = [u for u in wanted if u not in by_uuid]
+    gpus = tuple(by_uuid.get(u) or Gpu(uuid=u, index=i, healthy=False, why="not found") for i, u in enumerate(wanted))
+    return gpus, problem or (f"GPUs of the config not found: {', '.join(missing)}" if missing else "")
+
+
+async def _ask(environ: Mapping[str, str], patience: float) -> tuple[tuple[Gpu, ...] | None, str]:
+    """What the driver says; None: it did not answer."""
+    process = await asyncio.create_subprocess_exec(
+        *reader_command(sys.executable, NVIDIA, None), env={**environ, "PYTHONPATH": packages()},
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(patience):
+            out, _ = await process.communicate()
+    except TimeoutError:
+        await end(process)
+        return None, f"GPUs unknown: the driver did not answer within {patience:g} s"
+    return _listed(out)
+
+
+def installed_gpus(command: Sequence[str] | None = None) -> tuple[list[str], str]:
+    """The UUIDs of this machine's GPUs for a development cluster on it, and, when there is a driver that did not answer
+    well, why there are none. ``command``: another one in tests. Must never fail: no answer is no GPU."""
+    try:
+        answer = subprocess.run(
+            command or reader_command(sys.executable, NVIDIA, None), env={**os.environ, "PYTHONPATH": packages()},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=DEADLINE, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return (
+            [],
+            f"NVML did not answer within {DEADLINE:g} s: the local nodes have no GPUs (see `nodeagentctl doctor`)",
+        )
+    found, problem = _listed(answer.stdout)
+    return [gpu.uuid for gpu in found], f"{problem}: the local nodes have no GPUs" if problem else ""
+
+
+def _listed(out: bytes) -> tuple[tuple[Gpu, ...], str]:
+    """The GPUs of a line of the reader; none, and why, where it failed."""
+    try:
+        line = json.loads(out)
+        if "problem" in line:
+            return (), "" if line["absent"] else f"the GPU query failed: {line['problem']}"
+        return tuple(Gpu(uuid=gpu["uuid"], index=gpu["index"], name=gpu["name"]) for gpu in line["gpus"]), ""
+    except (ValueError, KeyError, TypeError):
+        return (), "the GPU query failed: it ended without an answer"
+
+
+def _remember(file: Path, boot: str, gpus: tuple[Gpu, ...]) -> str:
+    """For the next start; what went wrong with it."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, json.dumps({"boot": boot, "gpus": [[g.uuid, g.index, g.name] for g in gpus]}), durable=False)
+    except OSError as error:
+        return f"{file}: {error.strerror}"
+    return ""
+
+
+def _remembered(file: Path, boot: str) -> tuple[Gpu, ...]:
+    """Those of this boot; none if they are not known."""
+    try:
+        kept = json.loads(file.read_text())
+        return tuple(Gpu(uuid=u, index=i, name=n) for u, i, n in kept["gpus"]) if kept["boot"] == boot else ()
+    except (OSError, ValueError, KeyError, TypeError):  # nothing known: the driver is asked again anyway
+        return ()

@@ -1,0 +1,535 @@
+"""The agent's health monitor: runs the probes, feeds the judge, keeps its memory on disk, and has the verdicts ready.
+
+Its file holds what the judge remembers: a restart of the agent, or of the node, must not forget a broken GPU.
+
+Must never hold up the agent: it waits for no probe, and a disk that is slow to take the memory delays only itself. What
+is to be done about a verdict is ``plan/``'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from nodeagent.agent.clock import Clock
+from nodeagent.hardware.checks import Checks, SiteCheck
+from nodeagent.hardware.judging.eventrules import waits_until
+from nodeagent.hardware.judging.judge import (
+    Key,
+    Memory,
+    Policy,
+    Repair,
+    acknowledged,
+    escalated,
+    judge,
+    published,
+    repaired,
+    verified,
+)
+from nodeagent.hardware.judging.rules import ACCELERATOR_MISSING, MISSING, OF_ONE_START, PORT, UNFIT, Rule, check_rule
+from nodeagent.hardware.plugins import NVIDIA, Plugin, Vendor
+from nodeagent.hardware.probes.process import ROOT, Probe, packages, reader_command
+from nodeagent.hardware.readings import Event, GpuReading, HostReading, Readings
+from nodeagent.model.health import Action, Verdict
+from nodeagent.model.node import Gpu
+from nodeagent.osutil.linux import write_atomic
+
+NVML_PACE = 2.0
+HOST_PACE = 5.0
+"""Seconds between two readings of each probe."""
+TICK = 5.0
+"""Seconds between two judgements when nothing new comes: probations end."""
+VERIFY = 10.0
+"""Seconds that a repaired device has to be read without a fault before its probation begins."""
+KERNEL = "kernel"
+"""Of the two sources of Xids the one that anybody could try to write to."""
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The judge's memory, and what was seen of the machine once: a boot that finds less is not taken for a machine that
+    has less."""
+
+    memory: Memory = field(default_factory=Memory)
+    boot: str = ""
+    gpus: Sequence[str] = ()
+    """UUIDs, of every boot."""
+    buses: Mapping[str, str] = field(default_factory=dict)
+    """UUID to bus id."""
+    links: Mapping[str, int] = field(default_factory=dict)
+    """UUID to the most NVLinks that were up at a time in this boot."""
+    ports: Sequence[str] = ()
+    """Network ports that were up, of every boot."""
+    devices: Mapping[str, Sequence[Gpu]] = field(default_factory=dict)
+    """By plug-in, of every boot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where the machine is looked at; other paths in tests."""
+
+    boot: str
+    gpus: bool
+    """There is a driver to ask."""
+    configured: Sequence[str] = ()
+    """UUIDs that the config names: then no other GPU of the machine is this node's business."""
+    folders: Sequence[str] = ()
+    interfaces: Sequence[str] = ()
+    proc: str = "/proc"
+    sysfs: str = "/sys"
+    kmsg: str = "/dev/kmsg"
+    units: str = "/lib/systemd/system"
+    python: str = sys.executable
+    plugins: Sequence[Plugin] = ()
+    """Of accelerators beyond NVIDIA."""
+    checks: Sequence[SiteCheck] = ()
+    """The site's own."""
+
+
+class Monitor:
+    """``verdicts`` and ``published`` are always there; ``changed`` is called when ``published`` differs, or a GPU is
+    new."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        state: Path,
+        environ: Mapping[str, str],
+        clock: Clock,
+        *,
+        policy: Policy,
+        changed: Callable[[], None],
+        ours: Callable[[], frozenset[int]],
+        checked: bool = False,
+        working: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._machine, self._file, self._clock, self._policy = machine, state / "health.json", clock, policy
+        self._working = working
+        self._changed, self._ours, self._checked = changed, ours, checked
+        self._log = structlog.get_logger("health")
+        kept = self._read()
+        self._memory = kept.memory
+        self._known = tuple(machine.configured) or tuple(kept.gpus)
+        """UUIDs that are expected here."""
+        self._links = dict(kept.links) if kept.boot == machine.boot else {}
+        self._ports = tuple(kept.ports)
+        self._accepted = set[str]()
+        """Ports that are down, and not expected to be up any more."""
+        before = max(self._memory.at, max((e.at for e in self._memory.past), default=0.0))
+        self._followed = before or clock.wall()
+        """Unix time up to which this agent, or the one before it, reported the kernel's log. Where there was none,
+        nobody knows what became of what is older: only the driver's readings show it."""
+        self.published = published(self._memory.verdicts)
+        """The verdicts as other nodes receive them."""
+        self._buses = {bus: uuid for uuid, bus in kept.buses.items() if uuid in self._known}
+        """Bus id to UUID of every GPU that was read: a driver that hangs names none."""
+        self._answered = False
+        """The driver has named its GPUs since this start."""
+        self._xid_counts: Counter[tuple[str, str, int]] = Counter()
+        self._saved = Kept()
+        self._gpus: tuple[GpuReading, ...] | None = None
+        self._host: HostReading | None = None
+        self._events: list[Event] = []
+        self._before: Readings | None = None
+        self._before_at = 0.0
+        self._fine_since: dict[str, float] = {}
+        self._our_pids: frozenset[int] = frozenset()
+        self._paused = self._stale = False
+        """The driver is left alone; and has not answered since."""
+        self.waiting: frozenset[str] = frozenset()
+        """With ``checked``: devices that were repaired, read without a fault for a while, and wait for ``passed``."""
+        self._due = asyncio.Event()
+        path = {"PYTHONPATH": str(ROOT)}
+        bare = {"PATH": environ.get("PATH", "")} | path
+        self._host_probe = Probe(
+            "host",
+            self._host_command,
+            bare,
+            HOST_PACE,
+            self.take_host,
+            self._due.set,
+        )
+        self._gpu_probe = Probe(
+            "nvml", lambda: reader_command(machine.python, NVIDIA, NVML_PACE), {**environ, "PYTHONPATH": packages()},
+            NVML_PACE, self.take_gpus, self._due.set,
+        )  # fmt: skip
+        self._probes = (self._gpu_probe, self._host_probe) if machine.gpus or self._known else (self._host_probe,)
+        """A driver that did not come up with this boot, where there were GPUs, is asked all the same."""
+        self._vendors = [
+            Vendor(
+                plugin,
+                environ,
+                machine.python,
+                self._due.set,
+                expected=kept.devices.get(plugin.name, ()),
+                offered=kept.boot == machine.boot,
+            )
+            for plugin in machine.plugins
+        ]  # fmt: skip
+        self._checks = Checks(machine.checks, environ, self._due.set)
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        return self._memory.verdicts
+
+    @property
+    def gpus(self) -> tuple[GpuReading, ...] | None:
+        """As last read; None while the driver does not answer."""
+        return None if self._stale or self._gpu_probe.reading.missed else self._gpus
+
+    @property
+    def asks_the_driver(self) -> bool:
+        return self._gpu_probe in self._probes
+
+    def probe(self, name: str) -> Probe:
+        """The probe of that name (``nvml`` or ``host``). Raises KeyError."""
+        return {"nvml": self._gpu_probe, "host": self._host_probe}[name]
+
+    @property
+    def ports(self) -> tuple[str, ...]:
+        """Network ports that are expected to be up."""
+        return self._ports
+
+    @property
+    def last_gpus(self) -> tuple[GpuReading, ...]:
+        """As last read, whether the driver still answers or not."""
+        return (self._gpus or ()) + tuple(device for vendor in self._vendors for device in vendor.last)
+
+    @property
+    def devices(self) -> tuple[GpuReading, ...]:
+        """Those of every vendor that answers, as last read."""
+        answered = (vendor.reading().devices or () for vendor in self._vendors)
+        return (self.gpus or ()) + tuple(device for devices in answered for device in devices)
+
+    @property
+    def declared(self) -> Mapping[str, Rule]:
+        """The rules of plug-ins and of the site's checks (at their worst), by id."""
+        checks = [check_rule(check.name, UNFIT) for check in self._machine.checks]
+        return {rule.id: rule for rule in (*checks, *(r for vendor in self._vendors for r in vendor.rules.values()))}
+
+    @property
+    def xids(self) -> Mapping[tuple[str, int], int]:
+        """How many of each Xid came since this agent's start, by GPU. Both sources may report the same one."""
+        counts: dict[tuple[str, int], int] = {}
+        for (_, device, code), count in self._xid_counts.items():
+            counts[device, code] = max(count, counts.get((device, code), 0))
+        return counts
+
+    def acknowledge(self, device: str, rule: str | None) -> None:
+        """An operator's word that a device (empty: the node) is repaired: its probation begins."""
+        memory = acknowledged(self._memory, device, rule, self._clock.wall(), self._policy)
+        present = {gpu.uuid for gpu in self.gpus or ()}
+        gone = {v.device for v in memory.verdicts if v.rule == MISSING.id and v.device == device} - present
+        if gone and rule in (None, MISSING.id) and self.gpus is not None:
+            self._known = tuple(uuid for uuid in self._known if uuid not in gone or uuid in self._machine.configured)
+            memory = replace(memory, verdicts=tuple(v for v in memory.verdicts if v.device not in gone))
+        lost = [v for v in memory.verdicts if v.rule == ACCELERATOR_MISSING.id and v.device == device]
+        if lost and rule in (None, ACCELERATOR_MISSING.id):
+            for vendor in self._vendors:
+                vendor.forget(device)
+            known = {uuid for vendor in self._vendors for uuid in vendor.expected}
+            memory = replace(
+                memory, verdicts=tuple(v for v in memory.verdicts if v.device != device or device in known)
+            )
+        if not device and rule in (None, PORT.id) and self._host is not None:
+            self._accepted |= {port for port, _ in self._host.ports_down}
+            self._ports = tuple(port for port in self._ports if port not in self._accepted)
+        self._take(memory)
+        self._due.set()
+
+    def repaired(self, devices: Collection[str], action: Action) -> None:
+        """This repair was done to these devices: what it heals waits to be verified."""
+        memory = self._memory
+        for device in devices:
+            memory = repaired(memory, device, action, self._clock.wall())
+            self._fine_since.pop(device, None)
+        self._take(memory)
+        self._due.set()
+
+    def passed(self, devices: Collection[str]) -> None:
+        """They were verified: probation begins."""
+        self._take(verified(self._memory, devices, self._clock.wall(), self._policy))
+        self._due.set()
+
+    def escalate(self, keys: Collection[Key], why: str) -> None:
+        """The repair of these verdicts did not help: the next heavier one is asked for."""
+        self._take(escalated(self._memory, keys, self._clock.wall(), why))
+        self._due.set()
+
+    @property
+    def processes(self) -> Mapping[str, Sequence[int]] | None:
+        """Pids on each GPU, of those that the driver lists them for; None while it does not answer."""
+        if self.gpus is None and (self.asks_the_driver or not self._vendors):
+            return None
+        return {g.uuid: [pid for pid, _ in g.processes] for g in self.devices if g.processes is not None}
+
+    @property
+    def strangers(self) -> frozenset[int]:
+        """Those of them that were none of this node's workers when it was judged last."""
+        return frozenset(pid for pids in (self.processes or {}).values() for pid in pids) - self._our_pids
+
+    async def pause(self) -> None:
+        """Leave the driver alone until ``resume``."""
+        self._paused = self._stale = True
+        await self._gpu_probe.pause()
+
+    def resume(self) -> None:
+        """Ask the driver again; until it has answered nothing is known."""
+        self._paused = False
+        self._gpu_probe.resume()
+
+    def inject(self, event: Event) -> None:
+        """A drill: judge an event that nobody wrote."""
+        self._events.append(event)
+        self._due.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for probe in (*self._probes, *(vendor.probe for vendor in self._vendors)):
+                tasks.create_task(probe.run())
+            for check in self._machine.checks:
+                tasks.create_task(self._checks.run(check))
+            while True:
+                self._due.clear()
+                self.judge()
+                await self.save()
+                wait = TICK
+                waiting = waits_until(self._memory.past, self._clock.wall())
+                if waiting is not None:
+                    wait = max(0.01, min(wait, waiting - self._clock.wall()))
+                try:
+                    async with asyncio.timeout(wait):
+                        await self._due.wait()
+                except TimeoutError:
+                    continue
+
+    def judge(self) -> None:
+        """Judge what is known now."""
+        now, at = self._clock.now(), self._clock.wall()
+        events = self._ready_events()
+        readings = Readings(
+            boot=self._machine.boot, gpus=self.gpus, expected=self._known, events=events, host=self._host,
+            probes=tuple(probe.reading for probe in self._probes), working=self._working(),
+            accelerators=tuple(vendor.reading() for vendor in self._vendors if not vendor.probe.absent),
+            checks=self._checks.readings,
+        )  # fmt: skip
+        elapsed = now - self._before_at if self._before is not None else 0.0
+        self._our_pids = self._ours()
+        policy = replace(self._policy, declared=self.declared)
+        memory = judge(self._memory, readings, self._before, at, elapsed, self._our_pids, policy)
+        if self._before is None or readings.gpus is not self._before.gpus:
+            self._before, self._before_at = readings, now
+        self._take(self._verify(memory, now, at))
+
+    def _ready_events(self) -> tuple[Event, ...]:
+        """Those whose GPU is known by its UUID, as far as it ever will be; without those of other nodes' GPUs."""
+        found = [event for vendor in self._vendors for event in vendor.take_events()]
+        waiting = []
+        for event in self._events:
+            device = self._buses.get(event.device, event.device)
+            if device and device not in self._known and self.asks_the_driver and self._unread():
+                waiting.append(event)
+            elif not (device and self._machine.configured and device not in self._machine.configured):
+                found.append(replace(event, device=device))
+        self._events = waiting
+        return tuple(found)
+
+    def _unread(self) -> bool:
+        """The driver may still answer for the first time."""
+        reading = self._gpu_probe.reading
+        return not self._answered and not reading.missed and not reading.problem
+
+    def _verify(self, memory: Memory, now: float, at: float) -> Memory:
+        """What was repaired has to be read without a fault for a while."""
+        waiting = {v.device for v in memory.verdicts if v.stage == "repaired"}
+        sick = {v.device for v in memory.verdicts if v.stage == "active" and v.severity in ("fatal", "unknown")}
+        readable = {g.uuid for g in self.devices if not g.error} | {""}
+        fine = (waiting - sick) & readable
+        self._fine_since = {device: self._fine_since.get(device, now) for device in fine}
+        done = [device for device, since in self._fine_since.items() if now - since >= VERIFY]
+        if self._checked:
+            self.waiting, done = frozenset(done), []
+        return verified(memory, done, at, self._policy)
+
+    def _take(self, memory: Memory) -> None:
+        before = {(v.rule, v.device): v for v in self._memory.verdicts}
+        after = {(v.rule, v.device): v for v in memory.verdicts}
+        for key in before.keys() | after.keys():
+            old, new = before.get(key), after.get(key)
+            if new is None:
+                self._log.info("verdict over", rule=key[0], device=key[1])
+            elif old is None or (old.stage, old.action) != (new.stage, new.action):
+                self._log.warning(
+                    "verdict", rule=new.rule, device=new.device, severity=new.severity, stage=new.stage,
+                    action=new.action, what=new.text, raw=new.raw,
+                )  # fmt: skip
+        self._memory = memory
+        news = published(memory.verdicts)
+        if news != self.published:
+            self.published = news
+            self._changed()
+
+    def take_event(self, event: Event, source: str) -> None:
+        """An event of one of the two sources that report Xids."""
+        device = self._buses.get(event.device, event.device)
+        if event.kind == "xid" and (not self._machine.configured or device in self._machine.configured):
+            self._xid_counts[source, device, event.code] += event.count
+        self._events.append(replace(event, logged=source == KERNEL))
+
+    def take_gpus(self, line: dict[str, Any]) -> None:
+        """Take in one line of the probe of the driver."""
+        if "gpus" in line:
+            self._stale = self._paused
+            every = tuple(_gpu(fields) for fields in line["gpus"])
+            self._answered = True
+            mine = self._machine.configured
+            self._gpus = tuple(self._with_links(gpu) for gpu in every if not mine or gpu.uuid in mine)
+            fresh = [gpu.uuid for gpu in self._gpus if gpu.uuid not in self._known]
+            slots = {gpu.pci for gpu in self._gpus if gpu.uuid in fresh and gpu.pci}
+            replaced = {uuid for bus, uuid in self._buses.items() if bus in slots} - {gpu.uuid for gpu in every}
+            kept = (uuid for uuid in self._known if uuid not in replaced or uuid in mine)
+            self._known = (*kept, *fresh)
+            self._buses |= {gpu.pci: gpu.uuid for gpu in every if gpu.pci}
+            if fresh:
+                self._changed()
+        for uuid, code, at, count, _ in line.get("events", ()):
+            self.take_event(Event("xid", at, uuid, code, f"NVML event: Xid {code}", count), "nvml")
+        self._due.set()
+
+    def _with_links(self, gpu: GpuReading) -> GpuReading:
+        """With what is known of its NVLinks since the boot."""
+        if gpu.links_up is None:
+            return gpu
+        once = self._links[gpu.uuid] = max(gpu.links_up, self._links.get(gpu.uuid, 0))
+        return replace(gpu, links_once=once)
+
+    def take_host(self, line: dict[str, Any]) -> None:
+        """Take in one line of the probe of the machine."""
+        if "host" in line:
+            fields = line["host"]
+            self._accepted &= {port for port, _ in fields["ports_down"]}
+            self._ports = tuple(sorted({*self._ports, *fields["ports"]}))
+            self._host = _host(fields, self._accepted)
+            self._followed = self._clock.wall()
+        for fields in line.get("events", ()):
+            self.take_event(Event(**fields), KERNEL)
+        if "events" in line:
+            self._due.set()
+
+    def _host_command(self) -> tuple[str, ...]:
+        machine = self._machine
+        given = {
+            "proc": machine.proc, "sys": machine.sysfs, "kmsg": machine.kmsg, "units": machine.units,
+            "folders": list(machine.folders), "interfaces": list(machine.interfaces), "poll": HOST_PACE,
+            "since": self._followed, "ports": list(self._ports),
+        }  # fmt: skip
+        return (machine.python, "-S", "-m", "nodeagent.hardware.probes.host", json.dumps(given))
+
+    def _read(self) -> Kept:
+        try:
+            kept = load_memory(self._file)
+        except (ValueError, KeyError, TypeError) as error:
+            self._log.error("what was known of this node's health is lost", file=str(self._file), why=str(error))
+            return Kept()
+        checks = {f"check.{check.name}" for check in self._machine.checks}
+        still = tuple(
+            v for v in kept.memory.verdicts
+            if v.rule not in OF_ONE_START and (not v.rule.startswith("check.") or v.rule in checks)
+        )  # fmt: skip
+        return replace(kept, memory=replace(kept.memory, verdicts=still))
+
+    async def save(self) -> None:
+        """On disk before anybody acts on it again after a restart; only what an older start could not see anew."""
+        buses = {uuid: bus for bus, uuid in self._buses.items() if uuid in self._known}
+        devices = {vendor.name: tuple(vendor.expected.values()) for vendor in self._vendors if vendor.expected}
+        kept = Kept(self._memory, self._machine.boot, self._known, buses, dict(self._links), self._ports, devices)
+        if _essence(kept) == _essence(self._saved):
+            return
+        try:
+            await asyncio.to_thread(save_memory, self._file, kept)
+        except OSError as error:  # a full disk: verdicts hold until this agent ends
+            self._log.error("verdicts cannot be kept", file=str(self._file), why=error.strerror)
+        self._saved = kept
+
+
+def save_memory(path: Path, kept: Kept) -> None:
+    """Write it whole and durably. Raises OSError."""
+    memory = kept.memory
+    text = json.dumps(
+        {
+            "version": VERSION,
+            "boot": kept.boot,
+            "gpus": list(kept.gpus),
+            "buses": dict(kept.buses),
+            "links": dict(kept.links),
+            "ports": list(kept.ports),
+            "devices": {name: [gpu.model_dump() for gpu in gpus] for name, gpus in kept.devices.items()},
+            "at": memory.at,
+            "verdicts": [verdict.model_dump() for verdict in memory.verdicts],
+            "past": [asdict(event) for event in memory.past],
+            "repairs": [asdict(repair) for repair in memory.repairs],
+        }
+    )
+    write_atomic(path, text, durable=True)
+
+
+def load_memory(path: Path) -> Kept:
+    """What was kept; nothing if there is no file. Raises ValueError for one that cannot be understood."""
+    try:
+        data: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return Kept()
+    if data["version"] != VERSION:
+        raise ValueError(f"{path} is of version {data['version']}, this agent reads {VERSION}")
+    memory = Memory(
+        verdicts=tuple(Verdict.model_validate(verdict) for verdict in data["verdicts"]),
+        past=tuple(Event(**event) for event in data["past"]),
+        repairs=tuple(Repair(**repair) for repair in data["repairs"]),
+        at=data["at"],
+    )
+    devices = {name: tuple(map(Gpu.model_validate, gpus)) for name, gpus in data.get("devices", {}).items()}
+    seen = {"buses": dict(data.get("buses", {})), "links": dict(data.get("links", {}))}  # versions before 0.2 lack them
+    return Kept(memory, data["boot"], tuple(data["gpus"]), ports=tuple(data.get("ports", ())), devices=devices, **seen)
+
+
+def _essence(kept: Kept) -> object:
+    """What is worth a write: not each repetition, and not the time alone."""
+    verdicts = tuple((v.rule, v.device, v.stage, v.action, v.until, v.boot) for v in kept.memory.verdicts)
+    past = tuple((e.kind, e.device, e.code, len(str(e.count))) for e in kept.memory.past)
+    seen = tuple(kept.gpus), dict(kept.buses), dict(kept.links), tuple(kept.ports), dict(kept.devices)
+    return verdicts, past, kept.memory.repairs, kept.boot, seen
+
+
+def _gpu(fields: dict[str, Any]) -> GpuReading:
+    if fields.get("slowdown") is not None:
+        fields["slowdown"] = frozenset(fields["slowdown"])
+    if fields.get("processes") is not None:
+        fields["processes"] = tuple((pid, size) for pid, size in fields["processes"])
+    fields["owners"] = tuple((pid, owner) for pid, owner in fields.get("owners", ()))
+    return GpuReading(**fields)
+
+
+def _host(fields: dict[str, Any], accepted: Collection[str]) -> HostReading:
+    return HostReading(
+        memory_available=fields["memory_available"],
+        full_disks=tuple(fields["full_disks"]),
+        ports_down=tuple((port, seconds) for port, seconds in fields["ports_down"] if port not in accepted),
+        port_flaps=tuple((port, times) for port, times in fields["port_flaps"]),
+        fabric_manager=fields["fabric_manager"],
+        kernel_log=fields["kernel_log"],
+        memory_pressure=fields["memory_pressure"],
+        io_pressure=fields["io_pressure"],
+        files_used=fields["files_used"],
+        processes_used=fields["processes_used"],
+        clock_kept=fields["clock_kept"],
+    )

@@ -1,0 +1,210 @@
+"""Lines of the kernel's log that say that hardware is broken: which there are, and how many alike are folded into one.
+
+Standard library only (and no dataclasses, nor typing: importing them costs the probe 1.5 and 0.7 MB), pure. The words
+are those that NVIDIA's driver and the Linux kernel write.
+
+Anybody can have the kernel write a text of their choice: a process that crashes, or runs out of memory, is logged with
+its name, 15 characters that may begin the line, and with the name of its file, which may stand anywhere after that. So
+a line counts only if the kernel itself wrote it (facility 0), and each pattern holds from the line's first character on
+and for longer than 15 characters before anything in it may vary.
+"""
+
+from __future__ import annotations
+
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+_AT = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})(?:\.[0-7])?"
+"""A bus id, without or with its function."""
+_XID = re.compile(rf"NVRM: Xid \(PCI:{_AT}(?: GPU-I:\d{{1,4}})?(?: GPU-CI:\d{{1,4}})?\): (\d{{1,5}})(?!\d)")
+"""The error of a MIG slice names the slice; it counts as its GPU's."""
+_XID_BEGINS = b";NVRM: Xid ("
+_XIDS = re.compile(rb"^[0-7],[^;\n]*;(NVRM: Xid \([^,\n]*)[,\n]", re.MULTILINE)
+"""Device and code of each Xid among many records that the kernel itself wrote."""
+_KERNEL = re.compile(rb"[0-7],")
+"""How a record of the kernel itself begins: its priority is a level alone, its facility 0. What is written to /dev/kmsg
+from outside never has that."""
+_OF_A_PROCESS = re.compile(r"[^\[]{0,16}\[\d+\]: ")
+"""``name[pid]: segfault at ...``: from the line's beginning on it is somebody's choice."""
+_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("off_bus", re.compile(rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_AT}.{{0,200}}fallen off the bus")),
+    ("off_bus", re.compile(r"NVRM: (?:has )?fallen off the bus and is not responding")),
+    ("init_failed", re.compile(rf"NVRM: (?:GPU {_AT}: )?(?:RmInitAdapter failed! |rm_init_adapter failed)")),
+    ("api_mismatch", re.compile(r"NVRM: API mismatch: ")),
+    ("sxid_fatal", re.compile(rf"nvidia-nvswitch\d{{1,3}}: SXid \(PCI:{_AT}\): (\d{{1,6}}), Fatal\b")),
+    ("nvlink", re.compile(rf"nvidia-nvswitch\d{{1,3}}: SXid \(PCI:{_AT}\): (\d{{1,6}})(?!\d)")),
+    (
+        "nvlink",
+        re.compile(rf"nvidia-nvlink: (?=[0-9A-Za-z])(?:.{{0,80}}?{_AT})?.{{0,200}}\b(?:error|fail)", re.IGNORECASE),
+    ),
+    (
+        "aer",
+        re.compile(
+            rf"\S{{1,32}} {_AT}: (?:AER: )?(?:(?:Multiple )?(?:Uncorrect|Fatal)|PCIe Bus Error: severity=Uncorrect)"
+        ),
+    ),
+    ("mce", re.compile(r"mce: \[Hardware Error\]: |(?:mce: )?Machine check events logged")),
+    ("oom", re.compile(r"(?:Memory cgroup o|O)ut of memory: Killed process \d")),
+    ("hung_task", re.compile(r"INFO: task .{1,32}:\d+ blocked for more than \d+ seconds")),
+    ("lockup", re.compile(r"watchdog: BUG: soft lockup - CPU#\d|BUG: soft lockup - CPU#\d")),
+    ("lockup", re.compile(r"(?:NMI )?watchdog: Watchdog detected hard LOCKUP")),
+    ("lockup", re.compile(r"rcu: INFO: \w{1,32} (?:self-)?detected (?:expedited )?stall")),
+    (
+        "io_error",
+        re.compile(
+            r"(?:blk_update_request: |print_req_error: )?(?:critical \w+|I/O) error, dev \S{1,32}, sector \d"
+            r"|EXT4-fs error \(device \S{1,32}\): |XFS \([^)\s]{1,32}\): (?:metadata |log )?I/O [Ee]rror"
+            r"|Buffer I/O error on dev(?:ice)? \S{1,32}, logical block"
+        ),
+    ),
+)
+_HINT = re.compile(
+    rb";(?:NVRM|nvidia-nv|\S+ [0-9a-fA-F:]+\.\d: (?:AER|PCIe)|mce:|Machine check|Out of|Memory cg|INFO: task"
+    rb"|NMI watch|watchdog|BUG: soft|rcu: INFO|I/O |blk_|print_req|critical |Buffer I/O|EXT4-fs error|XFS)"
+)
+"""Most lines are none of these, and are let go after one look."""
+MOST_KEPT = 256
+"""Distinct events of one message; what is beyond them is counted as lost."""
+_LOST = ("overrun", "", 0)
+_LONGEST = 18
+"""Digits of a number in a record's head."""
+
+
+class Line:
+    """One kind of event of one device: its first line, how many there were, and when the last came."""
+
+    __slots__ = ("at", "code", "count", "device", "kind", "raw")
+
+    def __init__(self, kind: str, device: str, code: int, raw: str, at: float, count: int = 1) -> None:
+        self.kind, self.device, self.code, self.raw, self.at, self.count = kind, device, code, raw, at, count
+
+    def fields(self) -> dict[str, Any]:
+        """As readings.Event takes it."""
+        return {
+            "kind": self.kind, "device": self.device, "code": self.code, "raw": self.raw, "at": self.at,
+            "count": self.count,
+        }  # fmt: skip
+
+
+def bus_id(text: str) -> str:
+    """``0000:3b:00`` from any spelling of it: with a long domain, upper case, or its function."""
+    parts = text.lower().split(":")
+    return ":".join((parts[0][-4:].rjust(4, "0"), *(part.partition(".")[0] for part in parts[1:3])))
+
+
+def parse(text: str, at: float) -> Line | None:
+    """What a line of the kernel itself says; None for almost all of them."""
+    if found := _XID.match(text):
+        return Line("xid", bus_id(found[1]), int(found[2]), text, at)
+    if _OF_A_PROCESS.match(text):
+        return None
+    for kind, pattern in _KINDS:
+        if found := pattern.match(text):
+            bus, code = (*found.groups(), None, None)[:2]
+            return Line(kind, bus_id(bus) if bus else "", int(code or 0), text, at)
+    return None
+
+
+def record(data: bytes, boot_time: float) -> tuple[str, float] | None:
+    """Text and Unix time of one record of /dev/kmsg (``prio,seq,usec,flags;text``); None for what is none."""
+    head, found, rest = data.partition(b";")
+    fields = head.split(b",")
+    if not found or len(fields) < 3 or not fields[2].isdigit() or len(fields[2]) > _LONGEST:
+        return None
+    text = rest.partition(b"\n")[0].decode(errors="replace")
+    return text, boot_time + int(fields[2]) / 1e6
+
+
+class Folder:
+    """Gathers lines until they are taken; equal ones become one."""
+
+    def __init__(self, boot_time: float = 0.0, since: float = 0.0) -> None:
+        self._boot_time, self._since = boot_time, since
+        self._lines: dict[tuple[str, str, int], Line] = {}
+        self._sent: set[tuple[str, str, int]] = set()
+        """Sent since everything was sent last."""
+        self._number: int | None = None
+        """Of the newest record."""
+
+    def read(self, records: list[bytes]) -> None:
+        """Take in records of /dev/kmsg that follow each other, as far as they are newer than ``since``. Of a storm
+        almost all are Xids: they are counted without a look at each."""
+        if not records:
+            return
+        self._count_lost(records)
+        if self._since:  # the log is read from the boot on, and is in order
+            records = [data for data in records if (found := record(data, self._boot_time)) and found[1] > self._since]
+            self._since = 0.0 if records else self._since
+        self._count_xids(records)
+        for data in records:
+            if _XID_BEGINS not in data and _KERNEL.match(data) and _HINT.search(data):
+                found = record(data, self._boot_time)
+                if found and (line := parse(*found)):
+                    self.add(line)
+
+    def _count_xids(self, records: Sequence[bytes]) -> None:
+        joined = b"".join(records)
+        spans: dict[bytes, list[int]] = {}
+        for found in _XIDS.finditer(joined):
+            begins = found.start()
+            span = spans.setdefault(found[1], [begins, begins, 0])
+            span[1] = begins
+            span[2] += 1
+        for first, newest, count in spans.values():
+            first_one, last = (record(_line_at(joined, begins), self._boot_time) for begins in (first, newest))
+            if first_one and last and (line := parse(*first_one)):
+                line.count, line.at = count, last[1]
+                self.add(line)
+
+    def _count_lost(self, records: list[bytes]) -> None:
+        """The kernel numbers its records, and overwrites the oldest when it writes faster than they are read."""
+        before, newest = self._number, _number(records[-1])
+        if newest is not None:
+            self._number = newest
+            found = record(records[-1], self._boot_time)
+            if before is not None and found and (lost := newest - before - len(records)) > 0:
+                self._lose(
+                    f"the kernel's log was overwritten before it was read, after record {before}", found[1], lost
+                )
+
+    def _lose(self, why: str, at: float, count: int) -> None:
+        line = self._lines.setdefault(_LOST, Line(*_LOST, why, at, 0))
+        line.count, line.at = line.count + count, at
+
+    def add(self, line: Line) -> None:
+        """Count it in."""
+        key = (line.kind, line.device, line.code)
+        if known := self._lines.get(key):
+            known.count, known.at = known.count + line.count, line.at
+        elif len(self._lines) < MOST_KEPT:
+            self._lines[key] = line
+        else:
+            self._lose(f"more than {MOST_KEPT} kinds of events at a time", line.at, line.count)
+
+    def news(self) -> list[dict[str, Any]]:
+        """Those of which none was sent since the last ``take``; others wait for the next one."""
+        fresh = [key for key in self._lines if key not in self._sent]
+        self._sent.update(fresh)
+        return [self._lines.pop(key).fields() for key in fresh]
+
+    def take(self) -> list[dict[str, Any]]:
+        """All of them, and begin anew."""
+        self._sent = set(self._lines)
+        taken = [line.fields() for line in self._lines.values()]
+        self._lines.clear()
+        return taken
+
+
+def _number(data: bytes) -> int | None:
+    number = data.partition(b";")[0].split(b",")[1:2]
+    return int(number[0]) if number and number[0].isdigit() and len(number[0]) <= _LONGEST else None
+
+
+def _line_at(joined: bytes, at: int) -> bytes:
+    """The line of these records that begins with this byte."""
+    end = joined.find(b"\n", at)
+    return joined[at : end if end >= 0 else len(joined)]

@@ -1,0 +1,213 @@
+"""The agent's side of a probe: a process that writes JSON lines, held to a deadline and replaced when it misses two.
+
+Nobody waits for the process, alive or killed: one that is stuck in the driver does not even die. Must never block the
+loop, never judge what was read, and never leave more than ``MOST_STUCK`` of them behind. Must never import what a probe
+imports: an agent that loaded a driver's library could hang with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from nodeagent.hardware.readings import ProbeReading
+
+DEADLINE = 5.0
+"""Seconds beyond its own pace after which a probe is late."""
+AGAIN = 5.0
+"""Seconds from a probe's end to its next start."""
+MOST_STUCK = 3
+"""Killed processes that have not died, after which no more are started: each holds memory and locks of the driver."""
+DIES = 1.0
+"""Seconds in which a killed process is gone, unless the kernel holds it."""
+PROBLEM = 300
+"""Characters of what is wrong that are kept."""
+MOST_LINES = 200
+"""Lines of a plug-in within one pace and deadline. One that writes more is stopped, or it would keep the agent busy."""
+_LINE = 4 << 20
+_NOT_UNDERSTOOD = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+ROOT = Path(__file__).parents[3]
+
+Received = Callable[[dict[str, Any]], None]
+
+
+def kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill it and all that it started; its session must be its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+class Probe:
+    """One probe. ``reading`` is always there; ``received`` gets each line, ``changed`` is called when the reading
+    differs."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Callable[[], Sequence[str]],
+        environ: Mapping[str, str],
+        pace: float,
+        received: Received,
+        changed: Callable[[], None],
+        deadline: float = DEADLINE,
+        again: float = AGAIN,
+        kill: Callable[[subprocess.Popen[bytes]], None] = kill_session,
+        optional: Callable[[], bool] = lambda: False,
+        most_lines: int | None = None,
+    ) -> None:
+        """``optional``: when the process says that there is no driver, no other is started, and nothing is wrong.
+        ``most_lines``: within ``pace + deadline`` seconds; None: as many as it likes."""
+        self._command, self._environ, self._received, self._changed = command, environ, received, changed
+        self._optional, self._most_lines = optional, most_lines
+        self.absent = ""
+        """Why there is nothing to read, once that is known."""
+        self._bound, self._again, self._kill = pace + deadline, again, kill
+        self._stuck: list[subprocess.Popen[bytes]] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._wanted = asyncio.Event()
+        self._wanted.set()
+        self.reading = ProbeReading(name)
+
+    async def run(self) -> None:
+        """Until cancelled, or until there is nothing to read: start it, read its lines, start it again."""
+        while True:
+            await self._wanted.wait()
+            self._stuck = [process for process in self._stuck if process.poll() is None]
+            if len(self._stuck) >= MOST_STUCK:
+                self._report(self.reading.missed + 1, f"{len(self._stuck)} of its processes hang and cannot be killed")
+                await asyncio.sleep(self._bound)
+                continue
+            try:
+                process = self._start()
+            except OSError as error:
+                self._report(self.reading.missed + 1, f"it cannot be started: {error.strerror}")
+            else:
+                self._process = process
+                try:
+                    await self._listen(process)
+                finally:
+                    self._process = None
+                    await self._end(process)
+                if self.absent:
+                    return
+                if not self._wanted.is_set():
+                    continue
+            await asyncio.sleep(self._again)
+
+    async def pause(self) -> None:
+        """Have no process until ``resume``: a GPU that anything holds open cannot be reset."""
+        self._wanted.clear()
+        if self._process is not None:
+            await self._end(self._process)
+
+    def resume(self) -> None:
+        """Read again."""
+        self._wanted.set()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command(), env=dict(self._environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    async def _listen(self, process: subprocess.Popen[bytes]) -> None:
+        """Read its lines until it ends or misses two deadlines in a row."""
+        assert process.stdout is not None
+        lines = asyncio.StreamReader(_LINE)
+        protocol = asyncio.StreamReaderProtocol(lines)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, process.stdout)
+        missed = count = 0
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._bound
+        try:
+            while missed < 2:
+                try:
+                    async with asyncio.timeout(self._bound):
+                        line = await lines.readline()
+                    if not line and not self._wanted.is_set():
+                        return
+                    if not line:
+                        self._report(self.reading.missed, self.reading.problem or "its process ended")
+                        return
+                    missed = 0
+                    count, until = (count + 1, until) if clock() < until else (1, clock() + self._bound)
+                    if self._most_lines is not None and count > self._most_lines:
+                        self._report(self.reading.missed, f"it writes more than {self._most_lines} lines in a moment")
+                        return
+                    message = json.loads(line)
+                    if message.get("absent") and self._optional():
+                        self.absent = str(message.get("problem", ""))
+                        return
+                    if message.keys() - {"problem", "absent"}:
+                        self._received(message)
+                except TimeoutError:
+                    missed += 1
+                    self._report(self.reading.missed + 1, "")
+                    continue
+                except _NOT_UNDERSTOOD as error:  # of another version than this agent's, say
+                    self._report(
+                        self.reading.missed, f"it writes what this agent does not understand: {error}"[:PROBLEM]
+                    )
+                    return
+                self._report(0, str(message.get("problem", ""))[:PROBLEM])
+        finally:
+            transport.close()
+
+    def _report(self, missed: int, problem: str) -> None:
+        new = ProbeReading(self.reading.name, missed, problem)
+        if new != self.reading:
+            self.reading = new
+            self._changed()
+
+    async def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill it; what has not died in a moment is left to itself."""
+        if process.poll() is not None:
+            return
+        self._kill(process)
+        ended = asyncio.Event()
+        loop, pidfd = asyncio.get_running_loop(), os.pidfd_open(process.pid)
+        loop.add_reader(pidfd, ended.set)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DIES):
+                    await ended.wait()
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            if process.poll() is None:
+                self._stuck.append(process)
+
+
+async def end(process: asyncio.subprocess.Process) -> None:
+    """Kill it and all of its session, which must be its own; one that does not die is left to itself."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DIES):
+            await process.wait()
+
+
+def reader_command(python: str, target: str, pace: float | None, packaged: bool = True) -> tuple[str, ...]:
+    """The command that reads an accelerator: every ``pace`` seconds, or (None) lists its devices once. ``packages``
+    belongs into its PYTHONPATH. Those that come with nodeagent are started without ``site``, which costs memory and
+    time."""
+    bare = ("-S",) if packaged else ()
+    return (python, *bare, "-m", "nodeagent.hardware.probes.reader", target, "list" if pace is None else str(pace))
+
+
+def packages() -> str:
+    """Where nodeagent and nvidia-ml-py are."""
+    found = find_spec("pynvml")
+    folders = [str(ROOT)]
+    if found is not None and found.origin is not None:
+        folders.append(str(Path(found.origin).parent))
+    return os.pathsep.join(dict.fromkeys(folders))

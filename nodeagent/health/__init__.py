@@ -1,1 +1,0 @@
-"""Whether this machine and its GPUs can be trusted with work."""

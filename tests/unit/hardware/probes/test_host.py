@@ -1,0 +1,56 @@
+"""What the host probe makes of what it reads: full file systems, pressure, open files, and files that say nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nodeagent.hardware.probes.host import FEW_FILES, FULL, clock_kept, handles, no_room, pressure
+
+
+@pytest.mark.parametrize(
+    ("read_only", "free", "files", "free_files", "wrong"),
+    [
+        (False, FULL, 10**6, FEW_FILES, ""),
+        (True, FULL, 10**6, FEW_FILES, "read-only"),
+        (False, FULL - 1, 10**6, 0, "255 MiB free"),
+        (False, FULL, 10**6, FEW_FILES - 1, "room for 999 more files"),
+        (False, FULL, 0, 0, ""),
+    ],
+)
+def test_when_a_file_system_is_full(read_only: bool, free: int, files: int, free_files: int, wrong: str) -> None:
+    """Of files, too: bytes are left, and nothing can be written. Some (btrfs) have no such bound, and tell 0 of 0."""
+    assert no_room(read_only, free, files, free_files) == wrong
+
+
+def write(proc: Path, **texts: str) -> None:
+    for name, text in texts.items():
+        file = proc / name.replace("__", "/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def test_pressure_and_handles_of_this_kernel_and_of_one_that_tells_nothing(tmp_path: Path) -> None:
+    assert pressure(str(tmp_path), "memory") is None
+    assert handles(str(tmp_path)) == {"files_used": None, "processes_used": None}
+    write(
+        tmp_path, pressure__memory="some avg10=1.00 avg60=99.00\nfull avg10=0.00 avg60=25.00 avg300=1.00 total=9\n",
+        pressure__io="some avg10=1.00\n", sys__fs__file_max="x",
+    )  # fmt: skip
+    assert pressure(str(tmp_path), "memory") == 0.25
+    assert pressure(str(tmp_path), "io") is None
+    (tmp_path / "sys/fs/file-nr").write_text("900 0 1000\n")
+    assert handles(str(tmp_path)) == {"files_used": 0.9, "processes_used": None}
+    write(tmp_path, loadavg="1 2 3 7/950 99\n", sys__kernel__pid_max="1000\n")
+    (tmp_path / "sys/kernel/threads-max").write_text("100000\n")
+    assert handles(str(tmp_path)) == {"files_used": 0.9, "processes_used": 0.95}
+    found = handles("/proc")
+    assert found["files_used"] is None or 0 <= found["files_used"] <= 1
+    assert clock_kept() in (True, False, None)
+
+
+@pytest.mark.parametrize("text", ["", "full", "full avg60=", "full avg60=x total=1", "\x00"])
+def test_pressure_that_is_not_written_as_expected_is_no_error(tmp_path: Path, text: str) -> None:
+    write(tmp_path, pressure__memory=text)
+    assert pressure(str(tmp_path), "memory") in (None, 0.0)

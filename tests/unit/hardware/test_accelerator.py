@@ -1,0 +1,69 @@
+"""What plug-ins are given: who a process belongs to, in words, and a vendor's tool that may hang."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nodeagent.hardware.accelerator import AbsentError, Command, ProblemError, user_of, who
+
+
+@pytest.mark.parametrize(("environ", "told"), [
+    ({}, ""),
+    ({"NODEAGENT_JOB": "resnet50"}, ", of job resnet50"),
+    ({"SLURM_JOB_ID": "4711"}, ", of job 4711 of Slurm"),
+])  # fmt: skip
+def test_user_command_and_job(environ: dict[str, str], told: str) -> None:
+    code = "import sys; print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", code], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()  # it has been exec'd
+        said = who(process.pid)
+        process.stdin.close()
+    me = pwd.getpwuid(os.getuid()).pw_name
+    assert said.startswith(f"pid {process.pid} ({me}: {sys.executable} -S -c")
+    assert said.endswith(f"{told})")
+    assert who(process.pid) == "", "it has gone"
+
+
+def test_a_user_without_a_name() -> None:
+    assert user_of(3_999_999_999) == "3999999999"
+
+
+def tool(folder: Path, script: str) -> str:
+    """A vendor's command line tool that does this."""
+    file = folder / "smi"
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+def test_a_tools_output_is_returned(tmp_path: Path) -> None:
+    assert Command(tool(tmp_path, 'echo "$@"'), "info", bound=20.0).output("--json") == "info --json\n"
+
+
+@pytest.mark.parametrize(("script", "bound", "why"), [
+    ("echo broken; exit 3", 20.0, "exit code 3.*broken"), ("sleep 60", 0.2, "did not answer within 0.2 s"),
+    ("exec >&-; exec sleep 60", 20.0, "did not answer"), ("yes", 20.0, "without an end"),
+])  # fmt: skip
+def test_a_tool_that_fails_hangs_or_floods_is_a_problem_that_passes(
+    tmp_path: Path, script: str, bound: float, why: str
+) -> None:
+    command = Command(tool(tmp_path, script), bound=bound)
+    for _ in range(2):
+        with pytest.raises(ProblemError, match=why) as caught:
+            command.output()
+        assert caught.value.again
+        assert not isinstance(caught.value, AbsentError)
+
+
+def test_a_tool_that_is_not_installed_is_an_absent_driver(tmp_path: Path) -> None:
+    with pytest.raises(AbsentError):
+        Command(str(tmp_path / "none"), bound=1.0).output()

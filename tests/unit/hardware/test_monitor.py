@@ -1,0 +1,380 @@
+"""The monitor between probes and judge: which events are whose, what is told when, what survives a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nodeagent.hardware.judging.judge import Policy
+from nodeagent.hardware.monitor import VERIFY, Machine, Monitor
+from nodeagent.hardware.plugins import Plugin
+from nodeagent.hardware.readings import ProbeReading
+
+UUIDS = ("GPU-a", "GPU-b")
+BUS = {"GPU-a": "0000:10:00", "GPU-b": "0000:20:00"}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 1_000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def wall(self) -> float:
+        return 1_700_000_000 + self.time
+
+
+class Watched:
+    """A monitor whose probes never run: the test speaks for them, and moves the clock."""
+
+    def __init__(
+        self, folder: Path, *, configured: tuple[str, ...] = (), gpus: bool = True, checked: bool = False,
+        boot: str = "boot", plugins: tuple[Plugin, ...] = (), **policy: Any,
+    ) -> None:  # fmt: skip
+        self.clock, self.changes = Clock(), 0
+        machine = Machine(boot=boot, gpus=gpus, configured=configured, plugins=plugins)
+        self.monitor = Monitor(
+            machine,
+            folder,
+            {},
+            self.clock,
+            policy=Policy(**policy),
+            changed=self._changed,
+            ours=frozenset,
+            checked=checked,
+        )
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def read(self, *uuids: str, **fields: object) -> None:
+        """The driver tells of these GPUs; ``fields`` are the first one's."""
+        line = [{"uuid": u, "index": i, "pci": BUS[u]} | (fields if not i else {}) for i, u in enumerate(uuids)]
+        self.monitor.take_gpus({"gpus": line})
+        self.monitor.judge()
+
+    def kernel(self, code: int, bus: str) -> None:
+        """The kernel's log tells of an Xid."""
+        event = {"kind": "xid", "at": self.clock.wall(), "device": bus, "code": code, "raw": f"Xid {code}", "count": 1}
+        self.monitor.take_host({"events": [event]})
+        self.monitor.judge()
+
+    def later(self, seconds: float) -> None:
+        self.clock.time += seconds
+        self.monitor.judge()
+
+    @property
+    def found(self) -> list[tuple[str, str, str]]:
+        return [(v.rule, v.device, v.stage) for v in self.monitor.verdicts]
+
+
+def test_a_bus_id_becomes_the_gpus_uuid_and_the_others_hear_of_it_at_once(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    before = one.changes
+    one.kernel(79, BUS["GPU-b"])
+    assert one.found == [("xid.79", "GPU-b", "active")]
+    assert (one.changes, [v.rule for v in one.monitor.published]) == (before + 1, ["xid.79"])
+
+
+def test_the_kernels_log_alone_makes_a_gpu_that_answers_a_suspect(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    one.kernel(79, BUS["GPU-b"])
+    assert [(v.rule, v.severity, v.bars) for v in one.monitor.verdicts] == [("xid.79", "unknown", False)]
+    one.monitor.take_gpus({"events": [["GPU-b", 79, one.clock.wall(), 1, ""]]})
+    one.monitor.judge()
+    assert [(v.rule, v.severity, v.bars) for v in one.monitor.verdicts] == [("xid.79", "fatal", True)]
+    one.kernel(79, BUS["GPU-b"])
+    assert [v.severity for v in one.monitor.verdicts] == ["fatal"]
+
+
+def test_the_kernels_log_is_believed_of_a_gpu_that_does_not_answer(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS, error="GPU_IS_LOST")
+    one.kernel(79, BUS["GPU-a"])
+    assert {(v.rule, v.severity) for v in one.monitor.verdicts} == {("xid.79", "fatal"), ("nvml.lost", "fatal")}
+
+
+def after_a_boot(folder: Path, **more: Any) -> Watched:
+    return Watched(folder, boot="next boot", **more)
+
+
+async def test_a_boot_that_finds_fewer_gpus_is_no_sound_machine_with_fewer(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    await one.monitor.save()
+    next_one = after_a_boot(tmp_path)
+    next_one.read("GPU-a")
+    assert next_one.found == [], "the driver may still be finding them"
+    next_one.later(10)
+    assert next_one.found == [("nvml.missing", "GPU-b", "active")]
+    next_one.kernel(79, BUS["GPU-b"])
+    assert ("xid.79", "GPU-b", "active") in next_one.found, "its bus is known"
+    next_one.monitor.acknowledge("GPU-b", None)
+    next_one.read("GPU-a")
+    assert "nvml.missing" not in {rule for rule, _, _ in next_one.found}
+    await next_one.monitor.save()
+    third = Watched(tmp_path, boot="third boot")
+    third.read("GPU-a")
+    third.later(10)
+    assert "nvml.missing" not in {rule for rule, _, _ in third.found}, "the new number was taken"
+
+
+async def test_a_gpu_that_was_replaced_in_its_slot_is_not_missed(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    await one.monitor.save()
+    next_one = after_a_boot(tmp_path)
+    next_one.monitor.take_gpus({
+        "gpus": [
+            {"uuid": "GPU-a", "index": 0, "pci": BUS["GPU-a"]}, {"uuid": "GPU-new", "index": 1, "pci": BUS["GPU-b"]}
+        ]
+    })  # fmt: skip
+    next_one.later(10)
+    assert next_one.found == []
+
+
+async def test_a_driver_that_does_not_come_up_after_a_boot_is_asked_where_there_were_gpus(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    await one.monitor.save()
+    assert after_a_boot(tmp_path, gpus=False).monitor.asks_the_driver
+    assert not Watched(tmp_path / "bare", gpus=False).monitor.asks_the_driver
+
+
+async def test_a_link_counts_as_down_only_if_it_was_up_in_this_boot(tmp_path: Path) -> None:
+    """A GPU that could have NVLinks, without a bridge, has twelve that are down."""
+    one = Watched(tmp_path)
+    one.read("GPU-a", links=12, links_up=0)
+    one.later(6)
+    one.read("GPU-a", links=12, links_up=0)
+    assert one.found == []
+    one.read("GPU-a", links=12, links_up=12)
+    one.read("GPU-a", links=12, links_up=11)
+    one.later(6)
+    assert one.found == [("nvlink.down", "GPU-a", "active")]
+    await one.monitor.save()
+    same = Watched(tmp_path)
+    same.read("GPU-a", links=12, links_up=11)
+    assert ("nvlink.down", "GPU-a", "active") in same.found, "an agent's restart forgets nothing"
+    fresh = after_a_boot(tmp_path / "other")
+    fresh.read("GPU-a", links=12, links_up=11)
+    fresh.later(6)
+    assert fresh.found == []
+
+
+HOST = {
+    "memory_available": 0.5, "full_disks": [], "port_flaps": [], "fabric_manager": None, "kernel_log": "",
+    "memory_pressure": None, "io_pressure": None, "files_used": None, "processes_used": None, "clock_kept": None,
+}  # fmt: skip
+
+
+async def test_a_port_that_was_up_once_is_expected_until_a_person_says_otherwise(tmp_path: Path) -> None:
+    one = Watched(tmp_path, gpus=False)
+    one.monitor.take_host({"host": HOST | {"ports_down": [], "ports": ["mlx5_0/1"]}})
+    await one.monitor.save()
+    next_one = after_a_boot(tmp_path, gpus=False)
+    assert list(next_one.monitor.ports) == ["mlx5_0/1"]
+    down = {"host": HOST | {"ports_down": [["mlx5_0/1", 31.0]], "ports": []}}
+    next_one.monitor.take_host(down)
+    next_one.monitor.judge()
+    assert next_one.found == [("port.down", "", "active")]
+    next_one.monitor.acknowledge("", "port.down")
+    next_one.monitor.take_host(down)
+    next_one.monitor.judge()
+    assert next_one.found == [("port.down", "", "probation")]
+    assert not next_one.monitor.ports
+    next_one.monitor.take_host({"host": HOST | {"ports_down": [], "ports": ["mlx5_0/1"]}})
+    next_one.monitor.take_host(down)
+    next_one.monitor.judge()
+    assert next_one.found == [("port.down", "", "active")], "it was up again"
+
+
+async def test_a_probe_that_ended_with_its_agent_says_nothing_to_the_next_start(tmp_path: Path) -> None:
+    """Or the GPUs would be unknown until the driver has answered the new one."""
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    one.kernel(79, BUS["GPU-a"])
+    one.monitor.probe("nvml").reading = ProbeReading("nvml", problem="its process ended")
+    one.monitor.judge()
+    assert ("probe.nvml.broken", "", "active") in one.found
+    await one.monitor.save()
+    assert Watched(tmp_path).found == [("xid.79", "GPU-a", "active")]
+
+
+def test_an_event_from_before_the_drivers_first_answer_waits_for_it(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.kernel(79, BUS["GPU-a"])
+    assert one.found == []
+    one.read(*UUIDS)
+    assert one.found == [("xid.79", "GPU-a", "active")]
+
+
+def test_it_does_not_wait_where_nobody_asks_the_driver(tmp_path: Path) -> None:
+    one = Watched(tmp_path, gpus=False)
+    one.kernel(79, BUS["GPU-a"])
+    assert one.found == [("xid.79", BUS["GPU-a"], "active")]
+
+
+def test_gpus_of_other_nodes_of_the_machine_are_not_its_business(tmp_path: Path) -> None:
+    one = Watched(tmp_path, configured=("GPU-b",))
+    one.read(*UUIDS, error="GPU_IS_LOST")
+    one.kernel(79, BUS["GPU-a"])
+    assert one.found == []
+    assert [g.uuid for g in one.monitor.last_gpus] == ["GPU-b"]
+    one.kernel(79, BUS["GPU-b"])
+    assert one.found == [("xid.79", "GPU-b", "active")]
+    assert dict(one.monitor.xids) == {("GPU-b", 79): 1}
+
+
+def test_repetitions_are_not_told_again(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS)
+    one.kernel(79, BUS["GPU-a"])
+    before = one.changes
+    for _ in range(5):
+        one.kernel(79, BUS["GPU-a"])
+    assert (one.changes, one.monitor.verdicts[0].count) == (before, 6)
+
+
+def test_an_operators_word_begins_probation_and_then_it_is_forgotten(tmp_path: Path) -> None:
+    one = Watched(tmp_path, probation=60.0)
+    one.read(*UUIDS)
+    one.kernel(79, BUS["GPU-a"])
+    one.monitor.acknowledge("GPU-a", None)
+    assert one.found == [("xid.79", "GPU-a", "probation")]
+    one.later(59)
+    assert one.found != []
+    before = one.changes
+    one.later(1)
+    assert (one.found, one.changes) == ([], before + 1)
+
+
+def test_what_was_repaired_is_read_for_a_while_before_its_probation(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS, recovery="reset")
+    assert one.found == [("nvml.recovery.reset", "GPU-a", "active")]
+    one.read(*UUIDS, recovery="none")
+    assert one.found == [("nvml.recovery.reset", "GPU-a", "repaired")]
+    one.later(VERIFY - 1)
+    assert one.found == [("nvml.recovery.reset", "GPU-a", "repaired")]
+    one.later(1)
+    assert one.found == [("nvml.recovery.reset", "GPU-a", "probation")]
+
+
+def test_with_a_verify_run_it_waits_for_that_and_a_fault_meanwhile_begins_anew(tmp_path: Path) -> None:
+    one = Watched(tmp_path, checked=True)
+    one.read(*UUIDS)
+    one.kernel(95, BUS["GPU-a"])
+    one.monitor.repaired(["GPU-a"], "reset_gpu")
+    one.read(*UUIDS)
+    one.later(VERIFY - 1)
+    assert one.monitor.waiting == frozenset()
+    one.later(1)
+    assert one.monitor.waiting == {"GPU-a"}
+    assert one.found == [("xid.95", "GPU-a", "repaired")]
+    one.monitor.passed(["GPU-a"])
+    assert one.found == [("xid.95", "GPU-a", "probation")]
+    one.monitor.escalate([("xid.95", "GPU-a")], "no")
+    one.later(1)
+    assert (one.found, one.monitor.waiting) == ([("xid.95", "GPU-a", "active")], frozenset())
+
+
+def unknown(one: Watched) -> bool:
+    return one.monitor.gpus is None and one.monitor.processes is None
+
+
+async def test_while_the_driver_is_left_alone_nothing_is_known_of_its_gpus(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    one.read(*UUIDS, processes=[(7, 1)])
+    assert one.monitor.processes == {"GPU-a": [7]}
+    await one.monitor.pause()
+    assert unknown(one)
+    one.read(*UUIDS)  # a line that was on its way
+    assert unknown(one)
+    one.monitor.resume()
+    assert unknown(one)
+    one.read(*UUIDS, processes=[])
+    assert one.monitor.processes == {"GPU-a": []}
+    assert len(one.monitor.last_gpus) == 2
+
+
+async def test_a_restart_forgets_nothing_and_fears_no_file(tmp_path: Path) -> None:
+    one = Watched(tmp_path, gpus=False)
+    one.kernel(79, BUS["GPU-a"])
+    file = tmp_path / "health.json"
+    await one.monitor.save()
+    again = Watched(tmp_path, gpus=False)
+    assert again.found == [("xid.79", BUS["GPU-a"], "active")]
+    assert [v.rule for v in again.monitor.published] == ["xid.79"]
+    file.write_text("{")
+    assert Watched(tmp_path).found == []
+
+
+ACME = Plugin("acme", "acme:Acme")
+NPUS = [{"uuid": f"acme-{n}", "index": n, "visible": str(n)} for n in range(2)]
+IN_USE = [npu | {"processes": [[4711, 1]]} for npu in NPUS]
+
+
+def with_npus(folder: Path, boot: str = "boot", gpus: bool = False) -> tuple[Watched, Any]:
+    """A machine with a plug-in, and the agent's side of it."""
+    one = Watched(folder, boot=boot, gpus=gpus, plugins=(ACME,))
+    (vendor,) = one.monitor._vendors
+    return one, vendor
+
+
+def npus(one: Watched, vendor: Any, *found: dict[str, Any]) -> None:
+    declared = {"name": "acme", "variable": "ACME_VISIBLE_DEVICES", "rules": []}
+    vendor.receive({"accelerator": declared, "gpus": list(found)})
+    one.monitor.judge()
+
+
+async def test_a_plug_ins_devices_outlive_a_restart_in_this_boot_alone(tmp_path: Path) -> None:
+    one, vendor = with_npus(tmp_path)
+    npus(one, vendor, *NPUS)
+    await one.monitor.save()
+    again, _ = with_npus(tmp_path)
+    assert [(gpu.uuid, gpu.variable, gpu.visible) for gpu in again.monitor.last_gpus] == [
+        ("acme-0", "ACME_VISIBLE_DEVICES", "0"), ("acme-1", "ACME_VISIBLE_DEVICES", "1"),
+    ]  # fmt: skip
+    assert again.monitor.devices == (), "not read since the start"
+    after, vendor = with_npus(tmp_path, boot="next")
+    assert after.monitor.last_gpus == ()
+    npus(after, vendor, NPUS[0])
+    after.later(10)
+    assert after.found == [("accelerator.missing", "acme-1", "active")]
+
+
+def test_a_device_that_is_missing_is_given_up_on_an_operators_word(tmp_path: Path) -> None:
+    one, vendor = with_npus(tmp_path)
+    npus(one, vendor, *NPUS)
+    npus(one, vendor, NPUS[0])
+    one.later(10)
+    assert one.found == [("accelerator.missing", "acme-1", "active")]
+    one.monitor.acknowledge("acme-1", None)
+    one.later(10)
+    assert one.found == []
+
+
+def test_a_silent_plug_in_leaves_the_drivers_gpus_alone(tmp_path: Path) -> None:
+    one, vendor = with_npus(tmp_path, gpus=True)
+    one.read(*UUIDS, processes=[(7, 1)])
+    npus(one, vendor, *IN_USE)
+    assert one.monitor.processes == {"GPU-a": [7], "acme-0": [4711], "acme-1": [4711]}
+    vendor.probe.reading = ProbeReading("acme", missed=2)
+    one.later(1)
+    assert one.found == [
+        ("accelerator.problem", "", "active"), ("accelerator.silent", "acme-0", "active"),
+        ("accelerator.silent", "acme-1", "active"),
+    ]  # fmt: skip
+    assert [v.severity for v in one.monitor.verdicts] == ["info", "unknown", "unknown"]
+    assert [gpu.uuid for gpu in one.monitor.devices] == list(UUIDS)
+    assert one.monitor.processes == {"GPU-a": [7]}
+
+
+def test_without_nvidias_driver_the_processes_on_a_plug_ins_devices_are_known(tmp_path: Path) -> None:
+    one, vendor = with_npus(tmp_path)
+    npus(one, vendor, *IN_USE)
+    assert one.monitor.processes == {"acme-0": [4711], "acme-1": [4711]}
