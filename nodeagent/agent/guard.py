@@ -195,7 +195,7 @@ class Guard:
         if entry is None and now > job.admission.expires:
             return "expired", f"its signature has expired, and no agent that knows it has renewed it; {_anew(job)}"
         self._remember(job, entry, now)
-        size, head = job.spec.role.nodes, job.head
+        size, head = job.spec.nodes, job.head
         if head is not None and head.state != "ended" and not size.min <= len(head.members) <= size.max:
             text = f"generation {head.number} has {len(head.members)} nodes"
             return "size", f"{text}, its file allows {size.min} to {size.max}"
@@ -237,7 +237,12 @@ def _same_gang(old: JobRecord, new: JobRecord) -> bool:
     a, b = old.head, new.head
     if a is None or b is None:
         return a is b
-    same = a.members is b.members and a.hosts is b.hosts and (a.state == "active") == (b.state == "active")
+    same = (
+        a.members is b.members
+        and a.hosts is b.hosts
+        and a.ports is b.ports
+        and (a.state == "active") == (b.state == "active")
+    )
     return same and (a.token, a.seal, a.address, a.store_hosted) == (b.token, b.seal, b.address, b.store_hosted)
 
 

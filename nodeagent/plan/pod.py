@@ -17,8 +17,16 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.faults import final_report
 from nodeagent.plan.health import claimed
 from nodeagent.plan.keepers import better, chooser, must_let_go
-from nodeagent.plan.membership import natural, staying, strays
-from nodeagent.plan.podreport import cut_short, doom, farewell_report, going_on, read_report, says_the_same
+from nodeagent.plan.membership import natural, nodes_wanted, staying, strays
+from nodeagent.plan.podreport import (
+    cut_short,
+    doom,
+    farewell_report,
+    going_on,
+    read_report,
+    says_the_same,
+    with_completion,
+)
 from nodeagent.plan.prepare import UNFIT_KEPT, failed_here, should_prepare
 from nodeagent.plan.queue import next_up, rank
 from nodeagent.pods.base import GivenUp, PodStatus
@@ -40,6 +48,8 @@ class Promise:
     token: Token
     rendezvous: bool
     why: str
+    ports: int = 0
+    """So many are held for the node's places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +182,7 @@ def _is_spare(cluster: Cluster, job: JobRecord, node: str) -> bool:
     head = job.head
     if job.phase != "running" or head is None or node in head.members:
         return False
-    return staying(cluster, job) >= job.control.target
+    return staying(cluster, job) >= nodes_wanted(job)
 
 
 def _set_aside(cluster: Cluster, job: JobRecord, node: str) -> bool:
@@ -262,13 +272,15 @@ def _forming(
     leads = head.members[node].group_rank == 0
     if leads and (status.rendezvous is None or status.rendezvous.token != head.token):
         return None
+    if len(status.ports) != head.members[node].ports:
+        return None
     address = status.rendezvous.address if leads and status.rendezvous else ""
     return _ack(job, head, node, life, status, address, lends)
 
 
 def _promise(job: JobRecord, head: Head, node: str) -> Promise:
-    leads = head.members[node].group_rank == 0
-    return Promise(job.uid, head.token, leads, f"generation {head.number} is forming")
+    me = head.members[node]
+    return Promise(job.uid, head.token, me.group_rank == 0, f"generation {head.number} is forming", me.ports)
 
 
 def _active(job: JobRecord, head: Head, node: str, status: PodStatus | None) -> PodAction | None:
@@ -283,6 +295,8 @@ def _active(job: JobRecord, head: Head, node: str, status: PodStatus | None) -> 
     doomed = doom(head, node, read_report(status) if mine else None)
     if mine:
         report = read_report(status) or (None if doomed else cut_short(status) or going_on(sent))
+        if job.spec.completes:
+            report = with_completion(report, status, head.members[node], job.spec.completes)
         told = _report(job, head, sent, report)
         if doomed and not status.quiet:
             return Stop(job.uid, None, doomed, meanwhile=told)
@@ -364,8 +378,10 @@ def _ack(
     if status is not None and status.generation is not None and status.generation.number == job.last_number:
         last = read_report(status) or farewell_report(status)
     stuck = status is not None and status.phase == "stuck"
+    member = head.members.get(node)
+    ports = status.ports if status is not None and member is not None and member.ports else ()
     ack = Ack(
         life=life, ended=head.state == "ended", address=address, store_hosted=hosted, stuck=stuck,
-        lends=lends and node in job.keepers,
+        lends=lends and node in job.keepers, ports=ports,
     )  # fmt: skip
     return SendAck(job.uid, head.token, ack, last, f"nothing older than generation {head.number} runs on {node}")

@@ -77,6 +77,8 @@ class PodStatus(Record):
     refused: str = ""
     """Why ``generation`` could not start here (hook failed, deadline passed, fork failed); empty if it did."""
     rendezvous: Rendezvous | None = None
+    ports: tuple[int, ...] = ()
+    """Held for the places of the generation that was promised last."""
     snapshot_bytes: int = 0
     """Memory that the shim keeps for its workers' snapshots."""
     written: str = ""
@@ -99,6 +101,10 @@ class StartOrder(Record):
     token: Token
     environments: tuple[dict[str, str], ...]
     ranks: tuple[int, ...]
+    roles: tuple[str, ...] = ()
+    """Of a job of several roles: each worker's."""
+    roles_file: str = ""
+    """Of a job of several roles: the content of NODEAGENT_ROLES_FILE."""
     not_after: float
     """CLOCK_BOOTTIME seconds; refused by the shim when this has passed."""
 
@@ -128,9 +134,9 @@ class PodHost(Protocol):
         killed) and prepared anew."""
         ...
 
-    def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
-        """Write ``highest`` = token durably and, if asked, hold an address for that generation. Only for a quiet
-        pod, or one whose workers have all been sent SIGKILL."""
+    def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0) -> None:
+        """Write ``highest`` = token durably and, if asked, hold an address for that generation, and ``ports`` for the
+        places here. Only for a quiet pod, or one whose workers have all been sent SIGKILL."""
         ...
 
     def start(self, uid: str, order: StartOrder) -> None:

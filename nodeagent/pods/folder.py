@@ -180,6 +180,7 @@ def pod_file(
         "job": spec.name,
         "mark": f"{uid}-{secrets.token_hex(8)}",
         "command": spec.role.command,
+        "commands": {role.name: role.command for role in spec.roles} if spec.several else {},
         "working_dir": spec.working_dir,
         "environ": spec.submitter.environ,
         "own_user": own_user,

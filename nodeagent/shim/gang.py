@@ -96,6 +96,8 @@ class Gang:
     token: dict[str, Any]
     environments: Sequence[dict[str, str]]
     ranks: Sequence[int]
+    roles: Sequence[str] = ()
+    """Of a job of several roles: each worker's."""
     refused: str = ""
     fenced: bool = False
     stopping: bool = False
@@ -318,7 +320,8 @@ class Gang:
         self.settle()
 
     def _launch(self, w: Worker, env: dict[str, str]) -> None:
-        command, cwd = self.parts.pod["command"], self.parts.pod["working_dir"]
+        pod, cwd = self.parts.pod, self.parts.pod["working_dir"]
+        command = pod["commands"][self.roles[w.local_rank]] if self.roles else pod["command"]
         out, err = w.captures
         limits = own_limits(self.parts.pod["limits"])
         if self.parts.standby.takes(command, env):

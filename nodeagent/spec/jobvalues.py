@@ -131,6 +131,10 @@ def _from_mapping(value: dict[str, object]) -> tuple[int, int, int]:
     return low, high, numbers.get("target", high)
 
 
+def replicas(value: object) -> int:
+    return units.whole(value, 1, MAX_NODES, "how many places, such as 2")
+
+
 def workers_per_node(value: object) -> int | Literal["gpu"]:
     if value == "gpu":
         return "gpu"

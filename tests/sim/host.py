@@ -67,8 +67,8 @@ class SimHost:
 
         self._do(prepare)
 
-    def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
-        self._do(lambda: self._machine.promise(uid, token, rendezvous))
+    def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0) -> None:
+        self._do(lambda: self._machine.promise(uid, token, rendezvous, ports))
 
     def start(self, uid: str, order: StartOrder) -> None:
         self._do(lambda: self._machine.start(uid, order))

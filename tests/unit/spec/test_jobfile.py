@@ -273,12 +273,8 @@ def test_mistakes(marked: str, words: str) -> None:
         ("name: a\n>>nodes: 1\nroles: {w: {command: x, nodes: 1}}", "move it into the role: roles.NAME.nodes"),
         ("name: a\nroles: >>{}", "no role is given"),
         ("name: a\nroles: >>x", "is not a mapping"),
-        (
-            "name: a\nroles:\n  >>a: {command: x, nodes: 1}\n  b: {command: x, nodes: 1}",
-            "2 roles (a, b): several roles",
-        ),
         ("name: a\nroles:\n  >>B b: {command: x, nodes: 1}", "is not a role's name"),
-        ("name: a\nroles:\n  b: >>{command: x}", "the key 'nodes' is missing in roles.b, add nodes: 4"),
+        ("name: a\nroles:\n  b: >>{command: x}", "the key 'nodes' is missing in roles.b, add nodes: 2"),
         ("name: a\nroles:\n  b: {command: x, nodes: >>x, >>uneve: true}", "roles.b.nodes: 'x'"),
     ],
 )
@@ -289,3 +285,67 @@ def test_mistakes_of_the_whole(marked: str, words: str) -> None:
 def test_a_submitter_without_a_folder_is_told() -> None:
     (found,) = problems(lambda: job(LEAST + "working_dir: /x", TRAIN.model_copy(update={"cwd": "nowhere"})))
     assert "submitter.cwd: 'nowhere' is not an absolute path" in str(found)
+
+
+ROLES = """
+name: ctr
+completes: trainer
+env: {A: "1"}
+roles:
+  pserver: {command: [python, s.py], replicas: 2, workers_per_node: 1, env: {B: "2"}}
+  trainer: {command: [python, t.py], nodes: 3}
+"""
+
+
+def test_several_roles() -> None:
+    spec = job(ROLES)
+    server, trainer = spec.roles
+    assert (server.places, server.nodes, server.replicas) == (2, Nodes(min=1, max=2, target=2), 2)
+    assert (server.env, trainer.env, spec.completes) == ({"B": "2"}, {}, "trainer")
+    assert (trainer.places, trainer.replicas) == (3, None)
+    assert spec.nodes == Nodes(min=3, max=5, target=5)
+    assert check_spec(spec) == []
+
+
+FIVE_MISTAKES = """\
+name: ctr
+completes: >>trainers
+roles:
+  pserver: {command: x, nodes: 2, replicas: >>2}
+  trainer: {command: x, nodes: >>2:4, uneven: >>true}
+  chief: >>{command: x}
+"""
+
+
+def test_five_mistakes_of_roles_are_named_at_once() -> None:
+    check_marked(
+        FIVE_MISTAKES,
+        job,
+        "there is no role 'trainers', did you mean 'trainer'?",
+        "roles.pserver.replicas: replicas stands beside nodes, keep one of them",
+        "roles.trainer.nodes: 2:4 is elastic, which a role beside others cannot be yet",
+        "roles.trainer.uneven: a role beside others cannot be uneven yet",
+        "the key 'nodes' is missing in roles.chief",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("name: a\ncompletes: >>w\nroles: {w: {command: x, nodes: 1}}", "completes is for jobs of several roles"),
+        ("name: a\nroles: {w: {command: x, replicas: >>2}}", "replicas is for jobs of several roles"),
+        ("name: a\nroles: {w: {command: x, replicas: >>0}, v: {command: x, nodes: 1}}", "0 is out of range"),
+        ("name: a\nroles: {w: {command: x, nodes: 1, env: {>>RANK: x}}}", "RANK is reserved"),
+    ],
+)
+def test_a_mistake_of_a_role(text: str, told: str) -> None:
+    check_marked(text, job, told)
+
+
+def test_a_hand_made_job_of_roles() -> None:
+    spec = job(ROLES)
+    elastic = spec.roles[1].model_copy(update={"nodes": Nodes(min=1, max=2, target=2), "uneven": True})
+    wrong = spec.model_copy(update={"roles": (spec.roles[0], elastic), "completes": "nobody"})
+    assert [text.partition(":")[0] for text in check_spec(wrong)] == [
+        "roles.trainer.nodes", "roles.trainer.uneven", "completes",
+    ]  # fmt: skip

@@ -1,0 +1,82 @@
+"""What several roles of one job have to agree on: sizes, names, who completes the job. Pure; what a single value may be
+is ``jobvalues``'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nodeagent.model.jobspec import JobSpec, Nodes
+from nodeagent.spec import jobvalues
+from nodeagent.spec.errors import CheckError, Path
+from nodeagent.spec.suggest import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """At which key, what is wrong, and what would be right."""
+
+    path: Path
+    what: str
+    right: str
+
+
+def written_mistakes(tree: Mapping[str, Any]) -> Iterator[Mistake]:
+    """Of a job file with ``roles``, as far as they are mappings: anything else is told where values are checked."""
+    roles = tree["roles"]
+    if not isinstance(roles, dict):
+        return
+    if not roles:
+        yield Mistake(("roles",), "no role is given", "write at least one")
+        return
+    for name, role in roles.items():
+        if isinstance(role, dict):
+            yield from _size(("roles", name), role, len(roles) > 1)
+    yield from _completes(list(roles), tree.get("completes"))
+
+
+def spec_mistakes(spec: JobSpec) -> Iterator[Mistake]:
+    """Of a job that somebody may have written by hand."""
+    names = [role.name for role in spec.roles]
+    if len(set(names)) < len(names):
+        yield Mistake(("roles",), f"a name is given twice ({', '.join(names)})", "give each role a name of its own")
+    for role in spec.roles if spec.several else ():
+        yield from _beside_others(("roles", role.name), role.nodes if role.replicas is None else None, role.uneven)
+    yield from _completes(names, spec.completes or None)
+
+
+def _size(path: Path, role: Mapping[str, Any], several: bool) -> Iterator[Mistake]:
+    nodes, replicas = role.get("nodes"), role.get("replicas")
+    if "nodes" not in role and "replicas" not in role:
+        right = "add nodes: 2 (one place on each node) or replicas: 2 (several on a node where they fit)"
+        yield Mistake(path, f"the key 'nodes' is missing in {path[0]}.{path[1]}", right)
+    elif nodes is not None and replicas is not None:
+        yield Mistake((*path, "replicas"), "replicas stands beside nodes", "keep one of them")
+    if replicas is not None and not several:
+        yield Mistake((*path, "replicas"), "replicas is for jobs of several roles", "write nodes")
+    if several:
+        try:
+            size = jobvalues.nodes(nodes) if nodes is not None else None
+        except CheckError:  # told where values are checked
+            size = None
+        yield from _beside_others(path, size, role.get("uneven") is True)
+
+
+def _beside_others(path: Path, nodes: Nodes | None, uneven: bool) -> Iterator[Mistake]:
+    if nodes is not None and nodes.min < nodes.max:
+        what = f"{nodes.min}:{nodes.max} is elastic, which a role beside others cannot be yet"
+        yield Mistake((*path, "nodes"), what, f"write a number, such as {nodes.target}")
+    if uneven:
+        yield Mistake((*path, "uneven"), "a role beside others cannot be uneven yet", "remove it")
+
+
+def _completes(names: list[str], completes: object) -> Iterator[Mistake]:
+    if completes is None or not isinstance(completes, str):
+        return
+    if len(names) < 2:
+        yield Mistake(("completes",), "completes is for jobs of several roles", "remove it")
+    elif completes not in names:
+        yield Mistake(
+            ("completes",), f"there is no role '{completes}'", did_you_mean(completes, names, say="roles are")
+        )
