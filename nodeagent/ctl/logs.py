@@ -37,6 +37,8 @@ def logs(
 ) -> None:
     """Print what the workers of JOB wrote, as `[rank]<stdout>: text`; what they wrote to stderr goes to stderr.
 
+    In a job of several roles: `[trainer.0]<stdout>: text`.
+
     Nodes that cannot be asked are named on stderr, the others go on.
     """
     if previous and generation is not None:

@@ -124,8 +124,8 @@ def _flatten(
     return flat
 
 
-def _entry(record: Record | str) -> str:
-    if isinstance(record, str):
+def _entry(record: Record | str | tuple[int, ...]) -> str:
+    if not isinstance(record, Record):
         return json.dumps(record)
     if not isinstance(record, PodReport):
         return record.to_json()

@@ -65,7 +65,11 @@ def test_a_trainer_and_a_server_are_killed(shared: Cluster) -> None:
         os.kill(running[place], signal.SIGKILL)
         job = shared.until_running("killed", NODES, above=kills)
         assert (job["restarts"], job["budget"]["used"], job["cause"]["kind"]) == (kills, kills, "worker_failed")
+    described = shared.ctl("describe", "killed").stdout
+    assert "pserver: 2 places" in described and "trainer.1" in described
     job = shared.until_phase("killed", "succeeded", 60)
     assert job["reason"] == "every worker of role trainer of generation 3 exited 0"
     assert result(shared.work, "killed") == result(shared.work, "calm")
+    lines = shared.ctl("logs", "killed").stdout.splitlines()
+    assert {line.partition("<")[0] for line in lines} == {"[pserver.0]", "[pserver.1]", "[trainer.0]", "[trainer.1]"}
     shared.until(lambda: not pids(shared, "killed"), 15, "the servers were stopped")
