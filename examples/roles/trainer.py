@@ -16,26 +16,13 @@ from typing import IO
 
 DIMENSIONS = 8
 ROWS = 64
-PATIENCE = 60.0
-"""Seconds that a server may take to come up."""
 
 
 class Server:
     """The connection to one parameter server."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._file = self._connect(host, port).makefile("rw")
-
-    @staticmethod
-    def _connect(host: str, port: int) -> socket.socket:
-        end = time.monotonic() + PATIENCE
-        while True:
-            try:
-                return socket.create_connection((host, port))
-            except ConnectionRefusedError:  # it has just been started, like this trainer
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.05)
+        self._file = socket.create_connection((host, port)).makefile("rw")  # it listens: see `after` in job.yaml
 
     def ask(self, **what: object) -> object:
         """One question, one answer. Raises ConnectionError if the server is gone."""

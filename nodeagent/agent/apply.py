@@ -73,6 +73,10 @@ class Applier:
                 if job is not None and self._allowed(job):
                     log.debug("start", generation=token.number, why=why)
                     self._start(job)
+            case pod.Release(uid, token, roles, why):
+                if job is not None and self._allowed(job):
+                    log.info("release", generation=token.number, roles=list(roles), why=why)
+                    self._host.release(uid, token, roles)
             case pod.Look(uid, why):
                 log.debug("look", why=why)
                 self._host.look(uid)
@@ -146,7 +150,7 @@ class Applier:
         order = StartOrder(
             token=job.head.token,
             environments=worker_environments(job, job.head, me, nodes),
-            roles=tuple(place.role for place in member.places for _ in range(place.workers)),
+            places=tuple(place.name for place in member.places for _ in range(place.workers)),
             roles_file=roles_file(job.head, addresses) if member.places else "",
             ranks=tuple(range(member.first_rank, member.first_rank + member.workers)),
             not_after=not_after,

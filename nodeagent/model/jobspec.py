@@ -35,6 +35,15 @@ class Nodes(Record):
     target: int = Field(ge=1, le=MOST_NODES)
 
 
+class Ready(Record):
+    """When a place is ready: its port is listened on, or the command ends with 0. Exactly one of them."""
+
+    port: bool = False
+    """The ``NODEAGENT_PORT`` of its first worker."""
+    command: tuple[str, ...] = ()
+    """Run again and again on the place's node, in the environment of its first worker."""
+
+
 class Role(Record):
     """A named part of a job with its own command and size. A place is one replica of it: ``workers_per_node`` workers
     on one node."""
@@ -47,6 +56,10 @@ class Role(Record):
     """So many places, several of them on one node where its devices allow it."""
     env: dict[str, str] = {}
     """Goes before the job's own."""
+    after: tuple[str, ...] = ()
+    """Its workers start when all places of these roles are ready."""
+    ready: Ready | None = None
+    """None: a place is ready when its workers have been started."""
     workers_per_node: int | Literal["gpu"] = "gpu"
     """Workers of a pod; ``gpu`` is one per installed GPU (and one on a node without GPUs)."""
     gpus_per_worker: int | None = Field(default=None, ge=0, le=64)
@@ -157,6 +170,11 @@ class JobSpec(Record):
     def role_names(self) -> str:
         """For people: those of several roles in one text."""
         return ", ".join(role.name for role in self.roles)
+
+    @property
+    def ordered(self) -> bool:
+        """Some of its roles start after others."""
+        return any(role.after for role in self.roles)
 
     @property
     def several(self) -> bool:

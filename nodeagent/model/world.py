@@ -170,6 +170,8 @@ class PodReport(Record):
     reason: str = ""
     stall: Stall | None = None
     """While ``running``: what its workers do, when the gang may hang."""
+    ready: tuple[str, ...] = ()
+    """Names of its places that are ready, in a job whose roles start one after another."""
     completed: bool = False
     """Its workers of the role that completes the job have all ended well."""
     unreachable: dict[str, str] = {}

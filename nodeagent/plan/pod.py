@@ -88,6 +88,16 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """Start the workers of these roles: all that they come after are ready."""
+
+    uid: str
+    token: Token
+    roles: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Tell the store how the pod's workers are."""
 
@@ -124,7 +134,7 @@ class Retire:
     why: str
 
 
-PodAction = Prepare | Stop | Promise | SendAck | Start | Report | Look | Keep | Retire
+PodAction = Prepare | Stop | Promise | SendAck | Start | Release | Report | Look | Keep | Retire
 
 
 def asks_the_store(action: PodAction) -> bool:
@@ -155,7 +165,7 @@ def plan_pods(
             continue  # nobody here knows what it is to do: what runs goes on
         unknown = status is not None and status.phase == "unknown"  # workers may run: wait for its shim's word
         action = None if unknown else _plan_pod(cluster, node, incarnation.life, job, status, uid, uid in lent, up)
-        if uid in cluster.refused and isinstance(action, Prepare | Promise | Start):
+        if uid in cluster.refused and isinstance(action, Prepare | Promise | Start | Release):
             action = None
         if isinstance(action, Promise | Start) and job is not None and _set_aside(cluster, job, node):
             action = None  # others chose these devices before they knew; they choose again
@@ -297,10 +307,12 @@ def _active(job: JobRecord, head: Head, node: str, status: PodStatus | None) -> 
         report = read_report(status) or (None if doomed else cut_short(status) or going_on(sent))
         if job.spec.completes:
             report = with_completion(report, status, head.members[node], job.spec.completes)
+        if status.ready and not status.quiet:
+            report = (report or PodReport(state="running")).model_copy(update={"ready": status.ready})
         told = _report(job, head, sent, report)
         if doomed and not status.quiet:
             return Stop(job.uid, None, doomed, meanwhile=told)
-        return told or _look(job, head, node, status)
+        return told or (None if doomed else _release(job, head, status)) or _look(job, head, node, status)
     if not status.quiet:
         return _stop(job, head, False, f"generation {head.number} is active")
     if status.highest != head.token:
@@ -318,6 +330,21 @@ def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodRepor
     if report.stall is not None:
         why = f"no progress for {report.stall.limit:g} s" if report.stall.suspects else "others see no progress"
     return Report(job.uid, head.token, report, why)
+
+
+def _release(job: JobRecord, head: Head, status: PodStatus) -> Release | None:
+    """What waits here and need not wait any longer."""
+    ready = {name for report in head.reports.values() for name in report.ready}
+    roles = {role.name: role for role in job.spec.roles}
+    found = []
+    for name in status.waiting:
+        before = [roles[other] for other in roles[name].after]
+        if ready.issuperset(f"{role.name}.{i}" for role in before for i in range(role.places)):
+            found.append(name)
+    if not found:
+        return None
+    others = ", ".join(dict.fromkeys(other for name in found for other in roles[name].after))
+    return Release(job.uid, head.token, tuple(found), f"all places of {others} are ready")
 
 
 def _look(job: JobRecord, head: Head, node: str, status: PodStatus) -> Look | None:

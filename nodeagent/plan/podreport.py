@@ -74,7 +74,7 @@ def says_the_same(sent: PodReport, report: PodReport) -> bool:
 
 
 def _gist(report: PodReport) -> tuple[object, ...]:
-    return report.state, sum(not e.stopped for e in report.exits), report.stall, report.completed
+    return report.state, sum(not e.stopped for e in report.exits), report.stall, report.completed, report.ready
 
 
 def going_on(sent: PodReport | None) -> PodReport | None:

@@ -83,6 +83,10 @@ class PodStatus(Record):
     """Memory that the shim keeps for its workers' snapshots."""
     written: str = ""
     """What became of the snapshots of ``generation`` when the pod was given up; empty if there was nothing to do."""
+    waiting: tuple[str, ...] = ()
+    """Roles of ``generation`` whose workers here wait for others to be ready."""
+    ready: tuple[str, ...] = ()
+    """Names of the places of ``generation`` here that are ready, in a job whose roles start one after another."""
     commit: CommitWish | None = None
     stepped: float | None = None
     """When (CLOCK_BOOTTIME) the last worker of ``generation`` told its first step; None: not all have."""
@@ -101,8 +105,8 @@ class StartOrder(Record):
     token: Token
     environments: tuple[dict[str, str], ...]
     ranks: tuple[int, ...]
-    roles: tuple[str, ...] = ()
-    """Of a job of several roles: each worker's."""
+    places: tuple[str, ...] = ()
+    """Of a job of several roles: the name of each worker's place."""
     roles_file: str = ""
     """Of a job of several roles: the content of NODEAGENT_ROLES_FILE."""
     not_after: float
@@ -142,6 +146,10 @@ class PodHost(Protocol):
     def start(self, uid: str, order: StartOrder) -> None:
         """Start a generation. The shim refuses when not_after has passed, number < highest, it was started before,
         or something older lives."""
+        ...
+
+    def release(self, uid: str, token: Token, roles: tuple[str, ...]) -> None:
+        """Start the workers of these roles in this generation: those that they waited for are ready."""
         ...
 
     def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:

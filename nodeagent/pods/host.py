@@ -199,6 +199,9 @@ class ShimHost:
         if uid in self._pods:
             self._pods[uid].start(**order.model_dump())
 
+    def release(self, uid: str, token: Token, roles: tuple[str, ...]) -> None:
+        self._command(uid, "release", token=token.model_dump(), roles=list(roles))
+
     def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:
         plain = given_up.model_dump() if given_up is not None else None
         if uid in self._pods:

@@ -30,6 +30,7 @@ from nodeagent.shim.output import QueuedFile, RotatingFile, Writer, log_to
 from nodeagent.shim.peers import VERSION, Command, Peer, Peers
 from nodeagent.shim.prepare import Preparation
 from nodeagent.shim.processes import Children
+from nodeagent.shim.ready import Readiness
 from nodeagent.shim.rendezvous import Holder, PlacePorts
 from nodeagent.shim.snapshots import Snapshots, WriteOut, available_memory
 
@@ -66,6 +67,7 @@ class Shim:
         self.holder = Holder(self.loop, self.pod["address"], ports, self.changed)
         self.place_ports = PlacePorts(self.pod["address"], ports)
         self.gang: Gang | None = None
+        self.readiness: Readiness | None = None
         self.hang: HangWatch | None = None
         self.link = WorkerLink(lambda: self.gang)
         self.commits = Commits(self.link, self.changed)
@@ -216,7 +218,7 @@ class Shim:
             )  # fmt: skip
             pages = map(self.hang.environment, command["ranks"])
             environments = [env | page for env, page in zip(environments, pages, strict=False)]
-        if command["roles"]:
+        if command["places"]:
             path = self.state / "roles.json"
             write_atomic(path, command["roles_file"], durable=False)
             environments = [env | {"NODEAGENT_ROLES_FILE": str(path)} for env in environments]
@@ -224,7 +226,10 @@ class Shim:
             self.loop, self.guard, self.children, self.preparation.standby, self.pod, self.state, self.logs,
             self._gang_changed, self.link.launched, self._file, self._write_out,
         )  # fmt: skip
-        self.gang = gang = Gang(parts, token, environments, command["ranks"], command["roles"])
+        if self.readiness is not None:
+            self.readiness.close()
+        self.readiness = None
+        self.gang = gang = Gang(parts, token, environments, command["ranks"], command["places"])
         grant = self.guard.look()
         self._heeded = grant.stop_before
         if boottime() > command["not_after"]:
@@ -243,8 +248,17 @@ class Shim:
         if self.hang is not None:
             self.hang.watch(gang)
         gang.start()
+        if self.pod["ordered"]:
+            self.readiness = Readiness(parts, gang, self.changed)
+            self.readiness.watch()
+
+    def _do_release(self, command: Command) -> None:
+        if self.gang is not None and self.gang.token == command["token"] and boottime() < self.guard.look().until:
+            self.gang.release(command["roles"])
 
     def _do_stop(self, command: Command) -> None:
+        if self.readiness is not None:
+            self.readiness.close()
         if self.hang is not None:
             self.hang.stop_reading()
         if self.gang is not None:
@@ -339,6 +353,8 @@ class Shim:
             "refused": gang.refused if gang else "",
             "rendezvous": self.holder.held,
             "ports": self.place_ports.held,
+            "waiting": gang.waiting if gang else [],
+            "ready": list(self.readiness.ready) if self.readiness is not None else [],
             "commit": self.commits.wish(),
             "snapshot_bytes": self.snapshots.bytes,
             "written": gang.written if gang else "",

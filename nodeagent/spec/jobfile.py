@@ -18,6 +18,7 @@ from pydantic import (
     ValidationInfo,
     WithJsonSchema,
     field_validator,
+    model_validator,
 )
 
 from nodeagent.model.jobspec import (
@@ -30,6 +31,7 @@ from nodeagent.model.jobspec import (
     JobSpec,
     Nodes,
     Policy,
+    Ready,
     RestartLimits,
     Role,
     Submitter,
@@ -94,6 +96,21 @@ class _RoleKeys(_Written):
     """true: a node with a GPU missing still takes part, with fewer workers."""
 
 
+class ReadyFile(_Written):
+    """When a place of a role is ready: one of the keys."""
+
+    port: Literal[True] | None = None
+    """true: when its first worker listens on NODEAGENT_PORT."""
+    command: _Command | None = Field(default=None, examples=["[python, check.py]"])
+    """When this command ends with 0; it is run each second on the place's node, in its first worker's environment."""
+
+    @model_validator(mode="after")
+    def _one(self) -> ReadyFile:
+        if (self.port is None) == (self.command is None):
+            raise CheckError("give either port or command", "write {port: true} or {command: [...]}")
+        return self
+
+
 class RoleFile(_RoleKeys):
     """One named part of the job."""
 
@@ -111,6 +128,14 @@ class RoleFile(_RoleKeys):
         Annotated[str, AfterValidator(jobvalues.env_name)], Annotated[str, AfterValidator(jobvalues.env_value)]
     ] = {}
     """Environment of its workers; goes before the job's."""
+    after: Annotated[
+        tuple[str, ...],
+        BeforeValidator(jobvalues.role_names),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+    ] = Field(default=(), examples=["pserver"])
+    """A role or a list of them: its workers start when all their places are ready."""
+    ready: ReadyFile | None = None
+    """When a place of it is ready. Default: when its workers have been started."""
 
 
 class RestartsFile(_Written):
@@ -261,7 +286,7 @@ class JobFile(_RoleKeys):
     hooks: HooksFile = HooksFile()
 
 
-ROLE_KEYS = tuple(key for key in RoleFile.model_fields if key != "env")
+ROLE_KEYS = tuple(key for key in RoleFile.model_fields if key in JobFile.model_fields and key != "env")
 """Keys that stand inside of a role when there are ``roles``."""
 
 
@@ -336,7 +361,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
 
 
 def _role(name: str, role: RoleFile | JobFile) -> Role:
-    replicas, env = (role.replicas, role.env) if isinstance(role, RoleFile) else (None, {})
+    replicas = role.replicas if isinstance(role, RoleFile) else None
     nodes = role.nodes if replicas is None else Nodes(min=1, max=replicas, target=replicas)
     assert role.command is not None and nodes is not None  # _layout has told otherwise
     return Role(
@@ -344,8 +369,14 @@ def _role(name: str, role: RoleFile | JobFile) -> Role:
         command=role.command,
         nodes=nodes,
         replicas=replicas,
-        env=env,
+        env=role.env if isinstance(role, RoleFile) else {},
+        after=role.after if isinstance(role, RoleFile) else (),
+        ready=_ready(role.ready) if isinstance(role, RoleFile) else None,
         workers_per_node=role.workers_per_node,
         gpus_per_worker=role.gpus_per_worker,
         uneven=role.uneven,
     )
+
+
+def _ready(written: ReadyFile | None) -> Ready | None:
+    return None if written is None else Ready(port=bool(written.port), command=written.command or ())

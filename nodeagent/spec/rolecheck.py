@@ -3,7 +3,7 @@ is ``jobvalues``'."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,8 @@ def written_mistakes(tree: Mapping[str, Any]) -> Iterator[Mistake]:
     for name, role in roles.items():
         if isinstance(role, dict):
             yield from _size(("roles", name), role, len(roles) > 1)
+    after = {str(n): role.get("after") if isinstance(role, dict) else None for n, role in roles.items()}
+    yield from _order({n: [a] if isinstance(a, str) else a if isinstance(a, list) else [] for n, a in after.items()})
     yield from _completes(list(roles), tree.get("completes"))
 
 
@@ -43,6 +45,9 @@ def spec_mistakes(spec: JobSpec) -> Iterator[Mistake]:
         yield Mistake(("roles",), f"a name is given twice ({', '.join(names)})", "give each role a name of its own")
     for role in spec.roles if spec.several else ():
         yield from _beside_others(("roles", role.name), role.nodes if role.replicas is None else None, role.uneven)
+        if role.ready is not None and role.ready.port == bool(role.ready.command):
+            yield Mistake(("roles", role.name, "ready"), "give either port or command", "write {port: true}")
+    yield from _order({role.name: list(role.after) for role in spec.roles})
     yield from _completes(names, spec.completes or None)
 
 
@@ -69,6 +74,34 @@ def _beside_others(path: Path, nodes: Nodes | None, uneven: bool) -> Iterator[Mi
         yield Mistake((*path, "nodes"), what, f"write a number, such as {nodes.target}")
     if uneven:
         yield Mistake((*path, "uneven"), "a role beside others cannot be uneven yet", "remove it")
+
+
+def _order(after: Mapping[str, Sequence[object]]) -> Iterator[Mistake]:
+    """Roles that start after others: those exist, and none comes after itself."""
+    known = {name: [one for one in before if one in after] for name, before in after.items()}
+    for name, before in after.items():
+        for one in before:
+            if one not in after:
+                right = did_you_mean(str(one), after, say="its roles are")
+                yield Mistake(("roles", name, "after"), f"there is no role '{one}'", right)
+        way = _way_back(name, known)
+        if way and name == min(way):  # each circle once
+            text = " after ".join((name, *way))
+            yield Mistake(("roles", name, "after"), f"{text}: none of them could start", "remove one of these")
+
+
+def _way_back(name: str, after: Mapping[str, Sequence[object]]) -> list[str]:
+    """The roles from the first that this one comes after, up to itself; empty if it does not come after itself."""
+    ways = [[str(one)] for one in after[name]]
+    seen = set[str]()
+    while ways:
+        way = ways.pop(0)
+        if way[-1] == name:
+            return way
+        if way[-1] not in seen:
+            seen.add(way[-1])
+            ways += [[*way, str(one)] for one in after[way[-1]]]
+    return []
 
 
 def _completes(names: list[str], completes: object) -> Iterator[Mistake]:

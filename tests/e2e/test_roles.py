@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(240)]
 NODES = 2
 EXAMPLE = ROOT / "examples" / "roles"
 STEPS = 60
+PLACES = ["pserver.0", "pserver.1", "trainer.0", "trainer.1"]
 
 
 def roles_job(work: Path, name: str, pause: float = 0.05, more: str = "") -> str:
@@ -32,8 +33,9 @@ env: {{STEPS: "{STEPS}", PAUSE: "{pause}"}}
 completes: trainer
 grace: 5s
 roles:
-  pserver: {{command: [{python}, server.py], replicas: 2, workers_per_node: 1, gpus_per_worker: 0}}
-  trainer: {{command: [{python}, trainer.py], nodes: 2, workers_per_node: 1, gpus_per_worker: 0}}
+  pserver: {{command: [{python}, server.py], replicas: 2, workers_per_node: 1, gpus_per_worker: 0,
+    ready: {{port: true}}}}
+  trainer: {{command: [{python}, trainer.py], nodes: 2, after: pserver, workers_per_node: 1, gpus_per_worker: 0}}
 {more}"""
 
 
@@ -60,9 +62,8 @@ def test_a_trainer_and_a_server_are_killed(shared: Cluster) -> None:
         shared.until_running("killed", NODES, above=kills - 1)
         before = newest(shared.work, "killed")
         shared.until(lambda before=before: newest(shared.work, "killed") > before + 5, 30, "it trains")  # type: ignore[misc]
-        running = pids(shared, "killed")
-        assert sorted(running) == ["pserver.0", "pserver.1", "trainer.0", "trainer.1"]
-        os.kill(running[place], signal.SIGKILL)
+        shared.until(lambda: sorted(pids(shared, "killed")) == PLACES, 10, "all places are seen to run")
+        os.kill(pids(shared, "killed")[place], signal.SIGKILL)
         job = shared.until_running("killed", NODES, above=kills)
         assert (job["restarts"], job["budget"]["used"], job["cause"]["kind"]) == (kills, kills, "worker_failed")
     described = shared.ctl("describe", "killed").stdout
@@ -71,5 +72,5 @@ def test_a_trainer_and_a_server_are_killed(shared: Cluster) -> None:
     assert job["reason"] == "every worker of role trainer of generation 3 exited 0"
     assert result(shared.work, "killed") == result(shared.work, "calm")
     lines = shared.ctl("logs", "killed").stdout.splitlines()
-    assert {line.partition("<")[0] for line in lines} == {"[pserver.0]", "[pserver.1]", "[trainer.0]", "[trainer.1]"}
+    assert {line.partition("<")[0] for line in lines} == {f"[{place}]" for place in PLACES}
     shared.until(lambda: not pids(shared, "killed"), 15, "the servers were stopped")

@@ -73,6 +73,9 @@ class SimHost:
     def start(self, uid: str, order: StartOrder) -> None:
         self._do(lambda: self._machine.start(uid, order))
 
+    def release(self, uid: str, token: Token, roles: tuple[str, ...]) -> None:
+        """Simulated workers wait for nobody."""
+
     def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:
         self._do(lambda: self._machine.stop(uid, grace, given_up, broken))
 

@@ -6,18 +6,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model.jobspec import JobSpec, Nodes, Role
-from nodeagent.model.world import Place
+from nodeagent.model.node import Incarnation
+from nodeagent.model.pod import WorkerState
+from nodeagent.model.world import Place, PodReport
 from nodeagent.plan.gang import decide
 from nodeagent.plan.places import Layout, Site, demand, lay_out
+from nodeagent.plan.pod import PodAction, Release, Report, plan_pods
 from nodeagent.plan.prepare import should_prepare
 from nodeagent.plan.steps import End, Propose
+from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import (
     NOW,
     PREPARING,
     REPEATABLE,
     UID,
     WALL,
+    failed,
     make_cluster,
+    make_exit,
     make_head,
     make_job,
     make_node,
@@ -168,3 +174,47 @@ def test_a_lost_node_holds_the_gang_whole() -> None:
     spread = decide(make_cluster(["n1", make_node("n2", lost=True), "n3"], running), running, WALL).step
     assert isinstance(spread, Propose)
     assert spread.members["n1"].places == step.members["n1"].places
+
+
+# --- one role after another ---------------------------------------------------------------------------
+
+AFTER = (TWO[0], TWO[1].model_copy(update={"after": ("pserver",)}))
+
+
+def next_action(reports: dict[str, PodReport], *, ready: tuple[str, ...] = ()) -> PodAction | None:
+    """Of n1, which runs pserver.0 and where trainer.0 waits."""
+    job = make_job(spec=roles_spec(*AFTER))
+    step = decide(make_cluster(["n1", "n2"], job), job, WALL).step
+    assert isinstance(step, Propose)
+    head = make_head(["n1", "n2"], reports=reports).model_copy(update={"members": step.members})
+    running = make_job(spec=job.spec, phase="running", head=head)
+    status = PodStatus(
+        uid=UID, phase="running", generation=head.token, highest=head.token, ready=ready,
+        waiting=("trainer",),
+        workers=(WorkerState(rank=0, local_rank=0, pid=7, state="running"),),
+    )  # fmt: skip
+    found = plan_pods(make_cluster(["n1", "n2"], running), "n1", Incarnation(life="life-n1", start=1), {UID: status}, 1)
+    return found[0] if found else None
+
+
+def told(*ready: str) -> PodReport:
+    return PodReport(state="running", ready=ready)
+
+
+def test_what_is_ready_is_reported_once() -> None:
+    action = next_action({}, ready=("pserver.0",))
+    assert isinstance(action, Report) and action.report == told("pserver.0")
+    assert next_action({"n1": told("pserver.0")}, ready=("pserver.0",)) is None
+
+
+def test_a_role_starts_when_all_places_before_it_are_ready() -> None:
+    assert next_action({"n1": told("pserver.0"), "n2": told()}, ready=("pserver.0",)) is None
+    both = {"n1": told("pserver.0"), "n2": told("pserver.1")}
+    action = next_action(both, ready=("pserver.0",))
+    assert isinstance(action, Release)
+    assert (action.roles, action.why) == (("trainer",), "all places of pserver are ready")
+
+
+def test_a_doomed_generation_starts_nobody() -> None:
+    both = {"n1": told("pserver.0"), "n2": failed(make_exit(2, code=7)).model_copy(update={"ready": ("pserver.1",)})}
+    assert not isinstance(next_action(both, ready=("pserver.0",)), Release)

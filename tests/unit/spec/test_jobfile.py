@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.model.jobspec import Hang, Hooks, JobSpec, Nodes, Policy, RestartLimits, Role
+from nodeagent.model.jobspec import Hang, Hooks, JobSpec, Nodes, Policy, Ready, RestartLimits, Role
 from nodeagent.spec.jobcheck import check_spec
 from tests.unit.spec.helpers import ROOT, TRAIN, check_marked, job, problems
 
@@ -307,6 +307,39 @@ def test_several_roles() -> None:
     assert check_spec(spec) == []
 
 
+def test_roles_one_after_another() -> None:
+    written = ROLES.replace("replicas: 2,", "replicas: 2, ready: {port: true},").replace(
+        "nodes: 3", "nodes: 3, after: pserver"
+    )
+    server, trainer = job(written).roles
+    assert (server.ready, trainer.after, trainer.ready) == (Ready(port=True), ("pserver",), None)
+    assert job(written).ordered and not job(ROLES).ordered
+    command = job(written.replace("{port: true}", "{command: test -e x}")).roles[0].ready
+    assert command == Ready(command=("test", "-e", "x"))
+
+
+CIRCLE = """\
+name: a
+roles:
+  a: {command: x, nodes: 1, after: >>[b]}
+  b: {command: x, nodes: 1, after: [c]}
+  c: {command: x, nodes: 1, after: [a]}
+  d: {command: x, nodes: 1, after: >>d}
+  e: {command: x, nodes: 1, after: [>>f], ready: >>{}}
+"""
+
+
+def test_mistakes_of_the_order_of_roles() -> None:
+    check_marked(
+        CIRCLE.replace(">>f", "f").replace("[f]", ">>[f]"),
+        job,
+        "roles.a.after: a after b after c after a: none of them could start",
+        "roles.d.after: d after d",
+        "roles.e.after: there is no role 'f'",
+        "roles.e.ready: give either port or command",
+    )
+
+
 FIVE_MISTAKES = """\
 name: ctr
 completes: >>trainers
@@ -345,7 +378,8 @@ def test_a_mistake_of_a_role(text: str, told: str) -> None:
 def test_a_hand_made_job_of_roles() -> None:
     spec = job(ROLES)
     elastic = spec.roles[1].model_copy(update={"nodes": Nodes(min=1, max=2, target=2), "uneven": True})
-    wrong = spec.model_copy(update={"roles": (spec.roles[0], elastic), "completes": "nobody"})
+    server = spec.roles[0].model_copy(update={"ready": Ready(), "after": ("nobody",)})
+    wrong = spec.model_copy(update={"roles": (server, elastic), "completes": "nobody"})
     assert [text.partition(":")[0] for text in check_spec(wrong)] == [
-        "roles.trainer.nodes", "roles.trainer.uneven", "completes",
+        "roles.pserver.ready", "roles.trainer.nodes", "roles.trainer.uneven", "roles.pserver.after", "completes",
     ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nodeagent.model.job import Control, JobRecord, Scale
-from nodeagent.model.jobspec import Hang, Hooks, JobSpec, Nodes, Policy, RestartLimits
+from nodeagent.model.jobspec import Hang, Hooks, JobSpec, Nodes, Policy, Ready, RestartLimits
 from nodeagent.model.world import Ack, Head
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import LIFETIME, Seal
@@ -54,7 +54,7 @@ SPECS = {
 }  # fmt: skip
 ROLES = {
     "name": "r", "command": ("sh", "-c", "id"), "nodes": Nodes(min=1, max=4, target=1), "workers_per_node": 2,
-    "replicas": 2, "env": {"A": "1"},
+    "after": ("w",), "ready": Ready(port=True), "replicas": 2, "env": {"A": "1"},
     "gpus_per_worker": 0, "uneven": True, "virtual_local_rank": True, "numa_binding": "node",
 }  # fmt: skip
 
