@@ -150,8 +150,8 @@ class Applier:
         order = StartOrder(
             token=job.head.token,
             environments=worker_environments(job, job.head, me, nodes),
-            places=tuple(place.name for place in member.places for _ in range(place.workers)),
-            roles_file=roles_file(job.head, addresses) if member.places else "",
+            places=tuple(p.name for p in member.places for _ in range(p.workers)) if job.spec.several else (),
+            roles_file=roles_file(job.head, addresses) if job.spec.several else "",
             ranks=tuple(range(member.first_rank, member.first_rank + member.workers)),
             not_after=not_after,
         )

@@ -16,6 +16,8 @@ import structlog
 
 from nodeagent.agent.metrics import Metrics
 from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.world import Head
 from nodeagent.plan.cluster import Refusal, RefusalKind
 from nodeagent.trust.ledger import Entry, Ledger, pruned
 from nodeagent.trust.seal import LIFETIME, Seal
@@ -199,6 +201,8 @@ class Guard:
         if head is not None and head.state != "ended" and not size.min <= len(head.members) <= size.max:
             text = f"generation {head.number} has {len(head.members)} nodes"
             return "size", f"{text}, its file allows {size.min} to {size.max}"
+        if job.spec.several and head is not None and head.state != "ended" and not _has_its_places(job.spec, head):
+            return "size", f"generation {head.number} does not have the places that its file asks for"
         if not known.gang:
             return "gang", (
                 "its generation was changed in the store: not every member's agent agreed to it as it is; "
@@ -231,6 +235,16 @@ class Guard:
 def _same_admission(old: JobRecord, new: JobRecord) -> bool:
     """What its signature is of is the very same, not only equal."""
     return old.spec is new.spec and old.admission is new.admission and (old.name, old.owner) == (new.name, new.owner)
+
+
+def _has_its_places(spec: JobSpec, head: Head) -> bool:
+    """Every place of every role once, with as many workers and, once acknowledged, ports as its members have."""
+    members = head.members.values()
+    places = [place.name for member in members for place in member.places]
+    wanted = [f"{role.name}.{i}" for role in spec.roles for i in range(role.places)]
+    if sorted(places) != sorted(wanted) or any(m.workers != sum(p.workers for p in m.places) for m in members):
+        return False
+    return head.state != "active" or all(len(head.ports.get(m.node, ())) == m.ports for m in members)
 
 
 def _same_gang(old: JobRecord, new: JobRecord) -> bool:

@@ -34,7 +34,7 @@ def worker_environments(
     addresses = {n: nodes[n].facts.address for n in head.members}
     faulty = _faulty(head, nodes)
     member = head.members[node.id]
-    if member.places:
+    if job.spec.several:
         worlds = _worlds(job, head, addresses)
         gang = _of_gang(worlds)
         out: list[dict[str, str]] = []
