@@ -16,6 +16,7 @@ STOP_AT = "NODEAGENT_TESTS_STOP_AT"
 NOT_REACHED = "not reached"
 E2E = "tests/e2e/"
 WAYS: dict[str, tuple[str, ...]] = {
+    "a trainer and a parameter server die": ("test_roles.py::test_a_trainer_and_a_server_are_killed",),
     "a worker dies": ("test_faults_workers.py::test_each_kill_of_a_worker_is_counted_once",),
     "a shim dies": ("test_faults_workers.py::test_shim_killed",),
     "a node dies, and a spare takes its place": (

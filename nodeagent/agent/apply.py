@@ -17,7 +17,7 @@ from nodeagent.model.job import Checkpoint, JobRecord, Spend
 from nodeagent.model.world import PodReport
 from nodeagent.plan import pod, steps
 from nodeagent.pods.base import PodHost, StartOrder
-from nodeagent.pods.environment import worker_environments
+from nodeagent.pods.environment import roles_file, worker_environments
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.messages import Ending, Judgement, Proposal, Settlement
 from nodeagent.trust.seal import Seal
@@ -66,13 +66,17 @@ class Applier:
                 self._host.stop(uid, grace, given_up, broken)
                 if meanwhile is not None:
                     return await self.pod(meanwhile)
-            case pod.Promise(uid, token, rendezvous, why):
+            case pod.Promise(uid, token, rendezvous, why, ports):
                 log.debug("promise", generation=token.number, why=why)
-                self._host.promise(uid, token, rendezvous)
+                self._host.promise(uid, token, rendezvous, ports)
             case pod.Start(uid, token, why):
                 if job is not None and self._allowed(job):
                     log.debug("start", generation=token.number, why=why)
                     self._start(job)
+            case pod.Release(uid, token, roles, why):
+                if job is not None and self._allowed(job):
+                    log.info("release", generation=token.number, roles=list(roles), why=why)
+                    self._host.release(uid, token, roles)
             case pod.Look(uid, why):
                 log.debug("look", why=why)
                 self._host.look(uid)
@@ -142,9 +146,12 @@ class Applier:
             signed = record.facts.model_copy(update={"address": job.head.hosts[other]})
             nodes[other] = record.model_copy(update={"facts": signed})
         me = me.model_copy(update={"facts": self._lease.facts})  # what the store has of it, others may have written
+        addresses = {name: record.facts.address for name, record in nodes.items()}
         order = StartOrder(
             token=job.head.token,
             environments=worker_environments(job, job.head, me, nodes),
+            places=tuple(p.name for p in member.places for _ in range(p.workers)) if job.spec.several else (),
+            roles_file=roles_file(job.head, addresses) if job.spec.several else "",
             ranks=tuple(range(member.first_rank, member.first_rank + member.workers)),
             not_after=not_after,
         )

@@ -20,6 +20,8 @@ from nodeagent.agent.lease import Lease
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.world import Head
 from nodeagent.plan.cluster import Refusal, RefusalKind
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.trust.ledger import Entry, Ledger, pruned
@@ -200,10 +202,12 @@ class Guard:
         if entry is None and now > job.admission.expires:
             return "expired", f"its signature has expired, and no agent that knows it has renewed it; {_anew(job)}"
         self._remember(job, entry, now)
-        size, head = job.spec.role.nodes, job.head
+        size, head = job.spec.nodes, job.head
         if head is not None and head.state != "ended" and not size.min <= len(head.members) <= size.max:
             text = f"generation {head.number} has {len(head.members)} nodes"
             return "size", f"{text}, its file allows {size.min} to {size.max}"
+        if job.spec.several and head is not None and head.state != "ended" and not _has_its_places(job.spec, head):
+            return "size", f"generation {head.number} does not have the places that its file asks for"
         if not known.gang:
             return "gang", (
                 "its generation was changed in the store: not every member's agent agreed to it as it is; "
@@ -238,11 +242,26 @@ def _same_admission(old: JobRecord, new: JobRecord) -> bool:
     return old.spec is new.spec and old.admission is new.admission and (old.name, old.owner) == (new.name, new.owner)
 
 
+def _has_its_places(spec: JobSpec, head: Head) -> bool:
+    """Every place of every role once, with as many workers and, once acknowledged, ports as its members have."""
+    members = head.members.values()
+    places = [place.name for member in members for place in member.places]
+    wanted = [f"{role.name}.{i}" for role in spec.roles for i in range(role.places)]
+    if sorted(places) != sorted(wanted) or any(m.workers != sum(p.workers for p in m.places) for m in members):
+        return False
+    return head.state != "active" or all(len(head.ports.get(m.node, ())) == m.ports for m in members)
+
+
 def _same_gang(old: JobRecord, new: JobRecord) -> bool:
     a, b = old.head, new.head
     if a is None or b is None:
         return a is b
-    same = a.members is b.members and a.hosts is b.hosts and (a.state == "active") == (b.state == "active")
+    same = (
+        a.members is b.members
+        and a.hosts is b.hosts
+        and a.ports is b.ports
+        and (a.state == "active") == (b.state == "active")
+    )
     return same and (a.token, a.seal, a.address, a.store_hosted) == (b.token, b.seal, b.address, b.store_hosted)
 
 

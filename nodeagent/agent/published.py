@@ -71,7 +71,7 @@ def pod_states(
             PodState(
                 uid=uid,
                 job=job.name,
-                role=job.spec.role.name,
+                role=job.spec.role_names,
                 node=node,
                 phase=status.phase,
                 reason=status.reason or status.refused,

@@ -38,7 +38,7 @@ def foundation(job: JobRecord, refusal: Refusal | None, *, ends: bool) -> JobRec
         raise ApiError("state", f"job {job.name!r} is not run: {refusal.text}", "nothing was changed")
     if refusal.controlled:
         return job
-    rev, target = max(job.control.rev, refusal.rev), job.spec.role.nodes.target
+    rev, target = max(job.control.rev, refusal.rev), job.spec.nodes.target
     fresh = Control(rev=rev, target=target, restart=job.restart_done)
     return job.model_copy(update={"control": fresh})
 
@@ -175,7 +175,14 @@ def goal(asked: Asked, job: JobRecord) -> int:
     """The target it comes to, relative to the target as it is. Raises ``ApiError`` (``state``) where the job cannot
     have it."""
     not_stopping(job, asked.verb)
-    now, size = job.control.target, job.spec.role.nodes
+    if job.spec.several:
+        names = ", ".join(f"{role.name} {role.places}" for role in job.spec.roles)
+        raise ApiError(
+            "state",
+            f"job {job.name!r} has several roles, of fixed sizes ({names})",
+            "submit it with other sizes; nothing was changed",
+        )
+    now, size = job.control.target, job.spec.nodes
     if asked.verb == "scalein":
         _may_scale_in(asked, job)
     target = {"scale": asked.target, "scaleout": now + asked.count, "scalein": now - (asked.count or len(asked.nodes))}

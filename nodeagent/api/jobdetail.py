@@ -140,7 +140,7 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
     cordoned = [n for n in in_order(cluster) if cluster.nodes[n].cordon is not None and cluster.live(n)]
     return {
         "backoff": round(max(0, job.not_before - cluster.served) / 1000, 1),
-        "needs": job.spec.role.nodes.min,
+        "needs": job.spec.nodes.min,
         "fit": room.fit,
         "pending": room.pending,
         "live": room.live,

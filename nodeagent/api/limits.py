@@ -50,7 +50,7 @@ def within_policy(who: Caller, spec: JobSpec, limits: LimitsConfig, node: str) -
     """Raises ``ApiError`` where the job asks for what only operators may have."""
     if who.operator:
         return
-    most, nodes = limits.nodes_per_job, spec.role.nodes.max
+    most, nodes = limits.nodes_per_job, spec.nodes.max
     if most is not None and nodes > most:
         raise ApiError(
             "permission",

@@ -27,6 +27,7 @@ from nodeagent.api.marks import Marks
 from nodeagent.api.requests import find_any_job, send
 from nodeagent.api.view import AgentView
 from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.world import Head
 from nodeagent.pods.folder import log_folder
 from nodeagent.pods.logs import TAIL_MAX
 
@@ -48,6 +49,18 @@ QUEUE = 32
 def notice(node: str, text: str) -> Line:
     """A line about the log itself."""
     return {"rank": -1, "stream": "notice", "node": node, "generation": 0, "time": "", "text": text, "partial": False}
+
+
+def place_names(head: Head) -> dict[int, str]:
+    """Rank to the name of its place, in a job of several roles."""
+    found: dict[int, str] = {}
+    for member in head.members.values():
+        rank = member.first_rank
+        for place in member.places:
+            for _ in range(place.workers):
+                found[rank] = place.name
+                rank += 1
+    return found
 
 
 class LogRoutes:
@@ -87,8 +100,23 @@ class LogRoutes:
         who, limits = await asked.who(), self.view.config.limits
         with self.readers.admit(who, None if who.operator else limits.followers):
             lines = self._follow(asked) if follow else self._all(asked)
+            if job.spec.several:
+                lines = self._placed(job, lines)
             async with contextlib.aclosing(lines):
                 return await send(request, lines)
+
+    async def _placed(self, job: JobRecord, lines: AsyncGenerator[Line, None]) -> AsyncGenerator[Line, None]:
+        """With the ``place`` (``trainer.0``) of whoever wrote them, as far as it is known: the record has the members
+        of the newest generation only."""
+        known: dict[int, dict[int, str]] = {}
+        async with contextlib.aclosing(lines):
+            async for line in lines:
+                number = line.get("generation", 0)  # 0: a sign of life, or a notice
+                head = self.view.cluster().jobs.get(job.uid, job).head
+                if head is not None and head.number == number and number not in known:
+                    known[number] = place_names(head)
+                place = known.get(number, {}).get(line.get("rank", -1))
+                yield line | {"place": place} if place else line
 
     def _ended(self, uid: str) -> bool:
         """Nothing will be written any more."""

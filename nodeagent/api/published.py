@@ -55,7 +55,7 @@ def _own(view: AgentView, job: JobRecord) -> dict[str, PodState]:
     pod = PodState(
         uid=job.uid,
         job=job.name,
-        role=job.spec.role.name,
+        role=job.spec.role_names,
         node=view.node,
         phase=mine.phase,
         reason=mine.reason,

@@ -37,10 +37,17 @@ def _exit_code(ended: WorkerExit) -> int:
     return 128 + ended.signal if ended.signal is not None else (ended.code or 0)
 
 
-def _worker(state: WorkerState) -> Json:
+def _place(member: Member | None, rank: int) -> str:
+    """``trainer.0``; empty in a job of one role."""
+    place = member.place_of(rank) if member is not None else None
+    return place.name if place is not None else ""
+
+
+def _worker(state: WorkerState, member: Member | None) -> Json:
     return {
         "rank": state.rank,
         "local_rank": state.local_rank,
+        "place": _place(member, state.rank),
         "pid": state.pid,
         "state": state.state,
         "exit": state.exit,
@@ -59,6 +66,7 @@ def _told_workers(member: Member, report: PodReport | None, over: bool) -> list[
             {
                 "rank": member.first_rank + local,
                 "local_rank": local,
+                "place": _place(member, member.first_rank + local),
                 "pid": None if gone is None else gone.pid,
                 "state": "exited" if over or gone is not None else "unknown",
                 "exit": None if gone is None else _exit_code(gone),
@@ -80,9 +88,10 @@ def _pod(
 ) -> Json:
     over = head is not None and head.state == "ended"
     fresh = state is not None and (member is None or head is None or state.generation == head.number)
+    own = member.role_names if member is not None else ""
     if state is not None and (fresh or report is None):
         return {
-            "role": state.role,
+            "role": own or state.role,
             "node": node,
             "phase": state.phase,
             "reason": state.reason,
@@ -92,14 +101,14 @@ def _pod(
             "snapshot_bytes": state.snapshot_bytes,
             "parked": state.parked,
             "parked_memory": state.parked_memory,
-            "workers": [_worker(w) for w in state.workers],
+            "workers": [_worker(w, member if fresh else None) for w in state.workers],
         }
     if over or (report is not None and report.state != "running"):
         phase, reason = "exited", "" if report is None else report.reason
     else:
         phase, reason = ("preparing", "") if live else ("gone", f"node {node} is silent")
     return {
-        "role": role,
+        "role": own or role,
         "node": node,
         "phase": phase,
         "reason": reason,
@@ -118,7 +127,7 @@ def pods_json(
 ) -> tuple[list[Json], list[Json]]:
     """(pods of the gang, by rank, then those still stopping; spares that stand ready). ``away``: the store could not
     be asked what is published."""
-    role, head = job.spec.role.name, job.head
+    role, head = job.spec.role_names, job.head
     members = head.ordered() if head is not None else ()
     ended = job.phase in TERMINAL
     told = dict(head.reports) if head is not None else {}
@@ -154,7 +163,7 @@ def job_json(
 ) -> Json:
     """One job, as in lists. ``now`` is Unix time; age and duration are seconds; ``away`` as in ``pods_json``;
     ``names``: users by uid."""
-    size, head = job.spec.role.nodes, job.head
+    size, head = job.spec.nodes, job.head
     gang, spares = pods_json(job, cluster, published, away)
     chief = head.ordered()[0].node if head is not None and head.members else None
     until = job.ended if job.ended is not None else now
@@ -356,7 +365,7 @@ def work_on(cluster: Cluster) -> dict[str, Work]:
                 {
                     "job": job.name,
                     "uid": job.uid,
-                    "role": job.spec.role.name,
+                    "role": (member.role_names if member is not None else "") or job.spec.role_names,
                     "generation": head.number,
                     "ranks": (
                         [] if member is None else list(range(member.first_rank, member.first_rank + member.workers))

@@ -110,23 +110,22 @@ def folded(lines: list[str], width: int | None) -> list[str]:
 
 def _head(job: Json, colour: bool) -> list[str]:
     spec = job["spec"]
-    role = spec["roles"][0]
+    several = len(spec["roles"]) > 1
     size = f"{job['min']}" if job["min"] == job["max"] else f"{job['min']} to {job['max']}, target {job['target']}"
-    per_node = "one per GPU" if role["workers_per_node"] == "gpu" else role["workers_per_node"]
     budget = job["budget"]
     lines = [
         field("Job", f"{job['name']} (uid {job['uid']})"),
         field("Phase", paint(job["phase"], colour) + (" (being deleted)" if job["deleting"] else "")),
         field("Why", job["reason"] or "-"),
         field("Owner", job["owner"] + ("" if job["owner"] == job["user"] else f", runs as {job['user']}")),
-        field("Command", shlex.join(role["command"])),
+        *([] if several else [field("Command", shlex.join(spec["roles"][0]["command"]))]),
         field("Folder", spec["working_dir"]),
     ]
     if spec["checkpoint_dir"]:
         lines.append(field("Checkpoints", spec["checkpoint_dir"] + _committed(job)))
     lines += [
         *_queue(job),
-        field("Nodes", f"{size}; workers per node: {per_node}"),
+        *(_roles(spec) if several else [field("Nodes", f"{size}; workers per node: {_per_node(spec['roles'][0])}")]),
         field("World", _world(job)),
         *_time(job),
         field("Age", f"{span(job['age'])}; trained for {span(job['duration'])}; {_restarts(job)}"),
@@ -142,6 +141,22 @@ def _head(job: Json, colour: bool) -> list[str]:
         lines.append(field("Scale", _scale(job["scale"])))
     if job["outcome"]:
         lines.append(field("Outcome", f"{exit_words(job['outcome']['code'])}: {job['outcome']['text']}"))
+    return lines
+
+
+def _per_node(role: Json) -> str:
+    return "one per GPU" if role["workers_per_node"] == "gpu" else str(role["workers_per_node"])
+
+
+def _roles(spec: Json) -> list[str]:
+    """How large each of several roles is, and what it runs."""
+    lines: list[str] = []
+    for role in spec["roles"]:
+        places = role["replicas"] or role["nodes"]["target"]
+        size = count(places, "place") + ("" if role["replicas"] else ", each on a node of its own")
+        ends = "; completes the job" if spec["completes"] == role["name"] else ""
+        text = f"{role['name']}: {size}; workers of each: {_per_node(role)}; {shlex.join(role['command'])}{ends}"
+        lines.append(field("Roles", text) if not lines else " " * FIELD + text)
     return lines
 
 
@@ -234,6 +249,8 @@ PROGRESS = (
     Column("DOING", lambda w: w["doing"], text=True),
 )
 """Where workers tell it."""
+PLACE = Column("PLACE", lambda w: w["place"])
+"""In a job of several roles."""
 
 
 def _workers(job: Json, width: int | None) -> list[str]:
@@ -241,6 +258,7 @@ def _workers(job: Json, width: int | None) -> list[str]:
     lines = []
     if rows:
         columns = (*WORKERS, *PROGRESS) if any(w.get("doing") for w in rows) else WORKERS
+        columns = (*columns, PLACE) if any(w.get("place") for w in rows) else columns
         usual = Counter(w["state"] for w in rows).most_common(1)[0][0]
         chosen = sorted(rows, key=lambda w: (w["state"] == usual, w["rank"]))[:MOST_WORKERS]
         chosen.sort(key=lambda w: int(w["rank"]))

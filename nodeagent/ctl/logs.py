@@ -41,6 +41,8 @@ class Printer:
         """How many came."""
         self._told: set[str] = set()
         self._held: dict[Source, str] = {}
+        self._places: dict[tuple[int, int], str] = {}
+        """(generation, rank) to the name of the place, in a job of several roles."""
         self._within: dict[str, tuple[TextIO, Source | None]] = {}
         """Who is in the middle of a line: of the terminal, or of a stream that is none."""
 
@@ -53,6 +55,8 @@ class Printer:
             return
         self.lines += 1
         self.marks.seen(line)
+        if place := line.get("place"):
+            self._places[line["generation"], line["rank"]] = place
         if self._outputs is None:
             self._show(line, "")
             return
@@ -74,7 +78,7 @@ class Printer:
 
     def _header(self, line: Json, _local: int) -> str:
         """What a teed line begins with."""
-        return _prefix(source_of(line))
+        return self._prefix(source_of(line))
 
     def _show(self, line: Json, _header: str) -> None:
         source = source_of(line)
@@ -86,7 +90,7 @@ class Printer:
 
     def _write(self, source: Source, text: str, *, ended: bool) -> None:
         """A line that goes on stays open, until its next piece or another worker's line comes."""
-        to, begin = self._to(source[3]), _prefix(source)
+        to, begin = self._to(source[3]), self._prefix(source)
         console = TERMINAL if to.isatty() else source[3]
         before = self._within.pop(console, (to, None))[1]
         head = "" if before == source else begin if before is None else f"\n{begin}"
@@ -100,9 +104,9 @@ class Printer:
     def _to(self, stream: str) -> TextIO:
         return self._err if stream == "stderr" else self._out
 
-
-def _prefix(source: Source) -> str:
-    return f"[{source[2]}]<{source[3]}>: "
+    def _prefix(self, source: Source) -> str:
+        _, generation, rank, stream = source
+        return f"[{self._places.get((generation, rank), rank)}]<{stream}>: "
 
 
 class PlainPrinter(Printer):
@@ -194,6 +198,8 @@ def logs(
     previous: bool,
 ) -> None:
     """Print what the workers of JOB wrote, as `[rank]<stdout>: text`; what they wrote to stderr goes to stderr.
+
+    In a job of several roles: `[trainer.0]<stdout>: text`.
 
     Nodes that cannot be asked are named on stderr, the others go on.
     """

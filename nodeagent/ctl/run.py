@@ -247,7 +247,7 @@ def _check_command(command: tuple[str, ...]) -> None:
 
 def _check_local(local: int, spec: JobSpec) -> None:
     """Refuse a local cluster that the job can never fit, or that this machine cannot carry. Raises ``CtlError``."""
-    least, most = spec.role.nodes.min, max(LEAST_LOCAL, NODES_PER_CORE * (os.cpu_count() or 1))
+    least, most = spec.nodes.min, max(LEAST_LOCAL, NODES_PER_CORE * (os.cpu_count() or 1))
     if least > local:
         raise CtlError(
             f"the job needs {least} nodes and --local {local} brings up {local}: it would wait for ever",
@@ -280,7 +280,7 @@ def _agent(ctx: click.Context, stack: ExitStack, local: int | None, spec: JobSpe
     try:
         return agent_client.find(ctx.obj), False
     except UnreachableError as nobody:
-        need = spec.role.nodes.min
+        need = spec.nodes.min
         if (ctx.obj or Where()).complete(os.environ).agent or detach:
             raise
         if need > 1:

@@ -89,7 +89,7 @@ class Control(Record):
 
 def first_control(spec: JobSpec, by: str, signed: Control | None) -> Control:
     """What is wanted of a job as it is submitted."""
-    return signed or Control(rev=1, target=spec.role.nodes.target, by=by)
+    return signed or Control(rev=1, target=spec.nodes.target, by=by)
 
 
 class Spend(Record):

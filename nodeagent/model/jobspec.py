@@ -22,6 +22,7 @@ NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 """torchrun's words for it."""
 
 DEFAULT_ROLE = "worker"
+MOST_NODES = 4096
 DEFAULT_GRACE, MOST_GRACE = 30.0, 86400
 """Seconds that workers have from the request to end until they are killed."""
 
@@ -29,17 +30,36 @@ DEFAULT_GRACE, MOST_GRACE = 30.0, 86400
 class Nodes(Record):
     """How many nodes a role wants. A fixed size has ``min == max == target``."""
 
-    min: int = Field(ge=1, le=4096)
-    max: int = Field(ge=1, le=4096)
-    target: int = Field(ge=1, le=4096)
+    min: int = Field(ge=1, le=MOST_NODES)
+    max: int = Field(ge=1, le=MOST_NODES)
+    target: int = Field(ge=1, le=MOST_NODES)
+
+
+class Ready(Record):
+    """When a place is ready: its port is listened on, or the command ends with 0. Exactly one of them."""
+
+    port: bool = False
+    """The ``NODEAGENT_PORT`` of its first worker."""
+    command: tuple[str, ...] = ()
+    """Run again and again on the place's node, in the environment of its first worker."""
 
 
 class Role(Record):
-    """A named part of a job with its own command and size."""
+    """A named part of a job with its own command and size. A place is one replica of it: ``workers_per_node`` workers
+    on one node."""
 
     name: str = DEFAULT_ROLE
     command: tuple[str, ...] = Field(min_length=1)
     nodes: Nodes
+    """One place on each of so many nodes; with ``replicas`` how many nodes their places may be spread over."""
+    replicas: int | None = Field(default=None, ge=1, le=MOST_NODES)
+    """So many places, several of them on one node where its devices allow it."""
+    env: dict[str, str] = {}
+    """Goes before the job's own."""
+    after: tuple[str, ...] = ()
+    """Its workers start when all places of these roles are ready."""
+    ready: Ready | None = None
+    """None: a place is ready when its workers have been started."""
     workers_per_node: int | Literal["gpu"] = "gpu"
     """Workers of a pod; ``gpu`` is one per installed GPU (and one on a node without GPUs)."""
     gpus_per_worker: int | None = Field(default=None, ge=0, le=64)
@@ -50,6 +70,11 @@ class Role(Record):
     """Each worker sees its own GPUs only and has LOCAL_RANK 0, as torchrun's option of this name does."""
     numa_binding: NumaBinding | None = None
     """The cores that a worker is bound to: all near its GPU, or a part of them that no other GPU has."""
+
+    @property
+    def places(self) -> int:
+        """How many places of it are wanted."""
+        return self.replicas or self.nodes.target
 
 
 MOST_RESTARTS = 60
@@ -107,10 +132,13 @@ class Submitter(Record):
 
 
 class JobSpec(Record):
-    """One job, complete: every default is filled in. ``roles`` has exactly one entry for now."""
+    """One job, complete: every default is filled in."""
 
     name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")
     roles: tuple[Role, ...] = Field(min_length=1)
+    """Several are one gang: they start together or not at all, each a world of its own."""
+    completes: str = ""
+    """The job has ended well when all workers of this role have; the others are stopped. Empty: when all roles have."""
     env: dict[str, str] = {}
     env_file: str | None = None
     """A file on each node, read by the shim as the job's user; its content is never stored."""
@@ -135,5 +163,29 @@ class JobSpec(Record):
 
     @property
     def role(self) -> Role:
-        """The single role (several at once are refused when a job is read)."""
+        """The only role, or the first of several."""
         return self.roles[0]
+
+    @property
+    def role_names(self) -> str:
+        """For people: those of several roles in one text."""
+        return ", ".join(role.name for role in self.roles)
+
+    @property
+    def ordered(self) -> bool:
+        """Some of its roles start after others."""
+        return any(role.after for role in self.roles)
+
+    @property
+    def several(self) -> bool:
+        """It has several roles: their places are placed one by one."""
+        return len(self.roles) > 1
+
+    @property
+    def nodes(self) -> Nodes:
+        """How many nodes it runs on. Several roles may share nodes: then it is as many as there are places at most,
+        and which number it is depends on the devices that are free."""
+        if not self.several:
+            return self.role.nodes
+        most = min(MOST_NODES, sum(role.places for role in self.roles))
+        return Nodes(min=max(role.nodes.min for role in self.roles), max=most, target=most)

@@ -33,6 +33,28 @@ class Token(Record):
     id: str
 
 
+class Place(Record):
+    """One replica of a role, on the node of a member: so many workers of that role."""
+
+    role: str
+    index: int = Field(ge=0)
+    """Within its role."""
+    workers: int = Field(ge=1)
+    devices: tuple[str, ...] = Field(min_length=1)
+    """In local-rank order, as a member's."""
+
+    @property
+    def name(self) -> str:
+        """``trainer.0``."""
+        return f"{self.role}.{self.index}"
+
+    @property
+    def ports(self) -> int:
+        """Ports that its node keeps for it: one for each worker, and where the role's rank 0 is, one for the role's
+        rendezvous."""
+        return self.workers + (self.index == 0)
+
+
 class Member(Record):
     """One node's place in a world. Its workers have ranks first_rank .. first_rank + workers - 1."""
 
@@ -43,6 +65,37 @@ class Member(Record):
     workers: int = Field(ge=1)
     devices: tuple[str, ...] = Field(min_length=1)
     """Devices in local-rank order: gpus_per_worker GPUs per worker, or one cpu slot per worker."""
+    places: tuple[Place, ...] = ()
+    """Of a job of several roles: whose its workers and devices are, in their order. Ranks of roles are in the workers'
+    environment only."""
+
+    @property
+    def ports(self) -> int:
+        """Ports that its node keeps for its places."""
+        return sum(place.ports for place in self.places)
+
+    @property
+    def role_names(self) -> str:
+        """For people: whose places it holds; empty in a job of one role."""
+        return ", ".join(dict.fromkeys(place.role for place in self.places))
+
+    def ranks_of(self, role: str) -> frozenset[int]:
+        """Of its workers of this role."""
+        first, found = self.first_rank, set[int]()
+        for place in self.places:
+            if place.role == role:
+                found.update(range(first, first + place.workers))
+            first += place.workers
+        return frozenset(found)
+
+    def place_of(self, rank: int) -> Place | None:
+        """The place of the worker of this rank; None in a job of one role."""
+        first = self.first_rank
+        for place in self.places:
+            if first <= rank < first + place.workers:
+                return place
+            first += place.workers
+        return None
 
 
 class Ack(Record):
@@ -62,6 +115,9 @@ class Ack(Record):
     """A promise of this keeper may still lend time to workers of an older generation: it does not let go yet."""
     host: str = ""
     """The node's own address, as its agent knows it."""
+    ports: tuple[int, ...] = ()
+    """That it keeps for the places it holds, in the order of ``Place.ports``: those of the workers, then the
+    rendezvous'."""
     signature: str = ""
     """The cluster key's, of life and addresses for this node and generation: workers are sent to no address that no
     agent named (``trust/seal.py``)."""
@@ -114,6 +170,10 @@ class PodReport(Record):
     reason: str = ""
     stall: Stall | None = None
     """While ``running``: what its workers do, when the gang may hang."""
+    ready: tuple[str, ...] = ()
+    """Names of its places that are ready, in a job whose roles start one after another."""
+    completed: bool = False
+    """Its workers of the role that completes the job have all ended well."""
     unreachable: dict[str, str] = {}
     """Members that its agent could not reach when it reported: node to the ``host:port`` asked. For people."""
     detected: float = 0.0
@@ -146,6 +206,8 @@ class Head(Record):
     """Node to life: members that have yet to acknowledge it."""
     hosts: dict[str, str] = {}
     """Node to its own address, as the members acknowledged it; of the others as they did before."""
+    ports: dict[str, tuple[int, ...]] = {}
+    """Node to the ports that it keeps for its places (``Ack.ports``)."""
     reports: dict[str, PodReport] = {}
     cause: Cause
     planned: bool = False

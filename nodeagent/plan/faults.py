@@ -309,11 +309,14 @@ def _early(case: _Case, reports: Mapping[str, PodReport]) -> bool:
 
 
 def all_succeeded(job: JobRecord) -> bool:
-    """Every member of the active generation reported success."""
-    head = job.head
-    return head is not None and all(
-        (r := head.reports.get(n)) is not None and r.state == "succeeded" for n in head.members
-    )
+    """Every member of the active generation reported success; of a job that one of its roles completes, every member
+    with workers of that role reported theirs."""
+    head, role = job.head, job.spec.completes
+    if head is None:
+        return False
+    nodes = [n for n, member in head.members.items() if not role or member.ranks_of(role)]
+    reports = [head.reports.get(node) for node in nodes]
+    return all(r is not None and (r.completed if role else r.state == "succeeded") for r in reports)
 
 
 def final_report(report: PodReport | None) -> bool:

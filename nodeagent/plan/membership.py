@@ -108,6 +108,16 @@ def offer(role: Role, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]
     return tuple(sorted(gpus[: fits * per], key=lambda u: order[u]))
 
 
+def share(roles: Sequence[Role], facts: NodeFacts, used: Iterable[str], mine: Iterable[str]) -> tuple[str, ...] | str:
+    """What a node has for the places of several roles: all its free devices, if one of the roles could have a place
+    there; else a phrase saying what is missing for the first of them."""
+    taken, held = frozenset(used), frozenset(mine)
+    offers = [offer(role, facts, taken, held) for role in roles]
+    if all(isinstance(one, str) for one in offers):
+        return offers[0]
+    return tuple(device for device in facts.devices(held) if device not in taken)
+
+
 @dataclass(frozen=True, slots=True)
 class _Case:
     """All that a candidate's standing depends on, but for the job's role and uid."""
@@ -150,7 +160,12 @@ def _judge(job: JobRecord, case: _Case) -> Candidate:
         return no("out", f"is {'draining' if node.cordon.drain else 'cordoned'} ({node.cordon.reason})")
     if sick := bar(node.facts):
         return no("out", sick)
-    got = offer(job.spec.role, node.facts, case.used, case.own)
+    spec = job.spec
+    got = (
+        share(spec.roles, node.facts, case.used, case.own)
+        if spec.several
+        else offer(spec.role, node.facts, case.used, case.own)
+    )
     if isinstance(got, str):
         return no("out", got)
     ready = node.readiness.get(job.uid)
@@ -196,7 +211,7 @@ class _Judged:
     """The candidates of a job before their folders are compared, and what they were judged by: in the next view most
     of it is the same."""
 
-    role: Role
+    roles: tuple[Role, ...]
     seen: Seen
     booked: Booked
     own: Mapping[str, tuple[str, ...]]
@@ -211,13 +226,13 @@ def _judged(cluster: Cluster, job: JobRecord) -> _Judged:
 
 def _judge_all(cluster: Cluster, job: JobRecord, before: _Judged | None) -> _Judged:
     """Only those about whom something changed are judged again."""
-    role, now, all_booked, own = job.spec.role, seen(cluster), booked(cluster), _own(job)
+    roles, now, all_booked, own = job.spec.roles, seen(cluster), booked(cluster), _own(job)
     news: set[str] | frozenset[str] | None = None
-    if before is not None and (before.role is role or before.role == role):
+    if before is not None and (before.roles is roles or before.roles == roles):
         news = changed(cluster, before.seen)
     if before is None or news is None:
         by_node = {n: _judge(job, _case(cluster, all_booked, n, job.uid, own)) for n in in_order(cluster)}
-        return _Judged(role, now, all_booked, own, _Found(by_node, tuple(by_node.values())))
+        return _Judged(roles, now, all_booked, own, _Found(by_node, tuple(by_node.values())))
     moved = {n for n in {**own, **before.own} if own.get(n) != before.own.get(n)} if own != before.own else set()
     anew = {}
     for node in moved.union(news, changed_bookings(cluster, before.booked)):
@@ -229,7 +244,7 @@ def _judge_all(cluster: Cluster, job: JobRecord, before: _Judged | None) -> _Jud
     if anew:
         by_node = {**found.by_node, **anew}
         found = _Found(by_node, tuple(by_node.values()))
-    return _Judged(role, now, all_booked, own, found)
+    return _Judged(roles, now, all_booked, own, found)
 
 
 def asked(cluster: Cluster) -> Mapping[str, Mapping[str, Readiness]]:
@@ -271,7 +286,7 @@ def strays(cluster: Cluster, job: JobRecord, newer: Mapping[str, str] | None = N
     The job's is the one that most of its survivors see, then most nodes, then the first node. A job of one node may
     keep its checkpoints there. ``newer``: ids (by node) that the records do not hold yet.
     """
-    if job.spec.role.nodes.max == 1:
+    if job.spec.nodes.max == 1:
         return {}
     folders = _folders(cluster, job)
     if len({*folders.values(), *(newer or {}).values()} - {""}) < 2:
@@ -297,6 +312,14 @@ def strays(cluster: Cluster, job: JobRecord, newer: Mapping[str, str] | None = N
 def survivors(cluster: Cluster, job: JobRecord) -> tuple[Member, ...]:
     """Members of the newest generation that are still alive in the same life, by rank."""
     return _gang(cluster, job).survivors
+
+
+def nodes_wanted(job: JobRecord) -> int:
+    """How many nodes the job would have. A gang of several roles that runs has all its places: as many as it has."""
+    head = job.head
+    if job.spec.several and job.phase == "running" and head is not None:
+        return len(head.members)
+    return job.control.target
 
 
 def staying(cluster: Cluster, job: JobRecord) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from nodeagent.model.job import JobRecord
+from nodeagent.model.world import Place
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import worn_nodes
 from nodeagent.plan.membership import Candidate, candidates, ranked, survivors
+from nodeagent.plan.places import Layout, Site, had_places, lay_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,10 @@ class Placement:
     others: tuple[Candidate, ...]
     minimum: int
     target: int
+    places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
+    """Of a job of several roles: node to the places it gets."""
+    lack: str = ""
+    """Of a job of several roles: which place has no node. Then no node is chosen."""
 
     @property
     def fits(self) -> bool:
@@ -31,7 +37,7 @@ class Placement:
     @property
     def missing(self) -> str:
         """One sentence: how many are needed, how many fit, what is wrong with the rest."""
-        text = needs(self.minimum, len(self.chosen))
+        text = self.lack or needs(self.minimum, len(self.chosen))
         if not self.others and not self.chosen:
             return text + ": no node has joined"
         return text + self._reasons()
@@ -39,7 +45,7 @@ class Placement:
     @property
     def short(self) -> str:
         """One phrase: how far it is from the target, and what is wrong with the nodes that are left out."""
-        text = f"{len(self.chosen)} of {self.target} nodes fit"
+        text = self.lack or f"{len(self.chosen)} of {self.target} nodes fit"
         return text + (self._reasons() or ", and there are no others")
 
     def _reasons(self) -> str:
@@ -62,6 +68,8 @@ def place(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Pl
 
     A scale-out is all or nothing: until all that it wants fit, the target from before it counts.
     """
+    if job.spec.several:
+        return choose(cluster, job, job.spec.nodes.target, without)
     full = choose(cluster, job, job.control.target, without)
     growing = job.control.growing
     if growing is None or len(full.chosen) >= growing.want:
@@ -91,8 +99,45 @@ def _choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[s
         one = everyone[node]
         if node in members and one.standing == "pending":
             one = Candidate(one.node, one.life, "fit", "", one.devices, 0, one.joined)
-        if one.standing == "fit" and node not in without and len(chosen) < target:
+        if one.standing == "fit" and node not in without and (job.spec.several or len(chosen) < target):
             chosen.append(one)
         elif node in members or node not in without:
             others.append(one)
-    return Placement(tuple(chosen), tuple(others), job.spec.role.nodes.min, target)
+    if job.spec.several:
+        return _share_out(cluster, job, chosen, others, target)
+    return Placement(tuple(chosen), tuple(others), job.spec.nodes.min, target)
+
+
+def lay(cluster: Cluster, job: JobRecord, able: Collection[Candidate]) -> Layout:
+    """The places of a job of several roles on these candidates, the first preferred."""
+    members = {m.node: m for m in survivors(cluster, job)}
+    sites = [Site(c.node, cluster.nodes[c.node].facts, c.devices, had_places(members.get(c.node))) for c in able]
+    return lay_out(job.spec.roles, sites)
+
+
+def soon(cluster: Cluster, job: JobRecord) -> Layout:
+    """Likewise on all that could take part as soon as they have got ready."""
+    everyone = {c.node: c for c in candidates(cluster, job) if c.standing in ("fit", "pending")}
+    return lay(cluster, job, [everyone[node] for node in ranked(cluster, job, everyone) if node in everyone])
+
+
+def awaited(cluster: Cluster, job: JobRecord, placement: Placement) -> tuple[str, ...]:
+    """Nodes that are getting ready, and that the job would use if it waited for them."""
+    if job.spec.several:
+        places = soon(cluster, job).places
+        return tuple(c.node for c in placement.pending if c.node in places)
+    return tuple(c.node for c in placement.pending) if len(placement.chosen) < job.control.target else ()
+
+
+def _share_out(
+    cluster: Cluster, job: JobRecord, able: list[Candidate], others: list[Candidate], target: int
+) -> Placement:
+    """Every place of every role on those that are able, or none."""
+    found = lay(cluster, job, able)
+    chosen = [
+        replace(one, devices=tuple(d for place in found.places[one.node] for d in place.devices))
+        for one in able
+        if one.node in found.places
+    ]
+    rest = [one for one in able if one.node not in found.places]
+    return Placement(tuple(chosen), (*rest, *others), job.spec.nodes.min, target, found.places, found.lack)

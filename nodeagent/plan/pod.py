@@ -17,8 +17,16 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.faults import final_report
 from nodeagent.plan.health import claimed
 from nodeagent.plan.keepers import better, chooser, must_let_go
-from nodeagent.plan.membership import natural, staying, strays
-from nodeagent.plan.podreport import cut_short, doom, farewell_report, going_on, read_report, says_the_same
+from nodeagent.plan.membership import natural, nodes_wanted, staying, strays
+from nodeagent.plan.podreport import (
+    cut_short,
+    doom,
+    farewell_report,
+    going_on,
+    read_report,
+    says_the_same,
+    with_completion,
+)
 from nodeagent.plan.prepare import UNFIT_KEPT, failed_here, should_prepare
 from nodeagent.plan.queue import next_up, rank
 from nodeagent.pods.base import GivenUp, PodStatus
@@ -40,6 +48,8 @@ class Promise:
     token: Token
     rendezvous: bool
     why: str
+    ports: int = 0
+    """So many are held for the node's places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,16 @@ class Start:
 
     uid: str
     token: Token
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Start the workers of these roles: all that they come after are ready."""
+
+    uid: str
+    token: Token
+    roles: tuple[str, ...]
     why: str
 
 
@@ -114,7 +134,7 @@ class Retire:
     why: str
 
 
-PodAction = Prepare | Stop | Promise | SendAck | Start | Report | Look | Keep | Retire
+PodAction = Prepare | Stop | Promise | SendAck | Start | Release | Report | Look | Keep | Retire
 
 
 def asks_the_store(action: PodAction) -> bool:
@@ -145,7 +165,7 @@ def plan_pods(
             continue  # nobody here knows what it is to do: what runs goes on
         unknown = status is not None and status.phase == "unknown"  # workers may run: wait for its shim's word
         action = None if unknown else _plan_pod(cluster, node, incarnation.life, job, status, uid, uid in lent, up)
-        if uid in cluster.refused and isinstance(action, Prepare | Promise | Start):
+        if uid in cluster.refused and isinstance(action, Prepare | Promise | Start | Release):
             action = None
         if isinstance(action, Promise | Start) and job is not None and _set_aside(cluster, job, node):
             action = None  # others chose these devices before they knew; they choose again
@@ -172,7 +192,7 @@ def _is_spare(cluster: Cluster, job: JobRecord, node: str) -> bool:
     head = job.head
     if job.phase != "running" or head is None or node in head.members:
         return False
-    return staying(cluster, job) >= job.control.target
+    return staying(cluster, job) >= nodes_wanted(job)
 
 
 def _set_aside(cluster: Cluster, job: JobRecord, node: str) -> bool:
@@ -262,13 +282,15 @@ def _forming(
     leads = head.members[node].group_rank == 0
     if leads and (status.rendezvous is None or status.rendezvous.token != head.token):
         return None
+    if len(status.ports) != head.members[node].ports:
+        return None
     address = status.rendezvous.address if leads and status.rendezvous else ""
     return _ack(job, head, node, life, status, address, lends)
 
 
 def _promise(job: JobRecord, head: Head, node: str) -> Promise:
-    leads = head.members[node].group_rank == 0
-    return Promise(job.uid, head.token, leads, f"generation {head.number} is forming")
+    me = head.members[node]
+    return Promise(job.uid, head.token, me.group_rank == 0, f"generation {head.number} is forming", me.ports)
 
 
 def _active(job: JobRecord, head: Head, node: str, status: PodStatus | None) -> PodAction | None:
@@ -283,10 +305,14 @@ def _active(job: JobRecord, head: Head, node: str, status: PodStatus | None) -> 
     doomed = doom(head, node, read_report(status) if mine else None)
     if mine:
         report = read_report(status) or (None if doomed else cut_short(status) or going_on(sent))
+        if job.spec.completes:
+            report = with_completion(report, status, head.members[node], job.spec.completes)
+        if status.ready and not status.quiet:
+            report = (report or PodReport(state="running")).model_copy(update={"ready": status.ready})
         told = _report(job, head, sent, report)
         if doomed and not status.quiet:
             return Stop(job.uid, None, doomed, meanwhile=told)
-        return told or _look(job, head, node, status)
+        return told or (None if doomed else _release(job, head, status)) or _look(job, head, node, status)
     if not status.quiet:
         return _stop(job, head, False, f"generation {head.number} is active")
     if status.highest != head.token:
@@ -304,6 +330,21 @@ def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodRepor
     if report.stall is not None:
         why = f"no progress for {report.stall.limit:g} s" if report.stall.suspects else "others see no progress"
     return Report(job.uid, head.token, report, why)
+
+
+def _release(job: JobRecord, head: Head, status: PodStatus) -> Release | None:
+    """What waits here and need not wait any longer."""
+    ready = {name for report in head.reports.values() for name in report.ready}
+    roles = {role.name: role for role in job.spec.roles}
+    found = []
+    for name in status.waiting:
+        before = [roles[other] for other in roles[name].after]
+        if ready.issuperset(f"{role.name}.{i}" for role in before for i in range(role.places)):
+            found.append(name)
+    if not found:
+        return None
+    others = ", ".join(dict.fromkeys(other for name in found for other in roles[name].after))
+    return Release(job.uid, head.token, tuple(found), f"all places of {others} are ready")
 
 
 def _look(job: JobRecord, head: Head, node: str, status: PodStatus) -> Look | None:
@@ -364,8 +405,10 @@ def _ack(
     if status is not None and status.generation is not None and status.generation.number == job.last_number:
         last = read_report(status) or farewell_report(status)
     stuck = status is not None and status.phase == "stuck"
+    member = head.members.get(node)
+    ports = status.ports if status is not None and member is not None and member.ports else ()
     ack = Ack(
         life=life, ended=head.state == "ended", address=address, store_hosted=hosted, stuck=stuck,
-        lends=lends and node in job.keepers,
+        lends=lends and node in job.keepers, ports=ports,
     )  # fmt: skip
     return SendAck(job.uid, head.token, ack, last, f"nothing older than generation {head.number} runs on {node}")

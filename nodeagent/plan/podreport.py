@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nodeagent.model.world import Head, PodReport, WorkerExit
+from nodeagent.model.world import Head, Member, PodReport, WorkerExit
 from nodeagent.plan.blame import blame, culprit_first, farewell, is_failure, victims_words
 from nodeagent.pods.base import PodStatus
 
@@ -26,6 +26,15 @@ def read_report(status: PodStatus) -> PodReport | None:
     if status.stall is not None and status.phase == "running":
         return PodReport(state="running", stall=status.stall)
     return None
+
+
+def with_completion(report: PodReport | None, status: PodStatus, member: Member, role: str) -> PodReport | None:
+    """The same, and that the workers of ``role`` on this node have all ended well: whatever becomes of the others."""
+    ranks = member.ranks_of(role)
+    well = {e.rank for e in status.exits if not e.stopped and e.code == 0}
+    if not ranks or not well.issuperset(ranks):
+        return report
+    return (report or PodReport(state="running")).model_copy(update={"completed": True})
 
 
 def cut_short(status: PodStatus) -> PodReport | None:
@@ -65,7 +74,7 @@ def says_the_same(sent: PodReport, report: PodReport) -> bool:
 
 
 def _gist(report: PodReport) -> tuple[object, ...]:
-    return report.state, sum(not e.stopped for e in report.exits), report.stall
+    return report.state, sum(not e.stopped for e in report.exits), report.stall, report.completed, report.ready
 
 
 def going_on(sent: PodReport | None) -> PodReport | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import bar, worn_nodes
-from nodeagent.plan.membership import asked, candidate, candidates, some_candidates, staying, survivors
+from nodeagent.plan.membership import asked, candidate, candidates, nodes_wanted, some_candidates, staying, survivors
+from nodeagent.plan.placement import soon
 from nodeagent.plan.queue import in_queue, next_up, with_room
 
 UNFIT_KEPT = 4
@@ -57,7 +58,7 @@ def _to_prepare(cluster: Cluster, job: JobRecord) -> frozenset[str]:
 def _choose(cluster: Cluster, job: JobRecord) -> frozenset[str]:
     """Of a job that has all its nodes only the spare has to be found, and in a large cluster nobody need look at all
     nodes for that."""
-    missing = max(0, job.control.target - staying(cluster, job))
+    missing = max(0, nodes_wanted(job) - staying(cluster, job))
     begun = asked(cluster).get(job.uid, {})
     known = candidates(cluster, job) if missing else some_candidates(cluster, job, begun)
     members, leaving, old = {m.node for m in survivors(cluster, job)}, job.control.leaving, worn_nodes(cluster)
@@ -73,13 +74,23 @@ def _choose(cluster: Cluster, job: JobRecord) -> frozenset[str]:
         return len(cluster.nodes[node].readiness) - (node in begun)
 
     waiting.sort(key=lambda c: order(c.node, c.standing == "fit"))
-    spares = [(order(c.node, c.standing == "fit"), load(c.node), c.node) for c in waiting[missing:]]
+    wanted = waiting[:missing]
+    if missing and job.spec.several:  # which nodes have room for all depends on what each of them has
+        places = soon(cluster, job).places
+        wanted = [c for c in waiting if c.node in places]
+    rest = [c for c in waiting if c not in wanted]
+    spares = [(order(c.node, c.standing == "fit"), load(c.node), c.node) for c in rest]
     if not missing:
-        others = (n for n in with_room(cluster, job.spec.role) if n not in members and n not in begun)
+        others = (n for n in _able(cluster, job) if n not in members and n not in begun)
         if leaving or old:
             spares += [(order(n, False), load(n), n) for n in others]
         elif (first := next(others, None)) is not None:
             spares.append((order(first, False), load(first), first))
     spare = min(spares, key=lambda one: one[:2], default=None)
-    chosen = {c.node for c in waiting[:missing]} | ({spare[2]} if spare is not None else set())
+    chosen = {c.node for c in wanted} | ({spare[2]} if spare is not None else set())
     return frozenset(chosen.union(c.node for c in known if c.standing == "unfit"))
+
+
+def _able(cluster: Cluster, job: JobRecord) -> Iterable[str]:
+    """Nodes with room for one of its places, those of the first role first."""
+    return dict.fromkeys(node for role in job.spec.roles for node in with_room(cluster, role))

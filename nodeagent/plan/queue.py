@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nodeagent.model.job import JobRecord
@@ -21,7 +21,8 @@ from nodeagent.plan.bookings import Booked, booked, changed_bookings
 from nodeagent.plan.changes import Seen, changed, seen
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import bar
-from nodeagent.plan.membership import Candidate, asked, fitting, in_order, some_candidates, survivors
+from nodeagent.plan.membership import Candidate, asked, candidates, fitting, in_order, some_candidates, survivors
+from nodeagent.plan.placement import place, soon
 
 ASSEMBLE = 60.0
 """A queued job waits this many seconds for nodes that are still getting ready before it starts smaller than its
@@ -86,10 +87,10 @@ class Room:
     """They are live and could, but for a check that failed."""
     live: int
     """Nodes that are live, whether they could or not."""
-
-    @property
-    def soon(self) -> int:
-        return self.fit + self.pending
+    enough: bool
+    """The job could start now."""
+    enough_soon: bool
+    """It could start as soon as all have got ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +103,18 @@ class Waiting:
     @property
     def fits(self) -> bool:
         """There are enough nodes now."""
-        return self.room.fit >= self.job.spec.role.nodes.min
+        return self.room.enough
 
     @property
     def has_room(self) -> bool:
         """There would be enough nodes if all got ready that can."""
-        return self.room.soon >= self.job.spec.role.nodes.min
+        return self.room.enough_soon
 
     def starts(self, served: int) -> bool:
         """It could start now, or as soon as nodes are ready for it that are still waited for."""
         if served < self.job.not_before:
             return False
-        could = self.room.soon if served < patience(self.job) else self.room.fit
-        return could >= self.job.spec.role.nodes.min
+        return self.room.enough_soon if served < patience(self.job) else self.room.enough
 
 
 def room_for(cluster: Cluster, job: JobRecord) -> Room:
@@ -174,14 +174,27 @@ def next_up(cluster: Cluster, before: Line = Line()) -> Line:
 
 
 def _room_for(cluster: Cluster, job: JobRecord) -> Room:
+    if job.spec.several:
+        return _room_for_places(cluster, job)
     nodes, head, role = _look(cluster), job.head, job.spec.role
     known = dict.fromkeys(asked(cluster).get(job.uid, ()))
     if head is not None:
         known |= dict.fromkeys([*head.members, *head.holders])
     others = sum(count for kind, count in nodes.kinds.items() if _fits(role, kind))
     others -= sum(_fits(role, nodes.of[node]) for node in known if node in nodes.of)
-    room = _count(nodes.live, {m.node for m in survivors(cluster, job)}, some_candidates(cluster, job, known))
-    return replace(room, pending=room.pending + others)
+    counts = _count({m.node for m in survivors(cluster, job)}, some_candidates(cluster, job, known))
+    fit, pending, least = counts["fit"], counts["pending"] + others, job.spec.nodes.min
+    return Room(fit, pending, counts["unfit"], nodes.live, fit >= least, fit + pending >= least)
+
+
+def _room_for_places(cluster: Cluster, job: JobRecord) -> Room:
+    """Of a job of several roles the nodes that have room for one of its places; whether that is enough depends on what
+    each of them has."""
+    members, found = {m.node for m in survivors(cluster, job)}, candidates(cluster, job)
+    counts = _count(members, found)
+    enough = place(cluster, job).fits
+    later = enough or not soon(cluster, job).lack
+    return Room(counts["fit"], counts["pending"], counts["unfit"], _look(cluster).live, enough, later)
 
 
 def with_room(cluster: Cluster, role: Role) -> Sequence[str]:
@@ -197,10 +210,9 @@ def with_room(cluster: Cluster, role: Role) -> Sequence[str]:
     return cluster.once(f"able:{shape}", look)
 
 
-def _count(live: int, members: Collection[str], found: Iterable[Candidate]) -> Room:
+def _count(members: Collection[str], found: Iterable[Candidate]) -> Counter[str]:
     """A member that is live keeps its place while it gets ready again (see ``placement.choose``)."""
-    counts = Counter("fit" if c.standing == "pending" and c.node in members else c.standing for c in found)
-    return Room(counts["fit"], counts["pending"], counts["unfit"], live)
+    return Counter("fit" if c.standing == "pending" and c.node in members else c.standing for c in found)
 
 
 def _fits(role: Role, kind: _Kind) -> bool:

@@ -60,8 +60,11 @@ def _settled(job: JobRecord, scale: Scale, state: ScaleState, event: str, text: 
 def decide_running(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision:
     gone = gone_nodes(cluster, job)
     if faults.all_succeeded(job):  # first: a node that goes now is not missed any more
-        text = f"every worker of generation {head.number} exited 0"
-        return Decision(End("succeeded", text, gone, Outcome(code=0, text=text)), (text,))
+        role = job.spec.completes
+        whose = f"role {role} of " if role else ""
+        text = f"every worker of {whose}generation {head.number} exited 0"
+        outcome = Outcome(code=0, text=text)
+        return Decision(End("succeeded", text, gone, outcome, planned=bool(role)), (text,))
     fault = faults.find_fault(cluster, job, wall)
     if fault is not None and fault.cause.kind == "node_lost":
         # Who is cut off together lapses one by one, and comes back one by one. The last to lapse may be the last keeper
@@ -147,6 +150,8 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
     if job.control.restart > job.restart_done:
         text = f"restarted by {job.control.by or 'an operator'}"
         return _propose_or_stay(cluster, job, Cause(kind="restart", text=text), wall)
+    if job.spec.several:
+        return Decision(None)  # it has all its places, or it would not run
     size, target, scale = len(head.members), job.control.target, job.control.scale
     pending = scale if scale is not None and scale.state == "pending" else None
     goes = [m.node for m in head.ordered() if pending is not None and m.node in pending.leaving]

@@ -114,7 +114,7 @@ def propose(
 ) -> Decision:
     """``grace``: of a planned stop, None for the job's."""
     facts = {c.node: cluster.nodes[c.node].facts for c in placement.chosen}
-    members = make_world(job.head, placement.chosen, job.spec.role, facts)
+    members = make_world(job.head, placement.chosen, job.spec.role, facts, placement.places)
     stop = job.spec.grace if grace is None else grace
     form = cluster.timing.form_margin + (stop if planned else 0.0)
     keepers = choose(cluster, members.values())

@@ -13,7 +13,7 @@ from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import bar
 from nodeagent.plan.membership import Candidate, gone_nodes
-from nodeagent.plan.placement import needs, place
+from nodeagent.plan.placement import awaited, needs, place
 from nodeagent.plan.running import after_fault
 from nodeagent.plan.steps import Decision, End, propose
 
@@ -42,7 +42,7 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     if cluster.served < job.not_before:
         return _wait(job, job.reason, job.not_before)
     room = queue.room_for(cluster, job)
-    if room.fit < job.spec.role.nodes.min:
+    if not room.enough:
         return _no_fit(cluster, job, room, gone)
     first = queue.earlier(cluster, job)
     if first is not None:
@@ -50,9 +50,9 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         return _wait(job, text, 0 if first.fits else queue.patience(first.job))
     placement = place(cluster, job)
     patience = queue.patience(job)
-    if len(placement.chosen) < job.control.target and placement.pending and cluster.served < patience:
-        names = ", ".join(c.node for c in placement.pending)
-        return _wait(job, f"waits for {names} to get ready", patience)
+    late = awaited(cluster, job, placement)
+    if late and cluster.served < patience:
+        return _wait(job, f"waits for {', '.join(late)} to get ready", patience)
     return propose(cluster, job, _why_again(job), gone, again, placement, planned=False)
 
 
@@ -111,7 +111,7 @@ def _no_fit(cluster: Cluster, job: JobRecord, room: queue.Room, gone: tuple[str,
     if limit is not None and cluster.served >= until:
         text = f"held for longer than its hold_timeout of {limit:g} s: {place(cluster, job).missing}"
         return Decision(End("failed", text, gone, Outcome(code=1, text=text)), (text,))
-    text = needs(job.spec.role.nodes.min, room.fit)
+    text = place(cluster, job).missing if job.spec.several else needs(job.spec.nodes.min, room.fit)
     if room.pending:
         text += f", {room.pending} could get ready"
     return _wait(job, text, until)

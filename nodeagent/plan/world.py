@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from nodeagent.model.jobspec import Role
 from nodeagent.model.node import NodeFacts
-from nodeagent.model.world import Head, Member
+from nodeagent.model.world import Head, Member, Place
 from nodeagent.plan.membership import Candidate, gpus_per_worker
 
 
@@ -32,18 +32,27 @@ def order_nodes(last: Head | None, chosen: Sequence[str]) -> list[str]:
 
 
 def make_world(
-    last: Head | None, chosen: Sequence[Candidate], role: Role, facts: Mapping[str, NodeFacts]
+    last: Head | None,
+    chosen: Sequence[Candidate],
+    role: Role,
+    facts: Mapping[str, NodeFacts],
+    places: Mapping[str, tuple[Place, ...]],
 ) -> dict[str, Member]:
-    """Members of the next generation by node. Raises KeyError for a chosen node without facts."""
+    """Members of the next generation by node. ``places``: of a job of several roles, by node. Raises KeyError for a
+    chosen node without facts."""
     by_node = {c.node: c for c in chosen}
     members: dict[str, Member] = {}
     first = 0
     for rank, node in enumerate(order_nodes(last, [c.node for c in chosen])):
         one = by_node[node]
+        here = places.get(node, ())
         per = gpus_per_worker(role, len(facts[node].gpus))
         workers = len(one.devices) // per if per else len(one.devices)
+        if here:
+            workers = sum(place.workers for place in here)
         members[node] = Member(
-            node=node, life=one.life, group_rank=rank, first_rank=first, workers=workers, devices=one.devices
-        )
+            node=node, life=one.life, group_rank=rank, first_rank=first, workers=workers, devices=one.devices,
+            places=here,
+        )  # fmt: skip
         first += workers
     return members

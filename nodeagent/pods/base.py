@@ -76,10 +76,16 @@ class PodStatus(Record):
     refused: str = ""
     """Why ``generation`` could not start here (hook failed, deadline passed, fork failed); empty if it did."""
     rendezvous: Rendezvous | None = None
+    ports: tuple[int, ...] = ()
+    """Held for the places of the generation that was promised last."""
     snapshot_bytes: int = 0
     """Memory that the shim keeps for its workers' snapshots."""
     written: str = ""
     """What became of the snapshots of ``generation`` when the pod was given up; empty if there was nothing to do."""
+    waiting: tuple[str, ...] = ()
+    """Roles of ``generation`` whose workers here wait for others to be ready."""
+    ready: tuple[str, ...] = ()
+    """Names of the places of ``generation`` here that are ready, in a job whose roles start one after another."""
     commit: CommitWish | None = None
     stepped: float | None = None
     """When (CLOCK_BOOTTIME) the last worker of ``generation`` told its first step; None: not all have."""
@@ -98,6 +104,10 @@ class StartOrder(Record):
     token: Token
     environments: tuple[dict[str, str], ...]
     ranks: tuple[int, ...]
+    places: tuple[str, ...] = ()
+    """Of a job of several roles: the name of each worker's place."""
+    roles_file: str = ""
+    """Of a job of several roles: the content of NODEAGENT_ROLES_FILE."""
     not_after: float
     """CLOCK_BOOTTIME seconds; refused by the shim when this has passed."""
 
@@ -127,14 +137,18 @@ class PodHost(Protocol):
         killed) and prepared anew."""
         ...
 
-    def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
-        """Write ``highest`` = token durably and, if asked, hold an address for that generation. Only for a quiet
-        pod, or one whose workers have all been sent SIGKILL."""
+    def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0) -> None:
+        """Write ``highest`` = token durably and, if asked, hold an address for that generation, and ``ports`` for the
+        places here. Only for a quiet pod, or one whose workers have all been sent SIGKILL."""
         ...
 
     def start(self, uid: str, order: StartOrder) -> None:
         """Start a generation. The shim refuses when not_after has passed, number < highest, it was started before,
         or something older lives."""
+        ...
+
+    def release(self, uid: str, token: Token, roles: tuple[str, ...]) -> None:
+        """Start the workers of these roles in this generation: those that they waited for are ready."""
         ...
 
     def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:

@@ -1,5 +1,7 @@
 """What each worker sees of its generation: variables for torch, Paddle, MindSpore, TensorFlow, and our own.
 
+In a job of several roles each role is a world of its own: ranks, sizes and rendezvous count within the role.
+
 Pure. The shim adds what only it knows: login variables, the recorded shell, env_file (whose values beat our
 ``DEFAULTS``), TORCHELASTIC_ERROR_FILE, NODEAGENT_SOCKET and its mark. Precedence, the later winning: recorded shell,
 env_file, the job's ``env``, ours.
@@ -9,12 +11,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from nodeagent.model.job import JobRecord
+from nodeagent.model.jobspec import Role
 from nodeagent.model.node import Gpu, NodeRecord
-from nodeagent.model.world import Head, Member
+from nodeagent.model.world import Head, Member, Place
 from nodeagent.shim.checks import DEFAULTS
+
+PSERVER = "pserver"
+"""The role whose workers are Paddle's parameter servers."""
 
 
 def worker_environments(
@@ -24,14 +31,122 @@ def worker_environments(
 
     Raises KeyError if the node is no member or a record is missing, ValueError if the head has no address yet.
     """
-    member = head.members[node.id]
+    addresses = {n: nodes[n].facts.address for n in head.members}
     faulty = _faulty(head, nodes)
-    common = _defaults(member, node) | job.spec.env | _common(job, head, member, node, faulty)
-    endpoints = _endpoints(head, {n: nodes[n].facts.address for n in head.members})
-    ranks = [common | _of_rank(member, local, endpoints) for local in range(member.workers)]
-    if job.spec.role.virtual_local_rank:
+    member = head.members[node.id]
+    if job.spec.several:
+        worlds = _worlds(job, head, addresses)
+        gang = _of_gang(worlds)
+        out: list[dict[str, str]] = []
+        for place in member.places:
+            world = worlds[place.role]
+            out += [
+                env | gang | _of_place(worlds, place, local)
+                for local, env in enumerate(_of_world(job, head, world, world.members[place.index], node, faulty))
+            ]
+        return tuple(out)
+    world = _World(job.spec.role, head.ordered(), head.address, head.store_hosted, _endpoints(head, addresses))
+    return tuple(_of_world(job, head, world, member, node, faulty))
+
+
+def roles_file(head: Head, addresses: Mapping[str, str]) -> str:
+    """What NODEAGENT_ROLES_FILE of a job of several roles holds: where each place of each role is. ``addresses``: of
+    every member."""
+    roles: dict[str, list[dict[str, object]]] = {}
+    for place, member, ports in _placed(head):
+        host, port = addresses[member.node], ports[0]
+        roles.setdefault(place.role, []).append(
+            {"index": place.index, "node": member.node, "host": host, "port": port, "address": joined(host, port)}
+        )
+    return json.dumps(roles, indent=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _World:
+    """Workers that count their ranks together: those of a job, or of one of its roles."""
+
+    role: Role
+    members: Sequence[Member]
+    """By group rank; of a role its places, each as if it were alone on its node."""
+    address: str
+    store_hosted: bool
+    endpoints: list[str]
+    """One ``host:port`` for each rank."""
+
+    @property
+    def size(self) -> int:
+        return sum(member.workers for member in self.members)
+
+
+def _placed(head: Head) -> list[tuple[Place, Member, tuple[int, ...]]]:
+    """Every place with its member and its ports, by role and index."""
+    found: list[tuple[Place, Member, tuple[int, ...]]] = []
+    for member in head.ordered():
+        ports = head.ports[member.node]
+        for place in member.places:
+            found.append((place, member, ports[: place.ports]))
+            ports = ports[place.ports :]
+    return sorted(found, key=lambda one: (one[0].role, one[0].index))
+
+
+def _worlds(job: JobRecord, head: Head, addresses: Mapping[str, str]) -> dict[str, _World]:
+    """Each role's, in the job file's order."""
+    placed = _placed(head)
+    worlds = {}
+    for role in job.spec.roles:
+        members: list[Member] = []
+        endpoints: list[str] = []
+        master = ""
+        for place, member, ports in placed:
+            if place.role == role.name:
+                host = addresses[member.node]
+                if place.index == 0:
+                    master = joined(host, ports[-1])
+                changes = {"group_rank": place.index, "first_rank": len(endpoints), "workers": place.workers}
+                members.append(member.model_copy(update=changes | {"devices": place.devices, "places": ()}))
+                endpoints += [joined(host, port) for port in ports[: place.workers]]
+        worlds[role.name] = _World(role, members, master, False, endpoints)
+    return worlds
+
+
+def _of_world(
+    job: JobRecord, head: Head, world: _World, member: Member, node: NodeRecord, faulty: str
+) -> list[dict[str, str]]:
+    """One environment for each of the member's workers."""
+    own = job.spec.env | world.role.env
+    common = _defaults(member, node) | own | _common(job, head, world, member, node, faulty)
+    ranks = [common | _of_rank(member, local, world.endpoints) for local in range(member.workers)]
+    if world.role.virtual_local_rank:
         ranks = [env | _own_device(member, node, local) for local, env in enumerate(ranks)]
-    return tuple(ranks)
+    return ranks
+
+
+def _of_gang(worlds: Mapping[str, _World]) -> dict[str, str]:
+    """What every worker of a job of several roles is told of all roles."""
+    env = {}
+    for name, world in worlds.items():
+        firsts = [world.endpoints[member.first_rank] for member in world.members]
+        env[f"NODEAGENT_HOSTS_{name.upper().replace('-', '_')}"] = ",".join(firsts)
+    if PSERVER in worlds:
+        env["PADDLE_PSERVERS_IP_PORT_LIST"] = ",".join(worlds[PSERVER].endpoints)
+    return env
+
+
+def _of_place(worlds: Mapping[str, _World], place: Place, local: int) -> dict[str, str]:
+    """What one worker is told of its place. ``local``: its number there."""
+    world = worlds[place.role]
+    rank = world.members[place.index].first_rank + local
+    cluster = {name: other.endpoints for name, other in worlds.items()}
+    port = split_address(world.endpoints[rank])[1]
+    env = {
+        "NODEAGENT_ROLE": place.role,
+        "NODEAGENT_ROLE_INDEX": str(place.index),
+        "NODEAGENT_PORT": str(port),
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": place.role, "index": rank}}),
+    }
+    if place.role == PSERVER:
+        env |= {"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": str(port)}
+    return env
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -40,6 +155,11 @@ def split_address(address: str) -> tuple[str, int]:
     if not host:
         raise ValueError(f"{address!r} is not host:port")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def joined(host: str, port: int) -> str:
+    """``host:port``, as ``split_address`` reads it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _defaults(member: Member, node: NodeRecord) -> dict[str, str]:
@@ -59,22 +179,22 @@ def _defaults(member: Member, node: NodeRecord) -> dict[str, str]:
     return env
 
 
-def _common(job: JobRecord, head: Head, member: Member, node: NodeRecord, faulty: str) -> dict[str, str]:
-    host, port = split_address(head.address)
-    size = str(head.world_size)
+def _common(job: JobRecord, head: Head, world: _World, member: Member, node: NodeRecord, faulty: str) -> dict[str, str]:
+    host, port = split_address(world.address)
+    size = str(world.size)
     env = {
         "WORLD_SIZE": size,
         "LOCAL_WORLD_SIZE": str(member.workers),
         "GROUP_RANK": str(member.group_rank),
-        "GROUP_WORLD_SIZE": str(len(head.members)),
-        "ROLE_NAME": job.spec.role.name,
+        "GROUP_WORLD_SIZE": str(len(world.members)),
+        "ROLE_NAME": world.role.name,
         "ROLE_WORLD_SIZE": size,
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": job.uid,
         "TORCHELASTIC_RESTART_COUNT": str(job.restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(job.spec.restarts.max),
-        "TORCHELASTIC_USE_AGENT_STORE": str(head.store_hosted),
+        "TORCHELASTIC_USE_AGENT_STORE": str(world.store_hosted),
         "PADDLE_TRAINERS_NUM": size,
         "PADDLE_PSERVERS_IP_PORT_LIST": "",
         "TRAINING_ROLE": "TRAINER",
@@ -94,8 +214,8 @@ def _common(job: JobRecord, head: Head, member: Member, node: NodeRecord, faulty
     env |= _visible(member.devices, node)
     if job.checkpoint is not None:
         env["NODEAGENT_CHECKPOINT"] = job.checkpoint.name
-    if job.spec.role.numa_binding is not None:
-        env["NODEAGENT_NUMA_BINDING"] = job.spec.role.numa_binding
+    if world.role.numa_binding is not None:
+        env["NODEAGENT_NUMA_BINDING"] = world.role.numa_binding
     if job.spec.checkpoint_dir is not None:
         env["NODEAGENT_CHECKPOINT_DIR"] = str(PurePosixPath(job.spec.working_dir, job.spec.checkpoint_dir))
     return env
@@ -140,9 +260,7 @@ def _endpoints(head: Head, addresses: Mapping[str, str]) -> list[str]:
     _, port = split_address(head.address)
     endpoints = []
     for member in head.ordered():
-        host = addresses[member.node]
-        host = f"[{host}]" if ":" in host else host
-        endpoints += [f"{host}:{port + local}" for local in range(member.workers)]
+        endpoints += [joined(addresses[member.node], port + local) for local in range(member.workers)]
     return endpoints
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.osutil.linux import write_atomic
 from nodeagent.osutil.untrusted import Folder, UntrustedError
 
@@ -180,6 +180,8 @@ def pod_file(
         "job": spec.name,
         "mark": f"{uid}-{secrets.token_hex(8)}",
         "command": spec.role.command,
+        "roles": {role.name: _role(role) for role in spec.roles} if spec.several else {},
+        "ordered": spec.ordered,
         "working_dir": spec.working_dir,
         "environ": spec.submitter.environ,
         "own_user": own_user,
@@ -202,3 +204,9 @@ def pod_file(
         "ports": ports,
         "agent_uid": os.geteuid(),
     }
+
+
+def _role(role: Role) -> dict[str, Any]:
+    """What the shim has to know of one of several roles."""
+    ready = role.ready.model_dump() if role.ready is not None else None
+    return {"command": role.command, "after": role.after, "ready": ready}

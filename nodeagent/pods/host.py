@@ -192,12 +192,15 @@ class ShimHost:
         self._unfit[uid] = (time.monotonic() + LOOK_AGAIN, PodStatus(uid=uid, phase="unfit", reason=text))
         self.changed.set()
 
-    def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
-        self._command(uid, "promise", token=token.model_dump(), rendezvous=rendezvous)
+    def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0) -> None:
+        self._command(uid, "promise", token=token.model_dump(), rendezvous=rendezvous, ports=ports)
 
     def start(self, uid: str, order: StartOrder) -> None:
         if uid in self._pods:
             self._pods[uid].start(**order.model_dump())
+
+    def release(self, uid: str, token: Token, roles: tuple[str, ...]) -> None:
+        self._command(uid, "release", token=token.model_dump(), roles=list(roles))
 
     def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:
         plain = given_up.model_dump() if given_up is not None else None

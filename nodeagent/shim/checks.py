@@ -50,7 +50,9 @@ def check(pod: Mapping[str, Any]) -> dict[str, Any]:
     _check_folder(cwd)
     env = base_environment(os.getuid(), pod["environ"], pod["own_user"]) | pod["env"]
     from_file = _read_file(str(Path(cwd, pod["env_file"]))) if pod["env_file"] else {}
-    resolve(command[0], cwd, (env | from_file | pod["env"])["PATH"])
+    path = (env | from_file | pod["env"])["PATH"]
+    for words in (command, *(role["command"] for role in pod["roles"].values())):
+        resolve(words[0], cwd, path)
     folder = see_folder(pod)
     check_limits(pod["limits"])
     program = python_program(command, cwd) if pod["standby"] else None

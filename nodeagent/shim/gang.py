@@ -44,6 +44,10 @@ class Worker:
     pid: int = 0
     pidfd: int = -1
     by_standby: bool = False
+    place: str = ""
+    """``trainer.0``; empty in a job of one role."""
+    held: bool = False
+    """Other roles have to be ready before it starts."""
     ended: bool = False
     stopped: bool = False
     fenced: bool = False
@@ -96,6 +100,8 @@ class Gang:
     token: dict[str, Any]
     environments: Sequence[dict[str, str]]
     ranks: Sequence[int]
+    places: Sequence[str] = ()
+    """Of a job of several roles: the name of each worker's place."""
     refused: str = ""
     fenced: bool = False
     stopping: bool = False
@@ -161,6 +167,32 @@ class Gang:
         if not self._run_hook("pre_start", self._start_workers):
             self._start_workers("")
 
+    @property
+    def waiting(self) -> list[str]:
+        """Roles whose workers wait for others to be ready."""
+        return sorted({_role(w.place) for w in self.workers if w.held})
+
+    def release(self, roles: Sequence[str]) -> None:
+        """Start the workers of these roles, if they wait."""
+        chosen = [w for w in self.workers if w.held and _role(w.place) in roles]
+        if not chosen or self.stopping or self.fenced or self.refused:
+            return
+        for w in chosen:
+            w.held = False
+        self._launch_all(chosen)
+
+    def _drop_held(self) -> None:
+        """What waits is not started any more."""
+        held = [w for w in self.workers if w.held]
+        for w in held:
+            self.workers.remove(w)
+            for capture in w.captures:
+                capture.started()
+                capture.close()
+            w.log.close()
+        if held and not self.workers:
+            self.refused = self.refused or "stopped before its workers started"
+
     def stop(self, grace: float | None, given_up: Mapping[str, Any] | None = None, broken: bool = False) -> None:
         """See base.PodHost.stop."""
         if self.settled:
@@ -172,6 +204,7 @@ class Gang:
             if pidfd_ended(w.pidfd):
                 self._on_end(w)
         self.stopping = True
+        self._drop_held()
         for w in self.living():
             w.stopped = True
         if self._hook is not None and not self._post_stop_done:
@@ -226,6 +259,7 @@ class Gang:
     def on_fence(self) -> None:
         """The guard has killed: the workers' ends follow."""
         if not self.settled:
+            self._drop_held()
             self._watch_for_stuck()
 
     def settle(self) -> None:
@@ -298,10 +332,17 @@ class Gang:
             except OSError as error:  # no descriptors, say: all of its ranks start, or none
                 self._refuse_unstarted(f"rank {rank} could not be started: {error.strerror}")
                 return
-            self.workers.append(Worker(rank, local_rank, error_file, file, captures))
-        self._forking = len(self.workers)
-        for w, env in zip(self.workers, self.environments, strict=True):
-            self._launch(w, env | {"TORCHELASTIC_ERROR_FILE": str(w.error_file)})
+            w = Worker(rank, local_rank, error_file, file, captures)
+            if self.places:
+                w.place = self.places[local_rank]
+                w.held = bool(self.parts.pod["roles"][_role(w.place)]["after"])
+            self.workers.append(w)
+        self._launch_all([w for w in self.workers if not w.held])
+
+    def _launch_all(self, workers: Sequence[Worker]) -> None:
+        self._forking += len(workers)
+        for w in workers:
+            self._launch(w, self.environments[w.local_rank] | {"TORCHELASTIC_ERROR_FILE": str(w.error_file)})
             for capture in w.captures:
                 capture.started()
         self.parts.changed()
@@ -318,7 +359,8 @@ class Gang:
         self.settle()
 
     def _launch(self, w: Worker, env: dict[str, str]) -> None:
-        command, cwd = self.parts.pod["command"], self.parts.pod["working_dir"]
+        pod, cwd = self.parts.pod, self.parts.pod["working_dir"]
+        command = pod["roles"][_role(w.place)]["command"] if w.place else pod["command"]
         out, err = w.captures
         limits = own_limits(self.parts.pod["limits"])
         if self.parts.standby.takes(command, env):
@@ -359,6 +401,7 @@ class Gang:
             for capture in w.captures:
                 capture.close()
         if self.stopping or self.refused:
+            self._drop_held()
             for other in self.living():
                 other.stopped = True
             self._kill_all()
@@ -459,6 +502,11 @@ class Gang:
         if problem:
             note(self.parts.file(self.parts.logs / "pod.log"), problem)
         self.settle()
+
+
+def _role(place: str) -> str:
+    """Of ``trainer.0`` the role."""
+    return place.rpartition(".")[0]
 
 
 def note(log: RotatingFile, text: str) -> None:

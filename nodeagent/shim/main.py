@@ -30,7 +30,8 @@ from nodeagent.shim.output import QueuedFile, RotatingFile, Writer, log_to
 from nodeagent.shim.peers import VERSION, Command, Peer, Peers
 from nodeagent.shim.prepare import Preparation
 from nodeagent.shim.processes import Children
-from nodeagent.shim.rendezvous import Holder
+from nodeagent.shim.ready import Readiness
+from nodeagent.shim.rendezvous import Holder, PlacePorts
 from nodeagent.shim.snapshots import Snapshots, WriteOut, available_memory
 
 TICK = 0.25
@@ -64,7 +65,9 @@ class Shim:
         )  # fmt: skip
         ports = (int(self.pod["ports"][0]), int(self.pod["ports"][1]))
         self.holder = Holder(self.loop, self.pod["address"], ports, self.changed)
+        self.place_ports = PlacePorts(self.pod["address"], ports)
         self.gang: Gang | None = None
+        self.readiness: Readiness | None = None
         self.hang: HangWatch | None = None
         self.link = WorkerLink(lambda: self.gang)
         self.commits = Commits(self.link, self.changed)
@@ -178,6 +181,8 @@ class Shim:
             if token != self.highest:
                 self._write_token("highest.json", token, durable=True)
                 self.highest = token
+            if self.place_ports.token != token or self.place_ports.problem:
+                self.place_ports.hold(token, command["ports"])
             if self.holder.token != token or self.holder.failed:
                 self.holder.release()
                 if command["rendezvous"]:
@@ -213,11 +218,18 @@ class Shim:
             )  # fmt: skip
             pages = map(self.hang.environment, command["ranks"])
             environments = [env | page for env, page in zip(environments, pages, strict=False)]
+        if command["places"]:
+            path = self.state / "roles.json"
+            write_atomic(path, command["roles_file"], durable=False)
+            environments = [env | {"NODEAGENT_ROLES_FILE": str(path)} for env in environments]
         parts = Parts(
             self.loop, self.guard, self.children, self.preparation.standby, self.pod, self.state, self.logs,
             self._gang_changed, self.link.launched, self._file, self._write_out,
         )  # fmt: skip
-        self.gang = gang = Gang(parts, token, environments, command["ranks"])
+        if self.readiness is not None:
+            self.readiness.close()
+        self.readiness = None
+        self.gang = gang = Gang(parts, token, environments, command["ranks"], command["places"])
         grant = self.guard.look()
         self._heeded = grant.stop_before
         if boottime() > command["not_after"]:
@@ -231,12 +243,22 @@ class Shim:
             return
         if self.holder.held is None or not self.holder.held["store_hosted"]:
             self.holder.starting()
+        self.place_ports.starting()
         self.preparation.used(len(gang.ranks))
         if self.hang is not None:
             self.hang.watch(gang)
         gang.start()
+        if self.pod["ordered"]:
+            self.readiness = Readiness(parts, gang, self.changed)
+            self.readiness.watch()
+
+    def _do_release(self, command: Command) -> None:
+        if self.gang is not None and self.gang.token == command["token"] and boottime() < self.guard.look().until:
+            self.gang.release(command["roles"])
 
     def _do_stop(self, command: Command) -> None:
+        if self.readiness is not None:
+            self.readiness.close()
         if self.hang is not None:
             self.hang.stop_reading()
         if self.gang is not None:
@@ -315,7 +337,7 @@ class Shim:
         return {
             "uid": self.pod["uid"],
             "phase": phase,
-            "reason": reason or self.holder.problem,
+            "reason": reason or self.holder.problem or self.place_ports.problem,
             "code": code,
             "folder": self.preparation.folder,
             "shim_pid": os.getpid(),
@@ -330,6 +352,9 @@ class Shim:
             "fenced": gang.fenced if gang else False,
             "refused": gang.refused if gang else "",
             "rendezvous": self.holder.held,
+            "ports": self.place_ports.held,
+            "waiting": gang.waiting if gang else [],
+            "ready": list(self.readiness.ready) if self.readiness is not None else [],
             "commit": self.commits.wish(),
             "snapshot_bytes": self.snapshots.bytes,
             "written": gang.written if gang else "",

@@ -20,6 +20,59 @@ STORE_BOUND = 5.0
 """Seconds until a store process that does not answer is given up, and the port is only kept free."""
 
 
+def bind_free(host: str, bounds: tuple[int, int], avoid: int = 0) -> socket.socket:
+    """A socket bound to a free port within the bounds, but not to ``avoid``. Without SO_REUSEADDR first, since only
+    that excludes others for certain; ports of which old connections linger are the second choice. Raises OSError if
+    there is none."""
+    low, high = bounds
+    ports = [port for port in range(low, high + 1) if port != avoid]
+    first = random.randrange(len(ports)) if ports else 0
+    family, _, _, _, target = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    for reuse in (False, True):
+        for port in ports[first:] + ports[:first]:
+            candidate = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+                candidate.bind((target[0], port, *target[2:]))
+                if reuse:
+                    candidate.listen()
+                    candidate.shutdown(socket.SHUT_RDWR)  # bound again, no longer listening
+            except OSError:
+                candidate.close()
+                continue
+            return candidate
+    raise OSError(f"no free port in {low}-{high} on {host}")
+
+
+class PlacePorts:
+    """Ports that are kept free for the places of one generation on this node, until their workers start."""
+
+    def __init__(self, host: str, bounds: tuple[int, int]) -> None:
+        self._host, self._bounds = host, bounds
+        self._sockets: list[socket.socket] = []
+        self.token: dict[str, Any] | None = None
+        self.held: list[int] = []
+        self.problem = ""
+
+    def hold(self, token: dict[str, Any], count: int) -> None:
+        """So many for this generation instead of those before; none, and ``problem``, if there are too few."""
+        self.starting()
+        self.token, self.held, self.problem = token, [], ""
+        try:
+            for _ in range(count):
+                self._sockets.append(bind_free(self._host, self._bounds))
+        except OSError as error:
+            self.starting()
+            self.problem = str(error)
+        self.held = [one.getsockname()[1] for one in self._sockets]
+
+    def starting(self) -> None:
+        """The ports are the workers' to bind."""
+        for one in self._sockets:
+            one.close()
+        self._sockets = []
+
+
 class Holder:
     """Owns the socket and the store process."""
 
@@ -46,7 +99,7 @@ class Holder:
         self.release()
         self.token = token
         try:
-            held = self._bind()
+            held = bind_free(self._host, self._ports, self._last)
         except OSError as error:
             self.problem = str(error)
             self._changed()
@@ -70,28 +123,6 @@ class Holder:
         self._forget_answer()
         self.starting()
         self._kill_store()
-
-    def _bind(self) -> socket.socket:
-        """A bound socket. Without SO_REUSEADDR first, since only that excludes others for certain; ports of which
-        old connections linger are the second choice."""
-        low, high = self._ports
-        ports = [port for port in range(low, high + 1) if port != self._last]
-        first = random.randrange(len(ports)) if ports else 0
-        family, _, _, _, target = socket.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM)[0]
-        for reuse in (False, True):
-            for port in ports[first:] + ports[:first]:
-                candidate = socket.socket(family, socket.SOCK_STREAM)
-                try:
-                    candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
-                    candidate.bind((target[0], port, *target[2:]))
-                    if reuse:
-                        candidate.listen()
-                        candidate.shutdown(socket.SHUT_RDWR)  # bound again, no longer listening
-                except OSError:
-                    candidate.close()
-                    continue
-                return candidate
-        raise OSError(f"no free port in {low}-{high} on {self._host}")
 
     def _host_store(self, held: socket.socket, standby: Standby) -> None:
         self._answer, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -8,7 +8,9 @@ from typing import Any
 
 from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.spec import jobvalues, units
+from nodeagent.spec.check import dotted
 from nodeagent.spec.errors import CheckError
+from nodeagent.spec.rolecheck import spec_mistakes
 
 MAX_BYTES = 256 * 1024
 """Most bytes of a job as JSON: every agent keeps every job."""
@@ -24,9 +26,7 @@ def check_spec(spec: JobSpec) -> list[str]:
             check(value)
         except CheckError as error:
             out += [f"{where}: {e}" for e in (error, *error.also)]
-    if len(spec.roles) > 1:
-        names = ", ".join(r.name for r in spec.roles)
-        out.append(f"roles: {len(spec.roles)} roles ({names}): several roles are not supported yet, give exactly one")
+    out += [f"{dotted(m.path)}: {m.what}, {m.right}" for m in spec_mistakes(spec)]
     size = len(spec.to_json())
     if size > MAX_BYTES:
         out.append(
@@ -85,4 +85,11 @@ def _role_checks(role: Role) -> Iterator[_Check]:
     yield at, jobvalues.role_name, role.name
     yield f"{at}.command", jobvalues.command, role.command
     yield f"{at}.nodes", jobvalues.nodes, role.nodes
+    if role.ready is not None and role.ready.command:
+        yield f"{at}.ready.command", jobvalues.command, role.ready.command
+    if role.replicas is not None:
+        yield f"{at}.replicas", jobvalues.replicas, role.replicas
+    for name, value in role.env.items():
+        yield f"{at}.env.{name}", jobvalues.env_name, name
+        yield f"{at}.env.{name}", jobvalues.env_value, value
     yield f"{at}.workers_per_node", jobvalues.workers_per_node, role.workers_per_node

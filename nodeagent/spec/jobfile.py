@@ -18,6 +18,7 @@ from pydantic import (
     ValidationInfo,
     WithJsonSchema,
     field_validator,
+    model_validator,
 )
 
 from nodeagent.model.jobspec import (
@@ -30,14 +31,16 @@ from nodeagent.model.jobspec import (
     JobSpec,
     Nodes,
     Policy,
+    Ready,
     RestartLimits,
     Role,
     Submitter,
 )
 from nodeagent.spec import jobvalues, units
-from nodeagent.spec.check import validate
+from nodeagent.spec.check import dotted, validate
 from nodeagent.spec.errors import CheckError, Problem, SpecError
 from nodeagent.spec.jobcheck import check_spec
+from nodeagent.spec.rolecheck import Mistake, written_mistakes
 from nodeagent.spec.yamlfile import Document, load
 
 _DURATION: dict[str, Any] = {"type": ["string", "number"], "examples": ["30s", "10m", "1h30m"]}
@@ -93,13 +96,46 @@ class _RoleKeys(_Written):
     """true: a node with a GPU missing still takes part, with fewer workers."""
 
 
+class ReadyFile(_Written):
+    """When a place of a role is ready: one of the keys."""
+
+    port: Literal[True] | None = None
+    """true: when its first worker listens on NODEAGENT_PORT."""
+    command: _Command | None = Field(default=None, examples=["[python, check.py]"])
+    """When this command ends with 0; it is run each second on the place's node, in its first worker's environment."""
+
+    @model_validator(mode="after")
+    def _one(self) -> ReadyFile:
+        if (self.port is None) == (self.command is None):
+            raise CheckError("give either port or command", "write {port: true} or {command: [...]}")
+        return self
+
+
 class RoleFile(_RoleKeys):
     """One named part of the job."""
 
     command: _Command = Field(examples=["[python, train.py]"])
     """What each worker runs: a list of words, or one line that is split as a shell would (no shell runs it)."""
-    nodes: _Nodes = Field(examples=["4", "2:8"])
-    """How many nodes: a number (fixed), MIN:MAX (elastic), or {min, max, target}."""
+    nodes: _Nodes | None = Field(default=None, examples=["4", "2:8"])
+    """How many nodes, each with one place: a number; of a role alone also MIN:MAX (elastic), or {min, max, target}."""
+    replicas: Annotated[
+        int | None,
+        BeforeValidator(jobvalues.replicas),
+        WithJsonSchema({"type": "integer", "minimum": 1, "maximum": jobvalues.MAX_NODES}),
+    ] = None
+    """Instead of nodes: how many places, several of them on one node where its devices allow it."""
+    env: dict[
+        Annotated[str, AfterValidator(jobvalues.env_name)], Annotated[str, AfterValidator(jobvalues.env_value)]
+    ] = {}
+    """Environment of its workers; goes before the job's."""
+    after: Annotated[
+        tuple[str, ...],
+        BeforeValidator(jobvalues.role_names),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+    ] = Field(default=(), examples=["pserver"])
+    """A role or a list of them: its workers start when all their places are ready."""
+    ready: ReadyFile | None = None
+    """When a place of it is ready. Default: when its workers have been started."""
 
 
 class RestartsFile(_Written):
@@ -196,7 +232,10 @@ class JobFile(_RoleKeys):
     nodes: _Nodes | None = Field(default=None, examples=["4", "2:8"])
     """How many nodes: a number (fixed), MIN:MAX (elastic), or {min, max, target}."""
     roles: dict[Annotated[str, AfterValidator(jobvalues.role_name)], RoleFile] | None = None
-    """Instead of command and nodes: roles by name. Only one is supported yet."""
+    """Instead of command and nodes: roles by name. Several are one gang: all of their places start, or none."""
+    completes: str | None = Field(default=None, examples=["trainer"])
+    """The job has ended well when all workers of this role have; the others are then stopped with grace. Default: when
+    all roles have."""
     env: dict[
         Annotated[str, AfterValidator(jobvalues.env_name)], Annotated[str, AfterValidator(jobvalues.env_value)]
     ] = {}
@@ -247,7 +286,7 @@ class JobFile(_RoleKeys):
     hooks: HooksFile = HooksFile()
 
 
-ROLE_KEYS = tuple(RoleFile.model_fields)
+ROLE_KEYS = tuple(key for key in RoleFile.model_fields if key in JobFile.model_fields and key != "env")
 """Keys that stand inside of a role when there are ``roles``."""
 
 
@@ -275,11 +314,13 @@ def _layout(document: Document) -> list[Problem]:
         for k in ROLE_KEYS
         if k in tree
     ]
-    roles = tree["roles"]
-    if isinstance(roles, dict) and len(roles) != 1:
-        many = f"{len(roles)} roles ({', '.join(roles)}): several roles are not supported yet"
-        out.append(document.problem(("roles",), many if roles else "no role is given", "write exactly one"))
+    out += [document.problem(m.path, _named(m), m.right) for m in written_mistakes(tree)]
     return out
+
+
+def _named(mistake: Mistake) -> str:
+    """With the key, where it is one of the roles' own."""
+    return f"{dotted(mistake.path)}: {mistake.what}" if len(mistake.path) == 3 else mistake.what
 
 
 def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
@@ -288,6 +329,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
     return JobSpec(
         name=written.name,
         roles=tuple(_role(name, role) for name, role in roles.items()),
+        completes=written.completes or "",
         env=written.env,
         env_file=None if written.env_file is None else jobvalues.resolve(written.env_file, working_dir),
         working_dir=working_dir,
@@ -319,12 +361,22 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
 
 
 def _role(name: str, role: RoleFile | JobFile) -> Role:
-    assert role.command is not None and role.nodes is not None  # _layout has told otherwise
+    replicas = role.replicas if isinstance(role, RoleFile) else None
+    nodes = role.nodes if replicas is None else Nodes(min=1, max=replicas, target=replicas)
+    assert role.command is not None and nodes is not None  # _layout has told otherwise
     return Role(
         name=name,
         command=role.command,
-        nodes=role.nodes,
+        nodes=nodes,
+        replicas=replicas,
+        env=role.env if isinstance(role, RoleFile) else {},
+        after=role.after if isinstance(role, RoleFile) else (),
+        ready=_ready(role.ready) if isinstance(role, RoleFile) else None,
         workers_per_node=role.workers_per_node,
         gpus_per_worker=role.gpus_per_worker,
         uneven=role.uneven,
     )
+
+
+def _ready(written: ReadyFile | None) -> Ready | None:
+    return None if written is None else Ready(port=bool(written.port), command=written.command or ())

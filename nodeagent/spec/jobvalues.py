@@ -130,6 +130,18 @@ def _from_mapping(value: dict[str, object]) -> tuple[int, int, int]:
     return low, high, numbers.get("target", high)
 
 
+def role_names(value: object) -> tuple[str, ...]:
+    """One role's name, or a list of them."""
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise CheckError(f"{units.show(value)} is not a role's name, nor a list of them", "write [pserver]")
+    return tuple(names)
+
+
+def replicas(value: object) -> int:
+    return units.whole(value, 1, MAX_NODES, "how many places, such as 2")
+
+
 def workers_per_node(value: object) -> int | Literal["gpu"]:
     if value == "gpu":
         return "gpu"

@@ -55,7 +55,7 @@ def job_schema() -> dict[str, Any]:
         {"required": ["command", "nodes"], "not": {"required": ["roles"]}},
         {"required": ["roles"], "not": beside},
     ]
-    schema["properties"]["roles"] |= {"minProperties": 1, "maxProperties": 1}
+    schema["properties"]["roles"] |= {"minProperties": 1}
     return _finished(schema | {"oneOf": either}, "nodeagent job file")
 
 

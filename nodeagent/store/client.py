@@ -222,7 +222,7 @@ class RedisStore:
         admission: Admission | None = None,
         quota: Quota | None = None,
     ) -> JobRecord:
-        size = spec.role.nodes
+        size = spec.nodes
         arguments: dict[str, object] = {
             "uid": uid,
             "name": spec.name,

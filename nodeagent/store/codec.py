@@ -26,7 +26,8 @@ HEAD_RAW = ("number", "cause", "grace", "since", "deadline", "control_rev", "out
 HEAD_TEXT = ("id", "state", "address", "seal")
 HEAD_FLAG = ("planned", "store_hosted", "released")
 HEAD_MAPS = {
-    "member": "members", "holder": "holders", "missing": "missing", "host": "hosts", "report": "reports",
+    "member": "members", "holder": "holders", "missing": "missing", "host": "hosts", "ports": "ports",
+    "report": "reports",
     "head_keeper": "keepers",
 }  # fmt: skip
 JOB_MAPS = {"spend": "budget", "last": "last_reports", "keeper": "keepers", "silent": "silent"}
@@ -91,7 +92,7 @@ def encode_optional(record: Record | None) -> str | None:
 
 def encode_job(job: JobRecord) -> dict[str, str]:
     """The flat hash of a job, as ``decode_job`` reads it."""
-    size = job.spec.role.nodes
+    size = job.spec.nodes
     flat = {"min": str(size.min), "max": str(size.max)}
     flat |= _flatten(job, JOB_TEXT, (), JOB_MAPS, {"head", "active"})
     if job.head is not None:
@@ -122,8 +123,8 @@ def _flatten(
     return flat
 
 
-def _entry(record: Record | str) -> str:
-    if isinstance(record, str):
+def _entry(record: Record | str | tuple[int, ...]) -> str:
+    if not isinstance(record, Record):
         return json.dumps(record)
     if not isinstance(record, PodReport):
         return record.to_json()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hmac
 import json
 import struct
+from collections.abc import Sequence
 
 from nodeagent.model.base import Record
 from nodeagent.model.job import Admission, Checkpoint, Control, JobRecord
@@ -61,7 +62,7 @@ class Seal:
 
     def ack(self, uid: str, token: Token, node: str, ack: Ack) -> Ack:
         """An acknowledgement, signed for this node and generation. Only group rank 0's may name an address."""
-        said = self._said(uid, token, node, ack.life, ack.host, ack.address, ack.store_hosted)
+        said = self._said(uid, token, node, ack.life, ack.host, ack.ports, ack.address, ack.store_hosted)
         return ack.model_copy(update={"signature": self._key.sign(_ACK, said)})
 
     def gang(self, job: JobRecord) -> bool:
@@ -77,7 +78,8 @@ class Seal:
         for member in head.members.values():
             rendezvous = (head.address, head.store_hosted) if member.group_rank == 0 else ("", False)
             host = head.hosts.get(member.node, "")
-            said = self._said(job.uid, head.token, member.node, member.life, host, *rendezvous)
+            ports = head.ports.get(member.node, ())
+            said = self._said(job.uid, head.token, member.node, member.life, host, ports, *rendezvous)
             signature = bytes.fromhex(self._key.sign(_ACK, said))
             sums = [total + part for total, part in zip(sums, _PARTS.unpack(signature), strict=True)]
         return hmac.compare_digest(" ".join(map(str, sums)).encode(), head.seal.encode())
@@ -94,10 +96,13 @@ class Seal:
     def _pointed(self, uid: str, checkpoint: Checkpoint) -> bytes:
         return _bytes(cluster=self._cluster, uid=uid, checkpoint=_meaning(checkpoint, "signature"))
 
-    def _said(self, uid: str, token: Token, node: str, life: str, host: str, address: str, store_hosted: bool) -> bytes:
+    def _said(
+        self, uid: str, token: Token, node: str, life: str, host: str, ports: Sequence[int], address: str,
+        store_hosted: bool,
+    ) -> bytes:  # fmt: skip
         return _bytes(
             cluster=self._cluster, uid=uid, number=token.number, id=token.id, node=node, life=life, host=host,
-            address=address, store_hosted=store_hosted,
+            ports=list(ports), address=address, store_hosted=store_hosted,
         )  # fmt: skip
 
     def _admitted(self, uid: str, name: str, owner: int, spec: JobSpec, admission: Admission) -> bytes:

@@ -350,7 +350,7 @@ class SimCluster:
             return False
         if self.checker.running(job.uid) != dict.fromkeys(job.head.members, job.head.token):
             return False
-        return all(len(self.nodes[m].machine.pods[job.uid].alive) == 2 for m in job.head.members)
+        return all(len(self.nodes[m.node].machine.pods[job.uid].alive) == m.workers for m in job.head.members.values())
 
     async def until(self, condition: object, limit: float, what: str) -> float:
         """Wait in virtual time; AssertionError after ``limit`` seconds. Returns the seconds it took.

@@ -225,7 +225,7 @@ async def scale(cluster: SimCluster) -> None:
     if not jobs:
         return
     job = cluster.rng.choice(jobs)
-    size, timeout = job.spec.role.nodes, cluster.rng.choice([None, 0.5, 5.0, 20.0])
+    size, timeout = job.spec.nodes, cluster.rng.choice([None, 0.5, 5.0, 20.0])
     gang = sorted(job.head.members) if job.head is not None else ["n1"]
     asked: list[tuple[Verb, dict[str, object]]] = [
         ("scale", {"target": cluster.rng.randint(size.min, size.max)}),

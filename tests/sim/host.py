@@ -67,11 +67,14 @@ class SimHost:
 
         self._do(prepare)
 
-    def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
-        self._do(lambda: self._machine.promise(uid, token, rendezvous))
+    def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0) -> None:
+        self._do(lambda: self._machine.promise(uid, token, rendezvous, ports))
 
     def start(self, uid: str, order: StartOrder) -> None:
         self._do(lambda: self._machine.start(uid, order))
+
+    def release(self, uid: str, token: Token, roles: tuple[str, ...]) -> None:
+        """Simulated workers wait for nobody."""
 
     def stop(self, uid: str, grace: float | None, given_up: GivenUp | None = None, broken: bool = False) -> None:
         self._do(lambda: self._machine.stop(uid, grace, given_up, broken))

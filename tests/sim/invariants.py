@@ -255,8 +255,16 @@ class Checker:
         self._pointers[job.uid] = job.checkpoint
 
     def _head(self, job: JobRecord) -> None:
-        """Invariant 3, and numbers only grow."""
+        """Invariant 3, and numbers only grow; of several roles all places, each once."""
         head = job.head
+        if head is not None and job.spec.several:
+            placed = [place for m in head.members.values() for place in m.places]
+            wanted = [f"{role.name}.{i}" for role in job.spec.roles for i in range(role.places)]
+            if sorted(place.name for place in placed) != sorted(wanted):
+                raise Broken(f"generation {head.number} of {job.name} has places {placed}, not {wanted}")
+            for m in head.members.values():
+                if m.devices != tuple(d for p in m.places for d in p.devices) or len(set(m.devices)) < len(m.devices):
+                    raise Broken(f"{m.node}'s devices are not its places': {m}")
         if head is None:
             return
         if head.number < self._highest.get(job.name, 0):
@@ -282,7 +290,7 @@ class Checker:
         ranks = [r for m in ordered for r in range(m.first_rank, m.first_rank + m.workers)]
         if ranks != list(range(head.world_size)):
             raise Broken(f"invariant 3: ranks of {job.name} are {ranks}")
-        size = job.spec.role.nodes
+        size = job.spec.nodes
         if not size.min <= len(ordered) <= size.max:
             raise Broken(f"invariant 4: {len(ordered)} nodes, not within {size.min}..{size.max}")
         names = [m.node for m in ordered]

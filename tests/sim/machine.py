@@ -66,6 +66,7 @@ class SimPod:
     fenced: bool = False
     refused: str = ""
     rendezvous: Rendezvous | None = None
+    ports: tuple[int, ...] = ()
     killing: bool = False
     wish: CommitWish | None = None
     doomed: bool = False
@@ -93,7 +94,8 @@ class SimPod:
             return self._told[1]
         of = (
             self.phase, self.reason, self.folder, self.highest, self.generation, self.ranks, self.pids,
-            tuple(self.alive), tuple(self.exits), self.fenced, self.refused, self.rendezvous, self.wish, self.stall,
+            tuple(self.alive), tuple(self.exits), self.fenced, self.refused, self.rendezvous, self.ports,
+            self.wish, self.stall,
             self.warming,
         )  # fmt: skip
         if self._told is None or self._told[0] != of:
@@ -111,6 +113,7 @@ class SimPod:
             uid=self.uid, phase=self.phase, reason=self.reason, folder=self.folder, shim_pid=self.shim_pid,
             standby_warm=True, highest=self.highest, generation=self.generation, workers=workers,
             exits=tuple(self.exits), fenced=self.fenced, refused=self.refused, rendezvous=self.rendezvous,
+            ports=self.ports,
             commit=self.wish if self.alive else None,
             stall=self.stall, warming=self.warming and self.generation is None,
         )  # fmt: skip
@@ -414,7 +417,7 @@ class SimMachine:
 
         self.later(self.rng.uniform(0.2, 2.0), warm)
 
-    def promise(self, uid: str, token: Token, rendezvous: bool) -> None:
+    def promise(self, uid: str, token: Token, rendezvous: bool, ports: int = 0) -> None:
         pod = self._acts(uid)
         if pod is None or pod.phase == "gone" or (pod.alive and not pod.doomed):
             return
@@ -426,7 +429,7 @@ class SimMachine:
         def done() -> None:
             if self._acts(uid) is pod:
                 pod.highest = token
-                pod.rendezvous = None
+                pod.rendezvous, pod.ports = None, tuple(range(29800, 29800 + ports))
                 if rendezvous:
                     pod.rendezvous = Rendezvous(
                         token=token, address=f"{self.name}:{29400 + token.number % 400}", store_hosted=True

@@ -72,7 +72,7 @@ async def _storm(cluster: SimCluster, seconds: float, pause: float) -> None:
             faults.create_task(fault(cluster), name=fault.__name__)  # type: ignore[arg-type]
 
 
-async def _heal(cluster: SimCluster) -> None:
+async def heal(cluster: SimCluster) -> None:
     """Everything is mended: what was cut is joined, what was stopped goes on, everybody is wanted again."""
     cluster.net.cut.clear()
     for node in cluster.nodes.values():
@@ -123,7 +123,7 @@ async def _run(seed: int) -> int:
                 await cluster.submit(f"j{i}", job.low, job.high, job.target)
             await cluster.until(lambda: _lively(cluster), 90, "all jobs whole at first")
             await _storm(cluster, 60, drawn.pause)
-            await _heal(cluster)
+            await heal(cluster)
             limit = TIMING.cooldown * 3 + TIMING.form_margin * 2 + 60
             await cluster.until(lambda: _lively(cluster), limit, "all jobs whole after the storm")
             cluster.checker.check_kept()

@@ -181,6 +181,7 @@ local function begin_acks(job)
   for node in pairs(entries(job, 'host')) do
     job['host:' .. node] = members[node] and job['host:' .. node]
   end
+  put_entries(job, 'ports', {})
   job.head_address, job.head_store_hosted, job.head_seal, job.head_released = '', '0', '', '0'
   job.head_stopped, job.head_ready = '0', '0'
 end
@@ -205,6 +206,7 @@ local function take_ack(job, member, ack)
   end
   job['missing:' .. member.node] = nil
   job['host:' .. member.node] = ack.host ~= '' and cjson.encode(ack.host) or nil
+  job['ports:' .. member.node] = #ack.ports > 0 and cjson.encode(ack.ports) or nil
   job.head_seal = sealed(job.head_seal, ack.signature)
   job.head_stopped = string.format('%.4f', math.max(tonumber(job.head_stopped), ack.stopped))
   job.head_ready = string.format('%.4f', math.max(tonumber(job.head_ready), ack.ready))

@@ -286,7 +286,7 @@ end
 local LEAN = { 'uid', 'name', 'phase', 'reason', 'since', 'rev', 'head_id', 'head_number', 'head_state', 'last_number',
   'active_number', 'active_id', 'checkpoint', 'head_address', 'head_store_hosted', 'head_seal', 'head_released',
   'head_stopped', 'head_ready' }
-local OF_NODE = { 'member:', 'holder:', 'keeper:', 'missing:', 'host:', 'silent:', 'report:', 'last:' }
+local OF_NODE = { 'member:', 'holder:', 'keeper:', 'missing:', 'host:', 'ports:', 'silent:', 'report:', 'last:' }
 
 -- Of a job's record only what concerns one node, and its counts: to read and to save that costs the same however many
 -- nodes there are. Nothing may look through its entries. The counts are those of this very revision: another writer, an

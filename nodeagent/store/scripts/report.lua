@@ -11,7 +11,8 @@ local member = job['member:' .. A.node]
 if not member or cjson.decode(member).life ~= A.life then
   return refuse('stale', 'node ' .. A.node .. ' is no member of generation ' .. job.head_number .. ' of job ' .. job.name)
 end
-local started = A.state == 'running' and not job['report:' .. A.node]
+local body = cjson.decode(A.body)
+local started = A.state == 'running' and not job['report:' .. A.node] and not body.completed and not next(body.ready or {})
 local first = put_report(job, counts, 'report', A.node, A.state, A.body, A.brief)
 job_save(job)
 if first then

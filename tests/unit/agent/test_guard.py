@@ -11,7 +11,8 @@ from structlog.testing import capture_logs
 from nodeagent.agent.guard import LOOK_AGAIN, SKEW, Guard
 from nodeagent.agent.metrics import Metrics
 from nodeagent.model.job import TERMINAL, Checkpoint, JobRecord
-from nodeagent.model.world import Ack
+from nodeagent.model.jobspec import Nodes
+from nodeagent.model.world import Ack, Head, Place
 from nodeagent.plan.cluster import Refusal
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import Entry
@@ -113,6 +114,27 @@ def test_a_generation_that_its_members_did_not_agree_to_is_refused() -> None:
     assert bench.why(changed(job, head=active.model_copy(update={"hosts": {"n1": "evil"}}))) == "gang"
     assert bench.why(changed(job, head=active.model_copy(update={"seal": ""}))) == "gang"
     assert bench.why(job) == ""
+
+
+def test_a_generation_without_the_places_of_its_roles_is_refused() -> None:
+    one = make_spec().role.model_copy(update={"nodes": Nodes(min=1, max=1, target=1)})
+    roles = tuple(one.model_copy(update={"name": name}) for name in ("pserver", "trainer"))
+    places = tuple(Place(role=r.name, index=0, workers=1, devices=(f"cpu{i}",)) for i, r in enumerate(roles))
+    plain = make_head(["n1"], state="forming", workers=2)
+
+    def head(*held: Place, workers: int = 2) -> Head:
+        member = plain.members["n1"].model_copy(update={"places": held, "workers": workers})
+        return plain.model_copy(update={"members": {"n1": member}})
+
+    job = signed(make_job("forming", head(*places), spec=make_spec().model_copy(update={"roles": roles})))
+    assert Bench().why(job) == ""
+    assert Bench().why(changed(job, head=head(places[0]))) == "size"
+    assert Bench().why(changed(job, head=head(*places, places[1]))) == "size"
+    assert Bench().why(changed(job, head=head(*places, workers=3))) == "size"
+    evil = places[1].model_copy(update={"role": "nobody"})
+    assert Bench().why(changed(job, head=head(places[0], evil))) == "size"
+    active = head(*places).model_copy(update={"state": "active", "missing": {}})
+    assert Bench().why(changed(job, head=active)) == "size", "it has no ports"
 
 
 def test_a_generation_of_a_size_that_the_file_does_not_allow_is_refused() -> None:

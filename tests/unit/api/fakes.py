@@ -300,9 +300,7 @@ class FakeView:
             wanted = wish.target if growing is None or growing.want <= len(free) else growing.before
             count = min(wanted, len(free))
             now = set(head.members) if head and head.state == "active" else set()
-            if count >= job.spec.role.nodes.min and (
-                now != set(free[:count]) or wish.restart > job.restart_done or not now
-            ):
+            if count >= job.spec.nodes.min and (now != set(free[:count]) or wish.restart > job.restart_done or not now):
                 kind = "start" if head is None else "scale"
                 await self.form(job, count, Cause(kind=kind, text=f"{count} of {wish.target} nodes"))
 

@@ -101,4 +101,4 @@ def test_of_a_control_that_nobody_signed_nothing_is_kept_but_its_revision() -> N
     evil = job(target=1, desired="pause", restart=5, by="eve")
     for refusal, ends, rev in ((FORGED, True, 3), (PUT_BACK, False, 7)):
         base = intents.foundation(evil, refusal, ends=ends)
-        assert base.control == Control(rev=rev, target=evil.spec.role.nodes.target)
+        assert base.control == Control(rev=rev, target=evil.spec.nodes.target)

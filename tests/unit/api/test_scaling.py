@@ -175,3 +175,12 @@ def test_a_request_id_is_for_one_change(earlier: Answer) -> None:
     with pytest.raises(ApiError, match="was used for another change before; nothing was changed") as raised:
         intents.repeated(ask("scaleout", count=2), job(), earlier)
     assert raised.value.status == 409
+
+
+@pytest.mark.parametrize("asked", [ask("scale", target=4), ask("scaleout", count=1), ask("scalein", nodes=["n1"])])
+def test_a_job_of_several_roles_has_a_fixed_size(asked: Asked) -> None:
+    one = job()
+    roles = tuple(one.spec.role.model_copy(update={"name": name}) for name in ("pserver", "trainer"))
+    several = one.model_copy(update={"spec": one.spec.model_copy(update={"roles": roles})})
+    with pytest.raises(ApiError, match="has several roles, of fixed sizes"):
+        intents.scale(asked, several, SERVED)

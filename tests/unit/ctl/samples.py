@@ -8,9 +8,10 @@ from nodeagent.api.jobdetail import generations, way_out
 from nodeagent.api.shapes import job_json, node_json
 from nodeagent.model.health import Action, Claim, Mending, Severity, Verdict
 from nodeagent.model.job import Control, Event, JobRecord, Outcome, Phase, Spend
+from nodeagent.model.jobspec import Nodes, Role
 from nodeagent.model.node import Cordon, Gpu, Https, Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState, WorkerState
-from nodeagent.model.world import Cause, Head, Member, PodReport, Token, WorkerExit
+from nodeagent.model.world import Cause, Head, Member, Place, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
 from nodeagent.spec.sections import LimitsConfig
 from tests.unit.api.fakes import spec
@@ -67,6 +68,24 @@ LEFT = job(
         "n2": PodReport(state="left", reason="grace of 30 s ran out: ranks 2, 3 killed"),
         "n3": PodReport(state="succeeded"),
     },
+)
+SERVERS = Role(
+    name="pserver", command=("python", "server.py"), nodes=Nodes(min=1, max=2, target=2), replicas=2, workers_per_node=1
+)  # fmt: skip
+TRAINERS = Role(name="trainer", command=("python", "train.py"), nodes=Nodes(min=2, max=2, target=2), workers_per_node=1)
+
+
+def places(node: str, index: int) -> Member:
+    """A member with a place of each of two roles."""
+    one = member(node, index)
+    both = zip(("pserver", "trainer"), one.devices, strict=True)
+    held = tuple(Place(role=role, index=index, workers=1, devices=(device,)) for role, device in both)
+    return one.model_copy(update={"places": held})
+
+
+ROLES = job(
+    spec=spec().model_copy(update={"roles": (SERVERS, TRAINERS), "completes": "trainer"}),
+    head=head(members={"n1": places("n1", 0), "n2": places("n2", 1)}),
 )
 ENDED_PODS = {
     "n2": PodReport(

@@ -38,6 +38,7 @@ CASES: dict[str, Callable[[], list[str]]] = {
         [c for c in nodes.COLUMNS if not c.wide], [samples.shown_node(n) for n in ("n1", "n2", "n3", "n4")]
     ),
     "describe-running": lambda: job_lines(samples.detail(samples.job())),
+    "describe-roles": lambda: job_lines(samples.detail(samples.ROLES)),
     "describe-failed": lambda: job_lines(samples.detail(FAILED)),
     "describe-holding": lambda: job_lines(
         samples.detail(samples.HOLDING, ("needs 2 nodes, 1 fits: n3 is cordoned (bad disk)",))

@@ -96,6 +96,23 @@ def test_a_filter_that_is_none(text: str) -> None:
         local_ranks(text)
 
 
+def test_a_place_is_named_instead_of_the_rank() -> None:
+    out = io.StringIO()
+    printer = Printer(out, out)
+    line = {
+        "node": "n1",
+        "generation": 1,
+        "rank": 2,
+        "stream": "stdout",
+        "time": "1",
+        "text": "hello",
+        "partial": False,
+    }
+    printer.put(line | {"place": "trainer.0"})
+    printer.put(line | {"generation": 2})  # whose members nobody knows any more
+    assert out.getvalue() == "[trainer.0]<stdout>: hello\n[2]<stdout>: hello\n"
+
+
 def test_as_under_torchrun_only_teed_lines_have_a_prefix() -> None:
     rules = Rules(tee=Streams.read("1:1"))
     told = (line(0, "plain"), line(1, "teed"), line(1, "error", "stderr"))

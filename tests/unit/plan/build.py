@@ -236,7 +236,7 @@ def make_job(
         control=Control(
             rev=rev,
             desired=desired,
-            target=target or spec.role.nodes.target,
+            target=target or spec.nodes.target,
             restart=restart,
             delete=delete,
             by="ann",

@@ -201,7 +201,7 @@ def check_settled(cluster: Cluster, job: JobRecord, control: Control) -> None:
     assert (before.state, after.state in ("met", "rolled_back")) == ("pending", True)
     assert after.reason
     assert control == job.control.model_copy(update={"target": control.target, "scale": after})
-    size = job.spec.role.nodes
+    size = job.spec.nodes
     assert size.min <= control.target <= size.max
     if after.state == "met":
         assert control.target == job.control.target
@@ -213,7 +213,7 @@ def check_settled(cluster: Cluster, job: JobRecord, control: Control) -> None:
 
 
 def check_proposal(cluster: Cluster, job: JobRecord, step: Propose) -> None:
-    size = job.spec.role.nodes
+    size = job.spec.nodes
     assert size.min <= len(step.members) <= min(size.max, job.control.target)
     growing = job.control.growing
     assert growing is None or len(step.members) >= growing.want or len(step.members) <= growing.before

@@ -142,7 +142,7 @@ def test_jobs_placed_one_after_another_never_share_a_device(drawn: tuple[list[No
         assert len(placement.chosen) <= job.control.target
         assert {c.node for c in placement.chosen} | {c.node for c in placement.others} == set(facts)
         if placement.fits:
-            members = make_world(None, placement.chosen, job.spec.role, facts)
+            members = make_world(None, placement.chosen, job.spec.role, facts, {})
             mine = [(n, d) for n, m in members.items() for d in m.devices]
             assert len(set(mine)) == len(mine)
             assert not taken & set(mine), "a device is given twice"

@@ -8,9 +8,9 @@ import signal
 import pytest
 
 from nodeagent.model.pod import WorkerState
-from nodeagent.model.world import BRIEF, PodReport, Token, WorkerExit
+from nodeagent.model.world import BRIEF, Member, Place, PodReport, Token, WorkerExit
 from nodeagent.plan.blame import blame
-from nodeagent.plan.podreport import read_report, with_few_texts
+from nodeagent.plan.podreport import read_report, with_completion, with_few_texts
 from nodeagent.pods.base import PodStatus
 from nodeagent.store.codec import told_report
 from tests.unit.plan.build import UID, make_exit
@@ -112,3 +112,24 @@ def test_the_brief_form_of_a_report_is_sent_where_it_is_shorter() -> None:
     assert "brief" not in told_report(PodReport(state="failed", exits=(ended(0, "ValueError: no"),)))
     told = told_report(PodReport(state="failed", exits=(ended(0, PLAIN),)))
     assert len(told["brief"]) < len(told["body"]) - len(PLAIN) + BRIEF + 100
+
+
+def test_the_role_that_completes_the_job_has_ended_well() -> None:
+    places = tuple(
+        Place(role=role, index=0, workers=workers, devices=("cpu0",))
+        for role, workers in (("pserver", 1), ("trainer", 2))
+    )
+    member = Member(node="n1", life="l", group_rank=0, first_rank=4, workers=3, devices=("cpu0",), places=places)
+
+    def said(*exits: WorkerExit, report: PodReport | None = None, role: str = "trainer") -> PodReport | None:
+        status = PodStatus(uid=UID, phase="running", exits=exits)
+        return with_completion(report, status, member, role)
+
+    first, second = make_exit(5, code=0), make_exit(6, code=0)
+    assert said(first) is None
+    assert said(first, make_exit(6, signal=15, stopped=True)) is None
+    assert said(first, make_exit(6, code=1)) is None
+    assert said(first, second) == PodReport(state="running", completed=True)
+    assert said(first, second, role="evaluator") is None, "it has no place here"
+    failed = PodReport(state="failed")
+    assert said(first, second, report=failed) == PodReport(state="failed", completed=True)

@@ -17,7 +17,7 @@ def world(last: list[str] | None, chosen: list[str], workers: int = 1) -> dict[s
     candidates = [Candidate(n, life(n), "fit", devices=devices) for n in chosen]
     facts = {n: make_node(n).facts for n in chosen}
     head = make_head(last) if last is not None else None
-    return make_world(head, candidates, make_spec(workers=workers).role, facts)
+    return make_world(head, candidates, make_spec(workers=workers).role, facts, {})
 
 
 @pytest.mark.parametrize(
@@ -65,5 +65,5 @@ def test_workers_follow_from_the_devices() -> None:
         Candidate("n1", "l1", "fit", devices=tuple(f"GPU-n1-{i}" for i in range(4))),
         Candidate("n2", "l2", "fit", devices=("GPU-n2-0", "GPU-n2-1")),
     ]
-    members = make_world(None, chosen, make_spec(workers="gpu", gpus=2, uneven=True).role, facts)
+    members = make_world(None, chosen, make_spec(workers="gpu", gpus=2, uneven=True).role, facts, {})
     assert [(m.first_rank, m.workers, m.life) for m in members.values()] == [(0, 2, "l1"), (2, 1, "l2")]

@@ -10,8 +10,8 @@ import pytest
 from nodeagent.model.job import Checkpoint, Control, JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Gpu, Incarnation, NodeFacts, NodeRecord
-from nodeagent.model.world import Cause, Head, Member
-from nodeagent.pods.environment import split_address, worker_environments
+from nodeagent.model.world import Cause, Head, Member, Place
+from nodeagent.pods.environment import roles_file, split_address, worker_environments
 
 ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2"}
 
@@ -203,3 +203,64 @@ def test_ipv6() -> None:
 def test_no_address_yet(address: str) -> None:
     with pytest.raises(ValueError, match="host:port"):
         split_address(address)
+
+
+# --- several roles ----------------------------------------------------------------------------------
+
+ONE = {"min": 1, "max": 1, "target": 1}
+ROLES = (
+    {"name": "pserver", "command": ("python", "s.py"), "nodes": {"min": 1, "max": 2, "target": 2}, "replicas": 2},
+    {"name": "big-trainer", "command": ("python", "t.py"), "nodes": ONE, "env": {"A": "role's", "B": "2"}},
+)
+
+
+def roles_head() -> Head:
+    place = {"workers": 1, "devices": ("cpu0",)}
+    servers = [Place(role="pserver", index=i, **place) for i in range(2)]
+    trainer = Place(role="big-trainer", index=0, workers=2, devices=("GPU-1", "GPU-2"))
+    members = {
+        "a": Member(node="a", life="l", group_rank=0, first_rank=0, workers=1, devices=("cpu0",), places=(servers[0],)),
+        "b": Member(
+            node="b", life="l", group_rank=1, first_rank=1, workers=3, devices=("cpu0", "GPU-1", "GPU-2"),
+            places=(servers[1], trainer),
+        ),
+    }  # fmt: skip
+    return a_head(members=members, ports={"a": (30000, 30001), "b": (30002, 30003, 30004, 30005)})
+
+
+def test_each_role_is_a_world_of_its_own() -> None:
+    job = a_job(roles=ROLES, env={"A": "job's"})
+    server, first, second = worker_environments(job, roles_head(), a_node(), nodes())
+    assert {k: server[k] for k in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "ROLE_NAME", "A")} == {
+        "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "GROUP_RANK": "1", "ROLE_NAME": "pserver", "A": "job's",
+    }  # fmt: skip
+    assert (server["MASTER_ADDR"], server["MASTER_PORT"], server["NODEAGENT_PORT"]) == ("10.0.0.1", "30001", "30002")
+    assert "CUDA_VISIBLE_DEVICES" not in server
+    assert {k: second[k] for k in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")} == {
+        "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1",
+    }  # fmt: skip
+    assert (second["MASTER_ADDR"], second["MASTER_PORT"], second["NODEAGENT_PORT"]) == ("10.0.0.2", "30005", "30004")
+    assert (second["A"], second["B"], second["CUDA_VISIBLE_DEVICES"]) == ("role's", "2", "GPU-1,GPU-2")
+    assert [first[k] for k in ("NODEAGENT_ROLE", "NODEAGENT_ROLE_INDEX")] == ["big-trainer", "0"]
+    assert first["TORCHELASTIC_USE_AGENT_STORE"] == "False"  # the role's rank 0 hosts its rendezvous
+
+
+def test_every_worker_knows_where_every_role_is() -> None:
+    servers = "10.0.0.1:30000,10.0.0.2:30002"
+    cluster = {"pserver": servers.split(","), "big-trainer": ["10.0.0.2:30003", "10.0.0.2:30004"]}
+    server, first, second = worker_environments(a_job(roles=ROLES), roles_head(), a_node(), nodes())
+    for env in (server, first, second):
+        assert env["NODEAGENT_HOSTS_PSERVER"] == env["PADDLE_PSERVERS_IP_PORT_LIST"] == servers
+        assert env["NODEAGENT_HOSTS_BIG_TRAINER"] == "10.0.0.2:30003"
+    assert json.loads(second["TF_CONFIG"]) == {"cluster": cluster, "task": {"type": "big-trainer", "index": 1}}
+    assert (server["TRAINING_ROLE"], first["TRAINING_ROLE"]) == ("PSERVER", "TRAINER")
+
+
+def test_the_roles_file() -> None:
+    assert json.loads(roles_file(roles_head(), {"a": "10.0.0.1", "b": "fd00::2"})) == {
+        "pserver": [
+            {"index": 0, "node": "a", "host": "10.0.0.1", "port": 30000, "address": "10.0.0.1:30000"},
+            {"index": 1, "node": "b", "host": "fd00::2", "port": 30002, "address": "[fd00::2]:30002"},
+        ],
+        "big-trainer": [{"index": 0, "node": "b", "host": "fd00::2", "port": 30003, "address": "[fd00::2]:30003"}],
+    }

@@ -33,6 +33,7 @@ def a_pod(folder: Path, **changes: Any) -> dict[str, Any]:
     pod: dict[str, Any] = {
         "working_dir": str(folder),
         "command": [sys.executable, "train.py"],
+        "roles": {},
         "environ": {"PATH": "/usr/bin:/bin"},
         "own_user": True,
         "env": {},

@@ -101,7 +101,7 @@ def _role(**changes: Any) -> JobSpec:
         (_role(command=("",)), "the program's name is empty"),
         (_role(command=("a", "b\0")), "NUL"),
         (_role(name="A B"), "is not a role's name"),
-        (_with(roles=_with().roles * 2), "several roles are not supported yet"),
+        (_with(roles=_role(nodes=Nodes(min=2, max=2, target=2)).roles * 2), "a name is given twice (worker, worker)"),
         (_with(env={"RANK": "1"}), "env.RANK: RANK is reserved"),
         (_with(env={"A=B": "1"}), "is not a variable's name"),
         (_with(env={"A": "x\0"}), "env.A: a NUL character"),

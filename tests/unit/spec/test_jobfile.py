@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.model.jobspec import Hang, Hooks, JobSpec, Nodes, Policy, RestartLimits, Role
+from nodeagent.model.jobspec import Hang, Hooks, JobSpec, Nodes, Policy, Ready, RestartLimits, Role
 from nodeagent.spec.jobcheck import check_spec
 from tests.unit.spec.helpers import ROOT, TRAIN, check_marked, job, problems
 
@@ -273,12 +273,8 @@ def test_mistakes(marked: str, words: str) -> None:
         ("name: a\n>>nodes: 1\nroles: {w: {command: x, nodes: 1}}", "move it into the role: roles.NAME.nodes"),
         ("name: a\nroles: >>{}", "no role is given"),
         ("name: a\nroles: >>x", "is not a mapping"),
-        (
-            "name: a\nroles:\n  >>a: {command: x, nodes: 1}\n  b: {command: x, nodes: 1}",
-            "2 roles (a, b): several roles",
-        ),
         ("name: a\nroles:\n  >>B b: {command: x, nodes: 1}", "is not a role's name"),
-        ("name: a\nroles:\n  b: >>{command: x}", "the key 'nodes' is missing in roles.b, add nodes: 4"),
+        ("name: a\nroles:\n  b: >>{command: x}", "the key 'nodes' is missing in roles.b, add nodes: 2"),
         ("name: a\nroles:\n  b: {command: x, nodes: >>x, >>uneve: true}", "roles.b.nodes: 'x'"),
     ],
 )
@@ -289,3 +285,101 @@ def test_mistakes_of_the_whole(marked: str, words: str) -> None:
 def test_a_submitter_without_a_folder_is_told() -> None:
     (found,) = problems(lambda: job(LEAST + "working_dir: /x", TRAIN.model_copy(update={"cwd": "nowhere"})))
     assert "submitter.cwd: 'nowhere' is not an absolute path" in str(found)
+
+
+ROLES = """
+name: ctr
+completes: trainer
+env: {A: "1"}
+roles:
+  pserver: {command: [python, s.py], replicas: 2, workers_per_node: 1, env: {B: "2"}}
+  trainer: {command: [python, t.py], nodes: 3}
+"""
+
+
+def test_several_roles() -> None:
+    spec = job(ROLES)
+    server, trainer = spec.roles
+    assert (server.places, server.nodes, server.replicas) == (2, Nodes(min=1, max=2, target=2), 2)
+    assert (server.env, trainer.env, spec.completes) == ({"B": "2"}, {}, "trainer")
+    assert (trainer.places, trainer.replicas) == (3, None)
+    assert spec.nodes == Nodes(min=3, max=5, target=5)
+    assert check_spec(spec) == []
+
+
+def test_roles_one_after_another() -> None:
+    written = ROLES.replace("replicas: 2,", "replicas: 2, ready: {port: true},").replace(
+        "nodes: 3", "nodes: 3, after: pserver"
+    )
+    server, trainer = job(written).roles
+    assert (server.ready, trainer.after, trainer.ready) == (Ready(port=True), ("pserver",), None)
+    assert job(written).ordered and not job(ROLES).ordered
+    command = job(written.replace("{port: true}", "{command: test -e x}")).roles[0].ready
+    assert command == Ready(command=("test", "-e", "x"))
+
+
+CIRCLE = """\
+name: a
+roles:
+  a: {command: x, nodes: 1, after: >>[b]}
+  b: {command: x, nodes: 1, after: [c]}
+  c: {command: x, nodes: 1, after: [a]}
+  d: {command: x, nodes: 1, after: >>d}
+  e: {command: x, nodes: 1, after: [>>f], ready: >>{}}
+"""
+
+
+def test_mistakes_of_the_order_of_roles() -> None:
+    check_marked(
+        CIRCLE.replace(">>f", "f").replace("[f]", ">>[f]"),
+        job,
+        "roles.a.after: a after b after c after a: none of them could start",
+        "roles.d.after: d after d",
+        "roles.e.after: there is no role 'f'",
+        "roles.e.ready: give either port or command",
+    )
+
+
+FIVE_MISTAKES = """\
+name: ctr
+completes: >>trainers
+roles:
+  pserver: {command: x, nodes: 2, replicas: >>2}
+  trainer: {command: x, nodes: >>2:4, uneven: >>true}
+  chief: >>{command: x}
+"""
+
+
+def test_five_mistakes_of_roles_are_named_at_once() -> None:
+    check_marked(
+        FIVE_MISTAKES,
+        job,
+        "there is no role 'trainers', did you mean 'trainer'?",
+        "roles.pserver.replicas: replicas stands beside nodes, keep one of them",
+        "roles.trainer.nodes: 2:4 is elastic, which a role beside others cannot be yet",
+        "roles.trainer.uneven: a role beside others cannot be uneven yet",
+        "the key 'nodes' is missing in roles.chief",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("name: a\ncompletes: >>w\nroles: {w: {command: x, nodes: 1}}", "completes is for jobs of several roles"),
+        ("name: a\nroles: {w: {command: x, replicas: >>2}}", "replicas is for jobs of several roles"),
+        ("name: a\nroles: {w: {command: x, replicas: >>0}, v: {command: x, nodes: 1}}", "0 is out of range"),
+        ("name: a\nroles: {w: {command: x, nodes: 1, env: {>>RANK: x}}}", "RANK is reserved"),
+    ],
+)
+def test_a_mistake_of_a_role(text: str, told: str) -> None:
+    check_marked(text, job, told)
+
+
+def test_a_hand_made_job_of_roles() -> None:
+    spec = job(ROLES)
+    elastic = spec.roles[1].model_copy(update={"nodes": Nodes(min=1, max=2, target=2), "uneven": True})
+    server = spec.roles[0].model_copy(update={"ready": Ready(), "after": ("nobody",)})
+    wrong = spec.model_copy(update={"roles": (server, elastic), "completes": "nobody"})
+    assert [text.partition(":")[0] for text in check_spec(wrong)] == [
+        "roles.pserver.ready", "roles.trainer.nodes", "roles.trainer.uneven", "roles.pserver.after", "completes",
+    ]  # fmt: skip

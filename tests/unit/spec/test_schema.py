@@ -55,7 +55,6 @@ def test_what_is_read_fits(text: str) -> None:
         LEAST + "hang: {phases: 10m}",
         LEAST + "hang: on",
         LEAST + "policies: [{on: Nothing, do: FailJob}]",
-        "name: a\nroles: {w: {command: x, nodes: 1}, v: {command: x, nodes: 1}}",
         "name: a\ncommand: []\nnodes: 1",
         "name: a\ncommand: x\nnodes: {target: 1}",
     ],

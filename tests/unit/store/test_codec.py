@@ -57,6 +57,7 @@ def test_a_node_is_written_as_it_was_read() -> None:
 def test_a_job_is_written_as_it_was_read() -> None:
     head = make_head(["n1", "n2"], number=3).model_copy(
         update={
+            "ports": {"n1": (29500, 29501)},
             "reports": {"n1": PodReport(state="failed", reason="né", seq=1)},
             "missing": {"n2": "b"},
             "hosts": {"n1": "10.0.0.1"},

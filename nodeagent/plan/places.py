@@ -1,0 +1,122 @@
+"""Where the places of a job of several roles go: all of them, or none. Pure; who may take part is ``membership.py``'s.
+
+Looks for a spread in which places stay where they were, then for any spread, then packs them densely. It is no
+exhaustive search: with odd sizes of GPUs a packing that exists may be missed, and then the job waits, and says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from nodeagent.model.jobspec import Role
+from nodeagent.model.node import NodeFacts
+from nodeagent.model.world import Member, Place
+from nodeagent.plan.membership import gpus_per_worker, natural, workers_wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A node that may take part, with the devices that are free for the job."""
+
+    node: str
+    facts: NodeFacts
+    devices: tuple[str, ...]
+    had: frozenset[str] = frozenset()
+    """Names of the places that it holds now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Node to its places, in the roles' order; empty with the reason if not all of them fit."""
+
+    places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
+    lack: str = ""
+
+
+def had_places(member: Member | None) -> frozenset[str]:
+    """Names of the places that a member holds."""
+    return frozenset(place.name for place in member.places) if member is not None else frozenset()
+
+
+def lay_out(roles: Sequence[Role], sites: Sequence[Site]) -> Layout:
+    """A place for each replica of each role on these nodes, of which the first are preferred. Those of a role with
+    ``nodes`` are on different nodes."""
+    first = _Try(roles, sites, sticky=True, spread=True).run()
+    if not first.lack or not sites:
+        return first
+    for spread in (True, False):
+        other = _Try(roles, sites, sticky=False, spread=spread).run()
+        if not other.lack:
+            return other
+    return first
+
+
+def demand(role: Role, installed: int) -> tuple[int, int]:
+    """(GPUs, worker slots) that one place of the role takes on a node with so many GPUs."""
+    workers, each = workers_wanted(role, installed), gpus_per_worker(role, installed)
+    return (workers * each, 0) if each else (0, workers)
+
+
+class _Try:
+    """One pass over the roles, those whose places need most first."""
+
+    def __init__(self, roles: Sequence[Role], sites: Sequence[Site], *, sticky: bool, spread: bool) -> None:
+        self._roles, self._sites, self._sticky, self._spread = roles, sites, sticky, spread
+        self._gpus = {s.node: [g.uuid for g in s.facts.gpus if g.uuid in s.devices] for s in sites}
+        self._slots = {s.node: sorted((d for d in s.devices if d.startswith("cpu")), key=natural) for s in sites}
+        self._taken: dict[str, list[Place]] = {s.node: [] for s in sites}
+
+    def run(self) -> Layout:
+        most = max((len(site.facts.gpus) for site in self._sites), default=0)
+        by_need = sorted(self._roles, key=lambda role: (*demand(role, most), role.replicas is None), reverse=True)
+        for role in by_need:
+            if lack := self._place(role):
+                return Layout(lack=lack)
+        rank = {role.name: i for i, role in enumerate(self._roles)}
+        for places in self._taken.values():
+            places.sort(key=lambda place: (rank[place.role], place.index))
+        return Layout({node: tuple(places) for node, places in self._taken.items() if places})
+
+    def _place(self, role: Role) -> str:
+        """Places of this role; a phrase if one has no node."""
+        free = list(range(role.places))
+        if self._sticky:
+            for site in self._sites:
+                for index in [i for i in free if f"{role.name}.{i}" in site.had]:
+                    if self._has_room(role, site):
+                        self._take(role, index, site)
+                        free.remove(index)
+        for index in free:
+            able = [site for site in self._sites if self._has_room(role, site)]
+            if not able:
+                one = f"{role.name}.{index}" if role.places > 1 else role.name
+                return f"no node has room for {one} ({_wants(role)})"
+            self._take(role, index, min(able, key=self._load))  # of equals the first
+        return ""
+
+    def _load(self, site: Site) -> int:
+        places = len(self._taken[site.node])
+        return places if self._spread else len(self._gpus[site.node]) + len(self._slots[site.node])
+
+    def _has_room(self, role: Role, site: Site) -> bool:
+        gpus, slots = demand(role, len(site.facts.gpus))
+        if role.replicas is None and any(place.role == role.name for place in self._taken[site.node]):
+            return False
+        return len(self._gpus[site.node]) >= gpus and len(self._slots[site.node]) >= slots
+
+    def _take(self, role: Role, index: int, site: Site) -> None:
+        gpus, slots = demand(role, len(site.facts.gpus))
+        pool, count = (self._gpus, gpus) if gpus else (self._slots, slots)
+        devices = tuple(pool[site.node][:count])
+        del pool[site.node][:count]
+        workers = workers_wanted(role, len(site.facts.gpus))
+        self._taken[site.node].append(Place(role=role.name, index=index, workers=workers, devices=devices))
+
+
+def _wants(role: Role) -> str:
+    """What one of its places takes, as far as it does not depend on the node."""
+    workers = role.workers_per_node
+    text = "a worker for each GPU" if workers == "gpu" else f"{workers} worker{'s' if workers > 1 else ''}"
+    gpus = f" with {role.gpus_per_worker} GPUs each" if role.gpus_per_worker else ""
+    return text + gpus

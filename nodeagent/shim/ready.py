@@ -1,0 +1,106 @@
+"""When the places of one generation on this node are ready: others wait for that before they start.
+
+Standard library only. Looks at what runs; must never decide who starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nodeagent.shim.gang import Gang, Parts, Worker, note
+from nodeagent.shim.hook import Hook
+from nodeagent.shim.processes import own_limits
+
+EACH = 0.25
+"""Seconds between two looks at a port."""
+COMMAND_EACH, COMMAND_BOUND = 1.0, 10.0
+"""Seconds between two runs of a command, and that each may take."""
+TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+LISTENS = "0A"
+
+
+class Readiness:
+    """``changed`` is called when a place has become ready."""
+
+    def __init__(self, parts: Parts, gang: Gang, changed: Callable[[], None]) -> None:
+        self._parts, self._gang, self._changed = parts, gang, changed
+        self._asking: dict[str, Hook] = {}
+        self._told: set[str] = set()
+        self._closed = False
+        self.ready: list[str] = []
+
+    def watch(self) -> None:
+        """Look until all places are ready, or the generation stops."""
+        if self._closed or self._gang.settled or self._gang.stopping or self._gang.refused:
+            return
+        before = len(self.ready)
+        for name, workers in self._places().items():
+            if name not in self.ready and name not in self._asking and all(w.pid for w in workers):
+                self._look(name, workers[0])
+        if len(self.ready) > before:
+            self._changed()
+        if len(self.ready) < len(self._places()):
+            self._parts.loop.after(EACH, self.watch)
+
+    def close(self) -> None:
+        """Its generation stops: nothing is asked any more."""
+        self._closed = True
+        for hook in self._asking.values():
+            hook.kill("was stopped")
+
+    def _places(self) -> dict[str, list[Worker]]:
+        found: dict[str, list[Worker]] = {}
+        for w in self._gang.workers:
+            found.setdefault(w.place, []).append(w)
+        return found
+
+    def _look(self, name: str, first: Worker) -> None:
+        ready: Mapping[str, Any] | None = self._parts.pod["roles"][name.rpartition(".")[0]]["ready"]
+        if ready is None:
+            self.ready.append(name)
+        elif ready["port"]:
+            if _listened_on(int(self._gang.environments[first.local_rank]["NODEAGENT_PORT"])):
+                self.ready.append(name)
+        else:
+            self._ask(name, ready["command"], self._gang.environments[first.local_rank])
+
+    def _ask(self, name: str, command: list[str], env: Mapping[str, str]) -> None:
+        pod, parts = self._parts.pod, self._parts
+        log = parts.file(parts.logs / "pod.log")
+
+        def done(problem: str) -> None:
+            if not problem:
+                self.ready.append(name)
+                del self._asking[name]
+                self._changed()
+            elif self._closed:
+                del self._asking[name]
+            else:
+                if name not in self._told:
+                    self._told.add(name)
+                    note(parts.file(parts.logs / "pod.log"), f"{problem}; it is asked again")
+                parts.loop.after(COMMAND_EACH, lambda: self._asking.pop(name, None))
+
+        try:
+            self._asking[name] = Hook(
+                f"ready {name}", command, env, pod["working_dir"], COMMAND_BOUND, log, parts.loop, parts.guard,
+                parts.children, done, limits=own_limits(pod["limits"]),
+            )  # fmt: skip
+        except OSError as error:  # a full process table, say
+            note(log, f"ready {name}: no process for it: {error.strerror}")
+
+
+def _listened_on(port: int) -> bool:
+    """Whether any socket of this network namespace listens on the port, which is this pod's alone."""
+    for table in TABLES:
+        try:
+            rows = table.read_text().splitlines()[1:]
+        except OSError:  # no IPv6, say
+            continue
+        for row in rows:
+            fields = row.split()
+            if fields[3] == LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                return True
+    return False

@@ -1,0 +1,76 @@
+"""Several roles as one gang: parameter servers and trainers, killed and started again, come to the weights of an
+undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.support import ROOT, Cluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.timeout(240)]
+
+NODES = 2
+EXAMPLE = ROOT / "examples" / "roles"
+STEPS = 60
+PLACES = ["pserver.0", "pserver.1", "trainer.0", "trainer.1"]
+
+
+def roles_job(work: Path, name: str, pause: float = 0.05, more: str = "") -> str:
+    """The example's job: two servers, two trainers."""
+    python = json.dumps(sys.executable)
+    return f"""
+name: {name}
+working_dir: {EXAMPLE}
+checkpoint_dir: {work / name}
+env: {{STEPS: "{STEPS}", PAUSE: "{pause}"}}
+completes: trainer
+grace: 5s
+roles:
+  pserver: {{command: [{python}, server.py], replicas: 2, workers_per_node: 1, gpus_per_worker: 0,
+    ready: {{port: true}}}}
+  trainer: {{command: [{python}, trainer.py], nodes: 2, after: pserver, workers_per_node: 1, gpus_per_worker: 0}}
+{more}"""
+
+
+def pids(cluster: Cluster, job: str) -> dict[str, int]:
+    """Place to the pid of its worker, of those that run."""
+    pods = cluster.job(job)["pods"]
+    return {w["place"]: w["pid"] for p in pods for w in p["workers"] if w["state"] == "running"}
+
+
+def newest(work: Path, job: str) -> int:
+    """The last step that a server has saved."""
+    return max((int(path.stem) for path in (work / job).glob("server*/*.json")), default=0)
+
+
+def result(work: Path, job: str) -> Any:
+    return json.loads((work / job / "result.json").read_text())
+
+
+def test_a_trainer_and_a_server_are_killed(shared: Cluster) -> None:
+    shared.submit(roles_job(shared.work, "calm", pause=0.0))
+    shared.until_phase("calm", "succeeded", 60)
+    shared.submit(roles_job(shared.work, "killed"))
+    for kills, place in enumerate(("trainer.1", "pserver.0"), start=1):
+        shared.until_running("killed", NODES, above=kills - 1)
+        before = newest(shared.work, "killed")
+        shared.until(lambda before=before: newest(shared.work, "killed") > before + 5, 30, "it trains")  # type: ignore[misc]
+        shared.until(lambda: sorted(pids(shared, "killed")) == PLACES, 10, "all places are seen to run")
+        os.kill(pids(shared, "killed")[place], signal.SIGKILL)
+        job = shared.until_running("killed", NODES, above=kills)
+        assert (job["restarts"], job["budget"]["used"], job["cause"]["kind"]) == (kills, kills, "worker_failed")
+    described = shared.ctl("describe", "killed").stdout
+    assert "pserver: 2 places" in described and "trainer.1" in described
+    job = shared.until_phase("killed", "succeeded", 60)
+    assert job["reason"] == "every worker of role trainer of generation 3 exited 0"
+    assert result(shared.work, "killed") == result(shared.work, "calm")
+    lines = shared.ctl("logs", "killed").stdout.splitlines()
+    assert {line.partition("<")[0] for line in lines} == {f"[{place}]" for place in PLACES}
+    shared.until(lambda: not pids(shared, "killed"), 15, "the servers were stopped")

@@ -1,0 +1,114 @@
+"""Several roles in one pod: their commands, their ports, and who starts after whom."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from nodeagent.model.jobspec import JobSpec, Nodes, Ready, Role
+from nodeagent.pods.base import PodStatus, StartOrder
+from tests.integration.shim_support import UID, Bench, make_spec, open_bench, token, wait_for
+
+SERVER = """
+import os, socket, time
+while not os.path.exists("listen"): time.sleep(0.01)
+server = socket.create_server(("127.0.0.1", int(os.environ["NODEAGENT_PORT"])))
+time.sleep(60)
+"""
+TRAINER = """
+import json, os
+print(sorted(json.load(open(os.environ["NODEAGENT_ROLES_FILE"]))))
+"""
+
+
+def spec(folder: Path, ready: Ready | None, standby: bool = False) -> JobSpec:
+    (folder / "server.py").write_text(SERVER)
+    (folder / "trainer.py").write_text(TRAINER)
+    one = Nodes(min=1, max=1, target=1)
+    roles = (
+        Role(name="server", command=(sys.executable, "server.py"), nodes=one, ready=ready),
+        Role(name="trainer", command=(sys.executable, "trainer.py"), nodes=one, after=("server",)),
+    )
+    base = make_spec((sys.executable, "server.py"), folder, standby=standby)
+    return base.model_copy(update={"roles": roles, "completes": "trainer"})
+
+
+async def begin(bench: Bench, job: JobSpec, number: int = 1) -> PodStatus:
+    """Promise and start a generation with a place of each role."""
+    if number == 1:
+        await bench.ready(job)
+    bench.host.promise(UID, token(number), False, 3)
+    held = await bench.until(lambda s: s.highest == token(number) and len(s.ports) == 3)
+    ports = [{"NODEAGENT_PORT": str(port)} for port in held.ports[:2]]
+    plain = bench.order(number, tuple(ports))
+    order = plain.model_dump() | {"places": ("server.0", "trainer.0"), "roles_file": json.dumps({"server": []})}
+    bench.host.start(UID, StartOrder.model_validate(order))
+    return await bench.until(lambda s: s.generation == token(number) and s.workers and s.workers[0].pid is not None)
+
+
+@pytest.mark.parametrize("standby", [True, False], ids=["standby", "plain"])
+async def test_a_role_starts_when_it_is_released(tmp_path: Path, standby: bool) -> None:
+    async with open_bench(tmp_path) as bench:
+        status = await begin(bench, spec(tmp_path, Ready(port=True), standby))
+        server, trainer = status.workers
+        assert (server.state, trainer.state, trainer.pid) == ("running", "starting", None)
+        assert (status.waiting, status.ready) == (("trainer",), ())
+        (tmp_path / "listen").touch()
+        await bench.until(lambda s: s.ready == ("server.0",))
+        bench.host.release(UID, token(7), ("trainer",))  # of another generation
+        bench.host.release(UID, token(1), ("trainer",))
+        status = await bench.until(lambda s: len(s.exits) == 1)
+        assert (status.exits[0].rank, status.exits[0].code, status.waiting) == (1, 0, ())
+        await bench.until(lambda s: s.ready == ("server.0", "trainer.0"))
+        assert "stdout F ['server']" in (bench.logs / "g1" / "rank1.log").read_text()
+        bench.host.stop(UID, None)
+        await bench.until(lambda s: s.phase == "exited")
+
+
+async def test_what_waits_never_starts_after_a_stop(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await begin(bench, spec(tmp_path, Ready(port=True)))
+        bench.host.stop(UID, 5.0)
+        status = await bench.until(lambda s: s.phase == "exited")
+        assert [e.rank for e in status.exits] == [0]
+        bench.host.release(UID, token(1), ("trainer",))
+        status = await begin(bench, spec(tmp_path, Ready(port=True)), 2)
+        assert [w.state for w in status.workers] == ["running", "starting"]
+        bench.host.stop(UID, None)
+        await bench.until(lambda s: s.phase == "exited")
+
+
+async def test_a_command_says_when_a_place_is_ready(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await begin(bench, spec(tmp_path, Ready(command=("test", "-e", "listen"))))
+        log = bench.logs / "pod.log"
+        await wait_for(lambda: log.exists() and "ready server.0 failed" in log.read_text())
+        status = bench.host.status()[UID]
+        assert status.ready == ()
+        (tmp_path / "listen").touch()
+        await bench.until(lambda s: s.ready == ("server.0",))
+        bench.host.stop(UID, None)
+        await bench.until(lambda s: s.phase == "exited")
+
+
+async def test_without_a_condition_a_place_is_ready_once_it_runs(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await begin(bench, spec(tmp_path, None))
+        await bench.until(lambda s: s.ready == ("server.0",))
+        bench.host.stop(UID, None)
+        await bench.until(lambda s: s.phase == "exited")
+
+
+async def test_ports_are_kept_until_the_start(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.ready(spec(tmp_path, None))
+        bench.host.promise(UID, token(1), False, 3)
+        first = (await bench.until(lambda s: len(s.ports) == 3)).ports
+        assert len(set(first)) == 3
+        for port in first:
+            with pytest.raises(OSError), socket.create_server(("127.0.0.1", port)):
+                pass

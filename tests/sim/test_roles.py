@@ -1,0 +1,140 @@
+"""Jobs of several roles under random faults: whole or not at all, and ended by the role that completes them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+
+import pytest
+
+from nodeagent.model.job import JobRecord
+from nodeagent.model.jobspec import Nodes, Role
+from nodeagent.plan.faults import all_succeeded
+from tests.sim.cluster import TIMING, SimCluster
+from tests.sim.faults import FAULTS
+from tests.sim.schedule import heal
+from tests.sim.test_directed import simulate
+from tests.sim.virtual import run_virtual
+
+SCHEDULES = int(os.environ.get("SCHEDULES", "12"))
+STORM = 40.0
+"""Seconds of faults."""
+SLOTS = 4
+
+
+def role(name: str, *, nodes: int = 0, replicas: int = 0, workers: int = 1) -> Role:
+    size = nodes or replicas
+    return Role(
+        name=name, command=("train",), nodes=Nodes(min=nodes or 1, max=size, target=size), replicas=replicas or None,
+        workers_per_node=workers,
+    )  # fmt: skip
+
+
+def drawn(rng: random.Random) -> tuple[int, tuple[Role, ...]]:
+    """(nodes, roles), of which there is room for all."""
+    nodes = rng.randint(2, 5)
+    trainers = role("trainer", nodes=rng.randint(1, nodes), workers=rng.randint(1, 2))
+    servers = role("server", replicas=rng.randint(1, nodes))
+    return nodes, rng.choice([(servers, trainers), (trainers, servers)])
+
+
+def end(cluster: SimCluster, job: JobRecord, name: str, most: int = 99) -> None:
+    """So many workers of a role end well."""
+    assert job.head is not None
+    for member in job.head.ordered():
+        for rank in sorted(member.ranks_of(name))[:most]:
+            cluster.nodes[member.node].machine.worker_ends(job.uid, rank - member.first_rank, code=0)
+            most -= 1
+
+
+async def _storm(cluster: SimCluster) -> None:
+    loop = asyncio.get_running_loop()
+    over = loop.time() + STORM
+    async with asyncio.TaskGroup() as faults:
+        while loop.time() < over:
+            await asyncio.sleep(cluster.rng.expovariate(0.5))
+            faults.create_task(cluster.rng.choice(FAULTS)(cluster))  # type: ignore[arg-type]
+
+
+def _ended(cluster: SimCluster) -> bool:
+    """Its trainers have ended it; in each generation that is whole they end, since a late fault may re-form it."""
+    if cluster.whole("j"):
+        end(cluster, cluster.job("j"), "trainer")
+    return cluster.job("j").phase == "succeeded"
+
+
+async def _run(seed: int) -> None:
+    nodes, roles = drawn(random.Random(f"roles {seed}"))
+    async with asyncio.TaskGroup() as tasks:
+        cluster = SimCluster(seed, nodes, tasks, SLOTS)
+        try:
+            for node in cluster.nodes.values():
+                node.start_agent()
+            await cluster.submit("j", 1, 1, 1, roles=roles, completes="trainer")
+            await cluster.until(lambda: cluster.whole("j"), 90, "whole at first")
+            await _storm(cluster)
+            await heal(cluster)
+            ended = ("failed", "stopped")
+            limit = TIMING.cooldown * 3 + TIMING.form_margin * 2 + 60
+            await cluster.until(lambda: cluster.whole("j") or cluster.job("j").phase in ended, limit, "whole again")
+            if cluster.job("j").phase not in ended:
+                await cluster.until(lambda: _ended(cluster), 60, "its trainers ended it")
+                await cluster.until(lambda: not cluster.checker.running("uid-j"), 30, "its servers are stopped")
+        finally:
+            await cluster.close()
+
+
+@pytest.mark.parametrize("seed", range(1, SCHEDULES + 1))
+def test_random_schedule(seed: int) -> None:
+    run_virtual(_run(seed))
+
+
+ROLES = (role("server", replicas=2), role("trainer", nodes=2))
+
+
+def test_the_last_worker_of_the_role_completes_the_job() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 1, 1, 1, roles=ROLES, completes="trainer")
+        await c.until(lambda: c.whole("j"), 30, "whole")
+        end(c, c.job("j"), "server", 1)
+        end(c, c.job("j"), "trainer", 1)
+        await asyncio.sleep(5)
+        assert (c.job("j").phase, all_succeeded(c.job("j"))) == ("running", False)
+        end(c, c.job("j"), "trainer")
+        await c.until(lambda: c.job("j").phase == "succeeded", 10, "the trainers have ended it")
+        await c.until(lambda: not c.checker.running("uid-j"), 10, "the other server is stopped")
+
+    simulate(3, scenario)
+
+
+def test_a_server_that_fails_takes_the_gang_along() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 1, 1, 1, roles=ROLES, completes="trainer")
+        await c.until(lambda: c.whole("j"), 30, "whole")
+        before = c.job("j")
+        assert before.head is not None
+        node = next(m for m in before.head.ordered() if m.ranks_of("server"))
+        local = min(node.ranks_of("server")) - node.first_rank
+        c.nodes[node.node].machine.worker_ends("uid-j", local, signal=9)
+        await c.until(lambda: c.whole("j") and c.job("j").restarts == 1, 20, "formed anew")
+        head = c.job("j").head
+        assert head is not None and {n: m.places for n, m in head.members.items()} == {
+            n: m.places for n, m in before.head.members.items()
+        }
+
+    simulate(2, scenario)
+
+
+def test_too_few_nodes_hold_it_whole() -> None:
+    async def scenario(c: SimCluster) -> None:
+        await c.submit("j", 1, 1, 1, roles=ROLES, completes="trainer")
+        await c.until(lambda: c.whole("j"), 30, "whole")
+        await c.nodes["n2"].power_cut()
+        await c.until(lambda: c.job("j").phase == "holding" and not c.checker.running("uid-j"), 30, "it holds, whole")
+        await asyncio.sleep(30)
+        assert c.job("j").phase == "holding"
+        c.nodes["n2"].power_on()
+        await c.until(lambda: c.whole("j"), 60, "it goes on")
+
+    simulate(2, scenario)
