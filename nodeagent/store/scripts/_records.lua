@@ -8,6 +8,11 @@ local function touch(record)
   return int(rev)
 end
 
+-- What was written last wakes nobody, and yet somebody outside its job may have to act on it: their next renewals say so.
+local function unannounced()
+  redis.call('HSET', META, 'unannounced', redis.call('HGET', META, 'rev'))
+end
+
 -- The record is no more, and this says that it was a step that removed it.
 local function bury(record)
   redis.call('ZREM', CHANGES, record)

@@ -93,6 +93,7 @@ if A.facts or A.readiness then
   end
   new.readiness = A.readiness or new.readiness
   node_save(new)
+  unannounced()
   rev = redis.call('HGET', META, 'rev')
 end
 for _, pod in ipairs(A.pods) do
