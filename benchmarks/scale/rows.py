@@ -10,6 +10,7 @@ from benchmarks.scale import answers, rounds
 from benchmarks.scale.agents import Agent
 from benchmarks.scale.crew import FAILED, Crew
 from benchmarks.scale.meter import Cost, Meter
+from nodeagent.agent.stretch import Stretch
 from nodeagent.model.job import JobRecord
 from nodeagent.model.timing import Timing
 from nodeagent.store.server import PrivateRedis
@@ -17,8 +18,8 @@ from nodeagent.store.server import PrivateRedis
 SMALL_GANG, LARGEST_GANG = 8, 4096
 """Nodes of a job that concerns few, and the most that a job may have (``Nodes.max``)."""
 QUEUED = 200
-BEATS = 1 / Timing().heartbeat
-"""Renewals of each node in a second."""
+RENEWALS = 1 / Timing().heartbeat
+"""Of each node in a second."""
 ASKED = 3
 """Times that each question is asked of the API; the median counts."""
 CHANGED_BY = ("ben", "eva", "leo", "mia")
@@ -48,8 +49,8 @@ async def _one_job(crew: Crew) -> Figures:
     figures["renewal, us"], figures["renewal, bytes"] = renewal.redis, renewal.sent
     beat = await crew.beat()
     figures["beat, us"], figures["beat, bytes"] = beat.redis, beat.sent
-    figures["at rest, % of a core"] = 100 * (renewal + beat).redis * nodes * BEATS / 1e6
-    figures["at rest, MB/s"] = (renewal + beat).sent * nodes * BEATS / 1e6
+    rest = (renewal * RENEWALS + beat * (1 / Stretch("", Timing()).period(nodes))) * nodes
+    figures["at rest, % of a core"], figures["at rest, MB/s"] = rest.redis / 1e4, rest.sent / 1e6
     job, first = await _formed(crew, await crew.submit())
     figures["first forming, ms"] = first.redis / 1000
     fault = await _fault(crew, job)

@@ -34,15 +34,17 @@ class SystemClock:
         return time.time()
 
 
-async def wait_for(event: asyncio.Event, timeout: float | None) -> None:
-    """Until the event or the time; clears the event."""
+async def wait_for(event: asyncio.Event, timeout: float | None) -> bool:
+    """Until the event or the time; clears the event. Whether it came."""
     if not event.is_set():
         try:
             async with asyncio.timeout(timeout):
                 await event.wait()
         except TimeoutError:
             pass
+    came = event.is_set()
     event.clear()
+    return came
 
 
 SHARE = 0.25

@@ -229,9 +229,8 @@ class Lease:
     async def _beat(self) -> BeatReply:
         sent = self._clock.now()
         self._seq = max(self._seq + 1, millis(sent))  # grows over restarts of the agent too
-        pods = self._pods
+        pods, pods_due = self._pods, self._pods_due(sent)
         notes = tuple(self.notes[:MOST_NOTES])
-        pods_due = pods != self._pods_sent or (pods and sent - self._pods_at > PODS_REFRESH)
         era, rev = self._snapshot.asked
         saved, runs = self._saved(), self._runs()
         beat = Beat(
@@ -241,10 +240,8 @@ class Lease:
             rev=rev,
             top=self._snapshot.newest,
             era=era,
-            facts=self.facts if self.facts != self._facts_sent or self._overwritten("facts", self.facts) else None,
-            readiness=self._readiness
-            if self._readiness != self._readiness_sent or self._overwritten("readiness", self._readiness)
-            else None,
+            facts=self.facts if self._facts_due else None,
+            readiness=self._readiness if self._readiness_due else None,
             saved=saved if saved != self._saved_sent else None,
             pods=tuple(p.model_copy(update={"usage": self.usage.get(p.uid)}) for p in pods) if pods_due else None,
             notes=notes,
@@ -303,6 +300,22 @@ class Lease:
             return ()
         return tuple(sorted(unread))
 
+    def has_news(self, now: float) -> bool:
+        """There is something that the next beat is to tell."""
+        told = self._saved() == self._saved_sent and not self.notes
+        return not told or self._facts_due or self._readiness_due or self._pods_due(now)
+
+    @property
+    def _facts_due(self) -> bool:
+        return self.facts != self._facts_sent or self._overwritten("facts", self.facts)
+
+    @property
+    def _readiness_due(self) -> bool:
+        return self._readiness != self._readiness_sent or self._overwritten("readiness", self._readiness)
+
+    def _pods_due(self, now: float) -> bool:
+        return self._pods != self._pods_sent or (bool(self._pods) and now - self._pods_at > PODS_REFRESH)
+
     def _overwritten(self, what: str, ours: object) -> bool:
         """The store has something else of this node than what was sent last: a join that came late put it back."""
         record = self._snapshot.node(self.node)
@@ -329,11 +342,15 @@ class Lease:
         del self.notes[: len(beat.notes)]
         if beat.pods is not None:
             self._pods_sent, self._pods_at = pods, sent
-        if self.beat_sent:
-            self._metrics.lease_age.observe(max(0.0, self._clock.now() - self.beat_sent))
         self.beat_sent = sent
         self.fence_at = sent + self._timing.fence
         self._process.tend(beat.incarnation.life, beat.incarnation.start, era)
+
+    def measure(self, now: float) -> None:
+        """How old the lease is."""
+        pulse = self._process.pulse()
+        if pulse is not None and pulse.renewed:
+            self._metrics.lease_age.observe(max(0.0, now - pulse.renewed))
 
     def left(self, now: float) -> float:
         """Seconds for which pods may run here if nothing is renewed any more, as the lease process has granted them."""

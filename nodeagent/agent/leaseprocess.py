@@ -33,6 +33,7 @@ from nodeagent.lease.signs import (
     read_bridged,
     read_pulse,
     read_said,
+    read_unannounced,
     wake_socket,
 )
 from nodeagent.lease.table import read_promises, write_table
@@ -92,6 +93,9 @@ class LeaseProcess(Protocol):
 
     def pulse(self) -> Pulse | None:
         """What it last granted, and when; None if it has not turned yet."""
+
+    def unannounced(self) -> int:
+        """The newest revision in the store that woke nobody, as of its last renewal; 0: it has not said any."""
 
     def said(self) -> tuple[State, str]:
         """What it is at, and why."""
@@ -178,6 +182,9 @@ class LocalLeaseProcess:
 
     def pulse(self) -> Pulse | None:
         return read_pulse(self._folder)
+
+    def unannounced(self) -> int:
+        return read_unannounced(self._folder)
 
     def said(self) -> tuple[State, str]:
         said = read_said(self._folder)

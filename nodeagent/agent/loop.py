@@ -31,6 +31,7 @@ from nodeagent.agent.savedview import Disk, Writing
 from nodeagent.agent.saver import Acknowledged, Acknowledger, Saver
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.agent.stopwatch import Stopwatch
+from nodeagent.agent.stretch import Stretch
 from nodeagent.api.view import AgentHealth
 from nodeagent.model.facts import PodUsage
 from nodeagent.model.health import Mending
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
 
 ROUNDS = 32
 """Most rounds without a pause: each round that changed something is followed by another at once."""
+
+RENEWED = 1.02
+"""Heartbeats after a renewal was sent the next one is mostly answered."""
 
 WATCH = 2.0
 """Seconds that one wait on the event stream lasts at most."""
@@ -116,6 +120,7 @@ class Agent:
             config.timing, lease=self._lease, host=host, clock=clock, process=process, cluster=self.cluster
         )
         self._wake, self._pace = asyncio.Event(), Pace(node, config.timing)
+        self._stretch, self._watched = Stretch(node, config.timing), False
         self._reach = Reach(node, peers=peers, clock=clock, cluster=self.cluster, changed=self._wake.set)
         stopwatch = Stopwatch(node)
         applier = Applier(
@@ -179,9 +184,9 @@ class Agent:
     @property
     def settled(self) -> bool:
         """The store answers and has all that this agent knows: another one can read it there."""
-        age = self._clock.now() - self._lease.beat_sent
-        fresh = age <= self._timing.heartbeat + self._timing.store_timeout
-        return fresh and self._lease.joined and not self._snapshot.recovering
+        now = self._clock.now()
+        fresh = now - self._lease.beat_sent <= self._timing.heartbeat + self._timing.store_timeout
+        return (fresh or self._may_skip(now)) and self._lease.joined and not self._snapshot.recovering
 
     async def tells_restart(self) -> bool:
         """Tell the others that this agent ends and is to be back soon. Whether the store answers, and has all that this
@@ -242,6 +247,8 @@ class Agent:
             self._log.warning("the lease is left to lapse", why=str(error))
 
     async def _beats(self) -> None:
+        """Every heartbeat: what keeps this node going, and a beat, if it is time for one."""
+        asked = True
         while True:
             if self._leaving:
                 return
@@ -249,23 +256,59 @@ class Agent:
             self._process.alive()
             self.advert.peer(self._process.address())
             self._host.ping()
-            await self._one_beat()
-            self.tried.set()
+            if asked or not self._may_skip(started):
+                await self._one_beat()
+                self.tried.set()
+            self._wake.set()
             self._progress()
             self._measure()
             wait = self._timing.heartbeat - (self._clock.now() - started)
             if self._lease.next_lapse is not None:
                 wait = min(wait, self._lease.next_lapse - self._clock.now() + 0.002)
+            wait = min(wait, self._until_renewed(self._clock.now()))
             pause = self._pace.left(self._clock.now())
             due = self._clock.now() + max(wait, pause, 0.01)
             await asyncio.sleep(pause)  # whoever wants a beat now waits for that too
-            await wait_for(self._beat_now, max(due - self._clock.now(), 0.001))
+            asked = await wait_for(self._beat_now, max(due - self._clock.now(), 0.001))
             self._lag = max(0.0, self._clock.now() - due)
             self._metrics.heartbeat_late.observe(self._lag)
 
+    def _may_skip(self, now: float) -> bool:
+        """Nothing calls for a beat: the node's lease is renewed, there is nothing to do, to tell or to be read, and
+        whoever does something that concerns this node wakes it. A lapse is looked for when it is due all the same."""
+        snapshot, rests_until = self._snapshot, self._round.rests_until
+        period = self._stretch.period(snapshot.size)
+        if period <= self._timing.heartbeat or rests_until is None:
+            return False
+        if not (self._lease.joined and self._watched and snapshot.complete):
+            return False
+        pulse = self._process.pulse()
+        if pulse is None or now - pulse.renewed > 2 * self._timing.heartbeat:
+            return False
+        if snapshot.recovering or snapshot.rereads or self._lease.away_since is not None or self._lease.has_news(now):
+            return False
+        if self._process.unannounced() > snapshot.rev:
+            return False
+        ends = [self._lease.beat_sent + period]
+        ends += [snapshot.time_of(rests_until)] if rests_until else []
+        ends += [self._lease.next_lapse] if self._lease.next_lapse is not None else []
+        return now < min(ends)
+
+    def _until_renewed(self, now: float) -> float:
+        """Seconds until the lease process has asked the store again, in a cluster where that says whether to beat."""
+        pulse, heartbeat = self._process.pulse(), self._timing.heartbeat
+        if pulse is None or self._stretch.period(self._snapshot.size) <= heartbeat:
+            return heartbeat
+        age = now - pulse.renewed
+        if age < RENEWED * heartbeat:
+            return RENEWED * heartbeat - age
+        return heartbeat / 10 if age < 1.5 * heartbeat else heartbeat
+
     def _measure(self) -> None:
-        """What the pods use, as often as their states are told. After the beat: the lease comes first."""
+        """How old the lease is, and what the pods use, as often as their states are told. After the beat: what others
+        wait for comes first."""
         now = self._clock.now()
+        self._lease.measure(now)
         if now >= self._meter_at:
             self._meter_at = now + PODS_REFRESH
             self._lease.usage = self._meter(self._host.status(), now)
@@ -275,6 +318,7 @@ class Agent:
             if not self._lease.joined:
                 await self._join()
             await self._lease.beat()
+            self._stretch.beaten()
             self._pace.answered()
             self._count_restarts()
         except StoreUnavailableError as error:
@@ -285,7 +329,6 @@ class Agent:
                 raise
             if refusal.code not in ("lease_held", "stale", "recovering"):
                 self._log.warning("lease is gone", why=str(refusal))
-        self._wake.set()
 
     async def _join(self) -> None:
         """Join; after being declared lost with a new life, and only once nothing of the old one runs here any more."""
@@ -307,12 +350,16 @@ class Agent:
                 continue
             try:
                 jobs = self._snapshot.concern(self._node)
-                if await self._store.wait(after, WATCH, self._node, jobs) != after and self._lease.joined:
+                newest = await self._store.wait(after, WATCH, self._node, jobs)
+                self._watched = True
+                if newest != after and self._lease.joined:
                     await self.refresh()
             except StoreUnavailableError:
+                self._watched = False
                 self._pace.failed(self._clock.now())
                 await asyncio.sleep(self._timing.heartbeat + self._pace.left(self._clock.now()))
             except StoreRefusedError:
+                self._watched = False
                 self._beat_now.set()  # the beats task finds out why
 
     async def _relay(self) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping
 
 import psutil
 
-from nodeagent import __version__
 from nodeagent.model.node import Gpu, NodeFacts
 from nodeagent.osutil.linux import boot_id
 from nodeagent.spec.agentconfig import AgentConfig
+from nodeagent.store.scripts import version
 
 RESOLVE_BOUND = 0.25
 """Seconds for the look-up of the host's own name: it is in a file, or near. Workers may wait for this start."""
@@ -91,7 +91,7 @@ def node_facts(config: AgentConfig, address: str, gpus: tuple[Gpu, ...], started
         hostname=hostname,
         boot_id=boot_id(),
         agent_pid=os.getpid(),
-        agent_version=__version__,
+        agent_version=version(),
         started=started,
         cpu_slots=slots if slots is not None else os.cpu_count() or 1,
         gpus=gpus,

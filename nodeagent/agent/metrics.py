@@ -67,7 +67,7 @@ class Metrics:
         )
         self.lease_age = Histogram(
             "nodeagent_lease_age_seconds",
-            "How old the lease was each time that it was renewed; workers are stopped at the fence (2.2 s by default).",
+            "How old the lease was at each heartbeat; workers are stopped at the fence (2.2 s by default).",
             buckets=(0.25, 0.55, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.2, 3.0),
             registry=self.registry,
         )

@@ -130,6 +130,12 @@ class Rounds:
             self._rested, self._rests_until = self._plan.made, min(ends, default=0)
         return changed, due
 
+    @property
+    def rests_until(self) -> int | None:
+        """Served time (ms) until which there is nothing to do while the view stays the same; 0: for ever. None: there
+        is something."""
+        return None if self._rested is None else self._rests_until
+
     def _at_rest(self) -> bool:
         """The last round found nothing to do that time alone could change, and sees what this one would see: with many
         jobs, looking at them all twice a second would be most of what an agent does."""

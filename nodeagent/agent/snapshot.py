@@ -271,6 +271,15 @@ class Snapshot:
         )
         return self._view
 
+    def time_of(self, served: int) -> float:
+        """When (our clock) the served clock gets there, at the earliest."""
+        return self._at + (served - self._served) / 1000
+
+    @property
+    def size(self) -> int:
+        """Nodes that are known, gone ones included."""
+        return len(self._nodes)
+
     def one_version(self, version: str) -> bool:
         """Every node that may run has an agent of this version."""
         nodes = (n for n in self._nodes.values() if not n.lost and not n.left)

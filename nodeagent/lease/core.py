@@ -63,6 +63,8 @@ class Core:
         """When the last good renewal of this life was sent."""
         self.last = now if renewed is None or renewed > now else renewed
         """When the last good one was, of whichever life or process; the start, if nobody knows."""
+        self.unannounced = 0
+        """The newest revision in the store that woke nobody, as far as a renewal has said."""
         self.promises = NO_PROMISES
         """What this node has promised others, as it is written down."""
         self._estranged = False

@@ -35,11 +35,13 @@ from nodeagent.lease.signs import (
     read_departure,
     read_pulse,
     take_lock,
+    unannounced,
     wake_socket,
     write_address,
     write_bridged,
     write_departure,
     write_said,
+    write_unannounced,
 )
 from nodeagent.lease.table import TableReader, read_promises, table_file, write_promises
 from nodeagent.osutil.linux import bind_private, boot_id, boottime, lossy_stderr
@@ -101,6 +103,8 @@ class Process:
         self._ended = False
         self._heard = now
         self._written: dict[str, Grant] = {}
+        self._unannounced = 0
+        """As it was written."""
         self._said = Said("idle", "", NOBODY)
 
     def run(self) -> None:
@@ -269,7 +273,8 @@ class Process:
     def _answered(self, call: Call, sent: float, reply: Reply) -> None:
         core, now = self._core, boottime()
         match reply:
-            case [1, str(), str(waits)] if call == "renew":
+            case [1, str(clocks), str(waits)] if call == "renew":
+                core.unannounced = unannounced(clocks)
                 core.answered(sent, now, waits)
             case [1] if call == "leave":
                 core.gave_back()
@@ -300,6 +305,7 @@ class Process:
         try:
             self._pulse.beat(Pulse(boottime(), core.renewed, core.until, core.last))
             self._say()
+            self._tell_unannounced()
             self._tell_bridged()
         except OSError as error:
             self._complain("its state cannot be written", error)
@@ -328,6 +334,13 @@ class Process:
             note(f"{said.state} (life {of[0] or 'none'})" + (f": {said.why}" if said.why else ""))
         self._said = said
         write_said(self._folder, said)
+
+    def _tell_unannounced(self) -> None:
+        """Before a renewal has said it, what an earlier process wrote stands."""
+        newest = self._core.unannounced
+        if newest != self._unannounced:
+            self._unannounced = newest
+            write_unannounced(self._folder, newest)
 
     def _tell_bridged(self) -> None:
         failsafe = self._failsafe

@@ -1,8 +1,8 @@
 """What the lease process shows of itself, and what it keeps for the next one: small files in ``<run>/lease``.
 
 ``pulse``: that it turns, and what it last granted. ``said.json``: its state. ``failsafe.json``: what runs without the
-store. ``address``: where others ask it. ``departure.json``: that a life goes. ``lock``: who it is. Standard library
-only. Must never decide.
+store. ``unannounced``: up to where the store has what woke nobody. ``address``: where others ask it.
+``departure.json``: that a life goes. ``lock``: who it is. Standard library only. Must never decide.
 """
 
 from __future__ import annotations
@@ -127,6 +127,30 @@ def read_bridged(folder: Path) -> Bridged:
     """Nothing if nothing can be read."""
     data = _read(folder / "failsafe.json")
     return NOT_BRIDGED if data is None or data.keys() != set(Bridged._fields) else Bridged(**data)
+
+
+# --- what nobody was woken for
+
+
+def unannounced(clocks: str) -> int:
+    """The newest revision in the store that woke nobody, of what a renewal replies ("served unannounced"); 0 where it
+    does not say."""
+    _, _, newest = clocks.partition(" ")
+    return int(newest) if newest.isdecimal() else 0
+
+
+def write_unannounced(folder: Path, newest: int) -> None:
+    """Raises OSError."""
+    write_atomic(folder / "unannounced", str(newest), durable=False)
+
+
+def read_unannounced(folder: Path) -> int:
+    """0 if it has not said any."""
+    try:
+        text = (folder / "unannounced").read_text()
+    except (OSError, ValueError):
+        return 0
+    return int(text) if text.isdecimal() else 0
 
 
 # --- where others ask it

@@ -56,6 +56,7 @@ class NodeFacts(Record):
     boot_id: str
     agent_pid: int
     agent_version: str
+    """With what tells its build apart (``store.scripts.version``)."""
     started: float
     """Unix time the agent started (for people only)."""
     cpu_slots: int = Field(ge=0)

@@ -80,7 +80,8 @@ def _pause(cluster: Cluster, job: JobRecord) -> Decision:
     who = job.control.by or "an operator"
     text = f"paused by {who}; go on with: nodeagentctl resume {job.name}"
     if job.phase == "paused":
-        return Decision(None, (text,))
+        scale = job.control.scale
+        return Decision(None, (text,), steady=scale is None or scale.state != "pending")
     gone = gone_nodes(cluster, job)
     running = job.head is not None and job.head.state == "active"
     if job.phase == "pausing":

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +18,7 @@ from pydantic import (
     ValidationInfo,
     WithJsonSchema,
     field_validator,
+    model_validator,
 )
 
 from nodeagent.model.timing import Timing
@@ -283,6 +284,17 @@ class AgentConfig(Section):
     )
     """Looking after the node and its GPUs; `off`: nobody does."""
     log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _waits_long_enough(self) -> Self:
+        silent, waits = self.without_agent, self.saving.regroup
+        if silent >= waits:
+            what = (
+                f"without_agent = {silent:g} s is not below saving.regroup = {waits:g} s: a Redis that lost writes "
+                f"would go on before an agent that was away while its node trained has told it what it knows"
+            )
+            raise_all([CheckError(what, "lower without_agent or raise saving.regroup", at=("without_agent",))])
+        return self
 
 
 def node_id(config: AgentConfig, hostname: str) -> str:

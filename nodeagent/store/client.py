@@ -40,6 +40,7 @@ from nodeagent.store.messages import (
     Settlement,
     Unread,
 )
+from nodeagent.store.nodes import Found, read_nodes
 from nodeagent.store.scripts import always, beat_brings_jobs, ended_by, expectation, load, told_facts, told_timing, who
 from nodeagent.store.trouble import strict
 from nodeagent.store.wire import Reached, readable
@@ -50,6 +51,8 @@ PAST_AT_ONCE = 5
 """Most jobs of the history that the beginning of a uid may bring."""
 PODS_AT_ONCE = 1000
 """Pods that one command asks for: Redis does nothing else meanwhile."""
+NEVER = 2**53
+"""Above all revisions."""
 NEW_RECORD = frozenset({"submit", "read"})
 """Steps of which the whole record comes."""
 
@@ -63,6 +66,8 @@ class RedisStore:
     def __init__(self, calls: Calls) -> None:
         self._calls, self._prefix = calls, calls.prefix
         self._decoder = Decoder()
+        self._nodes = Base(0, "")
+        """Up to where the nodes' records were read at once."""
 
     @property
     def reached(self) -> Reached | None:
@@ -100,6 +105,10 @@ class RedisStore:
             arguments["saved"] = beat.saved.model_dump()
         arguments |= {"runs": beat.runs, "damaged": beat.damaged, "silent": beat.silent}
         arguments["notes"] = [note.model_dump() for note in beat.notes]
+        if beat.rev == 0:
+            arguments["nodes"] = NEVER
+        elif beat.rev < self._nodes.rev and beat.era == self._nodes.era:
+            arguments["nodes"] = self._nodes.rev
         (
             cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked, *recovery,
         ) = await self._calls.step("beat", arguments, beat_brings_jobs)  # fmt: skip
@@ -124,6 +133,14 @@ class RedisStore:
             except ValueError as error:  # one record, and only that one: the others are as good as ever
                 unread.append(Unread(key=key, why=_plain(error)))
         read = await self._read_whole(missing)
+        if read is not None and beat.rev == 0 and not recovering:
+            found = await self._read_nodes(era)
+            if found is None:
+                read = None
+            else:
+                self._nodes = Base(found.rev, era)
+                nodes += found.nodes
+                unread += (Unread(key=_shown(key), why=_plain(error)) for key, error in found.unread.items())
         if read is None:  # the lease is renewed all the same; the next beat asks again
             nodes, jobs, gone, unread, rev, more = [], [], [], [], beat.rev, 0
         else:
@@ -381,6 +398,14 @@ class RedisStore:
                 return self._decoder.job(flat, era)
             job = self._decoder.news(uid, flat, era, base.rev, upto=int(upto[0]) if upto else None)
         return job if job is not None else await self._job("read", {"uid": uid})
+
+    async def _read_nodes(self, era: str) -> Found | None:
+        """All nodes, of this era. None if they cannot be read now."""
+        try:
+            async with self._calls.link() as link:
+                return await read_nodes(link, self._prefix, self._decoder.node, era)
+        except StoreUnavailableError:
+            return None
 
     async def _read_whole(self, uids: list[str]) -> tuple[list[JobRecord], list[Unread]] | None:
         """Jobs of which a beat brought only what changed, and there was nothing here that this could be added to. None

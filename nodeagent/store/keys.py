@@ -2,6 +2,7 @@
 
 ``meta`` cluster uid, version, timing, served clock, counters · ``lease`` node to lease end · ``node:<id>`` ·
 ``cordons`` · ``job:<uid>`` · ``names`` name to uid · ``highest`` name to number · ``alloc:<node>`` device to uid ·
+``nodes`` node to what agents read of its record ·
 ``changes`` record to revision · ``requests`` (capped) · ``events`` (capped stream) · ``pod:<uid>:<node>`` (TTL) ·
 ``saved`` node to what is on its disk · ``saves`` (capped stream) of what somebody waits for · ``marks:<uid>`` field
 to the revision that changed it · ``packed:<uid>`` many entries as one text · ``counts:<uid>`` what an ack looks at

@@ -13,6 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from nodeagent import __version__
 from nodeagent.model.node import Incarnation, NodeFacts
 from nodeagent.model.timing import Timing, millis
 from nodeagent.store import codec
@@ -27,6 +28,10 @@ USUAL = {"renew_lease": "_usual_renewal"}
 """What comes even before the preludes: the usual case of a step, which needs none of them."""
 
 
+BUILD = 8
+"""Letters of what tells two builds of one version apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     """One step's source and the name that the server gives it."""
@@ -34,6 +39,19 @@ class Script:
     name: str
     source: str
     sha: str
+
+
+@cache
+def version() -> str:
+    """Of what agents have to agree on: the version, and a hash of the steps and records as this build has them. Builds
+    of one version number are not always the same."""
+    digest = hashlib.sha1(usedforsecurity=False)
+    for package, ending in (("nodeagent.store.scripts", ".lua"), ("nodeagent.model", ".py")):
+        parent, _, folder = package.rpartition(".")
+        for file in sorted((files(parent) / folder).iterdir(), key=lambda file: file.name):
+            if file.name.endswith(ending):
+                digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return f"{__version__}+{digest.hexdigest()[:BUILD]}"
 
 
 @cache

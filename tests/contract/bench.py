@@ -170,7 +170,7 @@ class Bench:
     ) -> str:
         """As its lease process does: who waits for the node."""
         era = await self.era() if era is None else era
-        return await renew_lease(self.calls, node, life or self.lives[node].life, era, length, asks=asks)
+        return (await renew_lease(self.calls, node, life or self.lives[node].life, era, length, asks=asks)).waits
 
     async def leave(self, node: str, why: str, era: str = "") -> None:
         """As its lease process does."""

@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Awaitable
 import pytest
 
 from nodeagent.model.job import JobRecord
+from nodeagent.model.node import Readiness
 from nodeagent.store.client import RedisStore, connect
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
 from nodeagent.store.server import PrivateRedis
-from tests.contract.bench import BOUND, RedisBench, head
+from tests.contract.bench import BOUND, LONG, RedisBench, head
+from tests.inprocess.lease import renew_lease
 
 pytestmark = pytest.mark.redis
 NODES = ("n1", "n2", "n3", "n4")
@@ -117,3 +119,29 @@ async def test_a_clock_that_was_put_back_hinders_no_step(wakes: Wakes) -> None:
     assert await wakes.woken(bench.submit("u2", "other"), job) == set(NODES)
     async with wakes.links.one() as link:
         assert 0 < await link.ask("PTTL", f"{wakes.prefix}wake:all") <= 60_000
+
+
+async def test_what_wakes_nobody_is_said_with_the_next_renewal_of_all(wakes: Wakes) -> None:
+    """Of it follow steps that others may have to take: a node that is ready, or sick, or whose workers have ended."""
+    bench = wakes.bench
+    await bench.up(*NODES)
+
+    async def unannounced(node: str) -> int:
+        era = await bench.era()
+        return (await renew_lease(bench.calls, node, bench.lives[node].life, era, LONG)).unannounced
+
+    async def is_news(step: Awaitable[object]) -> bool:
+        seen = (await bench.beat("n4")).rev
+        before = await unannounced("n4")
+        assert before <= seen
+        await step
+        newest = {await unannounced(node) for node in NODES}
+        assert newest in ({before}, {(await bench.beat("n4")).rev})
+        return newest != {before}
+
+    assert await is_news(bench.beat("n1", readiness={"u": Readiness(state="ready")}))
+    assert not await is_news(bench.beat("n1"))
+    job = await bench.active(await bench.submit(), "n1", "n2")
+    assert not await is_news(bench.report(job, "n1", "running")), "that is for people"
+    assert await is_news(bench.report(job, "n1", "succeeded"))
+    assert not await is_news(bench.report(job, "n2")), "a fault wakes the gang"

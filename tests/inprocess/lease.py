@@ -6,19 +6,28 @@ The product's client has no method for a renewal: agents do not renew.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from nodeagent.lease.core import State
 from nodeagent.lease.lending import Promises, Row
-from nodeagent.lease.signs import NOT_BRIDGED, Bridged, Pulse
+from nodeagent.lease.signs import NOT_BRIDGED, Bridged, Pulse, unannounced
 from nodeagent.store.calls import Calls
 
 
-async def renew_lease(calls: Calls, node: str, life: str, era: str, length: int, *, asks: bool = False) -> str:
-    """Renew for ``length`` ms. Who waits for the node, if its agent is silent (``asks``); empty if nobody does. Raises
-    what steps raise."""
+class Renewed(NamedTuple):
+    """A good renewal's reply."""
+
+    waits: str
+    """Who waits for the node, if its agent is silent; empty if nobody does."""
+    unannounced: int
+    """The newest revision that woke nobody."""
+
+
+async def renew_lease(calls: Calls, node: str, life: str, era: str, length: int, *, asks: bool = False) -> Renewed:
+    """Renew for ``length`` ms. ``asks``: its agent is silent. Raises what steps raise."""
     about: dict[str, object] = {"node": node, "life": life, "era": era, "length": length, "asks": asks}
-    _served, waits = await calls.step("renew_lease", about)
-    return str(waits)
+    clocks, waits = await calls.step("renew_lease", about)
+    return Renewed(str(waits), unannounced(str(clocks)))
 
 
 async def era_of(calls: Calls) -> str:
@@ -38,6 +47,8 @@ class Words:
         self.shown = NOT_BRIDGED
         self.reached_at = ""
         self.alive_said = 0
+        self.beats: Pulse | None = None
+        self.newest = 0
         self.ended = False
 
     def tend(self, life: str, start: int, era: str) -> None:
@@ -68,7 +79,10 @@ class Words:
         self.ended = True
 
     def pulse(self) -> Pulse | None:
-        return None
+        return self.beats
+
+    def unannounced(self) -> int:
+        return self.newest
 
     def said(self) -> tuple[State, str]:
         return "idle", ""

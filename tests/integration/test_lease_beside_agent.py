@@ -21,7 +21,7 @@ from nodeagent.model.timing import Timing
 from nodeagent.osutil.linux import POWER, boot_id, boottime, is_running
 from nodeagent.osutil.units import lease_command, lease_unit
 from nodeagent.pods.folder import folder_name
-from nodeagent.spec.agentconfig import AgentConfig, DirsConfig
+from nodeagent.spec.agentconfig import AgentConfig, DirsConfig, SavingConfig
 from nodeagent.spec.storeconfig import RedisConfig, TlsConfig
 from nodeagent.store.client import RedisStore, connect
 from nodeagent.store.wire import Reached
@@ -61,7 +61,10 @@ class Agent:
     def __init__(self, run: Path, url: str, store: RedisStore, password: Path | None = None, unit: str = "") -> None:
         self.dirs = DirsConfig(run=run, state=run / "state", logs=run / "logs")
         redis = RedisConfig(url=url, password_file=password)
-        config = AgentConfig(cluster=CLUSTER, redis=redis, dirs=self.dirs, timing=QUICK, without_agent=3600.0)
+        config = AgentConfig(
+            cluster=CLUSTER, redis=redis, dirs=self.dirs, timing=QUICK, without_agent=3600.0,
+            saving=SavingConfig(regroup=7200.0),
+        )  # fmt: skip
         self.config = config
         self.process = LocalLeaseProcess(config, NODE, store, unit, DOOR)
         self._task: asyncio.Task[None] | None = None

@@ -19,7 +19,7 @@ from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.calls import Calls
 from nodeagent.store.keys import prefix
 from tests.inprocess import server as inprocess
-from tests.inprocess.lease import renew_lease
+from tests.inprocess.lease import Renewed, renew_lease
 from tests.inprocess.server import CLUSTER, HereLinks
 from tests.sim.machine import GRACE, SimMachine
 from tests.sim.network import Gate, Link, LinkedStore, PeerEnd, PeerNet
@@ -39,8 +39,7 @@ class LeaseSteps:
         links = HereLinks(server)
         self._calls = Calls(links, links, prefix(CLUSTER), 5.0)
 
-    async def renew(self, order: Order, asks: bool) -> str:
-        """Who waits for the node."""
+    async def renew(self, order: Order, asks: bool) -> Renewed:
         return await renew_lease(self._calls, order.node, order.life, order.era, millis(order.lease), asks=asks)
 
     async def leave(self, order: Order, why: str) -> None:
@@ -74,6 +73,7 @@ class SimLease:
         self.table: Table | None = None
         self.promises: Promises | None = None
         self.bridged = NOT_BRIDGED
+        self.unannounced = 0
         self.promising = False
         """It is about to say yes."""
         self._renewed: float | None = None
@@ -145,9 +145,10 @@ class SimLease:
         sent = self.clock.now()
         try:
             if call == "renew":
-                waits = await self._steps.renew(order, core.asks(sent))
+                renewed = await self._steps.renew(order, core.asks(sent))
                 if self.order is order or (self.order is not None and self.order.life == order.life):
-                    core.answered(sent, self.clock.now(), waits)
+                    core.unannounced = renewed.unannounced
+                    core.answered(sent, self.clock.now(), renewed.waits)
             else:
                 assert core.departure is not None
                 await self._steps.leave(order, core.departure.why)
@@ -223,6 +224,7 @@ class SimLease:
             for uid in self.machine.pods:
                 if (grant := core.grant(folder_name(uid))) != self.machine.grants.get(uid):
                     self.machine.grant(uid, grant)
+        self.unannounced = core.unannounced or self.unannounced
         self._pulse = Pulse(self.clock.now(), core.renewed, core.until, core.last)
         if self._failsafe is not None:
             self.bridged = Bridged(dict(self._failsafe.lent), dict(self._failsafe.refusals))
@@ -303,6 +305,9 @@ class SimLeaseProcess:
 
     def pulse(self) -> Pulse | None:
         return self._lease.pulse()
+
+    def unannounced(self) -> int:
+        return self._lease.unannounced
 
     def said(self) -> tuple[State, str]:
         core = self._lease.core

@@ -66,7 +66,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "store/door.py": ("open", ADMIN),
     "store/inspect.py": ("open", STORE),
     "store/link.py": ("open", STORE),
-    "store/scripts.py": ("read_text", "nodeagent's own files"),
+    "store/scripts.py": ("iterdir read_bytes read_text", "nodeagent's own files"),
     "store/server.py": ("AF_UNIX chmod mkdir open read_bytes rmtree unlink", OWN),
     "store/wire.py": ("UnixDomainSocketConnection", STORE),
     "trust/certificate.py": ("mkdir open unlink", OWN),

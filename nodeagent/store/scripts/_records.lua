@@ -8,6 +8,11 @@ local function touch(record)
   return int(rev)
 end
 
+-- What was written last wakes nobody, and yet somebody outside its job may have to act on it: their next renewals say so.
+local function unannounced()
+  redis.call('HSET', META, 'unannounced', redis.call('HGET', META, 'rev'))
+end
+
 -- The record is no more, and this says that it was a step that removed it.
 local function bury(record)
   redis.call('ZREM', CHANGES, record)
@@ -119,9 +124,22 @@ local function write_changes(key, record, before, after, packs)
   return true
 end
 
+-- What agents read of a node as one text, so that a newcomer can read all nodes with one plain command. Only a copy: who
+-- reads it compares its revision with the one in `changes`.
+local NODES = P .. 'nodes'
+local function node_pack(node)
+  local lines = {}
+  for i, field in ipairs({ 'id', 'life', 'start', 'lost', 'left', 'joined', 'rev', 'facts', 'readiness' }) do
+    lines[i] = node[field] or ''
+  end
+  redis.call('HSET', NODES, node.id, table.concat(lines, '\n'))
+end
+
 local function node_save(node)
   local before = node_read(node.id) or {}
-  write_changes(P .. 'node:' .. node.id, 'node:' .. node.id, before, node)
+  if write_changes(P .. 'node:' .. node.id, 'node:' .. node.id, before, node) then
+    node_pack(node)
+  end
   nodes_read[node.id] = node
 end
 

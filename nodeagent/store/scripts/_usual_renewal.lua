@@ -3,7 +3,7 @@
 do
   local asked, prefix = cjson.decode(ARGV[3]), KEYS[1]
   local meta = redis.pcall('HMGET', prefix .. 'meta', 'run', 'version', 'era', 'last', 'served', 'credit', 'gap',
-    'recover')
+    'recover', 'unannounced')
   local node = redis.call('HMGET', prefix .. 'node:' .. asked.node, 'life', 'lost', 'left')
   local last, served, credit, gap = tonumber(meta[4]), tonumber(meta[5]), tonumber(meta[6]), tonumber(meta[7])
   local recover = tonumber(meta[8] or '0')
@@ -20,7 +20,7 @@ do
         redis.call('HSET', prefix .. 'meta', 'last', string.format('%.0f', now), 'served', string.format('%.0f', served))
       end
       redis.call('ZADD', prefix .. 'lease', string.format('%.0f', served + asked.length), asked.node)
-      return { 1, string.format('%.0f', served), '' }
+      return { 1, string.format('%.0f', served) .. ' ' .. (meta[9] or '0'), '' }
     end
   end
 end

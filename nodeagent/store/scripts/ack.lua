@@ -59,6 +59,9 @@ if job.head_state == 'forming' and counts.missing == 0 and counts.holding == 0 t
   end
 end
 settle(job, counts.holding > 0)
+if job.head_state ~= 'forming' then
+  unannounced()
+end
 local base = A.base
 local others = base and redis.call('ZCOUNT', P .. 'marks:' .. A.uid, '(' .. int(base.rev), '+inf') or 0
 if not base or job.head_state ~= 'forming' or base.era ~= meta.era or others <= PART then

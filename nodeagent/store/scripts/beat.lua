@@ -1,6 +1,7 @@
 -- beat: node, life, start, seq, rev, era, facts?, address?, pid?, readiness?, pods (list of {uid, body}), saved?,
---   notes (list of {kind, text}), top, runs (list of uids), damaged (list of records), silent
-local PAGE, PAGE_BYTES, SAVES_KEPT, LOOKED_AT = 256, 1048576, 1000, 2
+--   notes (list of {kind, text}), top, runs (list of uids), damaged (list of records), silent,
+--   nodes (their records up to this revision were read, or are about to be)
+local PAGE, MANY, PAGE_BYTES, SAVES_KEPT, LOOKED_AT = 256, 8192, 1048576, 1000, 2
 local id = A.node
 local top = math.max(A.rev, A.top)
 local node = node_brief(id)
@@ -93,6 +94,7 @@ if A.facts or A.readiness then
   end
   new.readiness = A.readiness or new.readiness
   node_save(new)
+  unannounced()
   rev = redis.call('HGET', META, 'rev')
 end
 for _, pod in ipairs(A.pods) do
@@ -115,7 +117,21 @@ local records, changed = {}, {}
 if served < recover then
   rev = int(A.rev)
 else
-  changed = redis.call('ZRANGEBYSCORE', CHANGES, '(' .. int(A.rev), '+inf', 'WITHSCORES', 'LIMIT', 0, PAGE + 1)
+  changed = redis.call('ZRANGEBYSCORE', CHANGES, '(' .. int(A.rev), '+inf', 'WITHSCORES', 'LIMIT', 0,
+    A.nodes and MANY or PAGE + 1)
+end
+if A.nodes then
+  if #changed == 2 * MANY then
+    rev, more = changed[2 * MANY], 1
+  end
+  local wanted = {}
+  for i = 1, #changed, 2 do
+    if tonumber(changed[i + 1]) > A.nodes or not string.find(changed[i], 'node:', 1, true) then
+      wanted[#wanted + 1] = changed[i]
+      wanted[#wanted + 1] = changed[i + 1]
+    end
+  end
+  changed = wanted
 end
 if #changed > 2 * PAGE then
   rev, more = changed[2 * PAGE], 1

@@ -18,6 +18,7 @@ if not request_seen(A.request) then
     was = A.cordon
     node.rev = touch('node:' .. id)
     redis.call('HSET', P .. 'node:' .. id, 'rev', node.rev)
+    node_pack(node)
   end
 end
 ask_to_save()

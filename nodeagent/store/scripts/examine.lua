@@ -44,6 +44,7 @@ for _, key in ipairs(sorted_keys(TYPES)) do
   check_type(key, TYPES[key])
 end
 check_type('history', 'zset', true) -- no agent could give it back
+check_type('nodes', 'hash', true)
 for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
   local kind, id = string.match(record, '^(%a+):(.*)$')
   if kind == 'job' or kind == 'node' then

@@ -20,4 +20,5 @@ if not now_kept[A.node] and (next(now_kept) or not job['member:' .. A.node]) the
 end
 put_entries(job, 'keeper', A.keepers)
 job_save(job)
+unannounced()
 return job_reply(job)

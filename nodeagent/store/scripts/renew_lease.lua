@@ -1,4 +1,4 @@
--- renew_lease: node, life, era, length, asks
+-- renew_lease: node, life, era, length, asks. Replies "served unannounced" and who waits for this node.
 -- Constant in nodes and jobs. It says nothing of what this node knows: what the store lost, or went back to, is for the
 -- agents to settle, and until then there is no renewal.
 local found = redis.call('HMGET', P .. 'node:' .. A.node, 'life', 'lost', 'left')
@@ -16,4 +16,4 @@ local waits = ''
 if A.asks then
   waits = who_waits_for(A.node, A.life) or ''
 end
-return { 1, int(served), waits }
+return { 1, int(served) .. ' ' .. (meta.unannounced or '0'), waits }

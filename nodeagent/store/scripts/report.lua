@@ -25,5 +25,7 @@ if first then
 elseif started then
   event({ kind = 'GenerationStarted', job = job, node = A.node, generation = job.head_number, by = A.node,
     text = A.reason })
+else
+  unannounced()
 end
 return job_reply(job)

@@ -113,6 +113,7 @@ local function restore_node(new)
     new.dead = new.dead == '' and old.life or new.dead .. ' ' .. old.life
   end
   put('node:' .. id, new, new.rev)
+  node_pack(new)
   nodes_read[id] = nil
   if new.lost == '1' or new.left == '1' then
     depart(id, math.min(redis.call('ZSCORE', LEASE, id) or redis.call('ZSCORE', DEPARTED, id) or served, served))

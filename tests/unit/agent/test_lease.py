@@ -15,6 +15,7 @@ from nodeagent.agent.lease import PODS_REFRESH, REFUSED_LIMIT, IdTakenError, Lea
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.recovery import Known
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.lease.signs import Pulse
 from nodeagent.model.facts import MachineUsage, PodUsage
 from nodeagent.model.node import Incarnation, NodeFacts
 from nodeagent.model.pod import PodState
@@ -64,11 +65,13 @@ def usage(memory: int) -> PodUsage:
     return PodUsage(memory=memory, processes=1, machine=machine)
 
 
-def make_lease(folder: Path, clock: Clock, store: Store, life: str, metrics: Metrics | None = None) -> Lease:
+def make_lease(
+    folder: Path, clock: Clock, store: Store, life: str, metrics: Metrics | None = None, words: Words | None = None
+) -> Lease:
     parts: dict[str, Any] = {"host": cast(PodHost, Host()), "clock": clock, "identity": Identity(folder, "b")}
     return Lease(
         "n1", node("n1").facts, TIMING, store=store, incarnation=Incarnation(life=life, start=1),
-        snapshot=Snapshot(TIMING), metrics=metrics or Metrics(), process=Words(), **parts,
+        snapshot=Snapshot(TIMING), metrics=metrics or Metrics(), process=words or Words(), **parts,
     )  # fmt: skip
 
 
@@ -153,14 +156,16 @@ async def test_usage_goes_along_when_pods_are_told(tmp_path: Path) -> None:
     assert await store.pods({"u": [pod.node]}) == {"u": (pod.model_copy(update={"usage": usage(7)}),)}
 
 
-async def test_how_old_the_lease_was_is_measured_at_each_renewal_but_the_first(tmp_path: Path) -> None:
-    clock = Clock()
+def test_how_old_the_lease_is_goes_by_the_lease_process_and_counts_once_there_is_one(tmp_path: Path) -> None:
+    clock, words = Clock(), Words()
     metrics = Metrics()
-    lease = make_lease(tmp_path, clock, HereStore(Server(clock.now)), "x", metrics)
-    await lease.join()
-    for pause in (0.5, 1.75, 0.0):
-        await lease.beat()
-        clock.at += pause
+    lease = make_lease(tmp_path, clock, HereStore(Server(clock.now)), "x", metrics, words)
+    lease.measure(99.0)
+    words.beats = Pulse(90.0, 0.0, 0.0, 90.0)
+    lease.measure(99.0)
+    for age in (0.5, 1.75):
+        words.beats = Pulse(99.0, 99.0 - age, 101.0, 99.0 - age)
+        lease.measure(99.0)
     read = metrics.registry.get_sample_value
     assert read("nodeagent_lease_age_seconds_count") == 2
     assert read("nodeagent_lease_age_seconds_sum") == 2.25

@@ -23,11 +23,11 @@ def reloaded(text: str) -> tuple[str, list[AgentConfig]]:
 def test_what_can_change_while_running_is_taken() -> None:
     said, taken = reloaded(
         "node: {address: 10.0.0.7}\njobs: {standbys: 0, logs: {keep: 9}}\nlimits: {jobs: 7}\ndrain: 5s\n"
-        "without_agent: 1m\n"
+        "without_agent: 50s\n"
     )
     assert said == "config reloaded: without_agent, drain, jobs.logs.keep, jobs.standbys, limits.jobs"
     assert [(one.jobs.standbys, one.jobs.logs.keep, one.drain, one.without_agent) for one in taken] == [
-        (0, 9, 5.0, 60.0)
+        (0, 9, 5.0, 50.0)
     ]
 
 

@@ -68,6 +68,13 @@ log: {level: debug, format: json}
     assert again == config
 
 
+@pytest.mark.parametrize("text", ["without_agent: 1m", "saving: {regroup: 30s}"])
+def test_an_agent_may_be_away_less_long_than_a_store_waits_for_it(text: str) -> None:
+    (found,) = problems(lambda: parse(text))
+    assert "is not below saving.regroup" in str(found)
+    assert "lower without_agent or raise saving.regroup" in str(found)
+
+
 @pytest.mark.parametrize(
     ("marked", "words"),
     [
