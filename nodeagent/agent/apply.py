@@ -47,7 +47,7 @@ class Applier:
         """``Reach``'s: of each job the members that this node cannot reach. For the words of a report."""
         self._allowed = allowed
         """Asked of the very record that something is about to be started from: it may be newer than the decision."""
-        self._said: dict[str, object] = {}
+        self._logged: dict[str, object] = {}
         self._log = structlog.get_logger("apply").bind(node=lease.node)
 
     async def pod(self, action: pod.PodAction) -> bool:
@@ -126,8 +126,8 @@ class Applier:
 
     def _news(self, uid: str, what: object) -> bool:
         """Whether this was not said already: what is sent again while the store is away is logged once."""
-        news = self._said.get(uid) != what
-        self._said[uid] = what
+        news = self._logged.get(uid) != what
+        self._logged[uid] = what
         return news
 
     def _start(self, job: JobRecord) -> None:
@@ -157,7 +157,7 @@ class Applier:
         )
         self._host.start(job.uid, order)
 
-    async def tell(self, recovery: Recovery) -> bool:
+    async def give_back(self, recovery: Recovery) -> bool:
         """Have a finished recovery in the audit log. One that another report came before is not told there."""
         job, node = self._snapshot.job(recovery.uid), self._lease.node
         if job is None or job.head is None:
@@ -287,27 +287,27 @@ class Commits:
     async def carry(self) -> None:
         """All that is wished for now. Raises StoreUnavailableError: the wishes stay for another time."""
         for uid, status in self._host.status().items():
-            wish = status.commit
-            if wish is None:
+            wanted = status.commit
+            if wanted is None:
                 continue
-            lease, log = self._lease, self._log.bind(uid=uid, checkpoint=wish.name, generation=wish.token.number)
+            lease, log = self._lease, self._log.bind(uid=uid, checkpoint=wanted.name, generation=wanted.token.number)
             try:
-                pointer = Checkpoint(name=wish.name, step=wish.step, number=wish.token.number, order=wish.order)
+                pointer = Checkpoint(name=wanted.name, step=wanted.step, number=wanted.token.number, order=wanted.order)
             except ValueError as error:  # the shim is the job's user's
                 log.warning("not committed", why=str(error))
-                self._host.committed(uid, wish, "it is no name of a checkpoint, or has no number")
+                self._host.committed(uid, wanted, "it is no name of a checkpoint, or has no number")
                 continue
             try:
                 signature = self._seal.pointer(uid, pointer).signature
                 job = await self._store.commit(
-                    uid, wish.token, lease.node, lease.incarnation, wish.name, wish.step, wish.order, signature
+                    uid, wanted.token, lease.node, lease.incarnation, wanted.name, wanted.step, wanted.order, signature
                 )
             except StoreRefusedError as refusal:
                 if refusal.code == "recovering":
                     continue  # it is decided when every agent has said what it knows
                 log.warning("not committed", code=refusal.code, why=str(refusal))
-                self._host.committed(uid, wish, str(refusal))
+                self._host.committed(uid, wanted, str(refusal))
             else:
                 self._snapshot.absorb_job(job)
-                log.info("committed", step=wish.step)
-                self._host.committed(uid, wish, "")
+                log.info("committed", step=wanted.step)
+                self._host.committed(uid, wanted, "")

@@ -28,7 +28,7 @@ from nodeagent.spec.agentconfig import AgentConfig
 from nodeagent.spec.healthconfig import HealthConfig, PreflightConfig
 
 if TYPE_CHECKING:
-    from nodeagent.agent.health import Care
+    from nodeagent.agent.health import NodeHealth
 
 Report = dict[str, Any]
 STEPS = 16
@@ -68,10 +68,10 @@ class Diagnosis:
     def running(self) -> bool:
         return self._task is not None and not self.ended
 
-    def facts(self, care: Care | None) -> dict[str, object]:
+    def facts(self, node_health: NodeHealth | None) -> dict[str, object]:
         """Those of the node's facts that follow from its figures and its health."""
         found: dict[str, object] = {"figures": self.figures}
-        return found | care.facts(self.held) if care is not None else found
+        return found | node_health.facts(self.held) if node_health is not None else found
 
     def start(
         self, gpus: Collection[str], used: Collection[str], busy: Literal["refuse", "skip", "check"],
@@ -102,8 +102,8 @@ class Diagnosis:
             self._changed()
         report = self.report
         bad = [f"{c['name']} {c['gpu']}: {c['why']}" for c in report["checks"] if not c["passed"]]
-        told = self._log.info if report["passed"] else self._log.warning
-        told("checked by work", passed=report["passed"], failed=bad, problem=report["problem"])
+        log = self._log.info if report["passed"] else self._log.warning
+        log("checked by work", passed=report["passed"], failed=bad, problem=report["problem"])
         return report
 
     async def _work(self, order: str, bound: float) -> Report:

@@ -85,7 +85,7 @@ class Failsafe:
         """Promise nothing more, and wait until what was promised is over. False if the lease process could not be told:
         then it may promise on."""
         self.leaving = True
-        if not self._tell(self._cluster()):
+        if not self._write(self._cluster()):
             return False
         promises, length, now = self._process.promises(), self._timing.promise, self._clock.now()
         await asyncio.sleep(max(0.0, (promises.last(length) if promises is not None else now + length) - now))
@@ -95,16 +95,16 @@ class Failsafe:
         """The jobs that this node may still lend to, and until when. What the lease process must not lend to any more
         it is told first: what it promises after that it does not say."""
         cluster, now, me = self._cluster(), self._clock.now(), self._lease.node
-        told = self._tell(cluster)
+        written = self._write(cluster)
         life = self._lease.incarnation.life
         kept = {uid: job.keepers[me] == life for uid, job in cluster.jobs.items() if me in job.keepers}  # few, of many
-        promises = self._process.promises() if told and kept else None
+        promises = self._process.promises() if written and kept else None
         if promises is None:
             return dict.fromkeys(kept, now + self._timing.heartbeat)  # nobody knows: look again then
         ends = {uid: promises.end(uid, self._timing.promise, ours) for uid, ours in kept.items()}
         return {uid: end for uid, end in ends.items() if end > now}
 
-    def _tell(self, cluster: Cluster) -> bool:
+    def _write(self, cluster: Cluster) -> bool:
         """Whether the lease process knows this."""
         rows, members, room = {}, {}, MOST_MEMBERS
         statuses, me = self._host.status(), self._lease

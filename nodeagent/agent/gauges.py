@@ -24,7 +24,7 @@ from nodeagent.plan.faults import spent
 from nodeagent.pods.base import PodStatus
 
 if TYPE_CHECKING:
-    from nodeagent.agent.health import Care
+    from nodeagent.agent.health import NodeHealth
 
 NODE_STATES = ("ready", "restarting", "repairing", "cordoned", "draining", "silent", "lost", "left")
 GPU_STATES = ("used", "free", "unfit")
@@ -121,8 +121,8 @@ class Gauges:
         self._read_jobs(cluster)
         self._read_health(view.health())
         self._read_pods(cluster, view.pods(), view.health().unreachable)
-        if view.care is not None:
-            self._read_care(view.care)
+        if view.node_health is not None:
+            self._read_node_health(view.node_health)
 
     def _read_jobs(self, cluster: Cluster) -> None:
         mine = (
@@ -166,12 +166,12 @@ class Gauges:
         self.failsafe_refused.set(len(health.not_lent))
         self.lag.set(health.loop_lag)
 
-    def _read_care(self, care: Care) -> None:
+    def _read_node_health(self, node_health: NodeHealth) -> None:
         self.verdicts.clear()
-        for verdict in care.monitor.verdicts:
+        for verdict in node_health.monitor.verdicts:
             self.verdicts.labels(gpu=verdict.device, rule=verdict.rule, severity=verdict.severity).set(1)
         self.temperature.clear()
-        for gpu in care.monitor.devices:
+        for gpu in node_health.monitor.devices:
             if gpu.temperature is not None:
                 self.temperature.labels(gpu=gpu.uuid).set(gpu.temperature)
 
@@ -195,7 +195,9 @@ class Gauges:
 def repair_stages(cluster: Cluster) -> Tally[str]:
     """How many live nodes are how far on their way back to health; one may be counted in two."""
     live = [record.facts for record in cluster.nodes.values() if cluster.live(record.id)]
-    found: Tally[str] = Tally(f.mending.claim.phase for f in live if f.mending is not None and f.mending.claim)
+    found: Tally[str] = Tally(
+        f.repair_state.claim.phase for f in live if f.repair_state is not None and f.repair_state.claim
+    )
     found["probation"] = sum(any(v.bars and v.stage == "probation" for v in facts.health) for facts in live)
     return found
 

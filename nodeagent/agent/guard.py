@@ -55,7 +55,7 @@ class Guard:
         self._seal, self._ledger, self._metrics = seal, ledger, metrics
         self._entries = ledger.load()
         self._judged: dict[str, _Judged] = {}
-        self._told: dict[str, RefusalKind] = {}
+        self._reported: dict[str, RefusalKind] = {}
         self._looked: tuple[tuple[object, ...], float, dict[str, Refusal]] | None = None
         """The last look: at what, when, and what was found."""
         self._caught_up = False
@@ -109,7 +109,7 @@ class Guard:
                 refused[uid] = found
         for uid in self._judged.keys() - jobs.keys():
             del self._judged[uid]
-            self._told.pop(uid, None)
+            self._reported.pop(uid, None)
             self._revs.pop(uid, None)
         if whole:
             for uid in self._present - jobs.keys() - unknown:
@@ -134,12 +134,12 @@ class Guard:
         kind, text = self._verdict(known, entry, now)
         if kind is None:
             self._revs[job.uid] = job.control.rev
-            self._told.pop(job.uid, None)
+            self._reported.pop(job.uid, None)
             return None
         newest = self._revs.get(job.uid, 0)
         refusal = Refusal(kind, text, known.controls and job.control.rev >= newest, newest)
-        if self._told.get(job.uid) != kind:
-            self._told[job.uid] = kind
+        if self._reported.get(job.uid) != kind:
+            self._reported[job.uid] = kind
             self._metrics.refused.labels(reason=kind).inc()
             self._log.error("refused: this job is not run here", job=job.name, uid=job.uid, reason=kind, why=text)
         return refusal
@@ -150,8 +150,8 @@ class Guard:
             f"it, or somebody else did: correct or remove the key job:{uid}"
         )
         refusal = Refusal("unreadable", text, False)
-        if self._told.get(uid) != refusal.kind:
-            self._told[uid] = refusal.kind
+        if self._reported.get(uid) != refusal.kind:
+            self._reported[uid] = refusal.kind
             self._metrics.refused.labels(reason=refusal.kind).inc()
             name = job.name if job is not None else None
             self._log.error("refused: this job is not run here", job=name, uid=uid, reason=refusal.kind, why=text)
@@ -219,9 +219,9 @@ class Guard:
                 f"the store; workers that run may commit another, else {_anew(job)}"
             )
         if not known.controls:
-            return "control", f"what is wanted of it was changed in the store, not through an agent; {_mend(job)}"
+            return "control", f"what is wanted of it was changed in the store, not through an agent; {_remedy(job)}"
         if job.control.rev < self._revs.get(job.uid, 0):
-            return "control", f"an older wish of its operators was written back into the store; {_mend(job)}"
+            return "control", f"an older wish of its operators was written back into the store; {_remedy(job)}"
         return None, ""
 
     def _remember(self, job: JobRecord, entry: Entry | None, now: float) -> None:
@@ -273,7 +273,7 @@ def _anew(job: JobRecord) -> str:
     return f"if it is yours, submit it again; this one can only be deleted: nodeagentctl delete {job.name}"
 
 
-def _mend(job: JobRecord) -> str:
+def _remedy(job: JobRecord) -> str:
     return f"say anew what is wanted: nodeagentctl resume {job.name}, or stop it"
 
 

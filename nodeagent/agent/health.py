@@ -12,14 +12,14 @@ from typing import TypedDict
 
 from nodeagent.agent.clock import Clock
 from nodeagent.agent.published import roots_of
-from nodeagent.agent.repair import Bounds, FileRepairLog, Mender
+from nodeagent.agent.repair import Bounds, FileRepairLog, Repairer
 from nodeagent.agent.repaircommands import Commands
 from nodeagent.hardware.checks import SiteCheck
 from nodeagent.hardware.discovery import asked_for_gpus
 from nodeagent.hardware.judging.judge import Policy, offered_gpus
 from nodeagent.hardware.monitor import Machine, Monitor
 from nodeagent.hardware.plugins import present
-from nodeagent.model.health import LABEL, Mending, Verdict
+from nodeagent.model.health import LABEL, RepairState, Verdict
 from nodeagent.model.node import Gpu, NodeFacts
 from nodeagent.osutil.linux import family
 from nodeagent.plan.repair import Means
@@ -38,10 +38,10 @@ class Facts(TypedDict):
 
     gpus: tuple[Gpu, ...]
     health: tuple[Verdict, ...]
-    mending: Mending | None
+    repair_state: RepairState | None
 
 
-class Care:
+class NodeHealth:
     """Made once nobody else writes this node's memory of its health: with the lock in hand."""
 
     def __init__(
@@ -67,21 +67,21 @@ class Care:
             checked=bool(health.repair.commands()) and health.repair.verify is not None,
             working=lambda: own_pids and any(not status.quiet for status in statuses().values()),
         )  # fmt: skip
-        self.mender = mender(config, health, node, facts.boot_id, environ, self.monitor, clock, counted)
+        self.repairer = repairer(config, health, node, facts.boot_id, environ, self.monitor, clock, counted)
         """Repairs the node; None where no repair is configured."""
 
     def facts(self, held: Collection[str] = ()) -> Facts:
         """The facts that follow from the verdicts, as of now. ``held``: GPUs that are being checked by work."""
         monitor = self.monitor
         found = offered_gpus(self._found, monitor.last_gpus, monitor.published, self._may_join, held)
-        mending = self.mender.mending if self.mender is not None else None
-        claim = mending.claim if mending is not None else None
+        repair_state = self.repairer.repair_state if self.repairer is not None else None
+        claim = repair_state.claim if repair_state is not None else None
         if claim is not None:
             aside = {"healthy": False, "why": f"is set aside for its repair ({LABEL[claim.kind]})"}
             found = tuple(
                 gpu.model_copy(update=aside) if gpu.healthy and claim.takes(gpu.uuid) else gpu for gpu in found
             )
-        return {"gpus": found, "health": monitor.published, "mending": mending}
+        return {"gpus": found, "health": monitor.published, "repair_state": repair_state}
 
     def _ours(self) -> frozenset[int]:
         """The pods' processes, and the agent's own: checks of the GPUs, for one."""
@@ -100,15 +100,15 @@ def machine(config: AgentConfig, health: HealthConfig, boot: str) -> Machine:
     )  # fmt: skip
 
 
-def mender(
+def repairer(
     config: AgentConfig, health: HealthConfig, node: str, boot: str, environ: Mapping[str, str], monitor: Monitor,
     clock: Clock, counted: Callable[[str, str], None],
-) -> Mender | None:  # fmt: skip
+) -> Repairer | None:  # fmt: skip
     """What repairs the node, as far as there is a command for it."""
     repair = health.repair
     if not repair.commands():
         return None
     bounds = Bounds(Means(repair.whole(), repair.per_day), repair.deadline)
-    hands = Commands(repair, node, config.dirs.logs / "repairs", environ)
+    runner = Commands(repair, node, config.dirs.logs / "repairs", environ)
     log = FileRepairLog(config.dirs.state / "repairs.json")
-    return Mender(node, boot, bounds, monitor, log, hands, clock, counted)
+    return Repairer(node, boot, bounds, monitor, log, runner, clock, counted)

@@ -115,14 +115,14 @@ class Lease:
         """Take the node's id. Raises StoreUnavailableError (try again), StoreRefusedError (code ``lease_held``,
         ``recovering``: try again; ``timing``, ``version``: hopeless), IdTakenError (somebody else is alive under this
         id)."""
-        await self._join(said=False)
+        await self._join(announced=False)
 
-    async def _join(self, *, said: bool) -> None:
-        """``said``: the store has just been told what is known here. Who joins counts as heard."""
+    async def _join(self, *, announced: bool) -> None:
+        """``announced``: the store has just been given what is known here. Who joins counts as heard."""
         self.next_lapse = None
         facts = self.facts
         try:
-            if self._snapshot.complete and not said:
+            if self._snapshot.complete and not announced:
                 await self._offer_view()
             await self._give_back()
             reply = await self._store.join(self.node, self.incarnation, facts, self._timing, millis(self.regroup))
@@ -213,7 +213,7 @@ class Lease:
             raise
         self._snapshot.read_again(era)
         self.joined = False
-        await self._join(said=True)
+        await self._join(announced=True)
 
     async def _offer_view(self) -> str:
         """What is in memory; the era that the store is in then."""
@@ -302,8 +302,8 @@ class Lease:
 
     def has_news(self, now: float) -> bool:
         """There is something that the next beat is to tell."""
-        told = self._saved() == self._saved_sent and not self.notes
-        return not told or self._facts_due or self._readiness_due or self._pods_due(now)
+        up_to_date = self._saved() == self._saved_sent and not self.notes
+        return not up_to_date or self._facts_due or self._readiness_due or self._pods_due(now)
 
     @property
     def _facts_due(self) -> bool:

@@ -32,7 +32,7 @@ from nodeagent.lease.signs import (
     read_address,
     read_bridged,
     read_pulse,
-    read_said,
+    read_status,
     read_unannounced,
     wake_socket,
 )
@@ -97,7 +97,7 @@ class LeaseProcess(Protocol):
     def unannounced(self) -> int:
         """The newest revision in the store that woke nobody, as of its last renewal; 0: it has not said any."""
 
-    def said(self) -> tuple[State, str]:
+    def status(self) -> tuple[State, str]:
         """What it is at, and why."""
 
 
@@ -152,10 +152,10 @@ class LocalLeaseProcess:
         self.wake()
 
     def wake(self) -> None:
-        self._say({})
+        self._send({})
 
     def alive(self) -> None:
-        self._say({"alive": True})
+        self._send({"alive": True})
 
     def know(self, life: str, leaving: bool, jobs: Mapping[str, Row]) -> bool:
         self._known = Table(self._boot, self._node, life, leaving, jobs)
@@ -186,11 +186,11 @@ class LocalLeaseProcess:
     def unannounced(self) -> int:
         return read_unannounced(self._folder)
 
-    def said(self) -> tuple[State, str]:
-        said = read_said(self._folder)
-        return ("idle", "") if said is None else (said.state, said.why)
+    def status(self) -> tuple[State, str]:
+        status = read_status(self._folder)
+        return ("idle", "") if status is None else (status.state, status.why)
 
-    def _say(self, word: object) -> None:
+    def _send(self, word: object) -> None:
         """It is lost where nobody listens, or nobody keeps up."""
         with (
             contextlib.suppress(OSError),
@@ -291,10 +291,10 @@ class LocalLeaseProcess:
     def _wanted(self) -> bool:
         if self._ended:
             return False
-        said, order = read_said(self._folder), self._order
-        if said is None or said.state != "left" or order is None:
+        status, order = read_status(self._folder), self._order
+        if status is None or status.state != "left" or order is None:
             return True
-        return said.of != (order.life, order.start, order.era)
+        return status.of != (order.life, order.start, order.era)
 
     async def _start(self) -> None:
         command = [sys.executable, "-sSP", "-m", "nodeagent.lease", str(self.config.dirs.run)]

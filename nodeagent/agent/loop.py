@@ -34,7 +34,7 @@ from nodeagent.agent.stopwatch import Stopwatch
 from nodeagent.agent.stretch import Stretch
 from nodeagent.api.view import AgentHealth
 from nodeagent.model.facts import PodUsage
-from nodeagent.model.health import Mending
+from nodeagent.model.health import RepairState
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
@@ -51,7 +51,7 @@ from nodeagent.trust.seal import Seal
 
 if TYPE_CHECKING:
     from nodeagent.agent.diagnosis import Diagnosis
-    from nodeagent.agent.health import Care
+    from nodeagent.agent.health import NodeHealth
 
 ROUNDS = 32
 """Most rounds without a pause: each round that changed something is followed by another at once."""
@@ -92,7 +92,7 @@ class Agent:
         random_id: Callable[[], str] = lambda: secrets.token_hex(8),
         progress: Callable[[], None] = lambda: None,
         meter: Callable[[Mapping[str, PodStatus], float], Mapping[str, PodUsage]] = lambda _statuses, _now: {},
-        care: Care | None = None,
+        node_health: NodeHealth | None = None,
         diagnosis: Diagnosis | None = None,
         counts: Path | None = None,
         checked: Callable[[dict[str, Readiness], Cluster], dict[str, Readiness]] = lambda ready, _cluster: ready,
@@ -105,7 +105,7 @@ class Agent:
         self._beat_now = asyncio.Event()
         self.saver = Saver(
             node, disk, writing or Writing(key, config.cluster), snapshot=self._snapshot, clock=clock,
-            metrics=metrics, told=self._beat_now.set,
+            metrics=metrics, notify=self._beat_now.set,
         )  # fmt: skip
         self._lease = Lease(
             node, facts, config.timing, store=store, host=host, clock=clock, identity=identity,
@@ -140,7 +140,7 @@ class Agent:
             unreachable=lambda: self._reach.unreachable, may_ask=lambda: not self._pace.left(clock.now()),
         )  # fmt: skip
         self._process = process
-        self.care, self.diagnosis = care, diagnosis
+        self.node_health, self.diagnosis = node_health, diagnosis
         self._progress, self._meter, self._meter_at = progress, meter, 0.0
         self._lag = 0.0
         self._leaving = False
@@ -188,7 +188,7 @@ class Agent:
         fresh = now - self._lease.beat_sent <= self._timing.heartbeat + self._timing.store_timeout
         return (fresh or self._may_skip(now)) and self._lease.joined and not self._snapshot.recovering
 
-    async def tells_restart(self) -> bool:
+    async def reports_restart(self) -> bool:
         """Tell the others that this agent ends and is to be back soon. Whether the store answers, and has all that this
         agent knows."""
         self.advert.restarts(self._clock.wall())
@@ -198,18 +198,18 @@ class Agent:
             return False
         return self._lease.joined and not self._snapshot.recovering
 
-    def tell_health(self) -> None:
+    def publish_health(self) -> None:
         """The verdicts on this node, or its figures, changed: the others hear of it at once."""
         if self.diagnosis is not None:
-            self.advert.health(self.diagnosis.facts(self.care))
+            self.advert.health(self.diagnosis.facts(self.node_health))
             self._beat_now.set()
 
-    def tell_mending(self, mending: Mending) -> None:
+    def publish_repair(self, repair_state: RepairState) -> None:
         """How repairs stand changed: the same."""
         if self.diagnosis is not None:
-            self.tell_health()
+            self.publish_health()
         else:
-            self.advert.health({"mending": mending})
+            self.advert.health({"repair_state": repair_state})
             self._beat_now.set()
 
     async def round_over(self) -> None:

@@ -28,7 +28,7 @@ from nodeagent.osutil.linux import write_atomic
 from nodeagent.plan.cluster import RefusalKind
 
 if TYPE_CHECKING:
-    from nodeagent.agent.health import Care
+    from nodeagent.agent.health import NodeHealth
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -146,8 +146,8 @@ class Metrics:
                 for cause in get_args(CauseKind):  # from 0 on, so that the first one shows as an increase
                     self._standstill.labels(job=job.name, cause=cause)
         self._forget({job.name for job in cluster.jobs.values()})
-        if view.care is not None:
-            self._count_xids(view.care)
+        if view.node_health is not None:
+            self._count_xids(view.node_health)
         return generate_latest(self.registry)
 
     def families(self) -> list[Family]:
@@ -161,8 +161,8 @@ class Metrics:
             found.append(Family(name, kind, tuple(metric._labelnames), metric._documentation))
         return sorted(found, key=lambda family: family.name)
 
-    def _count_xids(self, care: Care) -> None:
-        for (device, code), count in care.monitor.xids.items():
+    def _count_xids(self, node_health: NodeHealth) -> None:
+        for (device, code), count in node_health.monitor.xids.items():
             self._xids.labels(gpu=device, xid=code).inc(count - self._xids_seen.get((device, code), 0))
             self._xids_seen[device, code] = count
 

@@ -129,7 +129,7 @@ class Advert:
 
     def http(self, url: str) -> None:
         """Where health and metrics are to be found."""
-        self._tell(http=url)
+        self._publish(http=url)
 
     def https(self, url: str, certificate: str) -> None:
         """Where others are served over https, by this certificate."""
@@ -139,28 +139,28 @@ class Advert:
     def peer(self, address: str) -> None:
         """Where the lease process is asked."""
         if address != self._lease.facts.peer:
-            self._tell(peer=address)
+            self._publish(peer=address)
 
     def vouch(self) -> None:
         """Sign the https address for the life that the node has now."""
         if self._https is not None:
             life = self._lease.incarnation.life
-            self._tell(https=vouch(self._key, self._cluster, self._node, life, *self._https))
+            self._publish(https=vouch(self._key, self._cluster, self._node, life, *self._https))
 
     def restarts(self, since: float) -> None:
         """No agent is there from this Unix time on, until its next start."""
-        self._tell(restarting=since, http="")
+        self._publish(restarting=since, http="")
 
     def health(self, facts: Mapping[str, object]) -> None:
         """What is known of the node's health."""
-        self._tell(**facts)
+        self._publish(**facts)
 
     def note(self, kind: str, text: str) -> None:
         """An event of this node, for the log; beyond ``MOST_NOTED`` that nobody took the oldest go."""
         self._lease.notes.append(Note(kind=kind, text=text))
         del self._lease.notes[:-MOST_NOTED]
 
-    def _tell(self, **facts: object) -> None:
+    def _publish(self, **facts: object) -> None:
         self._lease.facts = self._lease.facts.model_copy(update=facts)
 
 

@@ -19,8 +19,8 @@ import structlog
 
 from nodeagent.agent.clock import Clock
 from nodeagent.agent.published import Advert
-from nodeagent.agent.repaircommands import Hands, Verifier, Ward
-from nodeagent.model.health import LABEL, Attempt, Claim, Kind, Mending, Outcome, Verdict
+from nodeagent.agent.repaircommands import CommandRunner, Verifier, Ward
+from nodeagent.model.health import LABEL, Attempt, Claim, Kind, Outcome, RepairState, Verdict
 from nodeagent.osutil.linux import write_atomic
 from nodeagent.plan import repair as plan
 from nodeagent.plan.cluster import Cluster
@@ -47,7 +47,7 @@ class Side(Protocol):
 
     def pods(self) -> Mapping[str, PodStatus]: ...
 
-    def tell_mending(self, mending: Mending) -> None:
+    def publish_repair(self, repair_state: RepairState) -> None:
         """Have the others hear of it at once."""
         ...
 
@@ -71,18 +71,18 @@ class Bounds:
     deadline: float
 
 
-class Mender:
+class Repairer:
     """Made with the agent: what was under way before its start is told from its first join on."""
 
     def __init__(
-        self, node: str, boot: str, bounds: Bounds, ward: Ward, log: RepairLog, hands: Hands, clock: Clock,
+        self, node: str, boot: str, bounds: Bounds, ward: Ward, log: RepairLog, runner: CommandRunner, clock: Clock,
         counted: Callable[[str, str], None],
     ) -> None:  # fmt: skip
         self._node, self._boot, self._bounds = node, boot, bounds
-        self._ward, self._repairs, self._hands, self._clock, self._counted = ward, log, hands, clock, counted
+        self._ward, self._repairs, self._runner, self._clock, self._counted = ward, log, runner, clock, counted
         self._log = structlog.get_logger("repair").bind(node=node)
         self._past: tuple[Attempt, ...] = ()
-        self._verifier = Verifier(ward, hands, clock, counted)
+        self._verifier = Verifier(ward, runner, clock, counted)
         self._watched: frozenset[tuple[str, str]] = frozenset()
         """Verdicts (rule, device) on probation, as last seen."""
         kinds = tuple(sorted(bounds.means.whole))
@@ -94,7 +94,7 @@ class Mender:
             self._log.error("nothing is repaired", why=self._unreadable)
         last = self._under_way()
         claim = None if last is None else _claim(last, clock.wall())
-        self.mending = Mending(kinds=kinds, claim=claim, why=self._unreadable)
+        self.repair_state = RepairState(kinds=kinds, claim=claim, why=self._unreadable)
         """What the others are to hear."""
         self._side: Side
 
@@ -121,7 +121,7 @@ class Mender:
     # --- deciding ---------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        claim = self.mending.claim
+        claim = self.repair_state.claim
         if claim is None:
             await self._begin()
         elif claim.phase == "verifies":
@@ -134,11 +134,11 @@ class Mender:
         if verdict is not None:
             await self._call(verdict)
         stuck = await self._verify_others()
-        claim, why = plan.wish(
+        claim, why = plan.wanted_claim(
             self._side.cluster(), self._node, self._ward.verdicts, self._bounds.means, self._past, self._use(),
             self._clock.wall(),
         )  # fmt: skip
-        await self._tell(claim, stuck or why)
+        await self._publish(claim, stuck or why)
 
     async def _onward(self, claim: Claim) -> None:
         step = plan.onward(
@@ -146,11 +146,11 @@ class Mender:
             self._clock.wall(),
         )  # fmt: skip
         if step.phase is None:
-            await self._tell(None, step.why)
+            await self._publish(None, step.why)
         elif step.phase == "runs":
             await self._repair(claim)
         else:
-            await self._tell(self._moved(claim, step))
+            await self._publish(self._moved(claim, step))
             if step.phase == "holds" != claim.phase:
                 self._log.info("hardware is set aside for its repair", repair=claim.kind, device=claim.device)
                 await self._side.round_over()  # it may be about to start something there
@@ -158,7 +158,7 @@ class Mender:
     def _announced(self, claim: Claim) -> bool:
         """The store has the claim as it is here, so whoever begins from now on sees it."""
         me = self._side.cluster().nodes.get(self._node)
-        return me is not None and me.facts.mending is not None and me.facts.mending.claim == claim
+        return me is not None and me.facts.repair_state is not None and me.facts.repair_state.claim == claim
 
     def _moved(self, claim: Claim, step: plan.Next) -> Claim:
         assert step.phase is not None
@@ -174,12 +174,12 @@ class Mender:
             self._ward.strangers,
         )
 
-    async def _tell(self, claim: Claim | None, why: str = "") -> None:
-        mending = Mending(kinds=self.mending.kinds, claim=claim, why="" if claim is not None else why)
-        if mending == self.mending:
+    async def _publish(self, claim: Claim | None, why: str = "") -> None:
+        repair_state = RepairState(kinds=self.repair_state.kinds, claim=claim, why="" if claim is not None else why)
+        if repair_state == self.repair_state:
             return
-        self.mending = mending
-        self._side.tell_mending(mending)
+        self.repair_state = repair_state
+        self._side.publish_repair(repair_state)
         with suppress(StoreUnavailableError, StoreRefusedError):  # it goes with the next beat that is answered
             await self._side.refresh()
 
@@ -188,16 +188,16 @@ class Mender:
     async def _repair(self, claim: Claim) -> None:
         attempt = self._attempt(claim.kind, claim.rule, claim.device, claim.whole)
         if not await self._keep(attempt):
-            await self._tell(None, "what is repaired cannot be written down: see the agent's log")
+            await self._publish(None, "what is repaired cannot be written down: see the agent's log")
             return
         now = round(self._clock.wall(), 3)
-        await self._tell(claim.model_copy(update={"phase": "runs", "since": now, "why": ""}))
-        self._say("RepairStarted", attempt, "began")
+        await self._publish(claim.model_copy(update={"phase": "runs", "since": now, "why": ""}))
+        self._announce("RepairStarted", attempt, "began")
         pause = claim.kind == "reset_gpu"
         if pause:
             await self._ward.pause()
         try:
-            ended = await self._hands.repair(attempt, self._started)
+            ended = await self._runner.repair(attempt, self._started)
         finally:
             if pause:
                 self._ward.resume()
@@ -219,8 +219,8 @@ class Mender:
         if attempt.kind == "reset_gpu":
             every = {v.device for v in self._ward.verdicts if v.device} if attempt.whole else {attempt.device}
             self._ward.repaired(every, "reset_gpu")
-        self._say("RepairDone", attempt, text)
-        await self._tell(_claim(attempt, self._clock.wall()))
+        self._announce("RepairDone", attempt, text)
+        await self._publish(_claim(attempt, self._clock.wall()))
 
     async def _failed(self, attempt: Attempt, text: str) -> None:
         key = (attempt.rule, attempt.device)
@@ -233,20 +233,20 @@ class Mender:
         await self._keep(attempt)
         self._counted(attempt.kind, outcome)
         if outcome != "done":
-            self._say("RepairFailed", attempt, text)
-        await self._tell(None)
+            self._announce("RepairFailed", attempt, text)
+        await self._publish(None)
 
     async def _call(self, verdict: Verdict) -> None:
         attempt = self._attempt("service", verdict.rule, verdict.device, whole=False)
         attempt = attempt.model_copy(update={"text": f"{verdict.text}: {verdict.raw}"})
         if not await self._keep(attempt):
             return
-        ended = await self._hands.repair(attempt, self._started)
+        ended = await self._runner.repair(attempt, self._started)
         outcome: Outcome = "done" if ended.code == 0 else "failed"
         attempt = self._past[-1].model_copy(update={"outcome": outcome, "text": ended.text, "over": True})
         await self._keep(attempt)
         self._counted("service", outcome)
-        self._say("ServiceCalled", attempt, ended.text)
+        self._announce("ServiceCalled", attempt, ended.text)
 
     # --- verifying ----------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class Mender:
         """After a repair of ours: its devices, and with the node whatever else waits on it."""
         attempt = self._under_way()
         if attempt is None:
-            await self._tell(None)
+            await self._publish(None)
             return
         verdict = next((v for v in self._ward.verdicts if (v.rule, v.device) == (claim.rule, claim.device)), None)
         if verdict is None or verdict.stage == "probation":
@@ -264,9 +264,9 @@ class Mender:
         if claim.device in waiting:
             stuck = await self._verifier.verify(waiting, claim.whole, self._side.advert.note)
             if stuck is not None and stuck.over:
-                await self._over(attempt, "interrupted", stuck.told)
+                await self._over(attempt, "interrupted", stuck.reported)
             elif stuck is not None:
-                await self._tell(claim.model_copy(update={"why": stuck.told}))
+                await self._publish(claim.model_copy(update={"why": stuck.reported}))
             elif any((v.rule, v.device, v.stage) == (claim.rule, claim.device, "active") for v in self._ward.verdicts):
                 await self._over(attempt, "failed", "it was verified, and failed")
         elif verdict.stage == "active" and verdict.seen > claim.since and self._clock.wall() - claim.since > AGAIN:
@@ -285,7 +285,7 @@ class Mender:
             free = Claim(kind="reset_gpu", rule="", device=device, whole=not device, phase="verifies", since=0.0)
             busy = plan.users(self._side.cluster(), self._node, free, self._use())
             tries = None if busy else await self._verifier.verify({device}, not device, self._side.advert.note)
-            why = f"it is verified once it is free: {busy}" if busy else tries.told if tries is not None else ""
+            why = f"it is verified once it is free: {busy}" if busy else tries.reported if tries is not None else ""
             stuck = stuck or why
         return stuck
 
@@ -305,7 +305,7 @@ class Mender:
             if attempt.kind == "reset_gpu":
                 await self._ward.pause()
             try:
-                await self._hands.outlived(attempt, left)
+                await self._runner.outlived(attempt, left)
             finally:
                 self._ward.resume()
             if attempt.kind == "reboot":
@@ -335,7 +335,7 @@ class Mender:
         self._past = (*past, attempt)
         return True
 
-    def _say(self, event: str, attempt: Attempt, text: str) -> None:
+    def _announce(self, event: str, attempt: Attempt, text: str) -> None:
         what = f"{LABEL[attempt.kind]}{f' of {attempt.device}' if attempt.device else ''} ({attempt.rule}): {text}"
         self._log.warning(event, what=what)
         self._side.advert.note(event, what)

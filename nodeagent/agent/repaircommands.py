@@ -55,7 +55,7 @@ class Ended:
     text: str
 
 
-class Hands(Protocol):
+class CommandRunner(Protocol):
     """What repairs this machine."""
 
     async def repair(self, attempt: Attempt, started: Started) -> Ended:
@@ -82,20 +82,20 @@ class Commands:
         self._environ = kept | {"PATH": f"{environ.get('PATH', os.defpath)}:{own}"}
 
     async def repair(self, attempt: Attempt, started: Started) -> Ended:
-        told = {
+        reported = {
             "NODEAGENT_REPAIR": attempt.kind, "NODEAGENT_NODE": self._node, "NODEAGENT_GPU": attempt.device,
             "NODEAGENT_RULE": attempt.rule, "NODEAGENT_TEXT": attempt.text,
         }  # fmt: skip
         words = {"node": self._node, "rule": attempt.rule}
         argv = filled(self._config.commands()[attempt.kind], [attempt.device], words)
-        return await self._run(attempt.kind, argv, told, self._config.deadline, started)
+        return await self._run(attempt.kind, argv, reported, self._config.deadline, started)
 
     async def verify(self, devices: Sequence[str]) -> Ended:
-        told = {"NODEAGENT_REPAIR": "verify", "NODEAGENT_NODE": self._node, "NODEAGENT_GPU": ",".join(devices)}
+        reported = {"NODEAGENT_REPAIR": "verify", "NODEAGENT_NODE": self._node, "NODEAGENT_GPU": ",".join(devices)}
         if devices:
-            told["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+            reported["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         argv = filled(self._config.verify or (), devices, {"node": self._node, "rule": ""})
-        ended = await self._run("verify", argv, told, self._config.verify_deadline, _nobody)
+        ended = await self._run("verify", argv, reported, self._config.verify_deadline, _nobody)
         failed = failed_checks(self._output("verify")) if ended.code == 1 else ""
         return Ended(FAILED, failed) if failed else ended
 
@@ -112,10 +112,10 @@ class Commands:
                 os.killpg(attempt.pid, signal.SIGKILL)
 
     async def _run(
-        self, kind: str, argv: Sequence[str], told: Mapping[str, str], deadline: float, started: Started
+        self, kind: str, argv: Sequence[str], reported: Mapping[str, str], deadline: float, started: Started
     ) -> Ended:
         try:
-            process = await asyncio.to_thread(self._start, kind, argv, told)
+            process = await asyncio.to_thread(self._start, kind, argv, reported)
         except OSError as error:
             return Ended(127, f"{argv[0]} cannot be started: {error.strerror}")
         await started(process.pid, start_time(process.pid) or 0)
@@ -133,7 +133,7 @@ class Commands:
             f"{_quoted(self._output(kind))}",
         )  # fmt: skip
 
-    def _start(self, kind: str, argv: Sequence[str], told: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _start(self, kind: str, argv: Sequence[str], reported: Mapping[str, str]) -> subprocess.Popen[bytes]:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         kept = sorted(self._folder.glob("*.log"), key=lambda file: int(file.name.partition("-")[0]))
         for file in kept[: -(MOST_OUTPUTS - 1)]:
@@ -141,7 +141,7 @@ class Commands:
         number = int(kept[-1].name.partition("-")[0]) + 1 if kept else 1
         with (self._folder / f"{number}-{kind}.log").open("wb") as output:
             return subprocess.Popen(
-                argv, env={**self._environ, **told}, cwd="/", stdin=subprocess.DEVNULL, stdout=output,
+                argv, env={**self._environ, **reported}, cwd="/", stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
@@ -170,8 +170,8 @@ def failed_checks(output: str) -> str:
     if begins is None:
         return ""
     try:
-        told, _ = json.JSONDecoder().raw_decode(output[begins.start() :])
-        failed = [f"{check['name']}: {check['why']}" for check in told["checks"] if not check["passed"]]
+        reported, _ = json.JSONDecoder().raw_decode(output[begins.start() :])
+        failed = [f"{check['name']}: {check['why']}" for check in reported["checks"] if not check["passed"]]
     except (ValueError, KeyError, TypeError):
         return ""
     return "; ".join(failed)[:SHOWN]
@@ -248,15 +248,15 @@ class Tries:
         return self.count >= MOST_TRIES
 
     @property
-    def told(self) -> str:
+    def reported(self) -> str:
         return f"its verify run is broken{', and is not tried again' if self.over else ''}: {self.why}"
 
 
 class Verifier:
     """One node's verify runs, one at a time."""
 
-    def __init__(self, ward: Ward, hands: Hands, clock: Clock, counted: Callable[[str, str], None]) -> None:
-        self._ward, self._hands, self._clock, self._counted = ward, hands, clock, counted
+    def __init__(self, ward: Ward, runner: CommandRunner, clock: Clock, counted: Callable[[str, str], None]) -> None:
+        self._ward, self._runner, self._clock, self._counted = ward, runner, clock, counted
         self._tries: dict[str, Tries] = {}
         """By the first device of each run."""
         self._log = structlog.get_logger("repair")
@@ -272,7 +272,7 @@ class Verifier:
         before = self._tries.get(key)
         if before is not None and (before.over or now < before.again):
             return before
-        ended = await self._hands.verify([] if whole else sorted(devices))
+        ended = await self._runner.verify([] if whole else sorted(devices))
         what = "the node" if whole else ", ".join(sorted(devices))
         if ended.code not in (0, FAILED, None):
             count = before.count + 1 if before is not None else 1

@@ -75,8 +75,8 @@ def outdated(
             folders.setdefault(one.job, []).append(one)
 
     def ended(job: str) -> float:
-        told = [record.ended for record in known.get(job, []) if record.ended is not None]
-        return max(told) if told else max(one.written for one in folders[job])
+        ends = [record.ended for record in known.get(job, []) if record.ended is not None]
+        return max(ends) if ends else max(one.written for one in folders[job])
 
     newest_first = sorted(folders, key=lambda job: (-ended(job), job))
     old = [job for number, job in enumerate(newest_first) if number >= keep.jobs or wall - ended(job) > keep.age]

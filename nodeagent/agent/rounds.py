@@ -85,7 +85,7 @@ class Rounds:
         self._look_at_history = 0.0
         """When (our clock) to look again which of them go to the history."""
         self._ready: dict[str, Readiness] = {}
-        self._told: dict[str, Readiness] = {}
+        self._published: dict[str, Readiness] = {}
 
     async def once(self) -> tuple[bool, float | None]:
         """Whether something changed, and when (our clock) to look again. Raises StoreUnavailableError and
@@ -98,8 +98,8 @@ class Rounds:
         statuses = self._host.status()
         cluster = self._cluster()
         self._ready = readiness(statuses) | kept_verdicts(cluster, self._node, statuses)
-        self._told = self._checked(self._ready, cluster)
-        if self._lease.publish(self._told, pod_states(cluster, self._node, statuses, unreached)):
+        self._published = self._checked(self._ready, cluster)
+        if self._lease.publish(self._published, pod_states(cluster, self._node, statuses, unreached)):
             await self._lease.beat()
             cluster = self._cluster()
         due = self._failsafe.next_end()
@@ -125,7 +125,7 @@ class Rounds:
         await self._keep_history(cluster)
         self._turns.looked()
         self._counted()
-        changed |= await self._tell(cluster)
+        changed |= await self._publish(cluster)
         if rest and not changed:
             self._rested, self._rests_until = self._plan.made, min(ends, default=0)
         return changed, due
@@ -147,7 +147,7 @@ class Rounds:
         if self._rests_until and cluster.served >= self._rests_until:
             return False
         self._planned(cluster, self._host.status())
-        return self._plan.made == self._rested and self._checked(self._ready, cluster) == self._told
+        return self._plan.made == self._rested and self._checked(self._ready, cluster) == self._published
 
     def _planned(self, cluster: Cluster, statuses: Mapping[str, PodStatus]) -> tuple[PodAction, ...]:
         lent = self._failsafe.lending()
@@ -170,8 +170,8 @@ class Rounds:
                 changed |= await self._applier.pod(action)
         self._ask()
         await self._commits.carry()
-        wishes = any(status.commit is not None for status in statuses.values())
-        return changed, not actions and not wishes and not self._stopwatch.running
+        wants_commit = any(status.commit is not None for status in statuses.values())
+        return changed, not actions and not wants_commit and not self._stopwatch.running
 
     def _ask(self) -> None:
         """Before the store is asked. Raises StoreUnavailableError while it is too early for that."""
@@ -204,14 +204,14 @@ class Rounds:
             if more or len(due) == SHELVED_AT_ONCE:
                 self._look_at_history = now + MORE_AFTER
 
-    async def _tell(self, cluster: Cluster) -> bool:
+    async def _publish(self, cluster: Cluster) -> bool:
         """How long recoveries took."""
         changed = False
         for recovery in self._stopwatch.over(cluster.jobs):
             self._metrics.recovered(cluster.jobs[recovery.uid].name, recovery.cause, recovery.phases)
         for recovery in self._stopwatch.finished(cluster.jobs, self._clock.now()):
             self._metrics.stepped(recovery.cause, recovery.phases)
-            changed |= await self._applier.tell(recovery)
+            changed |= await self._applier.give_back(recovery)
         return changed
 
 

@@ -36,14 +36,14 @@ RETRY = 5.0
 
 
 class Saver:
-    """One agent's copy. ``told`` is called when others wait for a save that has just been made."""
+    """One agent's copy. ``notify`` is called when others wait for a save that has just been made."""
 
     def __init__(
         self, node: str, disk: Disk, writing: Writing, *,
-        snapshot: Snapshot, clock: Clock, metrics: Metrics, told: Callable[[], None],
+        snapshot: Snapshot, clock: Clock, metrics: Metrics, notify: Callable[[], None],
     ) -> None:  # fmt: skip
         self._disk, self._writing, self._snapshot = disk, writing, snapshot
-        self._clock, self._metrics, self._told = clock, metrics, told
+        self._clock, self._metrics, self._notify = clock, metrics, notify
         self._log = structlog.get_logger("kept").bind(node=node)
         self._pointers: dict[str, Checkpoint | None] = {}
         self._news = asyncio.Event()
@@ -126,7 +126,7 @@ class Saver:
         before, self.saved = self.saved, Saved(era=known.era, rev=known.rev)
         self._news.set()
         if (before.rev if before is not None else 0) < self._snapshot.wanted <= known.rev:
-            self._told()
+            self._notify()
 
 
 COPIES = 2
@@ -162,24 +162,24 @@ class Acknowledger:
         """``write``: its revision, and the era in which it was made."""
         started = self._clock.now()
         own = asyncio.ensure_future(self._saver.reached(write))
-        told = asyncio.ensure_future(self._told(write))
+        notify = asyncio.ensure_future(self._notify(write))
         try:
             async with asyncio.timeout(self._bound):
                 while not self._look(write, started).safe:
-                    await asyncio.wait({t for t in (own, told) if not t.done()}, return_when=asyncio.FIRST_COMPLETED)
-                    if told.done():
-                        told.result()
+                    await asyncio.wait({t for t in (own, notify) if not t.done()}, return_when=asyncio.FIRST_COMPLETED)
+                    if notify.done():
+                        notify.result()
                         if self._look(write, started).safe:
                             break
-                        told = asyncio.ensure_future(self._told(write))
+                        notify = asyncio.ensure_future(self._notify(write))
         except TimeoutError:
             pass
         finally:
             own.cancel()
-            told.cancel()
+            notify.cancel()
         return self._look(write, started)
 
-    async def _told(self, write: Saved) -> None:
+    async def _notify(self, write: Saved) -> None:
         """Until other nodes have told of enough saves that cover the write."""
         if self._look(write, 0.0).wanted < COPIES:
             await self._saver.reached(write)

@@ -19,7 +19,7 @@ from nodeagent import __version__
 from nodeagent.agent import shutdown
 from nodeagent.agent.clock import Clock, SystemClock
 from nodeagent.agent.diagnosis import Diagnosis, preflight
-from nodeagent.agent.health import Care
+from nodeagent.agent.health import NodeHealth
 from nodeagent.agent.identity import Identity, claim
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
 from nodeagent.agent.logs import setup_logging
@@ -79,23 +79,25 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         facts = node_facts(config, address, gpus, clock.wall(), process.address())
 
         def changed() -> None:
-            agent.tell_health()
+            agent.publish_health()
 
-        care = None
+        node_health = None
         diagnosis = Diagnosis(config, os.environ, clock, changed)
         facts = facts.model_copy(update={"figures": diagnosis.figures})
         if config.health is not None:
-            care = Care(config, config.health, facts, os.environ, clock, host.status, changed, node, metrics.repaired)
-            facts = facts.model_copy(update=care.facts())
+            node_health = NodeHealth(
+                config, config.health, facts, os.environ, clock, host.status, changed, node, metrics.repaired
+            )
+            facts = facts.model_copy(update=node_health.facts())
         agent = Agent(
             config, node, facts, key=key, ledger=FileLedger(config.dirs.state / "trust.json"),
             disk=FileDisk(config.dirs.state / "jobs.kept"), store=store, host=host, clock=clock, identity=identity,
             incarnation=incarnation, metrics=metrics, peers=peers, process=process,
             counts=config.dirs.state / "restarts.json",
-            progress=notifier.alive, meter=Meter().measure, care=care, diagnosis=diagnosis,
+            progress=notifier.alive, meter=Meter().measure, node_health=node_health, diagnosis=diagnosis,
             checked=preflight(config, node, diagnosis, clock),
         )  # fmt: skip
-        _hear_reloads(agent, host, process, notifier, again)
+        _watch_reloads(agent, host, process, notifier, again)
         await _until_ended(agent, process, clock, notifier, metrics, address, unit)
     structlog.get_logger("agent").bind(node=node).info("ended")
 
@@ -108,7 +110,7 @@ def _host(config: AgentConfig, node: str, address: str, unit: str, granted: Call
     )  # fmt: skip
 
 
-def _hear_reloads(
+def _watch_reloads(
     agent: Agent, host: ShimHost, process: LocalLeaseProcess, notifier: Notifier, again: Callable[[], AgentConfig]
 ) -> None:
     """SIGHUP."""
@@ -118,10 +120,10 @@ def _hear_reloads(
         host.reconfigure(new.jobs)
         process.config = new
 
-    def hear() -> None:
+    def reload_asked() -> None:
         notifier.status(reload(again, agent.config, take))
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hear)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_asked)
 
 
 async def _until_ended(
@@ -155,7 +157,7 @@ async def _until_ended(
         running = tasks.create_task(agent.run(stop))
         helpers = [
             tasks.create_task(process.run()),
-            tasks.create_task(_say_joined(agent, notifier)),
+            tasks.create_task(_log_joined(agent, notifier)),
             tasks.create_task(_serve_api(agent, metrics, address, notifier.ready)),
             tasks.create_task(_watch_health(agent)),
             tasks.create_task(shutdown.come_back(agent)),
@@ -201,16 +203,16 @@ async def _serve_api(agent: Agent, metrics: Metrics, address: str, ready: Callab
 async def _watch_health(agent: Agent) -> None:
     """Until cancelled; not before the lease is safe."""
     await agent.joined.wait()
-    care = agent.care
-    if care is None:
+    node_health = agent.node_health
+    if node_health is None:
         return
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(care.monitor.run())
-        if care.mender is not None:
-            tasks.create_task(care.mender.run(agent))
+        tasks.create_task(node_health.monitor.run())
+        if node_health.repairer is not None:
+            tasks.create_task(node_health.repairer.run(agent))
 
 
-async def _say_joined(agent: Agent, notifier: Notifier) -> None:
+async def _log_joined(agent: Agent, notifier: Notifier) -> None:
     """What ``systemctl status`` shows until the node has joined: why not. The unit is ready before that, as soon as the
     agent can be asked: a start that waited for a store with another password would hang without a word."""
     await agent.tried.wait()

@@ -32,7 +32,7 @@ async def restart(agent: Agent, clock: Clock) -> None:
         await agent.leave()
         return
     began = clock.now()
-    while not await agent.tells_restart():  # what this agent alone knows, a store that comes back may have lost
+    while not await agent.reports_restart():  # what this agent alone knows, a store that comes back may have lost
         if clock.now() - began > limit:
             log.warning("the store is still away: the others cannot be told", waited=limit)
             break

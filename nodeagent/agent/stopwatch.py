@@ -17,7 +17,7 @@ from nodeagent.pods.base import PodStatus
 STEPPED = "stepped"
 """The phase from the start to the first step, of workers that tell their steps."""
 
-TELL_AFTER = 1.0
+REPORT_AFTER = 1.0
 """Seconds from the start of the workers until it is told: writing to the store must not disturb their first steps."""
 STEP_BOUND = 600.0
 """Seconds for which the first step is waited for, of a job that tells it."""
@@ -130,7 +130,7 @@ class Stopwatch:
         """The same, to tell people of now: those after which the workers run undisturbed."""
         out = []
         for uid, watch in list(self._watches.items()):
-            if watch.active is None or watch.started is None or now < watch.started + TELL_AFTER or uid not in jobs:
+            if watch.active is None or watch.started is None or now < watch.started + REPORT_AFTER or uid not in jobs:
                 continue
             if uid in self._telling and watch.stepped is None and now < watch.started + STEP_BOUND:
                 continue

@@ -44,7 +44,7 @@ class Bounds:
 
 BACKLOG = 128
 
-Told = Callable[[str, str], None]
+Notify = Callable[[str, str], None]
 """Is told the url and the certificate's SHA-256, once others can connect."""
 
 
@@ -57,27 +57,27 @@ class Https:
         view: AgentView,
         metrics: Metrics,
         address: str,
-        told: Told,
+        notify: Notify,
         bounds: Bounds = Bounds(),
         usage: Usage | None = None,
     ) -> None:
         """``address``: this node's, as others know it; ``usage``: as ``create_app``."""
         self._usage = usage
         self._bounds = bounds
-        self._view, self._metrics, self._told = view, metrics, told
+        self._view, self._metrics, self._notify = view, metrics, notify
         self._address = view.config.api.listen or address
         self._log = structlog.get_logger("https").bind(node=view.node)
 
     async def run(self) -> None:
         """Serve until cancelled; nothing, where nothing is to be served."""
-        said = ""
+        answered = ""
         while serves(self._view.config.api.listen, self._address):
             try:
                 await self._serve()
             except (OSError, CertificateError) as error:
-                if str(error) != said:
-                    said = str(error)
-                    self._log.warning("others are not served over https", why=said, address=self._address)
+                if str(error) != answered:
+                    answered = str(error)
+                    self._log.warning("others are not served over https", why=answered, address=self._address)
             await asyncio.sleep(self._bounds.retry)
 
     async def _serve(self) -> None:
@@ -96,7 +96,7 @@ class Https:
             await runner.setup()
             try:
                 host = f"[{self._address}]" if ":" in self._address else self._address
-                self._told(f"https://{host}:{listening.getsockname()[1]}", certificate)
+                self._notify(f"https://{host}:{listening.getsockname()[1]}", certificate)
                 assert runner.server is not None
                 await door.serve(listening, runner.server)
             finally:

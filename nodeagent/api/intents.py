@@ -234,30 +234,30 @@ def scale(asked: Asked, job: JobRecord, served: int) -> Change | None:
     growing = _growing(job)
     before = growing.before if growing is not None else control.target
     scale = Scale(request=asked.request, want=target, before=before, leaving=asked.nodes)
-    said = f"target {control.target} -> {target}"
+    stated = f"target {control.target} -> {target}"
     if control.desired == "pause":
         scale = scale.model_copy(update={"state": "set", "reason": "the job was paused: it counts when it runs again"})
     elif target > before:
         timeout = OUT_TIMEOUT if asked.timeout is None else asked.timeout
         scale = scale.model_copy(update={"timeout": timeout, "deadline": served + max(1, millis(timeout))})
-        said += f" within {timeout:g}s"
+        stated += f" within {timeout:g}s"
     else:
         scale = scale.model_copy(update={"grace": asked.timeout})
-        said += f", {', '.join(asked.nodes)} to leave" if asked.nodes else ""
-    return Change({"target": target, "scale": scale}, "JobScaled", said)
+        stated += f", {', '.join(asked.nodes)} to leave" if asked.nodes else ""
+    return Change({"target": target, "scale": scale}, "JobScaled", stated)
 
 
 def outcome(did: str, changed: bool) -> dict[str, object]:
     """What the reply says of a request, from what the store remembers of it."""
-    told = json.loads(did)
-    return {"changed": changed, "previous_target": told["from"], "asked_target": told["to"]}
+    reported = json.loads(did)
+    return {"changed": changed, "previous_target": reported["from"], "asked_target": reported["to"]}
 
 
 def repeated(asked: Asked, job: JobRecord, earlier: Answer) -> dict[str, object]:
     """The reply to a request that was carried out before. Raises ``ApiError`` (``state``) if its id was another
     change's."""
-    told = json.loads(earlier.did) if earlier.did.startswith("{") else {}
-    if earlier.subject != job.uid or {k: told.get(k) for k in asked.figures()} != asked.figures():
+    reported = json.loads(earlier.did) if earlier.did.startswith("{") else {}
+    if earlier.subject != job.uid or {k: reported.get(k) for k in asked.figures()} != asked.figures():
         raise ApiError(
             "state",
             f"the request id {asked.request!r} was used for another change before; nothing was changed",

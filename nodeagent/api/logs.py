@@ -212,7 +212,7 @@ class LogRoutes:
         async with asyncio.TaskGroup() as group:
             group.create_task(_pour(mine, queue))
             known: set[str] = set()
-            told: set[str] = set()
+            reported: set[str] = set()
             while not asked.alone:
                 ended = self._ended(uid)
                 ways, notices = self._others(asked)
@@ -221,8 +221,8 @@ class LogRoutes:
                         known.add(node)
                         group.create_task(self._peer(node, asked, queue))
                 for line in notices:
-                    if line["text"] not in told:
-                        told.add(line["text"])
+                    if line["text"] not in reported:
+                        reported.add(line["text"])
                         await queue.put(line)
                 if ended:
                     break

@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from nodeagent.agent.diagnosis import Diagnosis
-from nodeagent.agent.health import Care
+from nodeagent.agent.health import NodeHealth
 from nodeagent.api import auth, requests
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.forward import elsewhere
@@ -43,9 +43,9 @@ class CareRoutes:
 
     async def rules(self, _request: web.Request) -> web.Response:
         """GET /v1/health/rules: the table in force on this node."""
-        policy = self.view.care.policy if self.view.care is not None else None
+        policy = self.view.node_health.policy if self.view.node_health is not None else None
         rows = []
-        declared = self.view.care.monitor.declared if self.view.care is not None else {}
+        declared = self.view.node_health.monitor.declared if self.view.node_health is not None else {}
         for rule in (*rules(), *declared.values()):
             mode = "off" if policy is None or rule.id in policy.off else "on"
             rows.append(
@@ -68,10 +68,10 @@ class CareRoutes:
         node, _, asked = await self._may(request)
         if (answer := await elsewhere(self.view, node, request, asked)) is not None:
             return answer
-        care = self._care(node)
+        node_health = self._node_health(node)
         gpu, rule = requests.text(asked, "gpu"), requests.text(asked, "rule")
         meant = [
-            v for v in care.monitor.verdicts if (not gpu or v.device == gpu) and (not rule or v.rule == rule)
+            v for v in node_health.monitor.verdicts if (not gpu or v.device == gpu) and (not rule or v.rule == rule)
         ]  # fmt: skip
         if gpu and not meant:  # one that is missing is no GPU of the node any more, but has a verdict
             known_gpu(node, gpu)
@@ -80,9 +80,9 @@ class CareRoutes:
                 "state", f"no such verdict is on node {node.id}", f"see them: nodeagentctl describe node/{node.id}"
             )
         for device in {v.device for v in meant}:
-            care.monitor.acknowledge(device, rule or None)
+            node_health.monitor.acknowledge(device, rule or None)
         keys = {(v.rule, v.device) for v in meant}
-        after = [verdict_json(v, node, time.time()) for v in care.monitor.verdicts if (v.rule, v.device) in keys]
+        after = [verdict_json(v, node, time.time()) for v in node_health.monitor.verdicts if (v.rule, v.device) in keys]
         return web.json_response({"name": node.id, "verdicts": after})
 
     async def inject(self, request: web.Request) -> web.Response:
@@ -90,14 +90,14 @@ class CareRoutes:
         node, who, asked = await self._may(request)
         if (answer := await elsewhere(self.view, node, request, asked)) is not None:
             return answer
-        care = self._care(node)
+        node_health = self._node_health(node)
         code, gpu = asked.get("xid"), requests.text(asked, "gpu")
         if not isinstance(code, int) or isinstance(code, bool) or not 1 <= code <= MOST_XID:
             raise ApiError("usage", f"xid must be a whole number from 1 to {MOST_XID}", "NVIDIA's catalog lists them")
         if not node.facts.gpus:
             raise ApiError("state", f"node {node.id} has no GPU", "see: nodeagentctl nodes")
         device = known_gpu(node, gpu) if gpu else node.facts.gpus[0].uuid
-        care.monitor.inject(Event("xid", time.time(), device, code, f"drill by {who.name}: Xid {code}"))
+        node_health.monitor.inject(Event("xid", time.time(), device, code, f"drill by {who.name}: Xid {code}"))
         return web.json_response({"name": node.id, "gpu": device, "xid": code})
 
     async def _may(self, request: web.Request) -> tuple[NodeRecord, auth.Caller, dict[str, Any]]:
@@ -109,14 +109,14 @@ class CareRoutes:
         auth.may_change_nodes(who, node.id)
         return node, who, asked
 
-    def _care(self, node: NodeRecord) -> Care:
-        if self.view.care is None:
+    def _node_health(self, node: NodeRecord) -> NodeHealth:
+        if self.view.node_health is None:
             raise ApiError(
                 "state",
                 f"nobody looks after the health of node {node.id}",
                 "take `health: off` out of its agent's config",
             )
-        return self.view.care
+        return self.view.node_health
 
 
 def known_gpu(node: NodeRecord, uuid: str) -> str:

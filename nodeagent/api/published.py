@@ -43,8 +43,8 @@ async def published_of(
         return none, asking
     if asking and view.health().store_away_since is None:
         with contextlib.suppress(StoreUnavailableError):
-            told = await view.store.pods({uid: places(cluster, job) for uid, job in live.items()})
-            return none | {uid: {pod.node: pod for pod in pods} for uid, pods in told.items()}, True
+            reported = await view.store.pods({uid: places(cluster, job) for uid, job in live.items()})
+            return none | {uid: {pod.node: pod for pod in pods} for uid, pods in reported.items()}, True
     return none | {uid: _own(view, job) for uid, job in live.items()}, False
 
 

@@ -56,7 +56,7 @@ def _worker(state: WorkerState, member: Member | None) -> Json:
     }
 
 
-def _told_workers(member: Member, report: PodReport | None, over: bool) -> list[Json]:
+def _reported_workers(member: Member, report: PodReport | None, over: bool) -> list[Json]:
     """Workers of a pod that publishes nothing (any more): from what its agent reported."""
     ended = {e.local_rank: e for e in (report.exits if report else ())}
     out: list[Json] = []
@@ -118,7 +118,7 @@ def _pod(
         "snapshot_bytes": 0,
         "parked": 0,
         "parked_memory": 0,
-        "workers": [] if member is None else _told_workers(member, report, over),
+        "workers": [] if member is None else _reported_workers(member, report, over),
     }
 
 
@@ -130,11 +130,11 @@ def pods_json(
     role, head = job.spec.role_names, job.head
     members = head.ordered() if head is not None else ()
     ended = job.phase in TERMINAL
-    told = dict(head.reports) if head is not None else {}
+    reported = dict(head.reports) if head is not None else {}
     if head is not None and job.last_number == head.number:
-        told = dict(job.last_reports) | told
+        reported = dict(job.last_reports) | reported
     gang = [
-        _pod(role, m.node, published.get(m.node), m, head, told.get(m.node), cluster.live(m.node, m.life) or ended)
+        _pod(role, m.node, published.get(m.node), m, head, reported.get(m.node), cluster.live(m.node, m.life) or ended)
         for m in members
     ]
     for pod in gang:
@@ -393,7 +393,7 @@ def node_json(node: NodeRecord, cluster: Cluster, now: float, work: Mapping[str,
         "verdicts": [verdict_json(v, node, now) for v in facts.health],
         "figures": [figure.model_dump() for figure in facts.figures],
         "breaker": breaker(cluster, facts),
-        "mending": None if facts.mending is None else facts.mending.model_dump(),
+        "repair_state": None if facts.repair_state is None else facts.repair_state.model_dump(),
         "repair": described(node),
         "pods": pods,
         "labels": dict(facts.labels),

@@ -138,10 +138,10 @@ class Stories:
             return {job.uid: self._rows[job.uid] if job.uid in same else generations(job, ()) for job in jobs}
         if marks != self._marks:
             self._marks, self._changed = marks, at
-        told: defaultdict[str, list[Event]] = defaultdict(list)
+        reported: defaultdict[str, list[Event]] = defaultdict(list)
         for event in events:
-            told[event.uid].append(event)
-        self._rows = {job.uid: generations(job, told[job.uid]) for job in jobs}
+            reported[event.uid].append(event)
+        self._rows = {job.uid: generations(job, reported[job.uid]) for job in jobs}
         return self._rows
 
 
@@ -182,9 +182,9 @@ def _job(cluster: Cluster, job: JobRecord, why: Json, story: list[Json], now: fl
     }
 
 
-def _generation(told: Json) -> Json:
-    ended = told["ended_by"]
-    return told | {"ended_by": None if ended is None else {k: v for k, v in ended.items() if k != "error"}}
+def _generation(reported: Json) -> Json:
+    ended = reported["ended_by"]
+    return reported | {"ended_by": None if ended is None else {k: v for k, v in ended.items() if k != "error"}}
 
 
 def _node(node: NodeRecord, cluster: Cluster, booked: dict[str, str], pods: list[Json], now: float) -> Json:
@@ -248,9 +248,9 @@ def live_jobs(cluster: Cluster) -> list[JobRecord]:
 
 def top_json(cluster: Cluster, pods: Pods, here: str, machine: MachineUsage) -> Json:
     """The answer. ``machine`` is that of all nodes whose boot id is ``here``. Pure."""
-    told = [p for states in pods.values() for p in states if cluster.live(p.node)]
+    reported = [p for states in pods.values() for p in states if cluster.live(p.node)]
     of_node, of_job = defaultdict[str, list[PodState]](list), defaultdict[str, list[PodState]](list)
-    for pod in told:
+    for pod in reported:
         of_node[pod.node].append(pod)
         of_job[pod.uid].append(pod)
     work = work_on(cluster)

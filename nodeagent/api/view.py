@@ -16,7 +16,7 @@ from nodeagent.trust.seal import Seal
 
 if TYPE_CHECKING:
     from nodeagent.agent.diagnosis import Diagnosis
-    from nodeagent.agent.health import Care
+    from nodeagent.agent.health import NodeHealth
     from nodeagent.agent.saver import Acknowledged
 
 
@@ -82,7 +82,7 @@ class AgentView(Protocol):
         ...
 
     @property
-    def care(self) -> Care | None:
+    def node_health(self) -> NodeHealth | None:
         """Looks after this node's health; None: nobody does."""
         ...
 

@@ -124,8 +124,8 @@ def describe(ctx: click.Context, name: str | None, job_named: str | None, fmt: s
     if fmt == "name":
         echo(f"{kind}/{found['name']}")
         return
-    say = job_lines if kind == "job" else node_lines
-    echo("\n".join(say(found, coloured(), terminal_width())))
+    render = job_lines if kind == "job" else node_lines
+    echo("\n".join(render(found, coloured(), terminal_width())))
 
 
 def _find(client: Client, name: str | None, job_named: str | None) -> tuple[str, Json]:

@@ -327,8 +327,12 @@ def _generations(job: Json, width: int | None) -> list[str]:
 
 def _farewell(job: Json) -> list[str]:
     """What became of the last steps before a planned stop."""
-    told = {node: r["reason"] for node, r in job["reports"].items() if r["state"] == "left"}
-    return ["Last stopped as planned:", *(f"  {node}: {text}" for node, text in sorted(told.items()))] if told else []
+    reported = {node: r["reason"] for node, r in job["reports"].items() if r["state"] == "left"}
+    return (
+        ["Last stopped as planned:", *(f"  {node}: {text}" for node, text in sorted(reported.items()))]
+        if reported
+        else []
+    )
 
 
 def blamed(job: Json) -> Json | None:

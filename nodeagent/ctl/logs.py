@@ -39,7 +39,7 @@ class Printer:
         self.marks = Marks()
         self.lines = 0
         """How many came."""
-        self._told: set[str] = set()
+        self._shown: set[str] = set()
         self._held: dict[Source, str] = {}
         self._places: dict[tuple[int, int], str] = {}
         """(generation, rank) to the name of the place, in a job of several roles."""
@@ -49,8 +49,8 @@ class Printer:
     def put(self, line: Json) -> None:
         """One worker's line to the stream it was written on, or one notice (each once) to stderr."""
         if line["stream"] == "notice":
-            if line["text"] not in self._told:
-                self._told.add(line["text"])
+            if line["text"] not in self._shown:
+                self._shown.add(line["text"])
                 echo(f"nodeagentctl: {line['text']}", file=self._err)
             return
         self.lines += 1

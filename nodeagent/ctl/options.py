@@ -134,9 +134,9 @@ def which_job(client: Client, argument: str | None, named: str | None) -> str:
     """The job that is meant: as said, else the only live one. Raises ``CtlError``."""
     if argument and named and argument != named:
         raise CtlError(f"two jobs are named: {argument!r} and --job {named!r}", Exit.USAGE, "name one")
-    said = argument or named
-    if said:
-        return said.removeprefix("job/")
+    given = argument or named
+    if given:
+        return given.removeprefix("job/")
     live = [j for j in client.get("/v1/jobs")["items"] if j["phase"] not in ENDED]
     if len(live) == 1:
         uid: str = live[0]["uid"]

@@ -111,11 +111,11 @@ def _change(client: Client, verb: str, ref: str, asked: dict[str, Any], **body: 
     request = asked["request_id"] or new_request_id()
     after = client.change("POST", f"{job_path(ref)}/{verb}", request, timeout=asked["timeout"], **body)
     name, before, want = after["name"], after["previous_target"], after["asked_target"]
-    told = f"job/{name} " + (f"target is {want} already" if before == want else f"target {before} -> {want}")
+    text = f"job/{name} " + (f"target is {want} already" if before == want else f"target {before} -> {want}")
     if after.get("repeated") and asked["request_id"]:
-        told += " was asked for with this request id before: nothing new was done"
+        text += " was asked for with this request id before: nothing new was done"
     if asked["no_wait"] or after["desired"] == "pause":
-        echo(told + (" (paused: it counts when it runs again)" if after["desired"] == "pause" else ""))
+        echo(text + (" (paused: it counts when it runs again)" if after["desired"] == "pause" else ""))
         demand_saved(f"job/{name} {verb}", after)
         return
     mention_unsaved(f"job/{name} {verb}", after)

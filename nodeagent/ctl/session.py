@@ -104,7 +104,7 @@ class Session:
             job = self._ended(uid)
         except _Leave as leave:
             if self._asked_to_end:
-                _say(f"not waiting any longer: job {name} is being stopped, with its grace")
+                _announce(f"not waiting any longer: job {name} is being stopped, with its grace")
             return leave.code
         finally:
             self._over.set()
@@ -117,7 +117,7 @@ class Session:
             return False
         assert self._job is not None
         where = f": nodeagentctl logs {self._job['name']}" if self._stays else ""
-        _say(f"the rest of the output is not printed{where}")
+        _announce(f"the rest of the output is not printed{where}")
         return True
 
     def _ended(self, uid: str) -> Json:
@@ -137,25 +137,25 @@ class Session:
     def _watch(self, uid: str) -> None:
         """In a thread of its own: tells changes of state, and carries out a wish to stop."""
         client = self._client.twin()
-        told, stopped = "", False
+        shown, stopped = "", False
         while not self._over.wait(POLL):
             try:
                 if self._asked_to_end and not stopped:
-                    _say("stopping the job gracefully (again: do not wait for it)")
+                    _announce("stopping the job gracefully (again: do not wait for it)")
                     self._stop(client, uid)
                     stopped = True
                 job = client.get(job_path(uid))
                 if self._asked_to_end and self._stopped_at is None and job["phase"] in ENDED:
                     self._stopped_at = time.monotonic()
             except CtlError as error:
-                if told != error.message:
-                    told = error.message
-                    _say(error.message)
+                if shown != error.message:
+                    shown = error.message
+                    _announce(error.message)
                 continue
             line = status_line(job)
-            if line != told and job["phase"] not in ENDED:  # how it ended is told at the end
-                told = line
-                _say(line)
+            if line != shown and job["phase"] not in ENDED:  # how it ended is told at the end
+                shown = line
+                _announce(line)
 
     @staticmethod
     def _stop(client: Client, uid: str) -> None:
@@ -168,12 +168,12 @@ class Session:
     def _result(self, job: Json) -> int:
         outcome = job["outcome"]
         if job["phase"] == "succeeded":
-            _say(f"job {job['name']} succeeded")
+            _announce(f"job {job['name']} succeeded")
             return 0
         if self._asked_to_end:
-            _say(f"job {job['name']} stopped")
+            _announce(f"job {job['name']} stopped")
             return 128 + self._asked_to_end
-        _say(f"job {job['name']} {job['phase']}: {job['reason']}")
+        _announce(f"job {job['name']} {job['phase']}: {job['reason']}")
         if job["phase"] == "failed":
             for line in blame_lines(job, logs_stay=self._stays):
                 echo(line, err=True)
@@ -194,5 +194,5 @@ def status_line(job: Json) -> str:
     return f"{job['phase']}: {job['reason']}"
 
 
-def _say(text: str) -> None:
+def _announce(text: str) -> None:
     echo(f"nodeagentctl: {text}", err=True)

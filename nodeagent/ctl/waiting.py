@@ -27,24 +27,24 @@ class Progress:
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
-        self._said = ""
+        self._shown = ""
         self._began = time.monotonic()
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        if self._terminal and self._said:
+        if self._terminal and self._shown:
             status_line("")
 
-    def say(self, line: str) -> None:
+    def show(self, line: str) -> None:
         """The state now. On a terminal it replaces the line before, with the time waited."""
         if self._terminal:
-            self._said = line
+            self._shown = line
             waited = span(time.monotonic() - self._began)
             status_line(f"({waited}) {line}")
-        elif line != self._said:
-            self._said = line
+        elif line != self._shown:
+            self._shown = line
             echo(line, err=True)
 
 
@@ -56,7 +56,7 @@ def wait(look: Callable[[], T], done: Callable[[T], bool], line: Callable[[T], s
             seen = look()
             if done(seen):
                 return seen
-            progress.say(line(seen))
+            progress.show(line(seen))
             if time.monotonic() >= until:
                 break
             time.sleep(POLL)

@@ -105,7 +105,7 @@ def _remember(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 
 def where_options(*, hidden: bool) -> Callable[[F], F]:
     """The agent to ask, and what it is trusted and trusts by."""
-    said = (
+    given = (
         ("--agent", "PATH|URL", f"The agent to ask, by its socket or as https://HOST:PORT (else {ENV}, else the one "
          "found here).", False),
         ("--token-file", "FILE", f"Holds the token that lets you in over https (else {ENV_TOKEN}).", hidden),
@@ -115,7 +115,7 @@ def where_options(*, hidden: bool) -> Callable[[F], F]:
     )  # fmt: skip
 
     def add(command: F) -> F:
-        for name, metavar, text, hide in reversed(said):
+        for name, metavar, text, hide in reversed(given):
             option = click.option(name, metavar=metavar, expose_value=False, callback=_remember, help=text, hidden=hide)
             command = option(command)
         return command

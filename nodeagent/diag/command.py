@@ -23,11 +23,11 @@ def diag(config: AgentConfig, gpus: Sequence[str], busy: bool, verify: bool, as_
     """Check, tell, and say how it ended."""
     order = make_order(config, gpus, "check" if busy else "skip" if verify else "refuse", peer_figures(config.dirs.run))
 
-    def say(step: str) -> None:
+    def announce(step: str) -> None:
         if not as_json:
             click.echo(step, err=True)
 
-    found, code = asyncio.run(run(order, os.environ, say))
+    found, code = asyncio.run(run(order, os.environ, announce))
     if as_json:
         click.echo(json.dumps(found))
     else:

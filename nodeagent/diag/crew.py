@@ -27,7 +27,7 @@ COLLECTIVE = "collective"
 CPU_CREW = 2
 """Processes of the collective where there is no GPU: a check of the check."""
 
-Say = Callable[[str], None]
+Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,31 +117,31 @@ class _Hand:
 
 
 async def work(
-    python: str, gpus: Sequence[tuple[str, str]], environ: Mapping[str, str], bound: float, say: Say
+    python: str, gpus: Sequence[tuple[str, str]], environ: Mapping[str, str], bound: float, announce: Announce
 ) -> tuple[list[Outcome], list[str]]:
     """Every check on each of the ``gpus`` (UUID and how people call it; none: the CPU), at the same time on all; and
     notes on what was not checked. ``bound``: seconds of one check. Raises CannotRunError."""
-    hands = [_Hand(*gpu) for gpu in gpus] or [_Hand("", f"CPU process {i}") for i in range(CPU_CREW)]
+    workers = [_Hand(*gpu) for gpu in gpus] or [_Hand("", f"CPU process {i}") for i in range(CPU_CREW)]
     out: list[Outcome] = []
     try:
         with tempfile.TemporaryDirectory(prefix="nodeagent-diag-") as folder:
-            say(f"start {len(hands)} processes of {python}")
-            out += await _start(hands, python, gpus, environ, Path(folder), bound)
+            announce(f"start {len(workers)} processes of {python}")
+            out += await _start(workers, python, gpus, environ, Path(folder), bound)
             for check in GPU_CHECKS if gpus else CPU_CHECKS:
-                busy = [hand for hand in hands if not hand.failed][: None if gpus else 1]
-                say(f"{check} on " + (", ".join(hand.name for hand in busy) if gpus else "the CPU"))
+                busy = [hand for hand in workers if not hand.failed][: None if gpus else 1]
+                announce(f"{check} on " + (", ".join(hand.name for hand in busy) if gpus else "the CPU"))
                 out += await asyncio.gather(*(hand.do(check, bound) for hand in busy))
-            together, note = await _together(hands, bound, say)
+            together, note = await _together(workers, bound, announce)
             return out + together, note
     finally:
-        await asyncio.gather(*(hand.end() for hand in hands))
+        await asyncio.gather(*(hand.end() for hand in workers))
 
 
 async def _start(
-    hands: Sequence[_Hand], python: str, gpus: Sequence[tuple[str, str]], environ: Mapping[str, str], folder: Path,
+    workers: Sequence[_Hand], python: str, gpus: Sequence[tuple[str, str]], environ: Mapping[str, str], folder: Path,
     bound: float,
 ) -> list[Outcome]:  # fmt: skip
-    given = {"count": len(hands), "group": str(folder / "group")}
+    given = {"count": len(workers), "group": str(folder / "group")}
     env = {**environ, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     if gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(uuid for uuid, _ in gpus)
@@ -149,7 +149,7 @@ async def _start(
         hand.start(
             (python, "-I", str(WORKER), json.dumps(given | {"index": i, "gpu": hand.gpu})), env, SLOW_START * bound
         )
-        for i, hand in enumerate(hands)
+        for i, hand in enumerate(workers)
     ]
     ended = await asyncio.gather(*starts, return_exceptions=True)
     for error in ended:
@@ -160,17 +160,17 @@ async def _start(
     return [outcome for outcome in ended if isinstance(outcome, Outcome)]
 
 
-async def _together(hands: Sequence[_Hand], bound: float, say: Say) -> tuple[list[Outcome], list[str]]:
+async def _together(workers: Sequence[_Hand], bound: float, announce: Announce) -> tuple[list[Outcome], list[str]]:
     """The collective: nothing of it can be told where one does not take part."""
-    missing = [hand.name for hand in hands if hand.failed]
+    missing = [hand.name for hand in workers if hand.failed]
     if missing:
         return [], [f"no collective: {', '.join(missing)} takes no part in it"]
-    if not all(hand.torch for hand in hands):
+    if not all(hand.torch for hand in workers):
         return [], ["no collective: it needs torch (health.diag.python)"]
-    say(f"collective of {len(hands)} processes")
-    parts = await asyncio.gather(*(hand.do(COLLECTIVE, 2 * bound) for hand in hands))
-    kind = f"{len(hands)} x {hands[0].kind}"
-    wrong = [f"{hand.name}: {part.why}" for hand, part in zip(hands, parts, strict=True) if part.why]
+    announce(f"collective of {len(workers)} processes")
+    parts = await asyncio.gather(*(hand.do(COLLECTIVE, 2 * bound) for hand in workers))
+    kind = f"{len(workers)} x {workers[0].kind}"
+    wrong = [f"{hand.name}: {part.why}" for hand, part in zip(workers, parts, strict=True) if part.why]
     if wrong:
         return [Outcome(COLLECTIVE, "", kind, why="; ".join(wrong[:8]))], []
     slowest = min(part.value or 0.0 for part in parts)

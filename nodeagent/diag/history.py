@@ -23,7 +23,7 @@ FILE = "diag.json"
 """In the agent's ``state`` folder."""
 MOST_VALUES = 64
 """Results kept of each check and kind; the oldest go first."""
-MOST_TOLD = 16
+MOST_REPORTED = 16
 """Checks and kinds kept, and told to other nodes: a node whose GPUs were replaced has two kinds at most."""
 
 
@@ -67,7 +67,7 @@ def with_results(past: Sequence[Past], outcomes: Iterable[Outcome]) -> tuple[Pas
         old = known.pop((outcome.kind, outcome.name), None)
         values = (*(old.values if old is not None else ()), outcome.value)[-MOST_VALUES:]
         known[outcome.kind, outcome.name] = Past(outcome.kind, outcome.name, outcome.unit, values)
-    return tuple(known.values())[-MOST_TOLD:]
+    return tuple(known.values())[-MOST_REPORTED:]
 
 
 def median(values: Sequence[float]) -> float:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nodeagent.diag import history
-from nodeagent.diag.crew import CannotRunError, Outcome, Say, work
+from nodeagent.diag.crew import Announce, CannotRunError, Outcome, work
 from nodeagent.diag.devices import Device, look
 from nodeagent.diag.history import Result, judge
 from nodeagent.model.base import Record
@@ -64,32 +64,32 @@ class _Done:
     notes: Sequence[str]
 
 
-async def run(order: Order, environ: Mapping[str, str], say: Say) -> tuple[Report, Code]:
+async def run(order: Order, environ: Mapping[str, str], announce: Announce) -> tuple[Report, Code]:
     """Check, remember, tell. Never raises for what is wrong with the machine."""
     try:
         folder = Path(order.state)
-        async with _alone(folder, order.bound, say):
-            done = await _checked(order, environ, folder / history.FILE, say)
+        async with _alone(folder, order.bound, announce):
+            done = await _checked(order, environ, folder / history.FILE, announce)
     except (CannotRunError, OSError, ValueError) as error:
         return report((), (), problem=str(error)), Code.COULD_NOT
     passed = all(result.passed for result in done.results)
     return report(done.results, done.notes), Code.PASSED if passed else Code.FAILED
 
 
-async def _checked(order: Order, environ: Mapping[str, str], file: Path, say: Say) -> _Done:
+async def _checked(order: Order, environ: Mapping[str, str], file: Path, announce: Announce) -> _Done:
     past = history.load(file)
     outcomes: list[Outcome] = []
     devices: list[Device] = []
     notes: list[str] = []
     if order.driver:
-        say("ask the driver")
+        announce("ask the driver")
         devices, outcomes = await look(order.gpus, environ, order.bound)
         devices, notes = _free(devices, order.busy)
         if not devices and not outcomes:
             raise CannotRunError("no GPU can be checked: " + ("; ".join(notes) or "the driver lists none"))
     if devices or not order.driver:
         gpus = [(device.uuid, device.name) for device in devices]
-        worked, more = await work(order.python, gpus, environ, order.bound, say)
+        worked, more = await work(order.python, gpus, environ, order.bound, announce)
         outcomes, notes = outcomes + worked, notes + more
     alone = bool(devices) and not any(device.used for device in devices)
     own = [(p.kind, p.check, p.values) for p in past]
@@ -118,7 +118,7 @@ def _free(devices: Sequence[Device], busy: str) -> tuple[list[Device], list[str]
 
 
 @asynccontextmanager
-async def _alone(folder: Path, bound: float, say: Say) -> AsyncIterator[None]:
+async def _alone(folder: Path, bound: float, announce: Announce) -> AsyncIterator[None]:
     """The only run on this machine, for as long as it takes. Raises CannotRunError, OSError."""
     fd = _lock_file(folder)
     try:
@@ -127,7 +127,7 @@ async def _alone(folder: Path, bound: float, say: Say) -> AsyncIterator[None]:
         while not _locked(fd):
             if loop.time() >= until:
                 raise CannotRunError("another run of these checks goes on here; ask again when it has ended")
-            say("wait for another run to end")
+            announce("wait for another run to end")
             await asyncio.sleep(AGAIN)
         yield
     finally:
@@ -160,12 +160,12 @@ def report(results: Sequence[Result], notes: Sequence[str], problem: str = "") -
 def main() -> None:
     """For the agent."""
 
-    def tell(line: Report) -> None:
+    def note(line: Report) -> None:
         print(json.dumps(line), flush=True)
 
     order = Order.from_json(sys.stdin.read())
-    found, code = asyncio.run(run(order, os.environ, lambda step: tell({"step": step})))
-    tell(found)
+    found, code = asyncio.run(run(order, os.environ, lambda step: note({"step": step})))
+    note(found)
     sys.exit(code)
 
 

@@ -61,7 +61,7 @@ def _in_thread(look: Callable[[], HostFacts]) -> asyncio.Future[HostFacts]:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[HostFacts] = loop.create_future()
 
-    def tell(facts: HostFacts | None, error: Exception | None) -> None:
+    def report(facts: HostFacts | None, error: Exception | None) -> None:
         if future.cancelled():
             return
         if facts is not None:
@@ -76,7 +76,7 @@ def _in_thread(look: Callable[[], HostFacts]) -> asyncio.Future[HostFacts]:
         except Exception as error:  # noqa: BLE001  # handed to whoever waits
             result = None, error
         with suppress(RuntimeError):  # the loop has ended: nobody waits
-            loop.call_soon_threadsafe(tell, *result)
+            loop.call_soon_threadsafe(report, *result)
 
     threading.Thread(target=work, daemon=True, name="doctor").start()
     return future

@@ -69,7 +69,7 @@ class Core:
         """What this node has promised others, as it is written down."""
         self._estranged = False
         """The store answered last in another era than the agent was heard in."""
-        self._heard = now
+        self._agent_seen = now
         self._until = 0.0
         self._own: dict[str, float] = dict(granted or {})
         """Pods whose time is not the node's alone: lent by keepers, or granted before this process started."""
@@ -105,9 +105,9 @@ class Core:
         if old != order:
             self._next = now
 
-    def heard(self, now: float) -> None:
+    def agent_seen(self, now: float) -> None:
         """The agent speaks."""
-        self._heard = now
+        self._agent_seen = now
 
     def urge(self, now: float) -> None:
         """Something is new: a store that was away may answer again."""
@@ -125,7 +125,9 @@ class Core:
         self._estranged = False
         self._next = max(now, sent + order.heartbeat)
         if wanted and self.asks(now) and self.state in ("holding", "stopping"):
-            self._depart(now, True, f"its agent is silent for {now - self._heard:.1f} s, and {wanted} waits for it")
+            self._depart(
+                now, True, f"its agent is silent for {now - self._agent_seen:.1f} s, and {wanted} waits for it"
+            )
 
     def unanswered(self, sent: float, now: float, why: str, code: str = "") -> None:
         """It did not answer, or not to the point. ``code``: of its refusal."""
@@ -147,8 +149,8 @@ class Core:
         order = self.order
         if order is None or self.state in ("lost", "left"):
             return None
-        if self.state == "holding" and now - self._heard > order.patience:
-            self._depart(now, False, f"its agent was silent for {now - self._heard:.0f} s")
+        if self.state == "holding" and now - self._agent_seen > order.patience:
+            self._depart(now, False, f"its agent was silent for {now - self._agent_seen:.0f} s")
         gone = self.departure
         if gone is not None:
             quiet = all(at >= gone.stop_before for at in obeyed.values())
@@ -180,7 +182,7 @@ class Core:
 
     def asks(self, now: float) -> bool:
         """Whether the renewal that is about to be sent has to ask who waits for this node: its agent is silent."""
-        return now - self._heard > self._require_order().lease
+        return now - self._agent_seen > self._require_order().lease
 
     def may_borrow(self, now: float) -> bool:
         """Whether keepers may be asked for time. Not on the way out; nor where the store has lost writes and the node

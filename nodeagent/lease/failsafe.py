@@ -57,9 +57,9 @@ class Failsafe:
         """Yields, before it says yes, what is to be written down (None: it is); and is sent the table as it is after
         that. An agent that lets go does the same the other way round: it changes the table, then reads the promises.
         So one of the two sees the other."""
-        said = self._judged(ask, now)
-        if not said.yes:
-            return said
+        judged = self._judged(ask, now)
+        if not judged.yes:
+            return judged
         promises = self._with(ask.uid, now)
         self.table = yield promises
         if promises is not None:
@@ -124,7 +124,7 @@ class Failsafe:
         waiting = [r.sent + RESEND for r in self._rounds.values() if r.open]
         return max(min([self._next, *waiting]), self._core.last + order.failsafe)
 
-    def answered(self, nonce: str, said: Answer) -> None:
+    def answered(self, nonce: str, judged: Answer) -> None:
         """An answer has come, perhaps to no question of this process."""
         uid, round_ = next(((u, r) for u, r in self._rounds.items() if nonce in r.open), ("", None))
         order, row = self._core.order, self._running().get(uid)
@@ -134,10 +134,10 @@ class Failsafe:
         if row is None or (row.token, row.keepers) != (round_.row.token, round_.row.keepers):
             del self._rounds[uid]  # it was about what does not run here any more
             return
-        if not said.yes or not said.of(ask.to, ask.to_life):
+        if not judged.yes or not judged.of(ask.to, ask.to_life):
             del self._rounds[uid]
-            foreign = f"{said.node or 'somebody else'} answers at the address of {ask.to}"
-            self.refusals[uid] = (said.why if not said.yes else foreign)[:WHY_MAX]
+            foreign = f"{judged.node or 'somebody else'} answers at the address of {ask.to}"
+            self.refusals[uid] = (judged.why if not judged.yes else foreign)[:WHY_MAX]
         elif not round_.open:
             del self._rounds[uid]
             self.refusals.pop(uid, None)

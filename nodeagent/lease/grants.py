@@ -128,18 +128,18 @@ class Answer:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._said = 0.0
+        self._logged = 0.0
 
     def obeyed(self, at: float) -> None:
         """Nothing runs that was started before this time. Raises OSError."""
-        if at == self._said:
+        if at == self._logged:
             return
         fd = os.open(self._file, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             os.pwrite(fd, twice(_OBEYED.pack(at)), 0)
         finally:
             os.close(fd)
-        self._said = at
+        self._logged = at
 
 
 def twice(data: bytes) -> bytes:

@@ -27,9 +27,9 @@ from nodeagent.lease.signs import (
     NOBODY,
     NOT_BRIDGED,
     Bridged,
+    LeaseStatus,
     Pulse,
     PulseWriter,
-    Said,
     lease_folder,
     read_address,
     read_departure,
@@ -40,7 +40,7 @@ from nodeagent.lease.signs import (
     write_address,
     write_bridged,
     write_departure,
-    write_said,
+    write_status,
     write_unannounced,
 )
 from nodeagent.lease.table import TableReader, read_promises, table_file, write_promises
@@ -101,11 +101,11 @@ class Process:
         self._stamp: tuple[int, ...] | None = ()
         """Of the order that was read last; None: there was none; empty: it was not looked for yet."""
         self._ended = False
-        self._heard = now
+        self._agent_seen = now
         self._written: dict[str, Grant] = {}
         self._unannounced = 0
         """As it was written."""
-        self._said = Said("idle", "", NOBODY)
+        self._status = LeaseStatus("idle", "", NOBODY)
 
     def run(self) -> None:
         """Until there is nothing to do any more."""
@@ -193,7 +193,7 @@ class Process:
             self._complain("the grants cannot be looked at", error)
             return []
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """The agent's words."""
         for _ in range(MOST_WORDS):
             try:
@@ -203,13 +203,13 @@ class Process:
             now = boottime()
             match _word(data):
                 case {"alive": True}:
-                    self._core.heard(now)
+                    self._core.agent_seen(now)
                 case {**rest} if not rest:
                     self._written.clear()  # perhaps a pod's file is there in place of one that had the same name
                     self._core.urge(now)
                 case _:
                     continue
-            self._heard = now
+            self._agent_seen = now
 
     # --- failsafe time
 
@@ -304,9 +304,9 @@ class Process:
         self._show_grants()
         try:
             self._pulse.beat(Pulse(boottime(), core.renewed, core.until, core.last))
-            self._say()
-            self._tell_unannounced()
-            self._tell_bridged()
+            self._write_status()
+            self._publish_unannounced()
+            self._publish_bridged()
         except OSError as error:
             self._complain("its state cannot be written", error)
 
@@ -322,27 +322,27 @@ class Process:
                 except OSError as error:
                     self._complain(f"the grant {key} cannot be written", error)
 
-    def _say(self) -> None:
+    def _write_status(self) -> None:
         core = self._core
         gone = core.departure if core.state in ("stopping", "giving up", "left") else None
         order = core.order
         of = (order.life, order.start, order.era) if order is not None else NOBODY
-        said = Said(core.state, gone.why if gone is not None else core.away, of)
-        if said == self._said:
+        status = LeaseStatus(core.state, gone.why if gone is not None else core.away, of)
+        if status == self._status:
             return
-        if said.state != self._said.state or bool(said.why) != bool(self._said.why):
-            note(f"{said.state} (life {of[0] or 'none'})" + (f": {said.why}" if said.why else ""))
-        self._said = said
-        write_said(self._folder, said)
+        if status.state != self._status.state or bool(status.why) != bool(self._status.why):
+            note(f"{status.state} (life {of[0] or 'none'})" + (f": {status.why}" if status.why else ""))
+        self._status = status
+        write_status(self._folder, status)
 
-    def _tell_unannounced(self) -> None:
+    def _publish_unannounced(self) -> None:
         """Before a renewal has said it, what an earlier process wrote stands."""
         newest = self._core.unannounced
         if newest != self._unannounced:
             self._unannounced = newest
             write_unannounced(self._folder, newest)
 
-    def _tell_bridged(self) -> None:
+    def _publish_bridged(self) -> None:
         failsafe = self._failsafe
         bridged = Bridged(dict(failsafe.lent), dict(failsafe.refusals))
         if bridged == self._bridged:
@@ -380,7 +380,7 @@ class Process:
         if self._ends_with is not None:
             files[self._ends_with] = select.POLLIN
         if self._wake.fileno() in _ready(files, min(left, turn)):
-            self._hear()
+            self._receive()
 
     def _ears(self) -> dict[int, int]:
         """The agent's words, and other nodes'."""
@@ -397,7 +397,7 @@ class Process:
             left = until - now
             ready = _ready({**self._ears(), fd: events}, min(left, SLICE, max(0.0, self._failsafe.due() - now)))
             if wake in ready:
-                self._hear()
+                self._receive()
             if fd in ready:
                 return True
             if left <= 0:
@@ -408,7 +408,7 @@ class Process:
     def _is_over(self) -> bool:
         if self._core.state == "left" or self._ended:
             return True
-        if self._core.order is None and boottime() - self._heard > IDLE_EXIT:
+        if self._core.order is None and boottime() - self._agent_seen > IDLE_EXIT:
             return True
         if self._ends_with is not None and _ready({self._ends_with: select.POLLIN}, 0):
             return True

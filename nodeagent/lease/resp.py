@@ -73,15 +73,15 @@ class Talk:
             line.send(*self.server.greeting, ("INFO",))  # one round trip; before 7.0 INFO takes one section or all
             for _ in self.server.greeting:
                 line.receive()
-            said = line.receive()
-            if not isinstance(said, str):
+            received = line.receive()
+            if not isinstance(received, str):
                 raise TalkError("its INFO is no text")
-            info = parse_info(said)
+            info = parse_info(received)
             require_primary(info)
             self._run_id = identity(info)
         except OSError as error:
             line.close()
-            raise self._told(error) from error
+            raise self._described(error) from error
         self._line = line
 
     def evaluate(self, step: Step, prefix: str, *arguments: str) -> Reply:
@@ -103,7 +103,7 @@ class Talk:
             return line.receive()
         except OSError as error:
             self.close()
-            raise self._told(error) from error
+            raise self._described(error) from error
 
     def close(self) -> None:
         """At once, without a word."""
@@ -111,7 +111,7 @@ class Talk:
             self._line.close()
             self._line = None
 
-    def _told(self, error: OSError) -> TalkError:
+    def _described(self, error: OSError) -> TalkError:
         where = f"the store at {place(self.server)}"
         if isinstance(error, TimeoutError):
             return TalkError(f"{where} did not answer within {self.timeout:g} s")

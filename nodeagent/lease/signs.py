@@ -77,7 +77,7 @@ def read_pulse(folder: Path) -> Pulse | None:
 # --- its state
 
 
-class Said(NamedTuple):
+class LeaseStatus(NamedTuple):
     """What it is at, and why, in words for people."""
 
     state: State
@@ -90,17 +90,17 @@ NOBODY = ("", 0, "")
 """What it says is about no order."""
 
 
-def write_said(folder: Path, said: Said) -> None:
+def write_status(folder: Path, status: LeaseStatus) -> None:
     """Raises OSError."""
-    write_atomic(folder / "said.json", json.dumps(said._asdict()), durable=False)
+    write_atomic(folder / "said.json", json.dumps(status._asdict()), durable=False)
 
 
-def read_said(folder: Path) -> Said | None:
+def read_status(folder: Path) -> LeaseStatus | None:
     """None if it has not said anything that can be read."""
     data = _read(folder / "said.json")
-    if data is None or data.keys() != set(Said._fields) or data["state"] not in STATES:
+    if data is None or data.keys() != set(LeaseStatus._fields) or data["state"] not in STATES:
         return None
-    return Said(data["state"], data["why"], tuple(data["of"]))
+    return LeaseStatus(data["state"], data["why"], tuple(data["of"]))
 
 
 # --- what runs without the store
@@ -225,7 +225,7 @@ def find_holder(folder: Path) -> tuple[int, str] | None:
         kind, _, _, _, pid = _LOCK.unpack(asked)
         if kind == fcntl.F_UNLCK or pid <= 0:
             return None
-        said, _, version = os.pread(fd, LONGEST_VERSION, 0).decode(errors="replace").strip().partition(" ")
+        status, _, version = os.pread(fd, LONGEST_VERSION, 0).decode(errors="replace").strip().partition(" ")
     finally:
         os.close(fd)
-    return pid, version if said == str(pid) else ""
+    return pid, version if status == str(pid) else ""

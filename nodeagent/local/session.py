@@ -104,13 +104,13 @@ def wait_joined(
     deadline = time.monotonic() + timeout
     while True:
         status = _status(cluster, supervisor) or {"nodes": []}
-        missing, says = list(names), "the supervisor does not answer"
+        missing, answered = list(names), "the supervisor does not answer"
         for node in (n for n in status["nodes"] if n["name"] in names):
             ready, answer = control.agent_ready(Path(node["socket"]))
             if ready:
                 missing.remove(node["name"])
                 continue
-            says = answer
+            answered = answer
             if node["failed"] or node["crashes"] >= CRASHES:
                 raise LocalError(
                     f"{node['name']}'s agent does not stay up ({node['last_end']}). The end of its log:\n"
@@ -119,12 +119,12 @@ def wait_joined(
         if not missing:
             seen = [control.live_nodes(Path(n["socket"])) for n in status["nodes"] if n["power"] == "on"]
             missing = sorted({name for known in seen if known is not None for name in names if name not in known})
-            says = "other nodes do not see it yet"
+            answered = "other nodes do not see it yet"
         if not missing:
             return
         if time.monotonic() > deadline:
             raise TimedOutError(
-                f"not joined within {timeout:g} s: {', '.join(missing)} ({says}). The end of {missing[0]}'s log:\n"
+                f"not joined within {timeout:g} s: {', '.join(missing)} ({answered}). The end of {missing[0]}'s log:\n"
                 + _tail(cluster.layout.node(missing[0]).agent_log)
             )
         time.sleep(0.03)

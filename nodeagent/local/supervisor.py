@@ -135,7 +135,7 @@ class Supervisor:
                 await self._children.ended(pid)
                 self._redis.stop()
                 self._children.reaped(pid)
-                say("redis ended; starting it again")
+                announce("redis ended; starting it again")
             await asyncio.sleep(RESTART_DELAY)
             await self._start_redis()
 
@@ -158,7 +158,7 @@ class Supervisor:
                 node.last_end = f"exit {code}" if code >= 0 else f"signal {-code}"
                 node.crashes += code != 0
                 node.failed = code == HOPELESS
-                say(f"{node.name}: agent {process.pid} ended ({node.last_end})")
+                announce(f"{node.name}: agent {process.pid} ended ({node.last_end})")
                 away, node.away = node.away, 0.0
                 node.switched.clear()
                 with contextlib.suppress(TimeoutError):  # a cut or `start` ends the wait
@@ -172,7 +172,7 @@ class Supervisor:
         environ.pop("NOTIFY_SOCKET", None)
         node.starts += 1
         process = self._children.start([*self._agent, "--config", str(layout.config)], environ, layout.agent_log)
-        say(f"{node.name}: agent {process.pid} started")
+        announce(f"{node.name}: agent {process.pid} started")
         return process
 
     # What the control socket can ask for
@@ -228,7 +228,7 @@ class Supervisor:
             killed = await asyncio.to_thread(power.cut, self._cluster.uid, node.name)
             run = self._cluster.layout.node(node.name).run
             await asyncio.to_thread(shutil.rmtree, run, ignore_errors=True)
-        say(f"{node.name}: power cut, {killed} processes killed")
+        announce(f"{node.name}: power cut, {killed} processes killed")
         return {"node": node.name, "changed": was_on, "killed": killed}
 
     async def _power_on(self, node: _Node) -> Reply:
@@ -272,7 +272,7 @@ class Supervisor:
         }
 
 
-def say(text: str) -> None:
+def announce(text: str) -> None:
     """A line in the supervisor's log."""
     print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
 
@@ -299,7 +299,7 @@ def main() -> None:
         asyncio.run(supervise())
     except* (KeyFileError, PrivateRedisError, LocalError) as group:
         for error in group.exceptions:
-            say(str(error))
+            announce(str(error))
         sys.exit(1)
 
 

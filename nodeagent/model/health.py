@@ -115,7 +115,7 @@ class Claim(Record):
         return self.bars and (self.whole or device == self.device)
 
 
-class Mending(Record):
+class RepairState(Record):
     """What a node's agent repairs by itself."""
 
     kinds: tuple[Kind, ...] = ()

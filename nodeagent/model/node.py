@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from nodeagent.model.base import RECORD_VERSION, Record
-from nodeagent.model.health import Figure, Mending, Verdict
+from nodeagent.model.health import Figure, RepairState, Verdict
 
 
 class Incarnation(Record):
@@ -79,7 +79,7 @@ class NodeFacts(Record):
     """Unix time at which the agent was asked to end and be back soon; 0: it was not."""
     health: tuple[Verdict, ...] = Field(default=(), max_length=32)
     """What is wrong with the node and its GPUs, the worst first; counts and times are rough."""
-    mending: Mending | None = None
+    repair_state: RepairState | None = None
     """What the agent repairs by itself; None: nothing."""
     figures: tuple[Figure, ...] = Field(default=(), max_length=16)
     """What the node's checks by work measured: the standard of its peers."""
@@ -92,7 +92,7 @@ class NodeFacts(Record):
 
     def _unsure(self, uuid: str) -> bool:
         """It is left out only because nobody can tell whether it is sound: who uses it keeps it."""
-        claim = self.mending.claim if self.mending is not None else None
+        claim = self.repair_state.claim if self.repair_state is not None else None
         if claim is not None and claim.takes(uuid):
             return False
         about = [v for v in self.health if v.device in ("", uuid)]

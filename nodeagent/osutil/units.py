@@ -122,8 +122,8 @@ async def start(command: Sequence[str]) -> None:
         os.close(handle)
         if not ended.is_set():
             process.kill()  # its request may still be carried out: the mark finds what comes of it
-        with process.stderr as said:
+        with process.stderr as complaints:
             code = process.wait()
-            text = said.read(4000).decode(errors="replace").strip()
+            text = complaints.read(4000).decode(errors="replace").strip()
     if code:
         raise UnitError(text.splitlines()[0] if text else f"systemd-run ended with {code}")

@@ -57,7 +57,7 @@ class Folder:
         self.path = trusted.joinpath(*names)
         if any(name in ("", ".", "..") or "/" in name for name in names):
             raise UntrustedError(f"{self.path} does not name one folder in another")
-        with _told(self.path):
+        with _naming(self.path):
             fd = os.open(trusted, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             for name in names:
                 try:
@@ -84,7 +84,7 @@ class Folder:
 
     def names(self, most: int = NAMES_MAX) -> list[str]:
         """What is in it, at most so many, in no order."""
-        with _told(self.path), os.scandir(self.fd) as entries:
+        with _naming(self.path), os.scandir(self.fd) as entries:
             return [entry.name for entry, _ in zip(entries, range(most), strict=False)]
 
     @property
@@ -94,7 +94,7 @@ class Folder:
 
     def facts(self, name: str) -> os.stat_result:
         """Of a plain file of the folder's owner."""
-        with _told(self.path / name):
+        with _naming(self.path / name):
             at = _pinned(self.fd, name, stat.S_ISREG, {self.owner})
         try:
             return os.fstat(at)
@@ -103,14 +103,14 @@ class Folder:
 
     def open(self, name: str, *, also: int | None = None) -> BinaryIO:
         """A plain file of the folder's owner (or of ``also``), to be read."""
-        with _told(self.path / name):
+        with _naming(self.path / name):
             fd = _opened(self.fd, name, stat.S_ISREG, os.O_RDONLY, {self.owner, also})
         return os.fdopen(fd, "rb", buffering=0)
 
     def append(self, name: str, mode: int, *, also: int) -> BinaryIO:
         """A plain file, to be added to: made for the folder's owner, or there and his (or of ``also``) under this name
         only."""
-        with _told(self.path / name):
+        with _naming(self.path / name):
             try:
                 fd = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | _FLAGS, mode, dir_fd=self.fd)
                 if os.geteuid() == 0:
@@ -121,7 +121,7 @@ class Folder:
 
     def read(self, name: str, most: int) -> bytes:
         """A whole file of at most so many bytes."""
-        with self.open(name) as file, _told(self.path / name):
+        with self.open(name) as file, _naming(self.path / name):
             content = _read(file, most + 1)
         if len(content) > most:
             raise UntrustedError(f"{self.path / name} is larger than {most} bytes")
@@ -137,7 +137,7 @@ class Folder:
 
     def end_of(self, name: str, most: int, *, also: int | None = None) -> bytes:
         """The last bytes of a file, at most so many."""
-        with self.open(name, also=also) as file, _told(self.path / name):
+        with self.open(name, also=also) as file, _naming(self.path / name):
             file.seek(max(0, os.fstat(file.fileno()).st_size - most))
             return _read(file, most)
 
@@ -145,7 +145,7 @@ class Folder:
         """A connection, which does not block, to the owner's socket of this name; and the pid of who listens there. Not
         waited for: where too many wait already it is an error."""
         path = self.path / name
-        with _told(path):
+        with _naming(path):
             at = _pinned(self.fd, name, stat.S_ISSOCK, {self.owner})
             try:
                 link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -224,7 +224,7 @@ def _read(file: BinaryIO, most: int) -> bytes:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -276,7 +276,7 @@ def remove_tree(trusted: Path, name: str) -> None:
     ends it. Constant in memory and descriptors, however deep: what lies deeper is moved up and removed there. Raises
     UntrustedError where something is left."""
     path = trusted / name
-    with _told(path):
+    with _naming(path):
         try:
             path.unlink()
         except FileNotFoundError:
@@ -285,7 +285,7 @@ def remove_tree(trusted: Path, name: str) -> None:
             pass
         else:
             return
-    with Folder(trusted, name) as top, _told(path):
+    with Folder(trusted, name) as top, _naming(path):
         left = REMOVE_MAX
         while names := top.names():
             left -= len(names)
@@ -295,7 +295,7 @@ def remove_tree(trusted: Path, name: str) -> None:
                 _remove_entry(top.fd, entry)
             if len(names) < NAMES_MAX and set(top.names()) == set(names):
                 raise UntrustedError(f"{path}: what it holds cannot be removed")
-    with _told(path):
+    with _naming(path):
         path.rmdir()
 
 

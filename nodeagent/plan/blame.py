@@ -63,20 +63,20 @@ def describe(exited: WorkerExit) -> str:
 
 def farewell(exits: Iterable[WorkerExit]) -> str:
     """What became of the last steps of workers that were stopped as planned; empty if nobody knows."""
-    told = list(exits)
+    reported = list(exits)
     parts = []
-    for step in sorted({e.left_at for e in told if e.left_at is not None}):
-        took = [e.saved_in for e in told if e.left_at == step]
+    for step in sorted({e.left_at for e in reported if e.left_at is not None}):
+        took = [e.saved_in for e in reported if e.left_at == step]
         kept = [seconds for seconds in took if seconds is not None]
         if len(kept) == len(took):
             parts.append(f"checkpoint at step {step} in {max(kept):.2f} s")
         else:
             parts.append(f"left at step {step}, where nothing was kept")
-    late = [e for e in told if e.overdue is not None and e.left_at is None]
+    late = [e for e in reported if e.overdue is not None and e.left_at is None]
     if late:
         ranks = ", ".join(str(e.rank) for e in sorted(late, key=lambda e: e.rank))
         parts.append(f"grace of {late[0].overdue:g} s ran out: rank{'s' if len(late) > 1 else ''} {ranks} killed")
-    missed = sorted(e.rank for e in told if e.missed)
+    missed = sorted(e.rank for e in reported if e.missed)
     if missed:
         ranks = f"rank{'s' if len(missed) > 1 else ''} {', '.join(map(str, missed))}"
         parts.append(f"{ranks} made no last checkpoint, since not all ranks lived to make it")

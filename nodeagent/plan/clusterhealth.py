@@ -232,9 +232,9 @@ def _verdict(node: NodeRecord, verdict: Verdict) -> Finding:
 def _gpus(cluster: Cluster) -> Iterator[Placed]:
     """Those that are left out for another reason than a verdict."""
     for name, node in sorted(_live(cluster).items()):
-        told = {verdict.device for verdict in node.facts.health if verdict.bars or verdict.unknown}
+        known = {verdict.device for verdict in node.facts.health if verdict.bars or verdict.unknown}
         for gpu in node.facts.gpus:
-            if not gpu.healthy and gpu.uuid not in told and not _unknown(node):
+            if not gpu.healthy and gpu.uuid not in known and not _unknown(node):
                 what = f"GPU {gpu.index} ({gpu.uuid}) is left out: {gpu.why or 'it is not healthy'}"
                 yield f"node/{name}", _warning(what, f"on {node.facts.hostname}: nvidia-smi -q -i {gpu.uuid}")
 
@@ -265,10 +265,10 @@ def _versions(cluster: Cluster) -> Iterator[Placed]:
     for name, node in sorted(_live(cluster).items()):
         by_version[node.facts.agent_version].append(name)
     if len(by_version) > 1:
-        said = "; ".join(f"{version} on {names(nodes)}" for version, nodes in sorted(by_version.items()))
+        text = "; ".join(f"{version} on {names(nodes)}" for version, nodes in sorted(by_version.items()))
         yield (
             "cluster",
-            _warning(f"agents differ in version: {said}", "install the same version on all of them"),
+            _warning(f"agents differ in version: {text}", "install the same version on all of them"),
         )
 
 

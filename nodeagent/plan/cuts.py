@@ -34,16 +34,16 @@ class Cut:
 
 def find_cuts(pods: Mapping[str, PodState], nodes: Mapping[str, NodeRecord]) -> tuple[Cut, ...]:
     """Each pair once. ``pods``: what the members of one gang publish, by node."""
-    said = {(node, other): at for node, pod in pods.items() for other, at in pod.unreachable.items()}
+    reported = {(node, other): at for node, pod in pods.items() for other, at in pod.unreachable.items()}
     return tuple(
         Cut(
             node=node,
             other=other,
             address=nodes[other].facts.peer if other in nodes else "",
-            since=min(said[pair], said.get((other, node), said[pair])),
-            both=(other, node) in said,
+            since=min(reported[pair], reported.get((other, node), reported[pair])),
+            both=(other, node) in reported,
         )
-        for pair in _once(said)
+        for pair in _once(reported)
         for node, other in [pair]
     )
 
@@ -59,10 +59,10 @@ def describe_cut(cut: Cut, now: float) -> str:
 
 def describe_pairs(reports: Mapping[str, PodReport]) -> str:
     """Which members could not reach each other when they reported, to go behind another sentence; empty if none."""
-    said = {(node, other): at for node, report in reports.items() for other, at in report.unreachable.items()}
-    if not said:
+    reported = {(node, other): at for node, report in reports.items() for other, at in report.unreachable.items()}
+    if not reported:
         return ""
-    named = [f"{node} cannot reach {other}{_at(said[node, other])}" for node, other in _once(said)]
+    named = [f"{node} cannot reach {other}{_at(reported[node, other])}" for node, other in _once(reported)]
     more = f", and {len(named) - MOST_PAIRS} more pairs" if len(named) > MOST_PAIRS else ""
     return f"; {', '.join(named[:MOST_PAIRS])}{more}: {ADVICE}"
 
@@ -71,8 +71,8 @@ def _at(address: str) -> str:
     return f" at {address}" if address else ""
 
 
-def _once(said: Mapping[tuple[str, str], object]) -> Iterator[tuple[str, str]]:
+def _once(reported: Mapping[tuple[str, str], object]) -> Iterator[tuple[str, str]]:
     """The pairs in order, each in one direction only."""
-    for node, other in sorted(said, key=lambda pair: (natural(pair[0]), natural(pair[1]))):
-        if (other, node) not in said or natural(node) < natural(other):
+    for node, other in sorted(reported, key=lambda pair: (natural(pair[0]), natural(pair[1]))):
+        if (other, node) not in reported or natural(node) < natural(other):
             yield node, other

@@ -109,7 +109,7 @@ def find_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
     if head is None:
         return None
     gone = [n for n in gone_nodes(cluster, job) if n in head.members and cluster.gone(n, head.members[n].life)]
-    if not gone and not cluster.notes.once(f"told:{job.uid}", (head,), lambda _before: _told(head)):
+    if not gone and not cluster.notes.once(f"told:{job.uid}", (head,), lambda _before: _all_reported(head)):
         return None
     gone.sort(key=lambda n: head.members[n].group_rank)
     faulty = {n for n, r in head.reports.items() if r.seq}
@@ -127,7 +127,7 @@ def find_fault(cluster: Cluster, job: JobRecord, wall: float) -> Fault | None:
     return replace(fault, awaits=tuple(m.node for m in head.ordered() if m.node not in faulty))
 
 
-def _told(head: Head) -> bool:
+def _all_reported(head: Head) -> bool:
     """Some pod reports a fault."""
     faults = {"fenced", "lost", "refused"}
     reports = head.reports

@@ -82,9 +82,9 @@ def watching(head: Head) -> str:
     suspects = [n for n, stall in stalls.items() if stall.suspects]
     if not suspects:
         return ""
-    unheard = [n for n in _living(head) if n not in stalls]
-    if unheard:
-        return f"no progress seen on {', '.join(suspects)}; waits for what {', '.join(unheard)} sees"
+    silent_nodes = [n for n in _living(head) if n not in stalls]
+    if silent_nodes:
+        return f"no progress seen on {', '.join(suspects)}; waits for what {', '.join(silent_nodes)} sees"
     return f"no progress seen on {', '.join(suspects)}, but other workers of the gang get on, or may"
 
 
@@ -108,9 +108,9 @@ def _all_seen(head: Head) -> list[Seen]:
 
 def _hangs(ranks: Sequence[RankFacts]) -> bool:
     idle = all(r.quiet for r in ranks) or any(r.frozen for r in ranks)
-    told = [r.overdue for r in ranks if r.overdue is not None]
-    if told:
-        return all(o == "long" for o in told) or (idle and "no" not in told)
+    reported = [r.overdue for r in ranks if r.overdue is not None]
+    if reported:
+        return all(o == "long" for o in reported) or (idle and "no" not in reported)
     return idle and all(r.silent for r in ranks)
 
 

@@ -43,7 +43,7 @@ def bar(facts: NodeFacts) -> str:
 
 def claimed(facts: NodeFacts) -> Claim | None:
     """The repair that hardware of the node is set aside for."""
-    claim = facts.mending.claim if facts.mending is not None else None
+    claim = facts.repair_state.claim if facts.repair_state is not None else None
     return claim if claim is not None and claim.bars else None
 
 
@@ -88,7 +88,7 @@ def _remarkable(cluster: Cluster, before: _Remarkable | None) -> _Remarkable:
 
 
 def _is_remarkable(record: NodeRecord) -> bool:
-    return record.cordon is not None or bool(record.facts.health) or record.facts.mending is not None
+    return record.cordon is not None or bool(record.facts.health) or record.facts.repair_state is not None
 
 
 def sick_members(cluster: Cluster, head: Head) -> tuple[tuple[Sick, ...], tuple[str, ...]]:
@@ -110,7 +110,7 @@ def sick_members(cluster: Cluster, head: Head) -> tuple[tuple[Sick, ...], tuple[
         if not found:
             continue
         crowd = crowd or _Crowd(cluster)
-        text = _told(record, found[0])
+        text = _reported(record, found[0])
         unfit = max(crowd.at(v.since) for v in found)
         if unfit <= crowd.limit:
             go.append(Sick(member.node, text))
@@ -174,11 +174,11 @@ def next_step(verdict: Verdict, node: NodeRecord) -> str:
     """What a person does about it."""
     if verdict.stage == "probation":
         return PROBATION
-    mending = node.facts.mending
-    claim = mending.claim if mending is not None else None
+    repair_state = node.facts.repair_state
+    claim = repair_state.claim if repair_state is not None else None
     if claim is not None and (claim.whole or claim.device == verdict.device):
         return f"nothing: nodeagent repairs it ({LABEL[claim.kind]}{f'; {claim.why}' if claim.why else ''})"
-    hold = f" ({mending.why})" if mending is not None and mending.why else ""
+    hold = f" ({repair_state.why})" if repair_state is not None and repair_state.why else ""
     if verdict.stage == "repaired":
         if hold:
             return f"see why it is not verified{hold}, or: nodeagentctl health ack {node.id}"
@@ -194,7 +194,11 @@ def next_step(verdict: Verdict, node: NodeRecord) -> str:
         if verdict.action == "diagnose":
             return f"on {node.facts.hostname}: nvidia-smi -q"
         return f"on {node.facts.hostname}: nvidia-smi -q; if it finds no fault: nodeagentctl health ack {node.id}"
-    own = f"; nodeagent does not by itself{hold}" if hold and mending and verdict.action in mending.kinds else ""
+    own = (
+        f"; nodeagent does not by itself{hold}"
+        if hold and repair_state and verdict.action in repair_state.kinds
+        else ""
+    )
     return f"{repair}, then: nodeagentctl health ack {node.id}{own}"
 
 
@@ -203,7 +207,7 @@ def _against(record: NodeRecord, member: Member) -> list[Verdict]:
     return [v for v in record.facts.health if v.bars and (not v.device or v.device in member.devices)]
 
 
-def _told(record: NodeRecord, verdict: Verdict) -> str:
+def _reported(record: NodeRecord, verdict: Verdict) -> str:
     if not verdict.device:
         return f"{record.id} is unfit: {_words(verdict)}"
     index = next((str(g.index) for g in record.facts.gpus if g.uuid == verdict.device), verdict.device)

@@ -72,26 +72,26 @@ def _disk(folder: FolderFacts, name: str, path: str) -> Iterator[Finding]:
         yield _error(f"{name}: its file system has room for {folder.free_files} more files", fix)
     if folder.free is None or folder.total is None:
         return
-    said = f"{name}: {folder.free / MIB:.0f} of {folder.total / MIB:.0f} MiB are free"
+    text = f"{name}: {folder.free / MIB:.0f} of {folder.total / MIB:.0f} MiB are free"
     if folder.free < min(FULL, folder.total // 4):
-        yield _error(f"{said}: nothing can be started soon", fix)
+        yield _error(f"{text}: nothing can be started soon", fix)
     elif folder.free < LOW and folder.free < LOW_SHARE * folder.total:
-        yield _warning(said, fix)
+        yield _warning(text, fix)
 
 
 def _shm(facts: HostFacts) -> Iterator[Finding]:
     free, total = facts.shm_free, facts.shm_total
     if free is None or total is None:
         return
-    said = f"/dev/shm: {free / MIB:.0f} of {total / MIB:.0f} MiB are free"
+    text = f"/dev/shm: {free / MIB:.0f} of {total / MIB:.0f} MiB are free"
     if total < SHM_LOW:
         fix = f"mount -o remount,size=50% /dev/shm (in a container: give it more shared memory than {total // MIB} MiB)"
     else:
         fix = "see whose files are left: ls -lS /dev/shm | head; remove those of jobs that ended"
     if free < SHM_FULL:
-        yield _error(f"{said}: data loaders die with a bus error", fix)
+        yield _error(f"{text}: data loaders die with a bus error", fix)
     elif free < SHM_LOW:
-        yield _warning(f"{said}: data loaders and NCCL may find no room", fix)
+        yield _warning(f"{text}: data loaders and NCCL may find no room", fix)
 
 
 def _address(facts: HostFacts) -> Iterator[Finding]:
@@ -125,14 +125,14 @@ def _ports(facts: HostFacts) -> Iterator[Finding]:
 def _certificate(facts: HostFacts) -> Iterator[Finding]:
     if not facts.certificate:
         return
-    said, left = f"api.tls.cert ({facts.certificate})", facts.certificate_left
+    text, left = f"api.tls.cert ({facts.certificate})", facts.certificate_left
     fix = "put a new one there, then: systemctl restart nodeagent"
     if left is None:
-        yield _warning(f"unknown: when {said} ends: {facts.certificate_problem}", "")
+        yield _warning(f"unknown: when {text} ends: {facts.certificate_problem}", "")
     elif left <= 0:
-        yield _error(f"{said} has ended: tools on other machines do not trust this agent any more", fix)
+        yield _error(f"{text} has ended: tools on other machines do not trust this agent any more", fix)
     elif left < EXPIRES_SOON:
-        yield _warning(f"{said} ends in {left / DAY:.0f} days", fix)
+        yield _warning(f"{text} ends in {left / DAY:.0f} days", fix)
 
 
 def _memlock(facts: HostFacts) -> Iterator[Finding]:

@@ -85,8 +85,8 @@ def must_let_go(cluster: Cluster, job: JobRecord, node: str) -> bool:
         return not stopping and chooser(cluster, job) == node
     if head.released:
         return False
-    said_otherwise = node in head.members and node not in head.missing
-    return said_otherwise or not set(job.keepers) & set(head.members)
+    reported_otherwise = node in head.members and node not in head.missing
+    return reported_otherwise or not set(job.keepers) & set(head.members)
 
 
 def silence(cluster: Cluster, job: JobRecord) -> str:

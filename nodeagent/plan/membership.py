@@ -291,10 +291,10 @@ def strays(cluster: Cluster, job: JobRecord, newer: Mapping[str, str] | None = N
     folders = _folders(cluster, job)
     if len({*folders.values(), *(newer or {}).values()} - {""}) < 2:
         return {}
-    told = {**folders, **(newer or {})}
+    reported = {**folders, **(newer or {})}
     by_folder: dict[str, list[str]] = {}
-    for node in sorted((n for n, folder in told.items() if folder), key=natural):
-        by_folder.setdefault(told[node], []).append(node)
+    for node in sorted((n for n, folder in reported.items() if folder), key=natural):
+        by_folder.setdefault(reported[node], []).append(node)
     if len(by_folder) < 2:
         return {}
     members = {m.node for m in survivors(cluster, job)}

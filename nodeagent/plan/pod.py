@@ -24,7 +24,7 @@ from nodeagent.plan.podreport import (
     farewell_report,
     going_on,
     read_report,
-    says_the_same,
+    same_report,
     with_completion,
 )
 from nodeagent.plan.prepare import UNFIT_KEPT, failed_here, should_prepare
@@ -309,10 +309,10 @@ def _active(job: JobRecord, head: Head, node: str, status: PodStatus | None) -> 
             report = with_completion(report, status, head.members[node], job.spec.completes)
         if status.ready and not status.quiet:
             report = (report or PodReport(state="running")).model_copy(update={"ready": status.ready})
-        told = _report(job, head, sent, report)
+        reported = _report(job, head, sent, report)
         if doomed and not status.quiet:
-            return Stop(job.uid, None, doomed, meanwhile=told)
-        return told or (None if doomed else _release(job, head, status)) or _look(job, head, node, status)
+            return Stop(job.uid, None, doomed, meanwhile=reported)
+        return reported or (None if doomed else _release(job, head, status)) or _look(job, head, node, status)
     if not status.quiet:
         return _stop(job, head, False, f"generation {head.number} is active")
     if status.highest != head.token:
@@ -324,7 +324,7 @@ def _active(job: JobRecord, head: Head, node: str, status: PodStatus | None) -> 
 
 
 def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodReport | None) -> Report | None:
-    if report is None or (sent is not None and says_the_same(sent, report)):
+    if report is None or (sent is not None and same_report(sent, report)):
         return None
     why = report.reason or (describe(report.exits[0]) if report.exits else report.state)
     if report.stall is not None:

@@ -56,10 +56,10 @@ def with_few_texts(exits: Iterable[WorkerExit]) -> tuple[WorkerExit, ...]:
     """The same, as far as anybody judges by it: of the texts that workers ended with, those of the one that counts on
     this node if it failed by itself, of a victim what makes it one, and none of the others. A gang has thousands of
     workers, and its record is one."""
-    told = tuple(exits)
-    failed = sorted(filter(is_failure, told), key=culprit_first)
+    reported = tuple(exits)
+    failed = sorted(filter(is_failure, reported), key=culprit_first)
     first = failed[0] if failed else None
-    return tuple(e.model_copy(update={"error": _text(e, e is first)}) if e.error else e for e in told)
+    return tuple(e.model_copy(update={"error": _text(e, e is first)}) if e.error else e for e in reported)
 
 
 def _text(exited: WorkerExit, first: bool) -> str:
@@ -68,7 +68,7 @@ def _text(exited: WorkerExit, first: bool) -> str:
     return victims_words(exited) or (exited.error if first else "")
 
 
-def says_the_same(sent: PodReport, report: PodReport) -> bool:
+def same_report(sent: PodReport, report: PodReport) -> bool:
     """Workers that were stopped since make no difference: the acknowledgement of the next generation tells of all."""
     return _gist(sent) == _gist(report)
 

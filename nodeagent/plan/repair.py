@@ -58,7 +58,7 @@ class Next:
     why: str = ""
 
 
-def wish(
+def wanted_claim(
     cluster: Cluster, node: str, verdicts: Iterable[Verdict], means: Means, past: Iterable[Attempt], use: Use,
     wall: float,
 ) -> tuple[Claim | None, str]:  # fmt: skip
@@ -173,8 +173,8 @@ def users(cluster: Cluster, node: str, claim: Claim, use: Use) -> str:
 
 def _pids(claim: Claim, use: Use) -> set[int]:
     """Processes on the hardware that the repair needs."""
-    told = use.processes or {}
-    return {pid for gpu, some in told.items() if claim.whole or gpu == claim.device for pid in some}
+    reported = use.processes or {}
+    return {pid for gpu, some in reported.items() if claim.whole or gpu == claim.device for pid in some}
 
 
 def _named(pids: Iterable[int]) -> str:
@@ -211,7 +211,7 @@ def _full(cluster: Cluster, node: str, mine: Claim, wall: float) -> str:
     first = (mine.since, natural(node))
     for record in cluster.nodes.values():
         live = cluster.live(record.id)
-        claim = record.facts.mending.claim if record.facts.mending is not None else None
+        claim = record.facts.repair_state.claim if record.facts.repair_state is not None else None
         counts = claim is not None and claim.bars and (live or abs(wall - claim.since) < AWAY)
         size += live or counts
         if record.id == node or claim is None:
@@ -229,12 +229,12 @@ def _full(cluster: Cluster, node: str, mine: Claim, wall: float) -> str:
 
 def described(record: NodeRecord) -> str:
     """One phrase on what the node's agent repairs; empty if nothing."""
-    mending = record.facts.mending
-    if mending is None or (mending.claim is None and not mending.why):
+    repair_state = record.facts.repair_state
+    if repair_state is None or (repair_state.claim is None and not repair_state.why):
         return ""
-    claim = mending.claim
+    claim = repair_state.claim
     if claim is None:
-        return f"not repaired by itself: {mending.why}"
+        return f"not repaired by itself: {repair_state.why}"
     words = {"asks": "is to come", "holds": "makes room", "runs": "under way", "verifies": "being verified"}
     where = "" if claim.whole or not claim.device else _gpu(record, claim.device) + ": "
     return f"{where}{LABEL[claim.kind]} {words[claim.phase]}" + (f": {claim.why}" if claim.why else "")

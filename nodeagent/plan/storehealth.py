@@ -204,11 +204,11 @@ def _latency(facts: StoreFacts, timing: Timing) -> Iterator[Finding]:
         yield _unknown("the server's latency", "")
         return
     late = p99(facts.pings)
-    said = f"the slowest in a hundred PINGs takes {late * 1000:.1f} ms, and store_timeout is {timing.store_timeout:g} s"
+    text = f"the slowest in a hundred PINGs takes {late * 1000:.1f} ms, and store_timeout is {timing.store_timeout:g} s"
     if late >= timing.store_timeout:
-        yield _error(f"{said}: renewals fail and workers stop", "see SLOWLOG GET and LATENCY DOCTOR of the server")
+        yield _error(f"{text}: renewals fail and workers stop", "see SLOWLOG GET and LATENCY DOCTOR of the server")
     elif late > SLOW_SHARE * timing.store_timeout:
-        yield _warning(f"{said}: little room is left", "see SLOWLOG GET and LATENCY DOCTOR of the server")
+        yield _warning(f"{text}: little room is left", "see SLOWLOG GET and LATENCY DOCTOR of the server")
 
 
 def p99(values: tuple[float, ...]) -> float:

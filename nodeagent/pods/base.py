@@ -25,7 +25,7 @@ class Rendezvous(Record):
     store_hosted: bool
 
 
-class CommitWish(Record):
+class CommitRequest(Record):
     """A checkpoint that a worker wants committed, and by which generation."""
 
     token: Token
@@ -86,7 +86,7 @@ class PodStatus(Record):
     """Roles of ``generation`` whose workers here wait for others to be ready."""
     ready: tuple[str, ...] = ()
     """Names of the places of ``generation`` here that are ready, in a job whose roles start one after another."""
-    commit: CommitWish | None = None
+    commit: CommitRequest | None = None
     stepped: float | None = None
     """When (CLOCK_BOOTTIME) the last worker of ``generation`` told its first step; None: not all have."""
     stall: Stall | None = None
@@ -166,7 +166,7 @@ class PodHost(Protocol):
         has no status."""
         ...
 
-    def committed(self, uid: str, wish: CommitWish, refused: str) -> None:
+    def committed(self, uid: str, request: CommitRequest, refused: str) -> None:
         """Answer a wish to commit: it is committed, or ``refused`` says why not."""
         ...
 

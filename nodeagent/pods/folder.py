@@ -72,8 +72,8 @@ def record_of_before(folder: Path, logs_dir: Path) -> PodRecord:
     """The pod in a run folder that an agent made which kept no records (0.1): of what its user could have written there
     only what cannot reach beyond his own pod is believed. Raises UntrustedError."""
     with Folder(folder.parent, folder.name) as opened:
-        said, owner = opened.read_object("pod.json"), opened.owner
-    uid, mark, job = said.get("uid"), said.get("mark"), said.get("job")
+        stored, owner = opened.read_object("pod.json"), opened.owner
+    uid, mark, job = stored.get("uid"), stored.get("mark"), stored.get("job")
     if not (isinstance(uid, str) and isinstance(mark, str) and isinstance(job, str)) or folder_name(uid) != folder.name:
         raise UntrustedError(f"{folder} holds no pod of that name")
     logs = log_folder(logs_dir, job, uid)

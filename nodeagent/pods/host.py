@@ -26,7 +26,7 @@ from nodeagent.model.world import Token
 from nodeagent.osutil import units
 from nodeagent.osutil.linux import MARK, boot_id, has_mark, is_running, power_mark, prefer_session, start_time
 from nodeagent.osutil.untrusted import Folder, UntrustedError, aside, remove_tree
-from nodeagent.pods.base import CommitWish, GivenUp, PodStatus, StartOrder
+from nodeagent.pods.base import CommitRequest, GivenUp, PodStatus, StartOrder
 from nodeagent.pods.folder import (
     PodRecord,
     PodRecords,
@@ -223,8 +223,8 @@ class ShimHost:
         else:
             pod.command("retire")
 
-    def committed(self, uid: str, wish: CommitWish, refused: str) -> None:
-        self._command(uid, "committed", wish=wish.model_dump(), refused=refused)
+    def committed(self, uid: str, request: CommitRequest, refused: str) -> None:
+        self._command(uid, "committed", request=request.model_dump(), refused=refused)
 
     def granted(self, uid: str) -> float:
         return read_grant_of(grants_folder(self._run), folder_name(uid)).until if uid in self._pods else 0.0
@@ -373,15 +373,15 @@ def _find_shim(folder: Path, record: PodRecord) -> tuple[int, int]:
     """The pod's shim: its pid and a pidfd. What shim.json says is only where to look: it must be a living process of
     the job's user that carries the pod's mark. Raises UntrustedError."""
     with Folder(folder.parent, folder.name, owner=record.owner) as run:
-        said = run.read_object("shim.json")
-    pid = said.get("pid")
+        stored = run.read_object("shim.json")
+    pid = stored.get("pid")
     if type(pid) is not int or not 0 < pid < PID_MAX:
         raise UntrustedError(f"{folder / 'shim.json'} names no process")
     try:
         pidfd = os.pidfd_open(pid)
     except OSError as error:
         raise UntrustedError(f"its process {pid} is gone") from error
-    same = said.get("boot") == boot_id() and said.get("start") == start_time(pid)
+    same = stored.get("boot") == boot_id() and stored.get("start") == start_time(pid)
     if same and is_running(pid) and has_mark(pid, record.mark, record.owner):
         return pid, pidfd
     os.close(pidfd)

@@ -52,7 +52,7 @@ LATE = 0.5
 """A look at a silent shim that comes later than this is put off once: it was this process that did not run."""
 STUCK_AFTER = 10.0
 """Seconds until what a dead shim left behind is told as stuck."""
-SAID_MAX = 1000
+LAST_LINE_MAX = 1000
 """Characters of a shim's words in the agent's log."""
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
@@ -60,7 +60,7 @@ _ESCAPE = re.compile(
 """A pair, a half (the group), or any other escape."""
 
 
-class Told(Record):
+class ShimReport(Record):
     """A line from a shim: how its pod is, or what it could not make of ours."""
 
     v: int
@@ -253,7 +253,7 @@ class PodHandle:
             return
         for line in lines:
             if self._link is not None:
-                self._hear(line)
+                self._receive(line)
 
     def _lost(self) -> None:
         """The shim's death is told by its pidfd; a shim that only dropped us is connected to again."""
@@ -346,18 +346,18 @@ class PodHandle:
         else:
             self._loop.remove_writer(self._link)
 
-    def _hear(self, line: bytes) -> None:
+    def _receive(self, line: bytes) -> None:
         try:
-            received = Told.from_json(_without_halves(line))
+            received = ShimReport.from_json(_without_halves(line))
         except ValidationError as error:
-            logger.error("shim of %s sent what is no status: %s", self.uid, str(error)[:SAID_MAX])
+            logger.error("shim of %s sent what is no status: %s", self.uid, str(error)[:LAST_LINE_MAX])
             self.give_up("its shim sent what is no status")
             return
         if received.echo is not None:
             self._echoed(received.echo)
             return
         if received.status is None:
-            logger.warning("shim of %s: %s", self.uid, received.error[:SAID_MAX])
+            logger.warning("shim of %s: %s", self.uid, received.error[:LAST_LINE_MAX])
             return
         if received.status.uid != self.uid:
             self.give_up("its shim sent the status of another pod")
@@ -417,5 +417,5 @@ def last_line(file: Path, owner: int) -> str:
             lines = folder.end_of(file.name, 4000, also=os.geteuid()).decode("utf-8", "backslashreplace").splitlines()
     except UntrustedError as error:
         return str(error)
-    said = [line for line in lines if line.strip()]
-    return said[-1] if said else "it said nothing"
+    lines_left = [line for line in lines if line.strip()]
+    return lines_left[-1] if lines_left else "it said nothing"

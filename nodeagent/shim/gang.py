@@ -154,8 +154,8 @@ class Gang:
             r = w.record
             code = None if r is None else r["code"] if r["code"] is not None else 128 + r["signal"]
             state = "exited" if r is not None else "running" if w.pid else "starting"
-            told = {"rank": w.rank, "local_rank": w.local_rank, "pid": w.pid or None}
-            states.append(told | {"state": state, "exit": code, "step": w.step, "doing": w.doing})
+            reported = {"rank": w.rank, "local_rank": w.local_rank, "pid": w.pid or None}
+            states.append(reported | {"state": state, "exit": code, "step": w.step, "doing": w.doing})
         return states
 
     def exits(self) -> list[dict[str, Any]]:
@@ -475,9 +475,9 @@ class Gang:
 
     def _watch_for_stuck(self) -> None:
         if self._stuck_check is None:
-            self._stuck_check = self.parts.loop.after(STUCK_AFTER, self._tell_stuck)
+            self._stuck_check = self.parts.loop.after(STUCK_AFTER, self._report_stuck)
 
-    def _tell_stuck(self) -> None:
+    def _report_stuck(self) -> None:
         self._stuck_check = None
         if self.settled:
             return

@@ -85,20 +85,20 @@ class WorkerLink:
         """Have ``worker.NAME`` heard. It must return at once: the shim has one thread."""
         self._handlers[OPS + name] = handler
 
-    def hear(self, peer: Peer, message: dict[str, Any]) -> None:
+    def receive(self, peer: Peer, message: dict[str, Any]) -> None:
         """Dispatch one message."""
         peer.wants_status = False
-        said = message.get("fds", 0)
-        count = said if isinstance(said, int) and 0 < said <= MAX_FDS else 0
-        self._hear(peer, message, peer.take_fds(count), count)
+        stated = message.get("fds", 0)
+        count = stated if isinstance(stated, int) and 0 < stated <= MAX_FDS else 0
+        self._receive(peer, message, peer.take_fds(count), count)
 
     def launched(self) -> None:
         """A pid has become known, or is not waited for any more: whoever spoke too early may be a worker."""
         early, self._early = self._early, []
         for one in early:
-            self._hear(*one)
+            self._receive(*one)
 
-    def _hear(self, peer: Peer, message: dict[str, Any], fds: list[int], count: int) -> None:
+    def _receive(self, peer: Peer, message: dict[str, Any], fds: list[int], count: int) -> None:
         try:
             self._dispatch(peer, message, fds, count)
         finally:
@@ -157,7 +157,7 @@ class Commits:
     def __init__(self, link: WorkerLink, changed: Callable[[], None]) -> None:
         self._changed = changed
         self._asker: Asker | None = None
-        self._wish: dict[str, Any] = {}
+        self._request: dict[str, Any] = {}
         self._last: dict[str, Any] = {}
         link.add("commit", self._asked)
         link.add("commit.last", self._asked_last)
@@ -178,14 +178,14 @@ class Commits:
             else:
                 call.answer(name=name)
 
-        self.wish_of(call.token, name, int(step), int(order), Asker(lambda: not call.worker.ended, answer))
+        self.request_commit(call.token, name, int(step), int(order), Asker(lambda: not call.worker.ended, answer))
 
-    def wish_of(self, token: dict[str, Any], name: str, step: int, order: int, asker: Asker) -> None:
+    def request_commit(self, token: dict[str, Any], name: str, step: int, order: int, asker: Asker) -> None:
         """Another wish."""
         if self._asker is not None:
             self._asker.answer("another commit was asked for meanwhile")
         self._asker = asker
-        self._wish = {"token": token, "name": name, "step": step, "order": order}
+        self._request = {"token": token, "name": name, "step": step, "order": order}
         self._changed()
 
     def _asked_last(self, call: Call) -> None:
@@ -196,23 +196,23 @@ class Commits:
         """(generation, step) of what this generation committed last through here; (0, 0) if nothing."""
         return (token["number"], self._last["step"]) if self._last.get("token") == token else (0, 0)
 
-    def wish(self) -> dict[str, Any] | None:
+    def request(self) -> dict[str, Any] | None:
         """As base.CommitWish; None if there is none."""
         if self._asker is not None and not self._asker.lives():
             self._asker = None
-        return self._wish if self._asker is not None else None
+        return self._request if self._asker is not None else None
 
-    def answered(self, wish: dict[str, Any], refused: str) -> None:
+    def answered(self, request: dict[str, Any], refused: str) -> None:
         """The store has taken it, or refused with this sentence."""
         if not refused:
-            self._last = wish
-        if self.wish() != wish or self._asker is None:
+            self._last = request
+        if self.request() != request or self._asker is None:
             return  # an answer to an earlier one
         asker, self._asker = self._asker, None
         asker.answer(refused)
 
 
-TELL_AFTER = 0.5
+REPORT_AFTER = 0.5
 """Seconds from the last worker's first step until it is shown."""
 
 
@@ -234,14 +234,14 @@ class FirstSteps:
         if call.worker.stepped is None:
             call.worker.stepped = boottime()
             if self.at is not None:
-                self._loop.after(TELL_AFTER, self._changed)
+                self._loop.after(REPORT_AFTER, self._changed)
 
     @property
     def at(self) -> float | None:
         """When (CLOCK_BOOTTIME) the last worker of the present generation did its first step; None: not all have."""
         gang = self._gang()
-        told = [w.stepped for w in gang.workers] if gang is not None else []
-        return max((at for at in told if at is not None), default=None) if None not in told else None
+        reported = [w.stepped for w in gang.workers] if gang is not None else []
+        return max((at for at in reported if at is not None), default=None) if None not in reported else None
 
 
 class Leaving:

@@ -80,7 +80,7 @@ class Shim:
         self._heeded = 0.0
         """``stop_before`` of the grant by which the gang was started, or is being stopped."""
         self._idle: Delay | None = None
-        self.peers = Peers(self.loop, folder, self.pod["agent_uid"], self._heard, self._watch_idle)
+        self.peers = Peers(self.loop, folder, self.pod["agent_uid"], self._received, self._watch_idle)
         if agent is not None:
             os.set_inheritable(agent, False)  # no worker can speak for us
             self.peers.connect(socket.socket(fileno=agent))
@@ -147,26 +147,26 @@ class Shim:
     def _file(self, path: Path) -> RotatingFile:
         return QueuedFile(self.writer, path, self.pod["log_max_bytes"], self.pod["log_keep"])
 
-    def _heard(self, peer: Peer, command: Command) -> None:
+    def _received(self, peer: Peer, command: Command) -> None:
         op = command.get("op")
         if op == "attach":
             if self.peers.attach(peer):
                 self._watch_idle()
         elif isinstance(op, str) and op.startswith(OPS):
-            self.link.hear(peer, command)
+            self.link.receive(peer, command)
         elif peer is not self.peers.agent:
             peer.send(json.dumps({"v": VERSION, "error": "only the agent may give commands"}))
         else:
             try:
                 getattr(self, f"_do_{op}", self._unknown)(command)
             except OSError as error:  # a full disk, say: refused, and what runs goes on
-                self.peers.tell_agent(f"{command['op']} failed: {error}")
+                self.peers.notify_agent(f"{command['op']} failed: {error}")
                 if op == "promise":  # never, without a record of it: the next shim says why this node cannot
                     self._do_retire(command)
             self.changed()
 
     def _unknown(self, command: Command) -> None:
-        self.peers.tell_agent(f"unknown command {command['op']}")
+        self.peers.notify_agent(f"unknown command {command['op']}")
 
     def _do_ping(self, command: Command) -> None:
         self.peers.echo(command["number"])
@@ -174,9 +174,9 @@ class Shim:
     def _do_promise(self, command: Command) -> None:
         token = command["token"]
         if self.gang is not None and not self.gang.doomed:
-            self.peers.tell_agent(f"not promised: workers of generation {self.gang.token['number']} still live")
+            self.peers.notify_agent(f"not promised: workers of generation {self.gang.token['number']} still live")
         elif self.highest is not None and token != self.highest and token["number"] <= self.highest["number"]:
-            self.peers.tell_agent(f"not promised: generation {self.highest['number']} was promised before")
+            self.peers.notify_agent(f"not promised: generation {self.highest['number']} was promised before")
         else:
             if token != self.highest:
                 self._write_token("highest.json", token, durable=True)
@@ -196,10 +196,10 @@ class Shim:
         ):
             return
         if self.highest is not None and number == self.highest["number"] and token != self.highest:
-            self.peers.tell_agent(f"not started: another generation {number} was promised")
+            self.peers.notify_agent(f"not started: another generation {number} was promised")
             return
         if not self._quiet():
-            self.peers.tell_agent("not started: an older generation still lives")
+            self.peers.notify_agent("not started: an older generation still lives")
             return
         if token != self.highest:
             self._write_token("highest.json", token, durable=True)
@@ -355,7 +355,7 @@ class Shim:
             "ports": self.place_ports.held,
             "waiting": gang.waiting if gang else [],
             "ready": list(self.readiness.ready) if self.readiness is not None else [],
-            "commit": self.commits.wish(),
+            "commit": self.commits.request(),
             "snapshot_bytes": self.snapshots.bytes,
             "written": gang.written if gang else "",
             "stepped": self.first_steps.at,

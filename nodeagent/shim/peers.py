@@ -31,16 +31,16 @@ Command = dict[str, Any]
 
 
 class Peer:
-    """Hears commands; ``heard`` and ``closed`` are told."""
+    """Reads commands; calls ``received`` for each, and ``closed`` at the end of a connection."""
 
     def __init__(
         self,
         loop: Loop,
         link: socket.socket,
-        heard: Callable[[Peer, Command], None],
+        received: Callable[[Peer, Command], None],
         closed: Callable[[Peer], None],
     ) -> None:
-        self._loop, self._link, self._heard, self._closed = loop, link, heard, closed
+        self._loop, self._link, self._received, self._closed = loop, link, received, closed
         self.pid, self.uid = peer_of(link)
         self.wants_status = True
         """Whether the shim's status is sent at each change."""
@@ -134,7 +134,7 @@ class Peer:
             elif command.get("v") != VERSION:
                 self.send(json.dumps({"v": VERSION, "error": f"this shim speaks version {VERSION}"}))
             else:
-                self._heard(self, command)
+                self._received(self, command)
             if self._fd < 0:
                 return
         if not self._in:
@@ -153,18 +153,18 @@ PEERS_MAX = 256
 
 
 class Peers:
-    """``heard`` is told what a peer says, ``agent_changed`` that the agent has come or gone."""
+    """``received`` is called with what a peer sends, ``agent_changed`` when the agent has come or gone."""
 
     def __init__(
         self,
         loop: Loop,
         folder: Path,
         agent_uid: int,
-        heard: Callable[[Peer, Command], None],
+        received: Callable[[Peer, Command], None],
         agent_changed: Callable[[], None],
     ) -> None:
         self._loop, self._folder, self._agent_uid = loop, folder, agent_uid
-        self._heard, self._agent_changed = heard, agent_changed
+        self._received, self._agent_changed = received, agent_changed
         self.agent: Peer | None = None
         self._peers: set[Peer] = set()
         self._last = ""
@@ -172,7 +172,7 @@ class Peers:
 
     def connect(self, link: socket.socket) -> None:
         """Let a connection in, if its user may be here and there is room; it is told the last status."""
-        peer = Peer(self._loop, link, self._heard, self._closed)
+        peer = Peer(self._loop, link, self._received, self._closed)
         if peer.uid not in (0, os.getuid(), self._agent_uid) or len(self._peers) >= PEERS_MAX:
             peer.close()
             return
@@ -204,7 +204,7 @@ class Peers:
         if self.agent is not None:
             self.agent.send(json.dumps({"v": VERSION, "echo": number}))
 
-    def tell_agent(self, text: str) -> None:
+    def notify_agent(self, text: str) -> None:
         """Of something that went wrong; it is also in the shim's own log."""
         print(text, file=sys.stderr, flush=True)
         if self.agent is not None:

@@ -27,7 +27,7 @@ class Readiness:
     def __init__(self, parts: Parts, gang: Gang, changed: Callable[[], None]) -> None:
         self._parts, self._gang, self._changed = parts, gang, changed
         self._asking: dict[str, Hook] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._closed = False
         self.ready: list[str] = []
 
@@ -78,8 +78,8 @@ class Readiness:
             elif self._closed:
                 del self._asking[name]
             else:
-                if name not in self._told:
-                    self._told.add(name)
+                if name not in self._reported:
+                    self._reported.add(name)
                     note(parts.file(parts.logs / "pod.log"), f"{problem}; it is asked again")
                 parts.loop.after(COMMAND_EACH, lambda: self._asking.pop(name, None))
 

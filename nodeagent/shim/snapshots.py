@@ -115,7 +115,7 @@ class WriteOut:
         self._token: dict[str, Any] = {}
         self._world = 0
         self._held: Callable[[], None] | None = None
-        self._ended_all = self._outdone = self._told = False
+        self._ended_all = self._outdone = self._reported = False
         self.over = False
         self.text = ""
         """What became of it; "" if there was nothing to write."""
@@ -159,7 +159,7 @@ class WriteOut:
         with theirs:
             argv = [*PROGRAM, json.dumps({"line": theirs.fileno(), "order": order})]
             keep = [theirs.fileno(), *(fd for _, _, fd in order["memories"])]
-            self._peer = Peer(self._loop, ours, self._heard, lambda _: None)
+            self._peer = Peer(self._loop, ours, self._received, lambda _: None)
             self._hook = Hook(
                 "the helper", argv, dict(os.environ), "/", bound, self._log,
                 self._loop, self._guard, self._children, self._ended, keep,
@@ -181,7 +181,7 @@ class WriteOut:
         if self._hook is not None and not self.over:
             self._hook.kill(why)
             self.over = True
-            if not self._told:
+            if not self._reported:
                 self._give_up(why)
             self._changed()
 
@@ -192,30 +192,30 @@ class WriteOut:
             held, self._held = self._held, None
             held()
 
-    def _heard(self, peer: Peer, said: Command) -> None:
+    def _received(self, peer: Peer, asked: Command) -> None:
         """A commit is held back while workers live: theirs may be on its way, and is later."""
         if self.over:
             return
-        if said.get("op") == "commit":
-            self._held = lambda: self._wish(peer, said)
+        if asked.get("op") == "commit":
+            self._held = lambda: self._request(peer, asked)
             if self._ended_all:
                 self.workers_ended()
         else:
-            self._told = True
-            self.text = "" if self._outdone else str(said.get("text", ""))[:MOST_TEXT]
+            self._reported = True
+            self.text = "" if self._outdone else str(asked.get("text", ""))[:MOST_TEXT]
 
-    def _wish(self, peer: Peer, said: Command) -> None:
+    def _request(self, peer: Peer, asked: Command) -> None:
         def answer(refused: str) -> None:
             peer.send(json.dumps({"v": VERSION, "refused": refused}))
 
         if self.over:
             return
-        self._outdone = self._commits.newest(self._token) >= (self._token["number"], said["step"])
+        self._outdone = self._commits.newest(self._token) >= (self._token["number"], asked["step"])
         if self._outdone:
             answer("the workers have saved a later checkpoint")
         else:
             asker = Asker(lambda: not self.over, answer)
-            self._commits.wish_of(self._token, said["name"], said["step"], said["order"], asker)
+            self._commits.request_commit(self._token, asked["name"], asked["step"], asked["order"], asker)
 
     def _ended(self, problem: str) -> None:
         if self._peer is not None:
@@ -223,7 +223,7 @@ class WriteOut:
         if self.over:
             return
         self.over = True
-        if problem and not self._told:
+        if problem and not self._reported:
             self._give_up(problem)
         self._changed()
 

@@ -67,7 +67,7 @@ def _problems(details: ErrorDetails, document: Document, model: type[BaseModel])
     kind, key = details["type"], loc != path
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, CheckError):
-        return [_told(one, path, document, key=key) for one in (cause, *cause.also)]
+        return [_problem(one, path, document, key=key) for one in (cause, *cause.also)]
     if kind == "missing":
         where = f" in {dotted(path[:-1])}" if len(path) > 1 else ""
         field = _fields_at(model, path[:-1]).get(str(path[-1]))
@@ -77,14 +77,14 @@ def _problems(details: ErrorDetails, document: Document, model: type[BaseModel])
         key = True
         known = _fields_at(model, path[:-1])
         where = f" in {dotted(path[:-1])}" if len(path) > 1 else ""
-        what, right = f"unknown key '{path[-1]}'{where}", did_you_mean(str(path[-1]), known, say="known here are")
+        what, right = f"unknown key '{path[-1]}'{where}", did_you_mean(str(path[-1]), known, intro="known here are")
     else:
         what, right = _words(kind, details, document.raw.get(path))
         what = f"{dotted(path)}: {what}"
     return [document.problem(path, what, right, key=key)]
 
 
-def _told(error: CheckError, path: Path, document: Document, *, key: bool) -> Problem:
+def _problem(error: CheckError, path: Path, document: Document, *, key: bool) -> Problem:
     path = (*path, *error.at)
     what, right = error.what, error.right
     if isinstance(error, NotTextError) and (raw := document.raw.get(path)):

@@ -85,8 +85,8 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     return by_plain[near[0]] if near else None
 
 
-def did_you_mean(word: str, known: Iterable[str], *, say: str = "known are") -> str:
+def did_you_mean(word: str, known: Iterable[str], *, intro: str = "known are") -> str:
     """``did you mean 'x'?``, or the list of what is known."""
     words = list(known)
     best = closest(word, words)
-    return f"did you mean '{best}'?" if best else f"{say} {', '.join(words)}"
+    return f"did you mean '{best}'?" if best else f"{intro} {', '.join(words)}"

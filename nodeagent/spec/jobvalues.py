@@ -238,7 +238,7 @@ def events(value: object) -> tuple[EventName, ...]:
         [
             CheckError(
                 f"{units.show(name)} is not an event",
-                did_you_mean(str(name), known, say="events are"),
+                did_you_mean(str(name), known, intro="events are"),
                 (i,) if isinstance(value, list | tuple) else (),
             )
             for i, name in enumerate(names)

@@ -81,7 +81,7 @@ def _order(after: Mapping[str, Sequence[object]]) -> Iterator[Mistake]:
     for name, before in after.items():
         for one in before:
             if one not in after:
-                right = did_you_mean(str(one), after, say="its roles are")
+                right = did_you_mean(str(one), after, intro="its roles are")
                 yield Mistake(("roles", name, "after"), f"there is no role '{one}'", right)
         way = _way_back(name, known)
         if way and name == min(way):  # each circle once
@@ -110,5 +110,5 @@ def _completes(names: list[str], completes: object) -> Iterator[Mistake]:
         yield Mistake(("completes",), "completes is for jobs of several roles", "remove it")
     elif completes not in names:
         yield Mistake(
-            ("completes",), f"there is no role '{completes}'", did_you_mean(completes, names, say="roles are")
+            ("completes",), f"there is no role '{completes}'", did_you_mean(completes, names, intro="roles are")
         )

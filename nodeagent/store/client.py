@@ -41,7 +41,16 @@ from nodeagent.store.messages import (
     Unread,
 )
 from nodeagent.store.nodes import Found, read_nodes
-from nodeagent.store.scripts import always, beat_brings_jobs, ended_by, expectation, load, told_facts, told_timing, who
+from nodeagent.store.scripts import (
+    always,
+    beat_brings_jobs,
+    ended_by,
+    expectation,
+    facts_arguments,
+    load,
+    timing_arguments,
+    who,
+)
 from nodeagent.store.trouble import strict
 from nodeagent.store.wire import Reached, readable
 
@@ -77,14 +86,14 @@ class RedisStore:
     async def join(
         self, node: str, incarnation: Incarnation, facts: NodeFacts, timing: Timing, regroup: int = 0
     ) -> JoinReply:
-        arguments = who(node, incarnation) | told_facts(facts) | told_timing(timing)
+        arguments = who(node, incarnation) | facts_arguments(facts) | timing_arguments(timing)
         arguments |= {"regroup": regroup, "uid": uuid.uuid4().hex}
         cluster_uid, served = await self._calls.timed("join", arguments, timing, always)
         return JoinReply(cluster_uid=cluster_uid, served=served)
 
     async def restore(self, offer: Offer) -> Restored:
         plain = {"era", "rev", "top", "served", "by", "uids", "numbers", "regroup", "awaited", "holds"}
-        arguments = told_timing(offer.timing) | offer.model_dump(include=plain) | {
+        arguments = timing_arguments(offer.timing) | offer.model_dump(include=plain) | {
             "uid": offer.cluster_uid,
             "nodes": [codec.encode_node(node) for node in offer.nodes],
             "cordons": {node.id: codec.encode_optional(node.cordon) or "" for node in offer.nodes},
@@ -97,7 +106,7 @@ class RedisStore:
         arguments: dict[str, object] = who(beat.node, beat.incarnation)
         arguments |= {"seq": beat.seq, "rev": beat.rev, "top": beat.top, "era": beat.era}
         if beat.facts is not None:
-            arguments |= told_facts(beat.facts)
+            arguments |= facts_arguments(beat.facts)
         if beat.readiness is not None:
             arguments["readiness"] = codec.encode_readiness(beat.readiness)
         arguments["pods"] = [{"uid": pod.uid, "body": pod.to_json()} for pod in beat.pods or ()]
@@ -191,7 +200,7 @@ class RedisStore:
     ) -> JobRecord:
         arguments = who(node, incarnation) | {"uid": uid, "token": token.model_dump(), "ack": ack.to_json()}
         if last is not None:
-            arguments["last"] = codec.told_report(last)
+            arguments["last"] = codec.report_arguments(last)
         return await self._job("ack", arguments)
 
     async def activate(self, uid: str, token: Token) -> JobRecord:
@@ -199,7 +208,7 @@ class RedisStore:
 
     async def report(self, uid: str, token: Token, node: str, incarnation: Incarnation, report: PodReport) -> JobRecord:
         arguments = who(node, incarnation) | {"uid": uid, "token": token.model_dump(), "reason": report.reason}
-        return await self._job("report", arguments | codec.told_report(report))
+        return await self._job("report", arguments | codec.report_arguments(report))
 
     async def commit(
         self,
@@ -374,12 +383,12 @@ class RedisStore:
         return max((str(entries[-1][0]) for _, entries in found or ()), key=codec.event_order, default=after)
 
     async def saved(self, after: str, timeout: float) -> Saves:
-        stream, told = keys.saves(self._prefix), keys.saved(self._prefix)
+        stream, reported = keys.saves(self._prefix), keys.saved(self._prefix)
         async with self._calls.waiting(timeout) as link:
             if after:
                 await link.ask("XREAD", "COUNT", 1, "BLOCK", max(1, millis(timeout)), "STREAMS", stream, after)
             newest = await link.ask("XREVRANGE", stream, "+", "-", "COUNT", 1)
-            found = codec.pairs(await link.ask("HGETALL", told))
+            found = codec.pairs(await link.ask("HGETALL", reported))
         nodes = dict(_each(lambda entry: (entry[0], codec.decode_saved(entry[1])), found.items()))
         return Saves(at=str(newest[0][0]) if newest else "0-0", nodes=nodes)
 
@@ -454,7 +463,7 @@ def _pods(
     for (uid, _), body in zip(places, bodies, strict=True):
         if body is not None:
             found[uid].append(body)
-    return {uid: tuple(_each(PodState.from_json, told)) for uid, told in found.items()}
+    return {uid: tuple(_each(PodState.from_json, reported)) for uid, reported in found.items()}
 
 
 def _shown(text: str) -> str:

@@ -72,13 +72,13 @@ def encode_report(report: PodReport) -> dict[str, str]:
     return {"state": report.state, "body": report.model_dump_json(exclude={"seq"})}
 
 
-def told_report(report: PodReport) -> dict[str, str]:
+def report_arguments(report: PodReport) -> dict[str, str]:
     """The same as a step takes it: in ``brief`` once more, if it is long, with less of the texts."""
-    told = encode_report(report)
+    reported = encode_report(report)
     exits = tuple(e.model_copy(update={"error": e.error[-BRIEF:]}) if len(e.error) > BRIEF else e for e in report.exits)
     if exits == report.exits:
-        return told
-    return told | {"brief": encode_report(report.model_copy(update={"exits": exits}))["body"]}
+        return reported
+    return reported | {"brief": encode_report(report.model_copy(update={"exits": exits}))["body"]}
 
 
 def encode_texts(texts: Mapping[str, str]) -> dict[str, str]:

@@ -112,18 +112,20 @@ async def _pings(link: Link, timeout: float) -> tuple[float, ...]:
 async def _sentinels(door: Door, timeout: float) -> SentinelFacts:
     hosts, service = door.place.hosts, door.place.service
     answers = await asyncio.gather(*(_one_sentinel(door, host, timeout) for host in hosts))
-    told = [answer for answer in answers if answer is not None]
-    after = [int(answer["down-after-milliseconds"]) / 1000 for answer in told if "down-after-milliseconds" in answer]
-    others = [int(answer["num-other-sentinels"]) for answer in told if "num-other-sentinels" in answer]
-    quorums = [int(answer["quorum"]) for answer in told if "quorum" in answer]
+    reported = [answer for answer in answers if answer is not None]
+    after = [
+        int(answer["down-after-milliseconds"]) / 1000 for answer in reported if "down-after-milliseconds" in answer
+    ]
+    others = [int(answer["num-other-sentinels"]) for answer in reported if "num-other-sentinels" in answer]
+    quorums = [int(answer["quorum"]) for answer in reported if "quorum" in answer]
     return SentinelFacts(
         service=service,
         listed=len(hosts),
-        answered=len(told),
+        answered=len(reported),
         known=max(others) + 1 if others else None,
         quorum=max(quorums) if quorums else None,
         down_after=min(after) if after else None,
-        primaries=tuple(sorted({shown(answer["ip"], int(answer["port"])) for answer in told if "ip" in answer})),
+        primaries=tuple(sorted({shown(answer["ip"], int(answer["port"])) for answer in reported if "ip" in answer})),
     )
 
 

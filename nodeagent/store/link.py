@@ -44,7 +44,7 @@ async def find_primary(door: Door, patience: float) -> Host:
                 try:
                     votes[await answer] += 1
                 except (ReplyError, OSError) as error:
-                    troubles.append(_said(error))
+                    troubles.append(_described(error))
                     continue
                 if max(votes.values()) * 2 > len(hosts):
                     break
@@ -79,7 +79,7 @@ async def _named(door: Door, host: Host, service: str) -> Host:
     return str(answer[0]), int(answer[1])
 
 
-def _said(error: Exception) -> str:
+def _described(error: Exception) -> str:
     if isinstance(error, ReplyError) and error.not_let_in:
         return f"{error} (check redis.sentinel in the agent's config)"
     return str(error)

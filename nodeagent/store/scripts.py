@@ -69,11 +69,11 @@ def who(node: str, incarnation: Incarnation) -> dict[str, object]:
     return {"node": node, "life": incarnation.life, "start": incarnation.start}
 
 
-def told_facts(facts: NodeFacts) -> dict[str, object]:
+def facts_arguments(facts: NodeFacts) -> dict[str, object]:
     return {"facts": codec.encode_facts(facts), "address": facts.address, "pid": facts.agent_pid}
 
 
-def told_timing(timing: Timing) -> dict[str, object]:
+def timing_arguments(timing: Timing) -> dict[str, object]:
     return {
         "timing": timing.to_json(),
         "lease": millis(timing.lease),

@@ -40,22 +40,22 @@ def trouble(address: str, timeout: float, error: Exception) -> str:
         return f"{where} did not answer within {timeout:g} s: check that Redis runs there and is not overloaded"
     if isinstance(error, NotReplicatedError):
         return f"{where} did the step, but {error}: it counts as not done and is sent again; check the replicas"
-    said = error if isinstance(error, ReplyError) else None
-    if isinstance(error, NotPrimaryError) or (said and said.code == "READONLY"):
+    reply = error if isinstance(error, ReplyError) else None
+    if isinstance(error, NotPrimaryError) or (reply and reply.code == "READONLY"):
         return (
             f"{where} cannot serve now ({error}): with redis+sentinel:// this ends by itself after a fail-over, "
             f"otherwise set redis.url to the primary"
         )
     if isinstance(error, NoPrimaryError):
         return f"{where} cannot be found ({error}): check that the sentinels run and watch that service"
-    if said and said.not_let_in:
+    if reply and reply.not_let_in:
         return f"{where} refused this agent ({error}): check the store's user and password in the agent's config"
     if any(isinstance(e, ssl.SSLError) for e in chain):
         return (
             f"{where} and this agent do not agree on TLS ({error}): check redis.tls in the agent's config, and that "
             f"the server's certificate is for that host"
         )
-    if said:
+    if reply:
         return f"{where} cannot serve now ({error}): see the server's log and its INFO"
     return f"{where} cannot be reached ({error}): check that Redis runs there and that this node may connect"
 

@@ -30,7 +30,7 @@ from nodeagent.train.context import context
 from nodeagent.train.flat import State
 from nodeagent.train.folder import Entry
 from nodeagent.train.link import Link, LinkError
-from nodeagent.train.snapshots import own_snapshots, say
+from nodeagent.train.snapshots import announce, own_snapshots
 
 COMMIT_BOUND = 60.0
 """Seconds to wait for the store to take a checkpoint that is on the disk."""
@@ -66,7 +66,7 @@ class Checkpoints:
         since the one before is still being written or waits for the store (``save_now`` where it must not be)."""
         if self._agreed(self._thread is not None and self._thread.is_alive()):
             if self._rank == 0:
-                say(f"no checkpoint of step {step}: the one before is not finished")
+                announce(f"no checkpoint of step {step}: the one before is not finished")
             return False
         self.wait()
         order = files.next_order(self.folder) if self._rank == 0 else 0
@@ -108,16 +108,16 @@ class Checkpoints:
         except CheckpointException as error:  # which is no Exception; all ranks get it
             problem = _first_failure(error)
         except Exception as error:  # noqa: BLE001 (whatever it was: the others must hear of it, and training goes on)
-            problem = _told(self._rank, error)
-        told = self._gathered((mine, problem), self._group)
-        problem = next((p for _, p in told if p), "")
+            problem = _described(self._rank, error)
+        gathered = self._gathered((mine, problem), self._group)
+        problem = next((p for _, p in gathered if p), "")
         if self._rank == 0:
             if problem:
                 problem = self._given_up(entry, problem)
             else:
-                problem = self._commit(entry, {name: v for found, _ in told for name, v in found.items()})
+                problem = self._commit(entry, {name: v for found, _ in gathered for name, v in found.items()})
             if problem:
-                say(f"the checkpoint of step {entry.step} does not count: {problem}")
+                announce(f"the checkpoint of step {entry.step} does not count: {problem}")
         self._committed = self._agreed(not problem, self._group)
 
     def _own_files(self, path: Path) -> list[str]:
@@ -130,7 +130,7 @@ class Checkpoints:
         try:
             files.write_manifest(path, named)
         except OSError as error:
-            return self._given_up(entry, _told(self._rank, error))
+            return self._given_up(entry, _described(self._rank, error))
         try:
             if self._link is not None:
                 self._link.ask("commit", COMMIT_BOUND, name=entry.name, step=entry.step, order=entry.order)
@@ -154,7 +154,7 @@ class Checkpoints:
             last = self._link.ask("commit.last")["name"] if self._link is not None else ""
             files.drop_uncommitted(self.folder, entry, {last, self._place.checkpoint})
         except (LinkError, OSError) as error:
-            say(f"older checkpoints that do not count are left in {self.folder}: {error}")
+            announce(f"older checkpoints that do not count are left in {self.folder}: {error}")
 
     # -- loading
 
@@ -175,7 +175,7 @@ class Checkpoints:
             if problem:
                 self._damaged.add(entry)
                 if self._rank == 0:
-                    say(f"the checkpoint of step {entry.step} is passed over: {problem}")
+                    announce(f"the checkpoint of step {entry.step} is passed over: {problem}")
                 continue
             if not entry.snapshot:
                 taken = _taken(state)
@@ -204,9 +204,9 @@ class Checkpoints:
         group = group or self._talk
         if group is None:
             return mine
-        said = [mine]
-        dist.broadcast_object_list(said, src=0, group=group)
-        return said[0]
+        shared = [mine]
+        dist.broadcast_object_list(shared, src=0, group=group)
+        return shared[0]
 
     def _gathered(self, mine: Any, group: Any = None) -> list[Any]:
         group = group or self._talk
@@ -228,14 +228,14 @@ def resume(state: State, checkpoints: Checkpoints) -> int:
     return found or 0
 
 
-def _told(rank: int, error: BaseException) -> str:
+def _described(rank: int, error: BaseException) -> str:
     return f"rank {rank}: {type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _first_failure(error: CheckpointException) -> str:
     """In one line. DCP wraps what each rank has met, with its stack."""
     rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
-    return _told(rank, cause)
+    return _described(rank, cause)
 
 
 def _taken(state: State) -> dict[str, Any]:

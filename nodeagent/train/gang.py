@@ -28,9 +28,9 @@ def gather(mine: T, world: int) -> list[T]:
 
 def hand_out(giver: int, given: tuple[bytes, torch.Tensor] | None, wanted: bool) -> tuple[bytes, torch.Tensor] | None:
     """What the giver gives (None on all others) to those who want it; the others go along and get None."""
-    said: list[Any] = [(given[0], len(given[1]))] if given is not None else [None]
-    dist.broadcast_object_list(said, src=giver)
-    rest, size = said[0]
+    shared: list[Any] = [(given[0], len(given[1]))] if given is not None else [None]
+    dist.broadcast_object_list(shared, src=giver)
+    rest, size = shared[0]
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
     data = torch.empty(size if wanted else 0, dtype=torch.uint8)
     for begin in range(0, size, PIECE):

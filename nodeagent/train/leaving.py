@@ -70,18 +70,18 @@ class Leaving:
         what must be done belongs in ``save``.
         """
         began = time.monotonic()
-        self._say("leave.saving")
+        self._send("leave.saving")
         try:
             kept = save() is not False
         except BaseException:
             self._saved(wait=False)  # the others need not wait for one that failed
             raise
         took = time.monotonic() - began if kept else None
-        self._say("leave.done", step=step, seconds=took)
+        self._send("leave.done", step=step, seconds=took)
         self._saved(wait=True)
         goodbye()
 
-    def _say(self, name: str, **fields: Any) -> None:
+    def _send(self, name: str, **fields: Any) -> None:
         """Told to the shim, which keeps the story and tells who waits in vain; leaving goes on without it."""
         if self._link is None:
             return

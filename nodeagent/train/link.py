@@ -1,6 +1,6 @@
 """A worker's line to its shim: JSON over the unix socket that NODEAGENT_SOCKET names.
 
-``tell`` never waits for an answer, ``ask`` waits for one, both within a bound. Standard library only. Must never
+``send`` never waits for an answer, ``ask`` waits for one, both within a bound. Standard library only. Must never
 raise because the shim is stopped or gone while something is only told: training goes on without.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 
 VERSION = 1
 """Of the lines, as the shim speaks them."""
-TELL_BOUND = 0.05
-"""Seconds that ``tell`` may take at most, and then no more for ``REST``."""
+SEND_BOUND = 0.05
+"""Seconds that ``send`` may take at most, and then no more for ``REST``."""
 REST = 1.0
 """Seconds without another try after one that failed."""
 ASK_BOUND = 5.0
@@ -57,11 +57,11 @@ class Link:
         path = os.environ.get("NODEAGENT_SOCKET")
         return cls(path) if path else None
 
-    def tell(self, name: str, /, **fields: Any) -> bool:
+    def send(self, name: str, /, **fields: Any) -> bool:
         """Say something that needs no answer. False: it was not taken, or another thread is saying something; it is
         not sent again."""
         data = _encode(name, fields)
-        if not self._lock.acquire(timeout=TELL_BOUND):
+        if not self._lock.acquire(timeout=SEND_BOUND):
             return False
         try:
             if time.monotonic() < self._not_before:
@@ -98,7 +98,7 @@ class Link:
         if self._pid != os.getpid():  # a fork must not write between its parent's bytes
             self._drop()
         if self._line is None:
-            self._line, self._pid = _connect(self._path, TELL_BOUND), os.getpid()
+            self._line, self._pid = _connect(self._path, SEND_BOUND), os.getpid()
         return self._line
 
     def _drop(self) -> None:

@@ -35,7 +35,7 @@ def progress(step: int | None = None, phase: str = TRAIN, bound: float | None = 
     global _step, _phase, _bound, _stepped  # noqa: PLW0603 (one page for each process)
     if step is not None and not _stepped:
         _stepped = True
-        _say_stepped()
+        _send_stepped()
     page = _page if _opened else _open()
     if page is None:
         return
@@ -47,11 +47,11 @@ def progress(step: int | None = None, phase: str = TRAIN, bound: float | None = 
     _NEWS.pack_into(page, 8, _step, time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
-def _say_stepped() -> None:
+def _send_stepped() -> None:
     from nodeagent.train.link import Link
 
     if (link := Link.of_environment()) is not None:
-        link.tell("stepped")
+        link.send("stepped")
         link.close()
 
 

@@ -82,7 +82,7 @@ class Snapshots:
             self._keep(self._link, flat, step, replicated)
         except (LinkError, OSError) as error:
             self._not_before = time.monotonic() + TRY_AGAIN
-            say(f"no snapshot of step {step} ({error}); the next is tried in {TRY_AGAIN:g} s")
+            announce(f"no snapshot of step {step} ({error}); the next is tried in {TRY_AGAIN:g} s")
             return False
         return True
 
@@ -144,7 +144,7 @@ class Snapshots:
                 for index, fd in zip(answer["indexes"], answer.fds, strict=True):
                     found[slot, index] = Found(fd, header_of(fd))
         except LinkError as error:
-            say(f"the snapshots of this node cannot be had: {error}")
+            announce(f"the snapshots of this node cannot be had: {error}")
         return found
 
     def _agree(
@@ -162,7 +162,7 @@ class Snapshots:
                 return choice, parts
             if mine is not None and damaged:
                 offers.remove(mine)
-                say(f"the snapshot of step {mine.step} is damaged in memory and is passed over")
+                announce(f"the snapshot of step {mine.step} is damaged in memory and is passed over")
 
     def _adopt(self, kept: Kept, choice: Choice | None) -> None:
         """Go on in the memory of this local rank, keeping the chosen one for now; the others' is let go."""
@@ -184,7 +184,7 @@ def _whole(found: Found) -> tuple[bytes, torch.Tensor] | None:
     return (rest, body) if rest is not None and total(body) == found.header.data_sum else None
 
 
-def say(text: str) -> None:
+def announce(text: str) -> None:
     """One line for the person, in the worker's own output."""
     print(f"nodeagent: {text}", file=sys.stderr, flush=True)
 
@@ -221,5 +221,5 @@ def restore(state: State) -> int | None:
         return step
     problem = written.load(state, place.checkpoint_dir / entry.name, place.rank, place.world_size)
     if problem and place.rank == 0:
-        say(f"the snapshot of step {entry.step} is passed over: {problem}")
+        announce(f"the snapshot of step {entry.step} is passed over: {problem}")
     return None if problem else entry.step

@@ -66,7 +66,7 @@ class Order(NamedTuple):
     """CLOCK_MONOTONIC: the end of the grace."""
 
 
-class Told(NamedTuple):
+class Received(NamedTuple):
     """One node's offers, as read from the folder."""
 
     ranks: Sequence[int]
@@ -120,7 +120,7 @@ class _Talk:
 
     def run(self, offers: Sequence[Offer], commit: Commit) -> str:
         self._path.mkdir(exist_ok=True)
-        self._say(f"offers-{self._order.node}", [list(self._order.ranks), *offers])
+        self._send(f"offers-{self._order.node}", [list(self._order.ranks), *offers])
         try:
             plan, chose = self._chosen()
         except GoneError:  # without what this node offered: there was nothing to do, or another has said what failed
@@ -135,30 +135,36 @@ class _Talk:
         """What is written, and whether this node decided it."""
         order, may = self._order, True
         while True:
-            said = self._heard("plan")
-            if said is not None:
-                return _read_plan(said), False
-            told = {n: Told(t[0], [Offer(*o) for o in t[1:]]) for n, t in self._heard_of_all("offers", order.nodes)}
-            if may and min(told, default=-1) == order.node and (len(told) == order.nodes or self._late(told)):
+            message = self._receive("plan")
+            if message is not None:
+                return _read_plan(message), False
+            received = {
+                n: Received(t[0], [Offer(*o) for o in t[1:]]) for n, t in self._received_of_all("offers", order.nodes)
+            }
+            if (
+                may
+                and min(received, default=-1) == order.node
+                and (len(received) == order.nodes or self._late(received))
+            ):
                 may = self._first("choice")
                 if may:
-                    plan = self._plan(told)
+                    plan = self._plan(received)
                     text = None if plan is None else [*plan.entry[:3], sorted(plan.parts.items()), plan.generation]
-                    self._say("plan", [text])
+                    self._send("plan", [text])
                     return plan, True
             self._wait("what the other nodes have in memory")
 
-    def _late(self, told: Mapping[int, Told]) -> bool:
+    def _late(self, received: Mapping[int, Received]) -> bool:
         """Whether those who have not offered are not waited for any longer: with a state that is the same on all ranks
         they can bring one that is newer by little, with parts nothing can be done without them."""
-        shared = any(o.replicated for t in told.values() for o in t.offers)
+        shared = any(o.replicated for t in received.values() for o in t.offers)
         return self._took() > (SHARED_BOUND if shared else PARTS_BOUND * (self._order.until - self._began))
 
-    def _plan(self, told: Mapping[int, Told]) -> Plan | None:
+    def _plan(self, received: Mapping[int, Received]) -> Plan | None:
         order = self._order
         by_rank: list[Sequence[Offer]] = [()] * order.world
         nodes = {}
-        for node, (ranks, offers) in told.items():
+        for node, (ranks, offers) in received.items():
             for rank in ranks:
                 by_rank[rank], nodes[rank] = offers, node
         own = [e for e in files.candidates(self._folder, "") if e.generation == order.generation]
@@ -184,9 +190,9 @@ class _Talk:
                 copies = {rank: threads.submit(_copy, *one, target / files.part_name(rank)) for rank, one in mine}
             written = {files.part_name(rank): copy.result() for rank, copy in copies.items()}
         except (OSError, WriteOutError) as error:
-            self._say(f"done-{self._order.node}", [str(error), {}])
+            self._send(f"done-{self._order.node}", [str(error), {}])
             raise
-        self._say(f"done-{self._order.node}", ["", written])
+        self._send(f"done-{self._order.node}", ["", written])
         return True
 
     def _lead(self, plan: Plan | None, commit: Commit) -> str:
@@ -214,7 +220,7 @@ class _Talk:
         """All files, as a manifest has them, when all nodes have written theirs."""
         writers = set(plan.parts.values())
         while True:
-            done = dict(self._heard_of_all("done", self._order.nodes))
+            done = dict(self._received_of_all("done", self._order.nodes))
             for node, (problem, _) in done.items():
                 if problem:
                     raise WriteOutError(f"node {node} of the gang: {problem}")
@@ -224,7 +230,7 @@ class _Talk:
 
     # -- the folder in which the nodes talk
 
-    def _say(self, name: str, content: Any) -> None:
+    def _send(self, name: str, content: Any) -> None:
         """Whole or not at all."""
         draft = self._path / f"{name}.new"
         draft.write_text(json.dumps(content))
@@ -238,14 +244,14 @@ class _Talk:
             return False
         return True
 
-    def _heard(self, name: str) -> Any:
+    def _receive(self, name: str) -> Any:
         try:
             return json.loads((self._path / name).read_text())
         except FileNotFoundError:
             return None
 
-    def _heard_of_all(self, name: str, nodes: int) -> list[tuple[int, Any]]:
-        return [(node, said) for node in range(nodes) if (said := self._heard(f"{name}-{node}")) is not None]
+    def _received_of_all(self, name: str, nodes: int) -> list[tuple[int, Any]]:
+        return [(node, message) for node in range(nodes) if (message := self._receive(f"{name}-{node}")) is not None]
 
     def _took(self) -> float:
         return time.monotonic() - self._began
@@ -262,10 +268,10 @@ class _Talk:
             raise GoneError from None
 
 
-def _read_plan(said: Sequence[Any]) -> Plan | None:
-    if said[0] is None:
+def _read_plan(message: Sequence[Any]) -> Plan | None:
+    if message[0] is None:
         return None
-    order, step, token_number, parts, generation = said[0]
+    order, step, token_number, parts, generation = message[0]
     return Plan(Entry(order, step, token_number, True), dict(parts), generation)
 
 
@@ -300,7 +306,7 @@ class Line:
 
     def commit(self, entry: Entry) -> str:
         """As Commit. Raises WriteOutError."""
-        self.say(op="commit", name=entry.name, step=entry.step, order=entry.order)
+        self.send(op="commit", name=entry.name, step=entry.step, order=entry.order)
         data = b""
         try:
             while b"\n" not in data and len(data) < _MAX_LINE:
@@ -314,20 +320,20 @@ class Line:
         refused: str = json.loads(data)["refused"]
         return refused
 
-    def say(self, **fields: Any) -> None:
+    def send(self, **fields: Any) -> None:
         self._socket.settimeout(max(1.0, self._until - time.monotonic()))
         self._socket.sendall(json.dumps({"v": VERSION, **fields}).encode() + b"\n")
 
 
 def main() -> None:
-    said = json.loads(sys.argv[1])
-    order = Order(**said["order"])
-    line = Line(said["line"], order.until)
+    message = json.loads(sys.argv[1])
+    order = Order(**message["order"])
+    line = Line(message["line"], order.until)
     try:
         text = write_out(order, line.commit)
     except WriteOutError as error:
         text = f"snapshots not written out: {error}"
-    line.say(op="done", text=text)
+    line.send(op="done", text=text)
 
 
 if __name__ == "__main__":

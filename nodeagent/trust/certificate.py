@@ -158,10 +158,12 @@ def vouch(key: ClusterKey, cluster: str, node: str, life: str, url: str, certifi
 
 def genuine(key: ClusterKey, cluster: str, node: NodeRecord) -> bool:
     """Whether an agent with the cluster's key told this, in this life of the node."""
-    told = node.facts.https
-    if told is None:
+    reported = node.facts.https
+    if reported is None:
         return False
-    return _genuine(key, _payload(cluster, node.id, node.incarnation.life, told.url, told.certificate), told.proof)
+    return _genuine(
+        key, _payload(cluster, node.id, node.incarnation.life, reported.url, reported.certificate), reported.proof
+    )
 
 
 @lru_cache(1024)

@@ -62,8 +62,8 @@ class Seal:
 
     def ack(self, uid: str, token: Token, node: str, ack: Ack) -> Ack:
         """An acknowledgement, signed for this node and generation. Only group rank 0's may name an address."""
-        said = self._said(uid, token, node, ack.life, ack.host, ack.ports, ack.address, ack.store_hosted)
-        return ack.model_copy(update={"signature": self._key.sign(_ACK, said)})
+        text = self._text(uid, token, node, ack.life, ack.host, ack.ports, ack.address, ack.store_hosted)
+        return ack.model_copy(update={"signature": self._key.sign(_ACK, text)})
 
     def gang(self, job: JobRecord) -> bool:
         """Whether an agent of each member of the active generation agreed to it, in this life and with this address,
@@ -79,8 +79,8 @@ class Seal:
             rendezvous = (head.address, head.store_hosted) if member.group_rank == 0 else ("", False)
             host = head.hosts.get(member.node, "")
             ports = head.ports.get(member.node, ())
-            said = self._said(job.uid, head.token, member.node, member.life, host, ports, *rendezvous)
-            signature = bytes.fromhex(self._key.sign(_ACK, said))
+            text = self._text(job.uid, head.token, member.node, member.life, host, ports, *rendezvous)
+            signature = bytes.fromhex(self._key.sign(_ACK, text))
             sums = [total + part for total, part in zip(sums, _PARTS.unpack(signature), strict=True)]
         return hmac.compare_digest(" ".join(map(str, sums)).encode(), head.seal.encode())
 
@@ -96,7 +96,7 @@ class Seal:
     def _pointed(self, uid: str, checkpoint: Checkpoint) -> bytes:
         return _bytes(cluster=self._cluster, uid=uid, checkpoint=_meaning(checkpoint, "signature"))
 
-    def _said(
+    def _text(
         self, uid: str, token: Token, node: str, life: str, host: str, ports: Sequence[int], address: str,
         store_hosted: bool,
     ) -> bytes:  # fmt: skip
@@ -106,8 +106,8 @@ class Seal:
         )  # fmt: skip
 
     def _admitted(self, uid: str, name: str, owner: int, spec: JobSpec, admission: Admission) -> bytes:
-        said = _meaning(admission, "signature")
-        return _bytes(cluster=self._cluster, uid=uid, name=name, owner=owner, spec=_meaning(spec), admission=said)
+        text = _meaning(admission, "signature")
+        return _bytes(cluster=self._cluster, uid=uid, name=name, owner=owner, spec=_meaning(spec), admission=text)
 
     def _wanted(self, uid: str, control: Control) -> bytes:
         return _bytes(cluster=self._cluster, uid=uid, control=_meaning(control, "signature"))

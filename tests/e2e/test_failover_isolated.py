@@ -113,10 +113,10 @@ def test_the_primary_and_one_member(calm: Bare, net: Net, servers: Watched) -> N
     life = calm.node(lost)["incarnation"]["life"]
     # Sent as the tool does, without waiting for a process to start: cut off, the old primary writes for two seconds.
     (calm.work / "unheard.yaml").write_text(stepper_job(calm.work, "unheard", "1"))
-    unheard, agent = read_job(str(calm.work / "unheard.yaml")), Client([calm.socket(lost)])
+    silent_nodes, agent = read_job(str(calm.work / "unheard.yaml")), Client([calm.socket(lost)])
     with net.cut(both(far, near)):
         with pytest.raises(CtlError, match="it is not known whether the change was written") as refusal:
-            send(agent, unheard)  # no replica has it, so it is not acknowledged
+            send(agent, silent_nodes)  # no replica has it, so it is not acknowledged
         assert "(--request-id " in refusal.value.next_step, "the id that the tool adds to the agent's words"
         calm.frozen.add(lost)
         until_promoted(calm, servers, old)

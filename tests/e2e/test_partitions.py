@@ -67,7 +67,7 @@ def calm(machines: Bare, request: pytest.FixtureRequest) -> Iterator[Bare]:
 
 
 @contextmanager
-def unheard(calm: Bare, *nodes: str) -> Iterator[None]:
+def silent_nodes(calm: Bare, *nodes: str) -> Iterator[None]:
     """These nodes' agents are not asked: they know nothing new."""
     calm.frozen.update(nodes)
     try:
@@ -116,7 +116,7 @@ WAYS: dict[str, Callable[[str], Sequence[Way]]] = {
 def test_a_member_and_the_store(calm: Bare, net: Net, way: str) -> None:
     members, pids = steps(calm, way, "2", 2)
     lost, before = members[0], lives(calm)
-    with net.cut(WAYS[way](lost)), unheard(calm, lost):
+    with net.cut(WAYS[way](lost)), silent_nodes(calm, lost):
         job = calm.until_running(way, 2, above=1)
         assert not alive(pids, lost)
         assert (job["cause"]["kind"], job["cause"]["node"], job["budget"]["used"]) == ("node_lost", lost, 0)
@@ -149,7 +149,7 @@ def test_agents_that_do_not_hear_each_other(calm: Bare, net: Net, server: Server
 def parted(calm: Bare, net: Net, name: str, lost: Sequence[str], pids: dict[str, list[int]]) -> None:
     """Cut these nodes off from the store and all others, and join them again: they are replaced, and come back."""
     rest, before = [node for node in NODES if node not in lost], lives(calm)
-    with net.cut(both(lost, [*rest, "store"])), unheard(calm, *lost):
+    with net.cut(both(lost, [*rest, "store"])), silent_nodes(calm, *lost):
         job = calm.until_running(name, len(rest), above=1)
         assert not alive(pids, *lost)
         assert (job["cause"]["kind"], job["budget"]["used"]) == ("node_lost", 0)
@@ -176,7 +176,7 @@ def test_all_members_cut_off_and_a_spare_is_not(calm: Bare, net: Net) -> None:
     """One node is enough for the job, and still the spare may not begin."""
     members, pids = steps(calm, "spare", "{min: 1, max: 4, target: 3}", 3)
     before, workers = lives(calm), calm.workers("spare")
-    with net.cut(both(members, ["store"])), unheard(calm, *members):
+    with net.cut(both(members, ["store"])), silent_nodes(calm, *members):
         calm.until(lambda: all(calm.nodes()[node] == "silent" for node in members), 20, "their leases are over")
         time.sleep(CUT)
         assert all(is_alive(pid) for pid in workers.values())
@@ -187,7 +187,11 @@ def test_all_members_cut_off_and_a_spare_is_not(calm: Bare, net: Net) -> None:
     calm.until_steps("spare", 30)
     assert (calm.job("spare")["generation"], calm.workers("spare"), lives(calm)) == (1, workers, before)
     check_undisturbed(read_steps(calm.work, "spare"))
-    with net.cut(both(members, ["store"])), net.cut(both(members[:1], members[1:]), "udp"), unheard(calm, *members):
+    with (
+        net.cut(both(members, ["store"])),
+        net.cut(both(members[:1], members[1:]), "udp"),
+        silent_nodes(calm, *members),
+    ):
         calm.until(lambda: not alive(pids), 20, "nobody lends time any more")
         calm.until(lambda: all(calm.nodes()[node] == "silent" for node in members), 20, "their leases are over")
         time.sleep(CUT)

@@ -28,7 +28,7 @@ from nodeagent.osutil.untrusted import Folder, UntrustedError
 from nodeagent.plan.cluster import Cluster
 from nodeagent.pods.folder import folder_name, promised_number, record_of_before
 from nodeagent.pods.logs import read_logs
-from nodeagent.pods.pod import Told, _without_halves
+from nodeagent.pods.pod import ShimReport, _without_halves
 from nodeagent.shim.link import WorkerLink
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.peers import Peer
@@ -179,7 +179,7 @@ def shim_message(data: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         link = WorkerLink(lambda: None)
-        peer = Peer(Loop(), ours, link.hear, lambda _peer: None)
+        peer = Peer(Loop(), ours, link.receive, lambda _peer: None)
         theirs.setblocking(False)
         theirs.send(data[:MOST] + b"\n")
         peer._readable()
@@ -218,7 +218,7 @@ def users_file(data: bytes) -> None:
 def shim_status(data: bytes) -> None:
     """A line from a shim to root's agent, as pods/pod.py reads it."""
     try:
-        heard = Told.from_json(_without_halves(data))
+        heard = ShimReport.from_json(_without_halves(data))
     except ValidationError as wrong:
         str(wrong)
         return

@@ -84,5 +84,5 @@ class Words:
     def unannounced(self) -> int:
         return self.newest
 
-    def said(self) -> tuple[State, str]:
+    def status(self) -> tuple[State, str]:
         return "idle", ""

@@ -15,7 +15,7 @@ from typing import Any
 
 from nodeagent.lease.grants import Answer, Grant, grants_folder, make_grant, read_grant_of
 from nodeagent.lease.order import Door, Order, Server, Step, order_file, write_order
-from nodeagent.lease.signs import NOBODY, Pulse, Said, lease_folder, read_pulse, read_said, wake_socket
+from nodeagent.lease.signs import NOBODY, LeaseStatus, Pulse, lease_folder, read_pulse, read_status, wake_socket
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.osutil.linux import boot_id, socket_path
 from nodeagent.store.keys import prefix
@@ -116,8 +116,8 @@ class Node:
         return read_pulse(self.folder) or Pulse(0.0, 0.0, 0.0, 0.0)
 
     @property
-    def said(self) -> Said:
-        return read_said(self.folder) or Said("idle", "", NOBODY)
+    def status(self) -> LeaseStatus:
+        return read_status(self.folder) or LeaseStatus("idle", "", NOBODY)
 
     @property
     def log(self) -> str:
@@ -126,7 +126,7 @@ class Node:
     async def until(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + BOUND
         while not condition():
-            assert time.monotonic() < deadline, (self.said, self.pulse, self.grant(), self.log)
+            assert time.monotonic() < deadline, (self.status, self.pulse, self.grant(), self.log)
             await asyncio.sleep(0.005)
 
     async def renewed_again(self) -> None:

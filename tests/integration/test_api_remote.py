@@ -248,10 +248,10 @@ def test_what_keeps_it_from_listening_is_tried_again(agent: LiveAgent, tmp_path:
             pair = sign(tmp_path, make_ca(tmp_path, "ca"), "made")
             cert.write_text(pair.key.read_text() + pair.cert.read_text())
 
-        mending = threading.Thread(target=mend)
-        mending.start()
+        repair_state = threading.Thread(target=mend)
+        repair_state.start()
         with https(agent, view, Bounds(retry=0.05), tls={"cert": str(cert)}) as door:
-            mending.join()
+            repair_state.join()
             assert door.port == ports.api
             assert ask(door, "/healthz").startswith("HTTP/1.1 401 ")
 

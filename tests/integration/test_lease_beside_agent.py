@@ -152,7 +152,7 @@ async def test_it_is_told_what_to_do_and_does_it(world: World) -> None:
     assert order.server.host in ("127.0.0.1", "::1"), "no name: the lease process looks none up"
     assert (order.life, order.start, order.era, order.fence) == (LIFE, 1, world.era, QUICK.fence)
     assert (world.node.folder / "order.json").stat().st_mode & 0o777 == 0o600
-    assert world.agent.process.said() == ("holding", "")
+    assert world.agent.process.status() == ("holding", "")
     pulse = world.agent.process.pulse()
     assert pulse is not None and pulse.until > boottime()
     assert os.getsid(pid) == pid
@@ -207,7 +207,7 @@ async def test_it_outlives_its_agent_and_the_next_one_finds_it(world: World) -> 
     world.agent = world.make()
     world.agent.begin()
     world.tend(start=2)
-    await world.node.until(lambda: world.node.said.of[1] == 2)
+    await world.node.until(lambda: world.node.status.of[1] == 2)
     assert world.pid() == pid
 
 
@@ -228,7 +228,7 @@ async def test_one_that_has_left_is_not_started_again_before_there_is_a_new_orde
     await world.node.until(lambda: world.node.grant(POD).stop_before > 0)
     world.node.obey(boottime(), POD)
     await world.gone()
-    assert world.agent.process.said()[0] == "left"
+    assert world.agent.process.status()[0] == "left"
     await asyncio.sleep(0.3)
     assert world.pid() == 0
     await world.agent.die()

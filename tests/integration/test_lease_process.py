@@ -111,7 +111,7 @@ async def test_it_renews_and_grants(world: World, node: Node) -> None:
     await node.until(lambda: node.grant().until > first)
     assert await world.lease() > before
     assert node.pulse.until == pytest.approx(node.pulse.renewed + 2.2)
-    assert node.said == ("holding", "", (LIFE, 1, world.era))
+    assert node.status == ("holding", "", (LIFE, 1, world.era))
     assert node.process is not None and find_holder(node.folder) == (node.process.pid, "0.1.0")
 
 
@@ -178,7 +178,7 @@ async def test_a_silent_agents_node_is_stopped_in_order_and_given_back(world: Wo
     node.obey(node.grant().stop_before)
     assert await node.ended() == 0
     why = "its agent was silent for 0 s"
-    assert node.said == ("left", why, (LIFE, 1, world.era))
+    assert node.status == ("left", why, (LIFE, 1, world.era))
     assert node.grant().until == 0.0
     assert (await world.events())[-1].text == f"node {NODE} left: {why}"
 
@@ -188,10 +188,10 @@ async def test_shims_that_do_not_obey_have_their_time_taken_and_are_waited_for(w
     await node.until(lambda: node.grant().stop_before > 0)
     await node.until(lambda: node.grant().until == 0.0)
     latest = node.pulse.renewed + 2.2
-    await node.until(lambda: node.said.state == "giving up")
+    await node.until(lambda: node.status.state == "giving up")
     assert await node.ended() == 0
     assert boottime() > latest + 0.5
-    assert node.said.state == "left"
+    assert node.status.state == "left"
 
 
 async def test_no_restart_takes_back_that_a_life_goes(world: World, node: Node) -> None:
@@ -204,7 +204,7 @@ async def test_no_restart_takes_back_that_a_life_goes(world: World, node: Node) 
         node.say({"alive": True})
         await node.renewed_again()
     assert node.grant().stop_before == stop
-    assert node.said.state == "stopping"
+    assert node.status.state == "stopping"
 
 
 async def test_one_that_took_the_time_back_and_died_is_followed_by_one_that_waits_for_the_shims(
@@ -228,7 +228,7 @@ async def test_as_long_as_the_agent_speaks_nothing_is_stopped(world: World, node
         node.say({"alive": 1})
         node.say("x" * 600)
         await asyncio.sleep(0.05)
-    assert node.said.state == "holding"
+    assert node.status.state == "holding"
     assert node.grant().stop_before == 0.0
 
 
@@ -239,7 +239,7 @@ async def test_an_agent_that_ends_it(world: World, node: Node) -> None:
     node.say({})
     assert await node.ended() == 0
     assert node.grant() == NOTHING
-    assert node.said.state == "idle"
+    assert node.status.state == "idle"
 
 
 async def test_an_order_that_cannot_be_read_changes_nothing(world: World, node: Node) -> None:
@@ -271,7 +271,7 @@ async def test_a_silent_agents_node_is_given_up_when_somebody_waits_for_it(world
     await world.bench.propose(job, NODE, "n2")
     await node.until(lambda: node.grant().until == 0.0)
     assert await node.ended() == 0
-    assert node.said.why.endswith("and job train waits for it")
+    assert node.status.why.endswith("and job train waits for it")
 
 
 # --- the store
@@ -279,9 +279,9 @@ async def test_a_silent_agents_node_is_given_up_when_somebody_waits_for_it(world
 
 async def test_a_life_that_is_over_is_granted_nothing(world: World, node: Node) -> None:
     world.begin(life="another")
-    await node.until(lambda: node.said.state == "lost")
+    await node.until(lambda: node.status.state == "lost")
     assert node.grant() == NOTHING
-    assert "is over" in node.said.why
+    assert "is over" in node.status.why
     world.node.give(world.order())
     node.say({})
     await node.until(lambda: node.grant().until > 0)
@@ -291,15 +291,15 @@ async def test_nothing_is_renewed_in_another_era(world: World, node: Node) -> No
     world.begin(fence=0.5)
     await node.renewed_again()
     node.give(world.order(era="another", fence=0.5))
-    await node.until(lambda: node.said.why)
-    assert node.said.state == "holding"
-    assert "lost writes" in node.said.why
+    await node.until(lambda: node.status.why)
+    assert node.status.state == "holding"
+    assert "lost writes" in node.status.why
     before = node.grant()
     await node.until(lambda: boottime() > before.until)
     assert node.grant() == before
     node.give(world.order(fence=0.5))
     await node.until(lambda: node.grant().until > boottime())
-    assert node.said.why == ""
+    assert node.status.why == ""
 
 
 async def test_a_server_that_stands_still_for_a_while(world: World, node: Node) -> None:
@@ -307,11 +307,11 @@ async def test_a_server_that_stands_still_for_a_while(world: World, node: Node) 
     await node.renewed_again()
     with Watcher(node) as shim:
         with frozen(world.server):
-            await node.until(lambda: "did not answer within 0.5 s" in node.said.why)
+            await node.until(lambda: "did not answer within 0.5 s" in node.status.why)
             turned = node.pulse.turned
             await asyncio.sleep(0.5)
             assert node.pulse.turned > turned, "it waits, and says so"
-        await node.until(lambda: node.said.why == "")
+        await node.until(lambda: node.status.why == "")
         assert not shim.over
 
 
@@ -331,8 +331,8 @@ async def test_a_server_that_has_become_a_replica(world: World, node: Node, serv
     world.begin()
     await node.renewed_again()
     await ask(world.server, "REPLICAOF", "127.0.0.1", str(other.port))
-    await node.until(lambda: node.said.why)
-    await node.until(lambda: f"it is a replica of 127.0.0.1:{other.port}" in node.said.why)
+    await node.until(lambda: node.status.why)
+    await node.until(lambda: f"it is a replica of 127.0.0.1:{other.port}" in node.status.why)
     assert node.grant().until == pytest.approx(node.pulse.renewed + 2.2)
 
 

@@ -106,14 +106,14 @@ async def test_tls_as_the_agent_checks_it(
     for name in ("localhost", ""):  # without a name it is not checked
         reply = asked(to(at(server, tls=Tls(ca, cert_file, key_file, name))))
         assert isinstance(reply, list) and reply[0] == 1
-    for tls, said in (
+    for tls, status in (
         (Tls(ca, cert_file, key_file, "elsewhere"), "elsewhere"),
         (Tls("", cert_file, key_file, "localhost"), "CERTIFICATE_VERIFY_FAILED"),
         (Tls(str(Authority(tmp_path).ca), cert_file, key_file, "localhost"), "CERTIFICATE_VERIFY_FAILED"),
         (Tls(ca, "", "", "localhost"), "cannot be used"),
         (Tls(ca, "/absent", "", "localhost"), "/absent: no certificate"),
     ):
-        with pytest.raises(TalkError, match=said):
+        with pytest.raises(TalkError, match=status):
             to(at(server, tls=tls)).open()
     with pytest.raises(TalkError):
         to(at(server)).open()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.pods.base import CommitWish
+from nodeagent.pods.base import CommitRequest
 from nodeagent.shim import peers
 from nodeagent.shim.gang import Gang, Worker
 from nodeagent.shim.link import OPS, Call, WorkerLink
@@ -69,7 +69,7 @@ class Desk:
         self._thread = threading.Thread(target=self.loop.run)
 
     def _accept(self) -> None:
-        peer = Peer(self.loop, self._listener.accept()[0], self.link.hear, lambda _: None)
+        peer = Peer(self.loop, self._listener.accept()[0], self.link.receive, lambda _: None)
         peer.send('{"v": 1, "status": {}}')
 
     def open(self) -> None:
@@ -106,7 +106,7 @@ def test_a_question_is_answered_with_who_asked(desk: Desk) -> None:
 
 def test_what_is_told_arrives_in_order_and_needs_no_reader(desk: Desk) -> None:
     link = Link(str(desk.path))
-    assert all(link.tell("note", n=n) for n in range(500))
+    assert all(link.send("note", n=n) for n in range(500))
     link.ask("echo", text="")
     assert [call.message["n"] for call in desk.calls] == list(range(500))
     link.close()
@@ -158,15 +158,15 @@ def test_nobody_waits_for_a_shim_that_does_not_answer(desk: Desk, tmp_path: Path
         Link(str(desk.path)).ask("note", timeout=0.1)
     with pytest.raises(LinkError, match="No such file"):
         Link(str(tmp_path / "none")).ask("note")
-    assert not Link(str(tmp_path / "none")).tell("note")
+    assert not Link(str(tmp_path / "none")).send("note")
     full = tmp_path / "full"
     with socket.socket(socket.AF_UNIX) as deaf:  # a shim that is stopped: it takes nothing off its socket
         deaf.bind(str(full))
         deaf.listen(1)
         link = Link(str(full))
-        assert link.tell("note", text="x" * 1000)
-        assert not link.tell("note", text="x" * 10_000_000)
-        assert not link.tell("note")
+        assert link.send("note", text="x" * 1000)
+        assert not link.send("note", text="x" * 10_000_000)
+        assert not link.send("note")
         link.close()
 
 
@@ -221,7 +221,7 @@ async def test_a_commit_goes_to_the_agent_with_the_generations_token_and_comes_b
         await bench.ready(make_spec((sys.executable, str(tmp_path / "w.py")), tmp_path))
         bench.host.start(UID, bench.order(7))
         first = (await bench.until(lambda s: s.commit)).commit
-        assert first == CommitWish(token=token(7), name="c1", step=10, order=1)
+        assert first == CommitRequest(token=token(7), name="c1", step=10, order=1)
         bench.host.committed(UID, first.model_copy(update={"order": 9}), "")  # an answer to something else
         bench.host.committed(UID, first, "")
         second = (await bench.until(lambda s: s.commit and s.commit.name == "c2")).commit

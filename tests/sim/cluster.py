@@ -90,8 +90,8 @@ class Node:
             started=0.0, cpu_slots=self.cluster.slots, peer=f"{self.name}:1", health=self.sick,
         )  # fmt: skip
         if self.repairs is not None:
-            health, mending = self.repairs.begin()
-            facts = facts.model_copy(update={"health": health, "mending": mending})
+            health, repair_state = self.repairs.begin()
+            facts = facts.model_copy(update={"health": health, "repair_state": repair_state})
         self._process = SimLeaseProcess(self.lease, self.gate)
         self._host = SimHost(self.machine, self.gate, self._process.wake)
         self._peers = SimPeers(self.name, self.cluster.net, self.gate)

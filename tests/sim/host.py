@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.world import Token
-from nodeagent.pods.base import CommitWish, GivenUp, PodStatus, StartOrder
+from nodeagent.pods.base import CommitRequest, GivenUp, PodStatus, StartOrder
 from tests.sim.machine import SimMachine
 from tests.sim.network import Gate
 
@@ -30,8 +30,8 @@ class SimHost:
         return {uid: self._heard(uid, pod.status()) for uid, pod in self._machine.pods.items()}
 
     def _heard(self, uid: str, status: PodStatus) -> PodStatus:
-        unheard = uid in self._unheard and status.phase != "gone"
-        return PodStatus(uid=uid, phase="unknown") if unheard else status
+        silent_nodes = uid in self._unheard and status.phase != "gone"
+        return PodStatus(uid=uid, phase="unknown") if silent_nodes else status
 
     async def adopt(self) -> None:
         await self._gate.passed()
@@ -85,7 +85,7 @@ class SimHost:
     def retire(self, uid: str) -> None:
         self._do(lambda: self._machine.retire(uid))
 
-    def committed(self, uid: str, wish: CommitWish, refused: str) -> None:
+    def committed(self, uid: str, wish: CommitRequest, refused: str) -> None:
         self._do(lambda: self._machine.committed(uid, wish))
 
     def granted(self, uid: str) -> float:

@@ -255,7 +255,7 @@ class SimLease:
 
     def hear(self) -> None:
         if self.core is not None:
-            self.core.heard(self.clock.now())
+            self.core.agent_seen(self.clock.now())
 
     def know(self, life: str, leaving: bool, jobs: Mapping[str, Row]) -> None:
         table = Table("", self.machine.name, life, leaving, jobs)
@@ -309,6 +309,6 @@ class SimLeaseProcess:
     def unannounced(self) -> int:
         return self._lease.unannounced
 
-    def said(self) -> tuple[State, str]:
+    def status(self) -> tuple[State, str]:
         core = self._lease.core
         return (core.state, core.away) if core is not None else ("idle", "")

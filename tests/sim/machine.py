@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from nodeagent.lease.grants import NOTHING, Grant
 from nodeagent.model.pod import PodPhase, RankFacts, Stall, WorkerState
 from nodeagent.model.world import Token, WorkerExit
-from nodeagent.pods.base import CommitWish, GivenUp, PodStatus, Rendezvous, StartOrder
+from nodeagent.pods.base import CommitRequest, GivenUp, PodStatus, Rendezvous, StartOrder
 from tests.sim.network import Gate
 from tests.sim.virtual import SimClock
 
@@ -68,7 +68,7 @@ class SimPod:
     rendezvous: Rendezvous | None = None
     ports: tuple[int, ...] = ()
     killing: bool = False
-    wish: CommitWish | None = None
+    wish: CommitRequest | None = None
     doomed: bool = False
     """SIGKILL is on its way: a promise need not wait for its end."""
     env: tuple[dict[str, str], ...] = ()
@@ -202,10 +202,12 @@ class SimMachine:
         """A worker of rank 0 asks for a commit."""
         pod = self.pods[uid]
         assert pod.generation is not None
-        pod.wish = CommitWish(token=pod.generation, name=f"g{pod.generation.number}-{order}", step=order, order=order)
+        pod.wish = CommitRequest(
+            token=pod.generation, name=f"g{pod.generation.number}-{order}", step=order, order=order
+        )
         self.touch()
 
-    def committed(self, uid: str, wish: CommitWish) -> None:
+    def committed(self, uid: str, wish: CommitRequest) -> None:
         pod = self._acts(uid)
         if pod is not None and pod.wish == wish:
             pod.wish = None

@@ -366,7 +366,7 @@ def said_before_it_was_written(patch: pytest.MonkeyPatch) -> None:
         known = self._snapshot.known(self._clock.now())
         self.saved = Saved(era=known.era, rev=known.rev)
         self._news.set()
-        self._told()
+        self._notify()
         await asyncio.sleep(0.05)
         await real(self)
 

@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nodeagent.agent.repair import Bounds, Mender
+from nodeagent.agent.repair import Bounds, Repairer
 from nodeagent.agent.repaircommands import Ended, Started
 from nodeagent.hardware.judging.judge import Memory, Policy, escalated, judge, repaired, verified
 from nodeagent.hardware.readings import Readings
-from nodeagent.model.health import Action, Attempt, Mending, Verdict
+from nodeagent.model.health import Action, Attempt, RepairState, Verdict
 from nodeagent.plan.repair import Means
 from tests.sim.virtual import SimClock
 
@@ -44,17 +44,17 @@ class Repairs:
         self._memory, self._policy, self._clock = Memory(), Policy(probation=PROBATION), SimClock()
         self._attempts: tuple[Attempt, ...] = ()
         self._tasks: list[asyncio.Task[None]] = []
-        self._mender: Mender | None = None
+        self._mender: Repairer | None = None
         node.repairs = self
 
     # --- the agent's life
 
-    def begin(self) -> tuple[tuple[Verdict, ...], Mending]:
+    def begin(self) -> tuple[tuple[Verdict, ...], RepairState]:
         """What an agent that starts tells from its first join on."""
-        self._mender = Mender(
+        self._mender = Repairer(
             self._node.name, self._boot, BOUNDS, self, self, self, self._clock, lambda _kind, _outcome: None
         )
-        return self.verdicts, self._mender.mending
+        return self.verdicts, self._mender.repair_state
 
     def run(self, agent: Agent) -> None:
         assert self._mender is not None
@@ -68,9 +68,9 @@ class Repairs:
             task.cancel()
         self._tasks = []
 
-    async def _mend(self, agent: Agent, mender: Mender) -> None:
+    async def _mend(self, agent: Agent, repairer: Repairer) -> None:
         await agent.joined.wait()
-        await mender.run(agent)
+        await repairer.run(agent)
 
     async def _look(self, agent: Agent) -> None:
         """The health monitor, of whose probes nothing but the boot is left."""

@@ -12,7 +12,7 @@ import pytest
 from nodeagent.lease.lending import Ask, answer
 from nodeagent.model.timing import Timing
 from tests.inprocess.server import Server
-from tests.unit.agent.told import told_of
+from tests.unit.agent.failsafe_support import told_of
 from tests.unit.plan.build import life, make_cluster, make_head, make_job
 
 ROOT = Path(__file__).parents[2]

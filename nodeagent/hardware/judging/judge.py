@@ -173,8 +173,8 @@ def escalated(memory: Memory, keys: Collection[Key], at: float, raw: str) -> Mem
     """The repair of these verdicts did not help (``raw`` says how): each holds, and asks for the next heavier one."""
     meant = [v for v in memory.verdicts if (v.rule, v.device) in keys]
     done = {(r.device, r.rule): r.action for r in memory.repairs}  # the newest of each
-    untold = [v for v in meant if done.get((v.device, v.rule)) != v.action]
-    repairs = tuple(Repair(v.device, v.rule, v.action, at) for v in untold)
+    unreported = [v for v in meant if done.get((v.device, v.rule)) != v.action]
+    repairs = tuple(Repair(v.device, v.rule, v.action, at) for v in unreported)
     verdicts = tuple(
         v.model_copy(update={"stage": "active", "until": None, "raw": raw, "action": _NEXT.get(v.action, v.action)})
         if v in meant else v

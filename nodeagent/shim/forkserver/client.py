@@ -24,7 +24,7 @@ from nodeagent.shim.processes import start_program
 
 WARM_BOUND = 120.0
 """Seconds until a standby that does not come up is given up."""
-MOST_TOLD = 128 << 10
+MOST_REPORTED = 128 << 10
 """Bytes of command and environment that a standby is told; with more a worker starts cold. A message that does not fit
 into a socket's buffer (200 KiB) is not sent at all."""
 NOTES, NOTE_CHARS = 20, 500
@@ -79,7 +79,7 @@ class Standby:
 
     def takes(self, argv: Sequence[str], env: Mapping[str, str]) -> bool:
         """Whether it could start this: it is warm, and the message is one that a socket takes whole."""
-        return self.warm and len(json.dumps([list(argv), dict(env)])) < MOST_TOLD
+        return self.warm and len(json.dumps([list(argv), dict(env)])) < MOST_REPORTED
 
     def fork(
         self,
@@ -173,13 +173,13 @@ class Standby:
                 self.kill()
                 return
             try:
-                self._hear(json.loads(data))
+                self._receive(json.loads(data))
             except (LookupError, TypeError, ValueError, RecursionError) as error:  # the job's modules can write here
                 self._notes.append(f"the standby said what is no message ({type(error).__name__}): it was ended")
                 self._unlink()
                 self.kill()
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _receive(self, message: dict[str, Any]) -> None:
         match message["event"]:
             case "warm":
                 self.has_torch = message["torch"]

@@ -145,14 +145,14 @@ class Pool:
             self._lose("" if child.spoilt else why)
             return
         try:
-            self._said(child, json.loads(data))
+            self._stated(child, json.loads(data))
         except (LookupError, TypeError, ValueError, RecursionError):  # what it warmed up with can write here
             self._note("a pre-forked worker said what is no message: it was ended")
             child.spoilt = True
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
 
-    def _said(self, child: Parked, message: Mapping[str, Any]) -> None:
+    def _stated(self, child: Parked, message: Mapping[str, Any]) -> None:
         if message["note"]:
             self._note(f"warming up a pre-forked worker failed: {str(message['note'])[:500]}")
         if message["spoilt"]:

@@ -131,9 +131,9 @@ def dump(program: str | None, pid: int, how: str, bound: float) -> tuple[list[di
     except OSError as error:
         return [], f"{program}: {error.strerror}"
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        stated = done.stderr.decode("utf-8", "replace").strip().splitlines()
         return [], "; ".join(
-            line.strip() for line in said[:5] if line.strip()
+            line.strip() for line in stated[:5] if line.strip()
         ) or f"py-spy ended with {done.returncode}"
     try:
         return list(json.loads(done.stdout)), ""
@@ -158,10 +158,10 @@ class Report:
         except OSError as error:
             print(f"stacks are lost: {self.target['file']}: {error.strerror}", file=sys.stderr, flush=True)
 
-    def tell(self, frames: list[Frame], native: bool) -> None:
-        told = {"rank": self.target["rank"], "waits": waits(frames, native), "site": site(frames)}
+    def describe(self, frames: list[Frame], native: bool) -> None:
+        reported = {"rank": self.target["rank"], "waits": waits(frames, native), "site": site(frames)}
         with self._lock:
-            print(json.dumps(told), flush=True)
+            print(json.dumps(reported), flush=True)
 
 
 def read_one(target: dict[str, Any], program: str | None) -> None:
@@ -171,7 +171,7 @@ def read_one(target: dict[str, Any], program: str | None) -> None:
     threads, problem = dump(program, pid, "--nonblocking", PYTHON_BOUND)
     report.add("Python", text(threads) or f"none: {problem}")
     if threads:
-        report.tell(main_thread(threads, pid), native=False)
+        report.describe(main_thread(threads, pid), native=False)
     letter = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1]
     halted = "TtDZ" if target["native"] else "TtD"  # that it has just ended is news only to who would halt it
     if letter and letter[0] in halted:  # it cannot be halted, or is already
@@ -182,7 +182,7 @@ def read_one(target: dict[str, Any], program: str | None) -> None:
     threads, problem = dump(program, pid, "--native", NATIVE_BOUND)
     report.add("native and Python", text(threads) or f"none: {problem}")
     if threads:
-        report.tell(main_thread(threads, pid), native=True)
+        report.describe(main_thread(threads, pid), native=True)
 
 
 def main() -> None:

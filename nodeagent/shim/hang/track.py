@@ -31,7 +31,7 @@ FLOOR = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Progress:
     """What a worker told last."""
 
     step: int | None
@@ -50,7 +50,7 @@ class Page:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         os.write(self._fd, PAGE.pack(MAGIC, -1, 0.0, 0.0, b""))
 
-    def read(self, now: float) -> Told | None:
+    def read(self, now: float) -> Progress | None:
         """None: nothing has been told yet, or what is there is no page. A time in the future is now."""
         if self._fd < 0:
             return None
@@ -61,7 +61,7 @@ class Page:
         if magic != MAGIC or not math.isfinite(at) or at <= 0:
             return None
         name = phase.split(b"\0", 1)[0].decode("utf-8", "replace") or TRAIN
-        return Told(step if step >= 0 else None, min(at, now), name, bound if 0 < bound < math.inf else None)
+        return Progress(step if step >= 0 else None, min(at, now), name, bound if 0 < bound < math.inf else None)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -74,22 +74,22 @@ class Pace:
     """How long this worker's steps take: what ``hang: auto`` goes by."""
 
     def __init__(self) -> None:
-        self._last: Told | None = None
+        self._last: Progress | None = None
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._longest = 0.0
         self._steps = 0
 
-    def see(self, told: Told) -> None:
+    def see(self, progress: Progress) -> None:
         """Each look at the page. Only what passes between two steps of training counts, and not the first one, in
         which things are compiled and filled."""
-        last, self._last = self._last, told
-        if last is None or last.at == told.at or {last.phase, told.phase} != {TRAIN}:
+        last, self._last = self._last, progress
+        if last is None or last.at == progress.at or {last.phase, progress.phase} != {TRAIN}:
             return
-        if last.step is None or told.step is None or told.step <= last.step:
+        if last.step is None or progress.step is None or progress.step <= last.step:
             return
         first = self._steps == 0
-        self._steps += told.step - last.step
-        gap = (told.at - last.at) / (told.step - last.step)
+        self._steps += progress.step - last.step
+        gap = (progress.at - last.at) / (progress.step - last.step)
         if not first:
             self._recent.append(gap)
             self._longest = max(self._longest, gap)
@@ -123,7 +123,7 @@ class Look:
     """One look at a worker. ``at`` is CLOCK_BOOTTIME."""
 
     at: float
-    told: Told | None
+    progress: Progress | None
     written: int
     """Bytes of output so far."""
     ticks: int
@@ -141,7 +141,7 @@ class Track:
         self.rank = rank
         self._limit, self._phases = limit, phases
         self._pace = Pace()
-        self.told: Told | None = None
+        self.progress: Progress | None = None
         self._written, self._written_at = 0, at
         self._looks: deque[tuple[float, int]] = deque()
         self._letter, self._letter_since, self._letter_looks = "", at, 0
@@ -154,9 +154,9 @@ class Track:
 
     def see(self, look: Look) -> None:
         self._now = look.at
-        if look.told is not None:
-            self.told = look.told
-            self._pace.see(look.told)
+        if look.progress is not None:
+            self.progress = look.progress
+            self._pace.see(look.progress)
         if look.written != self._written:
             self._written, self._written_at = look.written, look.at
         if (look.letter, look.own) != (self._letter, self._own):
@@ -169,20 +169,20 @@ class Track:
     @property
     def left(self) -> float:
         """Seconds from the last look until progress that is told becomes overdue; below 0 if it is, or none is told."""
-        told = self.told
-        if told is None or told.phase != TRAIN:
+        progress = self.progress
+        if progress is None or progress.phase != TRAIN:
             return -1.0
-        return (told.bound or self.limit) - (self._now - told.at)
+        return (progress.bound or self.limit) - (self._now - progress.at)
 
     def facts(self, lead: float = 0.0) -> dict[str, Any]:
         """As model.stall.RankFacts, without what stacks tell; as they would be with limits shorter by ``lead``."""
-        told, limit = self.told, self.limit - lead
-        since = told.at if told is not None else self._written_at
+        progress, limit = self.progress, self.limit - lead
+        since = progress.at if progress is not None else self._written_at
         return {
             "rank": self.rank,
             "state": self._state(),
-            "step": None if told is None else told.step,
-            "phase": "" if told is None or told.phase == TRAIN else told.phase,
+            "step": None if progress is None else progress.step,
+            "phase": "" if progress is None or progress.phase == TRAIN else progress.phase,
             "age": round(max(0.0, self._now - since), 1),
             "overdue": self._overdue(lead),
             "silent": self._now - self._written_at >= limit,
@@ -204,15 +204,15 @@ class Track:
         return before > 0 and _cores(list(self._looks)[before - 1 :]) < QUIET
 
     def _overdue(self, lead: float) -> str | None:
-        if self.told is None:
+        if self.progress is None:
             return None
-        age = self._now - self.told.at + lead
-        if self.told.phase != TRAIN:
-            return "long" if age >= (self.told.bound or self._phases) else "no"
-        limit = self.told.bound or self.limit
+        age = self._now - self.progress.at + lead
+        if self.progress.phase != TRAIN:
+            return "long" if age >= (self.progress.bound or self._phases) else "no"
+        limit = self.progress.bound or self.limit
         if age < limit:
             return "no"
-        return "long" if self._limit or self.told.bound or age >= max(LONG, 10 * limit) else "yes"
+        return "long" if self._limit or self.progress.bound or age >= max(LONG, 10 * limit) else "yes"
 
 
 def _cores(looks: list[tuple[float, int]]) -> float:
@@ -223,14 +223,14 @@ def _cores(looks: list[tuple[float, int]]) -> float:
     return max(0, after - before) / _HZ / (end - start) if end > start else 0.0
 
 
-def look(pid: int, at: float, told: Told | None, written: int) -> Look | None:
+def look(pid: int, at: float, progress: Progress | None, written: int) -> Look | None:
     """None: the process has just ended."""
     whole, main = proc_stat(f"/proc/{pid}/stat"), proc_stat(f"/proc/{pid}/task/{pid}/stat")
     if not whole or not main:
         return None
     children = family((pid,), MOST_PROCESSES)[1:]
     ticks = _ticks(whole) + sum(_ticks(fields) for child in children if (fields := proc_stat(f"/proc/{child}/stat")))
-    return Look(at, told, written, ticks, int(main[11]) + int(main[12]), main[0].decode())
+    return Look(at, progress, written, ticks, int(main[11]) + int(main[12]), main[0].decode())
 
 
 def _ticks(fields: list[bytes]) -> int:

@@ -52,9 +52,9 @@ Kinds = tuple[object, ...]
 def suspicious(ranks: Sequence[Facts]) -> bool:
     """This pod sees no progress. Where a worker tells its progress that alone counts; else they must all be silent, and
     either all next to idle, or one held by the kernel: whoever computes may be about to get on."""
-    told = [f for f in ranks if f["overdue"] is not None]
-    if told:
-        return all(f["overdue"] != "no" for f in told)
+    reported = [f for f in ranks if f["overdue"] is not None]
+    if reported:
+        return all(f["overdue"] != "no" for f in reported)
     return bool(ranks) and all(f["silent"] for f in ranks) and (
         all(f["quiet"] for f in ranks) or any(f["frozen"] for f in ranks)
     )  # fmt: skip
@@ -87,7 +87,7 @@ class HangWatch:
         self._delay: Delay | None = None
         self._show_at = 0.0
         self._asked = False
-        self._told: Kinds | None = None
+        self._reported: Kinds | None = None
         """The kinds that were told, or for which stacks are being taken."""
         self._helper = 0
         self._pipe = -1
@@ -175,9 +175,9 @@ class HangWatch:
         self._show_at = now + SHOWN_EVERY
         news = False
         for w in gang.workers:
-            told = self._tracks[w.rank].told if w.rank in self._tracks else None
-            if told is not None and (w.step, w.doing) != (told.step, told.phase):
-                w.step, w.doing, news = told.step, told.phase, True
+            reported = self._tracks[w.rank].progress if w.rank in self._tracks else None
+            if reported is not None and (w.step, w.doing) != (reported.step, reported.phase):
+                w.step, w.doing, news = reported.step, reported.phase, True
         if news:
             self._changed()
 
@@ -189,7 +189,7 @@ class HangWatch:
         gang, ranks = self._gang, self._facts()
         suspects = suspicious(ranks)
         if gang is None or gang.phase != "running" or not ranks or not (suspects or self._asked):
-            self._told = None
+            self._reported = None
             if self.stall is not None:
                 self.stall = None
                 self._changed()
@@ -197,19 +197,19 @@ class HangWatch:
             return
         now = (suspects, *kinds(ranks))
         if self._helper:
-            self._tell_early()
+            self._report_early()
             return
-        if now == self._told:
+        if now == self._reported:
             return
-        self._told = now
+        self._reported = now
         if self._stacks_hold(ranks) and (self._native or self._known(ranks)):
-            self._tell(ranks, suspects)
+            self._report(ranks, suspects)
             return
         try:
             self._take_stacks(gang, ranks, native=True)
         except OSError as error:
             print(f"no stacks: {error}", file=sys.stderr, flush=True)
-            self._tell(ranks, suspects)
+            self._report(ranks, suspects)
 
     def _take_ahead(self, gang: Gang | None, ranks: list[Facts]) -> None:
         """Begin with the stacks while the limit is not reached yet, if all looks as if it will be."""
@@ -240,12 +240,12 @@ class HangWatch:
 
     def _moved(self, ranks: list[Facts]) -> bool:
         """Somebody whose word counts has shown progress since the stacks were begun."""
-        told = [f for f in ranks if f["overdue"] is not None]
-        return any(boottime() - f["age"] >= self._stacks_at for f in told or ranks)
+        reported = [f for f in ranks if f["overdue"] is not None]
+        return any(boottime() - f["age"] >= self._stacks_at for f in reported or ranks)
 
-    def _tell(self, ranks: list[Facts], suspects: bool) -> None:
-        told = [f | self._stacks.get(f["rank"], {}) for f in ranks]
-        self.stall = {"limit": self._longest, "suspects": suspects, "ranks": told}
+    def _report(self, ranks: list[Facts], suspects: bool) -> None:
+        reported = [f | self._stacks.get(f["rank"], {}) for f in ranks]
+        self.stall = {"limit": self._longest, "suspects": suspects, "ranks": reported}
         self._changed()
 
     # -- stacks
@@ -278,27 +278,27 @@ class HangWatch:
         self._native = native
         self._stacks = {t["rank"]: {"stacks": t["file"]} for t in targets}
         bound = self._loop.after(STACKS_BOUND, lambda: os.killpg(pid, signal.SIGKILL))  # until reaped it is ours
-        self._loop.watch(read, self._said)
+        self._loop.watch(read, self._read_stacks)
         self._children.expect(pid, lambda: self._taken(bound))
 
-    def _said(self) -> None:
+    def _read_stacks(self) -> None:
         self._read()
-        self._tell_early()
+        self._report_early()
 
     def _known(self, ranks: list[Facts]) -> bool:
         """Of each worker it has been read whether it waits for others, or it is held where it is."""
         read = [(f["state"], self._stacks.get(f["rank"], {})) for f in ranks]
-        return all("site" in told and (state in HELD or told["waits"] is not None) for state, told in read)
+        return all("site" in reported and (state in HELD or reported["waits"] is not None) for state, reported in read)
 
-    def _tell_early(self) -> None:
+    def _report_early(self) -> None:
         """While the stacks are still being taken: tell as soon as they tell whose turn each worker's is."""
         gang, ranks = self._gang, self._facts()
         suspects = suspicious(ranks)
         if self._early or not (self._known(ranks) and (suspects or self._asked)) or self._moved(ranks):
             return
         if gang is not None and gang.phase == "running":
-            self._early, self._told = True, (suspects, *kinds(ranks))
-            self._tell(ranks, suspects)
+            self._early, self._reported = True, (suspects, *kinds(ranks))
+            self._report(ranks, suspects)
 
     def _read(self) -> bool:
         """What the helper has said since; False when there is no more now."""
@@ -309,8 +309,8 @@ class HangWatch:
         *lines, self._lines = (self._lines + data)[:MOST_LINE].split(b"\n")
         for line in lines:
             try:
-                told = json.loads(line)
-                self._stacks[told["rank"]] |= {"waits": told["waits"], "site": told["site"]}
+                reported = json.loads(line)
+                self._stacks[reported["rank"]] |= {"waits": reported["waits"], "site": reported["site"]}
             except (ValueError, KeyError, TypeError):  # not the helper's own words
                 continue
         if not data:
@@ -336,15 +336,15 @@ class HangWatch:
         if gang is None or gang.phase != "running" or not ranks or not (suspects or self._asked):
             return
         now = (suspects, *kinds(ranks))
-        if self._early and now == self._told:
+        if self._early and now == self._reported:
             return
-        self._told = now
+        self._reported = now
         enough = self._native or self._known(ranks)  # else it was begun before the limit
         if not enough or (suspects and self._moved(ranks)):  # they got on meanwhile, and stand still again elsewhere
-            self._told = None
+            self._reported = None
             self._judge()
         else:
-            self._tell(ranks, suspects)
+            self._report(ranks, suspects)
 
     def _prune(self, number: int) -> None:
         for file in self._folder.glob("g*-rank*.txt"):

@@ -13,14 +13,14 @@ from nodeagent.model.job import Checkpoint, JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Token
-from nodeagent.pods.base import CommitWish, PodHost, PodStatus
+from nodeagent.pods.base import CommitRequest, PodHost, PodStatus
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import Seal
 from tests.unit.ctl.samples import job
 
 TOKEN = Token(number=3, id="g3")
-WISH = CommitWish(token=TOKEN, name="c1", step=10, order=1)
+WISH = CommitRequest(token=TOKEN, name="c1", step=10, order=1)
 ME = Incarnation(life="a", start=2)
 
 
@@ -28,7 +28,7 @@ class Host:
     """One pod that wishes for a commit until it is answered."""
 
     def __init__(self, uid: str) -> None:
-        self.uid, self.wish = uid, cast("CommitWish | None", WISH)
+        self.uid, self.wish = uid, cast("CommitRequest | None", WISH)
         self.answers: list[str] = []
 
     def status(self) -> dict[str, PodStatus]:
@@ -37,7 +37,7 @@ class Host:
             "other": PodStatus(uid="other", phase="ready"),
         }
 
-    def committed(self, uid: str, wish: CommitWish, refused: str) -> None:
+    def committed(self, uid: str, wish: CommitRequest, refused: str) -> None:
         assert (uid, wish) == (self.uid, self.wish)
         self.answers.append(refused)
         self.wish = None

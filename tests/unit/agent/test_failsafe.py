@@ -19,7 +19,7 @@ from nodeagent.pods.base import PodStatus
 from nodeagent.pods.folder import folder_name
 from nodeagent.store.base import StoreUnavailableError
 from tests.sim.virtual import run_virtual
-from tests.unit.agent.told import TIMING, Bench
+from tests.unit.agent.failsafe_support import TIMING, Bench
 from tests.unit.plan.build import UID, life, make_cluster, make_head, make_job, make_node
 
 TOKEN = Token(number=1, id="g1")

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapp
 from contextlib import asynccontextmanager
 from typing import Any
 
-from nodeagent.agent.repair import AGAIN, SETTLE, Bounds, Mender
+from nodeagent.agent.repair import AGAIN, SETTLE, Bounds, Repairer
 from nodeagent.agent.repaircommands import FAILED, MOST_TRIES, Ended, Started
-from nodeagent.model.health import Action, Attempt, Kind, Mending, Verdict
+from nodeagent.model.health import Action, Attempt, Kind, RepairState, Verdict
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.repair import Means
 from nodeagent.pods.base import PodStatus
@@ -43,16 +43,16 @@ class World:
         self.counted: Counter[tuple[str, str]] = Counter()
         self.notes: list[str] = []
         self.node = make_node("n1", gpus=2)
-        self.mender = self.another()
+        self.repairer = self.another()
 
-    def another(self) -> Mender:
+    def another(self) -> Repairer:
         """An agent that starts."""
-        self.mender = Mender(
+        self.repairer = Repairer(
             "n1", self.boot, Bounds(MEANS, DEADLINE), self, self, self, self.clock,
             lambda kind, outcome: self.counted.update([(kind, outcome)]),
         )  # fmt: skip
-        self.tell_mending(self.mender.mending)
-        return self.mender
+        self.publish_repair(self.repairer.repair_state)
+        return self.repairer
 
     def find(self, action: Action, rule: str = "xid.95", device: str = GPU) -> None:
         found = verdict(rule, device, since=self.clock.wall()).model_copy(update={"action": action})
@@ -133,13 +133,13 @@ class World:
     def pods(self) -> Mapping[str, PodStatus]:
         return {}
 
-    def tell_mending(self, mending: Mending) -> None:
-        self.told = mending
+    def publish_repair(self, repair_state: RepairState) -> None:
+        self.told = repair_state
         if not self.away:
             self._take()
 
     def _take(self) -> None:
-        facts = self.node.facts.model_copy(update={"mending": self.told})
+        facts = self.node.facts.model_copy(update={"repair_state": self.told})
         self.node = self.node.model_copy(update={"facts": facts})
 
     async def refresh(self) -> None:
@@ -160,9 +160,9 @@ def attempt(kind: Kind = "reset_gpu", boot: str = "b", **more: object) -> Attemp
 
 
 @asynccontextmanager
-async def mending(world: World) -> AsyncIterator[World]:
+async def repair_state(world: World) -> AsyncIterator[World]:
     """Its agent runs."""
-    task = asyncio.create_task(world.mender.run(world))
+    task = asyncio.create_task(world.repairer.run(world))
     try:
         yield world
     finally:
@@ -188,7 +188,7 @@ def last(world: World) -> tuple[str, str, bool]:
 
 @virtual
 async def test_a_reset_verified_and_over() -> None:
-    async with mending(World()) as world:
+    async with repair_state(World()) as world:
         world.find("reset_gpu")
         await asyncio.sleep(10.0)
         assert world.did == [
@@ -196,7 +196,7 @@ async def test_a_reset_verified_and_over() -> None:
         ]  # fmt: skip
         (kept,) = world.disk
         assert (kept.outcome, kept.over, kept.pid, kept.start) == ("done", True, 7, 8)
-        assert world.mender.mending == Mending(kinds=("reboot", "reset_gpu", "service"))
+        assert world.repairer.repair_state == RepairState(kinds=("reboot", "reset_gpu", "service"))
         assert world.counted == {("reset_gpu", "done"): 1, ("verify", "done"): 1}
         assert world.notes == ["RepairStarted", "RepairDone", "VerifyPassed"]
         world.verdicts = ()
@@ -208,7 +208,7 @@ async def test_a_reset_verified_and_over() -> None:
 async def test_a_command_that_fails_asks_for_what_is_heavier() -> None:
     codes = (3, None)
     for code in codes:
-        async with mending(World()) as world:
+        async with repair_state(World()) as world:
             world.codes = [code]
             world.find("reset_gpu")
             await asyncio.sleep(5.0)
@@ -219,7 +219,7 @@ async def test_a_command_that_fails_asks_for_what_is_heavier() -> None:
 
 @virtual
 async def test_a_machine_that_does_not_go_down_was_not_rebooted() -> None:
-    async with mending(World()) as world:
+    async with repair_state(World()) as world:
         world.find("reboot")
         await asyncio.sleep(DEADLINE - 5)
         assert (last(world), world.did) == (("reboot", "", False), ["round over", "reboot"])
@@ -231,12 +231,12 @@ async def test_a_machine_that_does_not_go_down_was_not_rebooted() -> None:
 @virtual
 async def test_after_the_reboot_it_is_verified_and_never_done_again() -> None:
     world = World(attempt("reboot", "before", whole=True))
-    claim = world.mender.mending.claim
+    claim = world.repairer.repair_state.claim
     assert claim is not None
     assert (claim.kind, claim.phase) == ("reboot", "runs"), "the others hear of it with the first join"
     world.find("reboot")
     world._stage([GPU], stage="repaired")
-    async with mending(world):
+    async with repair_state(world):
         await asyncio.sleep(2.0)
         assert (world.did, last(world)) == ([], ("reboot", "done", False))
         world.waiting = frozenset({GPU})
@@ -248,18 +248,18 @@ async def test_after_the_reboot_it_is_verified_and_never_done_again() -> None:
 
 @virtual
 async def test_a_start_in_the_same_boot_waits_for_what_was_left_and_does_not_believe_it() -> None:
-    async with mending(World(attempt())) as world:
+    async with repair_state(World(attempt())) as world:
         await asyncio.sleep(1.0)
         assert world.did == ["pause", "waited for 7 for at most 60 s", "resume"]
         assert last(world) == ("reset_gpu", "interrupted", True)
-        assert world.mender.mending.claim is None
-    async with mending(World(attempt("reboot", whole=True))) as world:
+        assert world.repairer.repair_state.claim is None
+    async with repair_state(World(attempt("reboot", whole=True))) as world:
         world.find("reboot")
         await asyncio.sleep(DEADLINE - 1)
         assert last(world) == ("reboot", "", False)
         await asyncio.sleep(5.0)
         assert world.did[2] == "escalated: reboot did not help: the agent was started again, and the machine was not"
-    async with mending(World(attempt(boot="before"))) as world:
+    async with repair_state(World(attempt(boot="before"))) as world:
         await asyncio.sleep(1.0)
         assert (world.did, last(world)) == ([], ("reset_gpu", "interrupted", True))
 
@@ -270,7 +270,7 @@ async def test_a_start_while_it_is_verified_goes_on_with_that() -> None:
     world.find("reset_gpu")
     world._stage([GPU], stage="repaired")
     world.waiting = frozenset({GPU})
-    async with mending(world):
+    async with repair_state(world):
         await asyncio.sleep(5.0)
         assert world.did == [f"verify {GPU}", f"passed {GPU}"]
         assert last(world) == ("reset_gpu", "done", True)
@@ -279,7 +279,7 @@ async def test_a_start_while_it_is_verified_goes_on_with_that() -> None:
 @virtual
 async def test_a_verify_run_that_fails_asks_for_what_is_heavier() -> None:
     for code in (FAILED, None):
-        async with mending(World()) as world:
+        async with repair_state(World()) as world:
             world.codes = [0, code]
             world.find("reset_gpu")
             await asyncio.sleep(4.0)
@@ -290,19 +290,19 @@ async def test_a_verify_run_that_fails_asks_for_what_is_heavier() -> None:
 
 @virtual
 async def test_a_verify_run_that_cannot_run_is_tried_thrice_and_proves_nothing() -> None:
-    async with mending(World()) as world:
+    async with repair_state(World()) as world:
         world.codes = [0, *[1] * 10]
         world.find("reset_gpu")
         await asyncio.sleep(10.0)
-        claim = world.mender.mending.claim
+        claim = world.repairer.repair_state.claim
         assert claim is not None
         assert claim.why == "its verify run is broken: exit code 1"
         await asyncio.sleep(400.0)
         assert world.did.count(f"verify {GPU}") == MOST_TRIES
         assert last(world) == ("reset_gpu", "interrupted", True)
         assert world.verdicts[0].stage == "repaired"
-        assert world.mender.mending.claim is None
-        assert world.mender.mending.why == "its verify run is broken, and is not tried again: exit code 1"
+        assert world.repairer.repair_state.claim is None
+        assert world.repairer.repair_state.why == "its verify run is broken, and is not tried again: exit code 1"
         assert world.counted["verify", "interrupted"] == MOST_TRIES
 
 
@@ -310,7 +310,7 @@ async def test_a_verify_run_that_cannot_run_is_tried_thrice_and_proves_nothing()
 async def test_a_fault_that_is_still_read_was_not_repaired() -> None:
     world = World(attempt("reboot", "before", whole=True))
     world.find("reboot")
-    async with mending(world):
+    async with repair_state(world):
         await asyncio.sleep(SETTLE - 5)
         assert world.did == []
         await asyncio.sleep(10.0)
@@ -324,7 +324,7 @@ async def test_a_fault_that_comes_back_after_its_repair_is_not_waited_for() -> N
         world = World(attempt("reboot", "before", whole=True))
         world.find("reboot")
         started = world.clock.wall()
-        async with mending(world):
+        async with repair_state(world):
             await asyncio.sleep(2.0)
             world.verdicts = tuple(v.model_copy(update={"seen": started + seen}) for v in world.verdicts)
             await asyncio.sleep(AGAIN + 1.0)
@@ -335,7 +335,7 @@ async def test_a_fault_that_comes_back_after_its_repair_is_not_waited_for() -> N
 async def test_a_verdict_that_asks_for_something_heavier_already_is_not_made_heavier_again() -> None:
     world = World(attempt(outcome="done"))
     world.find("reboot", rule="xid.95")
-    async with mending(world):
+    async with repair_state(world):
         await asyncio.sleep(1.0)
         world.verdicts = tuple(v.model_copy(update={"seen": world.clock.wall()}) for v in world.verdicts)
         await asyncio.sleep(AGAIN + 1.0)
@@ -345,7 +345,7 @@ async def test_a_verdict_that_asks_for_something_heavier_already_is_not_made_hea
 
 @virtual
 async def test_nothing_is_begun_that_cannot_be_written_down_or_was_not_read() -> None:
-    async with mending(World()) as world:
+    async with repair_state(World()) as world:
         world.full = True
         world.find("reset_gpu")
         await asyncio.sleep(5.0)
@@ -354,26 +354,26 @@ async def test_nothing_is_begun_that_cannot_be_written_down_or_was_not_read() ->
     world.unreadable = True
     world.find("reset_gpu")
     world.another()
-    async with mending(world):
+    async with repair_state(world):
         await asyncio.sleep(5.0)
         assert world.did == []
-        assert world.mender.mending.why == "repairs.json cannot be read"
+        assert world.repairer.repair_state.why == "repairs.json cannot be read"
 
 
 @virtual
 async def test_nothing_is_begun_while_the_store_has_not_got_the_claim() -> None:
-    async with mending(World()) as world:
+    async with repair_state(World()) as world:
         world.away = True
         world.find("reset_gpu")
         await asyncio.sleep(5.0)
-        claim = world.mender.mending.claim
+        claim = world.repairer.repair_state.claim
         assert claim is not None
         assert (claim.phase, world.did) == ("asks", [])
         world.settled = False
         world.away = False
         await asyncio.sleep(5.0)
         assert world.did == []
-        world.tell_mending(world.mender.mending)
+        world.publish_repair(world.repairer.repair_state)
         world.settled = True
         await asyncio.sleep(5.0)
         assert "reset_gpu" in world.did
@@ -381,14 +381,14 @@ async def test_nothing_is_begun_while_the_store_has_not_got_the_claim() -> None:
 
 @virtual
 async def test_service_is_called_once_and_heals_nothing() -> None:
-    async with mending(World()) as world:
+    async with repair_state(World()) as world:
         world.find("service", "xid.64")
         await asyncio.sleep(20.0)
         assert (world.did, last(world)) == (["service"], ("service", "done", True))
         assert world.verdicts[0].stage == "active"
         assert world.notes == ["ServiceCalled"]
         world.another()
-    async with mending(world):
+    async with repair_state(world):
         await asyncio.sleep(5.0)
         assert world.did == ["service"]
 
@@ -399,9 +399,9 @@ async def test_what_other_hands_repaired_is_verified_once_nobody_uses_it() -> No
     world.find("diagnose", "xid.94.repeats")
     world._stage([GPU], stage="repaired")
     world.waiting, world.processes = frozenset({GPU}), {GPU: [77]}
-    async with mending(world):
+    async with repair_state(world):
         await asyncio.sleep(5.0)
-        assert (world.did, world.mender.mending.why) == ([], "it is verified once it is free: process 77")
+        assert (world.did, world.repairer.repair_state.why) == ([], "it is verified once it is free: process 77")
         world.processes = {}
         await asyncio.sleep(5.0)
         assert world.did == [f"verify {GPU}", f"passed {GPU}"]
@@ -409,6 +409,6 @@ async def test_what_other_hands_repaired_is_verified_once_nobody_uses_it() -> No
     world.find("reset_gpu")
     world._stage([GPU], stage="repaired", severity="degraded")
     world.waiting = frozenset({GPU})
-    async with mending(world):
+    async with repair_state(world):
         await asyncio.sleep(5.0)
         assert world.did == [f"passed {GPU}"], "work may run on it"

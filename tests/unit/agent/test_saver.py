@@ -60,18 +60,18 @@ class Scene:
     """One agent's saver."""
 
     def __init__(self) -> None:
-        self.disk, self.snapshot, self.metrics, self.told = Disk(), Snapshot(Timing()), Metrics(), 0
+        self.disk, self.snapshot, self.metrics, self.notify = Disk(), Snapshot(Timing()), Metrics(), 0
         self.saver = self.start()
 
     def start(self) -> Saver:
         """As a new process would."""
 
-        def told() -> None:
-            self.told += 1
+        def notify() -> None:
+            self.notify += 1
 
         return Saver(
             "n1", self.disk, Writing(ClusterKey(bytes(32)), "default"), snapshot=self.snapshot, clock=SystemClock(),
-            metrics=self.metrics, told=told,
+            metrics=self.metrics, notify=notify,
         )  # fmt: skip
 
     def read(self, rev: int, era: str = "e", **more: object) -> None:
@@ -121,7 +121,7 @@ async def test_what_nobody_waits_for_is_gathered(monkeypatch: pytest.MonkeyPatch
         assert len(scene.disk.writes) == 1
         await scene.until(2)
         assert scene.saver.saved == Saved(era="e", rev=8)
-        assert scene.told == 0
+        assert scene.notify == 0
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ async def test_what_somebody_waits_for_is_written_at_once(
         await scene.until(1)
         scene.read(4, **news)
         await scene.until(2)
-        assert scene.told == ("asked" in news)
+        assert scene.notify == ("asked" in news)
 
 
 async def test_a_view_that_is_not_the_stores_replaces_nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodeagent.agent.stopwatch import STEP_BOUND, TELL_AFTER, Recovery, Stopwatch
+from nodeagent.agent.stopwatch import REPORT_AFTER, STEP_BOUND, Recovery, Stopwatch
 from nodeagent.model.job import JobRecord
 from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Ack, PodReport, Token
@@ -72,7 +72,7 @@ def test_each_phase_from_the_fault_to_the_start() -> None:
     seen = Watched()
     job = recover(seen)
     assert seen.told(job) == [], "the first steps come first"
-    seen.now += TELL_AFTER
+    seen.now += REPORT_AFTER
     (recovery,) = seen.told(job)
     assert (recovery.uid, recovery.token, recovery.cause) == (UID, NEW, "worker_failed")
     assert phases(recovery) == {
@@ -99,7 +99,7 @@ def test_the_first_step_of_those_who_tell_it() -> None:
     seen = Watched()
     job = recover(seen)
     seen.see(0.3, job, "running", NEW, stepped=seen.now + 0.125)
-    seen.now += TELL_AFTER
+    seen.now += REPORT_AFTER
     (recovery,) = seen.told(job)
     assert phases(recovery)["stepped"] == 0.125
     assert phases(recovery)["whole"] == 0.049, "to the start, as ever"
@@ -126,7 +126,7 @@ def test_only_group_rank_0_tells_and_not_of_the_first_start() -> None:
     for seen, restarts in ((Watched("n2"), 1), (Watched(), 0)):
         job = recover(seen, restarts)
         assert seen.counted(job) == []
-        seen.now += TELL_AFTER
+        seen.now += REPORT_AFTER
         assert seen.told(job) == []
 
 
@@ -138,7 +138,7 @@ def test_a_fault_that_comes_with_the_proposal_and_a_second_one_while_forming() -
     seen.see(0.5, forming(3, {"n2": FAULT}), "exited")
     seen.see(0.25, running(3), "exited")
     seen.see(0.0, running(3), "running", Token(number=3, id="g3"))
-    seen.now += TELL_AFTER
+    seen.now += REPORT_AFTER
     (recovery,) = seen.told(running(3))
     assert phases(recovery)["detected"] == 0.004
     assert phases(recovery)["formed"] == 0.75
@@ -150,7 +150,7 @@ def test_one_that_is_broken_again_before_it_is_told_is_not_told_of_the_next() ->
     seen.see(0.1, running(2, n1=FAULT), "stopping", NEW)
     again = forming(3).model_copy(update={"last_number": 2})
     seen.see(0.1, again, "exited", NEW)
-    seen.now += TELL_AFTER
+    seen.now += REPORT_AFTER
     assert seen.told(again) == []
 
 
@@ -159,7 +159,7 @@ def test_an_agent_that_was_not_there_stamps_and_tells_nothing() -> None:
     ack = Ack(life=life("n1"))
     assert seen.watch.stamp(UID, NEW, ack, seen.now) == ack
     seen.see(0.0, running(2), "running", NEW)
-    seen.now += TELL_AFTER
+    seen.now += REPORT_AFTER
     assert seen.told(running(2)) == []
 
 
@@ -167,5 +167,5 @@ def test_jobs_that_are_gone_are_forgotten() -> None:
     seen = Watched()
     job = recover(seen)
     seen.watch.look({}, {}, seen.now)
-    seen.now += TELL_AFTER
+    seen.now += REPORT_AFTER
     assert seen.told(job) == []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nodeagent.agent.diagnosis import Diagnosis
-from nodeagent.agent.health import Care
+from nodeagent.agent.health import NodeHealth
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.saver import Acknowledged
 from nodeagent.api.server import ApiServer
@@ -78,7 +78,7 @@ class FakeView:
         self.key = ClusterKey(bytes(32))
         self.seal = Seal(self.key, "default")
         self.node = "n1"
-        self.care: Care | None = None
+        self.node_health: NodeHealth | None = None
         self.diagnosis: Diagnosis | None = None
         self.names = names
         self.server = Server(time.time)

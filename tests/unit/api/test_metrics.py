@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from docs.generate import METRICS
 from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, NODE_STATES
-from nodeagent.agent.health import Care
+from nodeagent.agent.health import NodeHealth
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
 from nodeagent.hardware.readings import Event
@@ -67,11 +67,13 @@ async def running(folder: Path) -> tuple[FakeView, Metrics]:
     )  # fmt: skip
     sick = view.facts("n1").model_copy(update={"gpus": (Gpu(uuid="GPU-a", index=0),)})
     clock = SystemClock()
-    view.care = Care(view.config, HealthConfig(), sick, {}, clock, dict, lambda: None, "n1", metrics.repaired)
+    view.node_health = NodeHealth(
+        view.config, HealthConfig(), sick, {}, clock, dict, lambda: None, "n1", metrics.repaired
+    )
     metrics.repaired("reboot", "done")
-    view.care.monitor.take_gpus({"gpus": [{"uuid": "GPU-a", "index": 0, "temperature": 61}]})
-    view.care.monitor.take_event(Event("xid", time.time(), "GPU-a", 79, "Xid 79"), "nvml")
-    view.care.monitor.judge()
+    view.node_health.monitor.take_gpus({"gpus": [{"uuid": "GPU-a", "index": 0, "temperature": 61}]})
+    view.node_health.monitor.take_event(Event("xid", time.time(), "GPU-a", 79, "Xid 79"), "nvml")
+    view.node_health.monitor.judge()
     metrics.restarts.labels(job="digits", node="n1", cause="worker_failed").inc(3)
     metrics.store_errors.inc()
     metrics.store_roundtrip.observe(0.002)

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from nodeagent.agent.clock import SystemClock
-from nodeagent.agent.health import Care
+from nodeagent.agent.health import NodeHealth
 from nodeagent.agent.metrics import Metrics
 from nodeagent.hardware.readings import Event
 from nodeagent.model.node import Gpu
@@ -37,7 +37,7 @@ async def cared_for(folder: Path, health: HealthConfig | None = None, clock: Sys
     await view.join()
     facts = view.facts("n1")
     nothing = HealthConfig() if health is None else health
-    view.care = Care(
+    view.node_health = NodeHealth(
         view.config, nothing, facts, {}, clock or SystemClock(), dict, lambda: None, "n1", lambda _kind, _outcome: None
     )
     return view
@@ -54,7 +54,7 @@ async def test_the_rules_in_force(tmp_path: Path) -> None:
     view = await cared_for(tmp_path, health)
     async with served(view) as session:
         _, found = await told(session, "/v1/health/rules")
-        view.care = None
+        view.node_health = None
         _, off = await told(session, "/v1/health/rules")
     modes = {row["name"]: row["mode"] for row in found["items"]}
     assert (modes["nvlink.down"], modes["disk"], modes["xid.79"], modes["check.lustre"]) == (
@@ -68,15 +68,15 @@ async def test_the_rules_in_force(tmp_path: Path) -> None:
 
 async def test_a_drill_and_an_operators_word(tmp_path: Path) -> None:
     view = await cared_for(tmp_path)
-    assert view.care is not None
-    monitor = view.care.monitor
+    assert view.node_health is not None
+    monitor = view.node_health.monitor
     async with served(view) as session:
         assert await post(session, "/v1/nodes/n1/health/inject", xid=79, gpu="GPU-b") == (
             200,
             {"name": "n1", "gpu": "GPU-b", "xid": 79},
         )
         monitor.judge()
-        first, second = view.care.facts()["gpus"]
+        first, second = view.node_health.facts()["gpus"]
         assert (first.healthy, second.healthy) == (True, False)
         none, _ = await post(session, "/v1/nodes/n1/health/ack", gpu="GPU-a")
         status, answer = await post(session, "/v1/nodes/n1/health/ack")
@@ -91,8 +91,8 @@ async def test_a_gpu_that_is_missing_is_taken_as_gone_by_an_operators_word(tmp_p
     """It is no GPU of the node any more, so its name is known by its verdict alone."""
     clock = LaterClock()
     view = await cared_for(tmp_path, clock=clock)
-    assert view.care is not None
-    monitor = view.care.monitor
+    assert view.node_health is not None
+    monitor = view.node_health.monitor
     both = [{"uuid": "GPU-b", "index": 1}, {"uuid": "GPU-c", "index": 2}]
     monitor.take_gpus({"gpus": both})
     monitor.judge()
@@ -124,15 +124,15 @@ async def test_what_is_refused(tmp_path: Path) -> None:
             found, answer = await post(session, path, **more)
             assert found == status, (path, answer)
             assert said in answer["error"]["next"], (path, answer)
-        view.care = None
+        view.node_health = None
         found, answer = await post(session, "/v1/nodes/n1/health/ack")
     assert (found, answer["error"]["next"]) == (409, "take `health: off` out of its agent's config")
 
 
 async def test_the_metrics(tmp_path: Path) -> None:
     view, metrics = await cared_for(tmp_path), Metrics()
-    assert view.care is not None
-    monitor = view.care.monitor
+    assert view.node_health is not None
+    monitor = view.node_health.monitor
     for source in ("kernel", "nvml"):  # both tell of the same two
         for _ in range(2):
             monitor.take_event(Event("xid", time.time(), "GPU-a", 79, "Xid 79"), source)

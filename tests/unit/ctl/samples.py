@@ -6,7 +6,7 @@ from typing import Any
 
 from nodeagent.api.jobdetail import generations, way_out
 from nodeagent.api.shapes import job_json, node_json
-from nodeagent.model.health import Action, Claim, Mending, Severity, Verdict
+from nodeagent.model.health import Action, Claim, RepairState, Severity, Verdict
 from nodeagent.model.job import Control, Event, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.jobspec import Nodes, Role
 from nodeagent.model.node import Cordon, Gpu, Https, Incarnation, NodeFacts, NodeRecord, Readiness
@@ -237,6 +237,6 @@ def repairing_node() -> dict[str, Any]:
         why="waits until it is free: job digits",
     )  # fmt: skip
     well = node("n1")
-    facts = {"health": (found,), "mending": Mending(kinds=("reboot",), claim=claim)}
+    facts = {"health": (found,), "repair_state": RepairState(kinds=("reboot",), claim=claim)}
     sick = well.model_copy(update={"facts": well.facts.model_copy(update=facts)})
     return node_json(sick, Cluster(served=9_600, nodes={"n1": sick}), NOW)

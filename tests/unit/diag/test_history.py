@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.diag.crew import Outcome
-from nodeagent.diag.history import MOST_TOLD, MOST_VALUES, Past, figures, load, save, with_results
+from nodeagent.diag.history import MOST_REPORTED, MOST_VALUES, Past, figures, load, save, with_results
 
 
 def outcome(value: float | None, check: str = "matmul", kind: str = "K") -> Outcome:
@@ -25,9 +25,9 @@ def test_there_and_back(tmp_path: Path) -> None:
 def test_it_stays_small_and_keeps_the_newest() -> None:
     past = with_results((), [outcome(float(n)) for n in range(MOST_VALUES + 5)])
     assert past[0].values == tuple(float(n) for n in range(5, MOST_VALUES + 5))
-    for n in range(MOST_TOLD):
+    for n in range(MOST_REPORTED):
         past = with_results(past, [outcome(1.0, kind=f"other {n}")])
-    assert len(past) == MOST_TOLD
+    assert len(past) == MOST_REPORTED
     assert "K" not in {p.kind for p in past}, "the kind used longest ago goes first"
 
 

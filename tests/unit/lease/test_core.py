@@ -36,7 +36,7 @@ class Run:
         self.core.answered(self.now - 0.05, self.now, wanted)
 
     def speak(self) -> None:
-        self.core.heard(self.now)
+        self.core.agent_seen(self.now)
 
     @property
     def state(self) -> str:

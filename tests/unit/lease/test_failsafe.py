@@ -191,7 +191,7 @@ def test_one_without_an_agent_asks_nobody_once_the_store_has_lost_writes(code: s
     b.core.unanswered(b.now, b.now, "no answer")
     assert b.go(ORDER.heartbeat) == []
     assert "has no agent to tell" in b.failsafe.refusals[UID]
-    b.core.heard(b.now)
+    b.core.agent_seen(b.now)
     assert len(b.go(ORDER.heartbeat)) == 3
     b.core.unanswered(b.now, b.now, "something else", "version")
     assert len(b.go(ORDER.lease + 0.1)) == 3, "it lost nothing"

@@ -13,20 +13,20 @@ from nodeagent.lease.signs import (
     NOBODY,
     NOT_BRIDGED,
     Bridged,
+    LeaseStatus,
     Pulse,
     PulseWriter,
-    Said,
     find_holder,
     read_address,
     read_bridged,
     read_departure,
     read_pulse,
-    read_said,
+    read_status,
     take_lock,
     write_address,
     write_bridged,
     write_departure,
-    write_said,
+    write_status,
 )
 from tests.unit.lease.build import ORDER as PLAIN
 
@@ -77,17 +77,17 @@ def test_a_departure_is_kept_until_there_is_none(tmp_path: Path) -> None:
 
 
 def test_what_it_said(tmp_path: Path) -> None:
-    assert read_said(tmp_path) is None
-    for said in (Said("left", "why", ("l1", 2, "e1")), Said("idle", "", NOBODY)):
-        write_said(tmp_path, said)
-        assert read_said(tmp_path) == said
+    assert read_status(tmp_path) is None
+    for said in (LeaseStatus("left", "why", ("l1", 2, "e1")), LeaseStatus("idle", "", NOBODY)):
+        write_status(tmp_path, said)
+        assert read_status(tmp_path) == said
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"state": "gone", "why": "", "of": []}', '{"state": "left"}'])
 def test_what_cannot_be_read_was_not_said(tmp_path: Path, text: str) -> None:
     for name in ("said.json", "departure.json"):
         (tmp_path / name).write_text(text)
-    assert read_said(tmp_path) is None
+    assert read_status(tmp_path) is None
     assert read_departure(tmp_path) is None
 
 

@@ -163,8 +163,8 @@ def test_the_ack_carries_how_the_last_generation_ended() -> None:
     ack = act(forming(), crashed.model_copy(update={"exits": (saved,)}), node="n2")
     assert isinstance(ack, SendAck)
     assert ack.last == PodReport(state="left", exits=(saved,), reason="checkpoint at step 12 in 0.30 s")
-    untold = crashed.model_copy(update={"exits": (make_exit(signal=15, stopped=True),)})
-    ack = act(forming(), untold, node="n2")
+    unreported = crashed.model_copy(update={"exits": (make_exit(signal=15, stopped=True),)})
+    ack = act(forming(), unreported, node="n2")
     assert isinstance(ack, SendAck)
     assert ack.last is None, "nothing is known of how they took it"
     older = crashed.model_copy(update={"generation": Token(number=9, id="g9")})

@@ -12,7 +12,7 @@ from nodeagent.model.world import BRIEF, Member, Place, PodReport, Token, Worker
 from nodeagent.plan.blame import blame
 from nodeagent.plan.podreport import read_report, with_completion, with_few_texts
 from nodeagent.pods.base import PodStatus
-from nodeagent.store.codec import told_report
+from nodeagent.store.codec import report_arguments
 from tests.unit.plan.build import UID, make_exit
 
 ENDED = (WorkerState(rank=0, local_rank=0, pid=7, state="exited", exit=0),)
@@ -79,7 +79,7 @@ def test_victims_keep_what_makes_them_ones(wrote: str) -> None:
 
 def as_brief(report: PodReport) -> PodReport:
     """As the store keeps it where many have failed."""
-    told = told_report(report)
+    told = report_arguments(report)
     return PodReport.from_json(told.get("brief", told["body"])).model_copy(update={"seq": report.seq})
 
 
@@ -109,8 +109,8 @@ def test_whoever_is_blamed_is_so_by_the_short_texts_too() -> None:
 
 
 def test_the_brief_form_of_a_report_is_sent_where_it_is_shorter() -> None:
-    assert "brief" not in told_report(PodReport(state="failed", exits=(ended(0, "ValueError: no"),)))
-    told = told_report(PodReport(state="failed", exits=(ended(0, PLAIN),)))
+    assert "brief" not in report_arguments(PodReport(state="failed", exits=(ended(0, "ValueError: no"),)))
+    told = report_arguments(PodReport(state="failed", exits=(ended(0, PLAIN),)))
     assert len(told["brief"]) < len(told["body"]) - len(PLAIN) + BRIEF + 100
 
 

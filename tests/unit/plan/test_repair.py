@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.model.health import Action, Attempt, Claim, ClaimPhase, Kind, Mending, Severity, Verdict
+from nodeagent.model.health import Action, Attempt, Claim, ClaimPhase, Kind, RepairState, Severity, Verdict
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Gpu, NodeRecord
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.health import WINDOW, bar, next_step, sick_members
 from nodeagent.plan.pod import Start, plan_pods
-from nodeagent.plan.repair import AWAY, DAY, PATIENCE, Means, Next, Use, call, described, onward, users, wish
+from nodeagent.plan.repair import AWAY, DAY, PATIENCE, Means, Next, Use, call, described, onward, users, wanted_claim
 from nodeagent.plan.steps import Propose
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import REPEATABLE, UID, WALL, life, make_cluster, make_node, make_spec, verdict
@@ -36,9 +36,9 @@ def claim(kind: Kind = "reboot", device: str = "", phase: ClaimPhase = "asks", r
     return Claim(kind=kind, rule=rule, device=device, whole=ALL.whole[kind], phase=phase, since=WALL)
 
 
-def mending(node: NodeRecord, one: Claim | None, why: str = "") -> NodeRecord:
-    told = Mending(kinds=("reboot", "reset_gpu"), claim=one, why=why)
-    return node.model_copy(update={"facts": node.facts.model_copy(update={"mending": told})})
+def repair_state(node: NodeRecord, one: Claim | None, why: str = "") -> NodeRecord:
+    told = RepairState(kinds=("reboot", "reset_gpu"), claim=one, why=why)
+    return node.model_copy(update={"facts": node.facts.model_copy(update={"repair_state": told})})
 
 
 def attempt(kind: Kind = "reboot", at: float = WALL, rule: str = "xid.79", device: str = "") -> Attempt:
@@ -51,13 +51,13 @@ def wished(
 ) -> tuple[Claim | None, str]:  # fmt: skip
     me = make_node("n2", gpus=2, health=[found], cordon=cordon)
     cluster = make_cluster([*healthy(["n1"]), me, *others], *([job] if job is not None else []))
-    return wish(cluster, "n2", [found], means, past, use, WALL)
+    return wanted_claim(cluster, "n2", [found], means, past, use, WALL)
 
 
 def go(
     one: Claim, found: Verdict, others: Iterable[NodeRecord] = (), job: JobRecord | None = None, **more: Use
 ) -> Next:
-    me = mending(make_node("n2", gpus=2, health=[found]), one)
+    me = repair_state(make_node("n2", gpus=2, health=[found]), one)
     cluster = make_cluster([*healthy(["n1"]), me, *others], *([job] if job is not None else []))
     return onward(cluster, "n2", one, [found], ALL, (), more.get("use", IDLE), WALL)
 
@@ -98,7 +98,7 @@ def test_nothing_is_begun_that_is_not_configured() -> None:
 def test_the_heavier_repair_of_the_worse_verdict_comes_first() -> None:
     found = [asks("reset_gpu", gpu("n2", 0)), asks("reboot", gpu("n2", 1)), asks("reboot", severity="degraded")]
     cluster = make_cluster([make_node("n2", gpus=2, health=found)])
-    got, _ = wish(cluster, "n2", found, ALL, (), IDLE, WALL)
+    got, _ = wanted_claim(cluster, "n2", found, ALL, (), IDLE, WALL)
     assert got is not None
     assert (got.kind, got.device) == ("reboot", gpu("n2", 1))
 
@@ -160,14 +160,14 @@ def test_what_does_not_come_free_lets_the_next_one_go() -> None:
 
     def at(wall: float, use: Use) -> Next:
         one = claim(phase="holds")
-        me = mending(make_node("n2", health=[found]), one)
+        me = repair_state(make_node("n2", health=[found]), one)
         return onward(make_cluster([me]), "n2", one, [found], ALL, (), use, wall)
 
     assert at(WALL + PATIENCE, theirs).phase == "holds"
     given_up = at(WALL + PATIENCE + 1, theirs)
     assert (given_up.phase, given_up.why) == (None, "given up for now, since it did not come free: job u")
     assert at(WALL + PATIENCE + 1, IDLE).phase == "runs"
-    early = mending(make_node("n9"), claim().model_copy(update={"since": WALL - 1}))
+    early = repair_state(make_node("n9"), claim().model_copy(update={"since": WALL - 1}))
     assert go(claim(), found, [early]).phase == "asks", "who asked first goes first"
 
 
@@ -181,21 +181,21 @@ def test_one_that_is_away_for_its_repair_keeps_the_next_from_going() -> None:
     found = asks("reboot")
     phases: tuple[ClaimPhase, ...] = ("holds", "runs", "verifies")
     for phase in phases:
-        other = mending(make_node("n9"), claim(phase=phase))
+        other = repair_state(make_node("n9"), claim(phase=phase))
         assert go(claim(), found, [other]) == Next(
             "asks", "waits for n9: no more than 1 of 3 nodes are repaired at once"
         )
         assert go(claim(phase="holds"), found, [other]).phase == "asks", "who holds too steps back"
-    assert go(claim(), found, [mending(make_node("n9"), claim())]) == Next("holds"), "n2 comes before n9"
-    assert go(claim(), found, [mending(make_node("n0"), claim())]).phase == "asks"
-    assert go(claim(phase="holds"), found, [mending(make_node("n0"), claim())]) == Next("runs")
+    assert go(claim(), found, [repair_state(make_node("n9"), claim())]) == Next("holds"), "n2 comes before n9"
+    assert go(claim(), found, [repair_state(make_node("n0"), claim())]).phase == "asks"
+    assert go(claim(phase="holds"), found, [repair_state(make_node("n0"), claim())]) == Next("runs")
 
 
 def test_a_node_that_never_comes_back_from_its_repair_keeps_the_others_for_an_hour() -> None:
-    found, gone = asks("reboot"), mending(make_node("n9"), claim(phase="runs"))
+    found, gone = asks("reboot"), repair_state(make_node("n9"), claim(phase="runs"))
 
     def at(wall: float) -> Next:
-        nodes = [mending(make_node("n2", health=[found]), claim()), gone]
+        nodes = [repair_state(make_node("n2", health=[found]), claim()), gone]
         return onward(make_cluster(nodes, lapsed=["n9"]), "n2", claim(), [found], ALL, (), IDLE, wall)
 
     assert at(WALL + AWAY - 1).phase == "asks"
@@ -205,8 +205,8 @@ def test_a_node_that_never_comes_back_from_its_repair_keeps_the_others_for_an_ho
 def test_of_many_nodes_one_in_ten_is_away_at_once() -> None:
     found = asks("reboot")
     crowd = [make_node(f"m{i}") for i in range(17)]
-    one = mending(make_node("n3"), claim(phase="runs"))
-    two = mending(make_node("n4"), claim(phase="runs"))
+    one = repair_state(make_node("n3"), claim(phase="runs"))
+    two = repair_state(make_node("n4"), claim(phase="runs"))
     assert go(claim(), found, [*crowd, one]) == Next("holds")
     assert go(claim(), found, [*crowd[1:], one, two]).phase == "asks"
 
@@ -227,7 +227,7 @@ def test_never_two_at_once_whatever_comes_when(steps: list[str]) -> None:
             views[name] = dict(store)
         elif own[name].phase != "runs" and views[name][name] == own[name]:
             found = asks("reboot")
-            nodes = [mending(make_node(n, health=[found] if n == name else []), c) for n, c in views[name].items()]
+            nodes = [repair_state(make_node(n, health=[found] if n == name else []), c) for n, c in views[name].items()]
             after = onward(make_cluster(nodes), name, own[name], [found], ALL, (), IDLE, WALL)
             assert after.phase is not None
             own[name] = own[name].model_copy(update={"phase": after.phase})
@@ -240,13 +240,13 @@ def test_a_claim_is_taken_back_when_nothing_asks_for_it_or_a_person_takes_the_no
     for phase in phases:
         assert go(claim(phase=phase), found.model_copy(update={"stage": "probation"})).phase is None
         assert go(claim(phase=phase), asks("service")).phase is None
-        taken = mending(make_node("n2", cordon=True, health=[found]), claim(phase=phase))
+        taken = repair_state(make_node("n2", cordon=True, health=[found]), claim(phase=phase))
         assert onward(make_cluster([taken]), "n2", claim(phase=phase), [found], ALL, (), IDLE, WALL).phase is None
 
 
 def test_of_two_that_begin_at_once_both_step_back() -> None:
     """Neither saw the other ask; each looks again once the store has what it holds."""
-    found, other = asks("reboot"), mending(make_node("n1"), claim(phase="holds"))
+    found, other = asks("reboot"), repair_state(make_node("n1"), claim(phase="holds"))
     after = go(claim(phase="holds"), found, [other])
     assert (after.phase, after.why) == ("asks", "waits for n1: no more than 1 of 2 nodes are repaired at once")
 
@@ -291,7 +291,7 @@ def test_workers_that_still_stop_use_their_devices() -> None:
 
 def cluster_of(phase: ClaimPhase, kind: Kind = "reboot", **nodes: Mapping[str, str]) -> tuple[Cluster, JobRecord]:
     job = running("n1", "n2", spec=ELASTIC)
-    me = mending(make_node("n2", gpus=2), claim(kind, gpu("n2", 1), phase))
+    me = repair_state(make_node("n2", gpus=2), claim(kind, gpu("n2", 1), phase))
     return make_cluster([*healthy(["n1", "n3"]), me], job), job
 
 
@@ -350,14 +350,14 @@ def test_a_person_is_told_what_happens_by_itself_and_what_does_not() -> None:
     node = make_node("n2", gpus=2, health=[found])
     assert next_step(found, node) == "reboot the machine, then: nodeagentctl health ack n2"
     holding = claim(device=gpu("n2", 1), phase="holds").model_copy(update={"why": "waits until it is free: job a"})
-    told = mending(node, holding)
+    told = repair_state(node, holding)
     assert next_step(found, told) == "nothing: nodeagent repairs it (reboot; waits until it is free: job a)"
     assert described(told) == "reboot makes room: waits until it is free: job a"
-    assert described(mending(node, claim("reset_gpu", gpu("n2", 1), "runs"))) == "GPU 1: GPU reset under way"
-    stopped = mending(node, None, "the breaker is open")
+    assert described(repair_state(node, claim("reset_gpu", gpu("n2", 1), "runs"))) == "GPU 1: GPU reset under way"
+    stopped = repair_state(node, None, "the breaker is open")
     assert next_step(found, stopped).endswith("health ack n2; nodeagent does not by itself (the breaker is open)")
     assert described(stopped) == "not repaired by itself: the breaker is open"
-    assert described(node) == described(mending(node, None)) == ""
+    assert described(node) == described(repair_state(node, None)) == ""
 
 
 def test_a_sites_check_and_another_vendors_device_are_not_looked_at_with_nvidias_tools() -> None:

@@ -11,21 +11,27 @@ from contextlib import contextmanager
 
 import pytest
 
-from nodeagent.shim.hang.track import LEAST_GAPS, Look, Pace, Told, Track, look
+from nodeagent.shim.hang.track import LEAST_GAPS, Look, Pace, Progress, Track, look
 
 HZ = os.sysconf("SC_CLK_TCK")
 LIMIT = 10.0
 
 
-def told(step: int | None, at: float, phase: str = "train", bound: float | None = None) -> Told:
-    return Told(step, at, phase, bound)
+def progress(step: int | None, at: float, phase: str = "train", bound: float | None = None) -> Progress:
+    return Progress(step, at, phase, bound)
 
 
 def seen(
-    at: float, *, told: Told | None = None, written: int = 0, cpu: float = 0.0, own: float = 0.0, letter: str = "S"
+    at: float,
+    *,
+    progress: Progress | None = None,
+    written: int = 0,
+    cpu: float = 0.0,
+    own: float = 0.0,
+    letter: str = "S",
 ) -> Look:
     """``cpu`` and ``own`` are seconds so far."""
-    return Look(at, told, written, int(cpu * HZ), int(own * HZ), letter)
+    return Look(at, progress, written, int(cpu * HZ), int(own * HZ), letter)
 
 
 def track(limit: float | None = LIMIT) -> Track:
@@ -50,13 +56,13 @@ def test_what_will_be_a_standstill_shows_before_the_limit() -> None:
     one = track()
     for at in range(20):
         got = min(at, 8)
-        one.see(seen(at, told=told(got, got), written=got, cpu=got, letter="T" if at > 8 else "S"))
+        one.see(seen(at, progress=progress(got, got), written=got, cpu=got, letter="T" if at > 8 else "S"))
         now, soon = one.facts(), one.facts(lead=4.0)
         assert (soon["overdue"] == "long", soon["silent"]) == (at >= 14, at >= 14)
         assert (now["overdue"] == "long", now["silent"]) == (at >= 18, at >= 18)
         assert (soon["quiet"], soon["frozen"]) == (at >= 14, at >= 15)
         assert one.left == 10 - (at - got)
-    one.see(seen(20, told=told(5, 20, "evaluate")))
+    one.see(seen(20, progress=progress(5, 20, "evaluate")))
     assert one.left < 0, "a phase has a bound of its own"
 
 
@@ -108,19 +114,19 @@ def test_a_tracer_is_not_a_stop() -> None:
 @pytest.mark.parametrize(
     ("last", "now", "overdue"),
     [
-        (told(7, 0.0), 9.9, "no"),
-        (told(7, 0.0), 10.0, "long"),
-        (told(7, 0.0, "evaluate"), 7199.0, "no"),
-        (told(7, 0.0, "evaluate"), 7200.0, "long"),
-        (told(7, 0.0, "evaluate", 60.0), 59.0, "no"),
-        (told(7, 0.0, "evaluate", 60.0), 60.0, "long"),
-        (told(7, 0.0, "train", 60.0), 59.0, "no"),
-        (told(None, 0.0), 10.0, "long"),
+        (progress(7, 0.0), 9.9, "no"),
+        (progress(7, 0.0), 10.0, "long"),
+        (progress(7, 0.0, "evaluate"), 7199.0, "no"),
+        (progress(7, 0.0, "evaluate"), 7200.0, "long"),
+        (progress(7, 0.0, "evaluate", 60.0), 59.0, "no"),
+        (progress(7, 0.0, "evaluate", 60.0), 60.0, "long"),
+        (progress(7, 0.0, "train", 60.0), 59.0, "no"),
+        (progress(None, 0.0), 10.0, "long"),
     ],
 )
-def test_progress_that_is_told_has_a_limit_and_phases_have_their_own(last: Told, now: float, overdue: str) -> None:
+def test_progress_that_is_told_has_a_limit_and_phases_have_their_own(last: Progress, now: float, overdue: str) -> None:
     one = track()
-    one.see(seen(now, told=last))
+    one.see(seen(now, progress=last))
     facts = one.facts()
     assert (facts["overdue"], facts["step"]) == (overdue, last.step)
     assert facts["phase"] == ("" if last.phase == "train" else last.phase)
@@ -129,10 +135,10 @@ def test_progress_that_is_told_has_a_limit_and_phases_have_their_own(last: Told,
 def test_auto_gives_who_computes_half_an_hour() -> None:
     one = track(None)
     for step in range(40):
-        one.see(seen(step, told=told(step, float(step))))
+        one.see(seen(step, progress=progress(step, float(step))))
     assert one.limit == 60.0
     for now, overdue in ((98.0, "no"), (99.0, "yes"), (1838.0, "yes"), (1839.0, "long")):
-        one.see(seen(now, told=told(39, 39.0)))
+        one.see(seen(now, progress=progress(39, 39.0)))
         assert one.facts()["overdue"] == overdue, now
 
 
@@ -141,10 +147,10 @@ def test_auto_gives_who_computes_half_an_hour() -> None:
 
 def walked(gaps: list[float], first: float = 0.0) -> Pace:
     pace, at = Pace(), first
-    pace.see(told(0, at))
+    pace.see(progress(0, at))
     for step, gap in enumerate(gaps, start=1):
         at += gap
-        pace.see(told(step, at))
+        pace.see(progress(step, at))
     return pace
 
 
@@ -168,16 +174,16 @@ def test_what_was_long_ago_counts_twice_not_tenfold() -> None:
 
 def test_phases_and_steps_that_go_back_teach_nothing() -> None:
     pace = walked([1.0] * 30)
-    pace.see(told(31, 5000.0, "evaluate"))
-    pace.see(told(32, 9000.0))
-    pace.see(told(3, 19000.0))
+    pace.see(progress(31, 5000.0, "evaluate"))
+    pace.see(progress(32, 9000.0))
+    pace.see(progress(3, 19000.0))
     assert pace.limit() == 60.0
 
 
 def test_several_steps_between_two_looks_are_shared_out() -> None:
     pace = Pace()
     for look_at in range(20):
-        pace.see(told(look_at * 10, look_at * 100.0))
+        pace.see(progress(look_at * 10, look_at * 100.0))
     assert pace.limit() == 100.0
 
 

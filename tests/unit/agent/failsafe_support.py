@@ -39,5 +39,5 @@ class Bench:
 def told_of(cluster: Cluster, node: str) -> Table:
     """What a node's agent tells of this cluster."""
     bench = Bench(cluster, node)
-    bench.failsafe._tell(cluster)
+    bench.failsafe._write(cluster)
     return bench.told()
