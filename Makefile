@@ -9,6 +9,7 @@
 #     make soak       one training under random faults for hours: make soak HOURS=2
 #     make fuzz       arbitrary input to everything that a stranger can reach: make fuzz MINUTES=15
 #     make nodes      real systemd nodes on a private switch, fault after fault; root, debootstrap, systemd-nspawn
+#     make frameworks Paddle, JAX, Lightning and others under faults; installs each into an environment of its own
 #     make bench      the figures of docs/benchmarks.md; make bench ONLY=drain for a single row
 #     make scale      the table of docs/scale.md: what 10 to 5,000 nodes cost; make scale NODES=100 for a short look
 #     make packages   wheel, sdist, offline bundle and .deb, into dist/
@@ -33,9 +34,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS)
 
-.PHONY: help setup demo lint test test-rest test-all check endurance soak fuzz gpu nodes bench bench-lease scale packages sim mutants clean
+.PHONY: help setup demo lint test test-rest test-all check endurance soak fuzz gpu frameworks nodes bench bench-lease scale packages sim mutants clean
 help:
-	@sed -n '3,14s/^#     //p' Makefile
+	@sed -n '3,15s/^#     //p' Makefile
 
 setup: $(READY)
 
@@ -100,6 +101,16 @@ fuzz: $(READY)
 # What only a real GPU shows: one is enough. GPU_PYTHON: one whose torch has CUDA.
 gpu: $(READY)
 	$(if $(GPU_PYTHON),NODEAGENT_GPU_PYTHON=$(GPU_PYTHON)) $(BIN)/python -m pytest -m gpu -s -rs tests/gpu $(PYTEST_ARGS)
+
+# Each framework in an environment of its own, some 6 GB together: two of them seldom go into one. ONLY="jax paddle": those.
+FRAMEWORKS = $(or $(ONLY),$(patsubst examples/%/requirements.txt,%,$(wildcard examples/*/requirements.txt)))
+frameworks: $(READY)
+	for name in $(FRAMEWORKS); do \
+		$(PYTHON) -m venv .frameworks/$$name && \
+		.frameworks/$$name/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) $(PIP_TORCH) \
+			-r examples/$$name/requirements.txt || exit 1; \
+	done
+	$(BIN)/python -m pytest -m frameworks -s -rs $(PYTEST_ARGS) tests/e2e/test_frameworks.py
 
 nodes: $(READY)
 	$(PIP) --group nodes

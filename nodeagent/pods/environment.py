@@ -1,4 +1,4 @@
-"""What each worker sees of its generation: variables for torch, Paddle, MindSpore, TensorFlow, and our own.
+"""What each worker sees of its generation: variables for torch, Paddle, MindSpore, TensorFlow, JAX, and our own.
 
 In a job of several roles each role is a world of its own: ranks, sizes and rendezvous count within the role.
 
@@ -10,6 +10,7 @@ env_file, the job's ``env``, ours.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -45,7 +46,10 @@ def worker_environments(
                 for local, env in enumerate(_of_world(job, head, world, world.members[place.index], node, faulty))
             ]
         return tuple(out)
-    world = _World(job.spec.role, head.ordered(), head.address, head.store_hosted, _endpoints(head, addresses))
+    endpoints, spare = _endpoints(head, addresses)
+    # Torch's store is served at the address of the rendezvous already: JAX's coordinator needs one of its own.
+    coordinator = spare if head.store_hosted else head.address
+    world = _World(job.spec.role, head.ordered(), head.address, head.store_hosted, coordinator, endpoints)
     return tuple(_of_world(job, head, world, member, node, faulty))
 
 
@@ -70,6 +74,8 @@ class _World:
     """By group rank; of a role its places, each as if it were alone on its node."""
     address: str
     store_hosted: bool
+    coordinator: str
+    """Where rank 0 serves JAX's."""
     endpoints: list[str]
     """One ``host:port`` for each rank."""
 
@@ -105,7 +111,7 @@ def _worlds(job: JobRecord, head: Head, addresses: Mapping[str, str]) -> dict[st
                 changes = {"group_rank": place.index, "first_rank": len(endpoints), "workers": place.workers}
                 members.append(member.model_copy(update=changes | {"devices": place.devices, "places": ()}))
                 endpoints += [joined(host, port) for port in ports[: place.workers]]
-        worlds[role.name] = _World(role, members, master, False, endpoints)
+        worlds[role.name] = _World(role, members, master, False, master, endpoints)
     return worlds
 
 
@@ -175,6 +181,8 @@ def _defaults(member: Member, node: NodeRecord) -> dict[str, str]:
         env |= dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), node.facts.data_interface)
     elif node.facts.gloo_interface:
         env["GLOO_SOCKET_IFNAME"] = node.facts.gloo_interface
+    if not _gpus(member):
+        env["PADDLE_DISTRI_BACKEND"] = "gloo"  # as Paddle's launcher: without it a CPU build finds no backend
     assert set(env) <= DEFAULTS
     return env
 
@@ -195,7 +203,12 @@ def _common(job: JobRecord, head: Head, world: _World, member: Member, node: Nod
         "TORCHELASTIC_RESTART_COUNT": str(job.restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(job.spec.restarts.max),
         "TORCHELASTIC_USE_AGENT_STORE": str(world.store_hosted),
+        "JAX_COORDINATOR_ADDRESS": world.coordinator,
+        "PADDLE_MASTER": world.address,
         "PADDLE_TRAINERS_NUM": size,
+        "PADDLE_GLOBAL_SIZE": size,
+        "PADDLE_LOCAL_SIZE": str(member.workers),
+        "PADDLE_NNODES": str(len(world.members)),
         "PADDLE_PSERVERS_IP_PORT_LIST": "",
         "TRAINING_ROLE": "TRAINER",
         "POD_IP": node.facts.address,
@@ -224,24 +237,43 @@ def _common(job: JobRecord, head: Head, world: _World, member: Member, node: Nod
 def _of_rank(member: Member, local: int, endpoints: list[str]) -> dict[str, str]:
     rank = member.first_rank + local
     task = {"cluster": {"worker": endpoints}, "task": {"type": "worker", "index": rank}}
-    return {
+    each = len(member.devices) // member.workers
+    env = {
         "RANK": str(rank),
         "LOCAL_RANK": str(local),
         "ROLE_RANK": str(rank),
         "PADDLE_TRAINER_ID": str(rank),
+        "PADDLE_GLOBAL_RANK": str(rank),
+        "PADDLE_LOCAL_RANK": str(local),
+        "PADDLE_RANK_IN_NODE": str(local),
         "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
         "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
         "RANK_ID": str(rank),
-        "DEVICE_ID": str(local * (len(member.devices) // member.workers)),
+        "DEVICE_ID": str(local * each),
         "TF_CONFIG": json.dumps(task),
     }
+    if _gpus(member):
+        env |= _numbers_of_gpus(range(local * each, (local + 1) * each))
+    return env
+
+
+def _numbers_of_gpus(mine: range) -> dict[str, str]:
+    """A worker's GPUs, counted within CUDA_VISIBLE_DEVICES, for frameworks that do not look at LOCAL_RANK."""
+    numbers = ",".join(map(str, mine))
+    return {"FLAGS_selected_gpus": numbers, "JAX_LOCAL_DEVICE_IDS": numbers}
 
 
 def _own_device(member: Member, node: NodeRecord, local: int) -> dict[str, str]:
     """LOCAL_RANK is 0 for all, and of the node's GPUs a worker sees its own."""
     each = len(member.devices) // member.workers
     none = dict.fromkeys(_visible(member.devices, node), "")
-    return {"LOCAL_RANK": "0"} | none | _visible(member.devices[local * each : (local + 1) * each], node)
+    mine = _visible(member.devices[local * each : (local + 1) * each], node)
+    env = {"LOCAL_RANK": "0", "PADDLE_LOCAL_RANK": "0", "PADDLE_RANK_IN_NODE": "0"} | none | mine
+    return env | (_numbers_of_gpus(range(each)) if mine else {})
+
+
+def _gpus(member: Member) -> list[str]:
+    return [device for device in member.devices if not device.startswith("cpu")]
 
 
 def _visible(devices: Sequence[str], node: NodeRecord) -> dict[str, str]:
@@ -255,13 +287,23 @@ def _visible(devices: Sequence[str], node: NodeRecord) -> dict[str, str]:
     return {variable: ",".join(values) for variable, values in shown.items()}
 
 
-def _endpoints(head: Head, addresses: Mapping[str, str]) -> list[str]:
-    """One host:port per rank: the rendezvous port plus the local rank (rank 0's is the port held for it)."""
-    _, port = split_address(head.address)
-    endpoints = []
-    for member in head.ordered():
-        endpoints += [joined(addresses[member.node], port + local) for local in range(member.workers)]
-    return endpoints
+def _endpoints(head: Head, addresses: Mapping[str, str]) -> tuple[list[str], str]:
+    """One host:port per rank, and one more on rank 0's node.
+
+    They count up from the rendezvous port, at each address by itself: nodes may share one. Only rank 0's port is held.
+    """
+    _, first = split_address(head.address)
+    taken: Counter[str] = Counter()
+
+    def another(node: str) -> str:
+        host = addresses[node]
+        port = first + taken[host]
+        taken[host] += 1
+        return joined(host, port)
+
+    members = head.ordered()
+    endpoints = [another(member.node) for member in members for _ in range(member.workers)]
+    return endpoints, another(members[0].node)
 
 
 def _faulty(head: Head, nodes: Mapping[str, NodeRecord]) -> str:

@@ -221,6 +221,7 @@ DEFAULTS = frozenset(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
         "NCCL_SOCKET_IFNAME",
         "GLOO_SOCKET_IFNAME",
+        "PADDLE_DISTRI_BACKEND",
         "PYTHONUNBUFFERED",
     }
 )

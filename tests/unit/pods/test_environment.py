@@ -104,6 +104,16 @@ def test_every_variable_of_a_second_node() -> None:
         "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2",
         "PADDLE_TRAINER_ID": "2",
         "PADDLE_TRAINERS_NUM": "3",
+        "PADDLE_MASTER": "10.0.0.1:29400",
+        "PADDLE_GLOBAL_RANK": "2",
+        "PADDLE_GLOBAL_SIZE": "3",
+        "PADDLE_LOCAL_RANK": "1",
+        "PADDLE_RANK_IN_NODE": "1",
+        "PADDLE_LOCAL_SIZE": "2",
+        "PADDLE_NNODES": "2",
+        "FLAGS_selected_gpus": "1",
+        "JAX_LOCAL_DEVICE_IDS": "1",
+        "JAX_COORDINATOR_ADDRESS": "10.0.0.1:29401",
         "PADDLE_CURRENT_ENDPOINT": "10.0.0.2:29401",
         "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:29400,10.0.0.2:29400,10.0.0.2:29401",
         "PADDLE_PSERVERS_IP_PORT_LIST": "",
@@ -148,10 +158,42 @@ def test_the_job_overrides_defaults_but_not_the_world() -> None:
     assert (env["GLOO_SOCKET_IFNAME"], env["RANK"], env["MINE"]) == ("eth1", "1", "1")
 
 
+def test_nodes_that_share_an_address_share_no_endpoint() -> None:
+    """TensorFlow starts no two servers at one port, and each rank has to know all of them alike."""
+    together = {"a": a_node("a"), "b": a_node("b", address=ADDRESSES["a"])}
+    seen = [env for node in together.values() for env in worker_environments(a_job(), a_head(), node, together)]
+    endpoints = ["10.0.0.1:29400", "10.0.0.1:29401", "10.0.0.1:29402"]
+    assert [env["PADDLE_CURRENT_ENDPOINT"] for env in seen] == endpoints
+    assert {env["PADDLE_TRAINER_ENDPOINTS"] for env in seen} == {",".join(endpoints)}
+    assert all(json.loads(env["TF_CONFIG"])["cluster"] == {"worker": endpoints} for env in seen)
+    assert {env["JAX_COORDINATOR_ADDRESS"] for env in seen} == {"10.0.0.1:29403"}
+
+
+@pytest.mark.parametrize(("hosted", "where"), [(True, "10.0.0.1:29401"), (False, "10.0.0.1:29400")])
+def test_jaxs_coordinator_never_meets_a_store_that_is_served_already(hosted: bool, where: str) -> None:
+    seen = [
+        env
+        for node in nodes().values()
+        for env in worker_environments(a_job(), a_head(store_hosted=hosted), node, nodes())
+    ]
+    assert [env["JAX_COORDINATOR_ADDRESS"] for env in seen] == [where] * 3
+
+
+def test_paddle_meets_through_gloo_where_there_are_no_gpus_unless_the_job_says_otherwise() -> None:
+    (cpu,) = worker_environments(a_job(), a_head(), a_node("a"), nodes())
+    (mine,) = worker_environments(a_job(env={"PADDLE_DISTRI_BACKEND": "xccl"}), a_head(), a_node("a"), nodes())
+    gpu, _ = worker_environments(a_job(), a_head(), a_node(), nodes())
+    assert (cpu["PADDLE_DISTRI_BACKEND"], mine["PADDLE_DISTRI_BACKEND"]) == ("gloo", "xccl")
+    assert "PADDLE_DISTRI_BACKEND" not in gpu
+    assert "FLAGS_selected_gpus" not in cpu
+    assert "JAX_LOCAL_DEVICE_IDS" not in cpu
+
+
 def test_devices_per_worker_and_faulty_devices() -> None:
     node = a_node(gpus=(Gpu(uuid="GPU-9", index=4, healthy=False, why="Xid 79"),))
     _, env = worker_environments(a_job(), a_head(("G1", "G2", "G3", "G4")), node, nodes(b=node))
     assert env["DEVICE_ID"] == "2"
+    assert (env["FLAGS_selected_gpus"], env["JAX_LOCAL_DEVICE_IDS"]) == ("2,3", "2,3")
     assert env["CUDA_VISIBLE_DEVICES"] == "G1,G2,G3,G4"
     assert json.loads(env["NODEAGENT_FAULTY"])["devices"] == {"b": {"GPU-9": "Xid 79"}}
 
@@ -175,6 +217,9 @@ def test_with_virtual_local_ranks_each_worker_sees_its_own_devices_only() -> Non
         ("1", "0", "G1,G2"), ("2", "0", "G3,G4"),
     ]  # fmt: skip
     assert {e["LOCAL_WORLD_SIZE"] for e in envs} == {"2"}
+    assert {(e["FLAGS_selected_gpus"], e["PADDLE_LOCAL_RANK"], e["JAX_LOCAL_DEVICE_IDS"]) for e in envs} == {
+        ("0,1", "0", "0,1")
+    }
     assert "NODEAGENT_NUMA_BINDING" not in envs[0]
     bound = worker_environments(a_job(roles=(role | {"numa_binding": "socket"},)), a_head(), node, nodes(b=node))
     assert {e["NODEAGENT_NUMA_BINDING"] for e in bound} == {"socket"}

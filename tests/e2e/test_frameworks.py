@@ -1,0 +1,134 @@
+"""Frameworks as they are: each example under faults and changes of size has the losses of one process left alone.
+
+A framework is tried with the Python of its own environment (`make frameworks` makes them, one for each example that
+has a requirements.txt); where there is none the test is skipped. Nothing here may know how a framework works.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.support import ROOT, Cluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.redis, pytest.mark.frameworks, pytest.mark.timeout(600)]
+
+NODES = 3
+STEPS = 150
+FIRST_STEP_SECONDS = 60
+"""A cold start imports the framework, on machines that are busy."""
+ENVIRONMENTS = Path(os.environ.get("NODEAGENT_FRAMEWORKS", ROOT / ".frameworks"))
+FRAMEWORKS = {
+    "paddle": "paddle",
+    "hf_trainer": "transformers",
+    "lightning": "lightning",
+    "fsdp2": "torch",
+    "jax": "jax",
+    "tensorflow": "tensorflow",
+}
+"""Example to the module that it must be possible to import."""
+
+
+def python_of(example: str) -> str:
+    """The Python that has the framework; the test is skipped where there is none."""
+    own = ENVIRONMENTS / example / "bin" / "python"
+    python = str(own) if own.exists() else sys.executable
+    look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({FRAMEWORKS[example]!r}) is None)"
+    if subprocess.run([python, "-c", look], timeout=60).returncode != 0:
+        pytest.skip(f"{FRAMEWORKS[example]} is not installed here (make frameworks)")
+    return python
+
+
+def preload_of(example: str) -> str:
+    """What its job file preloads, as a list of YAML."""
+    return json.dumps(yaml.safe_load((ROOT / "examples" / example / "job.yaml").read_text())["preload"])
+
+
+def script_of(example: str) -> str:
+    return str(ROOT / "examples" / example / "train.py")
+
+
+def losses_of_one_process(example: str, python: str, folder: Path) -> dict[int, float]:
+    """Step to loss, with no launcher near."""
+    command = [python, script_of(example), "--steps", str(STEPS), "--output", str(folder)]
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    subprocess.run(
+        command, env=os.environ | alone | {"OMP_NUM_THREADS": "1"}, check=True, capture_output=True, timeout=200
+    )
+    return {int(row["step"]): float(row["loss"]) for row in metrics(folder)}
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of rank 0, in the order in which they were written."""
+    file = folder / "metrics.jsonl"
+    whole = file.read_text().rpartition("\n")[0] if file.exists() else ""
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+class Training:
+    """A job of one worker on each node."""
+
+    def __init__(self, cluster: Cluster, example: str, python: str) -> None:
+        self.cluster, self.name = cluster, example.replace("_", "-")
+        self.folder = cluster.work / f"{example}.ckpt"
+        command = [python, script_of(example), "--steps", str(STEPS), "--step-delay", "0.15"]
+        cluster.submit(
+            f"name: {self.name}\ncommand: {json.dumps(command)}\nnodes: {{min: 1, max: 3, target: 2}}\n"
+            f"workers_per_node: 1\ncheckpoint_dir: {self.folder}\ngrace: 10s\n"
+            f"preload: {preload_of(example)}\n"
+        )
+        self.generation = 0
+
+    def until_it_steps(self, world: int) -> None:
+        """Until processes of a newer generation, so many, have made a few steps."""
+        job = self.cluster.until_running(self.name, world, limit=FIRST_STEP_SECONDS, above=self.generation)
+        self.generation = job["generation"]
+        before = len(metrics(self.folder))
+        self.cluster.until(
+            lambda: sum(row["world"] == world for row in metrics(self.folder)[before:]) >= 6,
+            FIRST_STEP_SECONDS,
+            f"{self.name} makes six steps with {world} processes",
+        )
+
+    def nodes(self) -> list[str]:
+        """By group rank."""
+        pods = self.cluster.job(self.name)["pods"]
+        running = [p for p in pods if any(w["state"] == "running" for w in p["workers"])]
+        return [p["node"] for p in sorted(running, key=lambda p: int(p["workers"][0]["rank"]))]
+
+
+@pytest.mark.parametrize("example", FRAMEWORKS)
+def test_killed_cut_scaled_and_drained_with_the_losses_of_one_process(calm: Cluster, example: str) -> None:
+    python = python_of(example)
+    reference = losses_of_one_process(example, python, calm.work / f"{example}.alone")
+    training = Training(calm, example, python)
+    training.until_it_steps(2)
+    os.kill(calm.workers(training.name)[1], signal.SIGKILL)
+    training.until_it_steps(2)
+    lost = training.nodes()[0]
+    calm.ctl("local", "kill", lost)
+    training.until_it_steps(2)
+    calm.ctl("scale", training.name, "1")
+    training.until_it_steps(1)
+    calm.ctl("local", "start", lost)
+    calm.until(lambda: calm.nodes()[lost] == "ready", 30, f"{lost} is back")
+    calm.ctl("scale", training.name, "2")
+    training.until_it_steps(2)
+    calm.ctl("drain", training.nodes()[1], "--reason", "test")
+    training.until_it_steps(2)
+    job = calm.until_phase(training.name, "succeeded", 120)
+
+    assert job["budget"]["used"] == 1, "only the killed worker costs a restart"
+    rows = metrics(training.folder)
+    assert {row["step"] for row in rows} == set(range(1, STEPS + 1))
+    assert rows[-1]["step"] == STEPS
+    for row in rows:
+        assert row["loss"] == pytest.approx(reference[row["step"]], rel=1e-3, abs=1e-5), row
