@@ -289,10 +289,11 @@ class LocalLeaseProcess:
                 before = True
 
     def _wanted(self) -> bool:
-        if self._ended:
+        order = self._order
+        if self._ended or order is None:  # of a node that may not join there is nothing to look after
             return False
-        status, order = read_status(self._folder), self._order
-        if status is None or status.state != "left" or order is None:
+        status = read_status(self._folder)
+        if status is None or status.state != "left":
             return True
         return status.of != (order.life, order.start, order.era)
 

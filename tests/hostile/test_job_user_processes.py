@@ -176,7 +176,8 @@ async def test_what_left_its_session_does_not_outlive_a_shim_that_is_killed(benc
     assert status.shim_pid is not None
     os.kill(status.shim_pid, signal.SIGKILL)
     await bench.until(lambda s: s.phase == "gone")
-    assert escaped(bench.root) == []
+    # One that the kernel has taken out of its cgroup as it ends is a process for a moment more.
+    await wait_for(lambda: not escaped(bench.root))
 
 
 async def test_limits_are_the_workers_and_never_the_shims(bench: Bench) -> None:
