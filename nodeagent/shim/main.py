@@ -265,7 +265,7 @@ class Shim:
             self.gang.stop(command["grace"], command.get("given_up"), command.get("broken", False))
 
     def _do_committed(self, command: Command) -> None:
-        self.commits.answered(command["wish"], command["refused"])
+        self.commits.answered(command["request"], command["refused"])
 
     def _do_look(self, _command: Command) -> None:
         if self.hang is not None:
