@@ -14,8 +14,11 @@ from tests.run import ROOT, outcomes, sound
 PASSES = "def test_it():\n    pass\n"
 LEAVES = """
 import subprocess
+import time
 def test_it():
-    subprocess.Popen(["setsid", "sh", "-c", "sleep {name} & sleep {name}"])
+    subprocess.Popen(["setsid", "sh", "-c", "sleep {name} & sleep {name}; :"])
+    while len(subprocess.run(["pgrep", "-xf", "sleep {name}"], capture_output=True).stdout.split()) < 2:
+        time.sleep(0.01)
 """
 
 
@@ -52,7 +55,7 @@ def test_a_process_that_a_test_leaves_is_killed_and_named(tmp_path: Path) -> Non
     name = f"{os.getpid()}1234"
     code, output, report = run(tmp_path, LEAVES.format(name=name))
     assert (code, outcomes(report)) == (0, {"passed": 1})
-    assert f"a process was left and killed: sleep {name}" in output
+    assert output.count(f"a process was left and killed: sleep {name}") == 2
     done = subprocess.run(["pgrep", "-f", f"sleep {name}"], capture_output=True, timeout=20)
     assert done.returncode == 1, "none is left"
 

@@ -258,13 +258,15 @@ class FakeView:
         await self.end(job, "succeeded", "every worker exited 0", outcome=Outcome(code=0, text="every worker exited 0"))
 
     async def obey(self) -> None:
-        """One round of what agents do about what operators want."""
+        """One round of what agents do about what operators want. A refusal because something has changed since they
+        looked is an agent's daily bread (this process may have stood still for longer than a lease): they look again.
+        """
         await self.refresh()
         for job in list(self._cluster.jobs.values()):
             try:
                 await self._obey(job)
             except StoreRefusedError as refused:
-                if refused.code != "stale":
+                if refused.code not in ("stale", "not_live"):
                     raise
         await self.refresh()
 
