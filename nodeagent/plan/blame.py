@@ -85,9 +85,10 @@ def farewell(exits: Iterable[WorkerExit]) -> str:
 
 def leaves_broken(job: JobRecord, head: Head) -> bool:
     """Whether some ranks of the gang that is stopped as planned are gone, and never came to leave: the others wait for
-    them in vain. A node that was lost meanwhile has become the generation's cause (``gang.py``)."""
+    them in vain. They were asked and ended before they had begun to save, or failed before their node had asked them.
+    A node that was lost meanwhile has become the generation's cause (``gang.py``)."""
     lost = head.state == "forming" and head.cause.kind == "node_lost"
-    return lost or any(e.missed for r in job.last_reports.values() for e in r.exits)
+    return lost or any(e.missed or is_failure(e) for r in job.last_reports.values() for e in r.exits)
 
 
 def is_failure(exited: WorkerExit) -> bool:

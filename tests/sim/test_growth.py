@@ -43,7 +43,10 @@ def nothing_spent(c: SimCluster) -> bool:
     return not any(entry.counts for entry in c.job("j").budget.values())
 
 
-def test_a_worker_that_dies_as_it_leaves_is_not_waited_for() -> None:
+@pytest.mark.parametrize("seed", [1, 2, 5])
+def test_a_worker_that_dies_as_it_leaves_is_not_waited_for(seed: int) -> None:
+    """1: its node had asked it to leave; 2, 5: it had not yet, and took the death for a failure of what runs."""
+
     async def scenario(c: SimCluster) -> None:
         asked = await leaving(c)
         c.nodes["n2"].machine.worker_ends("uid-j", 0, signal=9)
@@ -51,7 +54,7 @@ def test_a_worker_that_dies_as_it_leaves_is_not_waited_for() -> None:
         assert (head(c).token, head(c).cause) == (asked.token, asked.cause), "what was going on, sooner"
         assert nothing_spent(c)
 
-    simulate(2, scenario)
+    simulate(2, scenario, seed)
 
 
 def test_a_node_that_is_lost_as_it_leaves_is_not_waited_for() -> None:

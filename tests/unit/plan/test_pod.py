@@ -99,9 +99,12 @@ def broken(job: JobRecord) -> bool:
 
 def test_who_waits_for_a_rank_that_died_as_it_left_is_not_left_to_its_grace() -> None:
     missed = PodReport(state="left", exits=(make_exit(1, signal=9, stopped=True).model_copy(update={"missed": True}),))
-    for report, planned in ((None, True), (PodReport(state="left"), True), (missed, True), (missed, False)):
-        job = forming(planned=planned).model_copy(update={"last_reports": {"n2": report} if report else {}})
-        assert broken(job) == (report is missed and planned)
+    died = PodReport(state="failed", exits=(make_exit(1, signal=9),))  # before its node had heard that they leave
+    well = PodReport(state="left", exits=(make_exit(1, code=0, stopped=True),))
+    for report in (None, PodReport(state="left"), well, missed, died):
+        for planned in (True, False):
+            job = forming(planned=planned).model_copy(update={"last_reports": {"n2": report} if report else {}})
+            assert broken(job) == (report in (missed, died) and planned)
 
 
 def test_nor_is_who_waits_for_a_node_that_was_lost_as_it_left() -> None:
