@@ -19,16 +19,19 @@ from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation
+from nodeagent.model.timing import Timing
 from nodeagent.pods.base import PodHost
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from nodeagent.store.client import connect
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
 from nodeagent.store.server import PrivateRedis
-from tests.contract.bench import FAST, Bench, facts, refused
+from tests.contract.bench import Bench, facts, refused
 from tests.inprocess.lease import Words
 
 pytestmark = pytest.mark.redis
+TIMING = Timing(heartbeat=0.05, credit=0.1, gap=1.5, lease=0.8)
+"""A lease outlives what a busy machine lets these processes wait for a turn."""
 BOUND = 15.0
 """Seconds that anything is waited for."""
 
@@ -54,8 +57,8 @@ class Cluster:
         life = Incarnation(life=f"{node}-a", start=1)
         self.bench.lives[node] = life
         return Lease(
-            node, facts(node), FAST, store=self.store, host=cast(PodHost, Host()), clock=SystemClock(),
-            identity=Identity(folder, "b"), incarnation=life, snapshot=Snapshot(FAST), metrics=Metrics(),
+            node, facts(node), TIMING, store=self.store, host=cast(PodHost, Host()), clock=SystemClock(),
+            identity=Identity(folder, "b"), incarnation=life, snapshot=Snapshot(TIMING), metrics=Metrics(),
             process=Words(),
         )  # fmt: skip
 
@@ -106,7 +109,7 @@ class Cluster:
             for _ in range(12):  # what is only looked for in turn has been by then
                 await self.beats()
             while not await self.whole(before):  # noqa: ASYNC110 - it asks a server
-                await asyncio.sleep(FAST.heartbeat)
+                await asyncio.sleep(TIMING.heartbeat)
 
 
 @pytest.fixture(scope="module")
