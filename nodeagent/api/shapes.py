@@ -16,6 +16,7 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.world import Head, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.elastic import borrowed
 from nodeagent.plan.faults import judged_when, spent
 from nodeagent.plan.health import breaker, claimed, next_step
 from nodeagent.plan.membership import natural
@@ -178,6 +179,7 @@ def job_json(
         "min": size.min,
         "max": size.max,
         "target": job.control.target,
+        "borrowed": borrowed(cluster, job) if size.auto else None,
         "age": round(max(0.0, now - job.submitted), 1),
         "duration": None if job.started is None else round(max(0.0, until - job.started), 1),
         "chief": chief,

@@ -25,7 +25,7 @@ def _nodes(job: Json) -> str:
 
 def _of_nodes(job: Json) -> str:
     live = job["world_nodes"] if job["generation_state"] == "active" else 0
-    return f"{live}/{job['target']} ({job['min']}:{job['max']})"
+    return f"{live}/{job['target'] + (job['borrowed'] or 0)} ({job['min']}:{job['max']})"
 
 
 COLUMNS = (

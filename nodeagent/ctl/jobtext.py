@@ -112,6 +112,8 @@ def _head(job: Json, colour: bool) -> list[str]:
     spec = job["spec"]
     several = len(spec["roles"]) > 1
     size = f"{job['min']}" if job["min"] == job["max"] else f"{job['min']} to {job['max']}, target {job['target']}"
+    if job["borrowed"] is not None:
+        size += f", {job['borrowed']} borrowed on top of it"
     budget = job["budget"]
     lines = [
         field("Job", f"{job['name']} (uid {job['uid']})"),

@@ -33,6 +33,8 @@ class Nodes(Record):
     min: int = Field(ge=1, le=MOST_NODES)
     max: int = Field(ge=1, le=MOST_NODES)
     target: int = Field(ge=1, le=MOST_NODES)
+    auto: bool = False
+    """On top of the target it borrows idle nodes, up to ``max``, until a job that is entitled to them needs them."""
 
 
 class Ready(Record):

@@ -63,20 +63,6 @@ def needs(minimum: int, fit: int) -> str:
     return f"needs {minimum} node{'s' if minimum > 1 else ''}, {fit} fit"
 
 
-def place(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Placement:
-    """Choose nodes for the next generation, never more than the target. ``without`` are nodes not to use this time.
-
-    A scale-out is all or nothing: until all that it wants fit, the target from before it counts.
-    """
-    if job.spec.several:
-        return choose(cluster, job, job.spec.nodes.target, without)
-    full = choose(cluster, job, job.control.target, without)
-    growing = job.control.growing
-    if growing is None or len(full.chosen) >= growing.want:
-        return full
-    return choose(cluster, job, growing.before, without)
-
-
 def choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[str] = ()) -> Placement:
     """Choose up to ``target`` nodes, those scaled in by name last.
 
@@ -119,14 +105,6 @@ def soon(cluster: Cluster, job: JobRecord) -> Layout:
     """Likewise on all that could take part as soon as they have got ready."""
     everyone = {c.node: c for c in candidates(cluster, job) if c.standing in ("fit", "pending")}
     return lay(cluster, job, [everyone[node] for node in ranked(cluster, job, everyone) if node in everyone])
-
-
-def awaited(cluster: Cluster, job: JobRecord, placement: Placement) -> tuple[str, ...]:
-    """Nodes that are getting ready, and that the job would use if it waited for them."""
-    if job.spec.several:
-        places = soon(cluster, job).places
-        return tuple(c.node for c in placement.pending if c.node in places)
-    return tuple(c.node for c in placement.pending) if len(placement.chosen) < job.control.target else ()
 
 
 def _share_out(

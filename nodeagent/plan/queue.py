@@ -22,7 +22,7 @@ from nodeagent.plan.changes import Seen, changed, seen
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import bar
 from nodeagent.plan.membership import Candidate, asked, candidates, fitting, in_order, some_candidates, survivors
-from nodeagent.plan.placement import place, soon
+from nodeagent.plan.placement import choose, soon
 
 ASSEMBLE = 60.0
 """A queued job waits this many seconds for nodes that are still getting ready before it starts smaller than its
@@ -192,7 +192,7 @@ def _room_for_places(cluster: Cluster, job: JobRecord) -> Room:
     each of them has."""
     members, found = {m.node for m in survivors(cluster, job)}, candidates(cluster, job)
     counts = _count(members, found)
-    enough = place(cluster, job).fits
+    enough = choose(cluster, job, job.spec.nodes.target).fits
     later = enough or not soon(cluster, job).lack
     return Room(counts["fit"], counts["pending"], counts["unfit"], _look(cluster).live, enough, later)
 

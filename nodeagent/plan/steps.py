@@ -10,8 +10,9 @@ from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, Member, Token
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.elastic import place
 from nodeagent.plan.keepers import choose
-from nodeagent.plan.placement import Placement, place
+from nodeagent.plan.placement import Placement
 from nodeagent.plan.world import make_world
 
 

@@ -11,9 +11,10 @@ from nodeagent.model.world import Cause, CauseKind
 from nodeagent.plan import faults, queue
 from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.elastic import awaited, place
 from nodeagent.plan.health import bar
 from nodeagent.plan.membership import Candidate, gone_nodes
-from nodeagent.plan.placement import awaited, needs, place
+from nodeagent.plan.placement import needs
 from nodeagent.plan.running import after_fault
 from nodeagent.plan.steps import Decision, End, propose
 
