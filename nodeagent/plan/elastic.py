@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from nodeagent.model.job import JobRecord
+from nodeagent.model.jobspec import Role
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import bar
 from nodeagent.plan.membership import asked, fitting, in_order, survivors
@@ -113,6 +115,14 @@ def _needers(cluster: Cluster) -> Iterator[tuple[JobRecord, int]]:
             yield waiting.job, waiting.job.spec.nodes.min
 
 
+_Shape = tuple[int | str, int | None, bool]
+
+
+def _shape(role: Role) -> _Shape:
+    """All of a role that decides whether a node has room for it."""
+    return role.workers_per_node, role.gpus_per_worker, role.uneven
+
+
 class _Ledger:
     """What is idle, what is lent, and what becomes of it. What a generation leaves counts as free already: it will be
     in a moment, and nothing more need be given back for it."""
@@ -120,91 +130,103 @@ class _Ledger:
     def __init__(self, cluster: Cluster, borrowers: Iterable[JobRecord]) -> None:
         self._cluster = cluster
         self._borrowers = tuple(borrowers)
-        self._used = self._devices_used()
+        self._used = _devices_used(cluster)
         self._nodes = [n for n in in_order(cluster) if self._may_work(n)]
+        self._fit: dict[tuple[_Shape, str, str], bool] = {}
+        self._room: dict[_Shape, list[str]] = {}
         self.takes: dict[str, list[str]] = {}
         self.gives: dict[str, dict[str, str]] = {}
         self._promised: set[str] = set()
         """Idle nodes, and nodes given back, that somebody is to have."""
+        self._size = {j.uid: len(survivors(cluster, j)) for j in self._borrowers}
+        """How many nodes each has, or is to have."""
         self._lent = {j.uid: self._on_top(j) for j in self._borrowers}
         """By job the nodes on top of its target that it has still, the newest first."""
 
     def provide(self, job: JobRecord, lack: int) -> None:
         """The idle nodes that a job lacks are not lent; where they are too few, borrowed ones are given back. Where
-        those would be too few as well, nothing is done for it: it holds up nobody."""
-        idle = list(islice((n for n in self._nodes if n not in self._promised and self._fits(job, n)), lack))
-        back = self._to_give(job, lack - len(idle))
+        those would be too few as well, nothing is done for one that waits: it holds up nobody."""
+        idle = list(islice(self._idle_for(job), lack))
         runs = job.phase in ("forming", "running")
+        back = self._to_give(job, lack - len(idle), at_least=0 if runs else lack - len(idle))
         if len(idle) + len(back) < lack and not runs:
             return
-        self._promised.update(idle)
         if runs:
-            self.takes.setdefault(job.uid, []).extend(idle)
+            self._take(job, idle)
+        self._promised.update(idle)
         for donor, node in back:
             self._give(donor, node, job)
 
     def lend_idle(self) -> None:
         """Each idle node to the job with the fewest borrowed ones that can use it."""
-        able = [j for j in self._borrowers if j.control.growing is None]
-        while able:
-            job = min(able, key=self._count)  # of equals the first
-            node = next(self._idle_for(job), None) if self._size(job) < job.spec.nodes.max else None
-            if node is None:
-                able.remove(job)
-                continue
-            self._promised.add(node)
-            self.takes.setdefault(job.uid, []).append(node)
+        waits = [(self._count(j), i) for i, j in enumerate(self._borrowers) if j.control.growing is None]
+        heapify(waits)
+        idle = [self._idle_for(j) for j in self._borrowers]
+        while waits:
+            i = heappop(waits)[1]
+            job = self._borrowers[i]
+            node = next(idle[i], None) if self._size[job.uid] < job.spec.nodes.max else None
+            if node is not None:
+                self._take(job, [node])
+                heappush(waits, (self._count(job), i))
 
     def level(self) -> None:
         """Between jobs that borrow: who has fewer, by two at least, gets one of who has most."""
-        able = [j for j in self._borrowers if self._size(j) < j.spec.nodes.max]
+        able = [j for j in self._borrowers if self._size[j.uid] < j.spec.nodes.max]
         while able:
             poor = min(able, key=self._count)
-            donors = [j for j in self._borrowers if self._count(j) - self._count(poor) >= 2 and self._lent[j.uid]]
-            found = self._first_of(poor, sorted(donors, key=self._count, reverse=True))
+            rich = [j for j in self._borrowers if self._count(j) - self._count(poor) >= 2 and self._lent[j.uid]]
+            if not rich:
+                return
+            found = next(filter(None, (self._of(j, poor) for j in sorted(rich, key=self._count, reverse=True))), None)
             if found is None:
                 able.remove(poor)
                 continue
             self._give(*found, poor)
-            if self._size(poor) >= poor.spec.nodes.max:
+            if self._size[poor.uid] >= poor.spec.nodes.max:
                 able.remove(poor)
 
-    def _to_give(self, job: JobRecord, lack: int) -> list[tuple[JobRecord, str]]:
-        """Borrowed nodes for a job, one after the other of who has most then, the newest first."""
+    def _to_give(self, job: JobRecord, lack: int, at_least: int) -> list[tuple[JobRecord, str]]:
+        """Borrowed nodes for a job, one after the other of who has most then, the newest first. None where there are
+        not ``at_least`` so many."""
+        lent = [(-self._count(j), i) for i, j in enumerate(self._borrowers) if j.uid != job.uid and self._lent[j.uid]]
+        if lack <= 0 or sum(len(self._lent[self._borrowers[i].uid]) for _, i in lent) < at_least:
+            return []
+        heapify(lent)
         found: list[tuple[JobRecord, str]] = []
-        count = {j.uid: self._count(j) for j in self._borrowers if j.uid != job.uid}
-        while len(found) < lack:
-            chosen = {node for _, node in found}
-            donors = sorted((j for j in self._borrowers if j.uid in count), key=lambda j: -count[j.uid])
-            one = self._first_of(job, donors, chosen)
-            if one is None:
-                break
-            found.append(one)
-            count[one[0].uid] -= 1
+        chosen: set[str] = set()
+        while lent and len(found) < lack:
+            count, i = heappop(lent)
+            one = self._of(self._borrowers[i], job, chosen)
+            if one is not None:
+                found.append(one)
+                chosen.add(one[1])
+                heappush(lent, (count + 1, i))
         return found
 
-    def _first_of(
-        self, job: JobRecord, donors: Iterable[JobRecord], chosen: Collection[str] = ()
-    ) -> tuple[JobRecord, str] | None:
-        for donor in donors:
-            for node in self._lent[donor.uid]:
-                if node not in chosen and self._fits(job, node, donor):
-                    return donor, node
+    def _of(self, donor: JobRecord, job: JobRecord, chosen: Collection[str] = ()) -> tuple[JobRecord, str] | None:
+        for node in self._lent[donor.uid]:
+            if node not in chosen and self._fits(job, node, donor.uid):
+                return donor, node
         return None
+
+    def _take(self, job: JobRecord, nodes: Collection[str]) -> None:
+        self._promised.update(nodes)
+        self.takes.setdefault(job.uid, []).extend(nodes)
+        if job.uid in self._size:
+            self._size[job.uid] += len(nodes)
 
     def _give(self, donor: JobRecord, node: str, job: JobRecord) -> None:
         self._lent[donor.uid].remove(node)
         self._promised.add(node)
         self.gives.setdefault(donor.uid, {})[node] = job.uid
+        self._size[donor.uid] -= 1
+        if job.uid in self._size:
+            self._size[job.uid] += 1
 
     def _count(self, job: JobRecord) -> int:
         """How many nodes it has, or is to have, on top of its target."""
-        return max(0, self._size(job) - job.control.target)
-
-    def _size(self, job: JobRecord) -> int:
-        size = len(survivors(self._cluster, job)) + len(self.takes.get(job.uid, ()))
-        size -= len(self.gives.get(job.uid, ()))
-        return size + sum(uid == job.uid for nodes in self.gives.values() for uid in nodes.values())
+        return max(0, self._size[job.uid] - job.control.target)
 
     def _on_top(self, job: JobRecord) -> list[str]:
         """Only of a gang that runs: another forms first."""
@@ -214,35 +236,42 @@ class _Ledger:
         return members[: job.control.target - 1 : -1]
 
     def _idle_for(self, job: JobRecord) -> Iterator[str]:
-        """Those that have the job ready, or nearly, come first."""
+        """Nodes with room for it that nobody is to have; those that have it ready, or nearly, come first."""
         begun = asked(self._cluster).get(job.uid, {})
-        leaving = job.control.leaving
-        free = (n for n in self._nodes if n not in self._promised and n not in leaving and self._fits(job, n))
-        return iter(sorted(free, key=lambda n: n not in begun))
+        shape, role = _shape(job.spec.role), job.spec.role
+        if shape not in self._room:
+            self._room[shape] = [n for n in self._nodes if self._has_room(role, n, "")]
+        free = [n for n in self._room[shape] if n not in self._promised and n not in job.control.leaving]
+        free.sort(key=lambda n: n not in begun)
+        return (n for n in free if n not in self._promised and self._fits(job, n))
 
-    def _fits(self, job: JobRecord, node: str, donor: JobRecord | None = None) -> bool:
-        """It has room for the job, once the donor has gone, and is none of its own."""
+    def _fits(self, job: JobRecord, node: str, donor: str = "") -> bool:
+        """It has room for the job, once the donor (uid) has gone, and is none of its own."""
         ready = self._cluster.nodes[node].readiness.get(job.uid)
-        if (ready is not None and ready.state == "unfit") or self._has(job, node):
+        if (ready is not None and ready.state == "unfit") or job.uid in self._used.get(node, {}):
             return False
-        facts, used = self._cluster.nodes[node].facts, self._used.get(node, {})
-        taken = {d for uid, devices in used.items() if donor is None or uid != donor.uid for d in devices}
-        free = sum(g.healthy and g.uuid not in taken for g in facts.gpus)
-        slots = sum(f"cpu{i}" not in taken for i in range(facts.cpu_slots))
-        return fitting(job.spec.role, len(facts.gpus), free, slots) > 0
+        return self._has_room(job.spec.role, node, donor)
 
-    def _has(self, job: JobRecord, node: str) -> bool:
-        return job.uid in self._used.get(node, {})
+    def _has_room(self, role: Role, node: str, donor: str) -> bool:
+        key = _shape(role), node, donor
+        if key not in self._fit:
+            facts = self._cluster.nodes[node].facts
+            taken = {d for uid, devices in self._used.get(node, {}).items() if uid != donor for d in devices}
+            free = sum(g.healthy and g.uuid not in taken for g in facts.gpus)
+            slots = sum(f"cpu{i}" not in taken for i in range(facts.cpu_slots)) if taken else facts.cpu_slots
+            self._fit[key] = fitting(role, len(facts.gpus), free, slots) > 0
+        return self._fit[key]
 
     def _may_work(self, node: str) -> bool:
         record = self._cluster.nodes[node]
         return self._cluster.live(node) and record.cordon is None and not bar(record.facts)
 
-    def _devices_used(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Node to the jobs (uids) whose newest generation has it, and the devices they have there."""
-        found: dict[str, dict[str, tuple[str, ...]]] = {}
-        for job in self._cluster.jobs.values():
-            if job.head is not None and job.head.state != "ended":
-                for node, member in job.head.members.items():
-                    found.setdefault(node, {})[job.uid] = member.devices
-        return found
+
+def _devices_used(cluster: Cluster) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Node to the jobs (uids) whose newest generation has it, and the devices they have there."""
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    for job in cluster.jobs.values():
+        if job.head is not None and job.head.state != "ended":
+            for node, member in job.head.members.items():
+                found.setdefault(node, {})[job.uid] = member.devices
+    return found
