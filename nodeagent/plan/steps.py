@@ -29,6 +29,8 @@ class Propose:
     keepers: dict[str, str]
     grace: float | None = None
     """If planned: seconds from SIGTERM to SIGKILL, other than the job's."""
+    claims: tuple[str, ...] = ()
+    """Queues with a capability of which it takes more than the job has."""
 
 
 @dataclass(frozen=True, slots=True)
