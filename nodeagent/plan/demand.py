@@ -114,18 +114,19 @@ def least(cluster: Cluster, spec: JobSpec) -> Use:
     """What the job has to have to start, on the nodes of the cluster on which that is least."""
     counts = size(cluster).installed or (0,)
     if spec.several:
-        all_of = (_times(min(place_use(r, n) for n in counts), r.places) for r in spec.roles)
+        all_of = (times(min(place_use(r, n) for n in counts), r.places) for r in spec.roles)
         return together(all_of)._replace(nodes=1)  # its places may share a node
-    return _times(min(place_use(spec.role, n) for n in counts), spec.nodes.min)
+    return times(min(place_use(spec.role, n) for n in counts), spec.nodes.min)
 
 
 def wanted(cluster: Cluster, spec: JobSpec, target: int) -> Use:
     """What the job would have on so many nodes, on those with the most GPUs."""
     most = size(cluster).installed[-1:] or (0,)
     if spec.several:
-        return together(_times(place_use(r, most[0]), r.places) for r in spec.roles)
-    return _times(place_use(spec.role, most[0]), target)
+        return together(times(place_use(r, most[0]), r.places) for r in spec.roles)
+    return times(place_use(spec.role, most[0]), target)
 
 
-def _times(use: Use, count: int) -> Use:
+def times(use: Use, count: int) -> Use:
+    """So many of them."""
     return Use(use.gpus * count, use.nodes * count, use.slots * count)
