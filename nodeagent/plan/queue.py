@@ -205,10 +205,23 @@ def next_up(cluster: Cluster, before: Line = Line()) -> Line:
 def _room_for(cluster: Cluster, job: JobRecord) -> Room:
     if job.spec.several:
         return _room_for_places(cluster, job)
-    nodes, head, role = _look(cluster), job.head, job.spec.role
+    head, role = job.head, job.spec.role
     known = dict.fromkeys(asked(cluster).get(job.uid, ()))
     if head is not None:
         known |= dict.fromkeys([*head.members, *head.holders])
+    if known:
+        return _room_with(cluster, job, known)
+    # Of jobs that nobody has looked at yet, and that have nothing, those that are alike have the same.
+    alike: dict[tuple[object, ...], Room] = cluster.once("alike", lambda _before: {})
+    shape = (job.spec.queue, role.workers_per_node, role.gpus_per_worker, role.uneven, job.spec.nodes.min)
+    if shape not in alike:
+        alike[shape] = _room_with(cluster, job, known)
+    return alike[shape]
+
+
+def _room_with(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Room:
+    """``known``: nodes that say something of the job, or where it has something."""
+    nodes, role = _look(cluster), job.spec.role
     others = sum(count for kind, count in nodes.kinds.items() if _fits(role, kind))
     others -= sum(_fits(role, nodes.of[node]) for node in known if node in nodes.of)
     members, found = {m.node for m in survivors(cluster, job)}, some_candidates(cluster, job, known)

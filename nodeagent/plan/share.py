@@ -190,6 +190,7 @@ class _Turns:
         self._cluster, self._total, self._held = cluster, size(cluster).total, holdings(cluster)
         self._past = _past(cluster.queues, decayed)
         self._branches: dict[str, _Branch] = {}
+        self._paths: dict[tuple[str, int], tuple[str, ...]] = {}
         self._wanted: dict[tuple[object, ...], Use] = {}
         """What a job of one role would have, by what that depends on."""
 
@@ -197,7 +198,7 @@ class _Turns:
         """All of them, in order. ``jobs``: the oldest first."""
         below: dict[str, dict[str, None]] = {}
         for job in reversed(jobs):
-            path = [TOP, *self._path(job)]
+            path = self._path(job)
             self._branch(path[-1], path[-2]).jobs.append(job)
             for parent, child in pairwise(path):
                 below.setdefault(parent, {})[child] = None
@@ -231,10 +232,13 @@ class _Turns:
         share = dominant(branch.use, self._total) / branch.weight + branch.past
         return share, branch.jobs[-1].order if branch.jobs else branch.below[0][1], name
 
-    def _path(self, job: JobRecord) -> list[str]:
-        """The queues from the top down, then the user."""
-        name = queue_of(job.spec.queue)
-        return [*reversed(above(self._cluster.queues, name)), f"{name}/{job.owner}"]
+    def _path(self, job: JobRecord) -> tuple[str, ...]:
+        """From the root over the queues to the user."""
+        key = job.spec.queue, job.owner
+        if key not in self._paths:
+            name = queue_of(job.spec.queue)
+            self._paths[key] = TOP, *reversed(above(self._cluster.queues, name)), f"{name}/{job.owner}"
+        return self._paths[key]
 
     def _branch(self, name: str, queue: str = "") -> _Branch:
         """``queue``: of a user."""

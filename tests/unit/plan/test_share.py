@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import NO_QUEUES, Amount, Queue, Queues
 from nodeagent.model.world import Member
-from nodeagent.plan import queue
+from nodeagent.plan import queue, share
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.demand import Use, least, size, together, used, wanted
 from nodeagent.plan.gang import decide
 from nodeagent.plan.placement import place
-from nodeagent.plan.share import ceiling, holdings, in_line, standings
+from nodeagent.plan.share import ceiling, dominant, holdings, in_line, standings
 from nodeagent.plan.steps import Propose
 from nodeagent.plan.waiting import explain
 from tests.unit.plan.build import (
@@ -204,6 +204,17 @@ def test_a_capability_above_counts_for_all_below() -> None:
     assert "queue a may use 3 slots" in decide(found, found.jobs["u-one"], WALL).why[0]
 
 
+@pytest.mark.parametrize("inner", [8, 3])
+@pytest.mark.parametrize("outer", [8, 3])
+def test_the_tighter_of_two_capabilities_counts(inner: int, outer: int) -> None:
+    tree = [
+        Queue(name="a", capability=Amount(slots=outer)),
+        Queue(name="a1", parent="a", capability=Amount(slots=inner)),
+    ]
+    one = job("one", "a1", 1, nodes=(1, 9))
+    assert len(place(cluster_of(tree, one), one).chosen) == min(inner, outer)
+
+
 def test_an_elastic_job_starts_and_grows_up_to_the_capability() -> None:
     small = job("small", "a", 1, nodes=(1, 8))
     step = decide(cluster_of([CAPPED], small), small, WALL).step
@@ -283,6 +294,22 @@ def test_what_a_job_asks_for() -> None:
     assert least(make_cluster([]), make_spec(size=(2, 2), workers=3, gpus=0)) == Use(0, 2, 6)
 
 
+def test_a_line_is_worked_out_once_for_each_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [job(f"j{i}", "ab"[i % 2], i, owner=i % 5) for i in range(60)]
+    found = cluster_of([CAPPED, B], *jobs, running("big", "a", ["n1"]))
+    looks = [0]
+
+    def counted(use: Use, total: Use) -> float:
+        looks[0] += 1
+        return dominant(use, total)
+
+    monkeypatch.setattr(share, "dominant", counted)
+    for _ in range(2):
+        for one in waiting(found):
+            decide(found, one, WALL)
+        assert 60 <= looks[0] <= 4 * 60, "some for each job that is put in line, not for each pair of them"
+
+
 # --- properties
 
 
@@ -315,7 +342,7 @@ def loads(draw: st.DrawFn) -> Cluster:
         else:
             low = draw(st.integers(1, 3))
             sizes, priority = (low, low + draw(st.integers(0, 3))), draw(st.sampled_from([0, 0, 5]))
-            jobs.append(job(f"j{i}", of, i, nodes=sizes, owner=owner, priority=priority))
+            jobs.append(job(f"j{i}", of, 7 * i % 11, nodes=sizes, owner=owner, priority=priority))
     return cluster_of(queues, *jobs, nodes=8, slots=draw(st.sampled_from([1, 2])))
 
 
