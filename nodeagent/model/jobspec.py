@@ -150,6 +150,8 @@ class JobSpec(Record):
     limits: dict[str, int | Literal["infinity"]] = {}
     """rlimit name (``nofile``, ``memlock``, ``core``, ``stack``, ``nproc``) to soft = hard value."""
     priority: int = Field(default=0, ge=-1000, le=1000)
+    queue: str = Field(default="", max_length=63)
+    """As it is submitted: the queue that was asked for. In a record: the one that it is in; empty is ``default``."""
     preload: tuple[str, ...] = ()
     """Modules imported ahead of time in the standby interpreter."""
     standby: bool = True

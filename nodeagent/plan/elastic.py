@@ -73,6 +73,8 @@ def place(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Pl
 
 def awaited(cluster: Cluster, job: JobRecord, placement: Placement) -> tuple[str, ...]:
     """Nodes that are getting ready, and that the job would use if it waited for them."""
+    if placement.fits and placement.capped:
+        return ()
     if job.spec.several:
         places = soon(cluster, job).places
         return tuple(c.node for c in placement.pending if c.node in places)

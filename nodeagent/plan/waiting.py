@@ -6,16 +6,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from nodeagent.model.job import JobRecord, Outcome
+from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, CauseKind
 from nodeagent.plan import faults, queue
 from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.demand import NOTHING, size
 from nodeagent.plan.elastic import awaited, place
 from nodeagent.plan.health import bar
 from nodeagent.plan.membership import Candidate, gone_nodes
 from nodeagent.plan.placement import needs
 from nodeagent.plan.running import after_fault
+from nodeagent.plan.share import dominant, full, holdings, shared
 from nodeagent.plan.steps import Decision, End, propose
 
 SHOWN = 3
@@ -47,7 +50,7 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         return _no_fit(cluster, job, room, gone)
     first = queue.earlier(cluster, job)
     if first is not None:
-        text = f"job {first.job.name} is before it in the queue (priority {first.job.spec.priority})"
+        text = f"job {first.job.name} is before it in the queue ({_rank_of(cluster, first.job)})"
         return _wait(job, text, 0 if first.fits else queue.patience(first.job))
     placement = place(cluster, job)
     patience = queue.patience(job)
@@ -55,6 +58,16 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     if late and cluster.served < patience:
         return _wait(job, f"waits for {', '.join(late)} to get ready", patience)
     return propose(cluster, job, _why_again(job), gone, again, placement, planned=False)
+
+
+def _rank_of(cluster: Cluster, job: JobRecord) -> str:
+    """What its place rests on."""
+    text = f"priority {job.spec.priority}"
+    if not shared(cluster):
+        return text
+    name = queue_of(job.spec.queue)
+    part = dominant(holdings(cluster).by_queue.get(name, NOTHING), size(cluster).total)
+    return f"{text}, of queue {name}, which uses {part:.0%} of the cluster"
 
 
 def explain(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
@@ -113,7 +126,9 @@ def _no_fit(cluster: Cluster, job: JobRecord, room: queue.Room, gone: tuple[str,
         text = f"held for longer than its hold_timeout of {limit:g} s: {place(cluster, job).missing}"
         return Decision(End("failed", text, gone, Outcome(code=1, text=text)), (text,))
     text = place(cluster, job).missing if job.spec.several else needs(job.spec.nodes.min, room.fit)
-    if room.pending:
+    if room.barred is not None:
+        text = full(cluster, job, room.barred)
+    elif room.pending:
         text += f", {room.pending} could get ready"
     return _wait(job, text, until)
 

@@ -266,6 +266,8 @@ class JobFile(_RoleKeys):
     """Resource limits of the workers (soft and hard), as in ulimit: nofile, memlock, stack, ..."""
     priority: int = Field(default=0, ge=-1000, le=1000)
     """Higher goes first in the queue."""
+    queue: Annotated[str, BeforeValidator(jobvalues.job_name)] | None = Field(default=None, examples=["research"])
+    """The queue that it waits and counts in. Default: the default queue of who submits, else `default`."""
     preload: Annotated[
         tuple[str, ...],
         BeforeValidator(jobvalues.modules),
@@ -346,6 +348,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
         ),
         limits=written.limits,
         priority=written.priority,
+        queue=written.queue or "",
         preload=written.preload,
         standby=written.standby,
         grace=written.grace,

@@ -21,6 +21,7 @@ from nodeagent.model.job import TERMINAL, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
+from nodeagent.model.queue import NO_QUEUES
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Cause, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster, Refusal
@@ -155,8 +156,10 @@ class FakeView:
             reply = await self.store.beat(more)
             jobs |= {j.uid: j for j in reply.jobs}
             nodes |= {n.id: n for n in reply.nodes}
+        self.tree = NO_QUEUES if reply.queues is None else reply.queues.tree
         self._cluster = Cluster(
             served=reply.served, nodes=nodes, jobs=jobs, lapsed=frozenset(reply.lapsed), refused=self.distrusted,
+            queues=self.tree,
         )  # fmt: skip
 
     def cluster(self) -> Cluster:
