@@ -260,10 +260,11 @@ class Snapshot:
         if self.unread:
             unread = frozenset(key.removeprefix("job:") for key in self.unread if key.startswith("job:"))
         returning = self._returned is not None and now < self._returned + settling
+        queues_rev = 0 if self.queues is None else self.queues.tree.rev
         last = self._view  # asked for several times in one moment
         if last is not None and (
             last.nodes is self._nodes_shown and last.jobs is jobs and last.lapsed is self._lapsed
-            and last.queues is queues
+            and last.queues is queues and last.queues_rev == queues_rev
             and last.served == served and last.refused is refused and last.unread == unread
             and last.next_lapse == self._next_lapse and last.more_to_return == returning
         ):  # fmt: skip
@@ -274,6 +275,7 @@ class Snapshot:
             jobs=jobs,
             lapsed=self._lapsed,
             queues=queues,
+            queues_rev=queues_rev,
             timing=self._timing,
             refused=refused,
             unread=unread,

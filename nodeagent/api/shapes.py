@@ -14,6 +14,7 @@ from nodeagent.model.health import Verdict
 from nodeagent.model.job import TERMINAL, JobRecord, Spend
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
+from nodeagent.model.queue import queue_of
 from nodeagent.model.world import Head, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.elastic import borrowed
@@ -204,6 +205,7 @@ def job_json(
         "checkpoint": _checkpoint(job),
         "priority": job.spec.priority,
         "queue": _queue(job, cluster),
+        "in_queue": queue_of(job.spec.queue),
     }
 
 

@@ -40,6 +40,7 @@ COLUMNS = (
     Column("GENERATION", lambda j: j["generation"], wide=True),
     Column("RESTARTS", lambda j: j["restarts"], wide=True),
     Column("OWNER", lambda j: j["owner"], wide=True),
+    Column("QUEUE", lambda j: j.get("in_queue"), wide=True),
     Column("UID", lambda j: j["uid"], wide=True),
     Column("REASON", lambda j: j["reason"], wide=True, text=True),
 )

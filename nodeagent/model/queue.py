@@ -125,11 +125,12 @@ class Queues(Record):
             seen.add(name)
             name = queue.parent
 
-    def below(self, name: str) -> Iterator[str]:
-        """The queue itself and all below it."""
-        yield name
-        for child in self.children.get(name, ()):
-            yield from self.below(child)
+    def guaranteed(self, name: str, resource: str) -> int:
+        """What a queue has for itself: its own guarantee, or where it states none that of its children together."""
+        own: int | None = getattr(self.by_name[name].guarantee, resource)
+        if own is not None:
+            return own
+        return sum(self.guaranteed(child, resource) for child in self.children.get(name, ()))
 
 
 class QueuesRecord(Record):

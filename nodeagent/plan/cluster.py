@@ -83,6 +83,8 @@ class Cluster:
     lapsed: frozenset[str] = frozenset()
     queues: Queues = NO_QUEUES
     """The newest tree that the cluster's key signed."""
+    queues_rev: int = 0
+    """That of the tree in the store, signed or not: what a change of it has to name."""
     timing: Timing = field(default_factory=Timing)
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     """Jobs that this agent starts nothing of, by uid."""

@@ -30,14 +30,6 @@ def tree_mistakes(tree: Queues) -> list[TreeMistake]:
     return [mistake for queue in tree.by_name.values() for mistake in _one(tree, queue)]
 
 
-def guaranteed(tree: Queues, queue: str, resource: str) -> int:
-    """What a queue has for itself: its own guarantee, or where it has none that of its children together."""
-    own: int | None = getattr(tree.by_name[queue].guarantee, resource)
-    if own is not None:
-        return own
-    return sum(guaranteed(tree, child, resource) for child in tree.children.get(queue, ()))
-
-
 def _shape(tree: Queues) -> Iterator[TreeMistake]:
     names = [queue.name for queue in tree.queues]
     for name in sorted({name for name in names if names.count(name) > 1}):
@@ -66,12 +58,12 @@ def _one(tree: Queues, queue: Queue) -> Iterator[TreeMistake]:
     below = tree.children.get(queue.name, ())
     for resource in RESOURCES:
         own: int | None = getattr(queue.guarantee, resource)
-        theirs = sum(guaranteed(tree, child, resource) for child in below)
+        theirs = sum(tree.guaranteed(child, resource) for child in below)
         if own is not None and theirs > own:
             text = f"its children ({', '.join(below)}) are guaranteed {theirs} {resource}, it has {own} itself"
             yield TreeMistake(queue.name, "guarantee", text, "lower theirs, or raise its own")
             continue
-        mine = guaranteed(tree, queue.name, resource)
+        mine = tree.guaranteed(queue.name, resource)
         bounds = [
             (up.name, cap) for up in tree.path(queue.name) if (cap := getattr(up.capability, resource)) is not None
         ]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nodeagent.model.queue import DEFAULT_QUEUE, MOST_QUEUES, Amount, JobLimits, Queue, Queues, UserQuota
 from nodeagent.spec.errors import SpecError
-from nodeagent.spec.queuecheck import guaranteed, tree_mistakes, with_queue, without_queue
+from nodeagent.spec.queuecheck import tree_mistakes, with_queue, without_queue
 from nodeagent.spec.queuefile import changed_queue, parse_queues
 
 
@@ -112,7 +112,7 @@ def test_children_are_guaranteed_no_more_than_their_parent() -> None:
 
 def test_a_parent_that_states_no_guarantee_has_that_of_its_children() -> None:
     family = tree(Queue(name="p"), Queue(name="a", parent="p", guarantee=Amount(gpus=3)))
-    assert guaranteed(family, "p", "gpus") == 3 and guaranteed(family, "p", "nodes") == 0
+    assert family.guaranteed("p", "gpus") == 3 and family.guaranteed("p", "nodes") == 0
 
 
 def test_a_guarantee_is_within_every_capability_above_it() -> None:
@@ -189,13 +189,17 @@ def test_what_has_no_mistakes_can_be_walked(found: Queues) -> None:
     if tree_mistakes(found):
         return
     names = {*found.by_name}
-    assert {name for top in found.children[""] for name in found.below(top)} == names
+    walked, reached = [*found.children[""]], set()
+    while walked:
+        reached.add(name := walked.pop())
+        walked += found.children.get(name, ())
+    assert reached == names
     for name in names:
         path = list(found.path(name))
         assert path[-1].parent == "" and len({queue.name for queue in path}) == len(path)
         for resource in ("gpus", "nodes"):
             caps = [cap for up in path if (cap := getattr(up.capability, resource)) is not None]
-            assert guaranteed(found, name, resource) <= min(caps, default=10**9)
+            assert found.guaranteed(name, resource) <= min(caps, default=10**9)
 
 
 @given(QUEUES)
