@@ -1,8 +1,7 @@
 """How many nodes a job has: its target; and, with ``nodes: auto``, idle nodes on top of it. They are borrowed: who is
-entitled to them and needs them gets them back. Worked out once for each view and for all jobs together, so that all
-agents agree.
-
-Gives nothing back of what a job's target says: whole jobs are not stopped here.
+entitled to them and needs them gets them back. Where that is not enough for a job of a queue that has less than its
+part, jobs of queues that have more make room (``reclaim.py``). Worked out once for each view and for all jobs together,
+so that all agents agree.
 """
 
 from __future__ import annotations
@@ -10,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import chain, islice
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Role
+from nodeagent.model.world import Member
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.demand import least, of_devices, together, wanted
 from nodeagent.plan.health import bar
 from nodeagent.plan.membership import asked, fitting, in_order, survivors
 from nodeagent.plan.placement import Placement, choose, soon
 from nodeagent.plan.queue import queue, rank
+from nodeagent.plan.reclaim import Reclaim
+from nodeagent.plan.share import ceiling, shared
 
 MOST_NEEDERS = 32
 """For so many jobs that lack nodes borrowed ones are looked for at a time: the first."""
@@ -32,6 +35,8 @@ class Sharing:
     """A job (uid) that runs, and may grow, to the idle nodes that it may take."""
     gives: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """A job (uid) that runs to the nodes that it is to give back, each with the job (uid) that it is for."""
+    stops: Mapping[str, str] = field(default_factory=dict)
+    """A job (uid) that runs and is to wait in line again, and the job (uid) that it makes room for."""
 
 
 NOTHING = Sharing()
@@ -42,9 +47,10 @@ def nodes_wanted(cluster: Cluster, job: JobRecord) -> int:
     head, target = job.head, job.control.target
     if job.spec.several and job.phase == "running" and head is not None:
         return len(head.members)
-    if not _borrows(job):
-        return target
     now = sharing(cluster)
+    if not _borrows(job):
+        back = now.gives.get(job.uid)
+        return min(target, len(survivors(cluster, job)) - len(back)) if back else target
     size = len(survivors(cluster, job)) - len(now.gives.get(job.uid, ())) + len(now.takes.get(job.uid, ()))
     return min(job.spec.nodes.max, max(target, size))
 
@@ -95,26 +101,26 @@ def _borrows(job: JobRecord) -> bool:
 
 def _share(cluster: Cluster) -> Sharing:
     borrowers = [j for j in cluster.jobs.values() if j.uid not in cluster.refused and _borrows(j)]
-    if not borrowers:
+    if not borrowers and not shared(cluster):
         return NOTHING
     ledger = _Ledger(cluster, sorted(borrowers, key=rank))
     for job, lack in islice(_needers(cluster), MOST_NEEDERS):
         ledger.provide(job, lack)
     ledger.lend_idle()
     ledger.level()
-    return Sharing({uid: tuple(nodes) for uid, nodes in ledger.takes.items() if nodes}, ledger.gives)
+    return Sharing({uid: tuple(nodes) for uid, nodes in ledger.takes.items() if nodes}, ledger.gives, ledger.stops)
 
 
 def _needers(cluster: Cluster) -> Iterator[tuple[JobRecord, int]]:
-    """Jobs that are to have nodes, and how many: those that run on fewer than their target, then those that wait."""
+    """Jobs that are to have nodes, and how many: those that run on fewer than their target, and those that wait. With
+    several queues those that wait go first: who made room for one of them has less than its target."""
     jobs = [j for j in cluster.jobs.values() if j.uid not in cluster.refused and j.control.desired == "run"]
-    for job in sorted((j for j in jobs if j.phase in ("forming", "running") and not j.spec.several), key=rank):
-        lack = job.control.target - len(survivors(cluster, job))
-        if lack > 0:
-            yield job, lack
-    for waiting in queue(cluster):
-        if not waiting.job.spec.several:
-            yield waiting.job, waiting.job.spec.nodes.min
+    run = [j for j in jobs if j.phase in ("forming", "running") and not j.spec.several]
+    short = ((j, j.control.target - len(survivors(cluster, j))) for j in sorted(run, key=rank))
+    wait = [w.job for w in queue(cluster) if not w.job.spec.several]
+    waiting = ((j, j.spec.nodes.min) for j in wait if ceiling(cluster, j).holds(least(cluster, j.spec)))
+    both = (waiting, short) if shared(cluster) else (short, waiting)
+    return ((job, lack) for job, lack in chain(*both) if lack > 0)
 
 
 _Shape = tuple[int | str, int | None, bool]
@@ -144,15 +150,23 @@ class _Ledger:
         """How many nodes each has, or is to have."""
         self._lent = {j.uid: self._on_top(j) for j in self._borrowers}
         """By job the nodes on top of its target that it has still, the newest first."""
+        self.stops: dict[str, str] = {}
+        self._reclaim = Reclaim(cluster) if shared(cluster) else None
 
     def provide(self, job: JobRecord, lack: int) -> None:
         """The idle nodes that a job lacks are not lent; where they are too few, borrowed ones are given back. Where
         those would be too few as well, nothing is done for one that waits: it holds up nobody."""
         idle = list(islice(self._idle_for(job), lack))
         runs = job.phase in ("forming", "running")
-        back = self._to_give(job, lack - len(idle), at_least=0 if runs else lack - len(idle))
-        if len(idle) + len(back) < lack and not runs:
-            return
+        back = self._to_give(job, lack - len(idle))
+        short = lack - len(idle) - len(back)
+        if short > 0 and not runs:
+            use = least(self._cluster, job.spec)
+            if self._reclaim is None or not self._reclaim.may_have(job, use):
+                return
+            if not self._make_room(job, short, back, self._reclaim.owns(job, use)):
+                return
+            self._reclaim.grant(job, use)
         if runs:
             self._take(job, idle)
         self._promised.update(idle)
@@ -161,7 +175,7 @@ class _Ledger:
 
     def lend_idle(self) -> None:
         """Each idle node to the job with the fewest borrowed ones that can use it."""
-        waits = [(self._count(j), i) for i, j in enumerate(self._borrowers) if j.control.growing is None]
+        waits = [(self._count(j), i) for i, j in enumerate(self._borrowers) if self._may_grow(j)]
         heapify(waits)
         idle = [self._idle_for(j) for j in self._borrowers]
         while waits:
@@ -174,7 +188,7 @@ class _Ledger:
 
     def level(self) -> None:
         """Between jobs that borrow: who has fewer, by two at least, gets one of who has most."""
-        able = [j for j in self._borrowers if self._size[j.uid] < j.spec.nodes.max]
+        able = [j for j in self._borrowers if self._may_grow(j) and self._size[j.uid] < j.spec.nodes.max]
         while able:
             poor = min(able, key=self._count)
             rich = [j for j in self._borrowers if self._count(j) - self._count(poor) >= 2 and self._lent[j.uid]]
@@ -188,12 +202,60 @@ class _Ledger:
             if self._size[poor.uid] >= poor.spec.nodes.max:
                 able.remove(poor)
 
-    def _to_give(self, job: JobRecord, lack: int, at_least: int) -> list[tuple[JobRecord, str]]:
-        """Borrowed nodes for a job, one after the other of who has most then, the newest first. None where there are
-        not ``at_least`` so many."""
+    def _make_room(self, job: JobRecord, lack: int, back: list[tuple[JobRecord, str]], owns: bool) -> bool:
+        """Have jobs of queues that have more than their part give nodes above their ``min``, and where that is too
+        little stop some of them; nothing where both is not enough. ``back``: borrowed nodes that the job gets;
+        ``owns``: its queue is guaranteed what it asks for."""
+        assert self._reclaim is not None
+        plan = Reclaim(self._cluster, self._reclaim)
+        donors = [j for j in self._donors() if j.uid != job.uid]
+        donors.sort(key=lambda j: (-plan.over(j), j.spec.priority, -j.order))
+        shrink: list[tuple[JobRecord, str]] = []
+        keeps = {j.uid: [m for m in self._members(j) if (j, m.node) not in back] for j in donors}
+        for donor in donors:
+            for member in keeps[donor.uid][: max(0, len(keeps[donor.uid]) - donor.spec.nodes.min)]:
+                use = of_devices(member.devices)
+                if len(shrink) < lack and self._fits(job, member.node, donor.uid):
+                    if not plan.may_lose(donor, job, use, owns):
+                        break
+                    plan.move(donor, use)
+                    shrink.append((donor, member.node))
+        stop: list[JobRecord] = []
+        room = len(shrink)
+        for donor in donors if room < lack else ():
+            given = [node for one, node in shrink if one is donor]
+            rest = [m for m in keeps[donor.uid] if m.node not in given]
+            more = sum(self._fits(job, m.node, donor.uid) for m in rest)
+            use = together(of_devices(m.devices) for m in rest)
+            if room < lack and more and plan.may_lose(donor, job, use, owns):
+                plan.move(donor, use)
+                room += more
+                stop.append(donor)
+        if room < lack:
+            return False
+        self._reclaim = plan
+        for donor, node in shrink:
+            self._part(donor, node, job)
+        for donor in stop:
+            self.stops[donor.uid] = job.uid
+            self._promised.update(m.node for m in keeps[donor.uid])
+        return True
+
+    def _donors(self) -> Iterable[JobRecord]:
+        """Jobs that run, of one role, and are not stopped for another already."""
+        for job in self._cluster.jobs.values():
+            runs = job.head is not None and job.head.state == "active" and job.control.desired == "run"
+            if runs and not job.spec.several and job.uid not in self._cluster.refused and job.uid not in self.stops:
+                yield job
+
+    def _members(self, job: JobRecord) -> list[Member]:
+        """Those that it is to keep so far, the newest first."""
+        given = self.gives.get(job.uid, {})
+        return [m for m in reversed(survivors(self._cluster, job)) if m.node not in given]
+
+    def _to_give(self, job: JobRecord, lack: int) -> list[tuple[JobRecord, str]]:
+        """Borrowed nodes for a job, one after the other of who has most then, the newest first."""
         lent = [(-self._count(j), i) for i, j in enumerate(self._borrowers) if j.uid != job.uid and self._lent[j.uid]]
-        if lack <= 0 or sum(len(self._lent[self._borrowers[i].uid]) for _, i in lent) < at_least:
-            return []
         heapify(lent)
         found: list[tuple[JobRecord, str]] = []
         chosen: set[str] = set()
@@ -219,16 +281,27 @@ class _Ledger:
             self._size[job.uid] += len(nodes)
 
     def _give(self, donor: JobRecord, node: str, job: JobRecord) -> None:
-        self._lent[donor.uid].remove(node)
-        self._promised.add(node)
-        self.gives.setdefault(donor.uid, {})[node] = job.uid
-        self._size[donor.uid] -= 1
+        self._part(donor, node, job)
         if job.uid in self._size:
             self._size[job.uid] += 1
+
+    def _part(self, donor: JobRecord, node: str, job: JobRecord) -> None:
+        self._promised.add(node)
+        self.gives.setdefault(donor.uid, {})[node] = job.uid
+        if donor.uid in self._size:
+            self._size[donor.uid] -= 1
+            self._lent[donor.uid] = [n for n in self._lent[donor.uid] if n != node]
 
     def _count(self, job: JobRecord) -> int:
         """How many nodes it has, or is to have, on top of its target."""
         return max(0, self._size[job.uid] - job.control.target)
+
+    def _may_grow(self, job: JobRecord) -> bool:
+        """Neither is it being scaled out, nor does it make room, nor is its queue at its capability."""
+        if job.control.growing is not None or job.uid in self.stops or job.uid in self.gives:
+            return False
+        more = wanted(self._cluster, job.spec, self._size[job.uid] + 1)
+        return ceiling(self._cluster, job).holds(more)
 
     def _on_top(self, job: JobRecord) -> list[str]:
         """Only of a gang that runs: another forms first."""

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from nodeagent.model.job import JobRecord, Outcome, Scale, ScaleState, Spend
+from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, Head
 from nodeagent.plan import faults
@@ -21,6 +22,7 @@ from nodeagent.plan.hang import watching
 from nodeagent.plan.health import Sick, remarkable, sick_members
 from nodeagent.plan.membership import gone_nodes, natural
 from nodeagent.plan.placement import Placement, choose
+from nodeagent.plan.reclaim import MIN_RUNTIME
 from nodeagent.plan.steps import Decision, End, Judge, Settle, propose, propose_or_hold
 
 
@@ -162,7 +164,10 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
     if goes:
         cause = Cause(kind="scale", text=f"{', '.join(goes)} scaled in by {who}", node=goes[0])
         return _propose_or_stay(cluster, job, cause, wall, goes, grace)
-    back = sharing(cluster).gives.get(job.uid, {})
+    others = sharing(cluster)
+    if job.uid in others.stops:
+        return _make_room(cluster, job, cluster.jobs[others.stops[job.uid]], wall)
+    back = others.gives.get(job.uid, {})
     if back:
         return _give_back(cluster, job, back, wall)
     if target < size:
@@ -186,6 +191,18 @@ def _give_back(cluster: Cluster, job: JobRecord, back: Mapping[str, str], wall: 
     others = ", ".join(dict.fromkeys(cluster.jobs[uid].name for uid in back.values()))
     cause = Cause(kind="share", text=f"{names} given back: job {others} needs it", node=min(back, key=natural))
     return _propose_or_stay(cluster, job, cause, wall, back)
+
+
+def _make_room(cluster: Cluster, job: JobRecord, other: JobRecord, wall: float) -> Decision:
+    """The job is stopped as planned, saves, and waits in line again."""
+    text = f"job {other.name} of queue {queue_of(other.spec.queue)} is entitled to its nodes"
+    at = (job.first_active or 0) + millis(MIN_RUNTIME)
+    if cluster.served < at:
+        return Decision(None, (f"{text}: makes room when it has run for {MIN_RUNTIME:g} s",), at)
+    step = End(
+        "holding", f"made room: {text}", spend=_note(cluster, Cause(kind="share", text=text), wall), planned=True
+    )
+    return Decision(step, (text,))
 
 
 def _evict(cluster: Cluster, job: JobRecord, cause: Cause, wall: float) -> Decision:

@@ -149,6 +149,7 @@ def _why_again(job: JobRecord) -> Cause:
         "collective",
         "fenced",
         "reform",
+        "share",
     )
     kind = next((k for k in kinds if k == last.kind), "join")
     return Cause(kind=kind, text=last.text, node=last.node, rank=last.rank)

@@ -16,8 +16,8 @@ from nodeagent.model.world import Member
 from nodeagent.plan import queue, share
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.demand import Use, least, size, together, used, wanted
+from nodeagent.plan.elastic import place
 from nodeagent.plan.gang import decide
-from nodeagent.plan.placement import place
 from nodeagent.plan.share import ceiling, dominant, holdings, in_line, standings
 from nodeagent.plan.steps import Propose
 from nodeagent.plan.waiting import explain
