@@ -15,6 +15,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Role
 from nodeagent.model.world import Member
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.demand import NOTHING as NO_USE
 from nodeagent.plan.demand import least, of_devices, together, wanted
 from nodeagent.plan.health import bar
 from nodeagent.plan.membership import asked, fitting, in_order, survivors
@@ -151,6 +152,7 @@ class _Ledger:
         self._lent = {j.uid: self._on_top(j) for j in self._borrowers}
         """By job the nodes on top of its target that it has still, the newest first."""
         self.stops: dict[str, str] = {}
+        self._run: list[JobRecord] | None = None
         self._reclaim = Reclaim(cluster) if shared(cluster) else None
 
     def provide(self, job: JobRecord, lack: int) -> None:
@@ -208,12 +210,18 @@ class _Ledger:
         ``owns``: its queue is guaranteed what it asks for."""
         assert self._reclaim is not None
         plan = Reclaim(self._cluster, self._reclaim)
-        donors = [j for j in self._donors() if j.uid != job.uid]
+        donors = [j for j in self._running() if j.uid != job.uid and j.uid not in self.stops]
+        able: dict[str, bool] = {}
+        for donor in donors:
+            if donor.spec.queue not in able:
+                able[donor.spec.queue] = plan.may_lose(donor, job, NO_USE, owns)
+        donors = [j for j in donors if able[j.spec.queue]]
         donors.sort(key=lambda j: (-plan.over(j), j.spec.priority, -j.order))
         shrink: list[tuple[JobRecord, str]] = []
-        keeps = {j.uid: [m for m in self._members(j) if (j, m.node) not in back] for j in donors}
         for donor in donors:
-            for member in keeps[donor.uid][: max(0, len(keeps[donor.uid]) - donor.spec.nodes.min)]:
+            if len(shrink) == lack:
+                break
+            for member in self._above_min(donor, back):
                 use = of_devices(member.devices)
                 if len(shrink) < lack and self._fits(job, member.node, donor.uid):
                     if not plan.may_lose(donor, job, use, owns):
@@ -222,12 +230,13 @@ class _Ledger:
                     shrink.append((donor, member.node))
         stop: list[JobRecord] = []
         room = len(shrink)
-        for donor in donors if room < lack else ():
-            given = [node for one, node in shrink if one is donor]
-            rest = [m for m in keeps[donor.uid] if m.node not in given]
+        for donor in donors:
+            if room >= lack:
+                break
+            rest = [m for m in self._kept(donor, back) if (donor, m.node) not in shrink]
             more = sum(self._fits(job, m.node, donor.uid) for m in rest)
             use = together(of_devices(m.devices) for m in rest)
-            if room < lack and more and plan.may_lose(donor, job, use, owns):
+            if more and plan.may_lose(donor, job, use, owns):
                 plan.move(donor, use)
                 room += more
                 stop.append(donor)
@@ -238,20 +247,25 @@ class _Ledger:
             self._part(donor, node, job)
         for donor in stop:
             self.stops[donor.uid] = job.uid
-            self._promised.update(m.node for m in keeps[donor.uid])
+            self._promised.update(m.node for m in self._kept(donor, back))
         return True
 
-    def _donors(self) -> Iterable[JobRecord]:
-        """Jobs that run, of one role, and are not stopped for another already."""
-        for job in self._cluster.jobs.values():
-            runs = job.head is not None and job.head.state == "active" and job.control.desired == "run"
-            if runs and not job.spec.several and job.uid not in self._cluster.refused and job.uid not in self.stops:
-                yield job
+    def _running(self) -> list[JobRecord]:
+        """Jobs of one role that run: those that could make room."""
+        if self._run is None:
+            jobs = (j for j in self._cluster.jobs.values() if j.head is not None and j.head.state == "active")
+            live = (j for j in jobs if j.control.desired == "run" and j.uid not in self._cluster.refused)
+            self._run = [j for j in live if not j.spec.several]
+        return self._run
 
-    def _members(self, job: JobRecord) -> list[Member]:
-        """Those that it is to keep so far, the newest first."""
-        given = self.gives.get(job.uid, {})
+    def _kept(self, job: JobRecord, back: Collection[tuple[JobRecord, str]]) -> list[Member]:
+        """Members that the job is to keep so far, the newest first."""
+        given = {*self.gives.get(job.uid, ()), *(node for donor, node in back if donor is job)}
         return [m for m in reversed(survivors(self._cluster, job)) if m.node not in given]
+
+    def _above_min(self, job: JobRecord, back: Collection[tuple[JobRecord, str]]) -> list[Member]:
+        kept = self._kept(job, back)
+        return kept[: max(0, len(kept) - job.spec.nodes.min)]
 
     def _to_give(self, job: JobRecord, lack: int) -> list[tuple[JobRecord, str]]:
         """Borrowed nodes for a job, one after the other of who has most then, the newest first."""

@@ -8,7 +8,7 @@ enough a whole job is stopped, saves, and waits in line again. Who gives what to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import queue_of
@@ -54,6 +54,7 @@ class Reclaim:
         """``before``: what was decided so far."""
         self._cluster = cluster
         self._use: dict[str, Use] = dict(holdings(cluster).by_queue if before is None else before._use)
+        self._guaranteed: dict[str, dict[str, int]] = {} if before is None else before._guaranteed
         self._total = size(cluster).total
         self._entitled = entitlements(cluster)
 
@@ -99,21 +100,23 @@ class Reclaim:
         return dominant(use, self._total) <= part or self._within_guarantee(name, use)
 
     def _within_guarantee(self, name: str, use: Use) -> bool:
-        owned = dict(self._owned(name))
+        owned = self._owned(name)
         return bool(owned) and all(getattr(use, resource) <= amount for resource, amount in owned.items())
 
     def _spares(self, name: str, use: Use) -> bool:
         left = self._use.get(name, NOTHING).less(use)
         queue = self._cluster.queues.by_name[name]
-        return queue.reclaimable and all(getattr(left, resource) >= amount for resource, amount in self._owned(name))
+        return queue.reclaimable and all(
+            getattr(left, resource) >= amount for resource, amount in self._owned(name).items()
+        )
 
-    def _owned(self, name: str) -> Iterator[tuple[str, int]]:
+    def _owned(self, name: str) -> Mapping[str, int]:
         """Resource to what is guaranteed of it, where anything is."""
-        tree = self._cluster.queues
-        if name in tree.by_name:
-            for resource in Use._fields:
-                if amount := tree.guaranteed(name, resource):
-                    yield resource, amount
+        if name not in self._guaranteed:
+            tree = self._cluster.queues
+            all_of = {one: tree.guaranteed(name, one) for one in Use._fields} if name in tree.by_name else {}
+            self._guaranteed[name] = {resource: amount for resource, amount in all_of.items() if amount}
+        return self._guaranteed[name]
 
 
 def _of(job: JobRecord) -> str:

@@ -1,10 +1,10 @@
 """How queues share a cluster: what each of them uses, whose turn it is, and what no queue may exceed. Pure: the same
 view gives the same order on every node. Chooses no nodes, and starts nothing.
 
-The order of jobs that wait: the queue's priority, then the job's; then who has the smaller share of what they are
-entitled to, from the top of the tree down, and within a queue by user; then age. A share is a dominant one: of GPUs,
-nodes and CPU slots the largest part of the cluster that is in use, by the weight. Each job that is put in line counts
-as if it ran, so that the line is the order in which they would start.
+The order of jobs that wait: the queue's priority, then the job's; then who would have the smaller share of what they
+are entitled to, the job included, from the top of the tree down, and within a queue by user; then age. A share is a
+dominant one: of GPUs, nodes and CPU slots the largest part of the cluster that is in use, by the weight. Each job that
+is put in line counts as if it ran, so that the line is the order in which they would start.
 """
 
 from __future__ import annotations
@@ -227,10 +227,15 @@ class _Turns:
         return job
 
     def _entry(self, name: str) -> tuple[float, int, str]:
-        """Of equal shares the one with the older job goes first."""
+        """By the share that it would have with its next job; of equal ones the one with the older job goes first."""
         branch = self._branches[name]
-        share = dominant(branch.use, self._total) / branch.weight + branch.past
+        share = dominant(branch.use.and_(self._next_use(name)), self._total) / branch.weight + branch.past
         return share, branch.jobs[-1].order if branch.jobs else branch.below[0][1], name
+
+    def _next_use(self, name: str) -> Use:
+        while heap := self._branches[name].below:
+            name = heap[0][2]
+        return self._uses(self._branches[name].jobs[-1])
 
     def _path(self, job: JobRecord) -> tuple[str, ...]:
         """From the root over the queues to the user."""

@@ -15,7 +15,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, size
 from nodeagent.plan.elastic import awaited, place
 from nodeagent.plan.health import bar
-from nodeagent.plan.membership import Candidate, gone_nodes
+from nodeagent.plan.membership import Candidate, gone_nodes, holding_nodes
 from nodeagent.plan.placement import needs
 from nodeagent.plan.running import after_fault
 from nodeagent.plan.share import dominant, full, holdings, shared
@@ -45,6 +45,8 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         again = again.model_copy(update={"fails": ""})
     if cluster.served < job.not_before:
         return _wait(job, job.reason, job.not_before)
+    if entry is not None and entry.kind == "share" and holding_nodes(cluster, job):
+        return _wait(job, job.reason, 0)  # until then its nodes have room for nobody else, and it would take them again
     room = queue.room_for(cluster, job)
     if not room.enough:
         return _no_fit(cluster, job, room, gone)

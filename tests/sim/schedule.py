@@ -11,8 +11,10 @@ import random
 from dataclasses import dataclass
 
 from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.queue import Queue
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.faults import FAULTS
+from tests.sim.test_shares import share
 from tests.sim.virtual import run_virtual
 
 WORKERS = 2
@@ -113,15 +115,19 @@ def _has_room(cluster: SimCluster, node: str) -> bool:
     return WORKERS * (there + 1) <= cluster.slots
 
 
-async def _run(seed: int, auto: bool) -> int:
+async def _run(seed: int, teams: bool) -> int:
     drawn = shape(seed)
     async with asyncio.TaskGroup() as tasks:
         cluster = SimCluster(seed, drawn.nodes, tasks, slots=drawn.slots)
         try:
             for node in cluster.nodes.values():
                 node.start_agent()
+            if teams:
+                await share(cluster, Queue(name="a"), Queue(name="b", weight=2.0))
             for i, job in enumerate(drawn.jobs):
-                await cluster.submit(f"j{i}", job.low, job.high, job.low if auto else job.target, auto=auto)
+                auto, queue = teams and i % 3 != 1, "ab"[i % 2] if teams else ""
+                target = job.low if auto else job.target
+                await cluster.submit(f"j{i}", job.low, job.high, target, auto=auto, queue=queue)
             await cluster.until(lambda: _lively(cluster), 90, "all jobs whole at first")
             await _storm(cluster, 60, drawn.pause)
             await heal(cluster)
@@ -135,7 +141,7 @@ async def _run(seed: int, auto: bool) -> int:
             await cluster.close()
 
 
-def run(seed: int, *, auto: bool = False) -> int:
-    """The whole schedule; returns how often something was checked. ``auto``: all jobs borrow what is idle. Raises an
-    exception group of what went wrong."""
-    return run_virtual(_run(seed, auto))
+def run(seed: int, *, teams: bool = False) -> int:
+    """The whole schedule; returns how often something was checked. ``teams``: the jobs are in two queues, and most of
+    them borrow what is idle. Raises an exception group of what went wrong."""
+    return run_virtual(_run(seed, teams))

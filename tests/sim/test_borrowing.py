@@ -6,8 +6,11 @@ import asyncio
 
 import pytest
 
+from nodeagent.model.queue import Queue
+from nodeagent.plan.reclaim import MIN_RUNTIME
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.test_directed import running, simulate
+from tests.sim.test_shares import share
 
 ROUND = TIMING.cooldown + 10.0
 """Seconds within which a job has grown, or one that waited has started."""
@@ -80,5 +83,28 @@ def test_whatever_is_lost_meanwhile(seed: int) -> None:
         victim.power_on()
         victim.start_agent()
         await settled(c, 3 * ROUND, b=2, a=4)
+
+    simulate(6, scenario, seed, slots=2)
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_a_queue_gets_its_part_back_from_one_that_has_all(seed: int) -> None:
+    """First from what an elastic job has above its min; then a whole job makes room, and returns."""
+
+    async def scenario(c: SimCluster) -> None:
+        await share(c, Queue(name="a"), Queue(name="b"))
+        await c.submit("elastic", 1, 3, 3, queue="a")
+        await c.submit("fixed", 3, 3, 3, queue="a")
+        await settled(c, elastic=3, fixed=3)
+        await c.submit("one", 2, 2, 2, queue="b")
+        await settled(c, elastic=1, fixed=3, one=2)
+        await asyncio.sleep(MIN_RUNTIME)
+        await c.submit("two", 1, 1, 1, queue="b")
+        await c.until(lambda: c.job("fixed").phase == "holding", ROUND, "fixed makes room")
+        await settled(c, one=2, two=1, elastic=3)
+        await c.operate("one", desired="stop")
+        await c.operate("two", desired="stop")
+        await settled(c, fixed=3, elastic=3)
+        assert not spent(c)
 
     simulate(6, scenario, seed, slots=2)

@@ -28,9 +28,9 @@ def test_random_schedule(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS[:4])
-def test_random_schedule_of_jobs_that_borrow(seed: int) -> None:
+def test_random_schedule_of_two_teams(seed: int) -> None:
     """In the end no node with room is idle while a job may have more."""
-    assert schedule.run(seed, auto=True) > 100
+    assert schedule.run(seed, teams=True) > 100
 
 
 def test_the_sizes_of_all_schedules() -> None:
