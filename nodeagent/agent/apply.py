@@ -194,6 +194,8 @@ class Applier:
                     form_ms=step.form_ms,
                     outside=step.outside,
                     keepers=step.keepers,
+                    claims=step.claims,
+                    read=self._snapshot.rev,
                     by=self._lease.node,
                 )
                 return await self._write(self._store.propose(proposal))

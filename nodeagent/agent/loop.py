@@ -448,7 +448,7 @@ class Agent:
             snapshot.jobs, snapshot.era, self._clock.wall(), whole=snapshot.complete and not snapshot.recovering,
             seasoned=self._lease.seasoned, unread=snapshot.unread,
         )  # fmt: skip
-        return snapshot.cluster(self._clock.now(), refused)
+        return snapshot.cluster(self._clock.now(), refused, self._guard.tree(snapshot.queues))
 
     def me(self) -> NodeRecord | None:
         return self._snapshot.node(self._node)

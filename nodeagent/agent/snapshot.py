@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from nodeagent.agent.recovery import Known
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
+from nodeagent.model.queue import NO_QUEUES, Queues, QueuesRecord
 from nodeagent.model.timing import Timing, millis
 from nodeagent.plan.cluster import Cluster, Notes, Refusal
 from nodeagent.store.messages import BeatReply, Unread
@@ -32,6 +33,8 @@ class Snapshot:
         self._timing = timing
         self._nodes: dict[str, NodeRecord] = {}
         self._jobs: dict[str, JobRecord] = {}
+        self.queues: QueuesRecord | None = None
+        """As the store has them, whether signed or not; None: it has none."""
         self._lapsed: frozenset[str] = frozenset()
         self._silent: frozenset[str] = frozenset()
         """The same, and those that have been silent since, whom an amnesty shelters."""
@@ -125,6 +128,8 @@ class Snapshot:
             self._nodes[node.id] = node
         for job in reply.jobs:
             self.absorb_job(job)
+        if reply.queues is not None and (self.queues is None or reply.queues.rev > self.queues.rev):
+            self.queues = reply.queues
         for key in reply.gone:
             kind, _, name = key.partition(":")
             (self._nodes if kind == "node" else self._jobs).pop(name, None)
@@ -143,6 +148,7 @@ class Snapshot:
 
     def _read_or_not(self, reply: BeatReply) -> None:
         read = {f"node:{node.id}" for node in reply.nodes} | {f"job:{job.uid}" for job in reply.jobs} | {*reply.gone}
+        read |= {"queues"} if reply.queues is not None else set()
         self.unread = {key: why for key, why in self.unread.items() if key not in read}
         self.unread |= {record.key: record.why for record in reply.unread}
 
@@ -166,6 +172,7 @@ class Snapshot:
             elif kind == "job" and name in self._jobs:
                 other._jobs.setdefault(name, self._jobs[name])
         self._nodes, self._jobs, self.unread = other._nodes, other._jobs, other.unread
+        self.queues = other.queues or self.queues
         self._nodes_shown = self._jobs_shown = None
         self.rev, self.era, self.cluster_uid, self._top = other.rev, other.era, other.cluster_uid, other._top
         self.complete, self._anew = True, None
@@ -215,6 +222,7 @@ class Snapshot:
             nodes=tuple(view.nodes.values()),
             jobs=tuple(view.jobs.values()),
             lapsed=self._silent,
+            queues=self.queues,
             whole=self.complete,
         )
 
@@ -231,6 +239,7 @@ class Snapshot:
     def _clear(self) -> None:
         self._nodes, self._jobs, self.complete, self.unread = {}, {}, False, {}
         self._nodes_shown, self._jobs_shown, self._top = None, None, 0
+        self.queues = None
 
     @property
     def jobs(self) -> Mapping[str, JobRecord]:
@@ -239,8 +248,9 @@ class Snapshot:
             self._jobs_shown = dict(self._jobs)
         return self._jobs_shown
 
-    def cluster(self, now: float, refused: Mapping[str, Refusal] | None = None) -> Cluster:
-        """The view at ``now``: served time goes on by our own clock, but never by more than one credit."""
+    def cluster(self, now: float, refused: Mapping[str, Refusal] | None = None, queues: Queues = NO_QUEUES) -> Cluster:
+        """The view at ``now``: served time goes on by our own clock, but never by more than one credit. ``queues``: the
+        tree that is acted on; the very same object until it changes."""
         ahead = min(max(0.0, now - self._at), self._timing.credit)
         settling = self._timing.heartbeat + 2 * self._timing.store_timeout
         if self._nodes_shown is None:
@@ -250,9 +260,11 @@ class Snapshot:
         if self.unread:
             unread = frozenset(key.removeprefix("job:") for key in self.unread if key.startswith("job:"))
         returning = self._returned is not None and now < self._returned + settling
+        queues_rev = 0 if self.queues is None else self.queues.tree.rev
         last = self._view  # asked for several times in one moment
         if last is not None and (
             last.nodes is self._nodes_shown and last.jobs is jobs and last.lapsed is self._lapsed
+            and last.queues is queues and last.queues_rev == queues_rev
             and last.served == served and last.refused is refused and last.unread == unread
             and last.next_lapse == self._next_lapse and last.more_to_return == returning
         ):  # fmt: skip
@@ -262,6 +274,8 @@ class Snapshot:
             nodes=self._nodes_shown,
             jobs=jobs,
             lapsed=self._lapsed,
+            queues=queues,
+            queues_rev=queues_rev,
             timing=self._timing,
             refused=refused,
             unread=unread,

@@ -18,6 +18,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from nodeagent.api import auth, intents, limits, requests
+from nodeagent.api.admission import admitted
 from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.jobdetail import AuditTail, generations, waits, way_out
@@ -148,6 +149,7 @@ class JobRoutes:
             raise ApiError(
                 "spec", f"job {spec.name!r} cannot run", "correct it; nothing was submitted", problems=problems
             )
+        spec = await admitted(self.view.cluster(), who, spec, self._names)
         if asked.get("dry_run") is True:
             taken = [j for j in self.view.cluster().jobs.values() if j.name == spec.name and j.phase not in TERMINAL]
             if taken:

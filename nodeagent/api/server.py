@@ -28,6 +28,7 @@ from nodeagent.api.logs import LogRoutes
 from nodeagent.api.loopback import PATHS, HealthRoutes, guest_middleware
 from nodeagent.api.nodehealth import CareRoutes, DiagRoutes
 from nodeagent.api.nodes import NodeRoutes
+from nodeagent.api.queues import QueueRoutes
 from nodeagent.api.remote import Doorkeeper, door_middleware
 from nodeagent.api.requests import MAX_BODY
 from nodeagent.api.shapes import API_VERSION
@@ -81,6 +82,7 @@ def create_app(
     for noun in (NodeRoutes, CareRoutes, DiagRoutes, LogRoutes, EventRoutes, TopRoutes):
         app.router.add_routes(noun(view).table())
     app.router.add_routes(JobRoutes(view, usage, users).table())
+    app.router.add_routes(QueueRoutes(view, users).table())
     app.router.add_routes(DoctorRoutes(view, usage).table())
     return app
 

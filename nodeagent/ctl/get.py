@@ -25,7 +25,7 @@ def _nodes(job: Json) -> str:
 
 def _of_nodes(job: Json) -> str:
     live = job["world_nodes"] if job["generation_state"] == "active" else 0
-    return f"{live}/{job['target']} ({job['min']}:{job['max']})"
+    return f"{live}/{job['target'] + (job['borrowed'] or 0)} ({job['min']}:{job['max']})"
 
 
 COLUMNS = (
@@ -40,6 +40,7 @@ COLUMNS = (
     Column("GENERATION", lambda j: j["generation"], wide=True),
     Column("RESTARTS", lambda j: j["restarts"], wide=True),
     Column("OWNER", lambda j: j["owner"], wide=True),
+    Column("QUEUE", lambda j: j.get("in_queue"), wide=True),
     Column("UID", lambda j: j["uid"], wide=True),
     Column("REASON", lambda j: j["reason"], wide=True, text=True),
 )

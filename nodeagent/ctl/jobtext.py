@@ -14,6 +14,9 @@ from nodeagent.ctl.terminal import one_line
 
 Json = dict[str, Any]
 
+DEFAULT_QUEUE = "default"
+"""The one that is not worth a word."""
+
 
 def limits_text(limits: Json) -> str:
     """The values of ``limits``."""
@@ -112,6 +115,8 @@ def _head(job: Json, colour: bool) -> list[str]:
     spec = job["spec"]
     several = len(spec["roles"]) > 1
     size = f"{job['min']}" if job["min"] == job["max"] else f"{job['min']} to {job['max']}, target {job['target']}"
+    if job["borrowed"] is not None:
+        size += f", {job['borrowed']} borrowed on top of it"
     budget = job["budget"]
     lines = [
         field("Job", f"{job['name']} (uid {job['uid']})"),
@@ -161,11 +166,12 @@ def _roles(spec: Json) -> list[str]:
 
 
 def _queue(job: Json) -> list[str]:
-    """Its place in line, while it waits for nodes."""
-    line = job.get("queue")
-    if line is None:
-        return []
-    return [field("Queue", f"number {line['place']} of {line['of']}, priority {job['priority']}")]
+    """Its queue, where it is not the one that every job is in, and its place in line, while it waits for nodes."""
+    name, line = job.get("in_queue", DEFAULT_QUEUE), job.get("queue")
+    parts = [] if name == DEFAULT_QUEUE else [name]
+    if line is not None:
+        parts.append(f"number {line['place']} of {line['of']}, priority {job['priority']}")
+    return [field("Queue", ": ".join(parts))] if parts else []
 
 
 def _committed(job: Json) -> str:

@@ -33,6 +33,8 @@ class Nodes(Record):
     min: int = Field(ge=1, le=MOST_NODES)
     max: int = Field(ge=1, le=MOST_NODES)
     target: int = Field(ge=1, le=MOST_NODES)
+    auto: bool = False
+    """On top of the target it borrows idle nodes, up to ``max``, until a job that is entitled to them needs them."""
 
 
 class Ready(Record):
@@ -148,6 +150,8 @@ class JobSpec(Record):
     limits: dict[str, int | Literal["infinity"]] = {}
     """rlimit name (``nofile``, ``memlock``, ``core``, ``stack``, ``nproc``) to soft = hard value."""
     priority: int = Field(default=0, ge=-1000, le=1000)
+    queue: str = Field(default="", max_length=63)
+    """As it is submitted: the queue that was asked for. In a record: the one that it is in; empty is ``default``."""
     preload: tuple[str, ...] = ()
     """Modules imported ahead of time in the standby interpreter."""
     standby: bool = True

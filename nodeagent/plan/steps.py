@@ -10,8 +10,11 @@ from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, Member, Token
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.demand import of_devices, together
+from nodeagent.plan.elastic import place
 from nodeagent.plan.keepers import choose
-from nodeagent.plan.placement import Placement, place
+from nodeagent.plan.placement import Placement
+from nodeagent.plan.share import claims
 from nodeagent.plan.world import make_world
 
 
@@ -29,6 +32,8 @@ class Propose:
     keepers: dict[str, str]
     grace: float | None = None
     """If planned: seconds from SIGTERM to SIGKILL, other than the job's."""
+    claims: tuple[str, ...] = ()
+    """Queues with a capability of which it takes more than the job has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,5 +123,7 @@ def propose(
     stop = job.spec.grace if grace is None else grace
     form = cluster.timing.form_margin + (stop if planned else 0.0)
     keepers = choose(cluster, members.values())
-    step = Propose(members, cause, gone, spend, planned, millis(form), placement.outside(), keepers, grace)
+    takes = together(of_devices(c.devices) for c in placement.chosen)
+    taken = claims(cluster, job, takes)
+    step = Propose(members, cause, gone, spend, planned, millis(form), placement.outside(), keepers, grace, taken)
     return Decision(step, (cause.text,))

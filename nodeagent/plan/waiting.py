@@ -6,15 +6,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from nodeagent.model.job import JobRecord, Outcome
+from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, CauseKind
 from nodeagent.plan import faults, queue
 from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.demand import NOTHING, size
+from nodeagent.plan.elastic import awaited, place
 from nodeagent.plan.health import bar
-from nodeagent.plan.membership import Candidate, gone_nodes
-from nodeagent.plan.placement import awaited, needs, place
+from nodeagent.plan.membership import Candidate, gone_nodes, holding_nodes
+from nodeagent.plan.placement import needs
 from nodeagent.plan.running import after_fault
+from nodeagent.plan.share import dominant, full, holdings, shared
 from nodeagent.plan.steps import Decision, End, propose
 
 SHOWN = 3
@@ -41,12 +45,14 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         again = again.model_copy(update={"fails": ""})
     if cluster.served < job.not_before:
         return _wait(job, job.reason, job.not_before)
+    if entry is not None and entry.kind == "share" and holding_nodes(cluster, job):
+        return _wait(job, job.reason, 0)  # until then its nodes have room for nobody else, and it would take them again
     room = queue.room_for(cluster, job)
     if not room.enough:
         return _no_fit(cluster, job, room, gone)
     first = queue.earlier(cluster, job)
     if first is not None:
-        text = f"job {first.job.name} is before it in the queue (priority {first.job.spec.priority})"
+        text = f"job {first.job.name} is before it in the queue ({_rank_of(cluster, first.job)})"
         return _wait(job, text, 0 if first.fits else queue.patience(first.job))
     placement = place(cluster, job)
     patience = queue.patience(job)
@@ -54,6 +60,16 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     if late and cluster.served < patience:
         return _wait(job, f"waits for {', '.join(late)} to get ready", patience)
     return propose(cluster, job, _why_again(job), gone, again, placement, planned=False)
+
+
+def _rank_of(cluster: Cluster, job: JobRecord) -> str:
+    """What its place rests on."""
+    text = f"priority {job.spec.priority}"
+    if not shared(cluster):
+        return text
+    name = queue_of(job.spec.queue)
+    part = dominant(holdings(cluster).by_queue.get(name, NOTHING), size(cluster).total)
+    return f"{text}, of queue {name}, which uses {part:.0%} of the cluster"
 
 
 def explain(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
@@ -112,7 +128,9 @@ def _no_fit(cluster: Cluster, job: JobRecord, room: queue.Room, gone: tuple[str,
         text = f"held for longer than its hold_timeout of {limit:g} s: {place(cluster, job).missing}"
         return Decision(End("failed", text, gone, Outcome(code=1, text=text)), (text,))
     text = place(cluster, job).missing if job.spec.several else needs(job.spec.nodes.min, room.fit)
-    if room.pending:
+    if room.barred is not None:
+        text = full(cluster, job, room.barred)
+    elif room.pending:
         text += f", {room.pending} could get ready"
     return _wait(job, text, until)
 
@@ -133,6 +151,7 @@ def _why_again(job: JobRecord) -> Cause:
         "collective",
         "fenced",
         "reform",
+        "share",
     )
     kind = next((k for k in kinds if k == last.kind), "join")
     return Cause(kind=kind, text=last.text, node=last.node, rank=last.rank)

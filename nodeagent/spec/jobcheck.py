@@ -67,6 +67,8 @@ def _checks(spec: JobSpec) -> Iterator[_Check]:
         yield "hang.phases", jobvalues.bounded(*jobvalues.HANG_BOUNDS), spec.hang.phases
     yield "user", jobvalues.user_name, spec.user
     yield "user", lambda name: jobvalues.allowed_user(name, spec.submitter), spec.user
+    if spec.queue:
+        yield "queue", jobvalues.job_name, spec.queue
     for name, limit in spec.limits.items():
         yield f"limits.{name}", jobvalues.limit_name, name
         yield f"limits.{name}", jobvalues.limit_value, limit

@@ -61,10 +61,15 @@ _Nodes = Annotated[
         {
             "anyOf": [
                 _NODE_COUNT,
+                {"const": "auto"},
                 {"type": "string", "pattern": r"^\s*\d+\s*:\s*\d+\s*$"},
                 {
                     "type": "object",
-                    "properties": {"min": _NODE_COUNT, "max": _NODE_COUNT, "target": _NODE_COUNT},
+                    "properties": {
+                        "min": _NODE_COUNT,
+                        "max": _NODE_COUNT,
+                        "target": {"anyOf": [_NODE_COUNT, {"const": "auto"}]},
+                    },
                     "additionalProperties": False,
                     "anyOf": [{"required": ["min"]}, {"required": ["max"]}],
                 },
@@ -229,8 +234,10 @@ class JobFile(_RoleKeys):
     """Unique among live jobs: 1 to 63 of a-z, 0-9, '-' and '.'."""
     command: _Command | None = Field(default=None, examples=["[python, train.py]"])
     """What each worker runs: a list of words, or one line that is split as a shell would (no shell runs it)."""
-    nodes: _Nodes | None = Field(default=None, examples=["4", "2:8"])
-    """How many nodes: a number (fixed), MIN:MAX (elastic), or {min, max, target}."""
+    nodes: _Nodes | None = Field(default=None, examples=["4", "2:8", "auto"])
+    """How many nodes: a number (fixed), MIN:MAX (elastic), or {min, max, target}. `target: auto` is min nodes of its
+    own and as many idle ones as there are, up to max, which go back when another job needs them; `auto` alone is that
+    with min 1."""
     roles: dict[Annotated[str, AfterValidator(jobvalues.role_name)], RoleFile] | None = None
     """Instead of command and nodes: roles by name. Several are one gang: all of their places start, or none."""
     completes: str | None = Field(default=None, examples=["trainer"])
@@ -259,6 +266,8 @@ class JobFile(_RoleKeys):
     """Resource limits of the workers (soft and hard), as in ulimit: nofile, memlock, stack, ..."""
     priority: int = Field(default=0, ge=-1000, le=1000)
     """Higher goes first in the queue."""
+    queue: Annotated[str, BeforeValidator(jobvalues.job_name)] | None = Field(default=None, examples=["research"])
+    """The queue that it waits and counts in. Default: the default queue of who submits, else `default`."""
     preload: Annotated[
         tuple[str, ...],
         BeforeValidator(jobvalues.modules),
@@ -339,6 +348,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
         ),
         limits=written.limits,
         priority=written.priority,
+        queue=written.queue or "",
         preload=written.preload,
         standby=written.standby,
         grace=written.grace,

@@ -43,6 +43,7 @@ from nodeagent.model.job import Admission, Control, Event, JobRecord, Quota
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
+from nodeagent.model.queue import Queues, QueuesRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.store.messages import (
@@ -271,6 +272,12 @@ class Store(Protocol):
     async def cordon(self, node: str, cordon: Cordon | None, request: str) -> NodeRecord:
         """Set or clear a node's cordon (``not_found``). Kept over the node's restarts and lives. Event NodeCordoned
         / NodeUncordoned."""
+        ...
+
+    async def queues(self, expect_rev: int, tree: Queues, request: str, text: str) -> QueuesRecord:
+        """Replace the tree of queues (its rev becomes ``expect_rev`` + 1, or stays its own if that is higher). Refused
+        when its rev is another by now (``stale``; 0: there is none). The same ``request`` again returns the record and
+        changes nothing. Event QueueChanged."""
         ...
 
     async def pods(self, wanted: Mapping[str, Collection[str]]) -> dict[str, tuple[PodState, ...]]:

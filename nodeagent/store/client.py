@@ -17,6 +17,7 @@ from nodeagent.model.job import Admission, Checkpoint, Control, Event, JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
+from nodeagent.model.queue import Queues, QueuesRecord
 from nodeagent.model.timing import Timing, millis
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.spec.storeconfig import RedisConfig
@@ -60,6 +61,8 @@ PAST_AT_ONCE = 5
 """Most jobs of the history that the beginning of a uid may bring."""
 PODS_AT_ONCE = 1000
 """Pods that one command asks for: Redis does nothing else meanwhile."""
+QUEUES = "queues"
+"""The record of the queues."""
 NEVER = 2**53
 """Above all revisions."""
 NEW_RECORD = frozenset({"submit", "read"})
@@ -99,6 +102,8 @@ class RedisStore:
             "cordons": {node.id: codec.encode_optional(node.cordon) or "" for node in offer.nodes},
             "jobs": [codec.encode_job(job) for job in offer.jobs],
         }  # fmt: skip
+        if offer.queues is not None:
+            arguments["queues"] = codec.encode_queues(offer.queues)
         era, known, recovering = await self._calls.timed("restore", arguments, offer.timing)
         return Restored(era=era, known=int(known), recovering=bool(recovering))
 
@@ -122,6 +127,7 @@ class RedisStore:
             cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked, *recovery,
         ) = await self._calls.step("beat", arguments, beat_brings_jobs)  # fmt: skip
         nodes, jobs, gone, unread, missing = [], [], [], [], []
+        queues = None
         if not recovering:
             self._decoder.follow(Base(beat.rev, beat.era), Base(int(rev), era))
         for raw, flat, cordon, kind in records:
@@ -133,6 +139,8 @@ class RedisStore:
                     gone.append(key)
                 elif key.startswith("node:"):
                     nodes.append(self._decoder.node(flat, cordon))
+                elif key == QUEUES:
+                    queues = codec.decode_queues(flat)
                 elif kind == "whole":
                     jobs.append(self._decoder.job(flat, era, followed=True))
                 elif job := self._decoder.news(key.removeprefix("job:"), flat, era, beat.rev, followed=True):
@@ -152,6 +160,7 @@ class RedisStore:
                 unread += (Unread(key=_shown(key), why=_plain(error)) for key, error in found.unread.items())
         if read is None:  # the lease is renewed all the same; the next beat asks again
             nodes, jobs, gone, unread, rev, more = [], [], [], [], beat.rev, 0
+            queues = None
         else:
             jobs += read[0]
             unread += read[1]
@@ -163,6 +172,7 @@ class RedisStore:
                 next_lapse=None if next_lapse == "" else int(next_lapse),
                 nodes=tuple(nodes),
                 jobs=tuple(jobs),
+                queues=queues,
                 gone=tuple(gone),
                 unread=tuple(unread),
                 rev=int(rev),
@@ -192,6 +202,8 @@ class RedisStore:
             "form_ms": proposal.form_ms,
             "outside": codec.encode(proposal.outside),
             "keepers": codec.encode_texts(proposal.keepers),
+            "claims": proposal.claims,
+            "read": proposal.read,
         }
         return await self._job("propose", arguments)
 
@@ -350,6 +362,13 @@ class RedisStore:
         flat, stored = await self._calls.step("cordon", arguments, always)
         with strict():
             return codec.decode_node(flat, stored)
+
+    async def queues(self, expect_rev: int, tree: Queues, request: str, text: str) -> QueuesRecord:
+        new = tree.model_copy(update={"rev": max(expect_rev + 1, tree.rev)})
+        arguments: dict[str, object] = {"expect_rev": expect_rev, "tree": new.to_json(), "request": request}
+        (flat,) = await self._calls.step("queues", arguments | {"by": tree.by, "text": text}, always)
+        with strict():
+            return codec.decode_queues(flat)
 
     async def pods(self, wanted: Mapping[str, Collection[str]]) -> dict[str, tuple[PodState, ...]]:
         places = [(uid, node) for uid, nodes in wanted.items() for node in sorted(nodes)]

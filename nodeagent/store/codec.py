@@ -13,6 +13,7 @@ from functools import lru_cache
 from nodeagent.model.base import Record
 from nodeagent.model.job import Event, JobRecord
 from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
+from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.world import BRIEF, PodReport
 from nodeagent.store.messages import Saved
 
@@ -180,6 +181,17 @@ def decode_node(flat: Sequence[str], cordon: str) -> NodeRecord:
     node["incarnation"] = _object({"life": json.dumps(fields["life"]), "start": fields["start"]})
     node["cordon"] = cordon or "null"
     return NodeRecord.from_json(_object(node))
+
+
+def encode_queues(record: QueuesRecord) -> dict[str, str]:
+    """The flat hash of the queues."""
+    return {"tree": record.tree.to_json(), "rev": str(record.rev)}
+
+
+def decode_queues(flat: Sequence[str]) -> QueuesRecord:
+    """Raises ValueError."""
+    fields = pairs(flat)
+    return QueuesRecord.from_json(_object({"tree": fields["tree"], "rev": fields["rev"]}))
 
 
 def decode_saved(text: str) -> Saved:

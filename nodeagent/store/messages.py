@@ -11,6 +11,7 @@ from nodeagent.model.base import Record
 from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState
+from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Cause, Member, Token
 
@@ -52,7 +53,7 @@ class Unread(Record):
     """A record that cannot be decoded: another program wrote it, or damaged it."""
 
     key: str
-    """``job:<uid>`` or ``node:<id>``."""
+    """``job:<uid>``, ``node:<id>`` or ``queues``."""
     why: str
 
 
@@ -74,6 +75,8 @@ class BeatReply(Record):
     any."""
     nodes: tuple[NodeRecord, ...] = ()
     jobs: tuple[JobRecord, ...] = ()
+    queues: QueuesRecord | None = None
+    """Only when they changed."""
     gone: tuple[str, ...] = ()
     """Removed records: ``job:<uid>`` or ``node:<id>``."""
     unread: tuple[Unread, ...] = ()
@@ -177,6 +180,8 @@ class Offer(Record):
     """The offering node."""
     nodes: tuple[NodeRecord, ...] = ()
     jobs: tuple[JobRecord, ...] = ()
+    queues: QueuesRecord | None = None
+    """Taken like a node's or a job's record; by a store that has none even after the recovery."""
     uids: tuple[str, ...] | None = None
     """Every job of the complete view: on its last page only."""
     numbers: dict[str, int] = {}
@@ -238,6 +243,11 @@ class Proposal(Record):
     keepers: dict[str, str] = {}
     """Node to life: the keepers of this generation once it is active."""
     outside: dict[str, str] = {}
+    claims: tuple[str, ...] = ()
+    """Queues with a capability of whose share this takes more. Refused (``stale``) if in one of them somebody else did
+    so after ``read``: two jobs that both have room are given nodes one after the other."""
+    read: int = 0
+    """The revision up to which the proposer has read everything."""
     by: str
     """The proposing node."""
 

@@ -8,6 +8,7 @@ from typing import Any
 from nodeagent.model.job import Event, JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState
+from nodeagent.model.queue import QueuesRecord
 from nodeagent.store import codec
 from nodeagent.store.decoder import Decoder
 from tests.inprocess.data import Data, Expiring
@@ -72,6 +73,11 @@ class State:
                 known = self._nodes[name] = (rev, cordon, codec.decode_node(flat, cordon))
             found[name] = known[2]
         return found
+
+    @property
+    def queues(self) -> QueuesRecord | None:
+        fields = self._hash("queues")
+        return codec.decode_queues([word for pair in fields.items() for word in pair]) if fields else None
 
     @property
     def lease(self) -> dict[str, int]:

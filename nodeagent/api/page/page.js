@@ -153,7 +153,7 @@ function jobRow(job) {
   return row([
     ["Job", [job.name, small(job.owner)]],
     ["Phase", [badge(job.phase, tones[job.phase]), el("small", {}, ...(over && job.ended !== null ? [`at ${at(job.ended)}`] : ["for ", since(job.since)]))], "few"],
-    ["Nodes", [`${job.world_nodes} of ${job.target}`, small(about.filter(Boolean).join(", "))], "few"],
+    ["Nodes", [`${job.world_nodes} of ${job.target + (job.borrowed ?? 0)}`, small(about.filter(Boolean).join(", "))], "few"],
     ["Workers", job.world_size ? [`${job.world_size}`, small(job.gpus ? plural(job.gpus, "GPU") : "")] : "", "few"],
     ["Generation", job.generation ? [`${job.generation}`, small(job.generation_state === "ended" ? "" : job.generation_state)] : "", "few"],
     ["Restarts", [`${job.restarts}`, small(`${used} of ${max} spent`)], "few"],

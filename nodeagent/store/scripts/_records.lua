@@ -453,7 +453,7 @@ local function distrust(damaged)
   local found = {}
   for _, key in ipairs(damaged) do
     found[#found + 1] = key
-    if string.find(key, '^job:') or string.find(key, '^node:') then
+    if string.find(key, '^job:') or string.find(key, '^node:') or key == 'queues' then
       drop(key)
     end
   end

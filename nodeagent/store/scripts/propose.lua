@@ -1,6 +1,6 @@
 -- propose: uid, expect?, expect_state, control_rev, id, members (node to JSON), lost (sorted), cause, reason, spend?,
--- planned, grace (JSON), form_ms, outside, keepers (node to JSON life), by
-local WAKE_EACH = 64
+-- planned, grace (JSON), form_ms, outside, keepers (node to JSON life), by, claims (queues), read
+local WAKE_EACH, CLAIMS = 64, P .. 'claims'
 local job = job_read(A.uid)
 if not job then
   return no_job(A.uid)
@@ -21,6 +21,12 @@ end
 no = check_lost(job, A.lost)
 if no then
   return no
+end
+-- Who proposes has counted what others of the queue hold; each that came to hold more has left its revision here.
+for _, queue in ipairs(A.claims) do
+  if tonumber(redis.call('HGET', CLAIMS, queue) or '0') > A.read then
+    return refuse('stale', 'another job of queue ' .. queue .. ' has been given nodes meanwhile')
+  end
 end
 local cordons = to_map(redis.call('HGETALL', CORDONS))
 for _, id in ipairs(order) do
@@ -57,6 +63,9 @@ job.restart_done, job.not_before = int(cjson.decode(job.control).restart), '0'
 enter_phase(job, 'forming', A.reason)
 rebook(job, before)
 job_save(job, true)
+for _, queue in ipairs(A.claims) do
+  redis.call('HSET', CLAIMS, queue, job.rev)
+end
 local new = {}
 for _, id in ipairs(order) do
   if not before[id] then

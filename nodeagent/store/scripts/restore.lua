@@ -1,5 +1,5 @@
 -- restore: uid, timing, lease, credit, gap, limit, era, rev, served, by, nodes (list of hashes), cordons (node
--- to JSON or ''), jobs (list of hashes), uids? (list), numbers, regroup (ms), awaited (list), top, holds.
+-- to JSON or ''), jobs (list of hashes), queues? (hash), uids? (list), numbers, regroup (ms), awaited (list), top, holds.
 if meta.timing and meta.timing ~= A.timing then
   return refuse('timing', meta.timing)
 end
@@ -31,7 +31,7 @@ if opens then
 end
 local late = served >= recover
 local full = not late and not has_all and A.rev > known -- a complete view, newer than the store's
-local brings = not late and not has_all and (#A.jobs > 0 or #A.nodes > 0)
+local brings = not late and not has_all and (#A.jobs > 0 or #A.nodes > 0 or A.queues)
 local found = opens or ((full or brings) and meta.parent ~= '')
 if found then
   for _, record in ipairs(A.jobs) do
@@ -40,6 +40,7 @@ if found then
   for _, record in ipairs(A.nodes) do
     top = math.max(top, tonumber(record.rev))
   end
+  top = math.max(top, A.queues and tonumber(A.queues.rev) or 0)
   begin_era('', top)
   event({ kind = 'StoreRestored', by = A.by, text = 'the store lacked what node ' .. A.by
     .. ' knows: it is restored by the agents; nothing is decided meanwhile' })
@@ -202,7 +203,23 @@ local function restore_job(new)
   rebook(new, old and named(old) or {})
 end
 
+-- Of who comes late, only where nobody else had them: without them their jobs wait.
+local function restore_queues(new)
+  local old = redis.call('HGET', P .. 'queues', 'rev')
+  if late and not old then
+    new.rev = touch('queues')
+    put('queues', new, new.rev)
+  elseif not late and taken(old and tonumber(old), tonumber(new.rev)) then
+    put('queues', new, new.rev)
+  elseif old then
+    listed('queues', old)
+  end
+end
+
 if not has_all then
+  if A.queues then
+    restore_queues(A.queues)
+  end
   for _, node in ipairs(late and {} or A.nodes) do
     restore_node(node)
   end

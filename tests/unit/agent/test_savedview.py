@@ -15,6 +15,7 @@ from nodeagent.agent import savedview
 from nodeagent.agent.recovery import Known
 from nodeagent.agent.savedview import ENDED_KEPT, FileDisk, Writing
 from nodeagent.model.job import JobRecord
+from nodeagent.model.queue import Queue, Queues, QueuesRecord
 from nodeagent.pods.folder import promised_number
 from nodeagent.trust.key import ClusterKey
 from tests.unit.ctl.samples import job as sample
@@ -55,6 +56,18 @@ def test_a_record_is_written_anew_when_its_revision_changed() -> None:
     known, _ = writing().unpack(one.pack(view(newer)))
     assert known is not None
     assert known.jobs == (newer,)
+
+
+def test_the_queues_come_back_and_are_written_anew_when_they_changed() -> None:
+    one, tree = writing(), Queues(rev=1, queues=(Queue(name="a"),))
+    known = replace(view(job("a")), queues=QueuesRecord(tree=tree, rev=8))
+    data = one.pack(known)
+    assert writing().unpack(data) == (known, [])
+    assert one.news(known) == one.news(known), "nothing but a header"
+    later = replace(known, queues=QueuesRecord(tree=Queues(rev=2), rev=9))
+    added = one.news(later)
+    assert added is not None
+    assert writing().unpack(data + added) == (later, [])
 
 
 @pytest.mark.parametrize("line", [1, 2, 3, 4])

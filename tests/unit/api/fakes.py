@@ -21,6 +21,7 @@ from nodeagent.model.job import TERMINAL, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
+from nodeagent.model.queue import NO_QUEUES, Queues
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, Cause, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster, Refusal
@@ -53,7 +54,10 @@ class FlakyStore(HereStore):
     away = False
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("submit", "control", "cordon", "events", "pods", "beat", "request", "forget") and self.away:
+        if (
+            name in ("submit", "control", "cordon", "queues", "events", "pods", "beat", "request", "forget")
+            and self.away
+        ):
 
             async def gone(*_args: Any, **_more: Any) -> Any:
                 raise StoreUnavailableError("no answer")
@@ -103,6 +107,8 @@ class FakeView:
         """Nodes on whose disks everything is."""
         self.unlike: dict[str, dict[str, Any]] = {}
         """Facts of a node that a test wants otherwise, from its next join on."""
+        self.trusted: Queues | None = None
+        """The newest queues that were signed, where the store has others."""
         self._seq = 0
         self._cluster = Cluster(served=0)
 
@@ -155,12 +161,15 @@ class FakeView:
             reply = await self.store.beat(more)
             jobs |= {j.uid: j for j in reply.jobs}
             nodes |= {n.id: n for n in reply.nodes}
+        tree = NO_QUEUES if reply.queues is None else reply.queues.tree
         self._cluster = Cluster(
             served=reply.served, nodes=nodes, jobs=jobs, lapsed=frozenset(reply.lapsed), refused=self.distrusted,
+            queues=tree, queues_rev=tree.rev,
         )  # fmt: skip
 
     def cluster(self) -> Cluster:
-        return replace(self._cluster, jobs={**self._cluster.jobs, **self.shown}) if self.shown else self._cluster
+        found = self._cluster if self.trusted is None else replace(self._cluster, queues=self.trusted)
+        return replace(found, jobs={**self._cluster.jobs, **self.shown}) if self.shown else found
 
     def show(self, job: JobRecord) -> None:
         """From now on a job looks so, whatever the store has."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from nodeagent.api.jobdetail import generations, way_out
+from nodeagent.api.queues import queue_json
 from nodeagent.api.shapes import job_json, node_json
 from nodeagent.model.health import Action, Claim, RepairState, Severity, Verdict
 from nodeagent.model.job import Control, Event, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.jobspec import Nodes, Role
 from nodeagent.model.node import Cordon, Gpu, Https, Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState, WorkerState
+from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.model.world import Cause, Head, Member, Place, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.share import standings
 from nodeagent.spec.sections import LimitsConfig
 from tests.unit.api.fakes import spec
 from tests.unit.plan.build import make_holder
@@ -240,3 +244,39 @@ def repairing_node() -> dict[str, Any]:
     facts = {"health": (found,), "repair_state": RepairState(kinds=("reboot",), claim=claim)}
     sick = well.model_copy(update={"facts": well.facts.model_copy(update=facts)})
     return node_json(sick, Cluster(served=9_600, nodes={"n1": sick}), NOW)
+
+
+def _shared() -> Cluster:
+    """Three teams on n1 to n3, one of which runs."""
+    tree = Queues(
+        rev=3,
+        queues=(
+            Queue(name="product", weight=2, priority=10, reclaimable=False, users=("ann",)),
+            Queue(name="research", weight=6, guarantee=Amount(gpus=4), capability=Amount(gpus=8, nodes=4)),
+            Queue(name="speech", parent="research", state="closed"),
+            Queue(name="vision", parent="research", weight=2, groups=("phd",), default=True),
+        ),
+    )
+    ours = spec().model_copy(update={"queue": "vision"})
+    return replace(
+        cluster(job(spec=ours), job("queued", spec=ours, uid="f7", name="more", head=None, order=2)), queues=tree
+    )
+
+
+def shown_queues() -> list[dict[str, Any]]:
+    shown = _shared()
+    return [queue_json(shown, one) for one in standings(shown).values()]
+
+
+def queue_detail() -> dict[str, Any]:
+    shown = _shared()
+    use = {"gpus": 4, "nodes": 2, "slots": 0}
+    none = dict.fromkeys(use, 0)
+    reason = "queue research may use 8 gpus and has 4 in use; this needs 6 more (job digits holds 4)"
+    return queue_json(shown, standings(shown)["vision"]) | {
+        "work": [
+            {"name": "digits", "owner": "alice", "phase": "running", "used": use, "place": None, "reason": "it runs"},
+            {"name": "more", "owner": "bob", "phase": "queued", "used": none, "place": 1, "reason": reason},
+        ],
+        "by_user": [{"user": "alice", "used": use}],
+    }

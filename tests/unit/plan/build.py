@@ -217,6 +217,7 @@ def make_job(
     restarts: int = 1,
     since: int = 0,
     order: int = 0,
+    owner: int = 1,
     not_before: int = 0,
     reason: str = "as built",
     keepers: Iterable[str] = (),
@@ -231,7 +232,7 @@ def make_job(
     return JobRecord(
         uid=uid,
         name=spec.name,
-        owner=1,
+        owner=owner,
         spec=spec,
         control=Control(
             rev=rev,
