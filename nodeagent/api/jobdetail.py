@@ -133,7 +133,8 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
     """Of a job in the queue: what could be done about its waiting. ``backoff``: seconds until it may start again;
     ``needs``, ``fit``, ``pending``, ``live``: nodes that it needs at least, that could run it now, as soon as they are
     ready, and that there are; ``cordoned``: the first few nodes that take no work because somebody said so; ``held``:
-    other jobs hold nodes that it could use. None of any other job."""
+    other jobs hold nodes that it could use; ``barred``: nodes have room, and its queue may not use more. None of any
+    other job."""
     if not in_queue(job):
         return None
     room = room_for(cluster, job)
@@ -144,6 +145,7 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
         "fit": room.fit,
         "pending": room.pending,
         "live": room.live,
+        "barred": room.barred is not None,
         "cordoned": cordoned[:SHOWN],
         "held": any(uid != job.uid for jobs in booked(cluster).values() for uid, _ in jobs),
     }

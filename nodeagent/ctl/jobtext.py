@@ -384,6 +384,8 @@ def _wait_no_longer(way: Json | None, name: str) -> str:
         return "look at the nodes: nodeagentctl nodes"
     if way["backoff"]:
         return f"nothing: it starts again by itself in {span(way['backoff'])} (it backs off after a failure)"
+    if way.get("barred"):
+        return "wait for jobs of its queue to end, or have an operator give the queue more: nodeagentctl queue get"
     if way["fit"] >= way["needs"]:
         return "nothing: it starts as soon as it is its turn"
     if way["fit"] + way["pending"] >= way["needs"]:

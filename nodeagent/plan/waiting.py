@@ -75,6 +75,9 @@ def _rank_of(cluster: Cluster, job: JobRecord) -> str:
 def explain(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
     """What keeps a waiting job from starting, node by node, as far as a few sentences go: what is wrong with nodes that
     could run it, and which jobs hold what it needs."""
+    barred = queue.room_for(cluster, job).barred
+    if barred is not None and cluster.served >= job.not_before:
+        return (full(cluster, job, barred),)
     placement = place(cluster, job)
     if placement.fits or cluster.served < job.not_before:
         return ()

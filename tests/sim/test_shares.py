@@ -14,6 +14,7 @@ from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.queue import Amount, Queue, Queues
 from tests.inprocess.server import HereStore
 from tests.sim.cluster import SEAL, SimCluster
+from tests.sim.invariants import Broken
 from tests.sim.test_directed import simulate
 from tests.sim.test_queue import end_all_that_runs
 
@@ -49,17 +50,22 @@ def in_use(c: SimCluster) -> Counter[str]:
 
 
 def watch(c: SimCluster) -> Counter[str]:
-    """After each step of the store: no queue uses more than it may. Returns the most that each has used."""
+    """After each step of the store: no queue uses more than it may (the checker keeps the first time that one does).
+    Returns the most that each has used."""
     most: Counter[str] = Counter()
     look = c.checker.records
 
-    def records() -> None:
-        look()
+    def check() -> None:
         record = c.server.state.queues
         for name, use in in_use(c).items() if record is not None else ():
             most[name] = max(most[name], use)
             cap = record.tree.by_name[name].capability.slots if record is not None else None
-            assert cap is None or use <= cap, f"queue {name} uses {use} slots of {cap}"
+            if cap is not None and use > cap:
+                raise Broken(f"queue {name} uses {use} slots of {cap}")
+
+    def records() -> None:
+        look()
+        c.checker._keeping(check)
 
     c.checker.records = records  # type: ignore[method-assign]
     return most
@@ -70,7 +76,7 @@ async def until_all_have_ended(c: SimCluster, names: list[str], limit: float) ->
     end = loop.time() + limit
     while not all(c.job(name).phase in TERMINAL for name in names):
         assert loop.time() < end, {name: (c.job(name).phase, c.job(name).reason) for name in names}
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(2)  # so that several run at a time
         end_all_that_runs(c)
     assert {c.job(name).phase for name in names} == {"succeeded"}
 
@@ -87,11 +93,9 @@ async def submit_all(c: SimCluster, seed: int, count: int) -> list[str]:
     """Jobs of all sizes, in all queues."""
     drawn, names = random.Random(seed), []
     for i in range(count):
-        low = drawn.randint(1, 3)
-        await c.submit(
-            f"j{i}", low, low + drawn.randint(0, 4), low + drawn.randint(0, 1) if low < 3 else low,
-            queue=drawn.choice(["speech", "vision", "product", ""]),
-        )  # fmt: skip
+        low, queue = drawn.randint(1, 3), drawn.choice(["speech", "vision", "product", ""])
+        high = low + drawn.randint(0, 4)
+        await c.submit(f"j{i}", low, high, high, queue=queue)
         names.append(f"j{i}")
     return names
 
@@ -121,7 +125,7 @@ async def cut_power(c: SimCluster) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 9))
+@pytest.mark.parametrize("seed", range(1, 4))
 @pytest.mark.parametrize("fault", [kill_agents, cut_power])
 def test_nor_under_faults(fault: Callable[[SimCluster], Awaitable[None]], seed: int) -> None:
     async def scenario(c: SimCluster) -> None:
@@ -138,14 +142,14 @@ def test_nor_under_faults(fault: Callable[[SimCluster], Awaitable[None]], seed: 
 
 
 def test_those_who_all_want_more_have_their_parts_by_weight() -> None:
-    """Six nodes, weights of 1, 2 and 3: while all of them wait for more, each has its part, to one node."""
-    parts = {"a": 1, "b": 2, "c": 3}
+    """Six nodes, weights of 1, 1 and 4: while all of them wait for more, each has its part, to one node."""
+    parts = {"a": 1, "b": 1, "c": 4}
 
     async def scenario(c: SimCluster) -> None:
         await share(c, *(Queue(name=name, weight=weight) for name, weight in parts.items()))
         names = []
         for i in range(12):
-            for name in parts:
+            for name in sorted(parts, reverse=True):
                 names.append(f"{name}{i}")
                 await c.submit(f"{name}{i}", 1, 1, 1, queue=name)
         looks = 0

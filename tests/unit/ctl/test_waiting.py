@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nodeagent.api.jobdetail import way_out
 from nodeagent.api.shapes import job_json
-from nodeagent.ctl.jobtext import _wait_no_longer
+from nodeagent.ctl.jobtext import _queue, _wait_no_longer
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
+from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.plan.cluster import Cluster
 from tests.unit.plan.build import NOW, PREPARING, UID, WALL, make_cluster, make_head, make_job, make_node, make_spec
 
@@ -51,3 +53,14 @@ def test_its_place_and_priority() -> None:
     assert [row["queue"]["place"] for row in rows] == [3, 1, 4, 2]
     assert {row["queue"]["of"] for row in rows} == {4}
     assert job_json(running := taken(), make_cluster(["n1"], running), {}, WALL)["queue"] is None
+
+
+def test_a_job_whose_queue_may_use_no_more() -> None:
+    job = make_job("queued", spec=PAIR.model_copy(update={"queue": "team"}))
+    tree = Queues(rev=1, queues=(Queue(name="team", capability=Amount(nodes=1)),))
+    assert "have an operator give the queue more" in step(replace(make_cluster(["n1", "n2"], job), queues=tree), job)
+    row = job_json(job, make_cluster(["n1"], job), {}, WALL)
+    assert (row["in_queue"], _queue(row)[0].split(maxsplit=1)[1]) == ("team", "team: number 1 of 1, priority 0")
+    plain = make_job("running", make_head(["n1"]))
+    row = job_json(plain, make_cluster(["n1"], plain), {}, WALL)
+    assert (row["in_queue"], _queue(row)) == ("default", [])

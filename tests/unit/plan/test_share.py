@@ -190,9 +190,8 @@ def test_a_job_over_the_capability_waits_and_holds_nobody_up() -> None:
     assert decide(found, one, WALL).why == (
         "queue a may use 3 slots and has 2 in use; this needs 2 more (job big holds 2)",
     )
-    assert explain(found, one)[0].startswith(
-        "needs 2 nodes, 1 fit: queue a may use 3 slots and has 2 in use; this needs 2 more (job big holds 2); n1 has"
-    )
+    assert explain(found, one) == decide(found, one, WALL).why
+    assert place(found, one).missing.startswith("needs 2 nodes, 1 fit: queue a may use 3 slots and has 2 in use; this")
     assert isinstance(decide(found, two, WALL).step, Propose)
     later = cluster_of([CAPPED, B], running("big", "a", ["n1", "n2"]), one, three)
     assert isinstance(decide(later, three, WALL).step, Propose), "a smaller one of the same queue"
