@@ -202,6 +202,7 @@ def job_json(
         "checkpoint": _checkpoint(job),
         "priority": job.spec.priority,
         "queue": _queue(job, cluster),
+        "time_left": job.time_left(cluster.served),
     }
 
 

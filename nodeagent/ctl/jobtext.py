@@ -128,6 +128,7 @@ def _head(job: Json, colour: bool) -> list[str]:
         *(_roles(spec) if several else [field("Nodes", f"{size}; workers per node: {_per_node(spec['roles'][0])}")]),
         field("World", _world(job)),
         *_time(job),
+        *_time_limit(job),
         field("Age", f"{span(job['age'])}; trained for {span(job['duration'])}; {_restarts(job)}"),
         field(
             "Budget",
@@ -166,6 +167,14 @@ def _queue(job: Json) -> list[str]:
     if line is None:
         return []
     return [field("Queue", f"number {line['place']} of {line['of']}, priority {job['priority']}")]
+
+
+def _time_limit(job: Json) -> list[str]:
+    """What is left of it."""
+    left, limit = job["time_left"], job["spec"]["time_limit"]
+    if limit is None:
+        return []
+    return [field("Time limit", f"{span(limit)}, {span(left)} left" + ("" if job["started"] else " (not started yet)"))]
 
 
 def _committed(job: Json) -> str:

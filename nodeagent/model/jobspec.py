@@ -159,6 +159,8 @@ class JobSpec(Record):
     """None: hangs are not looked for."""
     hold_timeout: float | None = Field(default=None, gt=0)
     """Seconds a job may hold for want of nodes before it fails; None is for ever."""
+    time_limit: float | None = Field(default=None, gt=0)
+    """Seconds that it may have its nodes for, from its first start on; None is for ever."""
     submitter: Submitter
 
     @property

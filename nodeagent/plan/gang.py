@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from nodeagent.model.job import TERMINAL, JobRecord, Outcome
 from nodeagent.model.world import Cause, Head
-from nodeagent.plan import faults
+from nodeagent.plan import faults, timelimit
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import sick_members
 from nodeagent.plan.keepers import silence
@@ -30,6 +30,10 @@ def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         return Decision(None, (refusal.text,), steady=True)
     if job.control.desired == "stop":
         return _stop(cluster, job)
+    return timelimit.over(cluster, job) or timelimit.bounded(job, _decide_live(cluster, job, wall))
+
+
+def _decide_live(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     calm = cluster.once(f"calm:{job.uid}", lambda _before: _calm(cluster, job, wall), job)
     if calm is not None:
         return calm

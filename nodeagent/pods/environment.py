@@ -225,6 +225,8 @@ def _common(job: JobRecord, head: Head, world: _World, member: Member, node: Nod
         "NODEAGENT_FAULTY": faulty,
     }
     env |= _visible(member.devices, node)
+    if (seconds := job.time_left(head.since)) is not None:
+        env["NODEAGENT_TIME_LEFT"] = f"{seconds:g}"
     if job.checkpoint is not None:
         env["NODEAGENT_CHECKPOINT"] = job.checkpoint.name
     if world.role.numa_binding is not None:

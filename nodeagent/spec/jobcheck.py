@@ -54,6 +54,7 @@ def _checks(spec: JobSpec) -> Iterator[_Check]:
     durations = {
         "grace": spec.grace,
         "hold_timeout": spec.hold_timeout,
+        "time_limit": spec.time_limit,
         "hooks.timeout": spec.hooks.timeout,
         "restarts.window": spec.restarts.window,
         "restarts.backoff_min": spec.restarts.backoff_min,

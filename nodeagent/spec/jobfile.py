@@ -277,6 +277,12 @@ class JobFile(_RoleKeys):
         WithJsonSchema({"anyOf": [{"const": "never"}, _DURATION]}),
     ] = None
     """How long the job may wait for nodes before it fails; default: never."""
+    time_limit: Annotated[
+        float | None,
+        BeforeValidator(jobvalues.hold_timeout),
+        WithJsonSchema({"anyOf": [{"const": "never"}, _DURATION]}),
+    ] = None
+    """How long the job may have its nodes, counted from its first start, before it is stopped; default: never."""
     hang: Annotated[HangFile | None, BeforeValidator(jobvalues.hang), WithJsonSchema(_HANG)] = None
     """off, auto, or {progress: 10m}: a gang without progress for so long is restarted, and the worker that hangs is
     named."""
@@ -356,6 +362,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
         ),
         hang=None if written.hang is None else Hang(progress=written.hang.progress, phases=written.hang.phases),
         hold_timeout=written.hold_timeout,
+        time_limit=written.time_limit,
         submitter=submitter,
     )
 

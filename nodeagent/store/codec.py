@@ -18,7 +18,7 @@ from nodeagent.store.messages import Saved
 
 JOB_RAW = (
     "version", "owner", "spec", "admission", "control", "submitted", "ended", "since", "order", "first_active",
-    "started", "restart_done", "not_before", "last_number", "restarts", "outcome", "checkpoint", "rev",
+    "started", "ran", "restart_done", "not_before", "last_number", "restarts", "outcome", "checkpoint", "rev",
 )  # fmt: skip
 """Fields of a job that are JSON already: numbers and opaque records."""
 JOB_TEXT = ("uid", "name", "phase", "reason")

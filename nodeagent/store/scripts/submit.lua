@@ -66,7 +66,7 @@ job = {
   version = VERSION, uid = A.uid, name = A.name, owner = int(A.owner), spec = A.spec, admission = A.admission,
   min = int(A.min), max = int(A.max), control = A.control, phase = 'queued', reason = 'submitted, waits for nodes',
   submitted = A.submitted, since = int(served), order = int(redis.call('HINCRBY', META, 'order', 1)),
-  restart_done = '0', not_before = '0', last_number = '0', restarts = '0',
+  ran = '0', restart_done = '0', not_before = '0', last_number = '0', restarts = '0',
 }
 job_save(job)
 redis.call('HSET', NAMES, A.name, A.uid)

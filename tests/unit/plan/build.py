@@ -125,6 +125,7 @@ def make_spec(
     priority: int = 0,
     name: str = "a",
     checkpoint_dir: str | None = None,
+    time_limit: float | None = None,
 ) -> JobSpec:
     return JobSpec(
         name=name,
@@ -144,6 +145,7 @@ def make_spec(
         restarts=restarts or RestartLimits(),
         policies=policies,
         hold_timeout=hold_timeout,
+        time_limit=time_limit,
         submitter=Submitter(user="u", uid=1, gid=1, host="h", cwd="/w"),
     )
 

@@ -12,6 +12,7 @@ from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Gpu, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.world import Cause, Head, Member, Place
 from nodeagent.pods.environment import roles_file, split_address, worker_environments
+from nodeagent.train.context import context
 
 ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2"}
 
@@ -141,6 +142,15 @@ def test_the_checkpoint_that_was_committed_last() -> None:
     job = a_job().model_copy(update={"checkpoint": pointer})
     first, *_ = worker_environments(job, a_head(), a_node(), nodes())
     assert first["NODEAGENT_CHECKPOINT"] == "step-100"
+
+
+def test_what_is_left_of_a_time_limit_when_the_generation_starts() -> None:
+    job, head = a_job(), a_head()
+    limited = job.spec.model_copy(update={"time_limit": 60.0})
+    ran = {"spec": limited, "phase": "running", "ran": 20_500, "first_active": head.since, "since": head.since}
+    first, *_ = worker_environments(job.model_copy(update=ran), head, a_node(), nodes())
+    assert first["NODEAGENT_TIME_LEFT"] == "39.5"
+    assert context(first).time_left == 39.5
 
 
 def test_one_cpu_worker_has_no_gpu_variable_and_its_own_thread_count() -> None:

@@ -50,7 +50,7 @@ SPECS = {
     "name": "b", "env": {"LD_PRELOAD": "/evil.so"}, "env_file": "/etc/shadow", "working_dir": "/", "user": "root",
     "checkpoint_dir": "/x", "limits": {"core": 1}, "priority": 9, "preload": ("evil",), "standby": False, "grace": 1.0,
     "restarts": RestartLimits(max=1), "policies": (Policy(on=("*",), do="FailJob"),), "hooks": Hooks(pre_start=("sh",)),
-    "hold_timeout": 1.0, "hang": Hang(progress=1.0), "completes": "r",
+    "hold_timeout": 1.0, "time_limit": 1.0, "hang": Hang(progress=1.0), "completes": "r",
 }  # fmt: skip
 ROLES = {
     "name": "r", "command": ("sh", "-c", "id"), "nodes": Nodes(min=1, max=4, target=1), "workers_per_node": 2,
