@@ -203,6 +203,7 @@ def job_json(
         "priority": job.spec.priority,
         "queue": _queue(job, cluster),
         "time_left": job.time_left(cluster.served),
+        "array": None if job.spec.array is None else job.spec.array.model_dump(),
     }
 
 

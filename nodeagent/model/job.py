@@ -63,7 +63,7 @@ class Scale(Record):
 
 class Control(Record):
     """What operators want of a job. Every write raises ``rev``; agents act on it, and write it only to settle a
-    scale."""
+    scale, and to note that a job has ended that this one comes after."""
 
     rev: int = Field(ge=1)
     desired: Desired = "run"
@@ -75,6 +75,8 @@ class Control(Record):
     by: str = ""
     """Who wrote last."""
     scale: Scale | None = None
+    met: tuple[str, ...] = ()
+    """Of the jobs and arrays that it comes after, those (by uid and id) that have ended as they have to."""
     signature: str = ""
     """The cluster key's, of all this for this job: agents act on no other (``trust/seal.py``)."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from nodeagent.model.job import JobRecord, Outcome
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, CauseKind
-from nodeagent.plan import faults, queue
+from nodeagent.plan import batch, faults, queue
 from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import bar
@@ -40,7 +40,9 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     if again is not None:  # it was paused before that was judged, and resumed by somebody
         again = again.model_copy(update={"fails": ""})
     if cluster.served < job.not_before:
-        return _wait(job, job.reason, job.not_before)
+        return _wait(job, job.reason if job.phase != "paused" else "its time to begin has not come", job.not_before)
+    if blocked := batch.blocked(cluster, job):
+        return _wait(job, blocked, 0)
     room = queue.room_for(cluster, job)
     if not room.enough:
         return _no_fit(cluster, job, room, gone)
@@ -60,7 +62,7 @@ def explain(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
     """What keeps a waiting job from starting, node by node, as far as a few sentences go: what is wrong with nodes that
     could run it, and which jobs hold what it needs."""
     placement = place(cluster, job)
-    if placement.fits or cluster.served < job.not_before:
+    if placement.fits or cluster.served < job.not_before or batch.blocked(cluster, job):
         return ()
     held = holders(cluster, job, [c for c in placement.others if c.standing == "out"])
     text = [placement.missing]

@@ -33,10 +33,10 @@ from nodeagent.shim.link import WorkerLink
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.peers import Peer
 from nodeagent.shim.record import Farewell, exit_record, record_text
+from nodeagent.spec.batchfile import parse_jobs
 from nodeagent.spec.configfile import parse_config
 from nodeagent.spec.errors import CheckError, SpecError
 from nodeagent.spec.jobcheck import check_spec
-from nodeagent.spec.jobfile import parse_job
 from nodeagent.spec.storeconfig import parse as parse_url
 from nodeagent.spec.tokens import parse_tokens
 from nodeagent.store.codec import decode_job, decode_node, encode_job
@@ -75,13 +75,14 @@ def text(data: bytes) -> str:
 
 def job_file(data: bytes) -> None:
     try:
-        spec = parse_job(text(data), "job.yaml", WHO)
+        jobs = parse_jobs(text(data), "job.yaml", WHO, 1_900_000_000.0)
     except SpecError as wrong:
         assert all(p.line >= 1 and p.what for p in wrong.problems)
         str(wrong).encode()
         return
-    assert JobSpec.from_json(spec.to_json()) == spec, "what is accepted can be stored and read again"
-    assert check_spec(spec) == [], "the agent takes what the file's reader takes"
+    for spec in (job.spec for job in jobs):
+        assert JobSpec.from_json(spec.to_json()) == spec, "what is accepted can be stored and read again"
+        assert check_spec(spec) == [], "the agent takes what the file's reader takes"
 
 
 def agent_config(data: bytes) -> None:
