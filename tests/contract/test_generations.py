@@ -449,3 +449,10 @@ async def test_time_with_nodes_is_added_up_and_time_without_is_not(bench: Bench)
         job = await bench.ack(job, node)
     assert (job.phase, job.ran) == ("running", ran + job.since - formed)
     assert job.time_used(job.since + 5) == job.ran + 5
+    job = await bench.end(job, "pausing")
+    since, ran = job.since, job.ran
+    await bench.age(300)
+    for node in ("n1", "n2"):
+        job = await bench.ack(job, node)
+    assert (job.phase, job.ran) == ("paused", ran + job.since - since), "until the last workers have ended"
+    assert job.since - since >= 300
