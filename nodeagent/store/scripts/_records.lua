@@ -431,7 +431,7 @@ end
 -- step (devices are free, somebody is needed). And those that are only for people.
 local OF_GANG = { WorkerFailed = true, PodFailed = true, WorkersLeft = true, FaultJudged = true, NodeLost = true,
   GenerationForming = true, GenerationActive = true }
-local FOR_PEOPLE = { GenerationStarted = true }
+local FOR_PEOPLE = { GenerationStarted = true, JobAfterMet = true }
 
 -- what: kind, text and, where they apply, job (record), node, generation, by; everybody: it concerns all
 local function event(what)
