@@ -181,7 +181,8 @@ class Batches:
             array_of = members[0].spec.array
             assert array_of is not None
             return After(uid=array_of.id, name=name, need=need, array=array_of.count)
-        assert found is not None
+        if found is None or name not in (found.name, found.uid):  # a name that is the beginning of somebody's uid
+            raise unknown("job", name, (j.name for j in self._view.cluster().jobs.values()))
         if found.phase in TERMINAL:
             if need == "ok" and found.phase != "succeeded":
                 raise ApiError(

@@ -42,7 +42,7 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     if cluster.served < job.not_before:
         return _wait(job, job.reason if job.phase != "paused" else "its time to begin has not come", job.not_before)
     if blocked := batch.blocked(cluster, job):
-        return _wait(job, blocked, 0)
+        return _held_too_long(cluster, job, gone, blocked) or _wait(job, blocked, _hold_end(job))
     room = queue.room_for(cluster, job)
     if not room.enough:
         return _no_fit(cluster, job, room, gone)
@@ -108,15 +108,27 @@ def _no_fit(cluster: Cluster, job: JobRecord, room: queue.Room, gone: tuple[str,
         text = f"no node can run it: {'; '.join(c.why for c in unfit)}"
         code = next((c.code for c in unfit if c.code), 1)
         return Decision(End("failed", text, gone, Outcome(code=code, text=text)), (text,))
-    limit = job.spec.hold_timeout if job.phase == "holding" else None
-    until = 0 if limit is None else job.since + millis(limit)
-    if limit is not None and cluster.served >= until:
-        text = f"held for longer than its hold_timeout of {limit:g} s: {place(cluster, job).missing}"
-        return Decision(End("failed", text, gone, Outcome(code=1, text=text)), (text,))
+    until = _hold_end(job)
+    if until and (late := _held_too_long(cluster, job, gone, place(cluster, job).missing)) is not None:
+        return late
     text = place(cluster, job).missing if job.spec.several else needs(job.spec.nodes.min, room.fit)
     if room.pending:
         text += f", {room.pending} could get ready"
     return _wait(job, text, until)
+
+
+def _hold_end(job: JobRecord) -> int:
+    """Served time (ms) at which the job has held for too long; 0 for never."""
+    limit = job.spec.hold_timeout if job.phase == "holding" else None
+    return 0 if limit is None else job.since + millis(limit)
+
+
+def _held_too_long(cluster: Cluster, job: JobRecord, gone: tuple[str, ...], missing: str) -> Decision | None:
+    until = _hold_end(job)
+    if not until or cluster.served < until:
+        return None
+    text = f"held for longer than its hold_timeout of {job.spec.hold_timeout:g} s: {missing}"
+    return Decision(End("failed", text, gone, Outcome(code=1, text=text)), (text,))
 
 
 def _why_again(job: JobRecord) -> Cause:

@@ -83,6 +83,13 @@ def test_after_a_job_that_has_ended(agent: LiveAgent) -> None:
     assert agent.view.seal.controls(train)
 
 
+def test_a_name_is_not_the_beginning_of_a_uid(agent: LiveAgent) -> None:
+    agent.submit(spec("xy"))  # its uid is uid-xy
+    refused = ctl(agent, "submit", "-", given=TRAIN.replace("prepare", "uid-x"))
+    assert "no job 'uid-x'" in refused.stderr
+    assert ctl(agent, "submit", "-", given=TRAIN.replace("prepare", "uid-xy")).exit_code == 0
+
+
 def test_an_array(agent: LiveAgent) -> None:
     text = f"{PREPARE}---\nname: sweep\ncommand: [a]\nnodes: 1\nafter: prepare\narray: 1-5:2%2\n"
     text += "---\nname: collect\ncommand: [a]\nnodes: 1\nafter: {sweep: any}\n"

@@ -224,3 +224,57 @@ def test_members_that_have_ended_are_kept_for_who_comes_after_the_array() -> Non
     jobs = [member(i, "succeeded", count=2).model_copy(update={"ended": WALL}) for i in range(2)]
     assert outlived(a_cluster(*jobs, after_array("ok")), 10 * WALL, 1.0, 0) == []
     assert outlived(a_cluster(*jobs), 10 * WALL, 1.0, 0) == jobs
+
+
+def test_a_member_that_holds_without_a_turn_holds_no_longer_than_it_may() -> None:
+    holding = member(0, "holding", at_once=1)
+    spec = holding.spec.model_copy(update={"hold_timeout": 5.0})
+    holding = holding.model_copy(update={"spec": spec, "since": NOW - 4000})
+    cluster = a_cluster(holding, member(1, "running", at_once=1))
+    waits = decide(cluster, holding, WALL)
+    assert (waits.step, waits.at) == (None, NOW + 1000)
+    step = decide(replace(cluster, served=NOW + 1000, notes=Notes()), holding, WALL).step
+    assert isinstance(step, End)
+    assert step.reason.startswith("held for longer than its hold_timeout of 5 s: waits for its turn")
+
+
+PHASES: tuple[Phase, ...] = (
+    "queued",
+    "forming",
+    "running",
+    "holding",
+    "pausing",
+    "paused",
+    "succeeded",
+    "failed",
+    "stopped",
+)
+
+
+@REPEATABLE
+@given(
+    st.lists(st.tuples(st.sampled_from(PHASES), st.sampled_from(["ok", "any"]), st.booleans()), min_size=1, max_size=5)
+)
+def test_who_comes_after_others_starts_only_when_all_their_ends_are_noted(
+    others: list[tuple[Phase, Need, bool]],
+) -> None:
+    names = [f"o{i}" for i in range(len(others))]
+    after = tuple(After(uid=f"u-{n}", name=n, need=o[1]) for n, o in zip(names, others, strict=True))
+    made = []
+    for name, (phase, _, _) in zip(names, others, strict=True):
+        head = make_head(["n1"]) if phase in USES_TIME else None
+        made.append(make_job(phase, head, uid=f"u-{name}", spec=make_spec(size=(9, 9), name=name), desired="run"))
+    job = make_job(spec=make_spec(size=(1, 1), name="last", after=after), uid="u-last", order=9)
+    met = tuple(one.uid for one, other in zip(after, others, strict=True) if other[2])
+    job = job.model_copy(update={"control": job.control.model_copy(update={"met": met})})
+    decision = decide(a_cluster(*made, job, slots=64), job, WALL)
+    ends = [(phase, need) for phase, need, noted in others if not noted]
+    never = [phase for phase, need in ends if need == "ok" and phase in ("failed", "stopped")]
+    over = [phase for phase, need in ends if phase == "succeeded" or (need == "any" and phase in ("failed", "stopped"))]
+    if never:
+        assert isinstance(decision.step, End)
+    elif over:
+        assert isinstance(decision.step, Settle)
+        assert len(decision.step.control.met) == len(met) + len(over)
+    else:
+        assert isinstance(decision.step, Propose) == (not ends)
