@@ -32,6 +32,8 @@ from nodeagent.store.messages import NewJob
 if TYPE_CHECKING:
     from nodeagent.api.jobs import JobRoutes
 
+_BATCH = "batch-"
+"""What the random part of a batch begins with, as the store remembers it."""
 SIGNED_AT_ONCE = 16
 """Jobs that are signed without a pause: of a thousand the agent's loop would stand for a second."""
 
@@ -51,6 +53,12 @@ class _Job:
     def known_as(self) -> str:
         """The uid, or the array's id, by which others come after it."""
         return self.uids[0]
+
+    def names(self) -> list[str]:
+        """Of the job, or of its members. Raises ``CheckError`` where one cannot be a job's."""
+        if self.indices is None:
+            return [self.spec.name]
+        return [batchvalues.member_name(self.spec.name, i) for i in self.indices.numbers]
 
 
 def uids(base: str, count: int) -> list[str]:
@@ -84,17 +92,16 @@ def _laid_out(jobs: Sequence[Submission], base: str) -> list[_Job]:
     made, count = uids(base, MOST_MEMBERS), 0
     for job in jobs:
         indices = batchvalues.indices(job.array) if job.array else None
-        own = [job.spec.name]
-        if indices is not None:
-            try:
-                own += [batchvalues.member_name(job.spec.name, i) for i in indices.numbers]
-            except CheckError as error:
-                raise ApiError("spec", f"array {job.spec.name!r}: {error}", "nothing was submitted") from None
+        members = 1 if indices is None else len(indices.numbers)
+        one = _Job(job.spec, job.after, indices, made[count : count + members])
+        try:
+            own = {one.spec.name, *one.names()}
+        except CheckError as error:
+            raise ApiError("spec", f"array {job.spec.name!r}: {error}", "nothing was submitted") from None
         if twice := names.intersection(own):
             raise ApiError("spec", f"two of the jobs are named {min(twice)!r}", "give each a name of its own")
         names.update(own)
-        members = 1 if indices is None else len(indices.numbers)
-        found.append(_Job(job.spec, job.after, indices, made[count : count + members]))
+        found.append(one)
         count += members
     if count > MOST_MEMBERS:
         raise ApiError("spec", f"{count} jobs at once, with those of arrays", f"submit at most {MOST_MEMBERS}")
@@ -119,6 +126,12 @@ def of_array(cluster: Cluster, name: str) -> list[JobRecord]:
     return sorted(members, key=lambda job: job.order)
 
 
+def no_live_array(cluster: Cluster, name: str) -> None:
+    """Raises ``ApiError`` where one has this name: commands could not tell it from a job."""
+    if any(job.phase not in TERMINAL for job in of_array(cluster, name)):
+        raise ApiError("state", f"an array named {name!r} has live jobs", "choose another name; nothing was submitted")
+
+
 class Batches:
     """Over one agent's view; ``jobs`` checks and changes single ones."""
 
@@ -134,12 +147,14 @@ class Batches:
 
     async def submit(self, who: auth.Caller, asked: dict[str, Any], submissions: list[Submission]) -> web.Response:
         """All of them, or none. Raises ``ApiError``."""
-        request, base = requests.request_id(asked), uuid.uuid4().hex
+        request, base = requests.request_id(asked), _BATCH + uuid.uuid4().hex
         jobs = _laid_out(submissions, base)
-        cluster = self._view.cluster()
+        earlier = await self._view.store.request(request)
+        if earlier is not None and earlier.did:  # nothing that has changed since refuses what was accepted
+            return await self._submitted(jobs, earlier.did, self._view.era)
         for job in jobs:
             if job.indices is not None:
-                self._free(cluster, job.spec.name)
+                self._free(job.spec.name)
         known = {job.spec.name: job for job in jobs}
         for job in jobs:
             after = [await self._after(job, name, need, known) for name, need in job.after.items()]
@@ -152,19 +167,22 @@ class Batches:
         quota = limits.quota(who, self._view.config.limits)
         done = await self._view.store.submit_all(base, new, who.uid, now, who.name, request, quota=quota)
         await self._jobs.seen()
-        made = uids(done, len(new))  # of the first time, if this request came before
-        records = self._view.cluster().jobs
+        return await self._submitted(jobs, done, era)
+
+    async def _submitted(self, jobs: Sequence[_Job], base: str, era: str) -> web.Response:
+        """``base``: of the first time, if this request came before."""
+        if not base.startswith(_BATCH):
+            raise ApiError("usage", "the request id was used for another change", "send a new one; nothing was changed")
+        names = [name for job in jobs for name in job.names()]
+        made, records = uids(base, len(names)), self._view.cluster().jobs
         rev = max((records[uid].rev for uid in made if uid in records), default=0)
-        rows = [{"name": one.spec.name, "uid": uid} for one, uid in zip(new, made, strict=True)]
+        rows = [{"name": name, "uid": uid} for name, uid in zip(names, made, strict=True)]
         return web.json_response({"jobs": rows} | await saved(self._view, rev, era), status=201)
 
-    def _free(self, cluster: Cluster, name: str) -> None:
-        """Raises ``ApiError`` where an array or a job of this name is live: commands could not tell them apart."""
-        live = [j for j in of_array(cluster, name) if j.phase not in TERMINAL]
-        live += [j for j in cluster.jobs.values() if j.name == name and j.phase not in TERMINAL]
-        if live:
-            what = f"array named {name!r} has live jobs" if live[0].name != name else f"job named {name!r} is live"
-            raise ApiError("state", f"{'an' if live[0].name != name else 'a'} {what}", "choose another name")
+    def _free(self, name: str) -> None:
+        """Raises ``ApiError`` where a job of an array's name is live: commands could not tell them apart."""
+        if any(j.name == name and j.phase not in TERMINAL for j in self._view.cluster().jobs.values()):
+            raise ApiError("state", f"a job named {name!r} is live", "choose another name; nothing was submitted")
 
     async def _after(self, job: _Job, name: str, need: Need, known: Mapping[str, _Job]) -> After:
         """What a name stands for: a job of the same batch, one that is known, or an array. Raises ``ApiError``."""

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from nodeagent.api import auth, intents, limits, requests
 from nodeagent.api.auth import DATABASE, UserDatabase
-from nodeagent.api.batches import Batches, read
+from nodeagent.api.batches import Batches, no_live_array, read
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.jobdetail import AuditTail, generations, waits, way_out
 from nodeagent.api.limits import Usage, owner_json
@@ -168,6 +168,7 @@ class JobRoutes:
         if who.remote and spec.user == spec.submitter.user:  # who submits, by the name that he has elsewhere
             spec = spec.model_copy(update={"user": who.name})
         await self._may_submit(who, spec)
+        no_live_array(self.view.cluster(), spec.name)
         seen = {"user": who.name, "uid": who.uid, "gid": who.gid}
         if not who.trusted:
             spec = spec.model_copy(update={"submitter": spec.submitter.model_copy(update=seen)})

@@ -214,7 +214,7 @@ class Store(Protocol):
     ) -> str:
         """Several jobs in one step: all of them as ``submit`` makes one, or, where one is refused, none. Their names
         differ. ``base`` (without spaces) is what the request is remembered with: the reply is that of the first call
-        with this ``request``."""
+        with this ``request``; empty, where that was for something else."""
         ...
 
     async def control(

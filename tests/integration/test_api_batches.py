@@ -46,10 +46,22 @@ def test_all_jobs_of_a_file_and_who_comes_after_whom(agent: LiveAgent) -> None:
 
 
 def test_the_same_request_again_is_the_same_jobs(agent: LiveAgent) -> None:
-    words = ("submit", "-", "--request-id", "r1")
-    first = ctl(agent, *words, given=f"{TRAIN}---\n{PREPARE}")
-    assert ctl(agent, *words, given=f"{TRAIN}---\n{PREPARE}").stdout == first.stdout
-    assert len(agent.view.cluster().jobs) == 2
+    words, text = ("submit", "-", "--request-id", "r1"), f"{TRAIN}array: 0-2\n---\n{PREPARE}"
+    first = ctl(agent, *words, given=text)
+    end(agent, "prepare", "stopped")
+    assert ctl(agent, *words, given=text).stdout == first.stdout, "although it would be refused by now"
+    assert len(agent.view.cluster().jobs) == 4
+    assert len(first.stdout.splitlines()) == 4
+
+
+def test_a_request_id_of_another_change_is_refused(agent: LiveAgent) -> None:
+    agent.submit(spec("digits"))  # its request is r-digits
+    assert ctl(agent, "scale", "3", "--job", "digits", "--request-id", "r1", "--no-wait").exit_code == 0
+    for request in ("r1", "r-digits"):
+        refused = ctl(agent, "submit", "-", "--request-id", request, given=f"{TRAIN}---\n{PREPARE}")
+        assert refused.exit_code == 2
+        assert "the request id was used for another change" in refused.stderr
+    assert len(agent.view.cluster().jobs) == 1
 
 
 @pytest.mark.parametrize(
@@ -102,6 +114,8 @@ def test_an_array(agent: LiveAgent) -> None:
     assert len({a.id for a in arrays}) == 1
     (after,) = agent.view.job("collect").spec.after
     assert (after.uid, after.need, after.array) == (arrays[0].id, "any", 3)
+    alone = ctl(agent, "submit", "-", given="name: sweep\ncommand: [a]\nnodes: 1\n")
+    assert "an array named 'sweep' has live jobs" in alone.stderr
     again = ctl(agent, "submit", "-", "--array", "0-1", given="name: sweep\ncommand: [a]\nnodes: 1\n")
     assert again.exit_code == 6
     assert "an array named 'sweep' has live jobs" in again.stderr

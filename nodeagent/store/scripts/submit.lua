@@ -5,7 +5,7 @@ local first = seen and string.match(seen, '^%S+') or A.jobs[1].uid
 local job, past = job_read(first), past_read(first)
 if A.base and (seen or job or past) then
   ask_to_save()
-  return { 1, seen and string.match(seen, ' (.*)$') or A.base }
+  return { 1, seen and (string.match(seen, ' (.*)$') or '') or A.base }
 end
 if job or past then
   ask_to_save()
