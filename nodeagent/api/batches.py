@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -141,6 +142,7 @@ class Batches:
     def table(self) -> list[web.RouteDef]:
         """The routes of arrays."""
         return [
+            web.get("/v1/arrays/{array}", self._show),
             web.post("/v1/arrays/{array}/stop", self._each(intents.stop)),
             web.delete("/v1/arrays/{array}", self._each(intents.delete)),
         ]
@@ -226,25 +228,40 @@ class Batches:
                 new.append(NewJob(uid=uid, spec=spec, control=seal.control(uid, control), admission=admission))
         return new
 
+    async def _show(self, request: web.Request) -> web.Response:
+        """GET /v1/arrays/{array}: how many of its jobs are in which phase, of those that are listed, and how many of
+        the ended ones still stop workers. Costs little, however many they are."""
+        await auth.caller(request, self._view.config.jobs)
+        members = self._members(request)
+        array = members[0].spec.array
+        assert array is not None
+        phases = Counter(job.phase for job in members)
+        stopping = sum(job.phase in TERMINAL and job.head is not None and bool(job.head.holders) for job in members)
+        return web.json_response(array.model_dump(exclude={"index"}) | {"phases": phases, "stopping": stopping})
+
+    def _members(self, request: web.Request) -> list[JobRecord]:
+        """Of the array in the path. Raises ``ApiError``."""
+        name, cluster = request.match_info["array"], self._view.cluster()
+        if members := of_array(cluster, name):
+            return members
+        raise unknown("array", name, {j.spec.array.name for j in cluster.jobs.values() if j.spec.array is not None})
+
     def _each(self, intent: intents.Intent) -> Callable[[web.Request], Any]:
         """The same change of every member that it can still be made of."""
 
         async def handler(request: web.Request) -> web.Response:
             who = await auth.caller(request, self._view.config.jobs)
             requests.request_id(await requests.read(request))
-            name, era = request.match_info["array"], self._view.era
-            members = of_array(self._view.cluster(), name)
-            if not members:
-                arrays = {j.spec.array.name for j in self._view.cluster().jobs.values() if j.spec.array is not None}
-                raise unknown("array", name, arrays)
+            era, members = self._view.era, self._members(request)
             wanted = [j for j in members if j.phase not in TERMINAL or intent is intents.delete]
             for job in wanted:
                 await self._jobs.may_change(who, job)
             changed = [await self._jobs.change(who, job.uid, job.name, "", intent) for job in wanted]
             await self._jobs.seen()
+            array = members[0].spec.array
             rows = [{"name": after.name, "uid": after.uid, "changed": new} for after, new in changed]
             kept = await saved(self._view, max((after.rev for after, _ in changed), default=0), era)
-            return web.json_response({"jobs": rows} | kept)
+            return web.json_response({"id": array and array.id, "jobs": rows} | kept)
 
         return handler
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from typing import Any
 
 from nodeagent.ctl.client import Client
-from nodeagent.ctl.errors import CtlError, Exit, TimedOutError
+from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.options import ENDED
 from nodeagent.ctl.terminal import echo
-from nodeagent.ctl.waiting import PATIENCE, Progress, demand_saved, mention_unsaved
+from nodeagent.ctl.waiting import PATIENCE, demand_saved, mention_unsaved, wait
 
 Json = dict[str, Any]
-
-POLL = 1.0
-"""Seconds between two looks at all jobs."""
 
 
 def members(rows: list[Json], name: str) -> list[Json]:
@@ -63,35 +59,37 @@ def _row(jobs: list[Json]) -> Json:
 def end_all(client: Client, name: str, verb: str, timeout: float, no_wait: bool, request_id: str | None) -> bool:
     """``stop`` or ``delete`` every job of the array, and wait for it. False if there is no array of this name. Raises
     ``CtlError``."""
-    method, path = ("DELETE", f"/v1/arrays/{name}") if verb == "delete" else ("POST", f"/v1/arrays/{name}/{verb}")
+    path = f"/v1/arrays/{name}"
     try:
-        after = client.change(method, path, request_id)
+        if verb == "delete":
+            after = client.change("DELETE", path, request_id)
+        else:
+            after = client.change("POST", f"{path}/{verb}", request_id)
     except CtlError as error:
         if error.code == Exit.NOT_FOUND:
             return False
         raise
-    uids, what = {job["uid"] for job in after["jobs"]}, f"array/{name} {verb}"
+    what, count = f"array/{name}", len(after["jobs"])
     if no_wait:
-        echo(f"{what} asked for: {len(uids)} jobs")
-        demand_saved(what, after)
+        echo(f"{what} {verb} asked for: {count} jobs")
+        demand_saved(f"{what} {verb}", after)
         return True
-    mention_unsaved(what, after)
+    mention_unsaved(f"{what} {verb}", after)
     client.endure(PATIENCE)
-    until = time.monotonic() + timeout
-    with Progress() as progress:
-        while left := _left(client, uids, verb):
-            progress.show(f"{name}: {left} of {len(uids)} jobs are left")
-            if time.monotonic() >= until:
-                raise TimedOutError(f"{what}: {left} of {len(uids)} jobs are left", f"nodeagentctl get {name}")
-            time.sleep(POLL)
-    echo(f"array/{name} {'deleted' if verb == 'delete' else 'stopped'}: {len(uids)} jobs")
+
+    def left() -> int:
+        """Jobs that are still there, or have not ended."""
+        try:
+            now = client.get(path)
+        except CtlError as error:
+            if error.code == Exit.NOT_FOUND:
+                return 0
+            raise
+        if now["id"] != after["id"]:
+            return 0
+        live = [int(number) for phase, number in now["phases"].items() if verb == "delete" or phase not in ENDED]
+        return sum(live) + (0 if verb == "delete" else int(now["stopping"]))
+
+    wait(left, lambda n: n == 0, lambda n: f"{name}: {n} of {count} jobs are left", timeout, f"{verb} {name}")
+    echo(f"{what} {'deleted' if verb == 'delete' else 'stopped'}: {count} jobs")
     return True
-
-
-def _left(client: Client, uids: set[str], verb: str) -> int:
-    """How many of them are still there, or have not ended."""
-    rows = [row for row in client.get("/v1/jobs")["items"] if row["uid"] in uids]
-    if verb == "delete":
-        return len(rows)
-    stopping = ("running", "stopping")
-    return sum(row["phase"] not in ENDED or any(p["phase"] in stopping for p in row["pods"]) for row in rows)

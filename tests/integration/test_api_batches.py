@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from nodeagent.ctl.client import Client
+from nodeagent.ctl.errors import CtlError
 from nodeagent.ctl.main import cli
 from nodeagent.model.job import Outcome, Phase
 from tests.unit.api.fakes import LiveAgent, live_agent, spec
@@ -138,6 +140,8 @@ def test_an_array_is_one_line_and_its_jobs_are_seen_by_its_name(agent: LiveAgent
 def test_an_array_is_stopped_and_deleted_as_one(tmp_path: Path) -> None:
     with live_agent(tmp_path, allow_root=True) as agent:
         ctl(agent, "submit", "-", "--array", "0-1", given=PREPARE)
+        shown = Client([agent.socket]).get("/v1/arrays/prepare")
+        assert (shown["count"], shown["first"], shown["last"], sum(shown["phases"].values())) == (2, 0, 1, 2)
         stopped = ctl(agent, "stop", "prepare")
         assert (stopped.exit_code, stopped.stdout) == (0, "array/prepare stopped: 2 jobs\n"), stopped.stderr
         assert {job.phase for job in agent.view.cluster().jobs.values()} == {"stopped"}
@@ -148,9 +152,6 @@ def test_an_array_is_stopped_and_deleted_as_one(tmp_path: Path) -> None:
 
 
 def test_a_spec_names_no_array_and_no_uids_of_its_own(agent: LiveAgent) -> None:
-    from nodeagent.ctl.client import Client
-    from nodeagent.ctl.errors import CtlError
-
     made = spec("mine").model_dump(mode="json")
     for more in ({"after": [{"uid": "u", "name": "x"}]}, {"array": {"name": "sweep", "id": "a", "index": 0}}):
         with pytest.raises(CtlError, match="after and array stand beside the spec"):
