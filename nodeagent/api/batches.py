@@ -53,7 +53,7 @@ class _Job:
     @property
     def known_as(self) -> str:
         """The uid, or the array's id, by which others come after it."""
-        return self.uids[0]
+        return self.uids[0] if self.indices is None else f"array-{self.uids[0]}"
 
     def names(self) -> list[str]:
         """Of the job, or of its members. Raises ``CheckError`` where one cannot be a job's."""
@@ -200,6 +200,13 @@ class Batches:
         if members and (found is None or found.name != name):
             array_of = members[0].spec.array
             assert array_of is not None
+            if need == "ok" and len(members) < array_of.count:
+                raise ApiError(
+                    "state",
+                    f"of array {name} {len(members)} of {array_of.count} jobs are listed: how the others ended is not "
+                    f"looked up",
+                    f"write {{{name}: any}}, or name jobs; nothing was submitted",
+                )
             return After(uid=array_of.id, name=name, need=need, array=array_of.count)
         if found is None or name not in (found.name, found.uid):  # a name that is the beginning of somebody's uid
             raise unknown("job", name, (j.name for j in self._view.cluster().jobs.values()))

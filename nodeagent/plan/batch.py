@@ -78,6 +78,12 @@ def is_awaited(cluster: Cluster, job: JobRecord) -> bool:
     return bool(names) and (job.uid in names or (job.spec.array is not None and job.spec.array.id in names))
 
 
+def array_lives(cluster: Cluster, job: JobRecord) -> bool:
+    """Jobs of its array have not ended: until then their records stay together, to be counted and commanded as one."""
+    array = job.spec.array
+    return array is not None and (found := _arrays(cluster)[array.id]).ended < found.known
+
+
 Standing = tuple[str, str]
 """``met``, ``never`` or ``waits``, and a phrase that says of which job and why."""
 

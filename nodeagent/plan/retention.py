@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.model.job import TERMINAL, JobRecord
-from nodeagent.plan.batch import is_awaited
+from nodeagent.plan.batch import array_lives, is_awaited
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.membership import holding_nodes, in_order
 
@@ -46,9 +46,9 @@ def keeps_history(cluster: Cluster, node: str) -> bool:
 
 
 def _ended(cluster: Cluster) -> list[JobRecord]:
-    """None that another job has yet to take note of."""
+    """None that another job has yet to take note of, or of whose array others live."""
     ended = [job for job in cluster.jobs.values() if job.phase in TERMINAL and job.ended is not None]
-    return [job for job in ended if not is_awaited(cluster, job)]
+    return [job for job in ended if not is_awaited(cluster, job) and not array_lives(cluster, job)]
 
 
 def _kept(job: JobRecord, keep_for: float) -> float:

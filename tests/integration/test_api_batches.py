@@ -121,9 +121,25 @@ def test_an_array(agent: LiveAgent) -> None:
     again = ctl(agent, "submit", "-", "--array", "0-1", given="name: sweep\ncommand: [a]\nnodes: 1\n")
     assert again.exit_code == 6
     assert "an array named 'sweep' has live jobs" in again.stderr
+    both = ctl(agent, "submit", "-", given="name: both\ncommand: [a]\nnodes: 1\nafter: {sweep: ok, sweep-1: any}\n")
+    assert both.exit_code == 0, both.stderr
+    assert len({one.uid for one in agent.view.job("both").spec.after}) == 2, "the array is not its first job"
     later = ctl(agent, "submit", "-", "--after", "sweep", given="name: later\ncommand: [a]\nnodes: 1\n")
     assert later.exit_code == 0, later.stderr
     assert agent.view.job("later").spec.after[0].uid == arrays[0].id
+
+
+def test_after_an_array_of_which_some_jobs_are_not_listed_any_more(agent: LiveAgent) -> None:
+    ctl(agent, "submit", "-", "--array", "0-1", given=PREPARE)
+    for i in range(2):
+        end(agent, f"prepare-{i}", "stopped")
+    assert ctl(agent, "delete", "prepare-0", "--no-wait").exit_code == 0
+    agent.do(lambda: agent.view.store.remove(agent.view.job("prepare-0").uid))
+    agent.do(agent.view.refresh)
+    refused = ctl(agent, "submit", "-", given=TRAIN)
+    assert refused.exit_code == 6
+    assert "of array prepare 1 of 2 jobs are listed" in refused.stderr
+    assert ctl(agent, "submit", "-", given=TRAIN.replace("prepare", "{prepare: any}")).exit_code == 0
 
 
 def test_an_array_is_one_line_and_its_jobs_are_seen_by_its_name(agent: LiveAgent) -> None:

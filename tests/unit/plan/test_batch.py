@@ -226,6 +226,13 @@ def test_members_that_have_ended_are_kept_for_who_comes_after_the_array() -> Non
     assert outlived(a_cluster(*jobs), 10 * WALL, 1.0, 0) == jobs
 
 
+def test_records_of_an_array_stay_together_while_one_lives() -> None:
+    jobs = [member(i, "succeeded").model_copy(update={"ended": WALL}) for i in range(30)]
+    assert due_for_history(a_cluster(*jobs), 10 * WALL) == jobs[:10]
+    assert due_for_history(a_cluster(*jobs, member(30)), 10 * WALL) == []
+    assert outlived(a_cluster(*jobs, member(30)), 10 * WALL, 1.0, 0) == []
+
+
 def test_a_member_that_holds_without_a_turn_holds_no_longer_than_it_may() -> None:
     holding = member(0, "holding", at_once=1)
     spec = holding.spec.model_copy(update={"hold_timeout": 5.0})
