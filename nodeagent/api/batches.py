@@ -86,7 +86,7 @@ def read(asked: Mapping[str, Any], read_spec: Callable[[object], JobSpec]) -> li
     return found
 
 
-def _laid_out(jobs: Sequence[Submission], base: str) -> list[_Job]:
+def laid_out(jobs: Sequence[Submission], base: str) -> list[_Job]:
     """With their uids. Raises ``ApiError``: names given twice, too many jobs, jobs that wait for each other."""
     found: list[_Job] = []
     names: set[str] = set()
@@ -150,7 +150,7 @@ class Batches:
     async def submit(self, who: auth.Caller, asked: dict[str, Any], submissions: list[Submission]) -> web.Response:
         """All of them, or none. Raises ``ApiError``."""
         request, base = requests.request_id(asked), _BATCH + uuid.uuid4().hex
-        jobs = _laid_out(submissions, base)
+        jobs = laid_out(submissions, base)
         earlier = await self._view.store.request(request)
         if earlier is not None and earlier.did:  # nothing that has changed since refuses what was accepted
             return await self._submitted(jobs, earlier.did, self._view.era)

@@ -95,7 +95,7 @@ def indices(text: str) -> Indices:
     ranges, percent, most = text.replace(" ", "").partition("%")
     if percent and not re.fullmatch(r"[1-9]\d{0,8}", most):
         raise CheckError(f"{units.show(text)} is not an array", "write how many may run at once behind the %: 0-99%8")
-    found: set[int] = set()
+    found: list[int] = []
     for part in ranges.split(","):
         match = _PART.fullmatch(part)
         if match is None:
@@ -104,12 +104,10 @@ def indices(text: str) -> Indices:
         last, step = int(match[2] or first), int(match[3] or 1)
         if last < first or last > MOST_INDEX or step < 1:
             raise CheckError(f"the range {part} in {units.show(text)}", f"it goes up, to {MOST_INDEX} at most")
-        if (last - first) // step >= MOST_MEMBERS:
-            raise CheckError(f"the range {part} is too long", f"an array has at most {MOST_MEMBERS} members")
-        found.update(range(first, last + 1, step))
-    if len(found) > MOST_MEMBERS:
-        raise CheckError(f"{len(found)} members", f"an array has at most {MOST_MEMBERS}")
-    return Indices(tuple(sorted(found)), int(most or 0))
+        if len(found) + (last - first) // step >= MOST_MEMBERS:
+            raise CheckError(f"{units.show(text)} is too long", f"an array has at most {MOST_MEMBERS} members")
+        found += range(first, last + 1, step)
+    return Indices(tuple(sorted(set(found))), int(most or 0))
 
 
 def member_name(name: str, index: int) -> str:

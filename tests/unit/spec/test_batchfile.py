@@ -73,7 +73,8 @@ def test_what_is_no_array(text: str) -> None:
         ("after: >>7", "7 names no jobs"),
         ("after: {b: >>yes}", "'yes' for b, write ok (it succeeds) or any (it ends)"),
         ("array: >>0-9%", "write how many may run at once"),
-        ("array: >>0-1000", "an array has at most 1000 members"),
+        ("array: >>0-1000", "'0-1000' is too long, an array has at most 1000 members"),
+        ("array: >>0-599,600-1000", "an array has at most 1000 members"),
     ],
 )
 def test_mistakes(line: str, words: str) -> None:
