@@ -12,7 +12,7 @@ import hashlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from nodeagent.api.view import AgentView
 from nodeagent.model.batch import MOST_JOBS, MOST_MEMBERS, After, Array, Need, Submission
 from nodeagent.model.job import TERMINAL, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
+from nodeagent.plan.batch import is_awaited
 from nodeagent.plan.cluster import Cluster
 from nodeagent.spec import batchvalues
 from nodeagent.spec.errors import CheckError
@@ -133,6 +134,19 @@ def no_live_array(cluster: Cluster, name: str) -> None:
         raise ApiError("state", f"an array named {name!r} has live jobs", "choose another name; nothing was submitted")
 
 
+def noted(cluster: Cluster, names: Collection[str]) -> None:
+    """Raises ``ApiError`` where a job of one of these names has ended, and another has yet to take note of that: the
+    new one would take its record's place."""
+    for job in cluster.jobs.values():
+        if job.name in names and job.phase in TERMINAL and is_awaited(cluster, job):
+            raise ApiError(
+                "stopping",
+                f"another job comes after the job named {job.name} (uid {job.uid}, {job.phase}), and has yet to take "
+                "note of its end",
+                "try again in a moment, or choose another name",
+            )
+
+
 class Batches:
     """Over one agent's view; ``jobs`` checks and changes single ones."""
 
@@ -164,6 +178,7 @@ class Batches:
         if asked.get("dry_run") is True:
             specs = [{"spec": job.spec.model_dump(), "jobs": len(job.uids)} for job in jobs]
             return web.json_response({"dry_run": True, "jobs": specs})
+        noted(self._view.cluster(), {name for job in jobs for name in job.names()})
         era, now = self._view.era, time.time()
         new = await self._signed(who, jobs, now)
         quota = limits.quota(who, self._view.config.limits)

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from nodeagent.api import auth, intents, limits, requests
 from nodeagent.api.auth import DATABASE, UserDatabase
-from nodeagent.api.batches import Batches, no_live_array, read
+from nodeagent.api.batches import Batches, no_live_array, noted, read
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.jobdetail import AuditTail, generations, waits, way_out
 from nodeagent.api.limits import Usage, owner_json
@@ -152,6 +152,7 @@ class JobRoutes:
                     "choose another name",
                 )
             return web.json_response({"dry_run": True, "spec": spec.model_dump()})
+        noted(self.view.cluster(), {spec.name})
         uid, now, seal, era = uuid.uuid4().hex, time.time(), self.view.seal, self.view.era
         job = await self.view.store.submit(
             uid, spec, who.uid, now, who.name, requests.request_id(asked),

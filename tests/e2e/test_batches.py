@@ -40,6 +40,8 @@ def test_a_batch_runs_in_its_order_and_no_more_at_once_than_may(calm: Cluster) -
     calm.submit(BATCH)
     order = calm.work / "order"
     calm.until(lambda: order.exists() and "begin" in order.read_text(), 60, "the array has begun")
+    waits = calm.job("collect")["why"]
+    assert any(why.startswith("waits for array sweep to succeed (") for why in waits), waits
     os.kill(calm.node("n1")["agent_pid"], signal.SIGKILL)
     calm.until_phase("collect", "succeeded", 120)
     first, *steps, last = order.read_text().splitlines()

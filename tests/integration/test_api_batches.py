@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from nodeagent.ctl import submit as tool
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.errors import CtlError
 from nodeagent.ctl.main import cli
@@ -102,6 +103,20 @@ def test_a_name_is_not_the_beginning_of_a_uid(agent: LiveAgent) -> None:
     refused = ctl(agent, "submit", "-", given=TRAIN.replace("prepare", "uid-x"))
     assert "no job 'uid-x'" in refused.stderr
     assert ctl(agent, "submit", "-", given=TRAIN.replace("prepare", "uid-xy")).exit_code == 0
+
+
+def test_a_name_is_free_when_the_end_of_its_last_job_is_noted(
+    agent: LiveAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool, "STOPPING_WAIT", 0.0)
+    ctl(agent, "submit", "-", given=f"{PREPARE}---\n{TRAIN}")
+    end(agent, "prepare", "stopped")
+    refused = ctl(agent, "submit", "-", given=PREPARE)
+    assert "another job comes after the job named prepare" in refused.stderr
+    refused = ctl(agent, "submit", "-", given=f"{PREPARE}---\nname: more\ncommand: [a]\nnodes: 1\n")
+    assert "another job comes after the job named prepare" in refused.stderr
+    end(agent, "train", "failed")
+    assert ctl(agent, "submit", "-", given=PREPARE).exit_code == 0
 
 
 def test_an_array(agent: LiveAgent) -> None:
