@@ -163,9 +163,10 @@ def test_an_array_is_one_line_and_its_jobs_are_seen_by_its_name(agent: LiveAgent
     for words in (["get", "-o", "name"], ["get", "prepare", "-o", "name"]):
         assert ctl(agent, *words).stdout.split() == ["job/prepare-0", "job/prepare-1", "job/prepare-2"]
     assert len(ctl(agent, "get", "-o", "wide").stdout.splitlines()) == 4
-    described = ctl(agent, "describe", "job/prepare")
-    assert described.exit_code == 3
-    assert "'prepare' is an array of 3 jobs" in described.stderr
+    for name in ("prepare", "job/prepare"):
+        described = ctl(agent, "describe", name)
+        assert described.exit_code == 3
+        assert "'prepare' is an array of 3 jobs" in described.stderr
 
 
 def test_an_array_is_stopped_and_deleted_as_one(tmp_path: Path) -> None:
