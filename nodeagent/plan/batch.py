@@ -57,6 +57,11 @@ def _arrays(cluster: Cluster) -> Mapping[str, _Members]:
     return cluster.once("arrays", look, cluster.refused)
 
 
+def _members(cluster: Cluster, array: str) -> _Members:
+    """Of this id; none where the view has none."""
+    return _arrays(cluster).get(array, _Members())
+
+
 def awaited(cluster: Cluster) -> frozenset[str]:
     """Jobs (uids) and arrays (ids) whose end others have yet to take note of: their records are kept until then."""
 
@@ -81,7 +86,7 @@ def is_awaited(cluster: Cluster, job: JobRecord) -> bool:
 def array_lives(cluster: Cluster, job: JobRecord) -> bool:
     """Jobs of its array have not ended: until then their records stay together, to be counted and commanded as one."""
     array = job.spec.array
-    return array is not None and (found := _arrays(cluster)[array.id]).ended < found.known
+    return array is not None and (found := _members(cluster, array.id)).ended < found.known
 
 
 Standing = tuple[str, str]
@@ -104,7 +109,7 @@ def _standing(cluster: Cluster, one: After) -> Standing:
 
 
 def _standing_of_array(cluster: Cluster, one: After) -> Standing:
-    found = _arrays(cluster).get(one.uid, _Members())
+    found = _members(cluster, one.uid)
     if one.need == "ok" and found.bad:
         return "never", f"job {found.bad} of array {one.name} has not succeeded"
     if found.ended < found.known:
@@ -154,7 +159,7 @@ def blocked(cluster: Cluster, job: JobRecord) -> str:
     array = job.spec.array
     if array is None or not array.at_once or job.phase in USES_TIME:
         return ""
-    found = _arrays(cluster)[array.id]
+    found = _members(cluster, array.id)
     room = max(0, array.at_once - found.running)
     if any(one.uid == job.uid for one in found.waiting[:room]):
         return ""

@@ -36,7 +36,8 @@ def due_for_history(cluster: Cluster, wall: float) -> list[JobRecord]:
     one that somebody wants deleted, or that has a ``ttl``: of the history only age and number are known."""
     ended = sorted(_ended(cluster), key=lambda job: (job.ended or 0.0, job.order))
     surplus = ended[: max(0, len(ended) - IN_VIEW)]
-    due = [job for job in surplus if (job.ended or 0.0) < wall - AFTER and not job.control.delete and not job.spec.ttl]
+    due = [job for job in surplus if (job.ended or 0.0) < wall - AFTER and not job.control.delete]
+    due = [job for job in due if job.spec.ttl is None]
     return [job for job in due[: 2 * SHELVED_AT_ONCE] if not holding_nodes(cluster, job)][:SHELVED_AT_ONCE]
 
 
