@@ -148,6 +148,6 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
         "live": room.live,
         "cordoned": cordoned[:SHOWN],
         "blocked": bool(blocked(cluster, job)),
-        "begins": job.head is None and job.not_before > cluster.served,
+        "begins": job.active is None and job.not_before > cluster.served,
         "held": any(uid != job.uid for jobs in booked(cluster).values() for uid, _ in jobs),
     }
