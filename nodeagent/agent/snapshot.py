@@ -67,6 +67,8 @@ class Snapshot:
         self.cluster_uid = ""
         self.complete = False
         """Everything has been read at least once."""
+        self._partial = False
+        """Of what has changed a part is still to be read."""
         self.recovering = False
         """The store may still lack what others know: nothing is to be decided or started on this view."""
         self.awaited: tuple[str, ...] = ()
@@ -115,6 +117,7 @@ class Snapshot:
             return
         if reply.cluster_uid != self.cluster_uid:
             self._clear()
+        self._partial = reply.more
         if reply.gone and runs and not {f"job:{uid}" for uid in runs}.isdisjoint(reply.gone):
             reply = self._refuse_removal(reply, runs)
         if reply.unread or self.unread:
@@ -267,6 +270,7 @@ class Snapshot:
             and last.queues is queues and last.queues_rev == queues_rev
             and last.served == served and last.refused is refused and last.unread == unread
             and last.next_lapse == self._next_lapse and last.more_to_return == returning
+            and last.partial == self._partial
         ):  # fmt: skip
             return last
         self._view = Cluster(
@@ -281,6 +285,7 @@ class Snapshot:
             unread=unread,
             next_lapse=self._next_lapse,
             more_to_return=returning,
+            partial=self._partial,
             notes=self._notes,
         )
         return self._view

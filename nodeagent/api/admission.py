@@ -6,6 +6,7 @@ Must never decide when a job starts: that is ``plan/``'s.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from nodeagent.api import auth
@@ -20,14 +21,24 @@ from nodeagent.plan.demand import least
 _NOTHING = "nothing was submitted"
 
 
-async def admitted(cluster: Cluster, who: Caller, spec: JobSpec, names: UserDatabase) -> JobSpec:
-    """The spec with the queue that it goes to. Raises ``ApiError`` where no queue takes it."""
+async def admitted(
+    cluster: Cluster,
+    who: Caller,
+    spec: JobSpec,
+    names: UserDatabase,
+    count: int = 1,
+    beside: Sequence[tuple[JobSpec, int]] = (),
+) -> JobSpec:
+    """The spec with the queue that it goes to. ``count``: so many jobs of it; ``beside``: those of the same batch, each
+    with the queue that it goes to, and how many of it. Raises ``ApiError`` where no queue takes it."""
     if not cluster.queues.queues and spec.queue in ("", DEFAULT_QUEUE):
         return spec.model_copy(update={"queue": ""})
     queue = await _chosen(cluster, who, spec, names)
     _may_hold(cluster, queue, spec)
     if not who.operator:
-        _within_quota(cluster, queue, who, spec)
+        _within_quota(
+            cluster, queue, who, [*((s, n) for s, n in beside if queue_of(s.queue) == queue.name), (spec, count)]
+        )
     return spec.model_copy(update={"queue": queue.name})
 
 
@@ -119,17 +130,21 @@ def _may_hold(cluster: Cluster, queue: Queue, spec: JobSpec) -> None:
                 )
 
 
-def _within_quota(cluster: Cluster, queue: Queue, who: Caller, spec: JobSpec) -> None:
-    quota = queue.user_quota
-    own = [job for job in live_jobs(cluster, queue.name) if job.owner == who.uid and job.name != spec.name]
-    if quota.jobs is not None and len(own) >= quota.jobs:
+def _within_quota(cluster: Cluster, queue: Queue, who: Caller, new: Sequence[tuple[JobSpec, int]]) -> None:
+    """``new``: what is submitted, and how many of each."""
+    quota, names = queue.user_quota, {spec.name for spec, _ in new}
+    own = [job for job in live_jobs(cluster, queue.name) if job.owner == who.uid and job.name not in names]
+    if quota.jobs is not None and len(own) + sum(count for _, count in new) > quota.jobs:
         raise ApiError(
             "limit",
             f"{who.name} has {len(own)} live jobs in queue {queue.name!r}, which allows a user {quota.jobs}",
             f"wait for one of them to end, or stop one; {_NOTHING}",
         )
     if quota.gpus is not None:
-        have, wants = sum(least(cluster, job.spec).gpus for job in own), least(cluster, spec).gpus
+        have, wants = (
+            sum(least(cluster, job.spec).gpus for job in own),
+            sum(least(cluster, spec).gpus * count for spec, count in new),
+        )
         if wants and have + wants > quota.gpus:
             raise ApiError(
                 "limit",

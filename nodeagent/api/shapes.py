@@ -206,6 +206,8 @@ def job_json(
         "priority": job.spec.priority,
         "queue": _queue(job, cluster),
         "in_queue": queue_of(job.spec.queue),
+        "time_left": job.time_left(cluster.served),
+        "array": None if job.spec.array is None else job.spec.array.model_dump(),
     }
 
 

@@ -133,6 +133,8 @@ def _head(job: Json, colour: bool) -> list[str]:
         *(_roles(spec) if several else [field("Nodes", f"{size}; workers per node: {_per_node(spec['roles'][0])}")]),
         field("World", _world(job)),
         *_time(job),
+        *_time_limit(job),
+        *_ties(job),
         field("Age", f"{span(job['age'])}; trained for {span(job['duration'])}; {_restarts(job)}"),
         field(
             "Budget",
@@ -172,6 +174,25 @@ def _queue(job: Json) -> list[str]:
     if line is not None:
         parts.append(f"number {line['place']} of {line['of']}, priority {job['priority']}")
     return [field("Queue", ": ".join(parts))] if parts else []
+
+
+def _time_limit(job: Json) -> list[str]:
+    """What is left of it."""
+    left, limit = job["time_left"], job["spec"]["time_limit"]
+    if limit is None:
+        return []
+    return [field("Time limit", f"{span(limit)}, {span(left)} left" + ("" if job["started"] else " (not started yet)"))]
+
+
+def _ties(job: Json) -> list[str]:
+    """To other jobs: those it comes after, and its array."""
+    spec, lines = job["spec"], []
+    if spec["after"]:
+        lines.append(field("After", ", ".join(f"{one['name']} ({one['need']})" for one in spec["after"])))
+    if array := spec["array"]:
+        most = f", {array['at_once']} at once" if array["at_once"] else ""
+        lines.append(field("Array", f"{array['name']}, index {array['index']} of {array['count']} jobs{most}"))
+    return lines
 
 
 def _committed(job: Json) -> str:
@@ -382,6 +403,10 @@ def _wait_no_longer(way: Json | None, name: str) -> str:
     """What ends the waiting of a job in the queue, if anything but time does."""
     if way is None:
         return "look at the nodes: nodeagentctl nodes"
+    if way["begins"]:
+        return f"nothing: it begins by itself in {span(way['backoff'])}"
+    if way["blocked"]:
+        return f"nothing: it starts by itself then; or end it: nodeagentctl stop {name}"
     if way["backoff"]:
         return f"nothing: it starts again by itself in {span(way['backoff'])} (it backs off after a failure)"
     if way.get("barred"):

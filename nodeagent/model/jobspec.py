@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from nodeagent.model.base import Record
+from nodeagent.model.batch import MOST_AFTER, After, Array
 
 EventName = Literal["WorkerFailed", "WorkerHung", "PodFailed", "PodEvicted", "NodeLost", "*"]
 """What a policy can react to. ``*`` is any of them."""
@@ -163,6 +164,16 @@ class JobSpec(Record):
     """None: hangs are not looked for."""
     hold_timeout: float | None = Field(default=None, gt=0)
     """Seconds a job may hold for want of nodes before it fails; None is for ever."""
+    time_limit: float | None = Field(default=None, gt=0)
+    """Seconds that it may have its nodes for, from its first start on; None is for ever."""
+    begin: float | None = Field(default=None, ge=0, le=253_402_300_799)
+    """Unix time before which it is not started."""
+    ttl: float | None = Field(default=None, ge=0)
+    """Seconds after its end for which its record is kept at most; None: as long as others are."""
+    after: tuple[After, ...] = Field(default=(), max_length=MOST_AFTER)
+    """It starts when these have ended."""
+    array: Array | None = None
+    """None: it is a member of none."""
     submitter: Submitter
 
     @property

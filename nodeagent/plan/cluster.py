@@ -95,6 +95,8 @@ class Cluster:
     more_to_return: bool = False
     """A node has just come back from a silence, in the life that it had: others that went silent with it may follow
     within a heartbeat and two calls."""
+    partial: bool = False
+    """Of what has changed a part is still to be read: a job that is not here may be there all the same."""
     notes: Notes = field(default_factory=Notes, compare=False, repr=False)
     """Shared by views in which ``nodes``, ``jobs``, ``lapsed`` and ``queues`` are the same objects: what was
     worked out from these is worked out once."""

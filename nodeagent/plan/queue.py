@@ -17,6 +17,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Role
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import millis
+from nodeagent.plan.batch import blocked
 from nodeagent.plan.bookings import Booked, booked, changed_bookings
 from nodeagent.plan.changes import Seen, changed, seen
 from nodeagent.plan.cluster import Cluster
@@ -136,10 +137,11 @@ def room_for(cluster: Cluster, job: JobRecord) -> Room:
 
 
 def queue(cluster: Cluster) -> tuple[Waiting, ...]:
-    """The jobs that wait for nodes and may run, the first one first."""
+    """The jobs that wait for nodes, and for no other job, and may run, the first one first."""
 
     def look(_before: object) -> tuple[Waiting, ...]:
         jobs = [j for j in cluster.jobs.values() if in_queue(j) and j.uid not in cluster.refused]
+        jobs = [j for j in jobs if not blocked(cluster, j)]
         line = in_line(cluster, jobs) if shared(cluster) else sorted(jobs, key=rank)
         return tuple(Waiting(job, room_for(cluster, job)) for job in line)
 

@@ -34,6 +34,7 @@ from nodeagent.store.messages import (
     Forgotten,
     JoinReply,
     Judgement,
+    NewJob,
     Offer,
     Proposal,
     Restored,
@@ -260,22 +261,24 @@ class RedisStore:
         admission: Admission | None = None,
         quota: Quota | None = None,
     ) -> JobRecord:
-        size = spec.nodes
-        arguments: dict[str, object] = {
-            "uid": uid,
-            "name": spec.name,
-            "owner": owner,
-            "spec": spec.to_json(),
-            "min": size.min,
-            "max": size.max,
-            "admission": codec.encode_optional(admission),
-            "control": first_control(spec, by, control).to_json(),
-            "submitted": repr(wall),
-            "by": by,
-            "request": request,
-            "quota": None if quota is None else quota.model_dump(),
-        }
-        return await self._job("submit", arguments)
+        new = NewJob(uid=uid, spec=spec, control=first_control(spec, by, control), admission=admission)
+        return await self._job("submit", {"uid": uid} | _submitted([new], owner, wall, by, request, quota))
+
+    async def submit_all(
+        self,
+        base: str,
+        jobs: Sequence[NewJob],
+        owner: int,
+        wall: float,
+        by: str,
+        request: str,
+        *,
+        quota: Quota | None = None,
+    ) -> str:
+        (known,) = await self._calls.step(
+            "submit", {"base": base} | _submitted(jobs, owner, wall, by, request, quota), always
+        )
+        return str(known)
 
     async def control(
         self, uid: str, expect_rev: int, control: Control | None, request: str, event: str, text: str, did: str = ""
@@ -465,6 +468,19 @@ def connect(at: str | RedisConfig, cluster: str, timeout: float) -> RedisStore:
     config = RedisConfig(url=at) if isinstance(at, str) else at
     commands, waits = (Links(config, most, timeout) for most in (COMMAND_LINKS, WAIT_LINKS))
     return RedisStore(Calls(commands, waits, keys.prefix(cluster), timeout, config.replicas_wanted))
+
+
+def _submitted(
+    jobs: Sequence[NewJob], owner: int, wall: float, by: str, request: str, quota: Quota | None
+) -> dict[str, object]:
+    return {
+        "jobs": [codec.new_job(job, wall) for job in jobs],
+        "owner": owner,
+        "submitted": repr(wall),
+        "by": by,
+        "request": request,
+        "quota": None if quota is None else quota.model_dump(),
+    }
 
 
 def _each(decode: Callable[[Raw], Read], found: Iterable[Raw]) -> Iterator[Read]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from nodeagent.model.base import Record
-from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
+from nodeagent.model.job import Admission, Control, JobRecord, Outcome, Phase, Spend
+from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.queue import QueuesRecord
@@ -25,6 +26,15 @@ class Forgotten(Record):
     node: NodeRecord
     removed: bool
     """There is no record of it any more, and no cordon."""
+
+
+class NewJob(Record):
+    """One job of those that are submitted together. ``control``: of rev 1."""
+
+    uid: str
+    spec: JobSpec
+    control: Control
+    admission: Admission | None = None
 
 
 class Saved(Record):

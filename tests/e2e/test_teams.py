@@ -12,7 +12,7 @@ from nodeagent.store.server import PrivateRedis
 from tests.e2e.bare import Bare, bare
 from tests.e2e.conftest import FAILED
 from tests.e2e.support import check_complete, check_steps, digits_job, read_steps
-from tests.e2e.test_graceful import check_no_step_lost, running_on
+from tests.e2e.test_graceful import check_no_step_lost
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch, pytest.mark.redis, pytest.mark.timeout(480)]
 
@@ -53,7 +53,6 @@ def test_three_teams_share_six_nodes(six: Bare, reference: dict[int, float], rec
     held = six.job("fixed")
     assert held["phase"] == "holding"
     assert held["generations"][-1]["ended_by"]["text"] == "job sea of queue c is entitled to its nodes"
-    assert len(running_on(six.job("wide"))) == 1, "what its target says is its own"
     for name in ("sea", "bee", "fixed", "wide"):
         six.until_phase(name, "succeeded", 240)
     for name, steps in STEPS.items():

@@ -51,8 +51,15 @@ local function named(job)
   return nodes
 end
 
+-- Phases that use up a job's time limit, once it has run.
+local USES_TIME = { forming = true, running = true, pausing = true }
+
 local function enter_phase(job, phase, reason)
   if job.phase ~= phase then
+    if USES_TIME[job.phase] and job.first_active then
+      local from = math.max(tonumber(job.since), tonumber(job.first_active))
+      job.ran = int(tonumber(job.ran) + math.max(0, served - from))
+    end
     job.since = int(served)
   end
   job.phase, job.reason = phase, reason

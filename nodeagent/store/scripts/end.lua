@@ -66,7 +66,8 @@ if ends then
   job.head_grace = 'null'
   job.head_since, job.head_deadline = int(served), '0'
 end
-job.outcome, job.not_before = A.outcome, int(served + A.delay_ms)
+local earliest = job.head_id and 0 or tonumber(job.not_before) -- of a job that was to begin later
+job.outcome, job.not_before = A.outcome, int(math.max(served + A.delay_ms, earliest))
 enter_phase(job, A.phase == 'pausing' and not next(holders) and 'paused' or A.phase, A.reason)
 if is_terminal(job) then
   job.ended = A.wall

@@ -24,7 +24,7 @@ local function check_type(key, wanted, cache)
   return is ~= 'none'
 end
 
-local TEXTS = { uid = 1, name = 1, phase = 1, reason = 1, outcome = 1, head_id = 1, head_state = 1, head_address = 1, head_seal = 1,
+local TEXTS = { uid = 1, name = 1, phase = 1, reason = 1, outcome = 1, head_id = 1, head_state = 1, head_address = 1, head_seal = 1, array = 1,
   active_id = 1 }
 
 local function reads(job)

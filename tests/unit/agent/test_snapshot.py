@@ -30,6 +30,14 @@ def test_it_is_complete_when_nothing_more_waits() -> None:
     assert cluster.next_lapse == 40
 
 
+def test_a_view_of_which_a_part_is_still_to_be_read_says_so() -> None:
+    snapshot, partial = Snapshot(Timing()), []
+    for one in (reply(), reply(more=True, rev=2), reply(more=True, rev=3), reply(rev=4)):
+        snapshot.absorb(one, 0.0)
+        partial.append(snapshot.cluster(0.0).partial)
+    assert partial == [False, True, True, False]
+
+
 def returns(*replies: tuple[float, BeatReply]) -> list[bool]:
     """Whether, after each reply, more nodes are expected back."""
     snapshot = Snapshot(Timing())

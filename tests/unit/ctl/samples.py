@@ -8,6 +8,7 @@ from typing import Any
 from nodeagent.api.jobdetail import generations, way_out
 from nodeagent.api.queues import queue_json
 from nodeagent.api.shapes import job_json, node_json
+from nodeagent.model.batch import After, Array
 from nodeagent.model.health import Action, Claim, RepairState, Severity, Verdict
 from nodeagent.model.job import Control, Event, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.jobspec import Nodes, Role
@@ -73,6 +74,14 @@ LEFT = job(
         "n3": PodReport(state="succeeded"),
     },
 )
+MEMBER = job(
+    "queued", head=None, active=None, budget={}, keepers={}, restarts=0, started=None,
+    reason="waits for job prepare to succeed (running)",
+    spec=spec(
+        time_limit=5400.0, after=(After(uid="u1", name="prepare"), After(uid="a1", name="clean", need="any", array=3)),
+        array=Array(name="sweep", id="a2", index=7, count=100, first=0, last=99, at_once=8),
+    ),
+)  # fmt: skip
 SERVERS = Role(
     name="pserver", command=("python", "server.py"), nodes=Nodes(min=1, max=2, target=2), replicas=2, workers_per_node=1
 )  # fmt: skip

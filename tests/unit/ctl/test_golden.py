@@ -47,6 +47,7 @@ CASES: dict[str, Callable[[], list[str]]] = {
         samples.detail(samples.SILENT, (silence(samples.cluster(samples.SILENT), samples.SILENT),))
     ),
     "describe-left": lambda: job_lines(samples.detail(samples.LEFT)),
+    "describe-limited-member": lambda: job_lines(samples.detail(samples.MEMBER)),
     "describe-queued": lambda: job_lines(samples.detail(QUEUED, ("needs 2 nodes, 1 fits",))),
     "describe-node": lambda: node_lines(samples.shown_node("n2")),
     "describe-restarting-node": lambda: node_lines(samples.restarting_node("n2")),

@@ -10,6 +10,7 @@ import pytest
 from nodeagent.api.jobdetail import way_out
 from nodeagent.api.shapes import job_json
 from nodeagent.ctl.jobtext import _queue, _wait_no_longer
+from nodeagent.model.batch import After
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import Amount, Queue, Queues
@@ -44,6 +45,15 @@ def test_next_is_true(nodes: list[NodeRecord | str], others: list[JobRecord], mo
     text = step(make_cluster(nodes, job, *others), job)
     assert says in text
     assert ("uncordon" in text) == any(isinstance(n, NodeRecord) and n.cordon is not None for n in nodes)
+
+
+def test_next_is_true_of_who_waits_for_its_time_or_for_others() -> None:
+    later = make_job(spec=PAIR, not_before=NOW + 12_000)
+    assert step(make_cluster(["n1", "n2"], later), later) == "nothing: it begins by itself in 12s"
+    spec = make_spec(size=(2, 2), after=(After(uid="u-b", name="b"),))
+    after = make_job(spec=spec)
+    text = step(make_cluster(["n1", "n2"], after, taken()), after)
+    assert text == "nothing: it starts by itself then; or end it: nodeagentctl stop a"
 
 
 def test_its_place_and_priority() -> None:

@@ -100,6 +100,8 @@ def test_nodes(written: str, sizes: tuple[int, int, int]) -> None:
         ("grace: 1h30m", "grace", 5400.0),
         ("hold_timeout: 10m", "hold_timeout", 600.0),
         ("hold_timeout: never", "hold_timeout", None),
+        ("time_limit: 2h", "time_limit", 7200.0),
+        ("time_limit: never", "time_limit", None),
         ("hang: off", "hang", None),
         ("hang: false", "hang", None),
         ("hang: auto", "hang", Hang()),
