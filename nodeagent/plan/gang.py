@@ -16,8 +16,9 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import sick_members
 from nodeagent.plan.keepers import silence
 from nodeagent.plan.membership import gone_nodes, holding_nodes, natural, strays
+from nodeagent.plan.proposal import propose_or_hold
 from nodeagent.plan.running import after_fault, decide_running, settle_scale, still
-from nodeagent.plan.steps import Activate, Decision, End, Remove, propose_or_hold
+from nodeagent.plan.steps import Activate, Decision, End, Remove
 from nodeagent.plan.waiting import decide_waiting
 
 

@@ -22,8 +22,9 @@ from nodeagent.plan.hang import watching
 from nodeagent.plan.health import Sick, remarkable, sick_members
 from nodeagent.plan.membership import gone_nodes, natural
 from nodeagent.plan.placement import Placement, choose
+from nodeagent.plan.proposal import propose, propose_or_hold
 from nodeagent.plan.reclaim import MIN_RUNTIME
-from nodeagent.plan.steps import Decision, End, Judge, Settle, propose, propose_or_hold
+from nodeagent.plan.steps import Decision, End, Judge, Settle
 
 
 def settle_scale(cluster: Cluster, job: JobRecord) -> Decision | None:

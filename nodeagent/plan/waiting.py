@@ -17,9 +17,10 @@ from nodeagent.plan.elastic import awaited, place
 from nodeagent.plan.health import bar
 from nodeagent.plan.membership import Candidate, gone_nodes, holding_nodes
 from nodeagent.plan.placement import needs
+from nodeagent.plan.proposal import propose
 from nodeagent.plan.running import after_fault
 from nodeagent.plan.share import dominant, full, holdings, shared
-from nodeagent.plan.steps import Decision, End, propose
+from nodeagent.plan.steps import Decision, End
 
 SHOWN = 3
 """Names that a sentence gives before it only counts."""
