@@ -16,6 +16,7 @@ from nodeagent.model.base import Record
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing
+from nodeagent.model.usage import UsageDay
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.messages import PAGE_BYTES, Offer
 
@@ -57,21 +58,23 @@ async def offer(
             return ""
         raise
     if reply.recovering and header.rev > reply.known:
-        nodes, jobs = list(known.nodes), list(known.jobs)
+        nodes, jobs, usage = list(known.nodes), list(known.jobs), list(known.usage)
         uids = tuple(sorted(job.uid for job in jobs)) if known.whole else None
     else:  # the store knows better, but for the replies of our own newest steps; or this view is not complete
         nodes = [node for node in known.nodes if node.rev > reply.known and reply.recovering]
         jobs, uids = [job for job in known.jobs if job.rev > reply.known], None
-    if nodes or jobs:
+        usage = [day for day in known.usage if day.rev > reply.known and reply.recovering]
+    if nodes or jobs or usage:
         structlog.get_logger("recovery").warning(
             "restoring the store", node=node, jobs=len(jobs), nodes=len(nodes), known=reply.known, rev=header.rev
         )
-    for last, page in pages([*nodes, *jobs]):
+    for last, page in pages([*nodes, *usage, *jobs]):
         reply = await store.restore(
             header.model_copy(
                 update={
                     "nodes": tuple(r for r in page if isinstance(r, NodeRecord)),
                     "jobs": tuple(r for r in page if isinstance(r, JobRecord)),
+                    "usage": tuple(r for r in page if isinstance(r, UsageDay)),
                     "uids": uids if last else None,
                 }
             )
@@ -111,6 +114,7 @@ class Known:
     served: int
     nodes: tuple[NodeRecord, ...]
     jobs: tuple[JobRecord, ...]
+    usage: tuple[UsageDay, ...] = ()
     lapsed: frozenset[str] = frozenset()
     whole: bool = True
     """A job that is not in it is not in the store; else some records could not be read."""
@@ -118,7 +122,7 @@ class Known:
     @property
     def newest(self) -> int:
         """The highest revision in it."""
-        return max((self.rev, *(n.rev for n in self.nodes), *(j.rev for j in self.jobs)))
+        return max((self.rev, *(n.rev for n in self.nodes), *(j.rev for j in self.jobs), *(d.rev for d in self.usage)))
 
     @property
     def live(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from nodeagent.agent.recovery import Known
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing, millis
+from nodeagent.model.usage import UsageDay
 from nodeagent.plan.cluster import Cluster, Notes, Refusal
 from nodeagent.store.messages import BeatReply, Unread
 from nodeagent.store.trouble import waits_for
@@ -32,6 +33,8 @@ class Snapshot:
         self._timing = timing
         self._nodes: dict[str, NodeRecord] = {}
         self._jobs: dict[str, JobRecord] = {}
+        self._usage: dict[str, UsageDay] = {}
+        """By the day, as text."""
         self._lapsed: frozenset[str] = frozenset()
         self._silent: frozenset[str] = frozenset()
         """The same, and those that have been silent since, whom an amnesty shelters."""
@@ -45,7 +48,8 @@ class Snapshot:
         self._anew: Snapshot | None = None
         self._nodes_shown: Mapping[str, NodeRecord] | None = None
         self._jobs_shown: Mapping[str, JobRecord] | None = None
-        """Copies of both as they are in the views that were given out, until they change."""
+        self._usage_shown: Mapping[str, UsageDay] | None = None
+        """Copies as they are in the views that were given out, until they change."""
         self._view: Cluster | None = None
         """The last one given out."""
         self._notes = Notes()
@@ -120,14 +124,19 @@ class Snapshot:
         if reply.nodes or reply.gone:
             self._nodes_shown = None
         if reply.gone:
-            self._jobs_shown = None
+            self._jobs_shown = self._usage_shown = None
         for node in reply.nodes:
             self._nodes[node.id] = node
         for job in reply.jobs:
             self.absorb_job(job)
+        for day in reply.usage:
+            self._usage[str(day.day)], self._usage_shown = day, None
         for key in reply.gone:
             kind, _, name = key.partition(":")
-            (self._nodes if kind == "node" else self._jobs).pop(name, None)
+            if kind == "usage":
+                self._usage.pop(name, None)
+            else:
+                (self._nodes if kind == "node" else self._jobs).pop(name, None)
         self.rev, self.era = reply.rev, reply.era
         if not reply.more and not self.complete:
             self.complete = True
@@ -143,6 +152,7 @@ class Snapshot:
 
     def _read_or_not(self, reply: BeatReply) -> None:
         read = {f"node:{node.id}" for node in reply.nodes} | {f"job:{job.uid}" for job in reply.jobs} | {*reply.gone}
+        read |= {f"usage:{day.day}" for day in reply.usage}
         self.unread = {key: why for key, why in self.unread.items() if key not in read}
         self.unread |= {record.key: record.why for record in reply.unread}
 
@@ -165,8 +175,11 @@ class Snapshot:
                 other._nodes.setdefault(name, self._nodes[name])
             elif kind == "job" and name in self._jobs:
                 other._jobs.setdefault(name, self._jobs[name])
+            elif kind == "usage" and name in self._usage:
+                other._usage.setdefault(name, self._usage[name])
         self._nodes, self._jobs, self.unread = other._nodes, other._jobs, other.unread
-        self._nodes_shown = self._jobs_shown = None
+        self._usage = other._usage
+        self._nodes_shown = self._jobs_shown = self._usage_shown = None
         self.rev, self.era, self.cluster_uid, self._top = other.rev, other.era, other.cluster_uid, other._top
         self.complete, self._anew = True, None
         self.touched.set()
@@ -214,6 +227,7 @@ class Snapshot:
             served=view.served,
             nodes=tuple(view.nodes.values()),
             jobs=tuple(view.jobs.values()),
+            usage=tuple(view.usage.values()),
             lapsed=self._silent,
             whole=self.complete,
         )
@@ -230,6 +244,7 @@ class Snapshot:
 
     def _clear(self) -> None:
         self._nodes, self._jobs, self.complete, self.unread = {}, {}, False, {}
+        self._usage, self._usage_shown = {}, None
         self._nodes_shown, self._jobs_shown, self._top = None, None, 0
 
     @property
@@ -245,6 +260,8 @@ class Snapshot:
         settling = self._timing.heartbeat + 2 * self._timing.store_timeout
         if self._nodes_shown is None:
             self._nodes_shown = dict(self._nodes)
+        if self._usage_shown is None:
+            self._usage_shown = dict(self._usage)
         served, jobs, refused = self._served + millis(ahead), self.jobs, refused or _NONE_REFUSED
         unread = _NONE
         if self.unread:
@@ -253,6 +270,7 @@ class Snapshot:
         last = self._view  # asked for several times in one moment
         if last is not None and (
             last.nodes is self._nodes_shown and last.jobs is jobs and last.lapsed is self._lapsed
+            and last.usage is self._usage_shown
             and last.served == served and last.refused is refused and last.unread == unread
             and last.next_lapse == self._next_lapse and last.more_to_return == returning
         ):  # fmt: skip
@@ -261,6 +279,7 @@ class Snapshot:
             served=served,
             nodes=self._nodes_shown,
             jobs=jobs,
+            usage=self._usage_shown,
             lapsed=self._lapsed,
             timing=self._timing,
             refused=refused,

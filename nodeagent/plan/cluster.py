@@ -16,6 +16,7 @@ from typing import Literal, TypeVar, cast
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import Timing, millis
+from nodeagent.model.usage import UsageDay
 
 T = TypeVar("T")
 
@@ -79,6 +80,8 @@ class Cluster:
     """Served time (ms) of the view; between beats the agent adds its own elapsed time, never more than ``credit``."""
     nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     jobs: Mapping[str, JobRecord] = field(default_factory=dict)
+    usage: Mapping[str, UsageDay] = field(default_factory=dict)
+    """What jobs used that are here no more, by day."""
     lapsed: frozenset[str] = frozenset()
     timing: Timing = field(default_factory=Timing)
     refused: Mapping[str, Refusal] = field(default_factory=dict)

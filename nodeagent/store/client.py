@@ -98,6 +98,7 @@ class RedisStore:
             "nodes": [codec.encode_node(node) for node in offer.nodes],
             "cordons": {node.id: codec.encode_optional(node.cordon) or "" for node in offer.nodes},
             "jobs": [codec.encode_job(job) for job in offer.jobs],
+            "usage": [codec.encode_usage(day) for day in offer.usage],
         }  # fmt: skip
         era, known, recovering = await self._calls.timed("restore", arguments, offer.timing)
         return Restored(era=era, known=int(known), recovering=bool(recovering))
@@ -121,7 +122,7 @@ class RedisStore:
         (
             cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked, *recovery,
         ) = await self._calls.step("beat", arguments, beat_brings_jobs)  # fmt: skip
-        nodes, jobs, gone, unread, missing = [], [], [], [], []
+        nodes, jobs, gone, unread, missing, usage = [], [], [], [], [], []
         if not recovering:
             self._decoder.follow(Base(beat.rev, beat.era), Base(int(rev), era))
         for raw, flat, cordon, kind in records:
@@ -133,6 +134,8 @@ class RedisStore:
                     gone.append(key)
                 elif key.startswith("node:"):
                     nodes.append(self._decoder.node(flat, cordon))
+                elif key.startswith("usage:"):
+                    usage.append(codec.decode_usage(key.removeprefix("usage:"), flat))
                 elif kind == "whole":
                     jobs.append(self._decoder.job(flat, era, followed=True))
                 elif job := self._decoder.news(key.removeprefix("job:"), flat, era, beat.rev, followed=True):
@@ -151,7 +154,7 @@ class RedisStore:
                 nodes += found.nodes
                 unread += (Unread(key=_shown(key), why=_plain(error)) for key, error in found.unread.items())
         if read is None:  # the lease is renewed all the same; the next beat asks again
-            nodes, jobs, gone, unread, rev, more = [], [], [], [], beat.rev, 0
+            nodes, jobs, gone, unread, usage, rev, more = [], [], [], [], [], beat.rev, 0
         else:
             jobs += read[0]
             unread += read[1]
@@ -163,6 +166,7 @@ class RedisStore:
                 next_lapse=None if next_lapse == "" else int(next_lapse),
                 nodes=tuple(nodes),
                 jobs=tuple(jobs),
+                usage=tuple(usage),
                 gone=tuple(gone),
                 unread=tuple(unread),
                 rev=int(rev),
@@ -188,6 +192,7 @@ class RedisStore:
             "members": {node: member.to_json() for node, member in proposal.members.items()},
             "cause": proposal.cause.to_json(),
             "reason": proposal.cause.text,
+            "kept": proposal.kept,
             "grace": json.dumps(proposal.grace),
             "form_ms": proposal.form_ms,
             "outside": codec.encode(proposal.outside),
@@ -230,6 +235,7 @@ class RedisStore:
             "phase": ending.phase,
             "reason": ending.reason,
             "outcome": codec.encode_optional(ending.outcome),
+            "kept": ending.kept,
             "delay_ms": ending.delay_ms,
             "wall": repr(ending.wall),
         }

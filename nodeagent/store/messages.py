@@ -12,6 +12,7 @@ from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.timing import Timing
+from nodeagent.model.usage import UsageDay
 from nodeagent.model.world import Cause, Member, Token
 
 PAGE_BYTES = 1024 * 1024
@@ -52,7 +53,7 @@ class Unread(Record):
     """A record that cannot be decoded: another program wrote it, or damaged it."""
 
     key: str
-    """``job:<uid>`` or ``node:<id>``."""
+    """``job:<uid>``, ``node:<id>`` or ``usage:<day>``."""
     why: str
 
 
@@ -74,8 +75,9 @@ class BeatReply(Record):
     any."""
     nodes: tuple[NodeRecord, ...] = ()
     jobs: tuple[JobRecord, ...] = ()
+    usage: tuple[UsageDay, ...] = ()
     gone: tuple[str, ...] = ()
-    """Removed records: ``job:<uid>`` or ``node:<id>``."""
+    """Removed records: ``job:<uid>``, ``node:<id>`` or ``usage:<day>``."""
     unread: tuple[Unread, ...] = ()
     """Changed records that cannot be decoded."""
     rev: int
@@ -177,6 +179,7 @@ class Offer(Record):
     """The offering node."""
     nodes: tuple[NodeRecord, ...] = ()
     jobs: tuple[JobRecord, ...] = ()
+    usage: tuple[UsageDay, ...] = ()
     uids: tuple[str, ...] | None = None
     """Every job of the complete view: on its last page only."""
     numbers: dict[str, int] = {}
@@ -231,6 +234,8 @@ class Proposal(Record):
     cause: Cause
     spend: Spend | None = None
     planned: bool = False
+    kept: bool = False
+    """What ends by a fault has its newest steps in snapshots: only the standstill is counted as lost."""
     grace: float | None = None
     """If planned: seconds from SIGTERM to SIGKILL, other than the job's."""
     form_ms: int
@@ -264,6 +269,8 @@ class Ending(Record):
     spend: Spend | None = None
     lost: tuple[str, ...] = ()
     planned: bool = False
+    kept: bool = False
+    """As in Proposal."""
     delay_ms: int = 0
     wall: float
     """Unix time, for people."""

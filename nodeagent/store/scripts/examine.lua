@@ -47,6 +47,9 @@ check_type('history', 'zset', true) -- no agent could give it back
 check_type('nodes', 'hash', true)
 for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
   local kind, id = string.match(record, '^(%a+):(.*)$')
+  if kind == 'usage' then
+    check_type(record, 'hash')
+  end
   if kind == 'job' or kind == 'node' then
     if check_type(record, 'hash') and kind == 'job' and not reads(to_map(redis.call('HGETALL', P .. record))) then
       found[#found + 1] = record

@@ -1,5 +1,5 @@
 -- propose: uid, expect?, expect_state, control_rev, id, members (node to JSON), lost (sorted), cause, reason, spend?,
--- planned, grace (JSON), form_ms, outside, keepers (node to JSON life), by
+-- planned, kept, grace (JSON), form_ms, outside, keepers (node to JSON life), by
 local WAKE_EACH = 64
 local job = job_read(A.uid)
 if not job then
@@ -39,6 +39,7 @@ for _, id in ipairs(order) do
 end
 
 declare_lost(job, A.lost, A.by)
+count_fault(job, A.spend, not A.planned and not A.kept, A.lost)
 local before = named(job)
 local holders = next_holders(job, A.lost)
 spend(job, A.spend)

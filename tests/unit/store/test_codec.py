@@ -8,6 +8,7 @@ import pytest
 
 from nodeagent.model.job import Spend
 from nodeagent.model.node import Readiness
+from nodeagent.model.usage import Held, Row, UsageDay, Use
 from nodeagent.model.world import PodReport, Token
 from nodeagent.store import codec
 from nodeagent.store.keys import prefix
@@ -74,9 +75,19 @@ def test_a_job_is_written_as_it_was_read() -> None:
         "budget": {"2": Spend(at=1, wall=2.5, kind="reform", counts=False, rank=None)},
         "last_reports": {"n2": PodReport(state="succeeded")},
         "started": 1.25,
+        "held": Held(at=5, gpus=2, stands=3),
+        "used": {"20000": Use(gpu_ms=2**52 + 1, restarts=1)},
     }
     for job in (make_job(), make_job("running", head).model_copy(update=more)):
         assert codec.decode_job(flat(codec.encode_job(job))) == job
+
+
+def test_a_days_use_is_written_as_it_was_read() -> None:
+    day = UsageDay(day=20_000, rows={"1000 default": Row(gpu_ms=2**52 + 1, jobs=2), "-1 b": Row()}, rev=7)
+    fields = codec.encode_usage(day)
+    assert codec.decode_usage(fields.pop("day"), flat(fields)) == day
+    with pytest.raises(ValueError, match="unknown field"):
+        codec.decode_usage("1", ["rev", "1", "other", "2"])
 
 
 def test_a_job_that_does_not_fit_is_an_error() -> None:
