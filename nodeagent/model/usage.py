@@ -12,8 +12,8 @@ from nodeagent.model.base import Record
 
 DAYS_KEPT = 400
 """Days for which use is kept; as in ``store/scripts/_usage.lua``."""
-OTHERS = -1
-"""The owner under whom those are summed up who came last on a day on which very many had jobs."""
+OTHERS = -2
+"""The owner under whom those are summed up who came last on a day on which very many had jobs; nobody's uid."""
 
 
 class Use(Record):

@@ -1,7 +1,7 @@
 -- What jobs use: devices for how long, and how much of that was lost to faults. `held` of a job has what it holds since
 -- when, `used:<day>` what that came to before, by the UTC day of the server's clock; `usage:<day>` the same of jobs that
 -- are in the view no more, by owner and queue. Times are of the served clock. Must never decide anything.
-local USE_DAY, USE_DAYS_KEPT, USE_ROWS_KEPT, OTHERS = 86400000, 400, 256, '-1'
+local USE_DAY, USE_DAYS_KEPT, USE_ROWS_KEPT, OTHERS = 86400000, 400, 256, '-2'
 local AMOUNTS = { 'gpu_ms', 'slot_ms', 'lost_gpu_ms', 'lost_slot_ms', 'waited_ms', 'restarts' }
 -- Causes of a generation that are faults; the others are people's and newcomers'.
 local FAULTS = { worker_failed = true, hang = true, pod_failed = true, node_lost = true, collective = true,
