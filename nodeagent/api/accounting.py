@@ -154,6 +154,51 @@ def job_use(job: JobRecord, cluster: Cluster, now: float) -> Json:
     return total_json(total(of_job(job, cluster.served, int(now * 1000))))
 
 
+PICTURED = 14
+"""Days on the status page."""
+QUEUES = 6
+"""Queues there that are named; the others are one."""
+
+
+def shares_json(cluster: Cluster, now: float) -> Json | None:
+    """What queues used on each of the last days, of GPUs or, if none was used, of slots; None if of neither. The
+    largest queue first. ``capacity``: hours that the cluster as it is now has in one day."""
+    today = int(now // 86400)
+    days = range(today - PICTURED + 1, today + 1)
+    lines = [line for line in all_lines(cluster, int(now * 1000)) if line.day in days]
+    gpus = any(line.use.gpu_ms for line in lines)
+
+    def used(use: Use) -> int:
+        return use.gpu_ms if gpus else use.slot_ms
+
+    found = by_key((line for line in lines if used(line.use)), "queue")
+    if not found:
+        return None
+    sizes = {name: used(total(of).use) for name, of in found.items()}
+    order = sorted(sizes, key=lambda name: (-sizes[name], name))
+    rows = [(name, found[name]) for name in order[:QUEUES]]
+    if rest := [line for name in order[QUEUES:] for line in found[name]]:
+        rows.append(("others", rest))
+    installed = sum(
+        len(node.facts.gpus) if gpus else node.facts.cpu_slots
+        for node in cluster.nodes.values()
+        if not node.lost and not node.left
+    )
+    return {
+        "device": "gpu" if gpus else "slot",
+        "capacity": installed * 24,
+        "days": [date_of(day) for day in days],
+        "queues": [
+            {
+                "name": name,
+                "hours": [round(_hours(sum(used(line.use) for line in of if line.day == day)), 2) for day in days],
+                "goodput": _part(total(of).goodput),
+            }
+            for name, of in rows
+        ],
+    }
+
+
 def _days(lines: Iterable[Line]) -> list[Json]:
     """The same by the day, for a picture."""
     days: dict[int, list[Line]] = {}

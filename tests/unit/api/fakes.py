@@ -106,6 +106,8 @@ class FakeView:
         """Facts of a node that a test wants otherwise, from its next join on."""
         self._seq = 0
         self._cluster = Cluster(served=0)
+        self.usage: dict[str, UsageDay] = {}
+        """Of jobs that are gone, beside what the store has."""
 
     def facts(self, name: str) -> NodeFacts:
         near = name in self.near
@@ -160,7 +162,7 @@ class FakeView:
             nodes |= {n.id: n for n in reply.nodes}
             usage |= {str(day.day): day for day in reply.usage}
         self._cluster = Cluster(
-            served=reply.served, nodes=nodes, jobs=jobs, usage=usage, lapsed=frozenset(reply.lapsed),
+            served=reply.served, nodes=nodes, jobs=jobs, usage=usage | self.usage, lapsed=frozenset(reply.lapsed),
             refused=self.distrusted,
         )  # fmt: skip
 

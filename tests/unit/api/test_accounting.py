@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.api.accounting import date_of, day_of, job_use, usage_json
+from nodeagent.api.accounting import date_of, day_of, job_use, shares_json, usage_json
 from nodeagent.api.errors import ApiError
-from nodeagent.model.usage import OTHERS, Held, Row, Use
+from nodeagent.model.usage import OTHERS, Held, Row, UsageDay, Use
+from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.usage import Line
 from tests.unit.ctl import samples
+from tests.unit.plan.build import make_node
 
 HOUR = 3_600_000
 DAY = 20_780
@@ -57,6 +59,32 @@ def test_by_job_and_in_describe() -> None:
     assert [(r["name"], r["uid"], r["gpu_hours"]) for r in found["items"]] == [(job.name, job.uid, 3.0)]
     assert found["total"]["gpu_hours"] == 3.0, "of what is listed"
     assert job_use(job, samples.cluster(job), samples.NOW)["gpu_hours"] == 3.0, "what runs counts"
+
+
+def cluster(*rows: tuple[int, str, Row], gpus: int = 0) -> Cluster:
+    days = {str(day): UsageDay(day=day, rows={}, rev=1) for day, _, _ in rows}
+    for day, key, row in rows:
+        days[str(day)].rows[key] = row
+    return Cluster(served=0, nodes={"n1": make_node("n1", gpus=gpus)}, usage=days)
+
+
+def test_the_picture_has_the_last_days_and_the_largest_queues() -> None:
+    assert shares_json(cluster(), samples.NOW) is None
+    today, small = int(samples.NOW // 86400), Row(gpu_ms=HOUR, slot_ms=HOUR)
+    rows = [(today - 1, f"1000 q{n}", small) for n in range(8)]
+    rows += [(today, "1001 large", Row(gpu_ms=5 * HOUR, lost_gpu_ms=HOUR)), (today - 14, "1001 large", small)]
+    rows += [(today, "1000 idle", Row(waited_ms=HOUR, jobs=1))]
+    found = shares_json(cluster(*rows, gpus=8), samples.NOW)
+    assert found is not None
+    assert (found["device"], found["capacity"], len(found["days"]), found["days"][-1]) == (
+        "gpu", 8 * 24, 14, date_of(today),
+    )  # fmt: skip
+    assert [queue["name"] for queue in found["queues"]] == ["large", "q0", "q1", "q2", "q3", "q4", "others"]
+    assert found["queues"][0] == {"name": "large", "hours": [0.0] * 13 + [5.0], "goodput": 0.8}
+    assert found["queues"][-1]["hours"][-2:] == [3.0, 0.0]
+    slots = shares_json(cluster((today, "1000 q", Row(slot_ms=HOUR))), samples.NOW)
+    assert slots is not None
+    assert (slots["device"], slots["capacity"]) == ("slot", 4 * 24)
 
 
 def test_days() -> None:
