@@ -152,7 +152,8 @@ def use_text(used: Json) -> str:
     parts = [f"{hours(used[f'{key}_hours'])} {name} hours" for key, name in kinds if used[f"{key}_hours"]]
     lost = hours(used["lost_gpu_hours"] or used["lost_slot_hours"])
     text = ", ".join(parts) + (f", {lost} of them lost to faults" if lost != "-" else "")
-    return f"{text} (goodput {part(used['goodput'])}); waited {span(used['waited_hours'] * 3600)} for nodes"
+    waited = used["waited_hours"] * 3600
+    return f"{text} (goodput {part(used['goodput'])})" + (f"; waited {span(waited)} for nodes" if waited >= 1 else "")
 
 
 def _per_node(role: Json) -> str:
