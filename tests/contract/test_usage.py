@@ -14,8 +14,9 @@ from nodeagent.agent.recovery import Known, offer
 from nodeagent.model.job import JobRecord, Spend
 from nodeagent.model.usage import OTHERS, Held, Row, UsageDay, Use
 from nodeagent.model.world import Cause, Member, PodReport
-from nodeagent.store.base import StoreRefusedError
+from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from tests.contract.bench import FAST, Bench, HereBench, RedisBench, head
+from tests.contract.fake import FakeLinks
 
 DAY_S = 86400
 
@@ -359,6 +360,31 @@ async def test_a_record_that_was_removed_by_hand_is_missed(bench: Bench) -> None
         with suppress(StoreRefusedError):
             await bench.beat("n1")
     assert "StoreDamaged" in await bench.kinds()
+
+
+@pytest.mark.parametrize("how", ["spoilt", "row"])
+async def test_a_damaged_record_is_found_when_a_step_fails_of_it(bench: Bench, how: str) -> None:
+    assert isinstance(bench, RedisBench)
+    if how == "row" and isinstance(bench._links, FakeLinks):
+        pytest.skip("its cjson raises what no server does")
+    await bench.up("n1")
+    for uid in ("u1", "u2"):
+        job = await bench.active(await bench.submit(uid, name=uid), "n1")
+        await bench.age(1000)
+        await bench.ack(await bench.end(job, "stopped"), "n1")
+    await bench.store.remove("u1")
+    for day in await usage(bench):
+        if how == "spoilt":
+            await bench.take(f"usage:{day}")
+            await bench.spoil(f"usage:{day}")
+        else:
+            async with bench._links.one() as link:
+                await link.ask("HSET", f"{bench._prefix}usage:{day}", "row:1000 default", "{no")
+    with pytest.raises(StoreUnavailableError):
+        await bench.store.remove("u2")
+    assert "StoreDamaged" in await bench.kinds()
+    await bench.recovered("n1")
+    await bench.store.remove("u2")
 
 
 async def test_agents_that_race_count_once(bench: Bench) -> None:
