@@ -226,7 +226,7 @@ class _Ledger:
                 if len(shrink) < lack and self._fits(job, member.node, donor.uid):
                     if not plan.may_lose(donor, job, use, owns):
                         break
-                    plan.move(donor, use)
+                    plan.release(donor, use)
                     shrink.append((donor, member.node))
         stop: list[JobRecord] = []
         room = len(shrink)
@@ -237,7 +237,7 @@ class _Ledger:
             more = sum(self._fits(job, m.node, donor.uid) for m in rest)
             use = together(of_devices(m.devices) for m in rest)
             if more and plan.may_lose(donor, job, use, owns):
-                plan.move(donor, use)
+                plan.release(donor, use)
                 room += more
                 stop.append(donor)
         if room < lack:
