@@ -56,6 +56,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "a second agent of the same name": ("test_second_agent.py",),
     "a cluster from up to down": ("test_local_cluster.py::test_a_cluster_and_its_job_from_up_to_down",),
     "torchrun's words": ("test_run_dropin.py",),
+    "a batch, and a time limit": ("test_batches.py",),
     "two jobs, one place": ("test_jobs_together.py::test_the_higher_priority_goes_first",),
     "a forged job": ("test_forged_jobs.py::test_with_a_changed_command",),
     "other users": ("test_other_users.py", "test_permissions.py"),

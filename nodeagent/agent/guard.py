@@ -21,6 +21,7 @@ from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.queue import NO_QUEUES, Queues, QueuesRecord
 from nodeagent.model.world import Head
 from nodeagent.plan.cluster import Refusal, RefusalKind
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
@@ -65,6 +66,9 @@ class Guard:
         """Jobs of the last whole view of this era."""
         self._revs: dict[str, int] = {}
         """Highest revision of each job's good control, in this era: an older one was put back."""
+        self._queues: QueuesRecord | None = None
+        self._tree = NO_QUEUES
+        """The newest good tree, and the record that was looked at last."""
         self.dirty = asyncio.Event()
         self._log = structlog.get_logger("trust").bind(node=node)
 
@@ -121,6 +125,24 @@ class Guard:
                 del self._entries[uid]  # it ended while this agent was away: only a good admission brings it back
                 self.dirty.set()
         return refused
+
+    def tree(self, record: QueuesRecord | None) -> Queues:
+        """The tree of queues to act on: the newest that the key signed. The very same object until it changes. What was
+        written past the agents changes nothing, and is logged once."""
+        if record is self._queues:
+            return self._tree
+        self._queues = record
+        if record is None:  # another store, which has none
+            self._tree = NO_QUEUES
+        elif not self._seal.shares(record.tree):
+            self._log.error(
+                "refused: the queues in the store are not signed; the last good ones count", by=record.tree.by
+            )
+        elif record.tree.rev < self._tree.rev:
+            self._log.error("refused: older queues were written back into the store", rev=record.tree.rev)
+        else:
+            self._tree = record.tree
+        return self._tree
 
     def refusal(self, job: JobRecord, now: float) -> Refusal | None:
         """Why this record is not to be run; None if it may."""

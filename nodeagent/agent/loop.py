@@ -409,6 +409,7 @@ class Agent:
     def _count_restarts(self) -> None:
         if self._snapshot.complete:
             self._restarts.look(self._snapshot.jobs)
+            self._metrics.devices.look(self.cluster(), self._node)
 
     # --- the view, for the API ------------------------------------------------------------------------
 
@@ -448,7 +449,7 @@ class Agent:
             snapshot.jobs, snapshot.era, self._clock.wall(), whole=snapshot.complete and not snapshot.recovering,
             seasoned=self._lease.seasoned, unread=snapshot.unread,
         )  # fmt: skip
-        return snapshot.cluster(self._clock.now(), refused)
+        return snapshot.cluster(self._clock.now(), refused, self._guard.tree(snapshot.queues))
 
     def me(self) -> NodeRecord | None:
         return self._snapshot.node(self._node)

@@ -24,10 +24,13 @@ from typing import Any, Protocol
 from nodeagent.agent.recovery import Known
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
+from nodeagent.model.queue import QueuesRecord
+from nodeagent.model.usage import UsageDay
 from nodeagent.osutil.linux import write_atomic
 from nodeagent.trust.key import ClusterKey
 
 FORMAT = 1
+Kept = NodeRecord | JobRecord | UsageDay | QueuesRecord
 ENDED_KEPT = 256
 """Most jobs that have ended: the newest."""
 MOST_BYTES = 64 * 1024**2
@@ -37,6 +40,8 @@ LEAST_ROOM = 64 * 1024
 """Bytes that may be added to the file, however small it is, before it is written anew."""
 MARK = 32
 """Characters of a line's signature."""
+_QUEUES = "queues tree"
+"""The key of the line of the queues."""
 
 
 @dataclass(slots=True)
@@ -45,7 +50,7 @@ class _Part:
 
     header: dict[str, Any]
     announced: int
-    records: list[tuple[str, NodeRecord | JobRecord | None]] = field(default_factory=list)
+    records: list[tuple[str, Kept | None]] = field(default_factory=list)
     """By key; None: it is no more."""
     wrong: list[str] = field(default_factory=list)
 
@@ -209,6 +214,11 @@ class Writing:
                 elif kind == "node":
                     node = NodeRecord.from_json(text)
                     part.records.append((f"node {node.id}", node))
+                elif kind == "queues":
+                    part.records.append((_QUEUES, QueuesRecord.from_json(text)))
+                elif kind == "usage":
+                    usage = UsageDay.from_json(text)
+                    part.records.append((f"usage {usage.day}", usage))
                 else:
                     job = JobRecord.from_json(text)
                     part.records.append((f"job {job.uid}", job))
@@ -219,7 +229,7 @@ class Writing:
         wrong = [text for one in parts for text in one.wrong]
         if (missing := sum(one.missing for one in parts)) > 0:
             wrong.append(f"{missing} records are missing")
-        there: dict[str, NodeRecord | JobRecord] = {}
+        there: dict[str, Kept] = {}
         for key, record in (entry for one in parts for entry in one.records):
             there.pop(key, None)
             if record is not None:
@@ -229,7 +239,9 @@ class Writing:
             cluster_uid=str(header["cluster_uid"]), era=str(header["era"]), rev=int(header["rev"]),
             served=int(header["served"]), nodes=tuple(one for one in there.values() if isinstance(one, NodeRecord)),
             jobs=tuple(one for one in there.values() if isinstance(one, JobRecord)),
+            usage=tuple(one for one in there.values() if isinstance(one, UsageDay)),
             lapsed=frozenset(map(str, header["lapsed"])), whole=not wrong,
+            queues=next((one for one in there.values() if isinstance(one, QueuesRecord)), None),
         )  # fmt: skip
         return known, wrong
 
@@ -239,7 +251,11 @@ class Writing:
         dropped = {job.uid for job in ended[: max(0, len(ended) - ENDED_KEPT)]}
         jobs = [job for job in known.jobs if job.uid not in dropped]
         lines: dict[str, tuple[int, bytes]] = {}
-        for key, record in [(f"node {n.id}", n) for n in known.nodes] + [(f"job {j.uid}", j) for j in jobs]:
+        records: list[tuple[str, Kept]] = [(f"node {node.id}", node) for node in known.nodes]
+        records += [(f"usage {usage.day}", usage) for usage in known.usage]
+        records += [(f"job {job.uid}", job) for job in jobs]
+        records += [(_QUEUES, known.queues)] if known.queues is not None else []
+        for key, record in records:
             kept = self._lines.get(key)
             if kept is None or kept[0] != record.rev:
                 kept = record.rev, self._record(key.partition(" ")[0], record)
@@ -261,7 +277,7 @@ class Writing:
             raise ValueError("it is of another format")
         return _Part(header, int(header["records"]))
 
-    def _record(self, kind: str, record: NodeRecord | JobRecord) -> bytes:
+    def _record(self, kind: str, record: Kept) -> bytes:
         return self._line(kind, record.to_json())
 
     def _line(self, kind: str, text: str) -> bytes:

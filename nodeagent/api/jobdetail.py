@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from nodeagent.api.shapes import Json, spend_json
 from nodeagent.api.view import AgentView
 from nodeagent.model.job import TERMINAL, Event, JobRecord
+from nodeagent.plan.batch import blocked
 from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.keepers import silence
@@ -133,7 +134,8 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
     """Of a job in the queue: what could be done about its waiting. ``backoff``: seconds until it may start again;
     ``needs``, ``fit``, ``pending``, ``live``: nodes that it needs at least, that could run it now, as soon as they are
     ready, and that there are; ``cordoned``: the first few nodes that take no work because somebody said so; ``held``:
-    other jobs hold nodes that it could use. None of any other job."""
+    other jobs hold nodes that it could use; ``barred``: nodes have room, and its queue may not use more; ``blocked``:
+    it waits for other jobs; ``begins``: its time has not come. None of any other job."""
     if not in_queue(job):
         return None
     room = room_for(cluster, job)
@@ -144,6 +146,9 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
         "fit": room.fit,
         "pending": room.pending,
         "live": room.live,
+        "barred": room.barred is not None,
         "cordoned": cordoned[:SHOWN],
+        "blocked": bool(blocked(cluster, job)),
+        "begins": job.active is None and job.not_before > cluster.served,
         "held": any(uid != job.uid for jobs in booked(cluster).values() for uid, _ in jobs),
     }

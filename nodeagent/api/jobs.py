@@ -11,14 +11,17 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiohttp import web
 from pydantic import ValidationError
 
 from nodeagent.api import auth, intents, limits, requests
+from nodeagent.api.accounting import job_use
+from nodeagent.api.admission import admitted
 from nodeagent.api.auth import DATABASE, UserDatabase
+from nodeagent.api.batches import Batches, no_live_array, noted, read
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.api.jobdetail import AuditTail, generations, waits, way_out
 from nodeagent.api.limits import Usage, owner_json
@@ -49,6 +52,7 @@ class JobRoutes:
         self.view = view
         self._usage, self._names = usage, names
         self._audit = AuditTail(view)
+        self._batches = Batches(view, self)
 
     def table(self) -> list[web.RouteDef]:
         """Every route of this noun."""
@@ -66,6 +70,7 @@ class JobRoutes:
             web.post(change + "resume", self._simple(intents.resume)),
             web.post(change + "restart", self._simple(intents.restart)),
             web.post(change + "stop", self._simple(intents.stop)),
+            *self._batches.table(),
         ]
 
     async def _json(self, job: JobRecord, asking: bool = True) -> Json:
@@ -123,6 +128,7 @@ class JobRoutes:
             "way_out": way_out(job, cluster),
             "no_progress": watching(job.head) if job.head is not None and job.phase == "running" else "",
             "budget": budget_json(job, cluster),
+            "usage": job_use(job, cluster, time.time()),
             "generations": generations(job, events or ()),
             "reports": {node: r.model_dump() for node, r in reports.items()},
             "outside": {} if job.head is None else dict(job.head.outside),
@@ -134,20 +140,12 @@ class JobRoutes:
         return web.json_response(shown_to(detail, seen=auth.may_see(who, job)))
 
     async def submit(self, request: web.Request) -> web.Response:
-        """POST /v1/jobs {spec, request_id, dry_run}."""
+        """POST /v1/jobs {spec, request_id, dry_run}, or {jobs, submitter, request_id, dry_run} (``batches.read``)."""
         who = await auth.caller(request, self.view.config.jobs)
         asked = await requests.read(request)
-        spec = _read_spec(asked.get("spec"))
-        if who.remote and spec.user == spec.submitter.user:  # who submits, by the name that he has elsewhere
-            spec = spec.model_copy(update={"user": who.name})
-        await self._may_submit(who, spec)
-        seen = {"user": who.name, "uid": who.uid, "gid": who.gid}
-        if not who.trusted:
-            spec = spec.model_copy(update={"submitter": spec.submitter.model_copy(update=seen)})
-        if problems := check_spec(spec):
-            raise ApiError(
-                "spec", f"job {spec.name!r} cannot run", "correct it; nothing was submitted", problems=problems
-            )
+        if "jobs" in asked:
+            return await self._batches.submit(who, asked, read(asked, _read_spec))
+        spec = await self.admitted(who, _read_spec(asked.get("spec")))
         if asked.get("dry_run") is True:
             taken = [j for j in self.view.cluster().jobs.values() if j.name == spec.name and j.phase not in TERMINAL]
             if taken:
@@ -157,6 +155,7 @@ class JobRoutes:
                     "choose another name",
                 )
             return web.json_response({"dry_run": True, "spec": spec.model_dump()})
+        noted(self.view.cluster(), {spec.name})
         uid, now, seal, era = uuid.uuid4().hex, time.time(), self.view.seal, self.view.era
         job = await self.view.store.submit(
             uid, spec, who.uid, now, who.name, requests.request_id(asked),
@@ -164,9 +163,27 @@ class JobRoutes:
             admission=seal.admit(uid, who.uid, spec, now, self.view.node),
             quota=limits.quota(who, self.view.config.limits),
         )  # fmt: skip
-        await self._seen()
+        await self.seen()
         kept = await saved(self.view, job.rev, era)
         return web.json_response(await self._json(job) | kept, status=201)
+
+    async def admitted(
+        self, who: auth.Caller, spec: JobSpec, count: int = 1, beside: Sequence[tuple[JobSpec, int]] = ()
+    ) -> JobSpec:
+        """The job as the caller may submit it, with the submitter as this agent sees him, and its queue. ``count``,
+        ``beside``: of a batch (``admission.admitted``). Raises ``ApiError``."""
+        if who.remote and spec.user == spec.submitter.user:  # who submits, by the name that he has elsewhere
+            spec = spec.model_copy(update={"user": who.name})
+        await self._may_submit(who, spec)
+        no_live_array(self.view.cluster(), spec.name)
+        seen = {"user": who.name, "uid": who.uid, "gid": who.gid}
+        if not who.trusted:
+            spec = spec.model_copy(update={"submitter": spec.submitter.model_copy(update=seen)})
+        if problems := check_spec(spec):
+            raise ApiError(
+                "spec", f"job {spec.name!r} cannot run", "correct it; nothing was submitted", problems=problems
+            )
+        return await admitted(self.view.cluster(), who, spec, self._names, count, beside)
 
     async def _may_submit(self, who: auth.Caller, spec: JobSpec) -> None:
         """Raises ``ApiError``."""
@@ -195,12 +212,12 @@ class JobRoutes:
         found = await find_any_job(self.view, ref)
         uid = found.uid
         if uid not in self.view.cluster().jobs:
-            await self._may_change(who, found)
+            await self.may_change(who, found)
             intents.scale(asked, found, self.view.cluster().served)  # says that it has ended
         for _ in range(WRITE_TRIES):
             await self.view.refresh()  # the deadline is in served time: an old view of it could be past already
             job, era = self._known(uid, ref), self.view.era
-            await self._may_change(who, job)
+            await self.may_change(who, job)
             base = self._foundation(job)  # before anything else is read: the verdict is of this very record
             earlier = await self.view.store.request(asked.request)
             if earlier is not None:
@@ -217,7 +234,7 @@ class JobRoutes:
                     raise
                 continue
             if after.control == (new or job.control):
-                await self._seen()
+                await self.seen()
                 more = intents.outcome(did, changed=new is not None) | await saved(self.view, after.rev, era)
                 return web.json_response(await self._json(after) | more)
         raise ApiError(
@@ -244,37 +261,46 @@ class JobRoutes:
         uid = found.uid
         if uid not in self.view.cluster().jobs:
             return await self._change_past(who, found, intent)
+        era = self.view.era
+        after, changed = await self.change(who, uid, ref, name, intent)
+        if changed:
+            await self.seen()
+        kept = await saved(self.view, after.rev, era)
+        return web.json_response(await self._json(after) | kept | {"changed": changed})
+
+    async def change(
+        self, who: auth.Caller, uid: str, ref: str, request: str, intent: intents.Intent
+    ) -> tuple[JobRecord, bool]:
+        """One change of a job of the view, for who may make it, and whether it was one. ``request``: its id; empty: it
+        is not remembered. Raises ``ApiError`` and ``StoreError``."""
         for attempt in range(WRITE_TRIES):
             if attempt:
                 await self.view.refresh()
-            job, era = self._known(uid, ref), self.view.era
-            await self._may_change(who, job)
+            job = self._known(uid, ref)
+            await self.may_change(who, job)
             base = self._foundation(job, ends=intent in (intents.stop, intents.delete))
             change = intent(base) or _anew(job, base)
             if change is None:
-                kept = await saved(self.view, job.rev, era)
-                return web.json_response(await self._json(job) | kept | {"changed": False})
+                return job, False
             control, text = self._signed(base, change, who), f"{change.text} (by {who.name})"
             try:
-                after = await self.view.store.control(uid, job.control.rev, control, name, change.event, text)
+                after = await self.view.store.control(uid, job.control.rev, control, request, change.event, text)
             except StoreRefusedError as refused:
                 if refused.code != "stale" or attempt == WRITE_TRIES - 1:
                     raise
                 continue
-            await self._seen()
-            kept = await saved(self.view, after.rev, era)
-            return web.json_response(await self._json(after) | kept | {"changed": True})
+            return after, True
         raise AssertionError("unreachable: the last try returns or raises")
 
     async def _change_past(self, who: auth.Caller, job: JobRecord, intent: intents.Intent) -> web.Response:
         """Of a job of the history: it can be deleted, and nothing else."""
-        await self._may_change(who, job)
+        await self.may_change(who, job)
         if intent is not intents.delete:
             intent(job)  # says that it has ended
         await self.view.store.remove(job.uid)
         return web.json_response(await self._json(job) | {"changed": True})
 
-    async def _may_change(self, who: auth.Caller, job: JobRecord) -> None:
+    async def may_change(self, who: auth.Caller, job: JobRecord) -> None:
         """Raises ``ApiError``."""
         if who.uid != job.owner:
             await self._names.learn([job.owner])
@@ -295,7 +321,7 @@ class JobRoutes:
             raise unknown("job", ref, (j.name for j in jobs.values()))
         return jobs[uid]
 
-    async def _seen(self) -> None:
+    async def seen(self) -> None:
         """Have what was written in the snapshot. It is written already: a store that is away now changes nothing."""
         with contextlib.suppress(StoreUnavailableError):
             await self.view.refresh()
@@ -309,6 +335,8 @@ def _anew(job: JobRecord, base: JobRecord) -> intents.Change | None:
 def _read_spec(value: object) -> JobSpec:
     if not isinstance(value, dict):
         raise ApiError("usage", "spec is missing", "send {spec: {...}, request_id: ...}")
+    if value.get("after") or value.get("array"):
+        raise ApiError("usage", "after and array stand beside the spec", "send {jobs: [{spec, after, array}]}")
     try:
         return JobSpec.from_json(json.dumps(value))
     except ValidationError as wrong:

@@ -136,6 +136,8 @@ async def find_any_job(view: AgentView, ref: str) -> JobRecord:
     if begins:
         return begins[0]
     assert none is not None
+    if count := sum(job.spec.array is not None and job.spec.array.name == ref for job in view.cluster().jobs.values()):
+        raise ApiError("not_found", f"{ref!r} is an array of {count} jobs", f"name one; see: nodeagentctl get {ref}")
     raise none
 
 

@@ -17,6 +17,7 @@ from aiohttp import web
 from nodeagent import __version__
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api import loopback
+from nodeagent.api.accounting import AccountingRoutes
 from nodeagent.api.auth import DATABASE, USERS, UserDatabase
 from nodeagent.api.connections import LoopbackGuests, Server, SocketGuests
 from nodeagent.api.doctor import DoctorRoutes
@@ -28,6 +29,7 @@ from nodeagent.api.logs import LogRoutes
 from nodeagent.api.loopback import PATHS, HealthRoutes, guest_middleware
 from nodeagent.api.nodehealth import CareRoutes, DiagRoutes
 from nodeagent.api.nodes import NodeRoutes
+from nodeagent.api.queues import QueueRoutes
 from nodeagent.api.remote import Doorkeeper, door_middleware
 from nodeagent.api.requests import MAX_BODY
 from nodeagent.api.shapes import API_VERSION
@@ -81,7 +83,9 @@ def create_app(
     for noun in (NodeRoutes, CareRoutes, DiagRoutes, LogRoutes, EventRoutes, TopRoutes):
         app.router.add_routes(noun(view).table())
     app.router.add_routes(JobRoutes(view, usage, users).table())
+    app.router.add_routes(QueueRoutes(view, users).table())
     app.router.add_routes(DoctorRoutes(view, usage).table())
+    app.router.add_routes(AccountingRoutes(view, users).table())
     return app
 
 

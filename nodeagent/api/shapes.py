@@ -14,8 +14,10 @@ from nodeagent.model.health import Verdict
 from nodeagent.model.job import TERMINAL, JobRecord, Spend
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
+from nodeagent.model.queue import queue_of
 from nodeagent.model.world import Head, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.elastic import borrowed
 from nodeagent.plan.faults import judged_when, spent
 from nodeagent.plan.health import breaker, claimed, next_step
 from nodeagent.plan.membership import natural
@@ -178,6 +180,7 @@ def job_json(
         "min": size.min,
         "max": size.max,
         "target": job.control.target,
+        "borrowed": borrowed(cluster, job) if size.auto else None,
         "age": round(max(0.0, now - job.submitted), 1),
         "duration": None if job.started is None else round(max(0.0, until - job.started), 1),
         "chief": chief,
@@ -202,6 +205,9 @@ def job_json(
         "checkpoint": _checkpoint(job),
         "priority": job.spec.priority,
         "queue": _queue(job, cluster),
+        "in_queue": queue_of(job.spec.queue),
+        "time_left": job.time_left(cluster.served),
+        "array": None if job.spec.array is None else job.spec.array.model_dump(),
     }
 
 

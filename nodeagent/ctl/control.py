@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from nodeagent.ctl.arrays import end_all
 from nodeagent.ctl.client import Client, job_path
 from nodeagent.ctl.errors import CtlError, Exit, TimedOutError
 from nodeagent.ctl.options import (
@@ -101,7 +102,7 @@ def restart(ctx: click.Context, /, **asked: Any) -> None:
 @agent_option
 @click.pass_context
 def stop(ctx: click.Context, /, **asked: Any) -> None:
-    """End JOB for good: its workers get their grace. Its record and its logs stay."""
+    """End JOB, or every job of an array, for good: its workers get their grace. Its record and its logs stay."""
 
     def done(job: Json) -> bool:
         return job["phase"] in ENDED and not any(p["phase"] in ("running", "stopping") for p in job["pods"])
@@ -113,7 +114,14 @@ def _simple(ctx: click.Context, verb: str, past: str, done: Callable[[Json], boo
     client = connect(ctx)
     words = asked["job"], asked["job_named"]
     ref = named_job(client, verb, *words) if verb == "stop" else which_job(client, *words)
-    after = client.change("POST", f"{job_path(ref)}/{verb}", asked["request_id"])
+    try:
+        after = client.change("POST", f"{job_path(ref)}/{verb}", asked["request_id"])
+    except CtlError as error:
+        if verb != "stop" or error.code != Exit.NOT_FOUND:
+            raise
+        if not end_all(client, ref, verb, asked["timeout"], asked["no_wait"], asked["request_id"]):
+            raise
+        return
     if verb == "resume" and not after["changed"] and running(after):
         echo(f"job/{after['name']} runs already: there was nothing to resume")
         return
@@ -142,9 +150,17 @@ def _simple(ctx: click.Context, verb: str, past: str, done: Callable[[Json], boo
 def delete(
     ctx: click.Context, job: str | None, job_named: str | None, timeout: float, no_wait: bool, request_id: str | None
 ) -> None:
-    """Remove the record of JOB. A live job is stopped first, with its grace; wait until the record is gone."""
+    """Remove the record of JOB, or of every job of an array. A live job is stopped first, with its grace; wait until
+    the record is gone.
+    """
     client = connect(ctx)
-    after = client.change("DELETE", job_path(named_job(client, "delete", job, job_named)), request_id)
+    ref = named_job(client, "delete", job, job_named)
+    try:
+        after = client.change("DELETE", job_path(ref), request_id)
+    except CtlError as error:
+        if error.code != Exit.NOT_FOUND or not end_all(client, ref, "delete", timeout, no_wait, request_id):
+            raise
+        return
     name, uid = after["name"], after["uid"]
     if no_wait:
         echo(f"job/{name} delete asked for")

@@ -143,6 +143,8 @@ def _find(client: Client, name: str | None, job_named: str | None) -> tuple[str,
         except CtlError as no_node:
             if no_node.code != Exit.NOT_FOUND:
                 raise
+            if "is an array" in no_job.message:
+                raise no_job from None
             hints = [e.next_step for e in (no_job, no_node) if "did you mean" in e.next_step]
             raise CtlError(
                 f"no job and no node {name!r}",

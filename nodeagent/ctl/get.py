@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from nodeagent.ctl.arrays import folded
+from nodeagent.ctl.arrays import members as of_array
 from nodeagent.ctl.client import Client, job_path
 from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.options import ENDED, agent_option, connect, job_argument, output_option, which_job
@@ -25,7 +27,7 @@ def _nodes(job: Json) -> str:
 
 def _of_nodes(job: Json) -> str:
     live = job["world_nodes"] if job["generation_state"] == "active" else 0
-    return f"{live}/{job['target']} ({job['min']}:{job['max']})"
+    return f"{live}/{job['target'] + (job['borrowed'] or 0)} ({job['min']}:{job['max']})"
 
 
 COLUMNS = (
@@ -40,6 +42,7 @@ COLUMNS = (
     Column("GENERATION", lambda j: j["generation"], wide=True),
     Column("RESTARTS", lambda j: j["restarts"], wide=True),
     Column("OWNER", lambda j: j["owner"], wide=True),
+    Column("QUEUE", lambda j: j.get("in_queue"), wide=True),
     Column("UID", lambda j: j["uid"], wide=True),
     Column("REASON", lambda j: j["reason"], wide=True, text=True),
 )
@@ -55,6 +58,28 @@ def _past(client: Client) -> Iterator[Json]:
             return
 
 
+def _listed(client: Client, *, everything: bool) -> Json:
+    answer = client.get("/v1/jobs")
+    if everything:
+        there = {job["uid"] for job in answer["items"]}
+        answer["items"][:0] = [job for job in _past(client) if job["uid"] not in there]
+    return answer
+
+
+def _one(client: Client, ref: str, fmt: str, *, everything: bool) -> None:
+    """A job, or those of an array."""
+    try:
+        show(client.get(job_path(ref)), fmt, "job", COLUMNS, single=True)
+    except CtlError as error:
+        if error.code != Exit.NOT_FOUND:
+            raise
+        answer = _listed(client, everything=everything)
+        answer["items"] = of_array(answer["items"], ref)
+        if not answer["items"]:
+            raise
+        show(answer, fmt, "job", COLUMNS)
+
+
 @click.command(short_help="List jobs, or one job.")
 @job_argument
 @click.option("--all", "everything", is_flag=True, help="Also list the ended jobs that are in the history.")
@@ -63,16 +88,16 @@ def _past(client: Client) -> Iterator[Json]:
 @click.pass_context
 def get(ctx: click.Context, job: str | None, job_named: str | None, everything: bool, fmt: str) -> None:
     """List jobs in the order of their submission, of the ended ones the newest; with --all before them those in the
-    history, in the order of their ends. Or show one JOB.
+    history, in the order of their ends. An array is one line, but with --all and -o wide. Or show one JOB, or the jobs
+    of an array.
     """
     client = connect(ctx)
     if named := job or job_named:
-        show(client.get(job_path(named.removeprefix("job/"))), fmt, "job", COLUMNS, single=True)
+        _one(client, named.removeprefix("job/"), fmt, everything=everything)
         return
-    answer = client.get("/v1/jobs")
-    if everything:
-        there = {job["uid"] for job in answer["items"]}
-        answer["items"][:0] = [job for job in _past(client) if job["uid"] not in there]
+    answer = _listed(client, everything=everything)
+    if fmt == "table" and not everything:
+        answer["items"] = folded(answer["items"])
     show(answer, fmt, "job", COLUMNS, empty="no jobs; submit one: nodeagentctl run -- CMD...")
 
 

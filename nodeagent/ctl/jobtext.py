@@ -9,10 +9,13 @@ import time
 from collections import Counter
 from typing import Any
 
-from nodeagent.ctl.output import Column, fold, paint, size, span, table_lines
+from nodeagent.ctl.output import Column, fold, hours, paint, part, size, span, table_lines
 from nodeagent.ctl.terminal import one_line
 
 Json = dict[str, Any]
+
+DEFAULT_QUEUE = "default"
+"""The one that is not worth a word."""
 
 
 def limits_text(limits: Json) -> str:
@@ -112,6 +115,8 @@ def _head(job: Json, colour: bool) -> list[str]:
     spec = job["spec"]
     several = len(spec["roles"]) > 1
     size = f"{job['min']}" if job["min"] == job["max"] else f"{job['min']} to {job['max']}, target {job['target']}"
+    if job["borrowed"] is not None:
+        size += f", {job['borrowed']} borrowed on top of it"
     budget = job["budget"]
     lines = [
         field("Job", f"{job['name']} (uid {job['uid']})"),
@@ -128,6 +133,8 @@ def _head(job: Json, colour: bool) -> list[str]:
         *(_roles(spec) if several else [field("Nodes", f"{size}; workers per node: {_per_node(spec['roles'][0])}")]),
         field("World", _world(job)),
         *_time(job),
+        *_time_limit(job),
+        *_ties(job),
         field("Age", f"{span(job['age'])}; trained for {span(job['duration'])}; {_restarts(job)}"),
         field(
             "Budget",
@@ -135,6 +142,8 @@ def _head(job: Json, colour: bool) -> list[str]:
             f"{budget['left']} left",
         ),
     ]
+    if (used := job["usage"])["goodput"] is not None:
+        lines.append(field("Used", use_text(used)))
     if job.get("limits"):
         lines.append(field("Limits", used_text(job["limits"])))
     if job["scale"]:
@@ -142,6 +151,16 @@ def _head(job: Json, colour: bool) -> list[str]:
     if job["outcome"]:
         lines.append(field("Outcome", f"{exit_words(job['outcome']['code'])}: {job['outcome']['text']}"))
     return lines
+
+
+def use_text(used: Json) -> str:
+    """Hours of devices, and what of them was lost."""
+    kinds = (("gpu", "GPU"), ("slot", "slot"))
+    parts = [f"{hours(used[f'{key}_hours'])} {name} hours" for key, name in kinds if used[f"{key}_hours"]]
+    lost = hours(used["lost_gpu_hours"] or used["lost_slot_hours"])
+    text = ", ".join(parts) + (f", {lost} of them lost to faults" if lost != "-" else "")
+    waited = used["waited_hours"] * 3600
+    return f"{text} (goodput {part(used['goodput'])})" + (f"; waited {span(waited)} for nodes" if waited >= 1 else "")
 
 
 def _per_node(role: Json) -> str:
@@ -161,11 +180,31 @@ def _roles(spec: Json) -> list[str]:
 
 
 def _queue(job: Json) -> list[str]:
-    """Its place in line, while it waits for nodes."""
-    line = job.get("queue")
-    if line is None:
+    """Its queue, where it is not the one that every job is in, and its place in line, while it waits for nodes."""
+    name, line = job.get("in_queue", DEFAULT_QUEUE), job.get("queue")
+    parts = [] if name == DEFAULT_QUEUE else [name]
+    if line is not None:
+        parts.append(f"number {line['place']} of {line['of']}, priority {job['priority']}")
+    return [field("Queue", ": ".join(parts))] if parts else []
+
+
+def _time_limit(job: Json) -> list[str]:
+    """What is left of it."""
+    left, limit = job["time_left"], job["spec"]["time_limit"]
+    if limit is None:
         return []
-    return [field("Queue", f"number {line['place']} of {line['of']}, priority {job['priority']}")]
+    return [field("Time limit", f"{span(limit)}, {span(left)} left" + ("" if job["started"] else " (not started yet)"))]
+
+
+def _ties(job: Json) -> list[str]:
+    """To other jobs: those it comes after, and its array."""
+    spec, lines = job["spec"], []
+    if spec["after"]:
+        lines.append(field("After", ", ".join(f"{one['name']} ({one['need']})" for one in spec["after"])))
+    if array := spec["array"]:
+        most = f", {array['at_once']} at once" if array["at_once"] else ""
+        lines.append(field("Array", f"{array['name']}, index {array['index']} of {array['count']} jobs{most}"))
+    return lines
 
 
 def _committed(job: Json) -> str:
@@ -376,8 +415,14 @@ def _wait_no_longer(way: Json | None, name: str) -> str:
     """What ends the waiting of a job in the queue, if anything but time does."""
     if way is None:
         return "look at the nodes: nodeagentctl nodes"
+    if way["begins"]:
+        return f"nothing: it begins by itself in {span(way['backoff'])}"
+    if way["blocked"]:
+        return f"nothing: it starts by itself then; or end it: nodeagentctl stop {name}"
     if way["backoff"]:
         return f"nothing: it starts again by itself in {span(way['backoff'])} (it backs off after a failure)"
+    if way.get("barred"):
+        return "wait for jobs of its queue to end, or have an operator give the queue more: nodeagentctl queue get"
     if way["fit"] >= way["needs"]:
         return "nothing: it starts as soon as it is its turn"
     if way["fit"] + way["pending"] >= way["needs"]:

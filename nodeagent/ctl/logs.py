@@ -11,8 +11,9 @@ from typing import Any, TextIO
 import click
 
 from nodeagent.api.marks import Marks, Source, source_of
+from nodeagent.ctl.arrays import members
 from nodeagent.ctl.client import Client, job_path
-from nodeagent.ctl.errors import UnreachableError
+from nodeagent.ctl.errors import CtlError, Exit, UnreachableError
 from nodeagent.ctl.options import agent_option, connect, job_argument, which_job
 from nodeagent.ctl.outputs import Outputs, ended
 from nodeagent.ctl.terminal import echo, worker_text
@@ -174,6 +175,18 @@ def print_logs(
                     query["first"] = printer.marks.oldest
 
 
+def _of_array(client: Client, ref: str, follow: bool, query: dict[str, Any]) -> bool:
+    """What the jobs of an array wrote, one after the other; false if there is no array of this name. Raises
+    ``CtlError``."""
+    jobs = members(client.get("/v1/jobs")["items"], ref)
+    if jobs and follow:
+        raise CtlError(f"{ref} is an array of {len(jobs)} jobs", Exit.USAGE, f"follow one: logs -f {jobs[0]['name']}")
+    for job in jobs:
+        echo(f"==> {job['name']} <==", err=True)
+        print_logs(client, job["uid"], Printer(), follow=False, **query)
+    return bool(jobs)
+
+
 @click.command(short_help="Print what a job's workers wrote.")
 @job_argument
 @click.option(
@@ -199,7 +212,7 @@ def logs(
 ) -> None:
     """Print what the workers of JOB wrote, as `[rank]<stdout>: text`; what they wrote to stderr goes to stderr.
 
-    In a job of several roles: `[trainer.0]<stdout>: text`.
+    In a job of several roles: `[trainer.0]<stdout>: text`. Of an array: of one job after the other.
 
     Nodes that cannot be asked are named on stderr, the others go on.
     """
@@ -215,6 +228,11 @@ def logs(
     elif previous:
         query["previous"] = True
     printer = Printer()
-    print_logs(client, ref, printer, follow=follow, **query)
+    try:
+        print_logs(client, ref, printer, follow=follow, **query)
+    except CtlError as error:
+        if error.code != Exit.NOT_FOUND or not _of_array(client, ref, follow, query):
+            raise
+        return
     if rank is not None and not printer.lines:
         echo(f"nodeagentctl: nothing is kept of what rank {rank} wrote there, or it wrote nothing", err=True)

@@ -53,6 +53,7 @@ def _options(command: F) -> F:
             ),
             torch_options,
             click.option("--name", metavar="NAME", help="The job's name [default: from the command]."),
+            click.option("--queue", metavar="NAME", help="The queue that the job waits in [default: the user's]."),
             click.option("--env", multiple=True, metavar="K=V", help="A variable for the workers; may be repeated."),
             click.option(
                 "--checkpoint-dir",
@@ -344,6 +345,7 @@ def _spec(
             grace=asked["shutdown_timeout"],
             virtual_local_rank=asked["virtual_local_rank"],
             numa_binding=asked["numa_binding"],
+            queue=asked["queue"],
         )
     except SpecError as error:
         raise CtlError(

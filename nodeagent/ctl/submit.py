@@ -17,6 +17,7 @@ from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.waiting import demand_saved
 
 if TYPE_CHECKING:
+    from nodeagent.model.batch import Submission
     from nodeagent.model.jobspec import JobSpec
 
 Json = dict[str, Any]
@@ -29,11 +30,11 @@ STOPPING_POLL = 0.2
 """Seconds between two tries."""
 
 
-def read_job(file: str) -> JobSpec:
-    """The job in a file (``-``: stdin). Raises ``CtlError`` with every mistake."""
+def read_jobs(file: str) -> list[Submission]:
+    """The jobs in a file (``-``: stdin). Raises ``CtlError`` with every mistake."""
+    from nodeagent.spec.batchfile import parse_jobs
     from nodeagent.spec.errors import SpecError
     from nodeagent.spec.jobargs import capture_submitter
-    from nodeagent.spec.jobfile import parse_job
     from nodeagent.spec.yamlfile import MAX_BYTES
 
     name = "<stdin>" if file == "-" else file
@@ -49,7 +50,7 @@ def read_job(file: str) -> JobSpec:
     except UnicodeDecodeError as error:
         raise CtlError(f"{name} is not UTF-8 text: {error}", Exit.USAGE, "is it a job file?") from None
     try:
-        return parse_job(text, name, capture_submitter(os.environ, str(Path.cwd())))
+        return parse_jobs(text, name, capture_submitter(os.environ, str(Path.cwd())), time.time())
     except SpecError as error:
         count = len(error.problems)
         raise CtlError(
@@ -62,41 +63,104 @@ def read_job(file: str) -> JobSpec:
 
 def send(client: Client, spec: JobSpec, request_id: str | None = None, **more: object) -> Json:
     """Submit. While workers of an ended job of that name still stop, wait for them. Raises ``CtlError``."""
+    return _send(client, spec.name, request_id, spec=spec.model_dump(mode="json"), **more)
+
+
+def send_all(client: Client, jobs: list[Submission], request_id: str | None = None, **more: object) -> Json:
+    """Submit all or none. Waits and raises as ``send``."""
+    rows = [
+        {
+            "spec": job.spec.model_dump(mode="json", exclude={"submitter"}),
+            "after": job.after,
+            "array": job.array or None,
+        }
+        for job in jobs
+    ]
+    submitter = jobs[0].spec.submitter.model_dump(mode="json")
+    return _send(client, jobs[0].spec.name, request_id, jobs=rows, submitter=submitter, **more)
+
+
+def _send(client: Client, name: str, request_id: str | None, **body: object) -> Json:
     give_up = time.monotonic() + STOPPING_WAIT
     waits = False
     while True:
         try:
-            return client.change("POST", "/v1/jobs", request_id, spec=spec.model_dump(mode="json"), **more)
+            return client.change("POST", "/v1/jobs", request_id, **body)
         except CtlError as error:
             if error.kind != STOPPING or time.monotonic() >= give_up:
                 raise
             if not waits:
-                echo(f"job/{spec.name} waits: {error.message}", err=True)
+                echo(f"job/{name} waits: {error.message}", err=True)
             waits = True
         time.sleep(STOPPING_POLL)
 
 
+def _with_options(jobs: list[Submission], after: tuple[str, ...], array: str | None) -> list[Submission]:
+    """The jobs of a file, with what the command line adds. Raises ``CtlError``."""
+    from dataclasses import replace
+
+    from nodeagent.spec import batchvalues
+    from nodeagent.spec.errors import CheckError
+
+    if array is not None and len(jobs) > 1:
+        raise CtlError(f"--array is for one job, the file holds {len(jobs)}", Exit.USAGE, "write array: into the file")
+    try:
+        more = dict(batchvalues.after_option(text) for text in after)
+        if array is not None:
+            for index in batchvalues.indices(array).numbers:
+                batchvalues.member_name(jobs[0].spec.name, index)
+    except CheckError as error:
+        raise CtlError(f"{'--after' if array is None else '--after or --array'}: {error}", Exit.USAGE) from None
+    return [replace(job, after={**job.after, **more}, array=array or job.array) for job in jobs]
+
+
 @click.command(short_help="Submit a job file.")
 @click.argument("file", metavar="FILE|-")
+@click.option("--array", metavar="INDICES", help="Submit it once for each index: 0-99, 1,3,5-7, 0-99%8 (8 at once).")
+@click.option("--after", multiple=True, metavar="JOB[:ok|any]", help="Start when JOB has succeeded (any: has ended).")
 @click.option("--dry-run", is_flag=True, help="Check everything, here and at the agent; print the job; submit nothing.")
 @request_id_option
 @agent_option
 @click.pass_context
-def submit(ctx: click.Context, file: str, dry_run: bool, request_id: str | None) -> None:
-    """Submit the job in FILE (`-`: standard input). Prints its name; follow it with `logs -f`."""
-    spec = read_job(file)
-    after = send(connect(ctx), spec, request_id, dry_run=dry_run)
+def submit(
+    ctx: click.Context, file: str, array: str | None, after: tuple[str, ...], dry_run: bool, request_id: str | None
+) -> None:
+    """Submit the job in FILE (`-`: standard input), or all jobs in it, which lines of `---` part, or none of them.
+    Prints each name; follow a job with `logs -f`.
+    """
+    jobs = _with_options(read_jobs(file), after, array)
+    if len(jobs) > 1 or jobs[0].after or jobs[0].array:
+        _submit_all(connect(ctx), jobs, request_id, dry_run)
+        return
+    spec = jobs[0].spec
+    done = send(connect(ctx), spec, request_id, dry_run=dry_run)
     if dry_run:
-        dump(after["spec"], "yaml")
+        dump(done["spec"], "yaml")
         echo(f"job/{spec.name} would be submitted (dry run)", err=True)
         return
-    echo(f"job/{after['name']} submitted (uid {after['uid']})")
-    demand_saved(f"job/{after['name']} submit", after)
+    echo(f"job/{done['name']} submitted (uid {done['uid']})")
+    demand_saved(f"job/{done['name']} submit", done)
+
+
+def _submit_all(client: Client, jobs: list[Submission], request_id: str | None, dry_run: bool) -> None:
+    done = send_all(client, jobs, request_id, dry_run=dry_run)
+    if dry_run:
+        for job in done["jobs"]:
+            dump(job["spec"], "yaml")
+            times = f", {job['jobs']} times" if job["jobs"] > 1 else ""
+            echo(f"job/{job['spec']['name']} would be submitted{times} (dry run)", err=True)
+        return
+    for job in done["jobs"]:
+        echo(f"job/{job['name']} submitted (uid {job['uid']})")
+    demand_saved("submit", done)
 
 
 @click.command(short_help="Check a job file; tell every mistake.")
 @click.argument("file", metavar="FILE|-")
 def validate(file: str) -> None:
-    """Check the job in FILE (`-`: standard input). Needs no agent. Tells every mistake with its line and column."""
-    spec = read_job(file)
-    echo(f"{file}: job/{spec.name} is a valid job file")
+    """Check the jobs in FILE (`-`: standard input). Needs no agent. Tells every mistake with its line and column."""
+    jobs = read_jobs(file)
+    for job in jobs:
+        echo(f"{file}: job/{job.spec.name} is a valid job file" if len(jobs) == 1 else f"{file}: job/{job.spec.name}")
+    if len(jobs) > 1:
+        echo(f"{file}: {len(jobs)} valid jobs")

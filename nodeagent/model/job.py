@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from nodeagent.model.base import RECORD_VERSION, Record
 from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.usage import Held, Use
 from nodeagent.model.world import Head, PodReport, Token
 
 
@@ -31,6 +32,8 @@ class Event(Record):
 
 Phase = Literal["queued", "forming", "running", "holding", "pausing", "paused", "succeeded", "failed", "stopped"]
 TERMINAL: frozenset[Phase] = frozenset({"succeeded", "failed", "stopped"})
+USES_TIME: frozenset[Phase] = frozenset({"forming", "running", "pausing"})
+"""Phases in which a job that has run has nodes, and uses up its time limit."""
 Desired = Literal["run", "pause", "stop"]
 
 
@@ -61,7 +64,7 @@ class Scale(Record):
 
 class Control(Record):
     """What operators want of a job. Every write raises ``rev``; agents act on it, and write it only to settle a
-    scale."""
+    scale, and to note that a job has ended that this one comes after."""
 
     rev: int = Field(ge=1)
     desired: Desired = "run"
@@ -73,6 +76,8 @@ class Control(Record):
     by: str = ""
     """Who wrote last."""
     scale: Scale | None = None
+    met: tuple[str, ...] = ()
+    """Of the jobs and arrays that it comes after, those (by uid and id) that have ended as they have to."""
     signature: str = ""
     """The cluster key's, of all this for this job: agents act on no other (``trust/seal.py``)."""
 
@@ -210,6 +215,8 @@ class JobRecord(Record):
     """Served time (ms) at which the first generation became active."""
     started: float | None = None
     """Unix time of the same, for people only."""
+    ran: int = 0
+    """What it had used of its time limit (ms of served time) when it entered its phase."""
     restart_done: int = 0
     """The value of ``control.restart`` that the newest generation answers."""
     not_before: int = 0
@@ -227,7 +234,23 @@ class JobRecord(Record):
     """Generations that became active after the first."""
     outcome: Outcome | None = None
     checkpoint: Checkpoint | None = None
+    held: Held | None = None
+    """None: it has not had a device yet."""
+    used: dict[str, Use] = {}
+    """Day (since 1970-01-01, as text) to what it used then, up to ``held.at``."""
     rev: int = 0
+
+    def time_used(self, served: int) -> int:
+        """Milliseconds, by this served time, in which the job had its nodes, from its first start on. While it waits
+        whole, or is paused, others may have the nodes."""
+        if self.first_active is None or self.phase not in USES_TIME:
+            return self.ran
+        return self.ran + max(0, served - max(self.since, self.first_active))
+
+    def time_left(self, served: int) -> float | None:
+        """Seconds of its time limit that are left; None without one."""
+        limit = self.spec.time_limit
+        return None if limit is None else max(0.0, limit - self.time_used(served) / 1000)
 
     def concerns(self, node: str) -> bool:
         """The node is, was or will be a member, holder or keeper: what happens to the job may be its to act on."""

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from nodeagent.model.base import Record
+from nodeagent.model.batch import MOST_AFTER, After, Array
 
 EventName = Literal["WorkerFailed", "WorkerHung", "PodFailed", "PodEvicted", "NodeLost", "*"]
 """What a policy can react to. ``*`` is any of them."""
@@ -33,6 +34,8 @@ class Nodes(Record):
     min: int = Field(ge=1, le=MOST_NODES)
     max: int = Field(ge=1, le=MOST_NODES)
     target: int = Field(ge=1, le=MOST_NODES)
+    auto: bool = False
+    """On top of the target it borrows idle nodes, up to ``max``, until a job that is entitled to them needs them."""
 
 
 class Ready(Record):
@@ -148,6 +151,8 @@ class JobSpec(Record):
     limits: dict[str, int | Literal["infinity"]] = {}
     """rlimit name (``nofile``, ``memlock``, ``core``, ``stack``, ``nproc``) to soft = hard value."""
     priority: int = Field(default=0, ge=-1000, le=1000)
+    queue: str = Field(default="", max_length=63)
+    """As it is submitted: the queue that was asked for. In a record: the one that it is in; empty is ``default``."""
     preload: tuple[str, ...] = ()
     """Modules imported ahead of time in the standby interpreter."""
     standby: bool = True
@@ -159,6 +164,16 @@ class JobSpec(Record):
     """None: hangs are not looked for."""
     hold_timeout: float | None = Field(default=None, gt=0)
     """Seconds a job may hold for want of nodes before it fails; None is for ever."""
+    time_limit: float | None = Field(default=None, gt=0)
+    """Seconds that it may have its nodes for, from its first start on; None is for ever."""
+    begin: float | None = Field(default=None, ge=0, le=253_402_300_799)
+    """Unix time before which it is not started."""
+    ttl: float | None = Field(default=None, ge=0)
+    """Seconds after its end for which its record is kept at most; None: as long as others are."""
+    after: tuple[After, ...] = Field(default=(), max_length=MOST_AFTER)
+    """It starts when these have ended."""
+    array: Array | None = None
+    """None: it is a member of none."""
     submitter: Submitter
 
     @property

@@ -19,11 +19,12 @@ HeadState = Literal["forming", "active", "ended"]
 
 CauseKind = Literal[
     "start", "worker_failed", "hang", "pod_failed", "node_lost", "collective", "reform", "fenced",
-    "scale", "join", "drain", "hardware", "resume", "restart",
+    "scale", "join", "share", "drain", "hardware", "resume", "restart",
 ]  # fmt: skip
 """Why a generation was formed. ``collective``: only victims of a broken collective seen so far, the culprit still
 unknown. ``hang``: the gang made no progress. ``reform``: a worker asked for it (exit 101). ``fenced``: a node stopped
-its own workers because it could not renew its lease. ``hardware``: a node or GPU that was used is unfit."""
+its own workers because it could not renew its lease. ``hardware``: a node or GPU that was used is unfit. ``share``:
+idle nodes were borrowed, or borrowed ones given back."""
 
 
 class Token(Record):
@@ -178,6 +179,9 @@ class PodReport(Record):
     """Members that its agent could not reach when it reported: node to the ``host:port`` asked. For people."""
     detected: float = 0.0
     """Failed: seconds from the first worker's end to this report. For people."""
+    started: float = 0.0
+    """``running``, of group rank 0 after a fault: seconds since its workers' first step, or since they run where they
+    tell no steps."""
     seq: int = 0
     """Order of arrival at the store among this generation's reports (set by the store): the first fault has the
     lowest."""

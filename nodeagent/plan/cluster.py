@@ -3,7 +3,7 @@ from one view, kept for as long as that view stays the same.
 
 With thousands of nodes, sorting and judging all of them anew for each job in each round of each agent would be most of
 what an agent does. Decides nothing, and no result may depend on whether it was kept: only pure functions of the view's
-nodes, jobs and lapsed leases belong here, never what depends on its time.
+nodes, jobs, queues and lapsed leases belong here, never what depends on its time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Literal, TypeVar, cast
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
+from nodeagent.model.queue import NO_QUEUES, Queues
 from nodeagent.model.timing import Timing, millis
+from nodeagent.model.usage import UsageDay
 
 T = TypeVar("T")
 
@@ -79,7 +81,13 @@ class Cluster:
     """Served time (ms) of the view; between beats the agent adds its own elapsed time, never more than ``credit``."""
     nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     jobs: Mapping[str, JobRecord] = field(default_factory=dict)
+    usage: Mapping[str, UsageDay] = field(default_factory=dict)
+    """What jobs used that are here no more, by day."""
     lapsed: frozenset[str] = frozenset()
+    queues: Queues = NO_QUEUES
+    """The newest tree that the cluster's key signed."""
+    queues_rev: int = 0
+    """That of the tree in the store, signed or not: what a change of it has to name."""
     timing: Timing = field(default_factory=Timing)
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     """Jobs that this agent starts nothing of, by uid."""
@@ -90,14 +98,16 @@ class Cluster:
     more_to_return: bool = False
     """A node has just come back from a silence, in the life that it had: others that went silent with it may follow
     within a heartbeat and two calls."""
+    partial: bool = False
+    """Of what has changed a part is still to be read: a job that is not here may be there all the same."""
     notes: Notes = field(default_factory=Notes, compare=False, repr=False)
-    """Shared by views in which ``nodes``, ``jobs`` and ``lapsed`` are the same objects: what was
+    """Shared by views in which ``nodes``, ``jobs``, ``lapsed`` and ``queues`` are the same objects: what was
     worked out from these is worked out once."""
 
     def once(self, what: str, work: Callable[[T | None], T], of: object = None, size: int = 1) -> T:
-        """What ``work`` makes of ``nodes``, ``jobs``, ``lapsed`` and ``of``, and of nothing else; it is given what it
-        made of other ones (``Notes.once``)."""
-        return self.notes.once(what, (self.nodes, self.jobs, self.lapsed, of), work, size)
+        """What ``work`` makes of ``nodes``, ``jobs``, ``lapsed``, ``queues`` and ``of``, and of nothing else; it is
+        given what it made of other ones (``Notes.once``)."""
+        return self.notes.once(what, (self.nodes, self.jobs, self.lapsed, self.queues, of), work, size)
 
     def live(self, node: str, life: str | None = None) -> bool:
         """The node holds its lease (in this life, if given)."""

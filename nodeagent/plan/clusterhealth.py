@@ -18,6 +18,7 @@ from nodeagent.model.node import NodeRecord
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.cuts import Cut, describe_cut
 from nodeagent.plan.health import breaker, next_step
+from nodeagent.plan.queuehealth import queue_findings
 
 Placed = tuple[str, Finding]
 """(where, what)"""
@@ -173,6 +174,7 @@ def judge_cluster(
         _jobs(cluster, why),
         _versions(cluster),
         _addresses(cluster),
+        queue_findings(cluster),
     )
     return tuple(found for part in parts for found in part)
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 from nodeagent.model.job import TERMINAL, JobRecord, Outcome
 from nodeagent.model.world import Cause, Head
-from nodeagent.plan import faults
+from nodeagent.plan import batch, faults, timelimit
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import sick_members
 from nodeagent.plan.keepers import silence
 from nodeagent.plan.membership import gone_nodes, holding_nodes, natural, strays
+from nodeagent.plan.proposal import propose_or_hold
 from nodeagent.plan.running import after_fault, decide_running, settle_scale, still
-from nodeagent.plan.steps import Activate, Decision, End, Remove, propose_or_hold
+from nodeagent.plan.steps import Activate, Decision, End, Remove
 from nodeagent.plan.waiting import decide_waiting
 
 
@@ -30,6 +31,12 @@ def decide(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         return Decision(None, (refusal.text,), steady=True)
     if job.control.desired == "stop":
         return _stop(cluster, job)
+    if (noted := batch.after_others(cluster, job)) is not None:
+        return noted
+    return timelimit.over(cluster, job) or timelimit.bounded(job, _decide_live(cluster, job, wall))
+
+
+def _decide_live(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     calm = cluster.once(f"calm:{job.uid}", lambda _before: _calm(cluster, job, wall), job)
     if calm is not None:
         return calm
@@ -64,7 +71,7 @@ def _ended(cluster: Cluster, job: JobRecord) -> Decision:
     still = holding_nodes(cluster, job)
     if still:
         return Decision(None, (f"its last workers are being stopped on {', '.join(still)}",), steady=True)
-    if job.control.delete:
+    if job.control.delete and not batch.is_awaited(cluster, job):
         return Decision(Remove(), ("it has ended and its deletion was asked for",))
     return Decision(None, steady=True)
 

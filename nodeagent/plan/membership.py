@@ -314,14 +314,6 @@ def survivors(cluster: Cluster, job: JobRecord) -> tuple[Member, ...]:
     return _gang(cluster, job).survivors
 
 
-def nodes_wanted(job: JobRecord) -> int:
-    """How many nodes the job would have. A gang of several roles that runs has all its places: as many as it has."""
-    head = job.head
-    if job.spec.several and job.phase == "running" and head is not None:
-        return len(head.members)
-    return job.control.target
-
-
 def staying(cluster: Cluster, job: JobRecord) -> int:
     """Survivors whose place needs nobody else: not those that are scaled in by name or drained, nor those whose
     hardware is taken from the job."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Place
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.demand import NOTHING, of_devices, times, together
 from nodeagent.plan.health import worn_nodes
 from nodeagent.plan.membership import Candidate, candidates, ranked, survivors
 from nodeagent.plan.places import Layout, Site, had_places, lay_out
+from nodeagent.plan.share import NO_CEILING, Ceiling, ceiling, full, holdings
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class Placement:
     """Of a job of several roles: node to the places it gets."""
     lack: str = ""
     """Of a job of several roles: which place has no node. Then no node is chosen."""
+    capped: str = ""
+    """Why nodes that fit are left out: its queue, or one above it, may not use more."""
 
     @property
     def fits(self) -> bool:
@@ -38,7 +42,7 @@ class Placement:
     def missing(self) -> str:
         """One sentence: how many are needed, how many fit, what is wrong with the rest."""
         text = self.lack or needs(self.minimum, len(self.chosen))
-        if not self.others and not self.chosen:
+        if not self.others and not self.chosen and not self.capped:
             return text + ": no node has joined"
         return text + self._reasons()
 
@@ -49,7 +53,7 @@ class Placement:
         return text + (self._reasons() or ", and there are no others")
 
     def _reasons(self) -> str:
-        reasons = [c.why for c in self.others if c.why]
+        reasons = [text for text in (self.capped, *(c.why for c in self.others)) if text]
         more = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
         return ": " + "; ".join(reasons[:8]) + more if reasons else ""
 
@@ -63,20 +67,6 @@ def needs(minimum: int, fit: int) -> str:
     return f"needs {minimum} node{'s' if minimum > 1 else ''}, {fit} fit"
 
 
-def place(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Placement:
-    """Choose nodes for the next generation, never more than the target. ``without`` are nodes not to use this time.
-
-    A scale-out is all or nothing: until all that it wants fit, the target from before it counts.
-    """
-    if job.spec.several:
-        return choose(cluster, job, job.spec.nodes.target, without)
-    full = choose(cluster, job, job.control.target, without)
-    growing = job.control.growing
-    if growing is None or len(full.chosen) >= growing.want:
-        return full
-    return choose(cluster, job, growing.before, without)
-
-
 def choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[str] = ()) -> Placement:
     """Choose up to ``target`` nodes, those scaled in by name last.
 
@@ -85,7 +75,11 @@ def choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[st
     """
     if without:
         return _choose(cluster, job, target, without)
-    of = (candidates(cluster, job), survivors(cluster, job), worn_nodes(cluster), job.control, job.spec)
+    of: tuple[object, ...] = (
+        candidates(cluster, job), survivors(cluster, job), worn_nodes(cluster), job.control, job.spec,
+    )  # fmt: skip
+    if ceiling(cluster, job) is not NO_CEILING:
+        of = (*of, cluster.queues, holdings(cluster))
     what = f"choose:{job.uid}:{target}"
     return cluster.notes.once(what, of, lambda _before: _choose(cluster, job, target, ()), len(cluster.nodes) // 8)
 
@@ -93,19 +87,54 @@ def choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[st
 def _choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[str]) -> Placement:
     members = {m.node for m in survivors(cluster, job)}
     everyone = {c.node: c for c in candidates(cluster, job)}
+    limit = ceiling(cluster, job)
+    limited = limit is not NO_CEILING
     chosen: list[Candidate] = []
     others: list[Candidate] = []
     for node in ranked(cluster, job, everyone):
         one = everyone[node]
         if node in members and one.standing == "pending":
             one = Candidate(one.node, one.life, "fit", "", one.devices, 0, one.joined)
-        if one.standing == "fit" and node not in without and (job.spec.several or len(chosen) < target):
+        if one.standing == "fit" and node not in without and (job.spec.several or limited or len(chosen) < target):
             chosen.append(one)
         elif node in members or node not in without:
             others.append(one)
     if job.spec.several:
         return _share_out(cluster, job, chosen, others, target)
-    return Placement(tuple(chosen), tuple(others), job.spec.nodes.min, target)
+    capped = ""
+    if limited:
+        chosen, left, capped = _within(cluster, job, limit, chosen, target)
+        others = [*left, *others]
+    return Placement(tuple(chosen), tuple(others), job.spec.nodes.min, target, capped=capped)
+
+
+def _within(
+    cluster: Cluster, job: JobRecord, limit: Ceiling, able: list[Candidate], target: int
+) -> tuple[list[Candidate], list[Candidate], str]:
+    """Of nodes that fit, the first preferred, those that the job's queues let it have; the others; and why some of them
+    are left out. Where it comes to too few so, those that take least."""
+    chosen = _greedy(limit, able, target)
+    if len(chosen) < job.spec.nodes.min:
+        chosen = _greedy(limit, sorted(able, key=lambda one: len(one.devices)), target)
+    names = {one.node for one in chosen}
+    left = [one for one in able if one.node not in names]
+    if len(chosen) >= target or not left:
+        return chosen, left, ""
+    has = together(of_devices(one.devices) for one in chosen)
+    least = min((of_devices(one.devices) for one in left), key=lambda use: (use.gpus + use.slots, use))
+    short = max(1, job.spec.nodes.min - len(chosen))
+    return chosen, left, full(cluster, job, has.and_(times(least, short)))
+
+
+def _greedy(limit: Ceiling, able: Iterable[Candidate], target: int) -> list[Candidate]:
+    chosen: list[Candidate] = []
+    has = NOTHING
+    for one in able:
+        more = has.and_(of_devices(one.devices))
+        if len(chosen) < target and limit.holds(more):
+            chosen.append(one)
+            has = more
+    return chosen
 
 
 def lay(cluster: Cluster, job: JobRecord, able: Collection[Candidate]) -> Layout:
@@ -121,14 +150,6 @@ def soon(cluster: Cluster, job: JobRecord) -> Layout:
     return lay(cluster, job, [everyone[node] for node in ranked(cluster, job, everyone) if node in everyone])
 
 
-def awaited(cluster: Cluster, job: JobRecord, placement: Placement) -> tuple[str, ...]:
-    """Nodes that are getting ready, and that the job would use if it waited for them."""
-    if job.spec.several:
-        places = soon(cluster, job).places
-        return tuple(c.node for c in placement.pending if c.node in places)
-    return tuple(c.node for c in placement.pending) if len(placement.chosen) < job.control.target else ()
-
-
 def _share_out(
     cluster: Cluster, job: JobRecord, able: list[Candidate], others: list[Candidate], target: int
 ) -> Placement:
@@ -140,4 +161,7 @@ def _share_out(
         if one.node in found.places
     ]
     rest = [one for one in able if one.node not in found.places]
+    total = together(of_devices(one.devices) for one in chosen)
+    if capped := full(cluster, job, total):
+        return Placement((), (*able, *others), job.spec.nodes.min, target, capped=capped)
     return Placement(tuple(chosen), (*rest, *others), job.spec.nodes.min, target, found.places, found.lack)

@@ -14,10 +14,11 @@ from nodeagent.model.node import Incarnation
 from nodeagent.model.world import Ack, Head, PodReport, Token
 from nodeagent.plan.blame import describe, leaves_broken
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.elastic import nodes_wanted
 from nodeagent.plan.faults import final_report
 from nodeagent.plan.health import claimed
 from nodeagent.plan.keepers import better, chooser, must_let_go
-from nodeagent.plan.membership import natural, nodes_wanted, staying, strays
+from nodeagent.plan.membership import natural, staying, strays
 from nodeagent.plan.podreport import (
     cut_short,
     doom,
@@ -192,7 +193,7 @@ def _is_spare(cluster: Cluster, job: JobRecord, node: str) -> bool:
     head = job.head
     if job.phase != "running" or head is None or node in head.members:
         return False
-    return staying(cluster, job) >= nodes_wanted(job)
+    return staying(cluster, job) >= nodes_wanted(cluster, job)
 
 
 def _set_aside(cluster: Cluster, job: JobRecord, node: str) -> bool:

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable
 
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.elastic import nodes_wanted, sharing
 from nodeagent.plan.health import bar, worn_nodes
-from nodeagent.plan.membership import asked, candidate, candidates, nodes_wanted, some_candidates, staying, survivors
+from nodeagent.plan.membership import asked, candidate, candidates, some_candidates, staying, survivors
 from nodeagent.plan.placement import soon
 from nodeagent.plan.queue import in_queue, next_up, with_room
 
@@ -58,7 +59,7 @@ def _to_prepare(cluster: Cluster, job: JobRecord) -> frozenset[str]:
 def _choose(cluster: Cluster, job: JobRecord) -> frozenset[str]:
     """Of a job that has all its nodes only the spare has to be found, and in a large cluster nobody need look at all
     nodes for that."""
-    missing = max(0, nodes_wanted(job) - staying(cluster, job))
+    missing = max(0, nodes_wanted(cluster, job) - staying(cluster, job))
     begun = asked(cluster).get(job.uid, {})
     known = candidates(cluster, job) if missing else some_candidates(cluster, job, begun)
     members, leaving, old = {m.node for m in survivors(cluster, job)}, job.control.leaving, worn_nodes(cluster)
@@ -73,7 +74,8 @@ def _choose(cluster: Cluster, job: JobRecord) -> frozenset[str]:
         """A node keeps only so many standbys: were the first one the spare of all jobs, most would have none."""
         return len(cluster.nodes[node].readiness) - (node in begun)
 
-    waiting.sort(key=lambda c: order(c.node, c.standing == "fit"))
+    takes = sharing(cluster).takes.get(job.uid, ())
+    waiting.sort(key=lambda c: (c.node not in takes, order(c.node, c.standing == "fit")))
     wanted = waiting[:missing]
     if missing and job.spec.several:  # which nodes have room for all depends on what each of them has
         places = soon(cluster, job).places

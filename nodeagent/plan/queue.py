@@ -10,19 +10,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Role
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import millis
+from nodeagent.plan.batch import blocked
 from nodeagent.plan.bookings import Booked, booked, changed_bookings
 from nodeagent.plan.changes import Seen, changed, seen
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.demand import NOTHING, Use, of_devices, times, together
 from nodeagent.plan.health import bar
-from nodeagent.plan.membership import Candidate, asked, candidates, fitting, in_order, some_candidates, survivors
-from nodeagent.plan.placement import place, soon
+from nodeagent.plan.membership import (
+    Candidate,
+    asked,
+    candidates,
+    fitting,
+    gpus_per_worker,
+    in_order,
+    some_candidates,
+    survivors,
+)
+from nodeagent.plan.placement import choose, soon
+from nodeagent.plan.share import NO_CEILING, Ceiling, ceiling, in_line, shared
 
 ASSEMBLE = 60.0
 """A queued job waits this many seconds for nodes that are still getting ready before it starts smaller than its
@@ -44,7 +56,7 @@ def in_queue(job: JobRecord) -> bool:
 
 
 def rank(job: JobRecord) -> tuple[int, int]:
-    """Sort key of the queue: higher priorities, then older jobs, first."""
+    """Sort key where there is one queue: higher priorities, then older jobs, first. Of several, ``share.py`` says."""
     return -job.spec.priority, job.order
 
 
@@ -91,6 +103,8 @@ class Room:
     """The job could start now."""
     enough_soon: bool
     """It could start as soon as all have got ready."""
+    barred: Use | None = None
+    """What it would have to have at least, where nodes have room and its queues may not use so much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +137,13 @@ def room_for(cluster: Cluster, job: JobRecord) -> Room:
 
 
 def queue(cluster: Cluster) -> tuple[Waiting, ...]:
-    """The jobs that wait for nodes and may run, the first one first."""
+    """The jobs that wait for nodes, and for no other job, and may run, the first one first."""
 
     def look(_before: object) -> tuple[Waiting, ...]:
         jobs = [j for j in cluster.jobs.values() if in_queue(j) and j.uid not in cluster.refused]
-        return tuple(Waiting(job, room_for(cluster, job)) for job in sorted(jobs, key=rank))
+        jobs = [j for j in jobs if not blocked(cluster, j)]
+        line = in_line(cluster, jobs) if shared(cluster) else sorted(jobs, key=rank)
+        return tuple(Waiting(job, room_for(cluster, job)) for job in line)
 
     return cluster.once("queue", look, cluster.refused)
 
@@ -144,11 +160,26 @@ def places(cluster: Cluster) -> Mapping[str, int]:
 def earlier(cluster: Cluster, job: JobRecord) -> Waiting | None:
     """A job before this one in the queue that could start now or soon; those that cannot hold nobody up."""
     for other in queue(cluster):
-        if rank(other.job) >= rank(job):
+        if other.job.uid == job.uid or not _before(cluster, other.job, job):
             return None
         if other.starts(cluster.served):
             return other
     return None
+
+
+def _before(cluster: Cluster, other: JobRecord, job: JobRecord) -> bool:
+    """Whether one that is in line goes before another, which may just be resumed and not be in it yet."""
+    if not shared(cluster):
+        return rank(other) < rank(job)
+    if job.uid in (found := places(cluster)):
+        return found[other.uid] < found[job.uid]
+    line = cluster.once(f"line:{job.uid}", lambda _before: _line_with(cluster, job), job, len(found))
+    return line[other.uid] < line[job.uid]
+
+
+def _line_with(cluster: Cluster, job: JobRecord) -> dict[str, int]:
+    line = in_line(cluster, [*(waiting.job for waiting in queue(cluster)), job])
+    return {one.uid: i for i, one in enumerate(line)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +207,56 @@ def next_up(cluster: Cluster, before: Line = Line()) -> Line:
 def _room_for(cluster: Cluster, job: JobRecord) -> Room:
     if job.spec.several:
         return _room_for_places(cluster, job)
-    nodes, head, role = _look(cluster), job.head, job.spec.role
+    head, role = job.head, job.spec.role
     known = dict.fromkeys(asked(cluster).get(job.uid, ()))
     if head is not None:
         known |= dict.fromkeys([*head.members, *head.holders])
+    if known:
+        return _room_with(cluster, job, known)
+    # Of jobs that nobody has looked at yet, and that have nothing, those that are alike have the same.
+    alike: dict[tuple[object, ...], Room] = cluster.once("alike", lambda _before: {})
+    shape = (job.spec.queue, role.workers_per_node, role.gpus_per_worker, role.uneven, job.spec.nodes.min)
+    if shape not in alike:
+        alike[shape] = _room_with(cluster, job, known)
+    return alike[shape]
+
+
+def _room_with(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Room:
+    """``known``: nodes that say something of the job, or where it has something."""
+    nodes, role = _look(cluster), job.spec.role
     others = sum(count for kind, count in nodes.kinds.items() if _fits(role, kind))
     others -= sum(_fits(role, nodes.of[node]) for node in known if node in nodes.of)
-    counts = _count({m.node for m in survivors(cluster, job)}, some_candidates(cluster, job, known))
+    members, found = {m.node for m in survivors(cluster, job)}, some_candidates(cluster, job, known)
+    counts = _count(members, found)
     fit, pending, least = counts["fit"], counts["pending"] + others, job.spec.nodes.min
-    return Room(fit, pending, counts["unfit"], nodes.live, fit >= least, fit + pending >= least)
+    room = Room(fit, pending, counts["unfit"], nodes.live, fit >= least, fit + pending >= least)
+    limit = ceiling(cluster, job)
+    if limit is NO_CEILING or not room.enough_soon:
+        return room
+    now = Counter(of_devices(c.devices) for c in found if _is_fit(members, c))
+    soon = now + Counter(of_devices(c.devices) for c in found if c.standing == "pending" and not _is_fit(members, c))
+    unasked = Counter(nodes.kinds) - Counter(nodes.of[node] for node in known if node in nodes.of)
+    for kind, count in unasked.items():
+        if _fits(role, kind):
+            soon[_use_on(role, kind)] += count
+    barred = _barred(limit, least, soon)
+    enough = room.enough and _barred(limit, least, now) is None
+    return replace(room, enough=enough, enough_soon=barred is None, barred=barred)
+
+
+def _barred(limit: Ceiling, least: int, nodes: Mapping[Use, int]) -> Use | None:
+    """What so many of these nodes take at least, if that is more than the job may have; as ``placement.py`` would
+    choose them. None if it may, or if there are too few."""
+    has, count = NOTHING, 0
+    needs, left = NOTHING, least
+    for use in sorted(nodes, key=lambda use: use.gpus + use.slots):
+        taken = min(nodes[use], left)
+        needs, left = needs.and_(times(use, taken)), left - taken
+        for _ in range(min(nodes[use], least - count)):
+            if not limit.holds(has.and_(use)):
+                break
+            has, count = has.and_(use), count + 1
+    return None if count >= least or left else needs
 
 
 def _room_for_places(cluster: Cluster, job: JobRecord) -> Room:
@@ -192,9 +264,16 @@ def _room_for_places(cluster: Cluster, job: JobRecord) -> Room:
     each of them has."""
     members, found = {m.node for m in survivors(cluster, job)}, candidates(cluster, job)
     counts = _count(members, found)
-    enough = place(cluster, job).fits
-    later = enough or not soon(cluster, job).lack
-    return Room(counts["fit"], counts["pending"], counts["unfit"], _look(cluster).live, enough, later)
+    enough = choose(cluster, job, job.spec.nodes.target).fits
+    layout = None if enough else soon(cluster, job)
+    room = Room(counts["fit"], counts["pending"], counts["unfit"], _look(cluster).live, enough, enough)
+    if layout is None or layout.lack:
+        return room
+    uses = (of_devices([d for one in places for d in one.devices]) for places in layout.places.values())
+    needs = together(uses)
+    if ceiling(cluster, job).holds(needs):
+        return replace(room, enough_soon=True)
+    return replace(room, barred=needs)
 
 
 def with_room(cluster: Cluster, role: Role) -> Sequence[str]:
@@ -211,8 +290,18 @@ def with_room(cluster: Cluster, role: Role) -> Sequence[str]:
 
 
 def _count(members: Collection[str], found: Iterable[Candidate]) -> Counter[str]:
+    return Counter("fit" if _is_fit(members, c) else c.standing for c in found)
+
+
+def _is_fit(members: Collection[str], one: Candidate) -> bool:
     """A member that is live keeps its place while it gets ready again (see ``placement.choose``)."""
-    return Counter("fit" if c.standing == "pending" and c.node in members else c.standing for c in found)
+    return one.standing == "fit" or (one.standing == "pending" and one.node in members)
+
+
+def _use_on(role: Role, kind: _Kind) -> Use:
+    """What a pod of this role would use on a node of this kind."""
+    workers, each = fitting(role, kind.gpus, kind.free_gpus, kind.free_slots), gpus_per_worker(role, kind.gpus)
+    return Use(workers * each, 1, 0) if each else Use(0, 1, workers)
 
 
 def _fits(role: Role, kind: _Kind) -> bool:

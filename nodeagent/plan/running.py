@@ -7,20 +7,24 @@ target goes back to what it was.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from nodeagent.model.job import JobRecord, Outcome, Scale, ScaleState, Spend
+from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, Head
 from nodeagent.plan import faults
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.elastic import borrowed, nodes_wanted, place, sharing
 from nodeagent.plan.faults import match
 from nodeagent.plan.hang import watching
 from nodeagent.plan.health import Sick, remarkable, sick_members
 from nodeagent.plan.membership import gone_nodes, natural
-from nodeagent.plan.placement import Placement, choose, place
-from nodeagent.plan.steps import Decision, End, Judge, Settle, propose, propose_or_hold
+from nodeagent.plan.placement import Placement, choose
+from nodeagent.plan.proposal import propose, propose_or_hold
+from nodeagent.plan.reclaim import MIN_RUNTIME
+from nodeagent.plan.steps import Decision, End, Judge, Settle
 
 
 def settle_scale(cluster: Cluster, job: JobRecord) -> Decision | None:
@@ -29,7 +33,7 @@ def settle_scale(cluster: Cluster, job: JobRecord) -> Decision | None:
     if scale is None or scale.state != "pending":
         return None
     size = 0 if head is None or head.state == "ended" else len(head.members)
-    if head is not None and head.state == "active" and _met(scale, frozenset(head.members)):
+    if head is not None and head.state == "active" and _met(scale, frozenset(head.members), job.spec.role.nodes.auto):
         return _settled(job, scale, "met", "JobScaleMet", f"runs on {size} nodes as asked", job.control.target)
     if not scale.deadline or cluster.served < scale.deadline or size >= scale.want:
         return None
@@ -45,10 +49,11 @@ def settle_scale(cluster: Cluster, job: JobRecord) -> Decision | None:
     return _settled(job, scale, "rolled_back", "JobScaleRolledBack", text, target)
 
 
-def _met(scale: Scale, members: frozenset[str]) -> bool:
+def _met(scale: Scale, members: frozenset[str], auto: bool) -> bool:
+    """``auto``: the job may have more than its target."""
     if scale.deadline:
         return len(members) >= scale.want
-    return len(members) <= scale.want and members.isdisjoint(scale.leaving)
+    return (auto or len(members) <= scale.want) and members.isdisjoint(scale.leaving)
 
 
 def _settled(job: JobRecord, scale: Scale, state: ScaleState, event: str, text: str, target: int) -> Decision:
@@ -152,7 +157,7 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
         return _propose_or_stay(cluster, job, Cause(kind="restart", text=text), wall)
     if job.spec.several:
         return Decision(None)  # it has all its places, or it would not run
-    size, target, scale = len(head.members), job.control.target, job.control.scale
+    size, target, scale = len(head.members), nodes_wanted(cluster, job), job.control.scale
     pending = scale if scale is not None and scale.state == "pending" else None
     goes = [m.node for m in head.ordered() if pending is not None and m.node in pending.leaving]
     who = job.control.by or "an operator"
@@ -160,6 +165,12 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
     if goes:
         cause = Cause(kind="scale", text=f"{', '.join(goes)} scaled in by {who}", node=goes[0])
         return _propose_or_stay(cluster, job, cause, wall, goes, grace)
+    others = sharing(cluster)
+    if job.uid in others.stops:
+        return _make_room(cluster, job, cluster.jobs[others.stops[job.uid]], wall)
+    back = others.gives.get(job.uid, {})
+    if back:
+        return _give_back(cluster, job, back, wall)
     if target < size:
         cause = Cause(kind="scale", text=f"scaled from {size} to {target} nodes by {who}")
         return _propose_or_stay(cluster, job, cause, wall, grace=grace)
@@ -168,7 +179,31 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
         if grown.step is not None or grown.at:
             return grown
         return _regain(cluster, job, head, wall) or grown
-    return _regain(cluster, job, head, wall) or Decision(None)
+    kept = _regain(cluster, job, head, wall)
+    if kept is None and (count := borrowed(cluster, job)):
+        text = f"{count} of its {size} nodes are borrowed: they go back when a job that is to have them needs them"
+        return Decision(None, (text,))
+    return kept or Decision(None)
+
+
+def _give_back(cluster: Cluster, job: JobRecord, back: Mapping[str, str], wall: float) -> Decision:
+    """``back``: borrowed nodes to the jobs (uids) that are to have them."""
+    names = ", ".join(sorted(back, key=natural))
+    others = ", ".join(dict.fromkeys(cluster.jobs[uid].name for uid in back.values()))
+    cause = Cause(kind="share", text=f"{names} given back: job {others} needs it", node=min(back, key=natural))
+    return _propose_or_stay(cluster, job, cause, wall, back)
+
+
+def _make_room(cluster: Cluster, job: JobRecord, other: JobRecord, wall: float) -> Decision:
+    """The job is stopped as planned, saves, and waits in line again."""
+    text = f"job {other.name} of queue {queue_of(other.spec.queue)} is entitled to its nodes"
+    at = (job.first_active or 0) + millis(MIN_RUNTIME)
+    if cluster.served < at:
+        return Decision(None, (f"{text}: makes room when it has run for {MIN_RUNTIME:g} s",), at)
+    step = End(
+        "holding", f"made room: {text}", spend=_note(cluster, Cause(kind="share", text=text), wall), planned=True
+    )
+    return Decision(step, (text,))
 
 
 def _evict(cluster: Cluster, job: JobRecord, cause: Cause, wall: float) -> Decision:
@@ -206,7 +241,8 @@ def _grow(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision
     placement = place(cluster, job, left)
     newcomers = [c for c in placement.chosen if c.node not in head.members]
     size = len(head.members)
-    short = f"runs on {size} of {job.control.target} nodes"
+    wanted = nodes_wanted(cluster, job)
+    short = f"runs on {size} of {wanted} nodes"
     if not newcomers or len(placement.chosen) <= size:
         asleep = f"; {', '.join(sorted(left, key=natural))} scaled in by name: scale again to use it" if left else ""
         return Decision(None, (f"{short}: {placement.missing}{asleep}",))
@@ -218,6 +254,8 @@ def _grow(cluster: Cluster, job: JobRecord, head: Head, wall: float) -> Decision
     if cold := _cold(head, placement):
         return Decision(None, (f"{short}: {cold}",))
     cause = Cause(kind="join", text=f"{names} joined")
+    if job.control.target < wanted:
+        cause = Cause(kind="share", text=f"{names} borrowed: nobody else needs it")
     return _propose_or_stay(cluster, job, cause, wall, left)
 
 

@@ -1,18 +1,11 @@
-"""The steps a job can take, and the way each of them is put together. Chooses none of them: that is ``gang.py``'s
-and its helpers'."""
+"""The steps a job can take. Chooses none of them: that is ``gang.py``'s and its helpers'."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
-from nodeagent.model.timing import millis
+from nodeagent.model.job import Control, Outcome, Phase, Spend
 from nodeagent.model.world import Cause, Member, Token
-from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.keepers import choose
-from nodeagent.plan.placement import Placement, place
-from nodeagent.plan.world import make_world
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +22,8 @@ class Propose:
     keepers: dict[str, str]
     grace: float | None = None
     """If planned: seconds from SIGTERM to SIGKILL, other than the job's."""
+    claims: tuple[str, ...] = ()
+    """Queues with a capability of which it takes more than the job has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,40 +78,3 @@ class Decision:
     """For a wait with a known end: the served time (ms) at which it is worth deciding again; 0 if unknown."""
     steady: bool = field(default=False, compare=False)
     """It holds for as long as the view stays the same: until ``at``, or for ever if that is 0."""
-
-
-def propose_or_hold(
-    cluster: Cluster,
-    job: JobRecord,
-    cause: Cause,
-    gone: tuple[str, ...],
-    spend: Spend | None,
-    planned: bool,
-    without: Collection[str] = (),
-    grace: float | None = None,
-) -> Decision:
-    placement = place(cluster, job, without)
-    if placement.fits:
-        return propose(cluster, job, cause, gone, spend, placement, planned, grace)
-    text = f"{cause.text}; holds: {placement.missing}"
-    return Decision(End("holding", text, gone, spend=spend, planned=planned), (text,))
-
-
-def propose(
-    cluster: Cluster,
-    job: JobRecord,
-    cause: Cause,
-    gone: tuple[str, ...],
-    spend: Spend | None,
-    placement: Placement,
-    planned: bool,
-    grace: float | None = None,
-) -> Decision:
-    """``grace``: of a planned stop, None for the job's."""
-    facts = {c.node: cluster.nodes[c.node].facts for c in placement.chosen}
-    members = make_world(job.head, placement.chosen, job.spec.role, facts, placement.places)
-    stop = job.spec.grace if grace is None else grace
-    form = cluster.timing.form_margin + (stop if planned else 0.0)
-    keepers = choose(cluster, members.values())
-    step = Propose(members, cause, gone, spend, planned, millis(form), placement.outside(), keepers, grace)
-    return Decision(step, (cause.text,))

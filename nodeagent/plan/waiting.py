@@ -6,16 +6,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from nodeagent.model.job import JobRecord, Outcome
+from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, CauseKind
-from nodeagent.plan import faults, queue
+from nodeagent.plan import batch, faults, queue
 from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.demand import NOTHING, size
+from nodeagent.plan.elastic import awaited, place
 from nodeagent.plan.health import bar
-from nodeagent.plan.membership import Candidate, gone_nodes
-from nodeagent.plan.placement import awaited, needs, place
+from nodeagent.plan.membership import Candidate, gone_nodes, holding_nodes
+from nodeagent.plan.placement import needs
+from nodeagent.plan.proposal import propose
 from nodeagent.plan.running import after_fault
-from nodeagent.plan.steps import Decision, End, propose
+from nodeagent.plan.share import dominant, full, holdings, shared
+from nodeagent.plan.steps import Decision, End
 
 SHOWN = 3
 """Names that a sentence gives before it only counts."""
@@ -40,13 +45,17 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     if again is not None:  # it was paused before that was judged, and resumed by somebody
         again = again.model_copy(update={"fails": ""})
     if cluster.served < job.not_before:
-        return _wait(job, job.reason, job.not_before)
+        return _wait(job, job.reason if job.phase != "paused" else "its time to begin has not come", job.not_before)
+    if entry is not None and entry.kind == "share" and holding_nodes(cluster, job):
+        return _wait(job, job.reason, 0)  # until then its nodes have room for nobody else, and it would take them again
+    if blocked := batch.blocked(cluster, job):
+        return _held_too_long(cluster, job, gone, blocked) or _wait(job, blocked, _hold_end(job))
     room = queue.room_for(cluster, job)
     if not room.enough:
         return _no_fit(cluster, job, room, gone)
     first = queue.earlier(cluster, job)
     if first is not None:
-        text = f"job {first.job.name} is before it in the queue (priority {first.job.spec.priority})"
+        text = f"job {first.job.name} is before it in the queue ({_rank_of(cluster, first.job)})"
         return _wait(job, text, 0 if first.fits else queue.patience(first.job))
     placement = place(cluster, job)
     patience = queue.patience(job)
@@ -56,11 +65,24 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
     return propose(cluster, job, _why_again(job), gone, again, placement, planned=False)
 
 
+def _rank_of(cluster: Cluster, job: JobRecord) -> str:
+    """What its place rests on."""
+    text = f"priority {job.spec.priority}"
+    if not shared(cluster):
+        return text
+    name = queue_of(job.spec.queue)
+    part = dominant(holdings(cluster).by_queue.get(name, NOTHING), size(cluster).total)
+    return f"{text}, of queue {name}, which uses {part:.0%} of the cluster"
+
+
 def explain(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
     """What keeps a waiting job from starting, node by node, as far as a few sentences go: what is wrong with nodes that
     could run it, and which jobs hold what it needs."""
+    barred = queue.room_for(cluster, job).barred
+    if barred is not None and cluster.served >= job.not_before:
+        return (full(cluster, job, barred),)
     placement = place(cluster, job)
-    if placement.fits or cluster.served < job.not_before:
+    if placement.fits or cluster.served < job.not_before or batch.blocked(cluster, job):
         return ()
     held = holders(cluster, job, [c for c in placement.others if c.standing == "out"])
     text = [placement.missing]
@@ -106,15 +128,29 @@ def _no_fit(cluster: Cluster, job: JobRecord, room: queue.Room, gone: tuple[str,
         text = f"no node can run it: {'; '.join(c.why for c in unfit)}"
         code = next((c.code for c in unfit if c.code), 1)
         return Decision(End("failed", text, gone, Outcome(code=code, text=text)), (text,))
-    limit = job.spec.hold_timeout if job.phase == "holding" else None
-    until = 0 if limit is None else job.since + millis(limit)
-    if limit is not None and cluster.served >= until:
-        text = f"held for longer than its hold_timeout of {limit:g} s: {place(cluster, job).missing}"
-        return Decision(End("failed", text, gone, Outcome(code=1, text=text)), (text,))
+    until = _hold_end(job)
+    if until and (late := _held_too_long(cluster, job, gone, place(cluster, job).missing)) is not None:
+        return late
     text = place(cluster, job).missing if job.spec.several else needs(job.spec.nodes.min, room.fit)
-    if room.pending:
+    if room.barred is not None:
+        text = full(cluster, job, room.barred)
+    elif room.pending:
         text += f", {room.pending} could get ready"
     return _wait(job, text, until)
+
+
+def _hold_end(job: JobRecord) -> int:
+    """Served time (ms) at which the job has held for too long; 0 for never."""
+    limit = job.spec.hold_timeout if job.phase == "holding" else None
+    return 0 if limit is None else job.since + millis(limit)
+
+
+def _held_too_long(cluster: Cluster, job: JobRecord, gone: tuple[str, ...], missing: str) -> Decision | None:
+    until = _hold_end(job)
+    if not until or cluster.served < until:
+        return None
+    text = f"held for longer than its hold_timeout of {job.spec.hold_timeout:g} s: {missing}"
+    return Decision(End("failed", text, gone, Outcome(code=1, text=text)), (text,))
 
 
 def _why_again(job: JobRecord) -> Cause:
@@ -133,6 +169,7 @@ def _why_again(job: JobRecord) -> Cause:
         "collective",
         "fenced",
         "reform",
+        "share",
     )
     kind = next((k for k in kinds if k == last.kind), "join")
     return Cause(kind=kind, text=last.text, node=last.node, rank=last.rank)

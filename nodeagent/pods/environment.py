@@ -225,6 +225,16 @@ def _common(job: JobRecord, head: Head, world: _World, member: Member, node: Nod
         "NODEAGENT_FAULTY": faulty,
     }
     env |= _visible(member.devices, node)
+    if (seconds := job.time_left(head.since)) is not None:
+        env["NODEAGENT_TIME_LEFT"] = f"{seconds:g}"
+    if (array := job.spec.array) is not None:
+        env |= {
+            "NODEAGENT_ARRAY": array.name,
+            "NODEAGENT_ARRAY_INDEX": str(array.index),
+            "NODEAGENT_ARRAY_COUNT": str(array.count),
+            "NODEAGENT_ARRAY_MIN": str(array.first),
+            "NODEAGENT_ARRAY_MAX": str(array.last),
+        }
     if job.checkpoint is not None:
         env["NODEAGENT_CHECKPOINT"] = job.checkpoint.name
     if world.role.numa_binding is not None:

@@ -55,6 +55,7 @@ def job_from_args(
     grace: int | None = None,
     virtual_local_rank: bool = False,
     numa_binding: NumaBinding | None = None,
+    queue: str | None = None,
 ) -> JobSpec:
     """The job that ``nodeagentctl run`` was given.
 
@@ -74,6 +75,8 @@ def job_from_args(
     count = checked("--nodes", jobvalues.nodes, scalar(nodes))
     workers = checked("--nproc-per-node", jobvalues.workers_per_node, scalar(nproc))
     checked("--name", jobvalues.job_name, name)
+    if queue is not None:
+        checked("--queue", jobvalues.job_name, queue)
     restarts = RestartLimits()
     if max_restarts is not None:
         checked("--max-restarts", lambda n: units.whole(n, 0, MOST_RESTARTS), max_restarts)
@@ -108,6 +111,7 @@ def job_from_args(
         working_dir=jobvalues.resolve(".", submitter.cwd),
         user=submitter.user,
         checkpoint_dir=None if folder is None else jobvalues.resolve(folder, submitter.cwd),
+        queue=queue or "",
         preload=modules or (),
         restarts=restarts,
         grace=DEFAULT_GRACE if grace is None else grace,

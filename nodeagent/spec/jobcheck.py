@@ -54,6 +54,8 @@ def _checks(spec: JobSpec) -> Iterator[_Check]:
     durations = {
         "grace": spec.grace,
         "hold_timeout": spec.hold_timeout,
+        "time_limit": spec.time_limit,
+        "ttl": spec.ttl,
         "hooks.timeout": spec.hooks.timeout,
         "restarts.window": spec.restarts.window,
         "restarts.backoff_min": spec.restarts.backoff_min,
@@ -62,11 +64,17 @@ def _checks(spec: JobSpec) -> Iterator[_Check]:
     for where, seconds in durations.items():
         if seconds is not None:
             yield where, units.duration, seconds
+    for one in spec.after:
+        yield "after", jobvalues.job_name, one.name
+    if spec.array is not None:
+        yield "array.name", jobvalues.job_name, spec.array.name
     if spec.hang is not None:
         yield "hang.progress", jobvalues.hang_progress, spec.hang.progress or "auto"
         yield "hang.phases", jobvalues.bounded(*jobvalues.HANG_BOUNDS), spec.hang.phases
     yield "user", jobvalues.user_name, spec.user
     yield "user", lambda name: jobvalues.allowed_user(name, spec.submitter), spec.user
+    if spec.queue:
+        yield "queue", jobvalues.job_name, spec.queue
     for name, limit in spec.limits.items():
         yield f"limits.{name}", jobvalues.limit_name, name
         yield f"limits.{name}", jobvalues.limit_value, limit

@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from nodeagent.model.batch import Need, Submission
 from nodeagent.model.jobspec import (
     DEFAULT_ROLE,
     MOST_RESTARTS,
@@ -36,12 +37,12 @@ from nodeagent.model.jobspec import (
     Role,
     Submitter,
 )
-from nodeagent.spec import jobvalues, units
+from nodeagent.spec import batchvalues, jobvalues, units
 from nodeagent.spec.check import dotted, validate
 from nodeagent.spec.errors import CheckError, Problem, SpecError
 from nodeagent.spec.jobcheck import check_spec
 from nodeagent.spec.rolecheck import Mistake, written_mistakes
-from nodeagent.spec.yamlfile import Document, load
+from nodeagent.spec.yamlfile import Document
 
 _DURATION: dict[str, Any] = {"type": ["string", "number"], "examples": ["30s", "10m", "1h30m"]}
 _NODE_COUNT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": jobvalues.MAX_NODES}
@@ -61,10 +62,15 @@ _Nodes = Annotated[
         {
             "anyOf": [
                 _NODE_COUNT,
+                {"const": "auto"},
                 {"type": "string", "pattern": r"^\s*\d+\s*:\s*\d+\s*$"},
                 {
                     "type": "object",
-                    "properties": {"min": _NODE_COUNT, "max": _NODE_COUNT, "target": _NODE_COUNT},
+                    "properties": {
+                        "min": _NODE_COUNT,
+                        "max": _NODE_COUNT,
+                        "target": {"anyOf": [_NODE_COUNT, {"const": "auto"}]},
+                    },
                     "additionalProperties": False,
                     "anyOf": [{"required": ["min"]}, {"required": ["max"]}],
                 },
@@ -229,8 +235,10 @@ class JobFile(_RoleKeys):
     """Unique among live jobs: 1 to 63 of a-z, 0-9, '-' and '.'."""
     command: _Command | None = Field(default=None, examples=["[python, train.py]"])
     """What each worker runs: a list of words, or one line that is split as a shell would (no shell runs it)."""
-    nodes: _Nodes | None = Field(default=None, examples=["4", "2:8"])
-    """How many nodes: a number (fixed), MIN:MAX (elastic), or {min, max, target}."""
+    nodes: _Nodes | None = Field(default=None, examples=["4", "2:8", "auto"])
+    """How many nodes: a number (fixed), MIN:MAX (elastic), or {min, max, target}. `target: auto` is min nodes of its
+    own and as many idle ones as there are, up to max, which go back when another job needs them; `auto` alone is that
+    with min 1."""
     roles: dict[Annotated[str, AfterValidator(jobvalues.role_name)], RoleFile] | None = None
     """Instead of command and nodes: roles by name. Several are one gang: all of their places start, or none."""
     completes: str | None = Field(default=None, examples=["trainer"])
@@ -259,6 +267,8 @@ class JobFile(_RoleKeys):
     """Resource limits of the workers (soft and hard), as in ulimit: nofile, memlock, stack, ..."""
     priority: int = Field(default=0, ge=-1000, le=1000)
     """Higher goes first in the queue."""
+    queue: Annotated[str, BeforeValidator(jobvalues.job_name)] | None = Field(default=None, examples=["research"])
+    """The queue that it waits and counts in. Default: the default queue of who submits, else `default`."""
     preload: Annotated[
         tuple[str, ...],
         BeforeValidator(jobvalues.modules),
@@ -277,6 +287,41 @@ class JobFile(_RoleKeys):
         WithJsonSchema({"anyOf": [{"const": "never"}, _DURATION]}),
     ] = None
     """How long the job may wait for nodes before it fails; default: never."""
+    time_limit: Annotated[
+        float | None,
+        BeforeValidator(jobvalues.hold_timeout),
+        WithJsonSchema({"anyOf": [{"const": "never"}, _DURATION]}),
+    ] = None
+    """How long the job may have its nodes, counted from its first start, before it is stopped; default: never."""
+    begin: Annotated[
+        float | None,
+        BeforeValidator(batchvalues.begin),
+        WithJsonSchema({"type": "string", "examples": ["+2h", "2030-01-31T22:00"]}),
+    ] = None
+    """It is not started before: a time (local unless it says otherwise), or +DURATION after it is submitted."""
+    ttl: Annotated[float | None, BeforeValidator(batchvalues.ttl), WithJsonSchema(_DURATION)] = None
+    """How long after its end its record is kept; default: as long as the site keeps others."""
+    after: Annotated[
+        dict[str, Need],
+        BeforeValidator(batchvalues.after),
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "array", "items": {"type": "string"}},
+                    {"type": "object", "additionalProperties": {"enum": ["ok", "any"]}},
+                ]
+            }
+        ),
+    ] = Field(default={}, examples=["{prepare: ok}"])
+    """Jobs or arrays that have to end before it starts: a name, a list of names, or {NAME: ok|any}; ok, the default:
+    they have to succeed."""
+    array: Annotated[
+        str | None,
+        BeforeValidator(batchvalues.array),
+        WithJsonSchema({"type": ["string", "integer"], "examples": ["0-99%8"]}),
+    ] = None
+    """Submits it once for each index, as NAME-INDEX: 0-99, 0-99:10 or 1,3,5-7; %N behind it: N at once at most."""
     hang: Annotated[HangFile | None, BeforeValidator(jobvalues.hang), WithJsonSchema(_HANG)] = None
     """off, auto, or {progress: 10m}: a gang without progress for so long is restarted, and the worker that hangs is
     named."""
@@ -286,18 +331,18 @@ class JobFile(_RoleKeys):
     hooks: HooksFile = HooksFile()
 
 
-ROLE_KEYS = tuple(key for key in RoleFile.model_fields if key in JobFile.model_fields and key != "env")
+ROLE_KEYS = tuple(key for key in RoleFile.model_fields if key in JobFile.model_fields and key not in ("env", "after"))
 """Keys that stand inside of a role when there are ``roles``."""
 
 
-def parse_job(text: str, filename: str, submitter: Submitter) -> JobSpec:
-    """The job that ``text`` describes, complete. Raises ``SpecError`` with every problem at once."""
-    document = load(text, filename)
-    written = validate(document, JobFile, {"submitter": submitter}, _layout(document))
+def read_job(document: Document, submitter: Submitter, now: float) -> Submission:
+    """The job that a document describes, complete, submitted at this Unix time. Raises ``SpecError`` with every problem
+    at once."""
+    written = validate(document, JobFile, {"submitter": submitter, "now": now}, _layout(document))
     spec = _complete(written, submitter)
     if wrong := check_spec(spec):  # of what the submitter brings along: the file itself has been checked
-        raise SpecError(Problem(filename, 1, 1, sentence) for sentence in wrong)
-    return spec
+        raise SpecError(document.problem((), sentence) for sentence in wrong)
+    return Submission(spec, written.after, written.array or "")
 
 
 def _layout(document: Document) -> list[Problem]:
@@ -339,6 +384,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
         ),
         limits=written.limits,
         priority=written.priority,
+        queue=written.queue or "",
         preload=written.preload,
         standby=written.standby,
         grace=written.grace,
@@ -356,6 +402,9 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
         ),
         hang=None if written.hang is None else Hang(progress=written.hang.progress, phases=written.hang.phases),
         hold_timeout=written.hold_timeout,
+        time_limit=written.time_limit,
+        begin=written.begin,
+        ttl=written.ttl,
         submitter=submitter,
     )
 

@@ -17,6 +17,7 @@ from nodeagent.spec import units
 from nodeagent.spec.errors import CheckError, NotTextError, did_you_mean, raise_all
 
 MAX_NODES = 4096
+AUTO = "auto"
 MAX_WORKERS = 1024
 
 LIMITS = ("as", "core", "cpu", "data", "fsize", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio",
@@ -96,10 +97,13 @@ def command(value: object) -> tuple[str, ...]:
 
 
 def nodes(value: object) -> Nodes:
-    """``4``, ``2:8`` or ``{min: 2, max: 8, target: 4}``."""
-    example = "4, 2:8 or {min: 2, max: 8, target: 4}"
+    """``4``, ``2:8``, ``{min: 2, max: 8, target: 4}``, ``{min: 2, max: 8, target: auto}`` or ``auto``."""
+    example = "4, 2:8, auto or {min: 2, max: 8, target: 4}"
+    auto = value == AUTO or (isinstance(value, dict) and value.get("target") == AUTO)
     if isinstance(value, Nodes):
-        low, high, target = value.min, value.max, value.target
+        low, high, target, auto = value.min, value.max, value.target, value.auto
+    elif value == AUTO:
+        low, high, target = 1, MAX_NODES, 1
     elif isinstance(value, dict):
         low, high, target = _from_mapping(value)
     elif isinstance(value, str) and (match := re.fullmatch(r"\s*(\d{1,9})\s*:\s*(\d{1,9})\s*", value)):
@@ -112,15 +116,16 @@ def nodes(value: object) -> Nodes:
         raise CheckError(what, f"it must be 1 <= min <= max <= {MAX_NODES}")
     if not low <= target <= high:
         raise CheckError(f"target {target} is not within min {low} .. max {high}", "it must be min <= target <= max")
-    return Nodes(min=low, max=high, target=target)
+    return Nodes(min=low, max=high, target=target, auto=auto)
 
 
 def _from_mapping(value: dict[str, object]) -> tuple[int, int, int]:
     known = ("min", "max", "target")
     bad = [CheckError(f"unknown key '{k}'", did_you_mean(k, known), (k,)) for k in value if k not in known]
     numbers: dict[str, int] = {}
+    auto = value.get("target") == AUTO
     for key in known:
-        if key in value:
+        if key in value and not (auto and key == "target"):
             try:
                 numbers[key] = units.whole(value[key], 1, MAX_NODES)
             except CheckError as error:
@@ -129,6 +134,8 @@ def _from_mapping(value: dict[str, object]) -> tuple[int, int, int]:
         bad.append(CheckError("neither min nor max is given", "write for instance {min: 2, max: 8}"))
     raise_all(bad)
     low = numbers.get("min", 1)
+    if auto:
+        return low, numbers.get("max", MAX_NODES), low
     high = numbers.get("max", max(low, numbers.get("target", low)))
     return low, high, numbers.get("target", high)
 

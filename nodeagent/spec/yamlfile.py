@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -113,9 +114,9 @@ class _Loader(yaml.SafeLoader):
 class _Walk:
     """Turns composed nodes into values, filling the document's places and problems."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, count: int) -> None:
         self.document = document
-        self.count = 0
+        self.count = count
         self.open: set[int] = set()
 
     def problem(self, place: Place, what: str, right: str = "") -> None:
@@ -203,7 +204,7 @@ _SYNTAX = (
         "add the ',' or the closing bracket, or put the text in quotes",
     ),
     (r"stream end", "the file ends in the middle of something", "close the brackets or quotes above"),
-    (r"another document", "a second document (---)", "one file holds one document"),
+    (r"another document", "a second document (---)", "this file holds one document"),
     (r"end of stream", "the file ends inside of quotes", "close them"),
     (r"escape character", "", "write \\\\ for a backslash, or use single quotes"),
     (r"^the tag", "", "write the plain value without it"),
@@ -229,13 +230,31 @@ def load(text: str, filename: str) -> Document:
     Raises ``SpecError`` with the first place where the syntax breaks or a bound is passed. What is wrong with the
     YAML but lets the rest be read is in the document's ``problems``.
     """
-    document = Document(filename, None)
+    return _load(text, filename, lambda loader: [loader.get_single_node()])[0]
+
+
+def load_all(text: str, filename: str) -> list[Document]:
+    """Read the YAML documents of a file, which lines of ``---`` part: those that are not empty, or, if all are, one
+    with the value None. Raises ``SpecError`` as ``load``."""
+    found = [d for d in _load(text, filename, _each) if d.value is not None]
+    return found or [Document(filename, None)]
+
+
+def _each(loader: _Loader) -> list[yaml.Node | None]:
+    found = []
+    while loader.check_node():
+        found.append(loader.get_node())
+    return found
+
+
+def _load(text: str, filename: str, read: Callable[[_Loader], list[yaml.Node | None]]) -> list[Document]:
+    """The bounds are those of all documents together."""
     if len(text.encode(errors="replace")) > MAX_BYTES:
         raise SpecError([Problem(filename, 1, 1, f"larger than {MAX_BYTES // 1024} KiB", "is this the right file?")])
     try:
         loader = _Loader(text)
         try:
-            node = loader.get_single_node()
+            nodes = read(loader)
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
@@ -247,6 +266,12 @@ def load(text: str, filename: str) -> Document:
         raise SpecError(
             [Problem(filename, line, col, what, "remove it, or write it as an escape in double quotes")]
         ) from None
-    if node is None:
-        return document
-    return replace(document, value=_Walk(document).value(node, ()))
+    found, count = [], 0
+    for node in nodes:
+        document = Document(filename, None)
+        if node is not None:
+            walk = _Walk(document, count)
+            document = replace(document, value=walk.value(node, ()))
+            count = walk.count
+        found.append(document)
+    return found

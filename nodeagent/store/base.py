@@ -29,6 +29,10 @@ lost, or another life took its node. A life that has ended is taken out of the h
 devices are free, and a job ``pausing`` without holders becomes ``paused`` (event JobPaused). A life that was replaced
 never comes back (``lost``).
 
+What a job **uses** is counted in the step that books its devices or frees them: devices x served time, in its record
+by day (``JobRecord.used``). A step that removes the record, or moves it into the history, adds that to the day's sums
+(``UsageDay``); these are records of the view.
+
 A **keeper** is a node that may lend the members of the active generation time while the store is away; all keepers
 must, or none does. So the store lets nothing newer start before one keeper has let go: by an ack that does not say
 ``lends``. A job that has ended is *kept* until then, unless all its keepers have been silent for ``failsafe_limit``.
@@ -36,13 +40,14 @@ must, or none does. So the store lets nothing newer start before one keeper has 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from nodeagent.model.job import Admission, Control, Event, JobRecord, Quota
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
+from nodeagent.model.queue import Queues, QueuesRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.store.messages import (
@@ -53,6 +58,7 @@ from nodeagent.store.messages import (
     Forgotten,
     JoinReply,
     Judgement,
+    NewJob,
     Offer,
     Proposal,
     Restored,
@@ -77,11 +83,11 @@ class StoreRefusedError(StoreError):
 
     ``code`` is one of: ``lost`` (this life was declared lost), ``not_current`` (another incarnation holds the node's
     id), ``lease_held`` (another life's lease has not lapsed), ``timing`` (values differ from the store's), ``stale``
-    (head, state, control or spec revision changed: read again), ``not_live``, ``busy`` (a device is another job's),
-    ``unsupported`` (exits do not support the outcome, or a size out of min..max), ``name_taken``, ``stopping`` (workers
-    of the job that had the name still stop), ``not_found``, ``ended``, ``version``, ``recovering`` (nothing is decided
-    until every agent had time to say what it knows), ``behind`` (the store may lack what this agent knows: restore,
-    then join again), ``foreign`` (it is another cluster's).
+    (head, state, control or spec revision changed: read again), ``not_live``, ``busy`` (a device is another job's, or
+    as many of its array run as may at once), ``unsupported`` (exits do not support the outcome, or a size out of
+    min..max), ``name_taken``, ``stopping`` (workers of the job that had the name still stop), ``not_found``, ``ended``,
+    ``version``, ``recovering`` (nothing is decided until every agent had time to say what it knows), ``behind`` (the
+    store may lack what this agent knows: restore, then join again), ``foreign`` (it is another cluster's).
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -193,10 +199,27 @@ class Store(Protocol):
         quota: Quota | None = None,
     ) -> JobRecord:
         """A new job, queued, with this control (None: run on the spec's target; unsigned, as without an admission) of
-        rev 1. Refused when a job of that name is live (``name_taken``) or an ended one still has holders that have not
-        lapsed, or is kept (``stopping``); both name its uid and phase. An ended one of that name is removed. Refused
-        when the owner's jobs with it, without the one it replaces, exceed ``quota`` (``limit``). The same ``request``
-        or uid again returns the first reply's job. Event JobSubmitted."""
+        rev 1, not to start before its ``begin`` as seen at ``wall``. Refused when a job of that name is live
+        (``name_taken``) or an ended one still has holders that have not lapsed, or is kept (``stopping``); both name
+        its uid and phase. An ended one of that name is removed. Refused when the owner's jobs with it, without the
+        one it replaces, exceed ``quota`` (``limit``). The same ``request`` or uid again returns the first reply's
+        job. Event JobSubmitted."""
+        ...
+
+    async def submit_all(
+        self,
+        base: str,
+        jobs: Sequence[NewJob],
+        owner: int,
+        wall: float,
+        by: str,
+        request: str,
+        *,
+        quota: Quota | None = None,
+    ) -> str:
+        """Several jobs in one step: all of them as ``submit`` makes one, or, where one is refused, none. Their names
+        differ. ``base`` (without spaces) is what the request is remembered with: the reply is that of the first call
+        with this ``request``; empty, where that was for something else."""
         ...
 
     async def control(
@@ -271,6 +294,12 @@ class Store(Protocol):
     async def cordon(self, node: str, cordon: Cordon | None, request: str) -> NodeRecord:
         """Set or clear a node's cordon (``not_found``). Kept over the node's restarts and lives. Event NodeCordoned
         / NodeUncordoned."""
+        ...
+
+    async def queues(self, expect_rev: int, tree: Queues, request: str, text: str) -> QueuesRecord:
+        """Replace the tree of queues (its rev becomes ``expect_rev`` + 1, or stays its own if that is higher). Refused
+        when its rev is another by now (``stale``; 0: there is none). The same ``request`` again returns the record and
+        changes nothing. Event QueueChanged."""
         ...
 
     async def pods(self, wanted: Mapping[str, Collection[str]]) -> dict[str, tuple[PodState, ...]]:

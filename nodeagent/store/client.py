@@ -17,6 +17,7 @@ from nodeagent.model.job import Admission, Checkpoint, Control, Event, JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
+from nodeagent.model.queue import Queues, QueuesRecord
 from nodeagent.model.timing import Timing, millis
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.spec.storeconfig import RedisConfig
@@ -33,6 +34,7 @@ from nodeagent.store.messages import (
     Forgotten,
     JoinReply,
     Judgement,
+    NewJob,
     Offer,
     Proposal,
     Restored,
@@ -60,6 +62,8 @@ PAST_AT_ONCE = 5
 """Most jobs of the history that the beginning of a uid may bring."""
 PODS_AT_ONCE = 1000
 """Pods that one command asks for: Redis does nothing else meanwhile."""
+QUEUES = "queues"
+"""The record of the queues."""
 NEVER = 2**53
 """Above all revisions."""
 NEW_RECORD = frozenset({"submit", "read"})
@@ -98,7 +102,10 @@ class RedisStore:
             "nodes": [codec.encode_node(node) for node in offer.nodes],
             "cordons": {node.id: codec.encode_optional(node.cordon) or "" for node in offer.nodes},
             "jobs": [codec.encode_job(job) for job in offer.jobs],
+            "usage": [codec.encode_usage(day) for day in offer.usage],
         }  # fmt: skip
+        if offer.queues is not None:
+            arguments["queues"] = codec.encode_queues(offer.queues)
         era, known, recovering = await self._calls.timed("restore", arguments, offer.timing)
         return Restored(era=era, known=int(known), recovering=bool(recovering))
 
@@ -121,7 +128,8 @@ class RedisStore:
         (
             cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked, *recovery,
         ) = await self._calls.step("beat", arguments, beat_brings_jobs)  # fmt: skip
-        nodes, jobs, gone, unread, missing = [], [], [], [], []
+        nodes, jobs, gone, unread, missing, usage = [], [], [], [], [], []
+        queues = None
         if not recovering:
             self._decoder.follow(Base(beat.rev, beat.era), Base(int(rev), era))
         for raw, flat, cordon, kind in records:
@@ -133,6 +141,10 @@ class RedisStore:
                     gone.append(key)
                 elif key.startswith("node:"):
                     nodes.append(self._decoder.node(flat, cordon))
+                elif key == QUEUES:
+                    queues = codec.decode_queues(flat)
+                elif key.startswith("usage:"):
+                    usage.append(codec.decode_usage(key.removeprefix("usage:"), flat))
                 elif kind == "whole":
                     jobs.append(self._decoder.job(flat, era, followed=True))
                 elif job := self._decoder.news(key.removeprefix("job:"), flat, era, beat.rev, followed=True):
@@ -151,7 +163,8 @@ class RedisStore:
                 nodes += found.nodes
                 unread += (Unread(key=_shown(key), why=_plain(error)) for key, error in found.unread.items())
         if read is None:  # the lease is renewed all the same; the next beat asks again
-            nodes, jobs, gone, unread, rev, more = [], [], [], [], beat.rev, 0
+            nodes, jobs, gone, unread, usage, rev, more = [], [], [], [], [], beat.rev, 0
+            queues = None
         else:
             jobs += read[0]
             unread += read[1]
@@ -163,6 +176,8 @@ class RedisStore:
                 next_lapse=None if next_lapse == "" else int(next_lapse),
                 nodes=tuple(nodes),
                 jobs=tuple(jobs),
+                queues=queues,
+                usage=tuple(usage),
                 gone=tuple(gone),
                 unread=tuple(unread),
                 rev=int(rev),
@@ -188,10 +203,13 @@ class RedisStore:
             "members": {node: member.to_json() for node, member in proposal.members.items()},
             "cause": proposal.cause.to_json(),
             "reason": proposal.cause.text,
+            "kept": proposal.kept,
             "grace": json.dumps(proposal.grace),
             "form_ms": proposal.form_ms,
             "outside": codec.encode(proposal.outside),
             "keepers": codec.encode_texts(proposal.keepers),
+            "claims": proposal.claims,
+            "read": proposal.read,
         }
         return await self._job("propose", arguments)
 
@@ -230,6 +248,7 @@ class RedisStore:
             "phase": ending.phase,
             "reason": ending.reason,
             "outcome": codec.encode_optional(ending.outcome),
+            "kept": ending.kept,
             "delay_ms": ending.delay_ms,
             "wall": repr(ending.wall),
         }
@@ -248,22 +267,24 @@ class RedisStore:
         admission: Admission | None = None,
         quota: Quota | None = None,
     ) -> JobRecord:
-        size = spec.nodes
-        arguments: dict[str, object] = {
-            "uid": uid,
-            "name": spec.name,
-            "owner": owner,
-            "spec": spec.to_json(),
-            "min": size.min,
-            "max": size.max,
-            "admission": codec.encode_optional(admission),
-            "control": first_control(spec, by, control).to_json(),
-            "submitted": repr(wall),
-            "by": by,
-            "request": request,
-            "quota": None if quota is None else quota.model_dump(),
-        }
-        return await self._job("submit", arguments)
+        new = NewJob(uid=uid, spec=spec, control=first_control(spec, by, control), admission=admission)
+        return await self._job("submit", {"uid": uid} | _submitted([new], owner, wall, by, request, quota))
+
+    async def submit_all(
+        self,
+        base: str,
+        jobs: Sequence[NewJob],
+        owner: int,
+        wall: float,
+        by: str,
+        request: str,
+        *,
+        quota: Quota | None = None,
+    ) -> str:
+        (known,) = await self._calls.step(
+            "submit", {"base": base} | _submitted(jobs, owner, wall, by, request, quota), always
+        )
+        return str(known)
 
     async def control(
         self, uid: str, expect_rev: int, control: Control | None, request: str, event: str, text: str, did: str = ""
@@ -350,6 +371,13 @@ class RedisStore:
         flat, stored = await self._calls.step("cordon", arguments, always)
         with strict():
             return codec.decode_node(flat, stored)
+
+    async def queues(self, expect_rev: int, tree: Queues, request: str, text: str) -> QueuesRecord:
+        new = tree.model_copy(update={"rev": max(expect_rev + 1, tree.rev)})
+        arguments: dict[str, object] = {"expect_rev": expect_rev, "tree": new.to_json(), "request": request}
+        (flat,) = await self._calls.step("queues", arguments | {"by": tree.by, "text": text}, always)
+        with strict():
+            return codec.decode_queues(flat)
 
     async def pods(self, wanted: Mapping[str, Collection[str]]) -> dict[str, tuple[PodState, ...]]:
         places = [(uid, node) for uid, nodes in wanted.items() for node in sorted(nodes)]
@@ -446,6 +474,19 @@ def connect(at: str | RedisConfig, cluster: str, timeout: float) -> RedisStore:
     config = RedisConfig(url=at) if isinstance(at, str) else at
     commands, waits = (Links(config, most, timeout) for most in (COMMAND_LINKS, WAIT_LINKS))
     return RedisStore(Calls(commands, waits, keys.prefix(cluster), timeout, config.replicas_wanted))
+
+
+def _submitted(
+    jobs: Sequence[NewJob], owner: int, wall: float, by: str, request: str, quota: Quota | None
+) -> dict[str, object]:
+    return {
+        "jobs": [codec.new_job(job, wall) for job in jobs],
+        "owner": owner,
+        "submitted": repr(wall),
+        "by": by,
+        "request": request,
+        "quota": None if quota is None else quota.model_dump(),
+    }
 
 
 def _each(decode: Callable[[Raw], Read], found: Iterable[Raw]) -> Iterator[Read]:

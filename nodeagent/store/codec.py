@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import lru_cache
 
 from nodeagent.model.base import Record
 from nodeagent.model.job import Event, JobRecord
 from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
+from nodeagent.model.queue import QueuesRecord
+from nodeagent.model.timing import millis
+from nodeagent.model.usage import UsageDay
 from nodeagent.model.world import BRIEF, PodReport
-from nodeagent.store.messages import Saved
+from nodeagent.store.messages import NewJob, Saved
 
 JOB_RAW = (
     "version", "owner", "spec", "admission", "control", "submitted", "ended", "since", "order", "first_active",
-    "started", "restart_done", "not_before", "last_number", "restarts", "outcome", "checkpoint", "rev",
+    "started", "ran", "restart_done", "not_before", "last_number", "restarts", "outcome", "checkpoint", "held", "rev",
 )  # fmt: skip
 """Fields of a job that are JSON already: numbers and opaque records."""
 JOB_TEXT = ("uid", "name", "phase", "reason")
@@ -30,10 +34,12 @@ HEAD_MAPS = {
     "report": "reports",
     "head_keeper": "keepers",
 }  # fmt: skip
-JOB_MAPS = {"spend": "budget", "last": "last_reports", "keeper": "keepers", "silent": "silent"}
+JOB_MAPS = {"spend": "budget", "last": "last_reports", "keeper": "keepers", "silent": "silent", "used": "used"}
 NAMES = 8192
 """Quoted names that are kept: of fields, nodes and jobs."""
-SCRIPTS_OWN = {"min", "max", "active_number", "active_id"}
+ROW = "row:"
+"""What fields of a day's use begin with."""
+SCRIPTS_OWN = {"min", "max", "array", "at_once", "active_number", "active_id"}
 NODE_FIELDS = {
     "id", "life", "start", "lost", "left", "joined", "facts", "readiness", "rev", "seq", "dead", "address", "pid",
 }  # fmt: skip
@@ -90,10 +96,37 @@ def encode_optional(record: Record | None) -> str | None:
     return record.to_json() if record is not None else None
 
 
+def new_job(new: NewJob, wall: float) -> dict[str, object]:
+    """A job as it is submitted at this Unix time."""
+    spec, size, array = new.spec, new.spec.nodes, new.spec.array
+    delay = max(0, millis((spec.begin or wall) - wall))
+    found: dict[str, object] = {
+        "uid": new.uid,
+        "name": spec.name,
+        "spec": spec.to_json(),
+        "min": size.min,
+        "max": size.max,
+        "control": new.control.to_json(),
+        "delay_ms": delay,
+        "reason": f"submitted, begins at {_utc(spec.begin)}" if delay else "submitted, waits for nodes",
+    }
+    if new.admission is not None:
+        found["admission"] = new.admission.to_json()
+    if array is not None:
+        found |= {"array": array.id, "at_once": array.at_once}
+    return found
+
+
+def _utc(at: float | None) -> str:
+    return f"{datetime.fromtimestamp(at or 0.0, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
 def encode_job(job: JobRecord) -> dict[str, str]:
     """The flat hash of a job, as ``decode_job`` reads it."""
     size = job.spec.nodes
     flat = {"min": str(size.min), "max": str(size.max)}
+    if job.spec.array is not None:
+        flat |= {"array": job.spec.array.id, "at_once": str(job.spec.array.at_once)}
     flat |= _flatten(job, JOB_TEXT, (), JOB_MAPS, {"head", "active"})
     if job.head is not None:
         flat |= _flatten(job.head, HEAD_TEXT, HEAD_FLAG, HEAD_MAPS, set(), "head_")
@@ -180,6 +213,32 @@ def decode_node(flat: Sequence[str], cordon: str) -> NodeRecord:
     node["incarnation"] = _object({"life": json.dumps(fields["life"]), "start": fields["start"]})
     node["cordon"] = cordon or "null"
     return NodeRecord.from_json(_object(node))
+
+
+def encode_queues(record: QueuesRecord) -> dict[str, str]:
+    """The flat hash of the queues."""
+    return {"tree": record.tree.to_json(), "rev": str(record.rev)}
+
+
+def decode_queues(flat: Sequence[str]) -> QueuesRecord:
+    """Raises ValueError."""
+    fields = pairs(flat)
+    return QueuesRecord.from_json(_object({"tree": fields["tree"], "rev": fields["rev"]}))
+
+
+def encode_usage(usage: UsageDay) -> dict[str, str]:
+    """The flat hash of a day, and which day it is."""
+    rows = {f"{ROW}{key}": row.to_json() for key, row in usage.rows.items()}
+    return {"day": str(usage.day), "rev": str(usage.rev)} | rows
+
+
+def decode_usage(day: str, flat: Sequence[str]) -> UsageDay:
+    """Raises ValueError."""
+    fields = pairs(flat)
+    rows = {field.removeprefix(ROW): text for field, text in fields.items() if field.startswith(ROW)}
+    if unknown := set(fields) - {"rev", *(ROW + key for key in rows)}:
+        raise ValueError(f"a day's use has the unknown field {min(unknown)}")
+    return UsageDay.from_json(_object({"day": str(int(day)), "rev": fields["rev"], "rows": _object(rows)}))
 
 
 def decode_saved(text: str) -> Saved:

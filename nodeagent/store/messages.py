@@ -8,10 +8,13 @@ from __future__ import annotations
 from pydantic import Field
 
 from nodeagent.model.base import Record
-from nodeagent.model.job import Control, JobRecord, Outcome, Phase, Spend
+from nodeagent.model.job import Admission, Control, JobRecord, Outcome, Phase, Spend
+from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState
+from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.timing import Timing
+from nodeagent.model.usage import UsageDay
 from nodeagent.model.world import Cause, Member, Token
 
 PAGE_BYTES = 1024 * 1024
@@ -24,6 +27,15 @@ class Forgotten(Record):
     node: NodeRecord
     removed: bool
     """There is no record of it any more, and no cordon."""
+
+
+class NewJob(Record):
+    """One job of those that are submitted together. ``control``: of rev 1."""
+
+    uid: str
+    spec: JobSpec
+    control: Control
+    admission: Admission | None = None
 
 
 class Saved(Record):
@@ -52,7 +64,7 @@ class Unread(Record):
     """A record that cannot be decoded: another program wrote it, or damaged it."""
 
     key: str
-    """``job:<uid>`` or ``node:<id>``."""
+    """``job:<uid>``, ``node:<id>``, ``queues`` or ``usage:<day>``."""
     why: str
 
 
@@ -74,8 +86,11 @@ class BeatReply(Record):
     any."""
     nodes: tuple[NodeRecord, ...] = ()
     jobs: tuple[JobRecord, ...] = ()
+    queues: QueuesRecord | None = None
+    """Only when they changed."""
+    usage: tuple[UsageDay, ...] = ()
     gone: tuple[str, ...] = ()
-    """Removed records: ``job:<uid>`` or ``node:<id>``."""
+    """Removed records: ``job:<uid>``, ``node:<id>`` or ``usage:<day>``."""
     unread: tuple[Unread, ...] = ()
     """Changed records that cannot be decoded."""
     rev: int
@@ -177,6 +192,9 @@ class Offer(Record):
     """The offering node."""
     nodes: tuple[NodeRecord, ...] = ()
     jobs: tuple[JobRecord, ...] = ()
+    queues: QueuesRecord | None = None
+    """Taken like a node's or a job's record; by a store that has none even after the recovery."""
+    usage: tuple[UsageDay, ...] = ()
     uids: tuple[str, ...] | None = None
     """Every job of the complete view: on its last page only."""
     numbers: dict[str, int] = {}
@@ -231,6 +249,8 @@ class Proposal(Record):
     cause: Cause
     spend: Spend | None = None
     planned: bool = False
+    kept: bool = False
+    """What ends by a fault has its newest steps in snapshots: only the standstill is counted as lost."""
     grace: float | None = None
     """If planned: seconds from SIGTERM to SIGKILL, other than the job's."""
     form_ms: int
@@ -238,6 +258,11 @@ class Proposal(Record):
     keepers: dict[str, str] = {}
     """Node to life: the keepers of this generation once it is active."""
     outside: dict[str, str] = {}
+    claims: tuple[str, ...] = ()
+    """Queues with a capability of whose share this takes more. Refused (``stale``) if in one of them somebody else did
+    so after ``read``: two jobs that both have room are given nodes one after the other."""
+    read: int = 0
+    """The revision up to which the proposer has read everything."""
     by: str
     """The proposing node."""
 
@@ -264,6 +289,8 @@ class Ending(Record):
     spend: Spend | None = None
     lost: tuple[str, ...] = ()
     planned: bool = False
+    kept: bool = False
+    """As in Proposal."""
     delay_ms: int = 0
     wall: float
     """Unix time, for people."""

@@ -38,6 +38,9 @@ class Context:
     checkpoint: str = ""
     """Name of the one that was committed last, when this generation was formed."""
 
+    time_left: float | None = None
+    """Seconds of the job's time limit that were left when this generation started; None without a limit."""
+
     @property
     def managed(self) -> bool:
         """Started by nodeagent."""
@@ -70,4 +73,5 @@ def context(environ: Mapping[str, str] = os.environ) -> Context:
         local_world_size=number("LOCAL_WORLD_SIZE", 1),
         checkpoint_dir=Path(folder) if folder else None,
         checkpoint=environ.get("NODEAGENT_CHECKPOINT", ""),
+        time_left=float(environ["NODEAGENT_TIME_LEFT"]) if "NODEAGENT_TIME_LEFT" in environ else None,
     )

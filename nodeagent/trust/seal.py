@@ -1,5 +1,5 @@
 """What the cluster's key signs of a job: its admission (who may run what, as submitted), each control, and what each
-member of a generation says of itself.
+member of a generation says of itself; and the tree of queues.
 
 Owns which bytes are signed. They are taken from the meaning of a record, not from its text: fields at their default do
 not count, so that a version of nodeagent that knows more fields reads the same signature. Must never decide what
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from nodeagent.model.base import Record
 from nodeagent.model.job import Admission, Checkpoint, Control, JobRecord
 from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.queue import Queues
 from nodeagent.model.world import Ack, Token
 from nodeagent.trust.key import ClusterKey
 
@@ -25,7 +26,7 @@ LIFETIME = 86_400
 PARTS = 8
 """Numbers of 32 bits that a signature is read as where signatures are added."""
 
-_JOB, _CONTROL, _ACK, _POINTER = "job", "control", "ack", "checkpoint"
+_JOB, _CONTROL, _ACK, _POINTER, _QUEUES = "job", "control", "ack", "checkpoint", "queues"
 _PARTS = struct.Struct(f">{PARTS}I")
 
 
@@ -92,6 +93,17 @@ class Seal:
         """Whether an agent carried the commit of the checkpoint that the job goes on from. True where it has none."""
         found = job.checkpoint
         return found is None or self._key.verify(_POINTER, self._pointed(job.uid, found), found.signature)
+
+    def queues(self, tree: Queues) -> Queues:
+        """The tree of queues, signed. Its ``rev`` must be the one that it will be stored with."""
+        return tree.model_copy(update={"signature": self._key.sign(_QUEUES, self._shared(tree))})
+
+    def shares(self, tree: Queues) -> bool:
+        """Whether the key signed this tree of queues."""
+        return self._key.verify(_QUEUES, self._shared(tree), tree.signature)
+
+    def _shared(self, tree: Queues) -> bytes:
+        return _bytes(cluster=self._cluster, queues=_meaning(tree, "signature"))
 
     def _pointed(self, uid: str, checkpoint: Checkpoint) -> bytes:
         return _bytes(cluster=self._cluster, uid=uid, checkpoint=_meaning(checkpoint, "signature"))

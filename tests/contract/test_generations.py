@@ -422,3 +422,37 @@ async def test_of_many_faults_the_first_few_keep_all_that_the_workers_wrote(benc
     assert {r.seq: len(r.exits[0].error) for r in job.last_reports.values()} == sizes
     job = await bench.ack(job, "n19", PodReport(state="failed", exits=(wrote,)))
     assert len(job.last_reports["n19"].exits[0].error) in (1007, BRIEF)
+
+
+async def test_time_with_nodes_is_added_up_and_time_without_is_not(bench: Bench) -> None:
+    await bench.up("n1", "n2")
+    job = await bench.propose(await bench.submit(), "n1", "n2")
+    await bench.age(500)  # it forms for the first time: nothing has run yet
+    for node in ("n1", "n2"):
+        job = await bench.ack(job, node)
+    began = job.since
+    assert (job.phase, job.ran) == ("running", 0)
+    await bench.age(400)
+    job = await bench.end(job, "holding")
+    assert job.ran == job.since - began >= 400
+    ran = job.ran
+    await bench.age(700)
+    for node in ("n1", "n2"):
+        job = await bench.ack(job, node)
+    job = await bench.propose(job, "n1", "n2")
+    assert (job.phase, job.ran) == ("forming", ran)
+    formed = job.since
+    await bench.age(200)
+    job = await bench.propose(job, "n1", "n2")
+    assert (job.ran, job.since) == (ran, formed), "it forms anew, and is in its phase as before"
+    for node in ("n1", "n2"):
+        job = await bench.ack(job, node)
+    assert (job.phase, job.ran) == ("running", ran + job.since - formed)
+    assert job.time_used(job.since + 5) == job.ran + 5
+    job = await bench.end(job, "pausing")
+    since, ran = job.since, job.ran
+    await bench.age(300)
+    for node in ("n1", "n2"):
+        job = await bench.ack(job, node)
+    assert (job.phase, job.ran) == ("paused", ran + job.since - since), "until the last workers have ended"
+    assert job.since - since >= 300

@@ -36,6 +36,7 @@ class View:
             "by": "n1",
             "nodes": self.reply.nodes,
             "jobs": self.reply.jobs,
+            "queues": self.reply.queues,
             "uids": tuple(self.jobs),
         }
         return Offer.model_validate(plain | more)

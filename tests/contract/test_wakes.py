@@ -13,6 +13,7 @@ from nodeagent.model.node import Readiness
 from nodeagent.store.client import RedisStore, connect
 from nodeagent.store.keys import prefix
 from nodeagent.store.link import Links
+from nodeagent.store.messages import Settlement
 from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import BOUND, LONG, RedisBench, head
 from tests.inprocess.lease import renew_lease
@@ -145,3 +146,9 @@ async def test_what_wakes_nobody_is_said_with_the_next_renewal_of_all(wakes: Wak
     assert not await is_news(bench.report(job, "n1", "running")), "that is for people"
     assert await is_news(bench.report(job, "n1", "succeeded"))
     assert not await is_news(bench.report(job, "n2")), "a fault wakes the gang"
+    later = await bench.submit("u9", "later")
+    met = later.control.model_copy(update={"met": ("u1",)})
+    noted = Settlement(
+        uid="u9", expect=None, expect_state="", control_rev=1, control=met, event="JobAfterMet", text="so", by="n1"
+    )
+    assert await is_news(bench.store.settle(noted)), "that another job has ended"

@@ -48,7 +48,7 @@ class Bare(Cluster):
         return self.home / "cluster.key"
 
     def start_agent(
-        self, node: str, address: str | None = "127.0.0.1", *, interface: str | None = None,
+        self, node: str, address: str | None = "127.0.0.1", *, interface: str | None = None, slots: int = 8,
         under: Callable[[Sequence[str]], list[str]] = list,
     ) -> None:  # fmt: skip
         """Start a node's agent from this thread, and so in its network namespace. ``under``: makes its command
@@ -58,7 +58,7 @@ class Bare(Cluster):
             folder.mkdir(parents=True, exist_ok=True)
         config = {
             "cluster": self.home.name.replace("_", "-"),  # several may share one store
-            "node": {"id": node, "address": address, "data_interface": interface, "cpu_slots": 8, "gpus": "none"},
+            "node": {"id": node, "address": address, "data_interface": interface, "cpu_slots": slots, "gpus": "none"},
             "cluster_key": str(self.key),
             "redis": dict(self.store),
             "ports": {"api": 0, "rendezvous": "{}-{}".format(*self.ports)},

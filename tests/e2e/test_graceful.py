@@ -305,3 +305,31 @@ def test_a_script_with_its_own_handler_is_served_as_well(calm: Cluster) -> None:
     assert (job["phase"], job["budget"]["used"]) == ("paused", 0), "an exit with 0 is no success here"
     assert "Last stopped as planned" not in calm.ctl("describe", "own").stdout, "nothing is known of it"
     calm.ctl("stop", "own")
+
+
+def test_borrowed_nodes_go_back_without_losing_a_step(
+    calm: Cluster, reference: dict[int, float], record_property: Any
+) -> None:
+    """A job of one node borrows two that are idle, gives one back to a job that comes, and has it again after that."""
+    own = digits_job(calm.work, "wide", nodes="{min: 1, max: 3, target: auto}", steps=1500, delay=0.1, workers=1)
+    calm.submit(own.replace('"--ckpt-every", "5"', '"--ckpt-every", "10000"'))
+    calm.until_running("wide", 3)
+    calm.until_steps("wide", 10)
+    assert calm.job("wide")["borrowed"] == 2
+    assert "2 borrowed on top of it" in calm.ctl("describe", "wide").stdout
+    slots = calm.node("n1")["cpu_slots"]
+    calm.submit(f"name: narrow\ncommand: [sleep, '600']\nnodes: 1\nworkers_per_node: {slots}\n")
+    calm.until_running("narrow", 1)
+    job = calm.until_running("wide", 2, above=1)
+    assert job["cause"]["kind"] == "share"
+    assert job["cause"]["text"].endswith(" given back: job narrow needs it")
+    assert not set(running_on(job)) & set(running_on(calm.job("narrow")))
+    calm.until_steps("wide", 10)
+    calm.ctl("stop", "narrow")
+    calm.until_running("wide", 3, above=job["generation"])
+    calm.until_steps("wide", 10)
+    calm.ctl("stop", "wide")
+    rows = read_steps(calm.work, "wide")
+    check_steps(rows, reference)
+    check_no_step_lost(rows, record_property, calm.job("wide"))
+    assert calm.job("wide")["budget"]["used"] == 0

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from nodeagent.api.batches import laid_out, read
 from nodeagent.api.errors import ApiError
 from nodeagent.api.jobs import _read_spec
 from nodeagent.api.shapes import job_json, shown_to
@@ -33,10 +34,10 @@ from nodeagent.shim.link import WorkerLink
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.peers import Peer
 from nodeagent.shim.record import Farewell, exit_record, record_text
+from nodeagent.spec.batchfile import parse_jobs
 from nodeagent.spec.configfile import parse_config
 from nodeagent.spec.errors import CheckError, SpecError
 from nodeagent.spec.jobcheck import check_spec
-from nodeagent.spec.jobfile import parse_job
 from nodeagent.spec.storeconfig import parse as parse_url
 from nodeagent.spec.tokens import parse_tokens
 from nodeagent.store.codec import decode_job, decode_node, encode_job
@@ -75,13 +76,14 @@ def text(data: bytes) -> str:
 
 def job_file(data: bytes) -> None:
     try:
-        spec = parse_job(text(data), "job.yaml", WHO)
+        jobs = parse_jobs(text(data), "job.yaml", WHO, 1_900_000_000.0)
     except SpecError as wrong:
         assert all(p.line >= 1 and p.what for p in wrong.problems)
         str(wrong).encode()
         return
-    assert JobSpec.from_json(spec.to_json()) == spec, "what is accepted can be stored and read again"
-    assert check_spec(spec) == [], "the agent takes what the file's reader takes"
+    for spec in (job.spec for job in jobs):
+        assert JobSpec.from_json(spec.to_json()) == spec, "what is accepted can be stored and read again"
+        assert check_spec(spec) == [], "the agent takes what the file's reader takes"
 
 
 def agent_config(data: bytes) -> None:
@@ -125,6 +127,19 @@ def request_spec(data: bytes) -> None:
         return
     for problem in check_spec(spec):
         problem.encode()
+
+
+def request_batch(data: bytes) -> None:
+    """Several jobs that somebody sends without the tool."""
+    try:
+        value = json.loads(data)
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return
+    try:
+        laid_out(read(value if isinstance(value, dict) else {"jobs": value}, _read_spec), "base")
+    except ApiError as wrong:
+        json.dumps(wrong.body()).encode()
 
 
 def datagram(data: bytes) -> None:
@@ -274,6 +289,13 @@ ports: {api: 9470, rendezvous: 29400-29899}
 timing: {heartbeat: 500ms, lease: 3s}
 jobs: {operators: wheel, allow_root: false, logs: {max_bytes: 64MiB, keep: 4}}
 """
+_SPEC = samples.job().spec.model_dump(mode="json", exclude={"submitter"})
+BATCH = json.dumps(
+    {
+        "submitter": samples.job().spec.submitter.model_dump(mode="json"),
+        "jobs": [{"spec": _SPEC, "array": "0-3%2"}, {"spec": _SPEC | {"name": "b"}, "after": {"digits": "any"}}],
+    }
+).encode()
 TOKENS = b"""tokens:
   ci: {sha256: 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef, user: alice}
   grafana: {sha256: fedcba9876543210fedcba9876543210fedcba9876543210fedcba9876543210, may: read}
@@ -301,6 +323,9 @@ TARGETS = (
     Target("tokens file", tokens_file, (TOKENS,), YAML),
     Target("store url", store_url, (b"rediss+sentinel://u:p@[::1]:26379,s2:1/gpus/0", b"unix:///run/redis.sock")),
     Target("request's spec", request_spec, (samples.job().spec.to_json().encode(),), JSON),
+    Target(
+        "request's batch", request_batch, (BATCH,), (*JSON, b"0-999%8", b"1,3,5-7:2", b'{"a": "any"}', b'["a", "b"]')
+    ),
     Target("datagram", datagram, (b'{"nonce": "n", "ask": {"job": "u", "number": 1}}',), JSON),
     Target("stored job", stored_job, (_stored(encode_job(samples.job())), _stored(encode_job(samples.HOLDING))), JSON),
     Target("stored node", stored_node, (_stored({"id": "n1", "life": "l", "start": "1", "facts": "{}"}),), JSON),

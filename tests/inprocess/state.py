@@ -8,6 +8,8 @@ from typing import Any
 from nodeagent.model.job import Event, JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState
+from nodeagent.model.queue import QueuesRecord
+from nodeagent.model.usage import UsageDay
 from nodeagent.store import codec
 from nodeagent.store.decoder import Decoder
 from tests.inprocess.data import Data, Expiring
@@ -63,6 +65,12 @@ class State:
         return {uid: codec.decode_job([word for pair in fields.items() for word in pair]) for uid, fields in found}
 
     @property
+    def usage(self) -> dict[str, UsageDay]:
+        """By day."""
+        found = {day: [word for pair in of.items() for word in pair] for day, of in self._records("usage:").items()}
+        return {day: codec.decode_usage(day, flat) for day, flat in found.items()}
+
+    @property
     def nodes(self) -> dict[str, NodeRecord]:
         cordons, found = self._hash("cordons"), {}
         for name, fields in self._records("node:").items():
@@ -72,6 +80,11 @@ class State:
                 known = self._nodes[name] = (rev, cordon, codec.decode_node(flat, cordon))
             found[name] = known[2]
         return found
+
+    @property
+    def queues(self) -> QueuesRecord | None:
+        fields = self._hash("queues")
+        return codec.decode_queues([word for pair in fields.items() for word in pair]) if fields else None
 
     @property
     def lease(self) -> dict[str, int]:

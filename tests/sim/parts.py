@@ -39,8 +39,9 @@ class WatchedServer(Server):
 
 
 def sim_spec(name: str, minimum: int, maximum: int, target: int, **more: object) -> JobSpec:
-    """A small job of two workers a node."""
-    role = Role(command=("train",), nodes=Nodes(min=minimum, max=maximum, target=target), workers_per_node=2)
+    """A small job of two workers a node; it borrows nodes if ``auto``."""
+    nodes = Nodes(min=minimum, max=maximum, target=target, auto=bool(more.pop("auto", False)))
+    role = Role(command=("train",), nodes=nodes, workers_per_node=2)
     submitter = Submitter(user="u", uid=1000, gid=1000, host="login", cwd="/")
     fields: dict[str, object] = {
         "name": name, "roles": (role,), "working_dir": "/", "user": "u", "submitter": submitter, "grace": 5.0,

@@ -11,8 +11,10 @@ import random
 from dataclasses import dataclass
 
 from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.queue import Queue
 from tests.sim.cluster import TIMING, SimCluster
 from tests.sim.faults import FAULTS
+from tests.sim.test_shares import share
 from tests.sim.virtual import run_virtual
 
 WORKERS = 2
@@ -99,9 +101,10 @@ def _fine(cluster: SimCluster, job: JobRecord) -> bool:
     scale = job.control.scale
     if scale is not None and scale.state == "pending":
         return False
-    members, target = job.head.members, job.control.target
-    if len(members) >= target:
-        return len(members) == target
+    members, nodes = job.head.members, job.spec.role.nodes
+    wanted = nodes.max if nodes.auto else job.control.target
+    if len(members) >= (job.control.target if not nodes.auto else wanted):
+        return len(members) == wanted
     return not any(_has_room(cluster, n) for n in cluster.nodes if n not in members and n not in job.control.leaving)
 
 
@@ -112,15 +115,19 @@ def _has_room(cluster: SimCluster, node: str) -> bool:
     return WORKERS * (there + 1) <= cluster.slots
 
 
-async def _run(seed: int) -> int:
+async def _run(seed: int, teams: bool) -> int:
     drawn = shape(seed)
     async with asyncio.TaskGroup() as tasks:
         cluster = SimCluster(seed, drawn.nodes, tasks, slots=drawn.slots)
         try:
             for node in cluster.nodes.values():
                 node.start_agent()
+            if teams:
+                await share(cluster, Queue(name="a"), Queue(name="b", weight=2.0))
             for i, job in enumerate(drawn.jobs):
-                await cluster.submit(f"j{i}", job.low, job.high, job.target)
+                auto, queue = teams and i % 3 != 1, "ab"[i % 2] if teams else ""
+                target = job.low if auto else job.target
+                await cluster.submit(f"j{i}", job.low, job.high, target, auto=auto, queue=queue)
             await cluster.until(lambda: _lively(cluster), 90, "all jobs whole at first")
             await _storm(cluster, 60, drawn.pause)
             await heal(cluster)
@@ -134,6 +141,7 @@ async def _run(seed: int) -> int:
             await cluster.close()
 
 
-def run(seed: int) -> int:
-    """The whole schedule; returns how often something was checked. Raises an exception group of what went wrong."""
-    return run_virtual(_run(seed))
+def run(seed: int, *, teams: bool = False) -> int:
+    """The whole schedule; returns how often something was checked. ``teams``: the jobs are in two queues, and most of
+    them borrow what is idle. Raises an exception group of what went wrong."""
+    return run_virtual(_run(seed, teams))

@@ -27,6 +27,12 @@ def test_random_schedule(seed: int) -> None:
     assert schedule.run(seed) > 100
 
 
+@pytest.mark.parametrize("seed", SEEDS[:4])
+def test_random_schedule_of_two_teams(seed: int) -> None:
+    """In the end no node with room is idle while a job may have more."""
+    assert schedule.run(seed, teams=True) > 100
+
+
 def test_the_sizes_of_all_schedules() -> None:
     """All 10,000 of ``make sim``: mostly small, some of 50 to 200 nodes, up to ten jobs, and enough nodes for all."""
     shapes = [schedule.shape(seed) for seed in range(1, 10_001)]

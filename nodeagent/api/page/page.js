@@ -1,6 +1,7 @@
 // The status page: asks the agent every two seconds while somebody looks, and shows what it says. It changes nothing.
 
 import { at, badge, clock, el, keep, plural, ranges, row, setClock, since, small, tick } from "./draw.js";
+import { picture } from "./shares.js";
 import { story, tones } from "./timeline.js";
 
 const EVERY = 2000;
@@ -105,6 +106,7 @@ function show(status) {
   main.classList.toggle("old", away !== null);
   showSummary(status);
   showJobs(status);
+  showShares(status.shares);
   showNodes(status.nodes);
   tick();
 }
@@ -153,13 +155,18 @@ function jobRow(job) {
   return row([
     ["Job", [job.name, small(job.owner)]],
     ["Phase", [badge(job.phase, tones[job.phase]), el("small", {}, ...(over && job.ended !== null ? [`at ${at(job.ended)}`] : ["for ", since(job.since)]))], "few"],
-    ["Nodes", [`${job.world_nodes} of ${job.target}`, small(about.filter(Boolean).join(", "))], "few"],
+    ["Nodes", [`${job.world_nodes} of ${job.target + (job.borrowed ?? 0)}`, small(about.filter(Boolean).join(", "))], "few"],
     ["Workers", job.world_size ? [`${job.world_size}`, small(job.gpus ? plural(job.gpus, "GPU") : "")] : "", "few"],
     ["Generation", job.generation ? [`${job.generation}`, small(job.generation_state === "ended" ? "" : job.generation_state)] : "", "few"],
     ["Restarts", [`${job.restarts}`, small(`${used} of ${max} spent`)], "few"],
     ["Checkpoint", job.checkpoint ? [`step ${job.checkpoint.step}`, small(`generation ${job.checkpoint.generation}`)] : "", "few"],
     ["Why", job.reason, "wide"],
   ], { class: over ? "over" : "" });
+}
+
+function showShares(shares) {
+  find("use").hidden = shares === null;
+  keep(find("picture"), shares === null ? [] : [["shares", shares]], picture);
 }
 
 function showNodes(nodes) {

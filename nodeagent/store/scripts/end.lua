@@ -1,4 +1,4 @@
--- end: uid, expect?, expect_state, control_rev, phase, reason, outcome?, spend?, lost (sorted), planned, delay_ms,
+-- end: uid, expect?, expect_state, control_rev, phase, reason, outcome?, spend?, lost (sorted), planned, kept, delay_ms,
 -- wall, by
 
 -- All workers of this member, or those of the role that completes the job if it has any.
@@ -52,6 +52,7 @@ if no then
 end
 
 declare_lost(job, A.lost, A.by)
+count_fault(job, A.spend, not A.planned and not A.kept, A.lost)
 local before, old_phase, old_reason = named(job), job.phase, job.reason
 local holders = next_holders(job, A.lost)
 local ends = job.head_id and job.head_state ~= 'ended'
@@ -66,7 +67,8 @@ if ends then
   job.head_grace = 'null'
   job.head_since, job.head_deadline = int(served), '0'
 end
-job.outcome, job.not_before = A.outcome, int(served + A.delay_ms)
+local earliest = job.head_id and 0 or tonumber(job.not_before) -- of a job that was to begin later
+job.outcome, job.not_before = A.outcome, int(math.max(served + A.delay_ms, earliest))
 enter_phase(job, A.phase == 'pausing' and not next(holders) and 'paused' or A.phase, A.reason)
 if is_terminal(job) then
   job.ended = A.wall

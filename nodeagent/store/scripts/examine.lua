@@ -1,12 +1,12 @@
--- examine: nothing. After a step that failed on the server: every key of another type goes, and every job's record that
--- no step could read; the agents give back what that took. At most once a second.
+-- examine: nothing. After a step that failed on the server: every key of another type goes, and every record that no
+-- step could read; the agents give back what that took. At most once a second.
 if now - tonumber(meta.examined or '0') < 1000 and now >= tonumber(meta.examined or '0') then
   return { 1 }
 end
 redis.call('HSET', META, 'examined', int(now))
 local TYPES = {
   lease = 'zset', departed = 'zset', changes = 'zset', awaited = 'zset', heard = 'zset', ['requests:order'] = 'zset',
-  cordons = 'hash', names = 'hash', highest = 'hash', requests = 'hash', saved = 'hash', events = 'stream',
+  cordons = 'hash', queues = 'hash', claims = 'hash', names = 'hash', highest = 'hash', requests = 'hash', saved = 'hash', events = 'stream',
   saves = 'stream',
 }
 local found = {}
@@ -24,7 +24,7 @@ local function check_type(key, wanted, cache)
   return is ~= 'none'
 end
 
-local TEXTS = { uid = 1, name = 1, phase = 1, reason = 1, outcome = 1, head_id = 1, head_state = 1, head_address = 1, head_seal = 1,
+local TEXTS = { uid = 1, name = 1, phase = 1, reason = 1, outcome = 1, head_id = 1, head_state = 1, head_address = 1, head_seal = 1, array = 1,
   active_id = 1 }
 
 local function reads(job)
@@ -47,6 +47,14 @@ check_type('history', 'zset', true) -- no agent could give it back
 check_type('nodes', 'hash', true)
 for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
   local kind, id = string.match(record, '^(%a+):(.*)$')
+  if kind == 'usage' and check_type(record, 'hash') then
+    for _, text in pairs(to_map(redis.call('HGETALL', P .. record))) do
+      if not pcall(cjson.decode, '[' .. text .. ']') then
+        found[#found + 1] = record
+        break
+      end
+    end
+  end
   if kind == 'job' or kind == 'node' then
     if check_type(record, 'hash') and kind == 'job' and not reads(to_map(redis.call('HGETALL', P .. record))) then
       found[#found + 1] = record
@@ -63,6 +71,10 @@ for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
       check_type('packed:' .. id, 'hash', true)
     end
   end
+end
+local queues = redis.call('HGET', P .. 'queues', 'tree')
+if queues and not pcall(cjson.decode, queues) then
+  found[#found + 1] = 'queues'
 end
 for _, name in ipairs(redis.call('HKEYS', HIGHEST)) do
   if not tonumber(redis.call('HGET', HIGHEST, name)) then

@@ -1,6 +1,26 @@
 -- propose: uid, expect?, expect_state, control_rev, id, members (node to JSON), lost (sorted), cause, reason, spend?,
--- planned, grace (JSON), form_ms, outside, keepers (node to JSON life), by
-local WAKE_EACH = 64
+-- planned, kept, grace (JSON), form_ms, outside, keepers (node to JSON life), by, claims (queues), read
+local WAKE_EACH, CLAIMS = 64, P .. 'claims'
+
+-- Of an array that runs so many jobs at once, a job that has no nodes is one more.
+local function check_array(job)
+  local most = tonumber(job.at_once or '0')
+  if most == 0 or USES_TIME[job.phase] then
+    return
+  end
+  local running = 0
+  for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
+    if string.sub(record, 1, 4) == 'job:' then
+      local about = redis.call('HMGET', P .. record, 'array', 'phase')
+      running = running + (about[1] == job.array and USES_TIME[about[2]] and 1 or 0)
+    end
+  end
+  if running >= most then
+    return refuse('busy', 'of the array that job ' .. job.name .. ' is a member of ' .. int(most) .. ' run at once, and '
+      .. int(running) .. ' do')
+  end
+end
+
 local job = job_read(A.uid)
 if not job then
   return no_job(A.uid)
@@ -18,9 +38,15 @@ if #order < tonumber(job.min) or #order > tonumber(job.max) then
   return refuse('unsupported', 'job ' .. job.name .. ' takes ' .. job.min .. ' to ' .. job.max .. ' nodes, not '
     .. int(#order))
 end
-no = check_lost(job, A.lost)
+no = check_lost(job, A.lost) or check_array(job)
 if no then
   return no
+end
+-- Who proposes has counted what others of the queue hold; each that came to hold more has left its revision here.
+for _, queue in ipairs(A.claims) do
+  if tonumber(redis.call('HGET', CLAIMS, queue) or '0') > A.read then
+    return refuse('stale', 'another job of queue ' .. queue .. ' has been given nodes meanwhile')
+  end
 end
 local cordons = to_map(redis.call('HGETALL', CORDONS))
 for _, id in ipairs(order) do
@@ -39,6 +65,7 @@ for _, id in ipairs(order) do
 end
 
 declare_lost(job, A.lost, A.by)
+count_fault(job, A.spend, not A.planned and not A.kept, A.lost)
 local before = named(job)
 local holders = next_holders(job, A.lost)
 spend(job, A.spend)
@@ -57,6 +84,9 @@ job.restart_done, job.not_before = int(cjson.decode(job.control).restart), '0'
 enter_phase(job, 'forming', A.reason)
 rebook(job, before)
 job_save(job, true)
+for _, queue in ipairs(A.claims) do
+  redis.call('HSET', CLAIMS, queue, job.rev)
+end
 local new = {}
 for _, id in ipairs(order) do
   if not before[id] then

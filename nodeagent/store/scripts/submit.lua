@@ -1,15 +1,23 @@
--- submit: uid, name, owner, spec, admission?, min, max, control, submitted, by, request, quota?
+-- submit: jobs (list of {uid, name, spec, admission?, min, max, control, delay_ms, reason, array?, at_once?}), base?, owner,
+-- submitted, by, request, quota?. All of them or none. base: of a batch, what its request is remembered with.
 local seen = request_seen(A.request)
-local uid = seen and string.match(seen, '^%S+') or A.uid
-local job, past = job_read(uid), past_read(uid)
+local first = seen and string.match(seen, '^%S+') or A.jobs[1].uid
+local job, past = job_read(first), past_read(first)
+if A.base and (seen or job or past) then
+  ask_to_save()
+  return { 1, seen and (string.match(seen, ' (.*)$') or '') or A.base }
+end
 if job or past then
   ask_to_save()
   return job and job_reply(job) or { 1, flat(past), 'whole', meta.era or '' }
 end
 if seen then
-  return no_job(uid)
+  return no_job(first)
 end
-local old -- by the records themselves: what names say may have been removed by hand
+local wanted, old = {}, {} -- by the records themselves: what names say may have been removed by hand
+for _, new in ipairs(A.jobs) do
+  wanted[new.name] = true
+end
 for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
   if string.sub(record, 1, 4) == 'job:' then
     local name = redis.call('HGET', P .. record, 'name')
@@ -18,28 +26,35 @@ for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
       return refuse('recovering', 'somebody removed or damaged ' .. record .. ' in the store: the agents give it back, '
         .. 'and nothing is decided meanwhile; then try again')
     end
-    if name == A.name then
+    if wanted[name] then
       local found = job_read(string.sub(record, 5))
-      old = (not old or is_terminal(old)) and found or old
+      old[name] = (not old[name] or is_terminal(old[name])) and found or old[name]
     end
   end
 end
-if old then
-  if not is_terminal(old) then
-    return refuse('name_taken', 'a job named ' .. A.name .. ' is live (uid ' .. old.uid .. ', ' .. old.phase
-      .. '): choose another name, or stop it first')
-  end
-  local held = still_held(old)
-  if held then
-    return refuse('stopping', 'the job named ' .. A.name .. ' (uid ' .. old.uid .. ', ' .. old.phase
-      .. ') still stops its workers on node ' .. held)
+local ways = {}
+for _, new in ipairs(A.jobs) do
+  local found = old[new.name]
+  if found then
+    if not is_terminal(found) then
+      return refuse('name_taken', 'a job named ' .. new.name .. ' is live (uid ' .. found.uid .. ', ' .. found.phase
+        .. '): choose another name, or stop it first')
+    end
+    local held = still_held(found)
+    if held then
+      return refuse('stopping', 'the job named ' .. new.name .. ' (uid ' .. found.uid .. ', ' .. found.phase
+        .. ') still stops its workers on node ' .. held)
+    end
+    ways['job:' .. found.uid] = true
   end
 end
-if A.quota then -- of the owner's jobs, without the one that gives way
-  local live, bytes = 0, #A.spec
-  local way = old and 'job:' .. old.uid
+if A.quota then -- of the owner's jobs, without those that give way
+  local live, bytes = #A.jobs - 1, 0
+  for _, new in ipairs(A.jobs) do
+    bytes = bytes + #new.spec
+  end
   for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
-    if string.sub(record, 1, 4) == 'job:' and record ~= way then
+    if string.sub(record, 1, 4) == 'job:' and not ways[record] then
       local about = redis.call('HMGET', P .. record, 'owner', 'phase')
       if about[1] == int(A.owner) then
         live = live + (is_terminal({ phase = about[2] }) and 0 or 1)
@@ -52,25 +67,30 @@ if A.quota then -- of the owner's jobs, without the one that gives way
     bytes = bytes + (owner == int(A.owner) and tonumber(size) or 0)
   end
   if live >= A.quota.jobs then
-    return refuse('limit', A.by .. ' has ' .. int(live) .. ' live jobs, as many as limits.jobs allows')
+    local others = live - #A.jobs + 1
+    return refuse('limit', A.by .. ' has ' .. int(others) .. ' live jobs, ' .. (#A.jobs == 1 and 'as many as'
+      or 'with these ' .. int(live + 1) .. ', more than') .. ' limits.jobs allows')
   end
   if bytes > A.quota.bytes then
     return refuse('limit', 'with this one the jobs of ' .. A.by .. ' that are kept, ended ones too, would take '
       .. int(bytes) .. ' bytes, and limits.job_bytes allows ' .. int(A.quota.bytes))
   end
 end
-if old then
-  delete_job(old)
+for _, new in ipairs(A.jobs) do
+  if old[new.name] then
+    delete_job(old[new.name])
+  end
+  job = {
+    version = VERSION, uid = new.uid, name = new.name, owner = int(A.owner), spec = new.spec, admission = new.admission,
+    min = int(new.min), max = int(new.max), control = new.control, phase = 'queued', reason = new.reason,
+    submitted = A.submitted, since = int(served), order = int(redis.call('HINCRBY', META, 'order', 1)),
+    ran = '0', restart_done = '0', not_before = new.delay_ms > 0 and int(served + new.delay_ms) or '0',
+    last_number = '0', restarts = '0', array = new.array, at_once = new.at_once and int(new.at_once),
+  }
+  job_save(job)
+  redis.call('HSET', NAMES, new.name, new.uid)
+  event({ kind = 'JobSubmitted', job = job, by = A.by, text = 'job ' .. new.name .. ' submitted' })
 end
-job = {
-  version = VERSION, uid = A.uid, name = A.name, owner = int(A.owner), spec = A.spec, admission = A.admission,
-  min = int(A.min), max = int(A.max), control = A.control, phase = 'queued', reason = 'submitted, waits for nodes',
-  submitted = A.submitted, since = int(served), order = int(redis.call('HINCRBY', META, 'order', 1)),
-  restart_done = '0', not_before = '0', last_number = '0', restarts = '0',
-}
-job_save(job)
-redis.call('HSET', NAMES, A.name, A.uid)
-remember(A.request, A.uid)
+remember(A.request, A.jobs[1].uid .. (A.base and ' ' .. A.base or ''))
 ask_to_save()
-event({ kind = 'JobSubmitted', job = job, by = A.by, text = 'job ' .. A.name .. ' submitted' })
-return job_reply(job)
+return A.base and { 1, A.base } or job_reply(job)

@@ -12,6 +12,7 @@ from nodeagent.agent.guard import LOOK_AGAIN, SKEW, Guard
 from nodeagent.agent.metrics import Metrics
 from nodeagent.model.job import TERMINAL, Checkpoint, JobRecord
 from nodeagent.model.jobspec import Nodes
+from nodeagent.model.queue import NO_QUEUES, Queue, Queues, QueuesRecord
 from nodeagent.model.world import Ack, Head, Place
 from nodeagent.plan.cluster import Refusal
 from nodeagent.trust.key import ClusterKey
@@ -367,3 +368,34 @@ def test_a_pointer_that_no_agent_committed_leads_nobody() -> None:
 def test_a_pointer_names_one_folder(name: str) -> None:
     with pytest.raises(ValueError, match="name is that of one folder"):
         Checkpoint(name=name, step=1, number=1, order=1)
+
+
+def shared(rev: int, *names: str) -> QueuesRecord:
+    tree = SEAL.queues(Queues(rev=rev, by="ann", queues=tuple(Queue(name=name) for name in names)))
+    return QueuesRecord(tree=tree, rev=100 + rev)
+
+
+def test_the_newest_queues_that_are_signed_count() -> None:
+    guard = Bench().guard
+    assert guard.tree(None) is NO_QUEUES
+    first, second = shared(1, "a"), shared(2, "a", "b")
+    assert guard.tree(first) is first.tree
+    assert guard.tree(second) is guard.tree(second) is second.tree
+
+
+def test_queues_that_were_changed_in_the_store_are_refused_once_and_the_good_ones_stay() -> None:
+    guard, good = Bench().guard, shared(1, "a")
+    grabbed = good.tree.model_copy(update={"queues": (Queue(name="a", weight=1000),), "rev": 2})
+    forged = QueuesRecord(tree=grabbed, rev=102)
+    assert guard.tree(good) is good.tree
+    with capture_logs() as logs:
+        assert [guard.tree(forged), guard.tree(forged)] == [good.tree, good.tree]
+    assert len(logs) == 1
+    assert Bench().guard.tree(forged) is NO_QUEUES
+
+
+def test_older_queues_written_back_are_refused() -> None:
+    guard, first, second = Bench().guard, shared(1, "a"), shared(2, "b")
+    guard.tree(second)
+    assert guard.tree(QueuesRecord(tree=first.tree, rev=103)) is second.tree
+    assert guard.tree(shared(3)).queues == ()

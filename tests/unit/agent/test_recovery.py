@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nodeagent.agent.recovery import PAGE, offer
 from nodeagent.agent.snapshot import Snapshot
+from nodeagent.model.queue import Queue, Queues
 from nodeagent.store.messages import PAGE_BYTES, Offer, Restored
 from tests.contract.bench import FAST, HereBench, refused
 from tests.inprocess.server import HereStore, Server
@@ -150,3 +151,16 @@ async def test_pages_of_an_offer_are_bounded_in_bytes() -> None:
     assert [len(o.jobs) for o in scene.store.offers] == [0, 4, 4, 4, 1]
     assert [o.uids is not None for o in scene.store.offers] == [False, False, False, False, True]
     assert scene.server.state.jobs == jobs
+
+
+async def test_the_queues_go_with_a_view_and_only_where_they_are_missing() -> None:
+    scene = Scene()
+    await scene.bench.up("n1")
+    record = await scene.store.queues(0, Queues(queues=(Queue(name="a"),)), "r", "queue a created")
+    first, second = await scene.read(), await scene.read()
+    assert first.queues == second.queues == record
+    scene.server.restart(keep_data=False)
+    await scene.offer(first)
+    assert [o.queues for o in scene.store.offers if o.queues] == [record]
+    await scene.offer(second)
+    assert [o.queues for o in scene.store.offers] == [None]

@@ -21,7 +21,9 @@ from nodeagent.model.job import TERMINAL, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
 from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
+from nodeagent.model.queue import NO_QUEUES, Queues
 from nodeagent.model.timing import Timing
+from nodeagent.model.usage import UsageDay
 from nodeagent.model.world import Ack, Cause, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.queue import in_queue
@@ -53,7 +55,10 @@ class FlakyStore(HereStore):
     away = False
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("submit", "control", "cordon", "events", "pods", "beat", "request", "forget") and self.away:
+        if (
+            name in ("submit", "control", "cordon", "queues", "events", "pods", "beat", "request", "forget")
+            and self.away
+        ):
 
             async def gone(*_args: Any, **_more: Any) -> Any:
                 raise StoreUnavailableError("no answer")
@@ -103,8 +108,12 @@ class FakeView:
         """Nodes on whose disks everything is."""
         self.unlike: dict[str, dict[str, Any]] = {}
         """Facts of a node that a test wants otherwise, from its next join on."""
+        self.trusted: Queues | None = None
+        """The newest queues that were signed, where the store has others."""
         self._seq = 0
         self._cluster = Cluster(served=0)
+        self.usage: dict[str, UsageDay] = {}
+        """Of jobs that are gone, beside what the store has."""
 
     def facts(self, name: str) -> NodeFacts:
         near = name in self.near
@@ -138,6 +147,7 @@ class FakeView:
         """All nodes but the silent ones beat; the snapshot is what the last reply says."""
         jobs: dict[str, JobRecord] = {}
         nodes: dict[str, NodeRecord] = {}
+        usage: dict[str, UsageDay] = {}
         self._seq += 1
         for name in reversed([n for n in self.names if n not in self.silent]):
             pods = tuple(states[name] for states in self.gangs.values() if name in states)
@@ -149,18 +159,23 @@ class FakeView:
             )  # fmt: skip
         jobs |= {j.uid: j for j in reply.jobs}
         nodes |= {n.id: n for n in reply.nodes}
+        usage |= {str(day.day): day for day in reply.usage}
         while reply.more:
             self._seq += 1
             more = Beat(node=name, incarnation=self.lives[name], seq=self._seq, rev=reply.rev)
             reply = await self.store.beat(more)
             jobs |= {j.uid: j for j in reply.jobs}
             nodes |= {n.id: n for n in reply.nodes}
+            usage |= {str(day.day): day for day in reply.usage}
+        tree = NO_QUEUES if reply.queues is None else reply.queues.tree
         self._cluster = Cluster(
-            served=reply.served, nodes=nodes, jobs=jobs, lapsed=frozenset(reply.lapsed), refused=self.distrusted,
+            served=reply.served, nodes=nodes, jobs=jobs, usage=usage | self.usage, lapsed=frozenset(reply.lapsed),
+            refused=self.distrusted, queues=tree, queues_rev=tree.rev,
         )  # fmt: skip
 
     def cluster(self) -> Cluster:
-        return replace(self._cluster, jobs={**self._cluster.jobs, **self.shown}) if self.shown else self._cluster
+        found = self._cluster if self.trusted is None else replace(self._cluster, queues=self.trusted)
+        return replace(found, jobs={**self._cluster.jobs, **self.shown}) if self.shown else found
 
     def show(self, job: JobRecord) -> None:
         """From now on a job looks so, whatever the store has."""

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from nodeagent.api.jobdetail import generations, way_out
+from nodeagent.api.queues import queue_json
 from nodeagent.api.shapes import job_json, node_json
+from nodeagent.model.batch import After, Array
 from nodeagent.model.health import Action, Claim, RepairState, Severity, Verdict
 from nodeagent.model.job import Control, Event, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.jobspec import Nodes, Role
 from nodeagent.model.node import Cordon, Gpu, Https, Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState, WorkerState
+from nodeagent.model.queue import Amount, Queue, Queues
+from nodeagent.model.usage import Held, Use
 from nodeagent.model.world import Cause, Head, Member, Place, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.share import standings
 from nodeagent.spec.sections import LimitsConfig
 from tests.unit.api.fakes import spec
 from tests.unit.plan.build import make_holder
@@ -69,6 +75,14 @@ LEFT = job(
         "n3": PodReport(state="succeeded"),
     },
 )
+MEMBER = job(
+    "queued", head=None, active=None, budget={}, keepers={}, restarts=0, started=None,
+    reason="waits for job prepare to succeed (running)",
+    spec=spec(
+        time_limit=5400.0, after=(After(uid="u1", name="prepare"), After(uid="a1", name="clean", need="any", array=3)),
+        array=Array(name="sweep", id="a2", index=7, count=100, first=0, last=99, at_once=8),
+    ),
+)  # fmt: skip
 SERVERS = Role(
     name="pserver", command=("python", "server.py"), nodes=Nodes(min=1, max=2, target=2), replicas=2, workers_per_node=1
 )  # fmt: skip
@@ -168,7 +182,26 @@ def listed(record: JobRecord) -> dict[str, Any]:
     return job_json(record, cluster(record), published(record), NOW)
 
 
+USED = job(
+    held=Held(at=0),
+    used={"20780": Use(gpu_ms=3_600_000 * 12_345, lost_gpu_ms=3_600_000 * 3, waited_ms=200_000, restarts=2)},
+)
+USAGE: list[dict[str, Any]] = [
+    {
+        "name": name, "user": user, "queue": "default", "uid": uid, "gpu_hours": gpus, "slot_hours": slots,
+        "lost_gpu_hours": lost, "lost_slot_hours": 0.0, "goodput": goodput, "waited_hours": waited, "jobs": jobs,
+        "restarts": restarts,
+    }
+    for name, user, uid, gpus, slots, lost, goodput, waited, jobs, restarts in (
+        ("ann", "ann", None, 123_456.78, 0.0, 0.01, 0.99999, 30.5, 140, 7),
+        ("maximilian-longest-name", "bob", "0123456789abcdef", 0.0, 1.0, 0.0, 1.0, 0.0, 0, 0),
+        ("(all)", None, None, 123_456.78, 1.0, 0.01, None, 30.5, 140, 7),
+    )
+]  # fmt: skip
+
+
 def detail(record: JobRecord, why: tuple[str, ...] = ()) -> dict[str, Any]:
+    from nodeagent.api.accounting import job_use
     from nodeagent.api.shapes import budget_json
 
     shown = cluster(record)
@@ -180,6 +213,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = ()) -> dict[str, Any]:
         "unreachable": [],
         "limits": None,
         "budget": budget_json(record, shown),
+        "usage": job_use(record, shown, NOW),
         "generations": generations(record, [e for e in EVENTS if record.head and e.generation <= record.head.number]),
         "reports": {node: report.model_dump() for node, report in record.last_reports.items()},
         "outside": dict(record.head.outside) if record.head else {},
@@ -240,3 +274,39 @@ def repairing_node() -> dict[str, Any]:
     facts = {"health": (found,), "repair_state": RepairState(kinds=("reboot",), claim=claim)}
     sick = well.model_copy(update={"facts": well.facts.model_copy(update=facts)})
     return node_json(sick, Cluster(served=9_600, nodes={"n1": sick}), NOW)
+
+
+def _shared() -> Cluster:
+    """Three teams on n1 to n3, one of which runs."""
+    tree = Queues(
+        rev=3,
+        queues=(
+            Queue(name="product", weight=2, priority=10, reclaimable=False, users=("ann",)),
+            Queue(name="research", weight=6, guarantee=Amount(gpus=4), capability=Amount(gpus=8, nodes=4)),
+            Queue(name="speech", parent="research", state="closed"),
+            Queue(name="vision", parent="research", weight=2, groups=("phd",), default=True),
+        ),
+    )
+    ours = spec().model_copy(update={"queue": "vision"})
+    return replace(
+        cluster(job(spec=ours), job("queued", spec=ours, uid="f7", name="more", head=None, order=2)), queues=tree
+    )
+
+
+def shown_queues() -> list[dict[str, Any]]:
+    shown = _shared()
+    return [queue_json(shown, one) for one in standings(shown).values()]
+
+
+def queue_detail() -> dict[str, Any]:
+    shown = _shared()
+    use = {"gpus": 4, "nodes": 2, "slots": 0}
+    none = dict.fromkeys(use, 0)
+    reason = "queue research may use 8 gpus and has 4 in use; this needs 6 more (job digits holds 4)"
+    return queue_json(shown, standings(shown)["vision"]) | {
+        "work": [
+            {"name": "digits", "owner": "alice", "phase": "running", "used": use, "place": None, "reason": "it runs"},
+            {"name": "more", "owner": "bob", "phase": "queued", "used": none, "place": 1, "reason": reason},
+        ],
+        "by_user": [{"user": "alice", "used": use}],
+    }

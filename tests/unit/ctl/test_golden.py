@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.ctl import get, nodes
+from nodeagent.ctl import get, nodes, queue, usage
 from nodeagent.ctl.describe import node_lines
 from nodeagent.ctl.jobtext import job_lines
 from nodeagent.ctl.output import table_lines
@@ -47,6 +47,7 @@ CASES: dict[str, Callable[[], list[str]]] = {
         samples.detail(samples.SILENT, (silence(samples.cluster(samples.SILENT), samples.SILENT),))
     ),
     "describe-left": lambda: job_lines(samples.detail(samples.LEFT)),
+    "describe-limited-member": lambda: job_lines(samples.detail(samples.MEMBER)),
     "describe-queued": lambda: job_lines(samples.detail(QUEUED, ("needs 2 nodes, 1 fits",))),
     "describe-node": lambda: node_lines(samples.shown_node("n2")),
     "describe-restarting-node": lambda: node_lines(samples.restarting_node("n2")),
@@ -55,7 +56,13 @@ CASES: dict[str, Callable[[], list[str]]] = {
     "describe-repairing-node": lambda: node_lines(samples.repairing_node()),
     "nodes-repairing": lambda: table_lines(nodes.COLUMNS, [samples.repairing_node()]),
     "nodes-sick": lambda: table_lines([c for c in nodes.COLUMNS if not c.wide], [samples.sick_node()]),
+    "describe-used": lambda: job_lines(samples.detail(samples.USED)),
+    "usage-80-columns": lambda: table_lines([c for c in usage.columns("user") if not c.wide], samples.USAGE, 80),
+    "usage-wide": lambda: table_lines(usage.columns("job"), samples.USAGE),
     "describe-lost-node": lambda: node_lines(samples.shown_node("n4")),
+    "queues-80-columns": lambda: table_lines([c for c in queue.COLUMNS if not c.wide], samples.shown_queues(), 80),
+    "queues-wide": lambda: table_lines(queue.COLUMNS, samples.shown_queues()),
+    "describe-queue-80-columns": lambda: queue.queue_lines(samples.queue_detail(), 80),
 }
 
 

@@ -17,8 +17,8 @@ from nodeagent.ctl.client import Client
 from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.submit import send
 from nodeagent.model.jobspec import JobSpec
+from nodeagent.spec.batchfile import parse_jobs
 from nodeagent.spec.jobargs import capture_submitter
-from nodeagent.spec.jobfile import parse_job
 
 Answer = tuple[int, dict[str, Any]]
 HELD = "the job named train (uid u1, stopped) still stops its workers on node n2"
@@ -60,7 +60,8 @@ def answering(folder: Path, *answers: Answer) -> Iterator[Client]:
 
 @pytest.fixture
 def spec() -> JobSpec:
-    return parse_job("name: train\nnodes: 1\ncommand: [python, t.py]\n", "job.yaml", capture_submitter({}, "/work"))
+    text = "name: train\nnodes: 1\ncommand: [python, t.py]\n"
+    return parse_jobs(text, "job.yaml", capture_submitter({}, "/work"), 0.0)[0].spec
 
 
 def test_it_waits_while_workers_of_the_last_job_still_stop(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nodeagent.api.jobdetail import way_out
 from nodeagent.api.shapes import job_json
-from nodeagent.ctl.jobtext import _wait_no_longer
+from nodeagent.ctl.jobtext import _queue, _wait_no_longer
+from nodeagent.model.batch import After
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
+from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.plan.cluster import Cluster
 from tests.unit.plan.build import NOW, PREPARING, UID, WALL, make_cluster, make_head, make_job, make_node, make_spec
 
@@ -44,6 +47,15 @@ def test_next_is_true(nodes: list[NodeRecord | str], others: list[JobRecord], mo
     assert ("uncordon" in text) == any(isinstance(n, NodeRecord) and n.cordon is not None for n in nodes)
 
 
+def test_next_is_true_of_who_waits_for_its_time_or_for_others() -> None:
+    later = make_job(spec=PAIR, not_before=NOW + 12_000)
+    assert step(make_cluster(["n1", "n2"], later), later) == "nothing: it begins by itself in 12s"
+    spec = make_spec(size=(2, 2), after=(After(uid="u-b", name="b"),))
+    after = make_job(spec=spec)
+    text = step(make_cluster(["n1", "n2"], after, taken()), after)
+    assert text == "nothing: it starts by itself then; or end it: nodeagentctl stop a"
+
+
 def test_its_place_and_priority() -> None:
     jobs = [make_job(uid=f"u-{i}", spec=make_spec(name=f"j{i}", priority=i % 2), order=i) for i in range(4)]
     cluster = make_cluster(["n1"], *jobs)
@@ -51,3 +63,14 @@ def test_its_place_and_priority() -> None:
     assert [row["queue"]["place"] for row in rows] == [3, 1, 4, 2]
     assert {row["queue"]["of"] for row in rows} == {4}
     assert job_json(running := taken(), make_cluster(["n1"], running), {}, WALL)["queue"] is None
+
+
+def test_a_job_whose_queue_may_use_no_more() -> None:
+    job = make_job("queued", spec=PAIR.model_copy(update={"queue": "team"}))
+    tree = Queues(rev=1, queues=(Queue(name="team", capability=Amount(nodes=1)),))
+    assert "have an operator give the queue more" in step(replace(make_cluster(["n1", "n2"], job), queues=tree), job)
+    row = job_json(job, make_cluster(["n1"], job), {}, WALL)
+    assert (row["in_queue"], _queue(row)[0].split(maxsplit=1)[1]) == ("team", "team: number 1 of 1, priority 0")
+    plain = make_job("running", make_head(["n1"]))
+    row = job_json(plain, make_cluster(["n1"], plain), {}, WALL)
+    assert (row["in_queue"], _queue(row)) == ("default", [])

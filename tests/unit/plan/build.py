@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from hypothesis import settings
 
+from nodeagent.model.batch import After, Array
 from nodeagent.model.health import Severity, Verdict
 from nodeagent.model.job import Control, Desired, JobRecord, Phase, Scale, Spend
 from nodeagent.model.jobspec import JobSpec, Nodes, Policy, RestartLimits, Role, Submitter
@@ -125,6 +126,11 @@ def make_spec(
     priority: int = 0,
     name: str = "a",
     checkpoint_dir: str | None = None,
+    time_limit: float | None = None,
+    begin: float | None = None,
+    ttl: float | None = None,
+    after: tuple[After, ...] = (),
+    array: Array | None = None,
 ) -> JobSpec:
     return JobSpec(
         name=name,
@@ -144,6 +150,11 @@ def make_spec(
         restarts=restarts or RestartLimits(),
         policies=policies,
         hold_timeout=hold_timeout,
+        time_limit=time_limit,
+        begin=begin,
+        ttl=ttl,
+        after=after,
+        array=array,
         submitter=Submitter(user="u", uid=1, gid=1, host="h", cwd="/w"),
     )
 
@@ -217,6 +228,7 @@ def make_job(
     restarts: int = 1,
     since: int = 0,
     order: int = 0,
+    owner: int = 1,
     not_before: int = 0,
     reason: str = "as built",
     keepers: Iterable[str] = (),
@@ -231,7 +243,7 @@ def make_job(
     return JobRecord(
         uid=uid,
         name=spec.name,
-        owner=1,
+        owner=owner,
         spec=spec,
         control=Control(
             rev=rev,

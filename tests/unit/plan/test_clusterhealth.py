@@ -10,6 +10,7 @@ import pytest
 from nodeagent.model.health import Verdict
 from nodeagent.model.job import Quota
 from nodeagent.model.node import Gpu, NodeRecord, Readiness
+from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.clusterhealth import (
     PeerAnswer,
@@ -23,7 +24,7 @@ from nodeagent.plan.clusterhealth import (
     ranked,
 )
 from nodeagent.store.trouble import waits_for
-from tests.unit.plan.build import UID, make_cluster, make_job, make_node, verdict
+from tests.unit.plan.build import UID, make_cluster, make_job, make_node, make_spec, verdict
 
 READY = ("ready", "")
 OUTCOMES = get_args(PeerAnswer.model_fields["outcome"].annotation)
@@ -239,3 +240,20 @@ def test_users_at_a_limit_are_named() -> None:
     nearly = judge_users("n1", owned, Quota(jobs=9, bytes=2 * size), {})
     assert [where for where, _ in nearly] == ["user/ann", "user/bob"]
     assert all("limits.job_bytes" in f.what and "limits.job_bytes" in f.fix for _, f in nearly)
+
+
+def test_what_is_wrong_with_the_queues() -> None:
+    lost = make_job("pausing", spec=make_spec().model_copy(update={"queue": "gone"}))
+    tree = Queues(
+        rev=2, queues=(Queue(name="a", guarantee=Amount(slots=9)), Queue(name="b", guarantee=Amount(nodes=1)))
+    )
+    found = replace(make_cluster(["n1", "n2"], lost), queues=tree, queues_rev=2)
+    assert told(found) == [
+        "error job/a: its queue gone does not exist any more: it gets no nodes that it does not have | "
+        "nodeagentctl queue create gone; or: nodeagentctl stop a",
+        "warning cluster: queues are guaranteed 9 slots, and the live nodes have 8 | bring the nodes back, or lower "
+        "guarantees: nodeagentctl queue set QUEUE guarantee.NAME=N",
+    ]
+    assert "were changed past the agents" in told(replace(found, queues_rev=3))[0]
+    ended = lost.model_copy(update={"phase": "failed"})
+    assert told(replace(make_cluster(["n1"], ended), queues=Queues(rev=1), queues_rev=1)) == []

@@ -8,9 +8,9 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Incarnation, NodeRecord, Readiness
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.elastic import place
 from nodeagent.plan.gang import decide
 from nodeagent.plan.membership import candidates, strays
-from nodeagent.plan.placement import place
 from nodeagent.plan.pod import PodAction, Promise, plan_pods
 from nodeagent.plan.prepare import should_prepare
 from nodeagent.plan.steps import End, Propose

@@ -14,9 +14,9 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan import queue
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.elastic import place
 from nodeagent.plan.gang import decide
 from nodeagent.plan.membership import candidates, survivors
-from nodeagent.plan.placement import place
 from nodeagent.plan.pod import Prepare, Retire, plan_pods
 from nodeagent.plan.prepare import UNFIT_KEPT
 from nodeagent.plan.steps import Decision, Propose

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from nodeagent.model.batch import Array
 from nodeagent.model.job import Checkpoint, Control, JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Gpu, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.world import Cause, Head, Member, Place
 from nodeagent.pods.environment import roles_file, split_address, worker_environments
+from nodeagent.train.context import context
 
 ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2"}
 
@@ -141,6 +143,26 @@ def test_the_checkpoint_that_was_committed_last() -> None:
     job = a_job().model_copy(update={"checkpoint": pointer})
     first, *_ = worker_environments(job, a_head(), a_node(), nodes())
     assert first["NODEAGENT_CHECKPOINT"] == "step-100"
+
+
+def test_what_is_left_of_a_time_limit_when_the_generation_starts() -> None:
+    job, head = a_job(), a_head()
+    limited = job.spec.model_copy(update={"time_limit": 60.0})
+    ran = {"spec": limited, "phase": "running", "ran": 20_500, "first_active": head.since, "since": head.since}
+    first, *_ = worker_environments(job.model_copy(update=ran), head, a_node(), nodes())
+    assert first["NODEAGENT_TIME_LEFT"] == "39.5"
+    assert context(first).time_left == 39.5
+
+
+def test_a_member_of_an_array_knows_its_index() -> None:
+    job = a_job()
+    array = Array(name="sweep", id="a1", index=7, count=3, first=5, last=9)
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"array": array})})
+    first, *_ = worker_environments(job, a_head(), a_node(), nodes())
+    assert {k: v for k, v in first.items() if k.startswith("NODEAGENT_ARRAY")} == {
+        "NODEAGENT_ARRAY": "sweep", "NODEAGENT_ARRAY_INDEX": "7", "NODEAGENT_ARRAY_COUNT": "3",
+        "NODEAGENT_ARRAY_MIN": "5", "NODEAGENT_ARRAY_MAX": "9",
+    }  # fmt: skip
 
 
 def test_one_cpu_worker_has_no_gpu_variable_and_its_own_thread_count() -> None:

@@ -6,16 +6,23 @@ from collections.abc import Callable
 
 import pytest
 
+from nodeagent.model.batch import Submission
 from nodeagent.model.jobspec import JobSpec, Submitter
+from nodeagent.spec.batchfile import parse_jobs
 from nodeagent.spec.errors import Problem, SpecError
-from nodeagent.spec.jobfile import parse_job
 
 TRAIN = Submitter(user="train1", uid=1000, gid=1000, host="login1", cwd="/shared/me")
+NOW = 1_900_000_000.0
 ROOT = Submitter(user="root", uid=0, gid=0, host="login1", cwd="/root")
 
 
 def job(text: str, submitter: Submitter = TRAIN) -> JobSpec:
-    return parse_job(text, "job.yaml", submitter)
+    (found,) = jobs(text, submitter)
+    return found.spec
+
+
+def jobs(text: str, submitter: Submitter = TRAIN) -> list[Submission]:
+    return parse_jobs(text, "job.yaml", submitter, NOW)
 
 
 def problems(read: Callable[[], object]) -> tuple[Problem, ...]:

@@ -186,6 +186,7 @@ _specs = st.builds(
     ).map(tuple),
     hooks=st.builds(Hooks, pre_start=st.just(()) | st.just(("sync",)), post_stop=st.just(()), timeout=_floats),
     hold_timeout=st.none() | _floats,
+    time_limit=st.none() | _floats,
     submitter=st.just(TRAIN)
     | st.just(Submitter(user="train1", uid=7, gid=7, host="h", cwd="/", environ={"PATH": "é"})),
 )

@@ -100,6 +100,8 @@ def test_nodes(written: str, sizes: tuple[int, int, int]) -> None:
         ("grace: 1h30m", "grace", 5400.0),
         ("hold_timeout: 10m", "hold_timeout", 600.0),
         ("hold_timeout: never", "hold_timeout", None),
+        ("time_limit: 2h", "time_limit", 7200.0),
+        ("time_limit: never", "time_limit", None),
         ("hang: off", "hang", None),
         ("hang: false", "hang", None),
         ("hang: auto", "hang", Hang()),
@@ -161,7 +163,7 @@ def test_five_mistakes_at_once() -> None:
     [
         ("nodes: >>0", "0 is out of range, write a whole number from 1 to 4096"),
         ("nodes: >>'4'", "write 4 without quotes"),
-        ("nodes: >>three", "write 4, 2:8 or {min: 2, max: 8, target: 4}"),
+        ("nodes: >>three", "write 4, 2:8, auto or {min: 2, max: 8, target: 4}"),
         ("nodes: >>1e1", "write 10"),
         ("nodes: >>true", "true is not a whole number"),
         ("nodes: >>8:2", "min 8 is above max 2"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.model.batch import After, Array
 from nodeagent.model.job import Control, JobRecord, Scale
 from nodeagent.model.jobspec import Hang, Hooks, JobSpec, Nodes, Policy, Ready, RestartLimits
 from nodeagent.model.world import Ack, Head
@@ -50,7 +51,9 @@ SPECS = {
     "name": "b", "env": {"LD_PRELOAD": "/evil.so"}, "env_file": "/etc/shadow", "working_dir": "/", "user": "root",
     "checkpoint_dir": "/x", "limits": {"core": 1}, "priority": 9, "preload": ("evil",), "standby": False, "grace": 1.0,
     "restarts": RestartLimits(max=1), "policies": (Policy(on=("*",), do="FailJob"),), "hooks": Hooks(pre_start=("sh",)),
-    "hold_timeout": 1.0, "hang": Hang(progress=1.0), "completes": "r",
+    "hold_timeout": 1.0, "time_limit": 1.0, "begin": 1.0, "ttl": 1.0, "queue": "q",
+    "after": (After(uid="u", name="x"),),
+    "array": Array(name="x", id="a", index=0, count=1, first=0, last=0), "hang": Hang(progress=1.0), "completes": "r",
 }  # fmt: skip
 ROLES = {
     "name": "r", "command": ("sh", "-c", "id"), "nodes": Nodes(min=1, max=4, target=1), "workers_per_node": 2,
@@ -154,7 +157,7 @@ def test_a_generation_is_what_the_agents_of_its_members_agreed_to() -> None:
 
 CONTROLS = {
     "rev": 2, "desired": "stop", "target": 3, "restart": 1, "delete": True, "by": "eve",
-    "scale": Scale(request="r", want=2, before=1), "signature": "",
+    "scale": Scale(request="r", want=2, before=1), "met": ("u",), "signature": "",
 }  # fmt: skip
 
 

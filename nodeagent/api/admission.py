@@ -1,0 +1,154 @@
+"""Which queue a job goes to as it is submitted, and why it may not. It judges by the view: a job that comes in the very
+moment in which its queue changes is judged by what the queue was.
+
+Must never decide when a job starts: that is ``plan/``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from nodeagent.api import auth
+from nodeagent.api.auth import Caller, UserDatabase
+from nodeagent.api.errors import ApiError, unknown
+from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.queue import DEFAULT_QUEUE, Queue, queue_of
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.demand import least
+
+_NOTHING = "nothing was submitted"
+
+
+async def admitted(
+    cluster: Cluster,
+    who: Caller,
+    spec: JobSpec,
+    names: UserDatabase,
+    count: int = 1,
+    beside: Sequence[tuple[JobSpec, int]] = (),
+) -> JobSpec:
+    """The spec with the queue that it goes to. ``count``: so many jobs of it; ``beside``: those of the same batch, each
+    with the queue that it goes to, and how many of it. Raises ``ApiError`` where no queue takes it."""
+    if not cluster.queues.queues and spec.queue in ("", DEFAULT_QUEUE):
+        return spec.model_copy(update={"queue": ""})
+    queue = await _chosen(cluster, who, spec, names)
+    _may_hold(cluster, queue, spec)
+    if not who.operator:
+        _within_quota(
+            cluster, queue, who, [*((s, n) for s, n in beside if queue_of(s.queue) == queue.name), (spec, count)]
+        )
+    return spec.model_copy(update={"queue": queue.name})
+
+
+def live_jobs(cluster: Cluster, name: str) -> list[JobRecord]:
+    """Jobs of this queue that have not ended."""
+    jobs = cluster.jobs.values()
+    return [job for job in jobs if job.phase not in TERMINAL and queue_of(job.spec.queue) == name]
+
+
+async def _chosen(cluster: Cluster, who: Caller, spec: JobSpec, names: UserDatabase) -> Queue:
+    tree = cluster.queues.by_name
+    if not spec.queue:
+        for queue in sorted(tree.values(), key=lambda queue: queue.name):
+            if queue.default and await _named(queue, who, names):
+                break
+        else:
+            queue = tree[DEFAULT_QUEUE]
+        return _open(cluster, queue)
+    found = tree.get(spec.queue)
+    if found is None:
+        raise unknown("queue", spec.queue, tree)
+    if not who.operator:
+        await _may_use(cluster, found, who, names)
+    return _open(cluster, found)
+
+
+async def _may_use(cluster: Cluster, queue: Queue, who: Caller, names: UserDatabase) -> None:
+    for one in cluster.queues.path(queue.name):
+        if not one.users and not one.groups:
+            continue
+        if await _named(one, who, names):
+            return
+        allowed = [*one.users, *(f"group {group}" for group in one.groups)]
+        some = ", ".join(allowed[:5]) + (f" and {len(allowed) - 5} more" if len(allowed) > 5 else "")
+        raise ApiError(
+            "permission",
+            f"queue {queue.name!r} is for {some}; {who.name} is not among them",
+            f"leave out `queue:`, or ask an operator; {_NOTHING}",
+        )
+
+
+async def _named(queue: Queue, who: Caller, names: UserDatabase) -> bool:
+    """The queue itself names the caller."""
+    if who.name in queue.users:
+        return True
+    for group in queue.groups:
+        key = ("group", who.name, who.gid, group)
+        if await names.ask(key, partial(auth.in_group, who.name, who.gid, group), f"user {who.name}"):
+            return True
+    return False
+
+
+def _open(cluster: Cluster, queue: Queue) -> Queue:
+    below = cluster.queues.children.get(queue.name, ())
+    if below:
+        raise ApiError(
+            "state",
+            f"queue {queue.name!r} has queues below it ({', '.join(below)}), and takes no jobs itself",
+            f"name one of these; {_NOTHING}",
+        )
+    if queue.state == "closed":
+        raise ApiError(
+            "state",
+            f"queue {queue.name!r} is closed: it takes no new jobs",
+            f"name another (nodeagentctl queue get), or ask an operator to open it; {_NOTHING}",
+        )
+    return queue
+
+
+def _may_hold(cluster: Cluster, queue: Queue, spec: JobSpec) -> None:
+    most = queue.limits.max_nodes
+    if most is not None and spec.nodes.max > most and not spec.several:
+        raise ApiError(
+            "state",
+            f"job {spec.name!r} asks for up to {spec.nodes.max} nodes; a job of queue {queue.name!r} may have {most}",
+            f"write nodes: {most} or less; {_NOTHING}",
+        )
+    needs = least(cluster, spec)
+    for one in cluster.queues.path(queue.name):
+        for resource, cap in one.capability.stated.items():
+            wants = getattr(needs, resource)
+            if wants > cap:
+                whose = "its capability" if one is queue else f"the capability of {one.name!r} above it"
+                raise ApiError(
+                    "state",
+                    f"job {spec.name!r} needs {wants} {resource} at least, and {whose} lets queue {queue.name!r} have "
+                    f"{cap} at most: it could never start",
+                    f"ask for less, or name another queue; {_NOTHING}",
+                )
+
+
+def _within_quota(cluster: Cluster, queue: Queue, who: Caller, new: Sequence[tuple[JobSpec, int]]) -> None:
+    """``new``: what is submitted, and how many of each."""
+    quota, names = queue.user_quota, {spec.name for spec, _ in new}
+    own = [job for job in live_jobs(cluster, queue.name) if job.owner == who.uid and job.name not in names]
+    if quota.jobs is not None and len(own) + sum(count for _, count in new) > quota.jobs:
+        raise ApiError(
+            "limit",
+            f"{who.name} has {len(own)} live jobs in queue {queue.name!r}, which allows a user {quota.jobs}",
+            f"wait for one of them to end, or stop one; {_NOTHING}",
+        )
+    if quota.gpus is not None:
+        have, wants = (
+            sum(least(cluster, job.spec).gpus for job in own),
+            sum(least(cluster, spec).gpus * count for spec, count in new),
+        )
+        if wants and have + wants > quota.gpus:
+            raise ApiError(
+                "limit",
+                f"the live jobs of {who.name} in queue {queue.name!r} ask for {have} GPUs at least, this one for "
+                f"{wants}; the queue allows a user {quota.gpus}",
+                f"wait for one of them to end, ask for less, or stop one; {_NOTHING}",
+            )

@@ -1,0 +1,302 @@
+"""Several jobs at once: those of one file, submitted all or none, and the members of an array, stopped or deleted
+together.
+
+Owns the way from jobs as they were written to those that are submitted: arrays become their members, and the names of
+other jobs their uids. Must never do half of it: everything is looked up and checked before the store is asked once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from nodeagent.api import auth, intents, limits, requests
+from nodeagent.api.errors import ApiError, unknown
+from nodeagent.api.requests import find_any_job, saved
+from nodeagent.api.view import AgentView
+from nodeagent.model.batch import MOST_JOBS, MOST_MEMBERS, After, Array, Need, Submission
+from nodeagent.model.job import TERMINAL, JobRecord, first_control
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.plan.batch import is_awaited
+from nodeagent.plan.cluster import Cluster
+from nodeagent.spec import batchvalues
+from nodeagent.spec.errors import CheckError
+from nodeagent.store.messages import NewJob
+
+if TYPE_CHECKING:
+    from nodeagent.api.jobs import JobRoutes
+
+_BATCH = "batch-"
+"""What the random part of a batch begins with, as the store remembers it."""
+SIGNED_AT_ONCE = 16
+"""Jobs that are signed without a pause: of a thousand the agent's loop would stand for a second."""
+
+
+@dataclass(slots=True)
+class _Job:
+    """One of those that are about to be submitted, before each has its members."""
+
+    spec: JobSpec
+    after: Mapping[str, Need]
+    indices: batchvalues.Indices | None
+    uids: Sequence[str]
+    """Its own, or its members'."""
+    met: list[str] = field(default_factory=list)
+
+    @property
+    def known_as(self) -> str:
+        """The uid, or the array's id, by which others come after it."""
+        return self.uids[0] if self.indices is None else f"array-{self.uids[0]}"
+
+    def names(self) -> list[str]:
+        """Of the job, or of its members. Raises ``CheckError`` where one cannot be a job's."""
+        if self.indices is None:
+            return [self.spec.name]
+        return [batchvalues.member_name(self.spec.name, i) for i in self.indices.numbers]
+
+
+def uids(base: str, count: int) -> list[str]:
+    """Of the jobs of one batch: the same for the same ``base``, which is random."""
+    return [hashlib.sha256(f"{base}/{i}".encode()).hexdigest()[:32] for i in range(count)]
+
+
+def read(asked: Mapping[str, Any], read_spec: Callable[[object], JobSpec]) -> list[Submission]:
+    """The jobs in a body: {jobs: [{spec, after?: {NAME: ok|any}, array?: TEXT}], submitter}, where the specs lack the
+    submitter. Raises ``ApiError``."""
+    jobs, submitter = asked.get("jobs"), asked.get("submitter")
+    if not isinstance(jobs, list) or not 1 <= len(jobs) <= MOST_JOBS:
+        raise ApiError("usage", f"jobs must be a list of 1 to {MOST_JOBS} jobs", "send {jobs: [{spec: {...}}]}")
+    found = []
+    for job in jobs:
+        if not isinstance(job, dict) or not isinstance(job.get("spec"), dict):
+            raise ApiError("usage", "a job has no spec", "send {jobs: [{spec: {...}}]}")
+        spec = read_spec({"submitter": submitter, **job["spec"]})
+        try:
+            after, array = batchvalues.after(job.get("after")), batchvalues.array(job.get("array"))
+        except CheckError as error:
+            raise ApiError("spec", f"job {spec.name!r} cannot run: {error}", "nothing was submitted") from None
+        found.append(Submission(spec, after, array or ""))
+    return found
+
+
+def laid_out(jobs: Sequence[Submission], base: str) -> list[_Job]:
+    """With their uids. Raises ``ApiError``: names given twice, too many jobs, jobs that wait for each other."""
+    found: list[_Job] = []
+    names: set[str] = set()
+    made, count = uids(base, MOST_MEMBERS), 0
+    for job in jobs:
+        indices = batchvalues.indices(job.array) if job.array else None
+        members = 1 if indices is None else len(indices.numbers)
+        one = _Job(job.spec, job.after, indices, made[count : count + members])
+        try:
+            own = {one.spec.name, *one.names()}
+        except CheckError as error:
+            raise ApiError("spec", f"array {job.spec.name!r}: {error}", "nothing was submitted") from None
+        if twice := names.intersection(own):
+            raise ApiError("spec", f"two of the jobs are named {min(twice)!r}", "give each a name of its own")
+        names.update(own)
+        found.append(one)
+        count += members
+    if count > MOST_MEMBERS:
+        raise ApiError("spec", f"{count} jobs at once, with those of arrays", f"submit at most {MOST_MEMBERS}")
+    after = {job.spec.name: list(job.after) for job in jobs}
+    left = dict(after)
+    while ready := [n for n, others in left.items() if not any(other in left for other in others)]:
+        for name in ready:
+            del left[name]
+    if left:
+        raise ApiError("spec", f"jobs wait for each other: {', '.join(left)}", "break the circle")
+    return found
+
+
+def of_array(cluster: Cluster, name: str) -> list[JobRecord]:
+    """The members, by index, of the newest array of this name that is in the view."""
+    named = [j for j in cluster.jobs.values() if j.spec.array is not None and j.spec.array.name == name]
+    if not named:
+        return []
+    newest = max(named, key=lambda job: (job.phase not in TERMINAL, job.submitted, job.order)).spec.array
+    assert newest is not None
+    members = [j for j in named if j.spec.array is not None and j.spec.array.id == newest.id]
+    return sorted(members, key=lambda job: job.order)
+
+
+def no_live_array(cluster: Cluster, name: str) -> None:
+    """Raises ``ApiError`` where one has this name: commands could not tell it from a job."""
+    if any(job.phase not in TERMINAL for job in of_array(cluster, name)):
+        raise ApiError("state", f"an array named {name!r} has live jobs", "choose another name; nothing was submitted")
+
+
+def noted(cluster: Cluster, names: Collection[str]) -> None:
+    """Raises ``ApiError`` where a job of one of these names has ended, and another has yet to take note of that: the
+    new one would take its record's place."""
+    for job in cluster.jobs.values():
+        if job.name in names and job.phase in TERMINAL and is_awaited(cluster, job):
+            raise ApiError(
+                "stopping",
+                f"another job comes after the job named {job.name} (uid {job.uid}, {job.phase}), and has yet to take "
+                "note of its end",
+                "try again in a moment, or choose another name",
+            )
+
+
+class Batches:
+    """Over one agent's view; ``jobs`` checks and changes single ones."""
+
+    def __init__(self, view: AgentView, jobs: JobRoutes) -> None:
+        self._view, self._jobs = view, jobs
+
+    def table(self) -> list[web.RouteDef]:
+        """The routes of arrays."""
+        return [
+            web.get("/v1/arrays/{array}", self._show),
+            web.post("/v1/arrays/{array}/stop", self._each(intents.stop)),
+            web.delete("/v1/arrays/{array}", self._each(intents.delete)),
+        ]
+
+    async def submit(self, who: auth.Caller, asked: dict[str, Any], submissions: list[Submission]) -> web.Response:
+        """All of them, or none. Raises ``ApiError``."""
+        request, base = requests.request_id(asked), _BATCH + uuid.uuid4().hex
+        jobs = laid_out(submissions, base)
+        earlier = await self._view.store.request(request)
+        if earlier is not None and earlier.did:  # nothing that has changed since refuses what was accepted
+            return await self._submitted(jobs, earlier.did, self._view.era)
+        for job in jobs:
+            if job.indices is not None:
+                self._free(job.spec.name)
+        known, beside = {job.spec.name: job for job in jobs}, list[tuple[JobSpec, int]]()
+        for job in jobs:
+            after = [await self._after(job, name, need, known) for name, need in job.after.items()]
+            spec = job.spec.model_copy(update={"after": tuple(after)})
+            job.spec = await self._jobs.admitted(who, spec, len(job.uids), beside)
+            beside.append((job.spec, len(job.uids)))
+        if asked.get("dry_run") is True:
+            specs = [{"spec": job.spec.model_dump(), "jobs": len(job.uids)} for job in jobs]
+            return web.json_response({"dry_run": True, "jobs": specs})
+        noted(self._view.cluster(), {name for job in jobs for name in job.names()})
+        era, now = self._view.era, time.time()
+        new = await self._signed(who, jobs, now)
+        quota = limits.quota(who, self._view.config.limits)
+        done = await self._view.store.submit_all(base, new, who.uid, now, who.name, request, quota=quota)
+        await self._jobs.seen()
+        return await self._submitted(jobs, done, era)
+
+    async def _submitted(self, jobs: Sequence[_Job], base: str, era: str) -> web.Response:
+        """``base``: of the first time, if this request came before."""
+        if not base.startswith(_BATCH):
+            raise ApiError("usage", "the request id was used for another change", "send a new one; nothing was changed")
+        names = [name for job in jobs for name in job.names()]
+        made, records = uids(base, len(names)), self._view.cluster().jobs
+        rev = max((records[uid].rev for uid in made if uid in records), default=0)
+        rows = [{"name": name, "uid": uid} for name, uid in zip(names, made, strict=True)]
+        return web.json_response({"jobs": rows} | await saved(self._view, rev, era), status=201)
+
+    def _free(self, name: str) -> None:
+        """Raises ``ApiError`` where a job of an array's name is live: commands could not tell them apart."""
+        if any(j.name == name and j.phase not in TERMINAL for j in self._view.cluster().jobs.values()):
+            raise ApiError("state", f"a job named {name!r} is live", "choose another name; nothing was submitted")
+
+    async def _after(self, job: _Job, name: str, need: Need, known: Mapping[str, _Job]) -> After:
+        """What a name stands for: a job of the same batch, one that is known, or an array. Raises ``ApiError``."""
+        if (other := known.get(name)) is not None:
+            array = 0 if other.indices is None else len(other.uids)
+            return After(uid=other.known_as, name=name, need=need, array=array)
+        found, members = None, of_array(self._view.cluster(), name)
+        try:
+            found = await find_any_job(self._view, name)
+        except ApiError as error:
+            if error.code != "not_found" or not members:
+                raise
+        if members and (found is None or found.name != name):
+            array_of = members[0].spec.array
+            assert array_of is not None
+            if need == "ok" and len(members) < array_of.count:
+                raise ApiError(
+                    "state",
+                    f"of array {name} {len(members)} of {array_of.count} jobs are listed: how the others ended is not "
+                    f"looked up",
+                    f"write {{{name}: any}}, or name jobs; nothing was submitted",
+                )
+            return After(uid=array_of.id, name=name, need=need, array=array_of.count)
+        if found is None or name not in (found.name, found.uid):  # a name that is the beginning of somebody's uid
+            raise unknown("job", name, (j.name for j in self._view.cluster().jobs.values()))
+        if found.phase in TERMINAL:
+            if need == "ok" and found.phase != "succeeded":
+                raise ApiError(
+                    "state",
+                    f"job {job.spec.name!r} could never run: it comes after {name}, which has {found.phase} "
+                    f"(uid {found.uid})",
+                    f"write {{{name}: any}}, or leave it out; nothing was submitted",
+                )
+            job.met.append(found.uid)
+        return After(uid=found.uid, name=found.name, need=need)
+
+    async def _signed(self, who: auth.Caller, jobs: Sequence[_Job], now: float) -> list[NewJob]:
+        """Every member, signed."""
+        new: list[NewJob] = []
+        for job in jobs:
+            for i, uid in enumerate(job.uids):
+                if len(new) % SIGNED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                spec = job.spec if job.indices is None else _member(job, i)
+                seal, control = self._view.seal, first_control(spec, who.name, None)
+                control = control.model_copy(update={"met": tuple(job.met)})
+                admission = seal.admit(uid, who.uid, spec, now, self._view.node)
+                new.append(NewJob(uid=uid, spec=spec, control=seal.control(uid, control), admission=admission))
+        return new
+
+    async def _show(self, request: web.Request) -> web.Response:
+        """GET /v1/arrays/{array}: how many of its jobs are in which phase, of those that are listed, and how many of
+        the ended ones still stop workers. Costs little, however many they are."""
+        await auth.caller(request, self._view.config.jobs)
+        members = self._members(request)
+        array = members[0].spec.array
+        assert array is not None
+        phases = Counter(job.phase for job in members)
+        stopping = sum(job.phase in TERMINAL and job.head is not None and bool(job.head.holders) for job in members)
+        return web.json_response(array.model_dump(exclude={"index"}) | {"phases": phases, "stopping": stopping})
+
+    def _members(self, request: web.Request) -> list[JobRecord]:
+        """Of the array in the path. Raises ``ApiError``."""
+        name, cluster = request.match_info["array"], self._view.cluster()
+        if members := of_array(cluster, name):
+            return members
+        raise unknown("array", name, {j.spec.array.name for j in cluster.jobs.values() if j.spec.array is not None})
+
+    def _each(self, intent: intents.Intent) -> Callable[[web.Request], Any]:
+        """The same change of every member that it can still be made of."""
+
+        async def handler(request: web.Request) -> web.Response:
+            who = await auth.caller(request, self._view.config.jobs)
+            requests.request_id(await requests.read(request))
+            era, members = self._view.era, self._members(request)
+            wanted = [j for j in members if j.phase not in TERMINAL or intent is intents.delete]
+            for job in wanted:
+                await self._jobs.may_change(who, job)
+            changed = [await self._jobs.change(who, job.uid, job.name, "", intent) for job in wanted]
+            await self._jobs.seen()
+            array = members[0].spec.array
+            rows = [{"name": after.name, "uid": after.uid, "changed": new} for after, new in changed]
+            kept = await saved(self._view, max((after.rev for after, _ in changed), default=0), era)
+            return web.json_response({"id": array and array.id, "jobs": rows} | kept)
+
+        return handler
+
+
+def _member(job: _Job, i: int) -> JobSpec:
+    """The member at this place of an array."""
+    assert job.indices is not None
+    numbers = job.indices.numbers
+    array = Array(
+        name=job.spec.name, id=job.known_as, index=numbers[i], count=len(numbers), first=numbers[0], last=numbers[-1],
+        at_once=job.indices.at_once,
+    )  # fmt: skip
+    name = batchvalues.member_name(job.spec.name, numbers[i])
+    return job.spec.model_copy(update={"name": name, "array": array})

@@ -1,0 +1,95 @@
+"""An array as one: its line in ``get``, its jobs by its name, and its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from nodeagent.ctl.client import Client
+from nodeagent.ctl.errors import CtlError, Exit
+from nodeagent.ctl.options import ENDED
+from nodeagent.ctl.terminal import echo
+from nodeagent.ctl.waiting import PATIENCE, demand_saved, mention_unsaved, wait
+
+Json = dict[str, Any]
+
+
+def members(rows: list[Json], name: str) -> list[Json]:
+    """The jobs among these of the newest array of this name, by index."""
+    named = [row for row in rows if row["array"] is not None and row["array"]["name"] == name]
+    if not named:
+        return []
+    newest = max(named, key=lambda row: (row["phase"] not in ENDED, row["submitted"]))["array"]["id"]
+    return sorted((row for row in named if row["array"]["id"] == newest), key=lambda row: int(row["array"]["index"]))
+
+
+def folded(rows: list[Json]) -> list[Json]:
+    """Rows of ``get`` with one for each array, where its first job stands."""
+    arrays: dict[str, list[Json]] = {}
+    for row in rows:
+        if row["array"] is not None:
+            arrays.setdefault(row["array"]["id"], []).append(row)
+    found = []
+    for row in rows:
+        if row["array"] is None:
+            found.append(row)
+        elif jobs := arrays.pop(row["array"]["id"], None):
+            found.append(_row(jobs))
+    return found
+
+
+def _row(jobs: list[Json]) -> Json:
+    first, array = jobs[0], jobs[0]["array"]
+    counts = Counter(job["phase"] for job in jobs)
+    phases = [f"{number} {phase}" for phase, number in counts.most_common()]
+    if len(jobs) < array["count"]:  # of the ended ones only the newest are listed
+        phases.append(f"{array['count'] - len(jobs)} ended before")
+    running = [job for job in jobs if job["phase"] not in ENDED and job["pods"]]
+    return first | {
+        "name": f"{array['name']}[{array['first']}-{array['last']}]",
+        "phase": ", ".join(phases),
+        "age": max(job["age"] for job in jobs),
+        "duration": max((job["duration"] for job in jobs if job["duration"] is not None), default=None),
+        "chief": None,
+        "gpus": sum(job["gpus"] for job in running),
+        "pods": [pod for job in running for pod in job["pods"]],
+    }
+
+
+def end_all(client: Client, name: str, verb: str, timeout: float, no_wait: bool, request_id: str | None) -> bool:
+    """``stop`` or ``delete`` every job of the array, and wait for it. False if there is no array of this name. Raises
+    ``CtlError``."""
+    path = f"/v1/arrays/{name}"
+    try:
+        if verb == "delete":
+            after = client.change("DELETE", path, request_id)
+        else:
+            after = client.change("POST", f"{path}/{verb}", request_id)
+    except CtlError as error:
+        if error.code == Exit.NOT_FOUND:
+            return False
+        raise
+    what, count = f"array/{name}", len(after["jobs"])
+    if no_wait:
+        echo(f"{what} {verb} asked for: {count} jobs")
+        demand_saved(f"{what} {verb}", after)
+        return True
+    mention_unsaved(f"{what} {verb}", after)
+    client.endure(PATIENCE)
+
+    def left() -> int:
+        """Jobs that are still there, or have not ended."""
+        try:
+            now = client.get(path)
+        except CtlError as error:
+            if error.code == Exit.NOT_FOUND:
+                return 0
+            raise
+        if now["id"] != after["id"]:
+            return 0
+        live = [int(number) for phase, number in now["phases"].items() if verb == "delete" or phase not in ENDED]
+        return sum(live) + (0 if verb == "delete" else int(now["stopping"]))
+
+    wait(left, lambda n: n == 0, lambda n: f"{name}: {n} of {count} jobs are left", timeout, f"{verb} {name}")
+    echo(f"{what} {'deleted' if verb == 'delete' else 'stopped'}: {count} jobs")
+    return True

@@ -1,0 +1,366 @@
+"""How many nodes a job has: its target; and, with ``nodes: auto``, idle nodes on top of it. They are borrowed: who is
+entitled to them and needs them gets them back. Where that is not enough for a job of a queue that has less than its
+part, jobs of queues that have more make room (``reclaim.py``). Worked out once for each view and for all jobs together,
+so that all agents agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import chain, islice
+
+from nodeagent.model.job import JobRecord
+from nodeagent.model.jobspec import Role
+from nodeagent.model.world import Member
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.demand import NOTHING as NO_USE
+from nodeagent.plan.demand import least, of_devices, together, wanted
+from nodeagent.plan.health import bar
+from nodeagent.plan.membership import asked, fitting, in_order, survivors
+from nodeagent.plan.placement import Placement, choose, soon
+from nodeagent.plan.queue import queue, rank
+from nodeagent.plan.reclaim import Reclaim
+from nodeagent.plan.share import ceiling, shared
+
+MOST_NEEDERS = 32
+"""For so many jobs that lack nodes borrowed ones are looked for at a time: the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Who borrows and who gives back, all jobs together."""
+
+    takes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """A job (uid) that runs, and may grow, to the idle nodes that it may take."""
+    gives: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """A job (uid) that runs to the nodes that it is to give back, each with the job (uid) that it is for."""
+    stops: Mapping[str, str] = field(default_factory=dict)
+    """A job (uid) that runs and is to wait in line again, and the job (uid) that it makes room for."""
+
+
+NOTHING = Sharing()
+
+
+def nodes_wanted(cluster: Cluster, job: JobRecord) -> int:
+    """How many nodes the job would have. A gang of several roles that runs has all its places: as many as it has."""
+    head, target = job.head, job.control.target
+    if job.spec.several and job.phase == "running" and head is not None:
+        return len(head.members)
+    now = sharing(cluster)
+    if not _borrows(job):
+        back = now.gives.get(job.uid)
+        return min(target, len(survivors(cluster, job)) - len(back)) if back else target
+    size = len(survivors(cluster, job)) - len(now.gives.get(job.uid, ())) + len(now.takes.get(job.uid, ()))
+    return min(job.spec.nodes.max, max(target, size))
+
+
+def borrowed(cluster: Cluster, job: JobRecord) -> int:
+    """How many of its nodes the job has on top of its target."""
+    return max(0, len(survivors(cluster, job)) - job.control.target) if _borrows(job) else 0
+
+
+def place(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Placement:
+    """Choose nodes for the next generation, never more than it is to have. ``without`` are nodes not to use this time.
+
+    A scale-out is all or nothing: until all that it wants fit, the target from before it counts.
+    """
+    if job.spec.several:
+        return choose(cluster, job, job.spec.nodes.target, without)
+    if _borrows(job):
+        may = {m.node for m in survivors(cluster, job)}.union(sharing(cluster).takes.get(job.uid, ()))
+        without = {n for n in cluster.nodes if n not in may}.union(without, sharing(cluster).gives.get(job.uid, ()))
+    full = choose(cluster, job, nodes_wanted(cluster, job), without)
+    growing = job.control.growing
+    if growing is None or len(full.chosen) >= growing.want:
+        return full
+    return choose(cluster, job, growing.before, without)
+
+
+def awaited(cluster: Cluster, job: JobRecord, placement: Placement) -> tuple[str, ...]:
+    """Nodes that are getting ready, and that the job would use if it waited for them."""
+    if placement.fits and placement.capped:
+        return ()
+    if job.spec.several:
+        places = soon(cluster, job).places
+        return tuple(c.node for c in placement.pending if c.node in places)
+    wanted = nodes_wanted(cluster, job)
+    return tuple(c.node for c in placement.pending) if len(placement.chosen) < wanted else ()
+
+
+def sharing(cluster: Cluster) -> Sharing:
+    """What is to be taken and given back in this view."""
+    return cluster.once("sharing", lambda _before: _share(cluster), cluster.refused)
+
+
+def _borrows(job: JobRecord) -> bool:
+    """It runs, or is about to, and may have nodes on top of its target. Before its first start it is like others."""
+    head = job.head
+    return job.spec.role.nodes.auto and head is not None and head.state != "ended" and job.control.desired == "run"
+
+
+def _share(cluster: Cluster) -> Sharing:
+    borrowers = [j for j in cluster.jobs.values() if j.uid not in cluster.refused and _borrows(j)]
+    if not borrowers and not shared(cluster):
+        return NOTHING
+    ledger = _Ledger(cluster, sorted(borrowers, key=rank))
+    for job, lack in islice(_needers(cluster), MOST_NEEDERS):
+        ledger.provide(job, lack)
+    ledger.lend_idle()
+    ledger.level()
+    return Sharing({uid: tuple(nodes) for uid, nodes in ledger.takes.items() if nodes}, ledger.gives, ledger.stops)
+
+
+def _needers(cluster: Cluster) -> Iterator[tuple[JobRecord, int]]:
+    """Jobs that are to have nodes, and how many: those that run on fewer than their target, and those that wait. With
+    several queues those that wait go first: who made room for one of them has less than its target."""
+    jobs = [j for j in cluster.jobs.values() if j.uid not in cluster.refused and j.control.desired == "run"]
+    run = [j for j in jobs if j.phase in ("forming", "running") and not j.spec.several]
+    short = ((j, j.control.target - len(survivors(cluster, j))) for j in sorted(run, key=rank))
+    wait = [w.job for w in queue(cluster) if not w.job.spec.several]
+    waiting = ((j, j.spec.nodes.min) for j in wait if ceiling(cluster, j).holds(least(cluster, j.spec)))
+    both = (waiting, short) if shared(cluster) else (short, waiting)
+    return ((job, lack) for job, lack in chain(*both) if lack > 0)
+
+
+_Shape = tuple[int | str, int | None, bool]
+
+
+def _shape(role: Role) -> _Shape:
+    """All of a role that decides whether a node has room for it."""
+    return role.workers_per_node, role.gpus_per_worker, role.uneven
+
+
+class _Ledger:
+    """What is idle, what is lent, and what becomes of it. What a generation leaves counts as free already: it will be
+    in a moment, and nothing more need be given back for it."""
+
+    def __init__(self, cluster: Cluster, borrowers: Iterable[JobRecord]) -> None:
+        self._cluster = cluster
+        self._borrowers = tuple(borrowers)
+        self._used = _devices_used(cluster)
+        self._nodes = [n for n in in_order(cluster) if self._may_work(n)]
+        self._fit: dict[tuple[_Shape, str, str], bool] = {}
+        self._room: dict[_Shape, list[str]] = {}
+        self.takes: dict[str, list[str]] = {}
+        self.gives: dict[str, dict[str, str]] = {}
+        self._promised: set[str] = set()
+        """Idle nodes, and nodes given back, that somebody is to have."""
+        self._size = {j.uid: len(survivors(cluster, j)) for j in self._borrowers}
+        """How many nodes each has, or is to have."""
+        self._lent = {j.uid: self._on_top(j) for j in self._borrowers}
+        """By job the nodes on top of its target that it has still, the newest first."""
+        self.stops: dict[str, str] = {}
+        self._run: list[JobRecord] | None = None
+        self._reclaim = Reclaim(cluster) if shared(cluster) else None
+
+    def provide(self, job: JobRecord, lack: int) -> None:
+        """The idle nodes that a job lacks are not lent; where they are too few, borrowed ones are given back. Where
+        those would be too few as well, nothing is done for one that waits: it holds up nobody."""
+        idle = list(islice(self._idle_for(job), lack))
+        runs = job.phase in ("forming", "running")
+        back = self._to_give(job, lack - len(idle))
+        short = lack - len(idle) - len(back)
+        if short > 0 and not runs:
+            use = least(self._cluster, job.spec)
+            if self._reclaim is None or not self._reclaim.may_have(job, use):
+                return
+            if not self._make_room(job, short, back, self._reclaim.owns(job, use)):
+                return
+            self._reclaim.grant(job, use)
+        if runs:
+            self._take(job, idle)
+        self._promised.update(idle)
+        for donor, node in back:
+            self._give(donor, node, job)
+
+    def lend_idle(self) -> None:
+        """Each idle node to the job with the fewest borrowed ones that can use it."""
+        waits = [(self._count(j), i) for i, j in enumerate(self._borrowers) if self._may_grow(j)]
+        heapify(waits)
+        idle = [self._idle_for(j) for j in self._borrowers]
+        while waits:
+            i = heappop(waits)[1]
+            job = self._borrowers[i]
+            node = next(idle[i], None) if self._size[job.uid] < job.spec.nodes.max else None
+            if node is not None:
+                self._take(job, [node])
+                heappush(waits, (self._count(job), i))
+
+    def level(self) -> None:
+        """Between jobs that borrow: who has fewer, by two at least, gets one of who has most."""
+        able = [j for j in self._borrowers if self._may_grow(j) and self._size[j.uid] < j.spec.nodes.max]
+        while able:
+            poor = min(able, key=self._count)
+            rich = [j for j in self._borrowers if self._count(j) - self._count(poor) >= 2 and self._lent[j.uid]]
+            if not rich:
+                return
+            found = next(filter(None, (self._of(j, poor) for j in sorted(rich, key=self._count, reverse=True))), None)
+            if found is None:
+                able.remove(poor)
+                continue
+            self._give(*found, poor)
+            if self._size[poor.uid] >= poor.spec.nodes.max:
+                able.remove(poor)
+
+    def _make_room(self, job: JobRecord, lack: int, back: list[tuple[JobRecord, str]], owns: bool) -> bool:
+        """Have jobs of queues that have more than their part give nodes above their ``min``, and where that is too
+        little stop some of them; nothing where both is not enough. ``back``: borrowed nodes that the job gets;
+        ``owns``: its queue is guaranteed what it asks for."""
+        assert self._reclaim is not None
+        plan = Reclaim(self._cluster, self._reclaim)
+        donors = [j for j in self._running() if j.uid != job.uid and j.uid not in self.stops]
+        able: dict[str, bool] = {}
+        for donor in donors:
+            if donor.spec.queue not in able:
+                able[donor.spec.queue] = plan.may_lose(donor, job, NO_USE, owns)
+        donors = [j for j in donors if able[j.spec.queue]]
+        donors.sort(key=lambda j: (-plan.over(j), j.spec.priority, -j.order))
+        shrink: list[tuple[JobRecord, str]] = []
+        for donor in donors:
+            if len(shrink) == lack:
+                break
+            for member in self._above_min(donor, back):
+                use = of_devices(member.devices)
+                if len(shrink) < lack and self._fits(job, member.node, donor.uid):
+                    if not plan.may_lose(donor, job, use, owns):
+                        break
+                    plan.release(donor, use)
+                    shrink.append((donor, member.node))
+        stop: list[JobRecord] = []
+        room = len(shrink)
+        for donor in donors:
+            if room >= lack:
+                break
+            rest = [m for m in self._kept(donor, back) if (donor, m.node) not in shrink]
+            more = sum(self._fits(job, m.node, donor.uid) for m in rest)
+            use = together(of_devices(m.devices) for m in rest)
+            if more and plan.may_lose(donor, job, use, owns):
+                plan.release(donor, use)
+                room += more
+                stop.append(donor)
+        if room < lack:
+            return False
+        self._reclaim = plan
+        for donor, node in shrink:
+            self._part(donor, node, job)
+        for donor in stop:
+            self.stops[donor.uid] = job.uid
+            self._promised.update(m.node for m in self._kept(donor, back))
+        return True
+
+    def _running(self) -> list[JobRecord]:
+        """Jobs of one role that run: those that could make room."""
+        if self._run is None:
+            jobs = (j for j in self._cluster.jobs.values() if j.head is not None and j.head.state == "active")
+            live = (j for j in jobs if j.control.desired == "run" and j.uid not in self._cluster.refused)
+            self._run = [j for j in live if not j.spec.several]
+        return self._run
+
+    def _kept(self, job: JobRecord, back: Collection[tuple[JobRecord, str]]) -> list[Member]:
+        """Members that the job is to keep so far, the newest first."""
+        given = {*self.gives.get(job.uid, ()), *(node for donor, node in back if donor is job)}
+        return [m for m in reversed(survivors(self._cluster, job)) if m.node not in given]
+
+    def _above_min(self, job: JobRecord, back: Collection[tuple[JobRecord, str]]) -> list[Member]:
+        kept = self._kept(job, back)
+        return kept[: max(0, len(kept) - job.spec.nodes.min)]
+
+    def _to_give(self, job: JobRecord, lack: int) -> list[tuple[JobRecord, str]]:
+        """Borrowed nodes for a job, one after the other of who has most then, the newest first."""
+        lent = [(-self._count(j), i) for i, j in enumerate(self._borrowers) if j.uid != job.uid and self._lent[j.uid]]
+        heapify(lent)
+        found: list[tuple[JobRecord, str]] = []
+        chosen: set[str] = set()
+        while lent and len(found) < lack:
+            count, i = heappop(lent)
+            one = self._of(self._borrowers[i], job, chosen)
+            if one is not None:
+                found.append(one)
+                chosen.add(one[1])
+                heappush(lent, (count + 1, i))
+        return found
+
+    def _of(self, donor: JobRecord, job: JobRecord, chosen: Collection[str] = ()) -> tuple[JobRecord, str] | None:
+        for node in self._lent[donor.uid]:
+            if node not in chosen and self._fits(job, node, donor.uid):
+                return donor, node
+        return None
+
+    def _take(self, job: JobRecord, nodes: Collection[str]) -> None:
+        self._promised.update(nodes)
+        self.takes.setdefault(job.uid, []).extend(nodes)
+        if job.uid in self._size:
+            self._size[job.uid] += len(nodes)
+
+    def _give(self, donor: JobRecord, node: str, job: JobRecord) -> None:
+        self._part(donor, node, job)
+        if job.uid in self._size:
+            self._size[job.uid] += 1
+
+    def _part(self, donor: JobRecord, node: str, job: JobRecord) -> None:
+        self._promised.add(node)
+        self.gives.setdefault(donor.uid, {})[node] = job.uid
+        if donor.uid in self._size:
+            self._size[donor.uid] -= 1
+            self._lent[donor.uid] = [n for n in self._lent[donor.uid] if n != node]
+
+    def _count(self, job: JobRecord) -> int:
+        """How many nodes it has, or is to have, on top of its target."""
+        return max(0, self._size[job.uid] - job.control.target)
+
+    def _may_grow(self, job: JobRecord) -> bool:
+        """Neither is it being scaled out, nor does it make room, nor is its queue at its capability."""
+        if job.control.growing is not None or job.uid in self.stops or job.uid in self.gives:
+            return False
+        more = wanted(self._cluster, job.spec, self._size[job.uid] + 1)
+        return ceiling(self._cluster, job).holds(more)
+
+    def _on_top(self, job: JobRecord) -> list[str]:
+        """Only of a gang that runs: another forms first."""
+        if job.head is None or job.head.state != "active":
+            return []
+        members = [m.node for m in survivors(self._cluster, job)]
+        return members[: job.control.target - 1 : -1]
+
+    def _idle_for(self, job: JobRecord) -> Iterator[str]:
+        """Nodes with room for it that nobody is to have; those that have it ready, or nearly, come first."""
+        begun = asked(self._cluster).get(job.uid, {})
+        shape, role = _shape(job.spec.role), job.spec.role
+        if shape not in self._room:
+            self._room[shape] = [n for n in self._nodes if self._has_room(role, n, "")]
+        free = [n for n in self._room[shape] if n not in self._promised and n not in job.control.leaving]
+        free.sort(key=lambda n: n not in begun)
+        return (n for n in free if n not in self._promised and self._fits(job, n))
+
+    def _fits(self, job: JobRecord, node: str, donor: str = "") -> bool:
+        """It has room for the job, once the donor (uid) has gone, and is none of its own."""
+        ready = self._cluster.nodes[node].readiness.get(job.uid)
+        if (ready is not None and ready.state == "unfit") or job.uid in self._used.get(node, {}):
+            return False
+        return self._has_room(job.spec.role, node, donor)
+
+    def _has_room(self, role: Role, node: str, donor: str) -> bool:
+        key = _shape(role), node, donor
+        if key not in self._fit:
+            facts = self._cluster.nodes[node].facts
+            taken = {d for uid, devices in self._used.get(node, {}).items() if uid != donor for d in devices}
+            free = sum(g.healthy and g.uuid not in taken for g in facts.gpus)
+            slots = sum(f"cpu{i}" not in taken for i in range(facts.cpu_slots)) if taken else facts.cpu_slots
+            self._fit[key] = fitting(role, len(facts.gpus), free, slots) > 0
+        return self._fit[key]
+
+    def _may_work(self, node: str) -> bool:
+        record = self._cluster.nodes[node]
+        return self._cluster.live(node) and record.cordon is None and not bar(record.facts)
+
+
+def _devices_used(cluster: Cluster) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Node to the jobs (uids) whose newest generation has it, and the devices they have there."""
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    for job in cluster.jobs.values():
+        if job.head is not None and job.head.state != "ended":
+            for node, member in job.head.members.items():
+                found.setdefault(node, {})[job.uid] = member.devices
+    return found

@@ -1,0 +1,330 @@
+"""How queues share a cluster: what each of them uses, whose turn it is, and what no queue may exceed. Pure: the same
+view gives the same order on every node. Chooses no nodes, and starts nothing.
+
+The order of jobs that wait: the queue's priority, then the job's; then who would have the smaller share of what they
+are entitled to, the job included, from the top of the tree down, and within a queue by user; then age. A share is a
+dominant one: of GPUs, nodes and CPU slots the largest part of the cluster that is in use, by the weight. Each job that
+is put in line counts as if it ran, so that the line is the order in which they would start.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.model.queue import RESOURCES, Queue, Queues, queue_of
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.demand import NOTHING, Use, size, used, wanted
+
+NO_USAGE: Mapping[str, float] = {}
+TOP = ""
+"""The root of the tree, above the queues without a parent."""
+
+
+def shared(cluster: Cluster) -> bool:
+    """There is more than one queue: else all is as without any."""
+    return len(cluster.queues.by_name) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What is in use."""
+
+    by_queue: Mapping[str, Use]
+    """Those below it included; of a queue that is gone as well."""
+    by_user: Mapping[tuple[str, int], Use]
+    """Of a queue's jobs, by their owner."""
+    jobs: Mapping[str, tuple[str, ...]]
+    """Queue, or one above it, to the jobs (uids) that hold something."""
+
+
+def holdings(cluster: Cluster) -> Holdings:
+    """By queue and user, from what jobs hold."""
+    by_job = used(cluster)
+
+    def look(_before: object) -> Holdings:
+        by_queue: dict[str, Use] = {}
+        by_user: dict[tuple[str, int], Use] = {}
+        jobs: dict[str, list[str]] = {}
+        for uid, use in by_job.items():
+            job = cluster.jobs[uid]
+            name = queue_of(job.spec.queue)
+            user = (name, job.owner)
+            by_user[user] = by_user.get(user, NOTHING).and_(use)
+            for one in above(cluster.queues, name):
+                by_queue[one] = by_queue.get(one, NOTHING).and_(use)
+                jobs.setdefault(one, []).append(uid)
+        return Holdings(by_queue, by_user, {name: tuple(uids) for name, uids in jobs.items()})
+
+    return cluster.notes.once("holdings", (by_job, cluster.queues), look)
+
+
+def above(tree: Queues, name: str) -> tuple[str, ...]:
+    """The queue and those above it; a queue that is gone is alone."""
+    return tuple(queue.name for queue in tree.path(name)) or (name,)
+
+
+def dominant(use: Use, total: Use) -> float:
+    """The largest part of the cluster that this is, of one of its resources."""
+    return max((mine / all_ for mine, all_ in zip(use, total, strict=True) if all_), default=0.0)
+
+
+# --- capability: what no queue may exceed ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What one job may hold at most, since its queues may."""
+
+    most: Mapping[str, int]
+    """Resource to amount; a resource that is not in it is not limited."""
+    by: Mapping[str, str]
+    """Resource to the queue that says so."""
+
+    def holds(self, use: Use) -> bool:
+        """That much is within it."""
+        return not self.exceeded(use)
+
+    def exceeded(self, use: Use) -> tuple[str, ...]:
+        """The resources of which this is too much."""
+        return tuple(name for name, most in self.most.items() if getattr(use, name) > most)
+
+
+NO_CEILING = Ceiling({}, {})
+
+
+def ceiling(cluster: Cluster, job: JobRecord) -> Ceiling:
+    """What the job may hold, with what others of its queues hold now. A job keeps what it has, also where a capability
+    was lowered below it; one whose queue is gone gets nothing more."""
+    if not cluster.queues.queues and not job.spec.queue:
+        return NO_CEILING
+    queues = tuple(cluster.queues.path(queue_of(job.spec.queue)))
+    if queues and not any(queue.capability.stated for queue in queues):
+        return NO_CEILING
+    found = holdings(cluster)
+    own = used(cluster).get(job.uid, NOTHING)
+    if not queues:
+        name = queue_of(job.spec.queue)
+        return Ceiling(dict(zip(RESOURCES, own, strict=True)), dict.fromkeys(RESOURCES, name))
+    most: dict[str, int] = {}
+    by: dict[str, str] = {}
+    for queue in queues:
+        others = found.by_queue.get(queue.name, NOTHING).less(own)
+        for name, cap in queue.capability.stated.items():
+            left = max(cap - getattr(others, name), getattr(own, name))
+            if left < most.get(name, left + 1):
+                most[name], by[name] = left, queue.name
+    return Ceiling(most, by)
+
+
+def claims(cluster: Cluster, job: JobRecord, use: Use) -> tuple[str, ...]:
+    """Queues with a capability of which the job takes more than it has, if it gets this."""
+    own = used(cluster).get(job.uid, NOTHING)
+    more = [name for name in RESOURCES if getattr(use, name) > getattr(own, name)]
+    path = cluster.queues.path(queue_of(job.spec.queue))
+    return tuple(sorted(queue.name for queue in path if any(name in queue.capability.stated for name in more)))
+
+
+def full(cluster: Cluster, job: JobRecord, needs: Use) -> str:
+    """Why the job cannot have this now, and who holds what it would need; empty if no queue is in the way."""
+    limit = ceiling(cluster, job)
+    exceeded = limit.exceeded(needs)
+    if not exceeded:
+        return ""
+    resource = exceeded[0]
+    name = limit.by[resource]
+    queue = cluster.queues.by_name.get(name)
+    if queue is None:
+        return f"queue {name} does not exist any more: create it again, or delete the job"
+    own = getattr(used(cluster).get(job.uid, NOTHING), resource)
+    cap, has = queue.capability.stated[resource], getattr(holdings(cluster).by_queue.get(name, NOTHING), resource)
+    text = (
+        f"queue {name} may use {cap} {resource} and has {has} in use; this needs {getattr(needs, resource) - own} more"
+    )
+    others = [uid for uid in holdings(cluster).jobs.get(name, ()) if uid != job.uid]
+    held = sorted(((getattr(used(cluster)[uid], resource), cluster.jobs[uid]) for uid in others), key=_most_first)
+    shown = [f"job {other.name} holds {amount}" for amount, other in held[:3] if amount]
+    more = [f"{len(held) - 3} more jobs hold others"] if len(held) > 3 else []
+    return f"{text} ({', '.join([*shown, *more])})" if shown else text
+
+
+def _most_first(held: tuple[int, JobRecord]) -> tuple[int, int]:
+    return -held[0], held[1].order
+
+
+# --- the order of those that wait ---------------------------------------------------------------------
+
+
+def in_line(cluster: Cluster, jobs: Iterable[JobRecord], decayed: Mapping[str, float] = NO_USAGE) -> list[JobRecord]:
+    """These jobs in the order in which they would start, if there was room for one after the other. ``decayed``: what
+    queues have used before (device-seconds, in any unit that is the same for all), the older the less."""
+    classes: dict[tuple[int, int], list[JobRecord]] = {}
+    for job in sorted(jobs, key=lambda job: (job.order, job.uid)):
+        queue = cluster.queues.by_name.get(queue_of(job.spec.queue))
+        classes.setdefault((queue.priority if queue is not None else 0, job.spec.priority), []).append(job)
+    turns = _Turns(cluster, decayed)
+    return [job for rank in sorted(classes, reverse=True) for job in turns.take(classes[rank])]
+
+
+@dataclass(slots=True)
+class _Branch:
+    """The root, a queue, or a user of a queue: what is below it takes turns."""
+
+    weight: float = 1.0
+    use: Use = NOTHING
+    past: float = 0.0
+    """Its part of what it and its siblings used before, by the weight."""
+    below: list[tuple[float, int, str]] = field(default_factory=list)
+    """A heap of those below that have jobs in line: share, oldest job, name."""
+    jobs: list[JobRecord] = field(default_factory=list)
+    """Of a user: those in line, the oldest last."""
+
+
+class _Turns:
+    """One pass over the jobs that wait. A job that has had its turn counts as if it ran."""
+
+    def __init__(self, cluster: Cluster, decayed: Mapping[str, float]) -> None:
+        self._cluster, self._total, self._held = cluster, size(cluster).total, holdings(cluster)
+        self._past = _past(cluster.queues, decayed)
+        self._branches: dict[str, _Branch] = {}
+        self._paths: dict[tuple[str, int], tuple[str, ...]] = {}
+        self._wanted: dict[tuple[object, ...], Use] = {}
+        """What a job of one role would have, by what that depends on."""
+
+    def take(self, jobs: Sequence[JobRecord]) -> Iterable[JobRecord]:
+        """All of them, in order. ``jobs``: the oldest first."""
+        below: dict[str, dict[str, None]] = {}
+        for job in reversed(jobs):
+            path = self._path(job)
+            self._branch(path[-1], path[-2]).jobs.append(job)
+            for parent, child in pairwise(path):
+                below.setdefault(parent, {})[child] = None
+        self._line_up(TOP, below)
+        return [self._next() for _ in jobs]
+
+    def _line_up(self, parent: str, below: Mapping[str, Iterable[str]]) -> None:
+        heap = self._branch(parent).below
+        for child in below.get(parent, ()):
+            self._line_up(child, below)
+            heap.append(self._entry(child))
+        heapq.heapify(heap)
+
+    def _next(self) -> JobRecord:
+        path, name = [TOP], TOP
+        while heap := self._branches[name].below:
+            name = heapq.heappop(heap)[2]
+            path.append(name)
+        job = self._branches[name].jobs.pop()
+        use = self._uses(job)
+        for parent, child in reversed([*pairwise(path)]):
+            branch = self._branches[child]
+            branch.use = branch.use.and_(use)
+            if branch.jobs or branch.below:
+                heapq.heappush(self._branches[parent].below, self._entry(child))
+        return job
+
+    def _entry(self, name: str) -> tuple[float, int, str]:
+        """By the share that it would have with its next job; of equal ones the one with the older job goes first."""
+        branch = self._branches[name]
+        share = dominant(branch.use.and_(self._next_use(name)), self._total) / branch.weight + branch.past
+        return share, branch.jobs[-1].order if branch.jobs else branch.below[0][1], name
+
+    def _next_use(self, name: str) -> Use:
+        while heap := self._branches[name].below:
+            name = heap[0][2]
+        return self._uses(self._branches[name].jobs[-1])
+
+    def _path(self, job: JobRecord) -> tuple[str, ...]:
+        """From the root over the queues to the user."""
+        key = job.spec.queue, job.owner
+        if key not in self._paths:
+            name = queue_of(job.spec.queue)
+            self._paths[key] = TOP, *reversed(above(self._cluster.queues, name)), f"{name}/{job.owner}"
+        return self._paths[key]
+
+    def _branch(self, name: str, queue: str = "") -> _Branch:
+        """``queue``: of a user."""
+        found = self._branches.get(name)
+        if found is not None:
+            return found
+        if queue:
+            owner = int(name.rpartition("/")[2])
+            found = _Branch(use=self._held.by_user.get((queue, owner), NOTHING))
+        else:
+            known = self._cluster.queues.by_name.get(name)
+            weight = known.weight if known is not None else 1.0
+            found = _Branch(weight, self._held.by_queue.get(name, NOTHING), self._past.get(name, 0.0))
+        self._branches[name] = found
+        return found
+
+    def _uses(self, job: JobRecord) -> Use:
+        if job.spec.several:
+            return wanted(self._cluster, job.spec, job.control.target)
+        role = job.spec.role
+        shape = (role.workers_per_node, role.gpus_per_worker, job.control.target)
+        if shape not in self._wanted:
+            self._wanted[shape] = wanted(self._cluster, job.spec, job.control.target)
+        return self._wanted[shape]
+
+
+def _past(tree: Queues, decayed: Mapping[str, float]) -> dict[str, float]:
+    """Queue to its part of what it and its siblings used before, by its weight."""
+    summed: dict[str, float] = {}
+    for name, seconds in decayed.items():
+        for one in above(tree, name):
+            summed[one] = summed.get(one, 0.0) + seconds
+    found: dict[str, float] = {}
+    for siblings in tree.children.values():
+        total = sum(summed.get(name, 0.0) for name in siblings)
+        if total > 0:
+            found |= {name: summed.get(name, 0.0) / total / tree.by_name[name].weight for name in siblings}
+    return found
+
+
+# --- for people -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One queue, now."""
+
+    queue: Queue
+    use: Use
+    share: float
+    """The largest part of the cluster that it uses, of one resource."""
+    entitled: float
+    """Its part of its parent's by weight, from the top down, if all of its siblings want theirs."""
+    jobs: int
+    """Those that have not ended, of it and below."""
+    waiting: int
+
+
+def standings(cluster: Cluster) -> dict[str, Standing]:
+    """Every queue, parents before their children."""
+    tree, held, total = cluster.queues, holdings(cluster), size(cluster).total
+    live: dict[str, int] = {}
+    waiting: dict[str, int] = {}
+    for job in cluster.jobs.values():
+        if job.phase in TERMINAL:
+            continue
+        for name in above(tree, queue_of(job.spec.queue)):
+            live[name] = live.get(name, 0) + 1
+            waiting[name] = waiting.get(name, 0) + (job.phase in ("queued", "holding"))
+    found: dict[str, Standing] = {}
+
+    def look(parent: str, part: float) -> None:
+        siblings = tree.children.get(parent, ())
+        weights = sum(tree.by_name[name].weight for name in siblings)
+        for name in siblings:
+            queue, use = tree.by_name[name], held.by_queue.get(name, NOTHING)
+            mine = part * queue.weight / weights
+            found[name] = Standing(
+                queue, use, dominant(use, total), mine, live.get(name, 0), waiting.get(name, 0)
+            )  # fmt: skip
+            look(name, mine)
+
+    look(TOP, 1.0)
+    return found

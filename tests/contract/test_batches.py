@@ -1,0 +1,93 @@
+"""Jobs that are submitted together, begin later, or are members of an array."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.model.batch import Array
+from nodeagent.model.job import Control, JobRecord, Quota
+from nodeagent.store.base import StoreRefusedError
+from nodeagent.store.messages import NewJob
+from tests.contract.bench import Bench, head, refused, spec
+
+
+def new(name: str, uid: str = "", *, array: Array | None = None, begin: float | None = None) -> NewJob:
+    of = spec(name, low=1, high=1, target=1).model_copy(update={"array": array, "begin": begin})
+    return NewJob(uid=uid or f"u-{name}", spec=of, control=Control(rev=1, target=1, by="ann"))
+
+
+async def submit(bench: Bench, *jobs: NewJob, base: str = "b1", request: str = "r1", quota: Quota | None = None) -> str:
+    return await bench.store.submit_all(base, jobs, 1000, 12.25, "ann", request, quota=quota)
+
+
+async def names(bench: Bench) -> list[str]:
+    reply = await bench.beat("n1")
+    return [job.name for job in sorted(reply.jobs, key=lambda job: job.order)]
+
+
+async def test_several_jobs_in_one_step_and_once(bench: Bench) -> None:
+    await bench.up("n1")
+    assert await submit(bench, new("a"), new("b"), new("c")) == "b1"
+    assert await names(bench) == ["a", "b", "c"]
+    assert await submit(bench, new("a"), new("b"), new("c"), base="b2") == "b1", "of the first time"
+    assert await submit(bench, new("a"), new("b"), base="b3", request="r2") == "b3", "its first uid is known"
+    assert await names(bench) == ["a", "b", "c"]
+    assert (await bench.kinds()).count("JobSubmitted") == 3
+    assert {(await bench.job(f"u-{name}")).phase for name in "abc"} == {"queued"}
+
+
+async def test_all_or_none(bench: Bench) -> None:
+    await bench.up("n1")
+    await bench.submit("u1", "b")
+    await refused("name_taken", submit(bench, new("a"), new("b"), new("c")))
+    assert await names(bench) == ["b"]
+    ended = await bench.end(await bench.job("u1"), "stopped")
+    assert ended.phase == "stopped"
+    await submit(bench, new("a"), new("b"))
+    assert await names(bench) == ["a", "b"], "one that has ended gives way"
+
+
+async def test_quotas_hold_for_the_sum(bench: Bench) -> None:
+    await bench.up("n1")
+    await bench.submit("u1", "x")
+    with pytest.raises(StoreRefusedError, match=r"ann has 1 live jobs, with these 4, more than limits\.jobs allows"):
+        await submit(bench, new("a"), new("b"), new("c"), quota=Quota(jobs=3, bytes=1_000_000))
+    size = len(new("a").spec.to_json())
+    with pytest.raises(StoreRefusedError, match=r"limits\.job_bytes"):
+        await submit(bench, new("a"), new("b"), quota=Quota(jobs=9, bytes=2 * size))
+    assert await names(bench) == ["x"]
+    await submit(bench, new("a"), new("b"), quota=Quota(jobs=3, bytes=4 * size))
+
+
+async def test_a_job_begins_later_even_if_it_is_paused_meanwhile(bench: Bench) -> None:
+    await bench.up("n1")
+    await submit(bench, new("later", begin=12.25 + 60), new("past", begin=1.0))
+    later, past = await bench.job("u-later"), await bench.job("u-past")
+    assert (later.not_before, past.not_before) == (later.since + 60_000, 0)
+    assert later.reason == "submitted, begins at 1970-01-01 00:01:12 UTC"
+    paused = await bench.end(later, "paused")
+    assert (paused.phase, paused.not_before) == ("paused", later.not_before)
+
+
+async def test_no_more_members_of_an_array_have_nodes_than_may_at_once(bench: Bench) -> None:
+    await bench.up("n1", "n2", "n3")
+
+    def of(i: int, at_once: int = 2) -> NewJob:
+        return new(f"s-{i}", array=Array(name="s", id="a1", index=i, count=4, first=0, last=3, at_once=at_once))
+
+    await submit(bench, *(of(i) for i in range(4)), new("alone"))
+
+    async def start(name: str, node: str, first: int = 0) -> JobRecord:
+        return await bench.propose(await bench.job(f"u-{name}"), node, first=first)
+
+    one = await start("s-0", "n1")
+    two = await start("s-1", "n2")
+    text = "of the array that job s-2 is a member of 2 run at once, and 2 do"
+    assert await refused("busy", start("s-2", "n3")) == text
+    await start("alone", "n3", first=2)
+    two = await bench.ack(two, "n2")
+    again = await bench.propose(two, "n2", "n2")
+    assert head(again).number == 2, "who has nodes already is no one more"
+    await bench.end(one, "holding")
+    await start("s-2", "n3")
+    await refused("busy", start("s-0", "n1"))

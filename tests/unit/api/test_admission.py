@@ -1,0 +1,137 @@
+"""Which queue a job goes to, and what is refused at submit."""
+
+from __future__ import annotations
+
+import grp
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nodeagent.api.admission import admitted
+from nodeagent.api.auth import Caller, UserDatabase
+from nodeagent.api.errors import ApiError
+from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.queue import Amount, JobLimits, Queue, Queues, UserQuota
+from nodeagent.plan.cluster import Cluster
+from tests.unit.plan.build import make_cluster, make_job, make_node, make_spec
+
+ALICE = Caller(uid=1000, gid=1000, name="alice", operator=False, trusted=False)
+ROOT = Caller(uid=0, gid=0, name="root", operator=True, trusted=True)
+
+
+def cluster(*queues: Queue, jobs: tuple[Any, ...] = (), gpus: int = 8) -> Cluster:
+    nodes = [make_node(f"n{i}", gpus=gpus) for i in range(4)]
+    return replace(make_cluster(nodes, *jobs), queues=Queues(rev=1, queues=queues))
+
+
+def job(queue: str = "", size: tuple[int, int] = (1, 1), name: str = "a", **more: Any) -> JobSpec:
+    return make_spec(size=size, workers="gpu", name=name, **more).model_copy(update={"queue": queue})
+
+
+async def queue_of(found: Cluster, spec: JobSpec, who: Caller = ALICE) -> str:
+    return (await admitted(found, who, spec, UserDatabase())).queue
+
+
+async def refusal(found: Cluster, spec: JobSpec, who: Caller = ALICE) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await admitted(found, who, spec, UserDatabase())
+    return caught.value
+
+
+async def test_a_cluster_without_queues_takes_every_job() -> None:
+    bare = make_cluster(["n1"])
+    assert await queue_of(bare, job()) == ""
+    assert await queue_of(bare, job("default")) == ""
+    assert (await refusal(bare, job("team"))).code == "not_found"
+
+
+async def test_a_job_goes_to_the_queue_that_it_names() -> None:
+    assert await queue_of(cluster(Queue(name="team")), job("team")) == "team"
+
+
+async def test_a_job_that_names_none_goes_to_its_owners_default() -> None:
+    mine = Queue(name="team", users=("alice",), default=True)
+    assert await queue_of(cluster(mine, Queue(name="zoo", users=("alice",), default=True)), job()) == "team"
+    assert await queue_of(cluster(mine.model_copy(update={"users": ("bob",)})), job()) == "default"
+    assert await queue_of(cluster(mine.model_copy(update={"default": False})), job()) == "default"
+
+
+async def test_a_group_is_as_good_as_a_name() -> None:
+    here = Caller(uid=os.getuid(), gid=os.getgid(), name="nobody-else", operator=False, trusted=False)
+    group = grp.getgrgid(os.getgid()).gr_name
+    assert await queue_of(cluster(Queue(name="team", groups=(group,), default=True)), job(), here) == "team"
+
+
+async def test_an_unknown_queue_is_refused_with_the_nearest() -> None:
+    error = await refusal(cluster(Queue(name="research")), job("reserch"))
+    assert (error.code, error.message, error.next_step) == (
+        "not_found", "no queue 'reserch'", "did you mean 'research'?",
+    )  # fmt: skip
+
+
+async def test_a_closed_queue_is_refused_even_where_it_is_the_default() -> None:
+    closed = Queue(name="team", state="closed", users=("alice",), default=True)
+    for named in ("team", ""):
+        error = await refusal(cluster(closed), job(named))
+        assert error.message == "queue 'team' is closed: it takes no new jobs"
+    assert (await refusal(cluster(closed), job("team"), ROOT)).code == "state"
+
+
+async def test_a_queue_with_children_takes_no_jobs() -> None:
+    error = await refusal(cluster(Queue(name="team"), Queue(name="vision", parent="team")), job("team"))
+    assert "queues below it (vision)" in error.message and error.next_step.startswith("name one of these")
+
+
+async def test_somebody_elses_queue_is_refused() -> None:
+    others = Queue(name="team", users=("bob",), groups=("phd",))
+    error = await refusal(cluster(others), job("team"))
+    assert error.code == "permission"
+    assert error.message == "queue 'team' is for bob, group phd; alice is not among them"
+    assert await queue_of(cluster(others), job("team"), ROOT) == "team"
+
+
+async def test_who_may_use_the_parent_may_use_a_queue_that_names_nobody() -> None:
+    tree = (Queue(name="team", users=("alice",)), Queue(name="vision", parent="team"))
+    assert await queue_of(cluster(*tree), job("vision")) == "vision"
+    narrower = tree[1].model_copy(update={"users": ("bob",)})
+    assert (await refusal(cluster(tree[0], narrower), job("vision"))).code == "permission"
+
+
+async def test_a_capability_that_can_never_hold_the_job_is_refused() -> None:
+    capped = Queue(name="team", capability=Amount(gpus=16))
+    assert await queue_of(cluster(capped), job("team", (2, 4))) == "team"
+    error = await refusal(cluster(capped), job("team", (3, 4)))
+    assert error.message == (
+        "job 'a' needs 24 gpus at least, and its capability lets queue 'team' have 16 at most: it could never start"
+    )
+    tree = (Queue(name="team", capability=Amount(nodes=1)), Queue(name="vision", parent="team"))
+    assert "the capability of 'team' above it" in (await refusal(cluster(*tree), job("vision", (2, 2)), ROOT)).message
+
+
+async def test_a_job_larger_than_the_queue_allows_is_refused() -> None:
+    limited = Queue(name="team", limits=JobLimits(max_nodes=2))
+    assert "may have 2" in (await refusal(cluster(limited), job("team", (1, 3)))).message
+
+
+async def test_a_users_quota_of_jobs() -> None:
+    limited = Queue(name="team", user_quota=UserQuota(jobs=1))
+    mine = make_job(uid="u1", owner=1000, spec=job("team", name="one"))
+    ended = make_job(uid="u2", owner=1000, spec=job("team", name="two"), phase="failed")
+    theirs = make_job(uid="u3", owner=1001, spec=job("team", name="three"))
+    assert await queue_of(cluster(limited, jobs=(ended, theirs)), job("team")) == "team"
+    error = await refusal(cluster(limited, jobs=(mine,)), job("team"))
+    assert (error.code, error.message) == ("limit", "alice has 1 live jobs in queue 'team', which allows a user 1")
+    assert await queue_of(cluster(limited, jobs=(mine,)), job("team", name="one")) == "team", "the same request again"
+    assert await queue_of(cluster(limited, jobs=(mine,)), job("team"), ROOT) == "team"
+
+
+async def test_a_users_quota_of_gpus() -> None:
+    limited = Queue(name="team", user_quota=UserQuota(gpus=16))
+    mine = make_job(uid="u1", owner=1000, spec=job("team", (1, 4), name="one"))
+    assert await queue_of(cluster(limited, jobs=(mine,)), job("team", (1, 2))) == "team"
+    assert (
+        "8 GPUs at least, this one for 16; the queue allows a user 16"
+        in (await refusal(cluster(limited, jobs=(mine,)), job("team", (2, 2)))).message
+    )

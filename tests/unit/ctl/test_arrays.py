@@ -1,0 +1,43 @@
+"""An array in the list of jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodeagent.ctl.arrays import folded, members
+
+Row = dict[str, Any]
+
+
+def row(name: str, phase: str, index: int | None = None, *, array: str = "a1", submitted: float = 1.0) -> Row:
+    of = None if index is None else {
+        "name": "s", "id": array, "index": index, "count": 4, "first": 0, "last": 3, "at_once": 0,
+    }  # fmt: skip
+    pods = [{"node": f"n{index}", "phase": "running"}] if phase == "running" else []
+    return {
+        "name": name, "phase": phase, "array": of, "age": 5.0 + (index or 0), "gpus": len(pods), "pods": pods,
+        "duration": 3.0 if pods else None, "chief": None, "submitted": submitted,
+    }  # fmt: skip
+
+
+def test_one_line_where_its_first_job_stands() -> None:
+    rows = [row("x", "running"), row("s-0", "running", 0), row("y", "queued"), row("s-1", "running", 1)]
+    rows += [row("s-2", "queued", 2)]
+    first, array, last = folded(rows)
+    assert (first["name"], last["name"]) == ("x", "y")
+    assert (array["name"], array["phase"]) == ("s[0-3]", "2 running, 1 queued, 1 ended before")
+    assert (array["gpus"], array["age"], array["duration"]) == (2, 7.0, 3.0)
+    assert [pod["node"] for pod in array["pods"]] == ["n0", "n1"]
+
+
+def test_without_arrays_the_list_is_as_it_was() -> None:
+    rows = [row("x", "running"), row("y", "queued")]
+    assert folded(rows) == rows
+
+
+def test_the_jobs_of_the_newest_array_of_a_name_the_live_one_first() -> None:
+    old = [row("s-0", "succeeded", 0, array="old", submitted=1.0)]
+    new = [row("s-1", "queued", 1, array="new", submitted=2.0), row("s-0", "failed", 0, array="new", submitted=2.0)]
+    assert [r["name"] for r in members([*old, *new], "s")] == ["s-0", "s-1"]
+    assert members([*old, *new], "t") == []
+    assert members(old, "s") == old

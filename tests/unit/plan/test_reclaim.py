@@ -1,0 +1,170 @@
+"""Queues that have less than their part get it back: from whom, how much, and what nobody loses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.model.job import JobRecord
+from nodeagent.model.queue import Amount, Queue, Queues, queue_of
+from nodeagent.plan.cluster import Cluster, Notes
+from nodeagent.plan.elastic import sharing
+from nodeagent.plan.gang import decide
+from nodeagent.plan.reclaim import MIN_RUNTIME, entitlements
+from nodeagent.plan.steps import End, Propose
+from tests.unit.plan.build import NOW, READY, REPEATABLE, WALL, make_cluster, make_head, make_job, make_node, make_spec
+
+A, B = Queue(name="a"), Queue(name="b")
+
+
+def job(
+    name: str, least: int, on: Iterable[int] = (), *, most: int = 0, order: int = 0, priority: int = 0
+) -> JobRecord:
+    """A job of the queue that its name begins with: ``a1`` of ``a``. It runs on these nodes, one slot on each."""
+    nodes = [f"n{i}" for i in on]
+    spec = make_spec(name=name, size=(least, max(least, len(nodes))), priority=priority)
+    spec = spec.model_copy(update={"queue": name[:1]})
+    head = make_head(nodes) if nodes else None
+    return make_job("running" if nodes else "queued", head, spec=spec, uid=f"u-{name}", order=order)
+
+
+def cluster(count: int, queues: Iterable[Queue], *jobs: JobRecord) -> Cluster:
+    nodes = [make_node(f"n{i}", slots=1, ready={j.uid: READY for j in jobs}) for i in range(1, count + 1)]
+    return replace(make_cluster(nodes, *jobs), queues=Queues(rev=1, queues=tuple(queues)))
+
+
+def test_parts_are_by_weight_of_queues_that_have_jobs() -> None:
+    tree = [A, Queue(name="b", weight=3), Queue(name="x", parent="b"), Queue(name="y", parent="b"), Queue(name="c")]
+    view = cluster(8, tree, job("a1", 1), job("x1", 1), job("y1", 1))
+    assert entitlements(view) == {"a": 0.25, "b": 0.75, "x": 0.375, "y": 0.375}
+    assert entitlements(cluster(8, tree, job("a1", 1))) == {"a": 1.0}
+
+
+def test_an_elastic_job_shrinks_first_and_only_to_the_others_part() -> None:
+    view = cluster(6, [A, B], job("a1", 1, range(1, 7)), job("b1", 2))
+    assert sharing(view).gives == {"u-a1": {"n6": "u-b1", "n5": "u-b1"}}
+    step = decide(view, view.jobs["u-a1"], WALL).step
+    assert isinstance(step, Propose)
+    assert sorted(step.members) == ["n1", "n2", "n3", "n4"]
+    assert (step.planned, step.cause.text) == (True, "n5, n6 given back: job b1 needs it")
+    assert sharing(cluster(6, [A, B], job("a1", 1, range(1, 7)), job("b1", 4))).gives == {}, "more than its part"
+    heavy = [A, Queue(name="b", weight=2)]
+    assert len(sharing(cluster(6, heavy, job("a1", 1, range(1, 7)), job("b1", 4))).gives["u-a1"]) == 4
+
+
+def test_one_of_fixed_size_is_stopped_whole_and_waits_again() -> None:
+    first, second = job("a1", 3, [1, 2, 3]), job("a2", 3, [4, 5, 6], order=1)
+    view = cluster(6, [A, B], first, second, job("b1", 2, order=2))
+    assert (sharing(view).stops, sharing(view).gives) == ({"u-a2": "u-b1"}, {}), "the younger one"
+    step = decide(view, second, WALL).step
+    assert isinstance(step, End)
+    assert (step.phase, step.planned) == ("holding", True)
+    assert step.spend is not None
+    assert not step.spend.counts
+    assert step.reason == "made room: job b1 of queue b is entitled to its nodes"
+    assert decide(view, first, WALL).step is None
+
+
+def test_of_one_queue_that_of_less_priority_goes() -> None:
+    jobs = job("a1", 3, [1, 2, 3], priority=-5), job("a2", 3, [4, 5, 6], order=1)
+    assert sharing(cluster(6, [A, B], *jobs, job("b1", 2))).stops == {"u-a1": "u-b1"}
+
+
+def test_nobody_is_stopped_before_it_has_run_for_a_while() -> None:
+    fresh = job("a1", 6, range(1, 7)).model_copy(update={"first_active": NOW - 1000})
+    view = cluster(6, [A, B], fresh, job("b1", 2))
+    decision = decide(view, fresh, WALL)
+    assert decision.step is None
+    assert decision.at == NOW - 1000 + MIN_RUNTIME * 1000
+    later = replace(view, served=decision.at)
+    assert isinstance(decide(later, fresh, WALL).step, End)
+
+
+@pytest.mark.parametrize(
+    ("queues", "why"),
+    [
+        ([Queue(name="a", reclaimable=False), B], "it may not be taken from"),
+        ([Queue(name="a", guarantee=Amount(nodes=6)), B], "all of it is guaranteed"),
+        ([A, Queue(name="b", capability=Amount(nodes=1))], "it may not have more"),
+        ([A, Queue(name="b", weight=0.1)], "it is not entitled to that much"),
+    ],
+)
+def test_what_keeps_a_queue_from_taking(queues: list[Queue], why: str) -> None:
+    found = sharing(cluster(6, queues, job("a1", 1, range(1, 7)), job("b1", 2)))
+    assert (found.gives, found.stops) == ({}, {}), why
+
+
+def test_what_is_guaranteed_is_had_whatever_the_weight() -> None:
+    queues = [A, Queue(name="b", weight=0.01, guarantee=Amount(nodes=2))]
+    assert len(sharing(cluster(6, queues, job("a1", 1, range(1, 7)), job("b1", 2))).gives["u-a1"]) == 2
+
+
+def test_no_job_of_a_queue_takes_from_its_own() -> None:
+    found = sharing(cluster(6, [A, B], job("a1", 1, range(1, 7)), job("a2", 2)))
+    assert (found.gives, found.stops) == ({}, {})
+
+
+QUEUES = st.lists(st.tuples(st.floats(0.5, 4), st.integers(0, 3), st.booleans()), min_size=2, max_size=3)
+RUNNING = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5), st.booleans()), max_size=5)
+WAITING = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), min_size=1, max_size=5)
+
+
+@REPEATABLE
+@given(queues=QUEUES, running=RUNNING, waiting=WAITING, idle=st.integers(0, 3))
+def test_what_must_hold_of_every_view(
+    queues: list[tuple[float, int, bool]],
+    running: list[tuple[int, int, bool]],
+    waiting: list[tuple[int, int]],
+    idle: int,
+) -> None:
+    """Weight, guarantee and reclaimable of queues; queue, size and elasticity of jobs that run; queue and least of
+    those that wait."""
+    tree = [
+        Queue(name="abc"[i], weight=w, guarantee=Amount(nodes=g), reclaimable=r) for i, (w, g, r) in enumerate(queues)
+    ]
+    jobs: list[JobRecord] = []
+    used = 0
+    for at, (which, size, elastic) in enumerate(running):
+        on = range(used + 1, used + size + 1)
+        used += size
+        jobs.append(job(f"{'abc'[which % len(tree)]}r{at}", 1 if elastic else size, on, order=at))
+    jobs += [job(f"{'abc'[which % len(tree)]}w{at}", size, order=50 + at) for at, (which, size) in enumerate(waiting)]
+    total = used + idle
+    view = cluster(total, tree, *jobs)
+    found = sharing(view)
+    by_uid, part = {one.uid: one for one in jobs}, entitlements(view)
+
+    def of(uid: str) -> str:
+        return queue_of(by_uid[uid].spec.queue)
+
+    def has(name: str) -> int:
+        heads = [one.head for one in jobs if one.head is not None and of(one.uid) == name]
+        return sum(len(head.members) for head in heads)
+
+    lost: dict[str, int] = {}
+    for uid, nodes in found.gives.items():
+        head = by_uid[uid].head
+        assert head is not None
+        assert len(head.members) - len(nodes) >= by_uid[uid].spec.nodes.min
+        lost[of(uid)] = lost.get(of(uid), 0) + len(nodes)
+    for uid in found.stops:
+        head = by_uid[uid].head
+        assert head is not None
+        lost[of(uid)] = lost.get(of(uid), 0) + len(head.members) - len(found.gives.get(uid, ()))
+    takers = {one for nodes in found.gives.values() for one in nodes.values()} | set(found.stops.values())
+    guaranteed = {queue.name: queue.guarantee.nodes or 0 for queue in tree}
+    owned = any(has(of(uid)) + by_uid[uid].spec.nodes.min <= guaranteed[of(uid)] for uid in takers)
+    for queue in tree:
+        if queue.name in lost:
+            assert queue.reclaimable
+            assert has(queue.name) - lost[queue.name] >= (queue.guarantee.nodes or 0), "nothing that is guaranteed"
+            assert owned or has(queue.name) > part[queue.name] * total, "only from one that had more than its part"
+    for uid in takers:
+        name, needs = of(uid), by_uid[uid].spec.nodes.min
+        assert has(name) + needs <= max(part[name] * total + 1e-6, guaranteed[name]), "up to its part only"
+    turned = replace(view, jobs=dict(reversed(list(view.jobs.items()))), notes=Notes())
+    assert sharing(turned) == found, "whatever order they are read in"
