@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import sys
 import zipfile
@@ -170,6 +171,7 @@ async def test_what_python_promises_a_script_is_done(tmp_path: Path) -> None:
     folders, ends = await forked_and_plain(tmp_path, PROMISED)
     files = []
     for folder in folders:
+        await piped(folder)
         files.append(written(folder))
         assert gzip.decompress((folder / "packed.gz").read_bytes()) == b"packed"
         assert zipfile.ZipFile(folder / "archive.zip").read("inside.txt") == b"inside"
@@ -187,6 +189,13 @@ async def test_what_python_promises_a_script_is_done(tmp_path: Path) -> None:
     assert "a finalizer of the script's own" in ends[0][2]
     assert "daemon ends" not in ends[0][2]
     assert errors(ends[0][3]) == errors(ends[1][3])
+
+
+async def piped(folder: Path) -> None:
+    """Until the process that the script wrote to has passed it on: nobody waits for that one."""
+    async with asyncio.timeout(20):
+        while (folder / "piped").read_text() != "through a pipe":  # noqa: ASYNC110 - another process writes it
+            await asyncio.sleep(0.01)
 
 
 def written(folder: Path) -> set[str]:

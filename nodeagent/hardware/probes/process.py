@@ -78,6 +78,14 @@ class Probe:
 
     async def run(self) -> None:
         """Until cancelled, or until there is nothing to read: start it, read its lines, start it again."""
+        try:
+            await self._read_on()
+        finally:
+            for process in self._stuck:
+                if process.poll() is None:
+                    process.returncode = -signal.SIGKILL  # it is left to itself: not a child that was forgotten
+
+    async def _read_on(self) -> None:
         while True:
             await self._wanted.wait()
             self._stuck = [process for process in self._stuck if process.poll() is None]
