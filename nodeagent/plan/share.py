@@ -69,7 +69,11 @@ def above(tree: Queues, name: str) -> tuple[str, ...]:
 
 def dominant(use: Use, total: Use) -> float:
     """The largest part of the cluster that this is, of one of its resources."""
-    return max((mine / all_ for mine, all_ in zip(use, total, strict=True) if all_), default=0.0)
+    part = 0.0
+    for mine, all_ in zip(use, total, strict=True):
+        if mine and all_ and mine / all_ > part:
+            part = mine / all_
+    return part
 
 
 # --- capability: what no queue may exceed ----------------------------------------------------------

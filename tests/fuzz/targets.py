@@ -24,6 +24,7 @@ from nodeagent.ctl.terminal import one_line, printable, worker_text
 from nodeagent.hardware.probes import kernellog
 from nodeagent.lease.peers import Seal, parse
 from nodeagent.model.jobspec import JobSpec, Submitter
+from nodeagent.model.queue import Queues
 from nodeagent.model.world import WorkerExit
 from nodeagent.osutil.untrusted import Folder, UntrustedError
 from nodeagent.plan.cluster import Cluster
@@ -38,6 +39,8 @@ from nodeagent.spec.batchfile import parse_jobs
 from nodeagent.spec.configfile import parse_config
 from nodeagent.spec.errors import CheckError, SpecError
 from nodeagent.spec.jobcheck import check_spec
+from nodeagent.spec.queuecheck import tree_mistakes
+from nodeagent.spec.queuefile import parse_queues
 from nodeagent.spec.storeconfig import parse as parse_url
 from nodeagent.spec.tokens import parse_tokens
 from nodeagent.store.codec import decode_job, decode_node, encode_job
@@ -84,6 +87,18 @@ def job_file(data: bytes) -> None:
     for spec in (job.spec for job in jobs):
         assert JobSpec.from_json(spec.to_json()) == spec, "what is accepted can be stored and read again"
         assert check_spec(spec) == [], "the agent takes what the file's reader takes"
+
+
+def queue_file(data: bytes) -> None:
+    try:
+        queues = parse_queues(text(data), "queues.yaml")
+    except SpecError as wrong:
+        assert all(p.line >= 1 and p.what for p in wrong.problems)
+        str(wrong).encode()
+        return
+    tree = Queues(rev=1, queues=queues)
+    assert Queues.from_json(tree.to_json()) == tree, "what is accepted can be stored and read again"
+    assert tree_mistakes(tree) == [], "the agent takes what the file's reader takes"
 
 
 def agent_config(data: bytes) -> None:
@@ -282,6 +297,10 @@ policies:
   - {on: WorkerFailed, exit_code: 3, do: FailJob}
 hooks: {pre_start: [sh, -c, "true"]}
 """
+QUEUES = b"""queues:
+  research: {weight: 2, guarantee: {gpus: 8}, capability: {gpus: 16, nodes: 2}, groups: [phd], default: true}
+  vision: {parent: research, state: closed, users: ann, user_quota: {jobs: 3}}
+"""
 CONFIG = b"""cluster: prod
 node: {id: n1, address: 10.0.0.1, cpu_slots: 4, gpus: none, labels: {rack: r1}}
 redis: {url: "redis://:secret@redis1:6379/0"}
@@ -319,6 +338,7 @@ def _stored(flat: dict[str, str]) -> bytes:
 
 TARGETS = (
     Target("job file", job_file, (JOB,), YAML),
+    Target("queue file", queue_file, (QUEUES,), YAML),
     Target("agent config", agent_config, (CONFIG,), YAML),
     Target("tokens file", tokens_file, (TOKENS,), YAML),
     Target("store url", store_url, (b"rediss+sentinel://u:p@[::1]:26379,s2:1/gpus/0", b"unix:///run/redis.sock")),

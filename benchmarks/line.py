@@ -1,0 +1,93 @@
+"""What the line of waiting jobs costs an agent, with one queue and with many: ``python -m benchmarks.line``.
+
+CPU milliseconds of one process, after a change of what jobs hold (each such change gives another view) and while
+nothing changes. The line is worked out once for a view, whichever job is decided on first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import replace
+
+from benchmarks.scale.records import GPUS, NOW, facts, life, names
+from nodeagent.model.job import Control, JobRecord
+from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
+from nodeagent.model.node import NodeRecord
+from nodeagent.model.queue import Amount, Queue, Queues
+from nodeagent.model.world import Cause, Head, Member
+from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.queue import queue
+
+QUEUES, USERS, GANG = 20, 50, 7
+CHANGES = 15
+
+
+def _job(name: str, order: int, in_queue: str, head: Head | None, size: tuple[int, int]) -> JobRecord:
+    who = Submitter(user="u", uid=1, gid=1, host="h", cwd="/")
+    role = Role(command=("python", "train.py"), nodes=Nodes(min=size[0], max=size[1], target=size[1]))
+    spec = JobSpec(name=name, roles=(role,), working_dir="/", user="u", submitter=who, queue=in_queue)
+    return JobRecord(
+        uid=name, name=name, owner=order % USERS, spec=spec, control=Control(rev=1, target=size[1]), head=head,
+        phase="queued" if head is None else "running", reason="", submitted=0.0, order=order,
+    )  # fmt: skip
+
+
+def _gang(nodes: dict[str, NodeRecord], on: list[str]) -> Head:
+    members = {
+        name: Member(
+            node=name, life=nodes[name].incarnation.life, group_rank=i, first_rank=GPUS * i, workers=GPUS,
+            devices=tuple(gpu.uuid for gpu in nodes[name].facts.gpus),
+        )
+        for i, name in enumerate(on)
+    }  # fmt: skip
+    return Head(number=1, id="g", state="active", members=members, cause=Cause(kind="start", text="first"), since=0)
+
+
+def crowd(size: int, waiting: int, queues: int) -> Cluster:
+    """Most nodes run gangs of seven; the jobs that wait want four to eight. ``queues``: 0 for none."""
+    nodes = {n: NodeRecord(id=n, incarnation=life(n), joined=0, facts=facts(n)) for n in names(size)}
+    teams = [f"q{i}" for i in range(queues)] or [""]
+    gangs = [[*nodes][i : i + GANG] for i in range(0, int(0.9 * size), GANG)]
+    jobs = [_job(f"r{i}", i, teams[i % len(teams)], _gang(nodes, on), (1, GANG)) for i, on in enumerate(gangs)]
+    jobs += [_job(f"w{i}", size + i, teams[i % len(teams)], None, (4 + i % 3, 8)) for i in range(waiting)]
+    tree = [Queue(name=f"p{i}", weight=1 + i) for i in range(4)] if queues else []
+    cap = Amount(gpus=4 * size * GPUS // 10)
+    tree += [Queue(name=t, parent=f"p{i % 4}", weight=1 + i % 5, capability=cap) for i, t in enumerate(teams) if queues]
+    return Cluster(served=NOW, nodes=nodes, jobs={j.uid: j for j in jobs}, queues=Queues(queues=tuple(tree)))
+
+
+def _cost(cluster: Cluster) -> float:
+    began = time.process_time()
+    queue(cluster)
+    return 1000 * (time.process_time() - began)
+
+
+def measure(size: int, waiting: int, queues: int) -> tuple[float, float]:
+    """(after a change, at rest)."""
+    cluster = crowd(size, waiting, queues)
+    _cost(cluster)
+    after, rest = [], []
+    for i in range(CHANGES):
+        gone = cluster.jobs[f"r{i}"].model_copy(update={"head": None, "phase": "queued"})
+        cluster = replace(cluster, jobs={**cluster.jobs, gone.uid: gone})
+        after.append(_cost(cluster))
+        rest.append(_cost(cluster))
+    return statistics.median(after), statistics.median(rest)
+
+
+def main() -> None:
+    """Print both figures for one queue and for many."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--nodes", type=int, default=1000)
+    arguments.add_argument("--jobs", type=int, default=1000)
+    asked = arguments.parse_args()
+    for queues in (0, QUEUES):
+        after, rest = measure(asked.nodes, asked.jobs, queues)
+        what = f"{queues} queues under 4 others, with capabilities" if queues else "one queue"
+        print(f"{asked.nodes} nodes, {asked.jobs} jobs that wait, {what}: {after:.1f} ms, at rest {rest:.3f} ms")
+
+
+if __name__ == "__main__":
+    main()
