@@ -58,6 +58,7 @@ JOB = {
     "hang": {"progress": "10m"},
 }
 UNSEEN = {
+    ("cluster.json", "CPU slots in use, by queue", "{{queue}}"),  # the job has GPUs
     ("job.json", "Step", "{{job}}: checkpoint"),  # it makes none
     ("node.json", "Repairs", "times"),  # nothing is to be mended
     ("node.json", "Records refused", "{{node}}: {{reason}}"),  # there are none
