@@ -17,7 +17,7 @@ from nodeagent.plan.demand import NOTHING, Use, size
 from nodeagent.plan.share import TOP, above, dominant, holdings
 
 MIN_RUNTIME = 60.0
-"""Seconds that a job runs at least before it is stopped for another queue."""
+"""Seconds that a gang runs at least before it is stopped for another queue."""
 ROUNDING = 1e-9
 
 

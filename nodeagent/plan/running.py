@@ -167,7 +167,7 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
         return _propose_or_stay(cluster, job, cause, wall, goes, grace)
     others = sharing(cluster)
     if job.uid in others.stops:
-        return _make_room(cluster, job, cluster.jobs[others.stops[job.uid]], wall)
+        return _make_room(cluster, job, head, cluster.jobs[others.stops[job.uid]], wall)
     back = others.gives.get(job.uid, {})
     if back:
         return _give_back(cluster, job, back, wall)
@@ -194,10 +194,11 @@ def _give_back(cluster: Cluster, job: JobRecord, back: Mapping[str, str], wall: 
     return _propose_or_stay(cluster, job, cause, wall, back)
 
 
-def _make_room(cluster: Cluster, job: JobRecord, other: JobRecord, wall: float) -> Decision:
-    """The job is stopped as planned, saves, and waits in line again."""
+def _make_room(cluster: Cluster, job: JobRecord, head: Head, other: JobRecord, wall: float) -> Decision:
+    """The job is stopped as planned, saves, and waits in line again; not before its gang has run for a while, lest one
+    that has just come back is stopped once more."""
     text = f"job {other.name} of queue {queue_of(other.spec.queue)} is entitled to its nodes"
-    at = (job.first_active or 0) + millis(MIN_RUNTIME)
+    at = head.since + millis(MIN_RUNTIME)
     if cluster.served < at:
         return Decision(None, (f"{text}: makes room when it has run for {MIN_RUNTIME:g} s",), at)
     step = End(

@@ -32,6 +32,13 @@ def job(
     return make_job("running" if nodes else "queued", head, spec=spec, uid=f"u-{name}", order=order)
 
 
+def formed(one: JobRecord, since: int) -> JobRecord:
+    """Its gang runs since then, though the job has run before."""
+    assert one.head is not None
+    head = one.head.model_copy(update={"since": since})
+    return one.model_copy(update={"head": head, "first_active": 0})
+
+
 def cluster(count: int, queues: Iterable[Queue], *jobs: JobRecord) -> Cluster:
     nodes = [make_node(f"n{i}", slots=1, ready={j.uid: READY for j in jobs}) for i in range(1, count + 1)]
     return replace(make_cluster(nodes, *jobs), queues=Queues(rev=1, queues=tuple(queues)))
@@ -75,7 +82,7 @@ def test_of_one_queue_that_of_less_priority_goes() -> None:
 
 
 def test_nobody_is_stopped_before_it_has_run_for_a_while() -> None:
-    fresh = job("a1", 6, range(1, 7)).model_copy(update={"first_active": NOW - 1000})
+    fresh = formed(job("a1", 6, range(1, 7)), NOW - 1000)
     view = cluster(6, [A, B], fresh, job("b1", 2))
     decision = decide(view, fresh, WALL)
     assert decision.step is None
