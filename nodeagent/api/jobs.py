@@ -32,6 +32,7 @@ from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.cuts import describe_cut
 from nodeagent.plan.hang import watching
+from nodeagent.plan.queue import never
 from nodeagent.spec.jobcheck import check_spec
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 
@@ -156,7 +157,8 @@ class JobRoutes:
                     f"a job named {spec.name!r} is {taken[0].phase} (uid {taken[0].uid})",
                     "choose another name",
                 )
-            return web.json_response({"dry_run": True, "spec": spec.model_dump()})
+            unmet = never(self.view.cluster(), spec)
+            return web.json_response({"dry_run": True, "spec": spec.model_dump(), "unmet": unmet})
         uid, now, seal, era = uuid.uuid4().hex, time.time(), self.view.seal, self.view.era
         job = await self.view.store.submit(
             uid, spec, who.uid, now, who.name, requests.request_id(asked),
@@ -166,7 +168,8 @@ class JobRoutes:
         )  # fmt: skip
         await self._seen()
         kept = await saved(self.view, job.rev, era)
-        return web.json_response(await self._json(job) | kept, status=201)
+        unmet = never(self.view.cluster(), spec)
+        return web.json_response(await self._json(job) | {"unmet": unmet} | kept, status=201)
 
     async def _may_submit(self, who: auth.Caller, spec: JobSpec) -> None:
         """Raises ``ApiError``."""

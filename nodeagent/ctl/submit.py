@@ -86,6 +86,8 @@ def submit(ctx: click.Context, file: str, dry_run: bool, request_id: str | None)
     """Submit the job in FILE (`-`: standard input). Prints its name; follow it with `logs -f`."""
     spec = read_job(file)
     after = send(connect(ctx), spec, request_id, dry_run=dry_run)
+    if after.get("unmet"):
+        echo(f"job/{spec.name} waits until nodes come that will do: {after['unmet']}", err=True)
     if dry_run:
         dump(after["spec"], "yaml")
         echo(f"job/{spec.name} would be submitted (dry run)", err=True)

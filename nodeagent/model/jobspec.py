@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from nodeagent.model.base import Record
+from nodeagent.model.constraints import MOST_TEXT, Constraints
 
 EventName = Literal["WorkerFailed", "WorkerHung", "PodFailed", "PodEvicted", "NodeLost", "*"]
 """What a policy can react to. ``*`` is any of them."""
@@ -68,6 +69,8 @@ class Role(Record):
     """A node with fewer usable GPUs than its peers still takes part, with fewer workers."""
     virtual_local_rank: bool = False
     """Each worker sees its own GPUs only and has LOCAL_RANK 0, as torchrun's option of this name does."""
+    placement: Constraints | None = None
+    """What it asks of its nodes, the job's own constraints included; None: nothing."""
     numa_binding: NumaBinding | None = None
     """The cores that a worker is bound to: all near its GPU, or a part of them that no other GPU has."""
 
@@ -119,6 +122,15 @@ class Hang(Record):
     """Seconds for a phase that a worker tells it is in (evaluate, checkpoint, ...), unless it tells them with it."""
 
 
+class Together(Record):
+    """How the nodes of a gang must lie to each other."""
+
+    within: str = Field(default="", max_length=MOST_TEXT)
+    """All of them have one value of this label; empty: they need not."""
+    segments: int = Field(default=0, ge=0, le=MOST_NODES)
+    """They are groups of so many, each within one of the topology's smallest domains; 0: they are not."""
+
+
 class Submitter(Record):
     """What was recorded where the job was submitted; nodeagent copies neither code nor environments."""
 
@@ -148,6 +160,8 @@ class JobSpec(Record):
     limits: dict[str, int | Literal["infinity"]] = {}
     """rlimit name (``nofile``, ``memlock``, ``core``, ``stack``, ``nproc``) to soft = hard value."""
     priority: int = Field(default=0, ge=-1000, le=1000)
+    placement: Together | None = None
+    """How the gang's nodes must lie to each other; None: anyhow. What they must be like is the roles'."""
     preload: tuple[str, ...] = ()
     """Modules imported ahead of time in the standby interpreter."""
     standby: bool = True
@@ -180,6 +194,16 @@ class JobSpec(Record):
     def several(self) -> bool:
         """It has several roles: their places are placed one by one."""
         return len(self.roles) > 1
+
+    @property
+    def within(self) -> str:
+        """Of ``Together``."""
+        return self.placement.within if self.placement is not None else ""
+
+    @property
+    def segments(self) -> int:
+        """Of ``Together``."""
+        return self.placement.segments if self.placement is not None else 0
 
     @property
     def nodes(self) -> Nodes:

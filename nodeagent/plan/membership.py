@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+from nodeagent.model.constraints import value_of
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Role
 from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
@@ -108,11 +109,18 @@ def offer(role: Role, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]
     return tuple(sorted(gpus[: fits * per], key=lambda u: order[u]))
 
 
-def share(roles: Sequence[Role], facts: NodeFacts, used: Iterable[str], mine: Iterable[str]) -> tuple[str, ...] | str:
+def allowed(role: Role, node: str, facts: NodeFacts) -> str:
+    """Why the role's constraints rule a node out, as what follows its name; empty if they do not."""
+    return role.placement.unmet(node, facts.labels) if role.placement is not None else ""
+
+
+def share(
+    roles: Sequence[Role], node: str, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]
+) -> tuple[str, ...] | str:
     """What a node has for the places of several roles: all its free devices, if one of the roles could have a place
     there; else a phrase saying what is missing for the first of them."""
     taken, held = frozenset(used), frozenset(mine)
-    offers = [offer(role, facts, taken, held) for role in roles]
+    offers = [allowed(role, node, facts) or offer(role, facts, taken, held) for role in roles]
     if all(isinstance(one, str) for one in offers):
         return offers[0]
     return tuple(device for device in facts.devices(held) if device not in taken)
@@ -161,10 +169,12 @@ def _judge(job: JobRecord, case: _Case) -> Candidate:
     if sick := bar(node.facts):
         return no("out", sick)
     spec = job.spec
+    if spec.within and not value_of(spec.within, node.id, node.facts.labels):
+        return no("out", f"has no label {spec.within}, of which the job's nodes have one value")
     got = (
-        share(spec.roles, node.facts, case.used, case.own)
+        share(spec.roles, node.id, node.facts, case.used, case.own)
         if spec.several
-        else offer(spec.role, node.facts, case.used, case.own)
+        else allowed(spec.role, node.id, node.facts) or offer(spec.role, node.facts, case.used, case.own)
     )
     if isinstance(got, str):
         return no("out", got)
@@ -344,12 +354,24 @@ def _staying(cluster: Cluster, job: JobRecord) -> int:
 
 
 def ranked(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> list[str]:
-    """The order in which nodes are chosen: members by rank, then the others as given; then those that are worn; last
-    those scaled in by name."""
+    """The order in which nodes are chosen: members by rank, then the others as given, those first that the job
+    prefers; then those that are worn; last those scaled in by name."""
     members = dict.fromkeys(m.node for m in survivors(cluster, job))
     rest = [n for n in nodes if n not in members]
     leaving, old = job.control.leaving, worn_nodes(cluster)
+    if _choosy(job):
+        rest.sort(key=lambda n: -score(cluster, job, n))
     return sorted([*members, *rest], key=lambda n: (n in leaving, n in old))  # stable
+
+
+def score(cluster: Cluster, job: JobRecord, node: str) -> int:
+    """How much the job prefers a known node: that of the role that likes it most."""
+    labels = cluster.nodes[node].facts.labels
+    return max((r.placement.score(node, labels) for r in job.spec.roles if r.placement is not None), default=0)
+
+
+def _choosy(job: JobRecord) -> bool:
+    return any(r.placement is not None and (r.placement.prefer or r.placement.avoid) for r in job.spec.roles)
 
 
 def gone_nodes(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:

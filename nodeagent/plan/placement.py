@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
+from nodeagent.model.constraints import NODE, value_of
 from nodeagent.model.job import JobRecord
+from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.world import Place
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import worn_nodes
-from nodeagent.plan.membership import Candidate, candidates, ranked, survivors
-from nodeagent.plan.places import Layout, Site, had_places, lay_out
+from nodeagent.plan.membership import Candidate, candidates, in_order, ranked, score, survivors
+from nodeagent.plan.places import Layout, Site, could_hold, had_places, lay_out
+from nodeagent.plan.topology import Gang, Past, gather, most, spread, tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,8 @@ class Placement:
     places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
     """Of a job of several roles: node to the places it gets."""
     lack: str = ""
-    """Of a job of several roles: which place has no node. Then no node is chosen."""
+    """Of a job of several roles: which place has no node. Then no node is chosen. Of nodes that have to be together:
+    how many could be."""
 
     @property
     def fits(self) -> bool:
@@ -90,29 +95,127 @@ def choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[st
     return cluster.notes.once(what, of, lambda _before: _choose(cluster, job, target, ()), len(cluster.nodes) // 8)
 
 
+def arranged(cluster: Cluster, spec: JobSpec) -> bool:
+    """It matters how the job's nodes lie to each other. Else the first that are able are taken."""
+    role = spec.role.placement
+    return (
+        spec.placement is not None
+        or (role is not None and bool(role.spread or role.pack))
+        or bool(tree(cluster).levels)
+    )
+
+
+def gang_of(cluster: Cluster, spec: JobSpec) -> Gang:
+    """How the nodes of a job have to lie."""
+    known, role = tree(cluster), spec.role.placement
+    levels = known.levels_for(spec.within)
+    if role is not None and role.pack not in ("", NODE) and spec.placement is None:
+        levels = (role.pack,)
+    within = levels.index(spec.within) + 1 if spec.within else 0
+    return Gang(levels, known.paths(levels), within, spec.segments)
+
+
+def arrange(
+    cluster: Cluster, job: JobRecord, able: Sequence[str], target: int, warm: Collection[str] = ()
+) -> list[str]:
+    """Up to so many of the nodes that are able, in the order of ``ranked``, as they should lie to each other. Survivors
+    come first, by rank. ``warm``: those that get ready for the job already."""
+    gang, known = gang_of(cluster, job.spec), tree(cluster)
+    alive, head = {m.node for m in survivors(cluster, job)}, job.head
+    leaving, old = job.control.leaving, worn_nodes(cluster)
+    kept = [n for n in able if n in alive and n not in leaving and n not in old]
+    stays = set(kept)
+
+    def tier(node: str) -> tuple[bool, bool, int]:
+        return node in leaving, node in old, -score(cluster, job, node)
+
+    groups = [list(group) for _, group in groupby((n for n in able if n not in stays), key=tier)]
+    past = Past(tuple(m.node for m in head.ordered()) if head is not None else (), tuple(kept), frozenset(warm))
+    role = job.spec.role.placement
+    if role is None or not role.spread:
+        return gather(groups, target, job.spec.nodes.min, gang, past)
+    values = {n: value_of(role.spread, n, known.labels[n]) for n in able}
+    if gang.within:
+        inside = gather(groups, target, job.spec.nodes.min, gang, past)
+        domain = gang.paths[inside[0]][: gang.within] if inside else ()
+        groups = [[n for n in group if gang.paths[n][: gang.within] == domain] for group in groups]
+        kept = [n for n in kept if n in inside]
+    return spread(groups, target, values, kept)
+
+
 def _choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[str]) -> Placement:
     members = {m.node for m in survivors(cluster, job)}
     everyone = {c.node: c for c in candidates(cluster, job)}
     chosen: list[Candidate] = []
     others: list[Candidate] = []
+    every = job.spec.several or arranged(cluster, job.spec)
     for node in ranked(cluster, job, everyone):
         one = everyone[node]
         if node in members and one.standing == "pending":
             one = Candidate(one.node, one.life, "fit", "", one.devices, 0, one.joined)
-        if one.standing == "fit" and node not in without and (job.spec.several or len(chosen) < target):
+        if one.standing == "fit" and node not in without and (every or len(chosen) < target):
             chosen.append(one)
         elif node in members or node not in without:
             others.append(one)
     if job.spec.several:
         return _share_out(cluster, job, chosen, others, target)
+    if every:
+        return _together(cluster, job, chosen, others, target)
     return Placement(tuple(chosen), tuple(others), job.spec.nodes.min, target)
 
 
+def _together(
+    cluster: Cluster, job: JobRecord, able: list[Candidate], others: list[Candidate], target: int
+) -> Placement:
+    """As many of those that are able as may be, where it matters how they lie."""
+    names = arrange(cluster, job, [one.node for one in able], target)
+    by_node, taken, least = {one.node: one for one in able}, set(names), job.spec.nodes.min
+    rest = [one for one in able if one.node not in taken]
+    lack = _scattered(cluster, job, [one.node for one in able]) if len(names) < least <= len(able) else ""
+    return Placement(tuple(by_node[node] for node in names), (*rest, *others), least, target, lack=lack)
+
+
+def _scattered(cluster: Cluster, job: JobRecord, able: Collection[str]) -> str:
+    """What a gang lacks that would have enough nodes, were they together."""
+    gang, spec = gang_of(cluster, job.spec), job.spec
+    if spec.segments and not gang.levels:
+        return "needs a topology in the agents' config to have segments"
+    where = f" with one {spec.within}" if spec.within else ""
+    where += f" in segments of {spec.segments}" if spec.segments else ""
+    return f"needs {spec.nodes.min} nodes{where}, {len(able)} fit, of which {most(able, gang)} are together"
+
+
 def lay(cluster: Cluster, job: JobRecord, able: Collection[Candidate]) -> Layout:
-    """The places of a job of several roles on these candidates, the first preferred."""
+    """The places of a job of several roles on these candidates, the first preferred; in the smallest domain that has
+    room for all of them."""
     members = {m.node: m for m in survivors(cluster, job)}
     sites = [Site(c.node, cluster.nodes[c.node].facts, c.devices, had_places(members.get(c.node))) for c in able]
-    return lay_out(job.spec.roles, sites)
+    if not arranged(cluster, job.spec):
+        return lay_out(job.spec.roles, sites)
+    gang = gang_of(cluster, job.spec)
+    for domain in _domains(gang, [site.node for site in sites], list(members)):
+        inside = [site for site in sites if gang.paths[site.node][: len(domain)] == domain]
+        if could_hold(job.spec.roles, inside) and not (found := lay_out(job.spec.roles, inside)).lack:
+            return found
+    found = lay_out(job.spec.roles, sites)
+    if not gang.within or found.lack:
+        return found
+    return Layout(lack=f"no {job.spec.within} has room for all of its places")
+
+
+def _domains(gang: Gang, nodes: Sequence[str], members: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Where to try: the domains that survivors are in, then any, the smallest first. Survivors whose gang need not be
+    in one domain stay, wherever they are."""
+    if members and not gang.within:
+        return
+    sizes: dict[tuple[str, ...], int] = {}
+    for node in nodes:
+        path = gang.paths[node]
+        for depth in range(max(gang.within, 1), len(path) + 1):
+            if path[depth - 1]:
+                sizes[path[:depth]] = sizes.get(path[:depth], 0) + 1
+    home = {gang.paths[n][: gang.within] for n in members if n in gang.paths}
+    yield from sorted(sizes, key=lambda d: (d[: gang.within] not in home, -len(d), sizes[d], d))
 
 
 def soon(cluster: Cluster, job: JobRecord) -> Layout:
@@ -126,7 +229,14 @@ def awaited(cluster: Cluster, job: JobRecord, placement: Placement) -> tuple[str
     if job.spec.several:
         places = soon(cluster, job).places
         return tuple(c.node for c in placement.pending if c.node in places)
-    return tuple(c.node for c in placement.pending) if len(placement.chosen) < job.control.target else ()
+    if len(placement.chosen) >= job.control.target:
+        return ()
+    if job.spec.placement is not None:
+        names = {c.node for c in (*placement.chosen, *placement.others) if c.standing in ("fit", "pending")}
+        able = [n for n in ranked(cluster, job, [n for n in in_order(cluster) if n in names]) if n in names]
+        used = arrange(cluster, job, able, job.control.target, [c.node for c in placement.chosen])
+        return tuple(c.node for c in placement.pending if c.node in used)
+    return tuple(c.node for c in placement.pending)
 
 
 def _share_out(

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
+from nodeagent.model.constraints import value_of
 from nodeagent.model.job import JobRecord
-from nodeagent.model.jobspec import Role
+from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import millis
 from nodeagent.plan.bookings import Booked, booked, changed_bookings
@@ -22,7 +24,8 @@ from nodeagent.plan.changes import Seen, changed, seen
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import bar
 from nodeagent.plan.membership import Candidate, asked, candidates, fitting, in_order, some_candidates, survivors
-from nodeagent.plan.placement import place, soon
+from nodeagent.plan.placement import gang_of, place, soon
+from nodeagent.plan.topology import most, tree
 
 ASSEMBLE = 60.0
 """A queued job waits this many seconds for nodes that are still getting ready before it starts smaller than its
@@ -180,11 +183,90 @@ def _room_for(cluster: Cluster, job: JobRecord) -> Room:
     known = dict.fromkeys(asked(cluster).get(job.uid, ()))
     if head is not None:
         known |= dict.fromkeys([*head.members, *head.holders])
+    if job.spec.placement is not None or (role.placement is not None and role.placement.hard):
+        return _room_among(cluster, job, known)
     others = sum(count for kind, count in nodes.kinds.items() if _fits(role, kind))
     others -= sum(_fits(role, nodes.of[node]) for node in known if node in nodes.of)
     counts = _count({m.node for m in survivors(cluster, job)}, some_candidates(cluster, job, known))
     fit, pending, least = counts["fit"], counts["pending"] + others, job.spec.nodes.min
     return Room(fit, pending, counts["unfit"], nodes.live, fit >= least, fit + pending >= least)
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """Nodes with room for one kind of job that has nothing there."""
+
+    nodes: frozenset[str]
+    most: int
+    """How many of them could be in one gang."""
+    ever: int
+    """How many of all known nodes could be, if they were free and sound."""
+
+
+def _room_among(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Room:
+    """Of a job that not every node with room will do for."""
+    space, live, least = _space(cluster, job.spec), _look(cluster).live, job.spec.nodes.min
+    if not known:
+        return Room(0, space.most, 0, live, least <= 0, space.most >= least)
+    members = {m.node for m in survivors(cluster, job)}
+    found = some_candidates(cluster, job, known)
+    counts = _count(members, found)
+    fit = [c.node for c in found if c.standing == "fit" or (c.standing == "pending" and c.node in members)]
+    pending = [c.node for c in found if c.standing == "pending" and c.node not in members]
+    others = space.nodes.difference(known)
+    if job.spec.placement is None:
+        more = len(pending) + len(others)
+        return Room(len(fit), more, counts["unfit"], live, len(fit) >= least, len(fit) + more >= least)
+    gang = gang_of(cluster, job.spec)
+    now, later = most(fit, gang), most([*fit, *pending, *others], gang)
+    return Room(now, later - now, counts["unfit"], live, now >= least and place(cluster, job).fits, later >= least)
+
+
+def _space(cluster: Cluster, spec: JobSpec) -> _Space:
+    """Worked out once for all jobs that ask the same."""
+    role = spec.role
+    shape = shape_of(role), spec.within, spec.segments
+    spaces = cluster.once("spaces", lambda _before: dict[object, _Space]())
+    if (found := spaces.get(shape)) is not None:
+        return found
+    nodes, known = _look(cluster), tree(cluster)
+    able = {kind for kind in nodes.kinds if _fits(role, kind)}
+    among: Collection[str] = known.allowed(role.placement) if role.placement is not None else known.labels.keys()
+    if spec.within:
+        among = {n for n in among if value_of(spec.within, n, known.labels[n])}
+    open_to = frozenset(n for n in among if nodes.of.get(n) in able)
+    gang = gang_of(cluster, spec)
+    count = partial(most, gang=gang) if spec.placement is not None else len
+    spaces[shape] = _Space(open_to, count(open_to), count(among))
+    return spaces[shape]
+
+
+def never(cluster: Cluster, spec: JobSpec) -> str:
+    """Why a job could not run if all known nodes were free and sound, as far as its placement goes; empty if it
+    could."""
+    known = len(cluster.nodes)
+    for role in spec.roles:
+        least = role.nodes.min if role.replicas is None else 1
+        if role.placement is not None and role.placement.hard:
+            such = len(tree(cluster).allowed(role.placement))
+            if such < least:
+                of = f"role {role.name} needs" if spec.several else "needs"
+                return f"{of} {least} node{'s' * (least > 1)} {role.placement.words}: {_few(such, known)}"
+    if spec.placement is None or spec.several:
+        return ""
+    ever = _space(cluster, spec).ever
+    if ever >= spec.nodes.min:
+        return ""
+    if spec.segments and not gang_of(cluster, spec).levels:
+        return "needs a topology in the agents' config to have segments"
+    where = f" with one {spec.within}" * bool(spec.within) + f" in segments of {spec.segments}" * bool(spec.segments)
+    return f"needs {spec.nodes.min} nodes{where}: of the {known} known nodes {ever} are"
+
+
+def _few(such: int, known: int) -> str:
+    if not such:
+        return f"none of the {known} known nodes is such" if known != 1 else "the only known node is none"
+    return f"only {such} of the {known} known nodes {'are' if such > 1 else 'is'}"
 
 
 def _room_for_places(cluster: Cluster, job: JobRecord) -> Room:
@@ -197,14 +279,20 @@ def _room_for_places(cluster: Cluster, job: JobRecord) -> Room:
     return Room(counts["fit"], counts["pending"], counts["unfit"], _look(cluster).live, enough, later)
 
 
+def shape_of(role: Role) -> tuple[object, ...]:
+    """All of a role that decides which nodes have room for it."""
+    return role.workers_per_node, role.gpus_per_worker, role.uneven, role.placement
+
+
 def with_room(cluster: Cluster, role: Role) -> Sequence[str]:
     """Nodes with room for a job of this role that has nothing there, those with the fewest pods first."""
-    shape = role.workers_per_node, role.gpus_per_worker, role.uneven
+    shape = shape_of(role)
 
     def look(_before: object) -> tuple[str, ...]:
         nodes = _look(cluster)
         able = {kind for kind in nodes.kinds if _fits(role, kind)}
-        found = [n for n in in_order(cluster) if nodes.of.get(n) in able]
+        fit = nodes.of.keys() if role.placement is None else tree(cluster).allowed(role.placement)
+        found = [n for n in in_order(cluster) if n in fit and nodes.of.get(n) in able]
         return tuple(sorted(found, key=lambda n: len(cluster.nodes[n].readiness)))
 
     return cluster.once(f"able:{shape}", look)

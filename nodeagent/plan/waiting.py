@@ -64,6 +64,8 @@ def explain(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
         return ()
     held = holders(cluster, job, [c for c in placement.others if c.standing == "out"])
     text = [placement.missing]
+    if (never := queue.never(cluster, job.spec)) and job.spec.several:
+        text.insert(0, never)
     text += [f"job {other.name} (priority {other.spec.priority}) holds {some(nodes)}" for other, nodes in held[:SHOWN]]
     if len(held) > SHOWN:
         text.append(f"{len(held) - SHOWN} more jobs hold other nodes")
@@ -111,7 +113,9 @@ def _no_fit(cluster: Cluster, job: JobRecord, room: queue.Room, gone: tuple[str,
     if limit is not None and cluster.served >= until:
         text = f"held for longer than its hold_timeout of {limit:g} s: {place(cluster, job).missing}"
         return Decision(End("failed", text, gone, Outcome(code=1, text=text)), (text,))
-    text = place(cluster, job).missing if job.spec.several else needs(job.spec.nodes.min, room.fit)
+    text = queue.never(cluster, job.spec)
+    if not text:
+        text = place(cluster, job).missing if job.spec.several else needs(job.spec.nodes.min, room.fit)
     if room.pending:
         text += f", {room.pending} could get ready"
     return _wait(job, text, until)
