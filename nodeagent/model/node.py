@@ -37,6 +37,8 @@ class Gpu(Record):
     """The environment variable that hides the others of its kind from a program; empty: ``CUDA_VISIBLE_DEVICES``."""
     visible: str = ""
     """What stands for it in there; empty: its uuid."""
+    numa: int | None = None
+    """The NUMA node that it is near to; None: not known, or there is only one."""
 
 
 class Https(Record):

@@ -18,6 +18,7 @@ from nodeagent.model.world import Head, Member
 from nodeagent.plan.bookings import Booked, booked, changed_bookings, used_devices
 from nodeagent.plan.changes import Seen, changed, seen
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.devices import pick
 from nodeagent.plan.health import bar, worn_nodes
 
 Standing = Literal["fit", "pending", "unfit", "out"]
@@ -93,7 +94,7 @@ def offer(role: Role, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]
     if held:
         keep.sort(key=lambda d: d not in held)  # stable: the same devices again where possible
     slots = [d for d in keep if d.startswith("cpu")]
-    gpus = [g.uuid for g in facts.gpus if g.uuid in keep]
+    gpus = [g for g in facts.gpus if g.uuid in keep]
     installed = len(facts.gpus)
     want, per = workers_wanted(role, installed), gpus_per_worker(role, installed)
     fits = fitting(role, installed, len(gpus), len(slots))
@@ -104,9 +105,7 @@ def offer(role: Role, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]
     if not fits:
         sick = [f"GPU {g.index}: {g.why or 'unhealthy'}" for g in facts.gpus if not g.healthy]
         return f"has {len(gpus)} free GPUs, {want * per} needed" + (f" ({'; '.join(sick)})" if sick else "")
-    order = {g.uuid: g.index for g in facts.gpus}
-    gpus.sort(key=lambda u: (u not in held, order[u]))
-    return tuple(sorted(gpus[: fits * per], key=lambda u: order[u]))
+    return pick(gpus, fits * per, held)
 
 
 def allowed(role: Role, node: str, facts: NodeFacts) -> str:

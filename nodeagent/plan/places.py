@@ -14,6 +14,7 @@ from nodeagent.model.constraints import value_of
 from nodeagent.model.jobspec import Role
 from nodeagent.model.node import NodeFacts
 from nodeagent.model.world import Member, Place
+from nodeagent.plan.devices import pick
 from nodeagent.plan.membership import allowed, gpus_per_worker, natural, workers_wanted
 
 
@@ -138,9 +139,13 @@ class _Try:
 
     def _take(self, role: Role, index: int, site: Site) -> None:
         gpus, slots = demand(role, len(site.facts.gpus))
-        pool, count = (self._gpus, gpus) if gpus else (self._slots, slots)
-        devices = tuple(pool[site.node][:count])
-        del pool[site.node][:count]
+        if gpus:
+            left = self._gpus[site.node]
+            devices = pick([gpu for gpu in site.facts.gpus if gpu.uuid in left], gpus)
+            self._gpus[site.node] = [uuid for uuid in left if uuid not in devices]
+        else:
+            devices = tuple(self._slots[site.node][:slots])
+            del self._slots[site.node][:slots]
         workers = workers_wanted(role, len(site.facts.gpus))
         self._taken[site.node].append(Place(role=role.name, index=index, workers=workers, devices=devices))
 

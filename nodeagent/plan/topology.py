@@ -34,6 +34,8 @@ class Tree:
         """Each node's path by these levels."""
         found = self._paths.get(levels)
         if found is None:
+            if len(self._paths) >= MOST_PATHS:
+                self._paths.clear()
             found = {n: tuple(value_of(level, n, own) for level in levels) for n, own in self.labels.items()}
             self._paths[levels] = found
         return found
@@ -46,9 +48,27 @@ class Tree:
         """Nodes that these constraints leave."""
         found = self._allowed.get(constraints)
         if found is None:
+            if len(self._allowed) >= MOST_ALLOWED:
+                self._allowed.clear()
             found = frozenset(n for n, own in self.labels.items() if not constraints.unmet(n, own))
             self._allowed[constraints] = found
         return found
+
+    def since(self, before: Tree) -> Tree:
+        """This one, with all that was worked out from another and holds still: most nodes are where they were."""
+        differ = {n for n, own in self.labels.items() if before.labels.get(n) is not own}
+        gone = before.labels.keys() - self.labels.keys()
+        for constraints, names in before._allowed.items():
+            now = {n for n in differ if not constraints.unmet(n, self.labels[n])}
+            same = now == names & differ and not names & gone
+            self._allowed[constraints] = names if same else (names - differ - gone) | now
+        return self
+
+
+MOST_ALLOWED = 1024
+"""Sets of constraints whose nodes are kept at once."""
+MOST_PATHS = 64
+"""Likewise of levels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +88,11 @@ def _scan(cluster: Cluster, before: _Scan | None) -> _Scan:
         old = before.seen.nodes
         if all(_same(old[n], cluster.nodes[n]) for n in news):
             return replace(before, seen=seen(cluster))
-    labels = {n: record.facts.labels for n, record in cluster.nodes.items()}
-    return _Scan(seen(cluster), Tree(_agreed(cluster.nodes.values()), labels))
+    labels: dict[str, Mapping[str, str]] = {n: record.facts.labels for n, record in cluster.nodes.items()}
+    if before is not None:  # of equal labels the very same object: it is compared at once
+        labels = {n: was if (was := before.tree.labels.get(n)) == own else own for n, own in labels.items()}
+    found = Tree(_agreed(cluster.nodes.values()), labels)
+    return _Scan(seen(cluster), found.since(before.tree) if before is not None else found)
 
 
 def _same(one: NodeRecord, other: NodeRecord) -> bool:

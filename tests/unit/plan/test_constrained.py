@@ -37,6 +37,7 @@ from tests.unit.plan.build import (
     make_node,
     make_spec,
 )
+from tests.unit.plan.test_queue import Counted
 
 H100 = Constraints(require=(Match(label="gpu", values=("h100",)),))
 ASKED = (
@@ -342,3 +343,20 @@ def test_survivors_stay_where_they_may(cluster: Cluster) -> None:
         m.node for m in (job.head.ordered() if job.head is not None else ()) if m.node in able and cluster.live(m.node)
     ]
     assert [c.node for c in place(cluster, job).chosen][: len(stay)] == stay[: job.control.target]
+
+
+def test_constraints_are_looked_at_once_for_all_jobs_that_ask_the_same() -> None:
+    records = racks(None, a1=" ".join(f"n{i}" for i in range(100)), b1=" ".join(f"m{i}" for i in range(100)))
+    head = make_head([r.id for r in records[:190]])
+    big = make_job("running", head, uid="u-big", spec=make_spec(size=(1, 190), name="big"))
+    kinds = [(H100, ""), (ASKED[2], "rack"), (None, "zone"), (ASKED[3], "")]
+    jobs = [
+        make_job(uid=f"u-{i}", order=i, spec=make_spec(name=f"j{i}", size=(20, 20), placement=asked, within=within))
+        for i in range(150)
+        for asked, within in [kinds[i % len(kinds)]]
+    ]
+    nodes = Counted({r.id: r for r in records})
+    cluster = replace(make_cluster([], big, *jobs), nodes=nodes)
+    for job in cluster.jobs.values():
+        assert decide(cluster, job, WALL).step is None
+    assert nodes.looks < 20 * (len(cluster.jobs) + len(nodes)), f"{nodes.looks} looks"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.model.constraints import Constraints, Match
 from nodeagent.plan.topology import Gang, Past, gather, most, nearest, spread, tree
 from tests.unit.plan.build import REPEATABLE, make_cluster, make_node
 
@@ -175,3 +177,26 @@ def _smallest(paths: dict[str, tuple[str, ...]], nodes: list[str], want: int, wi
         if any(size >= want for size in sizes.values()):
             assert len({paths[n][:depth] for n in nodes}) == 1
             return
+
+
+@REPEATABLE
+@given(st.lists(st.dictionaries(st.sampled_from("123456"), st.sampled_from(["", "a1", "b1"])), min_size=1, max_size=5))
+def test_what_is_kept_of_an_earlier_view_is_what_would_be_found_anew(views: list[dict[str, str]]) -> None:
+    asked = Constraints(require=(Match(label="rack", values=("a1",)),))
+    notes = make_cluster([]).notes
+    for view in views:
+        records = [
+            make_node(n, labels={"rack": rack} if rack else {}, topology=("rack",) if rack else ())
+            for n, rack in view.items()
+        ]
+        kept = tree(replace(make_cluster(records), notes=notes))
+        anew = tree(make_cluster(records))
+        assert kept.levels == anew.levels
+        assert kept.paths(("rack",)) == anew.paths(("rack",))
+        assert kept.allowed(asked) == anew.allowed(asked)
+
+
+def test_the_topology_is_the_same_object_while_nothing_about_it_changes() -> None:
+    cluster = make_cluster([make_node("n1", labels={"rack": "a"}), "n2"])
+    news = {**cluster.nodes, "n2": cluster.nodes["n2"].model_copy(update={"rev": 9})}
+    assert tree(replace(cluster, nodes=news)) is tree(cluster)
