@@ -32,6 +32,7 @@ from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.cuts import describe_cut
 from nodeagent.plan.hang import watching
+from nodeagent.plan.lies import asks, lies
 from nodeagent.plan.queue import never
 from nodeagent.spec.jobcheck import check_spec
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
@@ -129,6 +130,7 @@ class JobRoutes:
             "outside": {} if job.head is None else dict(job.head.outside),
             "hold_timeout": job.spec.hold_timeout,
             "store_away_since": self.view.health().store_away_since,
+            "placement": {"asks": asks(job.spec), "lies": lies(cluster, job)},
             "limits": await owner_json(self.view, self._usage, self._names, job),
             "spec": job.spec.model_dump(),
         }

@@ -12,7 +12,7 @@ from typing import Literal
 
 from nodeagent.model.constraints import value_of
 from nodeagent.model.job import JobRecord
-from nodeagent.model.jobspec import Role
+from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
 from nodeagent.model.world import Head, Member
 from nodeagent.plan.bookings import Booked, booked, changed_bookings, used_devices
@@ -113,6 +113,15 @@ def allowed(role: Role, node: str, facts: NodeFacts) -> str:
     return role.placement.unmet(node, facts.labels) if role.placement is not None else ""
 
 
+def ruled_out(spec: JobSpec, node: NodeRecord) -> str:
+    """Why the job's placement leaves no place for this node, free or not, as what follows its name; empty if it does
+    leave one."""
+    if spec.within and not value_of(spec.within, node.id, node.facts.labels):
+        return f"has no label {spec.within}, of which the job's nodes have one value"
+    why = [allowed(role, node.id, node.facts) for role in spec.roles]
+    return why[0] if all(why) else ""
+
+
 def share(
     roles: Sequence[Role], node: str, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]
 ) -> tuple[str, ...] | str:
@@ -161,19 +170,19 @@ def _judge(job: JobRecord, case: _Case) -> Candidate:
     def no(standing: Standing, why: str, code: int = 0, devices: tuple[str, ...] = ()) -> Candidate:
         return Candidate(node.id, life, standing, f"{node.id} {why}", devices, code, node.joined)
 
+    spec = job.spec
+    if why := ruled_out(spec, node):
+        return no("out", why)
     if not case.live:
         return no("out", "has left" if node.left else "is not live (its lease has lapsed)")
     if node.cordon is not None:
         return no("out", f"is {'draining' if node.cordon.drain else 'cordoned'} ({node.cordon.reason})")
     if sick := bar(node.facts):
         return no("out", sick)
-    spec = job.spec
-    if spec.within and not value_of(spec.within, node.id, node.facts.labels):
-        return no("out", f"has no label {spec.within}, of which the job's nodes have one value")
     got = (
         share(spec.roles, node.id, node.facts, case.used, case.own)
         if spec.several
-        else allowed(spec.role, node.id, node.facts) or offer(spec.role, node.facts, case.used, case.own)
+        else offer(spec.role, node.facts, case.used, case.own)
     )
     if isinstance(got, str):
         return no("out", got)

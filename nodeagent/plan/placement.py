@@ -180,7 +180,7 @@ def _scattered(cluster: Cluster, job: JobRecord, able: Collection[str]) -> str:
     gang, spec = gang_of(cluster, job.spec), job.spec
     if spec.segments and not gang.levels:
         return "needs a topology in the agents' config to have segments"
-    where = f" with one {spec.within}" if spec.within else ""
+    where = f" in one {spec.within}" if spec.within else ""
     where += f" in segments of {spec.segments}" if spec.segments else ""
     return f"needs {spec.nodes.min} nodes{where}, {len(able)} fit, of which {most(able, gang)} are together"
 

@@ -259,7 +259,7 @@ def never(cluster: Cluster, spec: JobSpec) -> str:
         return ""
     if spec.segments and not gang_of(cluster, spec).levels:
         return "needs a topology in the agents' config to have segments"
-    where = f" with one {spec.within}" * bool(spec.within) + f" in segments of {spec.segments}" * bool(spec.segments)
+    where = f" in one {spec.within}" * bool(spec.within) + f" in segments of {spec.segments}" * bool(spec.segments)
     return f"needs {spec.nodes.min} nodes{where}: of the {known} known nodes {ever} are"
 
 

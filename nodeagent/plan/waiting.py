@@ -12,7 +12,7 @@ from nodeagent.plan import faults, queue
 from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import bar
-from nodeagent.plan.membership import Candidate, gone_nodes
+from nodeagent.plan.membership import Candidate, gone_nodes, ruled_out
 from nodeagent.plan.placement import awaited, needs, place
 from nodeagent.plan.running import after_fault
 from nodeagent.plan.steps import Decision, End, propose
@@ -64,7 +64,7 @@ def explain(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
         return ()
     held = holders(cluster, job, [c for c in placement.others if c.standing == "out"])
     text = [placement.missing]
-    if (never := queue.never(cluster, job.spec)) and job.spec.several:
+    if never := queue.never(cluster, job.spec):
         text.insert(0, never)
     text += [f"job {other.name} (priority {other.spec.priority}) holds {some(nodes)}" for other, nodes in held[:SHOWN]]
     if len(held) > SHOWN:
@@ -79,7 +79,7 @@ def holders(cluster: Cluster, job: JobRecord, full: Iterable[Candidate]) -> list
     all_booked = booked(cluster)
     for one in full:
         node = cluster.nodes[one.node]
-        if cluster.live(one.node) and node.cordon is None and not bar(node.facts):
+        if cluster.live(one.node) and node.cordon is None and not bar(node.facts) and not ruled_out(job.spec, node):
             for uid in dict.fromkeys(uid for uid, _ in all_booked.get(one.node, ()) if uid != job.uid):
                 found.setdefault(uid, []).append(one.node)
     jobs = [(cluster.jobs[uid], nodes) for uid, nodes in found.items() if uid in cluster.jobs]

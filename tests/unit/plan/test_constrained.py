@@ -201,8 +201,8 @@ def test_a_gang_within_one_rack_waits_moves_or_goes_on_smaller() -> None:
     fixed = make_job(spec=make_spec(size=(3, 3), within="rack"))
     cluster = make_cluster([*nodes, make_node("n5")], fixed)
     assert not place(cluster, fixed).fits
-    assert place(cluster, fixed).lack == "needs 3 nodes with one rack, 4 fit, of which 2 are together"
-    assert text(cluster, fixed) == "needs 3 nodes with one rack: of the 5 known nodes 2 are"
+    assert place(cluster, fixed).lack == "needs 3 nodes in one rack, 4 fit, of which 2 are together"
+    assert text(cluster, fixed) == "needs 3 nodes in one rack: of the 5 known nodes 2 are"
     assert "n5 has no label rack, of which the job's nodes have one value" in place(cluster, fixed).missing
     run = make_job("running", make_head(["n1", "n2"]), spec=make_spec(size=(2, 2), within="rack"))
     busy = make_cluster(racks(a1="n1 n2", b1="n3 n4"), run)
@@ -360,3 +360,12 @@ def test_constraints_are_looked_at_once_for_all_jobs_that_ask_the_same() -> None
     for job in cluster.jobs.values():
         assert decide(cluster, job, WALL).step is None
     assert nodes.looks < 20 * (len(cluster.jobs) + len(nodes)), f"{nodes.looks} looks"
+
+
+def test_jobs_on_nodes_that_would_not_do_are_not_said_to_hold_what_it_needs() -> None:
+    other = make_job("running", make_head(["n1"]), uid="u-other", spec=make_spec(size=(1, 1), name="other"))
+    job = make_job(spec=make_spec(size=(2, 2), placement=H100), order=1)
+    cluster = make_cluster([node("n1"), node("n2", gpu="h100"), node("n3", gpu="h100", ready=None)], other, job)
+    assert not any("other" in said for said in explain(cluster, job))
+    taken = make_job("running", make_head(["n3"]), uid="u-other", spec=make_spec(size=(1, 1), name="other"))
+    assert any("other" in said for said in explain(replace(cluster, jobs={"u-other": taken, UID: job}), job))
