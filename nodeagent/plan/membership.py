@@ -39,6 +39,8 @@ class Candidate:
     joined: int = 0
     warming: bool = False
     """``fit``, and its first workers are still being warmed up."""
+    ruled_out: bool = False
+    """``out``, since the job's placement leaves no place for it: nothing is wrong with it."""
 
 
 @lru_cache(maxsize=4096)
@@ -172,7 +174,7 @@ def _judge(job: JobRecord, case: _Case) -> Candidate:
 
     spec = job.spec
     if why := ruled_out(spec, node):
-        return no("out", why)
+        return replace(no("out", why), ruled_out=True)
     if not case.live:
         return no("out", "has left" if node.left else "is not live (its lease has lapsed)")
     if node.cordon is not None:

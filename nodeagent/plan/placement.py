@@ -14,7 +14,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.health import worn_nodes
 from nodeagent.plan.membership import Candidate, candidates, in_order, ranked, score, survivors
 from nodeagent.plan.places import Layout, Site, could_hold, had_places, lay_out
-from nodeagent.plan.topology import Gang, Past, gather, most, spread, tree
+from nodeagent.plan.topology import Gang, Past, gather, most, nearest, spread, tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,14 @@ class Placement:
         return text + (self._reasons() or ", and there are no others")
 
     def _reasons(self) -> str:
-        reasons = [c.why for c in self.others if c.why]
+        ordered = sorted(self.others, key=lambda c: c.ruled_out)  # stable: what can be changed goes first
+        reasons = [c.why for c in ordered if c.why]
         more = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
         return ": " + "; ".join(reasons[:8]) + more if reasons else ""
 
     def outside(self) -> dict[str, str]:
         """Nodes left out for a reason, for the workers to know."""
-        return {c.node: c.why for c in self.others if c.why}
+        return {c.node: c.why for c in self.others if c.why and not c.ruled_out}
 
 
 def needs(minimum: int, fit: int) -> str:
@@ -171,18 +172,19 @@ def _together(
     names = arrange(cluster, job, [one.node for one in able], target)
     by_node, taken, least = {one.node: one for one in able}, set(names), job.spec.nodes.min
     rest = [one for one in able if one.node not in taken]
-    lack = _scattered(cluster, job, [one.node for one in able]) if len(names) < least <= len(able) else ""
+    want = least if len(names) < least else target
+    lack = _scattered(cluster, job, [one.node for one in able], want) if len(names) < min(want, len(able)) else ""
     return Placement(tuple(by_node[node] for node in names), (*rest, *others), least, target, lack=lack)
 
 
-def _scattered(cluster: Cluster, job: JobRecord, able: Collection[str]) -> str:
-    """What a gang lacks that would have enough nodes, were they together."""
+def _scattered(cluster: Cluster, job: JobRecord, able: Collection[str], want: int) -> str:
+    """What a gang lacks that would have more nodes, were they together."""
     gang, spec = gang_of(cluster, job.spec), job.spec
     if spec.segments and not gang.levels:
         return "needs a topology in the agents' config to have segments"
     where = f" in one {spec.within}" if spec.within else ""
     where += f" in segments of {spec.segments}" if spec.segments else ""
-    return f"needs {spec.nodes.min} nodes{where}, {len(able)} fit, of which {most(able, gang)} are together"
+    return f"needs {want} nodes{where}, {len(able)} fit, of which {most(able, gang)} are together"
 
 
 def lay(cluster: Cluster, job: JobRecord, able: Collection[Candidate]) -> Layout:
@@ -193,6 +195,8 @@ def lay(cluster: Cluster, job: JobRecord, able: Collection[Candidate]) -> Layout
     if not arranged(cluster, job.spec):
         return lay_out(job.spec.roles, sites)
     gang = gang_of(cluster, job.spec)
+    if members:
+        sites = _near_first(sites, gang, [m for m in members if m in gang.paths])
     for domain in _domains(gang, [site.node for site in sites], list(members)):
         inside = [site for site in sites if gang.paths[site.node][: len(domain)] == domain]
         if could_hold(job.spec.roles, inside) and not (found := lay_out(job.spec.roles, inside)).lack:
@@ -201,6 +205,14 @@ def lay(cluster: Cluster, job: JobRecord, able: Collection[Candidate]) -> Layout
     if not gang.within or found.lack:
         return found
     return Layout(lack=f"no {job.spec.within} has room for all of its places")
+
+
+def _near_first(sites: Sequence[Site], gang: Gang, members: Sequence[str]) -> list[Site]:
+    """Survivors, then the others, the nearest to them first."""
+    by_node = {site.node: site for site in sites}
+    new = [n for n in by_node if n not in members]
+    near = nearest(new, len(new), gang.paths, [gang.paths[n] for n in members])
+    return [by_node[n] for n in (*(n for n in by_node if n in members), *near)]
 
 
 def _domains(gang: Gang, nodes: Sequence[str], members: Sequence[str]) -> Iterator[tuple[str, ...]]:

@@ -94,10 +94,11 @@ def _choose(cluster: Cluster, job: JobRecord) -> frozenset[str]:
         able = [*(m.node for m in survivors(cluster, job)), *(c.node for c in waiting)]
         names = arrange(cluster, job, able, job.control.target, begun)
         wanted = [c for c in waiting if c.node in names]
-    rest = [c for c in waiting if c not in wanted]
+    taken = {c.node for c in wanted}
+    rest = [c for c in waiting if c.node not in taken]
     if arranged(cluster, job.spec):
-        chosen = _near_spares(cluster, job, {c.node for c in wanted}, rest, order)
-        return frozenset(chosen.union((c.node for c in wanted), (c.node for c in known if c.standing == "unfit")))
+        chosen = _near_spares(cluster, job, taken, rest, order)
+        return frozenset(chosen.union(taken, (c.node for c in known if c.standing == "unfit")))
     spares = [(order(c.node, c.standing == "fit"), load(c.node), c.node) for c in rest]
     if not missing:
         others = (n for n in _able(cluster, job) if n not in members and n not in begun)
@@ -106,7 +107,7 @@ def _choose(cluster: Cluster, job: JobRecord) -> frozenset[str]:
         elif (first := next(others, None)) is not None:
             spares.append((order(first, False), load(first), first))
     spare = min(spares, key=lambda one: one[:2], default=None)
-    chosen = {c.node for c in wanted} | ({spare[2]} if spare is not None else set())
+    chosen = taken | ({spare[2]} if spare is not None else set())
     return frozenset(chosen.union(c.node for c in known if c.standing == "unfit"))
 
 

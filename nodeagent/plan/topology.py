@@ -215,8 +215,8 @@ def _together(nodes: Sequence[str], want: int, gang: Gang, warm: Collection[str]
     if gang.within:
         domains = _by_domain(nodes, gang, gang.within)
         if not any(len(own) >= want for own in domains.values()):
-            best = max(domains, key=lambda d: len(domains[d]), default=None)
-            return [] if best is None else _take(domains[best], want, gang, warm, gang.within)
+            largest = max(domains.values(), key=len, default=[])
+            return _take(largest, want, gang, warm, gang.within)
     return _take(nodes, want, gang, warm, gang.within)
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from nodeagent.model.constraints import Constraints, Match
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec, Nodes, Role
-from nodeagent.model.node import NodeRecord, Readiness
+from nodeagent.model.node import Cordon, NodeRecord, Readiness
+from nodeagent.model.world import Place
 from nodeagent.plan import queue
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.clusterhealth import judge_cluster
@@ -25,6 +26,7 @@ from nodeagent.plan.topology import most
 from nodeagent.plan.waiting import explain
 from nodeagent.plan.world import order_nodes
 from tests.unit.plan.build import (
+    NOW,
     PREPARING,
     READY,
     REPEATABLE,
@@ -82,10 +84,20 @@ def test_a_node_that_lacks_what_is_required_is_out_and_says_so() -> None:
     job = make_job(spec=make_spec(size=(2, 2), placement=H100))
     cluster = make_cluster([node("n1"), node("n2", gpu="a100"), node("n3", gpu="h100"), node("n4", gpu="h100")], job)
     assert chosen(cluster, job) == ["n3", "n4"]
-    assert place(cluster, job).outside() == {
-        "n1": "n1 has no label gpu, needed is gpu=h100",
-        "n2": "n2 has gpu=a100, needed is gpu=h100",
-    }
+    assert [c.why for c in place(cluster, job).others] == [
+        "n1 has no label gpu, needed is gpu=h100",
+        "n2 has gpu=a100, needed is gpu=h100",
+    ]
+    assert place(cluster, job).outside() == {}  # nothing is wrong with them
+
+
+def test_what_can_be_changed_is_said_first() -> None:
+    job = make_job(spec=make_spec(size=(2, 2), placement=H100))
+    full = node("n4", gpu="h100").model_copy(update={"cordon": Cordon(reason="disk", by="op", at=0.0)})
+    cluster = make_cluster([node("n1"), node("n2", gpu="h100"), full], job)
+    assert place(cluster, job).missing == (
+        "needs 2 nodes, 1 fit: n4 is cordoned (disk); n1 has no label gpu, needed is gpu=h100"
+    )
 
 
 def test_those_that_are_preferred_come_first_and_those_to_avoid_last() -> None:
@@ -155,8 +167,8 @@ def test_each_role_has_constraints_of_its_own() -> None:
     fill = role("x", None, nodes=1)
     packed = where(six, spec(role("ps", Constraints(pack="node"), replicas=3), fill))
     assert sorted(packed.values()) == [["ps.0", "ps.1", "ps.2"], ["x.0"]]
-    over = where(six, spec(role("ps", Constraints(spread="rack"), replicas=4), fill))
-    assert sum(len([p for p in over.get(n, ()) if p[:2] == "ps"]) for n in ("n4", "n5", "n6")) == 2
+    over = where(six, spec(role("ps", Constraints(spread="rack"), replicas=2), fill))
+    assert sum(len([p for p in over.get(n, ()) if p[:2] == "ps"]) for n in ("n4", "n5", "n6")) == 1
 
 
 # --- the topology
@@ -208,6 +220,46 @@ def test_a_gang_within_one_rack_waits_moves_or_goes_on_smaller() -> None:
     busy = make_cluster(racks(a1="n1 n2", b1="n3 n4"), run)
     assert decide(busy, run, WALL).step is None
     assert chosen(replace(busy, lapsed=frozenset({"n1"})), run) == ["n3", "n4"]
+
+
+def test_a_gang_that_could_be_larger_were_its_nodes_together_says_so() -> None:
+    job = make_job("running", make_head(["n1", "n2"]), spec=make_spec(size=(2, 4), within="rack"))
+    cluster = make_cluster(racks(a1="n1 n2", b1="n3 n4 n5 n6"), job)
+    assert text(cluster, job) == (
+        "runs on 2 of 4 nodes: needs 4 nodes in one rack, 6 fit, of which 4 are together"
+    )  # fmt: skip
+
+
+def test_only_nodes_that_it_would_use_are_waited_for() -> None:
+    job = make_job(spec=make_spec(size=(2, 3), within="rack"), target=3, since=NOW - 10_000)
+    nodes = [*racks(a1="n1 n2"), node("n3", "a1", ready=PREPARING), node("n4", "b1", ready=PREPARING)]
+    assert text(make_cluster(nodes, job), job) == "waits for n3 to get ready"
+    few = [*racks(a1="n1 n2"), node("n4", "b1", ready=PREPARING)]
+    assert isinstance(decide(make_cluster(few, job), job, WALL).step, Propose)
+
+
+def test_several_roles_go_together_into_the_smallest_domain_and_stay_near_when_one_is_lost() -> None:
+    def spec(within: str = "") -> JobSpec:
+        roles = tuple(
+            Role(name=name, command=("x",), nodes=Nodes(min=n, max=n, target=n), workers_per_node=1)
+            for name, n in (("ps", 1), ("t", 2))
+        )
+        return make_spec(within=within).model_copy(update={"roles": roles})
+
+    job = make_job(spec=spec())
+    nodes = racks(a1="n1 n2", a2="n3", b1="n4 n5 n6 n7")
+    assert sorted(chosen(make_cluster(nodes, job), job)) == ["n4", "n5", "n6"]
+    assert sorted(chosen(make_cluster(nodes[:5], job), job)) == ["n1", "n2", "n3"]  # a zone
+    hard = make_job(spec=spec("rack"))
+    lack = place(make_cluster(nodes[:5], hard), hard)
+    assert (lack.fits, lack.lack) == (False, "no rack has room for all of its places")
+    head = make_head(["n4", "n5", "n6"])
+    places = {
+        n: m.model_copy(update={"places": (Place(role=r, index=i, workers=1, devices=("cpu0",)),)})
+        for (n, m), (r, i) in zip(head.members.items(), (("ps", 0), ("t", 0), ("t", 1)), strict=True)
+    }
+    run = make_job("running", head.model_copy(update={"members": places}), spec=spec())
+    assert chosen(make_cluster(nodes, run, lapsed=["n5"]), run) == ["n4", "n6", "n7"]
 
 
 def test_a_label_that_is_no_level_of_the_topology_will_do_for_within() -> None:
