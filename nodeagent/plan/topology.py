@@ -180,7 +180,7 @@ def _home(gang: Gang, kept: Sequence[str], others: Sequence[str], want: int, lea
         able[path[: gang.within]] += segments_of(count, gang.segment)
     homes = Counter(gang.paths[n][: gang.within] for n in kept)
     home = max(homes, key=lambda d: homes[d])  # of equals the one of the lowest rank
-    enough = min(want, had)
+    enough = max(least, min(want, had))
     best = max(able.values())
     if able[home] >= enough or (able[home] >= least and best < enough) or best < least:
         return home

@@ -89,6 +89,7 @@ def test_survivors_of_a_gang_within_a_domain_stay_while_it_holds_as_many() -> No
     assert found(of, 4, past=past, pool=[["n4", "n5", "n6", "n7"]]) == "n1 n2 n4"  # as many as it was
     assert found(of, 3, least=3, past=past, pool=[["n8", "n9"]]) == "n1 n2"  # waits: too few
     assert found(of, 3, least=2, past=Past(("n1", "n2", "n3"), ("n1",)), pool=[["n8", "n9"]]) == "n8 n9"
+    assert found(of, 3, least=2, past=Past(("n1",), ("n1",)), pool=[["n8", "n9"]]) == "n8 n9"  # it was too small
 
 
 def test_segments_lie_each_in_one_of_the_smallest_domains() -> None:
@@ -173,7 +174,8 @@ def _smallest(paths: dict[str, tuple[str, ...]], nodes: list[str], want: int, wi
     if len(nodes) < want:
         return
     for depth in (2, 1):
-        sizes = Counter(path[:depth] for path in paths.values() if path[depth - 1])
+        able = [path for path in paths.values() if not within or path[within - 1]]
+        sizes = Counter(path[:depth] for path in able if path[depth - 1])
         if any(size >= want for size in sizes.values()):
             assert len({paths[n][:depth] for n in nodes}) == 1
             return
