@@ -9,7 +9,17 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from nodeagent.model.constraints import MOST_TERMS, MOST_TEXT, MOST_VALUES, NODE, Constraints, Match, is_pattern
+from nodeagent.model.constraints import (
+    MOST_RANGES,
+    MOST_TERMS,
+    MOST_TEXT,
+    MOST_VALUES,
+    NODE,
+    Constraints,
+    Match,
+    has_ranges,
+    is_pattern,
+)
 from nodeagent.model.jobspec import MOST_NODES, JobSpec, Nodes, Role, Together
 from nodeagent.spec import units
 from nodeagent.spec.errors import CheckError, raise_all
@@ -69,6 +79,8 @@ def _values(name: object, given: object) -> tuple[str, ...]:
             raise CheckError(f"{units.show(one)} is not a label's value", f"values are text: write {quoted} or true")
         if name == NODE and not is_pattern(one):
             raise CheckError(f"{units.show(one)} names no nodes", "write n7, n[1-8] or n[01-16,20]")
+    if name == NODE and sum(map(has_ranges, values)) > MOST_RANGES:
+        raise CheckError(f"more than {MOST_RANGES} values with ranges", "join them: n[1-8,12,20-30]")
     if not 1 <= len(values) <= MOST_VALUES:
         raise CheckError(f"{len(values)} values", f"give 1 to {MOST_VALUES}, or true for any")
     return tuple(values)
@@ -169,6 +181,9 @@ def _role_mistakes(role: Role, segments: int) -> Iterator[Mistake]:
         yield Mistake(at, "spread stands beside pack", "keep one of them")
     if segments and (asked.spread or asked.pack):
         yield Mistake(at, f"segments stand beside {'spread' if asked.spread else 'pack'}", "keep one of them")
+    every = (*asked.require, *asked.exclude, *asked.prefer, *asked.avoid)
+    if sum(has_ranges(value) for term in every for value in term.values) > 2 * MOST_RANGES:
+        yield Mistake(at, f"more than {2 * MOST_RANGES} values with ranges", "join them: n[1-8,12,20-30]")
     for key in ("require", "exclude", "prefer", "avoid"):
         for term in getattr(asked, key):
             try:

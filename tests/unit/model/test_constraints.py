@@ -56,3 +56,8 @@ def test_more_of_what_is_preferred_and_less_of_what_is_avoided() -> None:
     assert not asked.hard
     labels: list[dict[str, str]] = [{"gpu": "h100", "fast": ""}, {"gpu": "h100"}, {}, {"spot": "1"}]
     assert [asked.score("n", one) for one in labels] == [2, 1, 0, -1]
+
+
+def test_a_list_of_names_and_ranges_names_all_of_them() -> None:
+    listed = Match(label="node", values=("a", "n[1-2]", "b"))
+    assert [n for n in ("a", "b", "c", "n1", "n2", "n3") if listed.holds(n, {})] == ["a", "b", "n1", "n2"]

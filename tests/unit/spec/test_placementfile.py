@@ -92,3 +92,20 @@ def test_a_request_written_by_hand_is_checked_alike() -> None:
         "roles.worker.placement: segments stand beside spread, keep one of them",
         "roles.worker.placement.require: 'n[2-1]' names no nodes, write n7, n[1-8] or n[01-16,20]",
     ]
+
+
+def test_ranges_are_bounded_since_each_node_is_held_against_each_of_them() -> None:
+    def asked(count: int) -> tuple[Match, ...]:
+        return (Match(label="node", values=tuple(f"n{i}-[1-9]" for i in range(count))),)
+
+    def told(found: Constraints) -> list[str]:
+        return check_spec(job(LEAST).model_copy(update={"roles": (role.model_copy(update={"placement": found}),)}))
+
+    role = job(LEAST).role
+    assert told(Constraints(require=asked(16), exclude=asked(16))) == []
+    assert told(Constraints(require=asked(17))) == [
+        "roles.worker.placement.require: more than 16 values with ranges, join them: n[1-8,12,20-30]"
+    ]
+    assert told(Constraints(require=asked(16), exclude=asked(16), avoid=asked(1))) == [
+        "roles.worker.placement: more than 32 values with ranges, join them: n[1-8,12,20-30]"
+    ]
