@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from nodeagent.model.constraints import Constraints, Match
 from nodeagent.model.job import Control, JobRecord, Scale
-from nodeagent.model.jobspec import Hang, Hooks, JobSpec, Nodes, Policy, Ready, RestartLimits
+from nodeagent.model.jobspec import Hang, Hooks, JobSpec, Nodes, Policy, Ready, RestartLimits, Together
 from nodeagent.model.world import Ack, Head
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import LIFETIME, Seal
@@ -51,11 +52,13 @@ SPECS = {
     "checkpoint_dir": "/x", "limits": {"core": 1}, "priority": 9, "preload": ("evil",), "standby": False, "grace": 1.0,
     "restarts": RestartLimits(max=1), "policies": (Policy(on=("*",), do="FailJob"),), "hooks": Hooks(pre_start=("sh",)),
     "hold_timeout": 1.0, "hang": Hang(progress=1.0), "completes": "r",
+    "placement": Together(within="rack"),
 }  # fmt: skip
 ROLES = {
     "name": "r", "command": ("sh", "-c", "id"), "nodes": Nodes(min=1, max=4, target=1), "workers_per_node": 2,
     "after": ("w",), "ready": Ready(port=True), "replicas": 2, "env": {"A": "1"},
     "gpus_per_worker": 0, "uneven": True, "virtual_local_rank": True, "numa_binding": "node",
+    "placement": Constraints(require=(Match(label="node", values=("n1",)),)),
 }  # fmt: skip
 
 
