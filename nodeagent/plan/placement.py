@@ -98,17 +98,14 @@ def choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[st
 
 def arranged(cluster: Cluster, spec: JobSpec) -> bool:
     """It matters how the job's nodes lie to each other. Else the first that are able are taken."""
-    role = spec.role.placement
-    return (
-        spec.placement is not None
-        or (role is not None and bool(role.spread or role.pack))
-        or bool(tree(cluster).levels)
-    )
+    role = None if spec.several else spec.role.placement  # where roles' own places go is for ``places.py``
+    asked = spec.placement is not None or (role is not None and bool(role.spread or role.pack))
+    return asked or bool(tree(cluster).levels)
 
 
 def gang_of(cluster: Cluster, spec: JobSpec) -> Gang:
     """How the nodes of a job have to lie."""
-    known, role = tree(cluster), spec.role.placement
+    known, role = tree(cluster), None if spec.several else spec.role.placement
     levels = known.levels_for(spec.within)
     if role is not None and role.pack not in ("", NODE) and spec.placement is None:
         levels = (role.pack,)

@@ -167,6 +167,9 @@ def test_each_role_has_constraints_of_its_own() -> None:
     fill = role("x", None, nodes=1)
     packed = where(six, spec(role("ps", Constraints(pack="node"), replicas=3), fill))
     assert sorted(packed.values()) == [["ps.0", "ps.1", "ps.2"], ["x.0"]]
+    first = spec(role("ps", Constraints(pack="rack"), replicas=1), role("x", None, nodes=2))
+    apart = [make_node(f"n{i}", slots=1, labels={"rack": "ab"[i // 3]}) for i in range(1, 6)]
+    assert set(where(apart, first)) == {"n1", "n2", "n3"}, "that one role is packed keeps no other in its rack"
     over = where(six, spec(role("ps", Constraints(spread="rack"), replicas=2), fill))
     assert sum(len([p for p in over.get(n, ()) if p[:2] == "ps"]) for n in ("n4", "n5", "n6")) == 1
 
