@@ -85,7 +85,7 @@ class Reclaim:
         name = _of(donor)
         return dominant(self._use.get(name, NOTHING), self._total) - self._entitled.get(name, 0.0)
 
-    def move(self, donor: JobRecord, use: Use) -> None:
+    def release(self, donor: JobRecord, use: Use) -> None:
         """The donor is to give that much."""
         for name in above(self._cluster.queues, _of(donor)):
             self._use[name] = self._use.get(name, NOTHING).less(use)
