@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import get_args
 
+from nodeagent.agent.devicetime import MAX_SERIES
 from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, NODE_STATES, REPAIRING
 from nodeagent.agent.metrics import Metrics
 from nodeagent.ctl.torchline import FLAGS
@@ -107,6 +108,9 @@ LABELS: dict[str, str] = {
     "outcome": "`done` (it helped, as far as that was verified), `failed`, `interrupted` (its end was not seen)",
     "stage": words(REPAIRING),
     "xid": "code of an Xid that a GPU of this node reported",
+    "device": "`gpu`, `slot`",
+    "queue": f"name of a queue; `others` of those that came after {MAX_SERIES}",
+    "user": f"who submitted the job; `others` of those that came after {MAX_SERIES}",
     "phase": f"of jobs: {words(Phase)}; of pods: {words(PodPhase)}; "
     "of recoveries: [these](architecture.md#what-a-recovery-is-made-of)",
 }
@@ -115,6 +119,7 @@ LABELS: dict[str, str] = {
 UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_info": "always 1", "_joined": "0 or 1",
          "_seconds_total": "seconds", "_generation_cause": "a number that grows", "_celsius": "degrees Celsius",
          "_step": "steps",
+         "_goodput": "part of 1",
          "_generation": "a number that grows"}  # fmt: skip
 """How a name ends, and what is measured; all others count."""
 

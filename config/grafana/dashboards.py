@@ -50,6 +50,12 @@ def node_quantile(q: float, name: str) -> str:
     return f"histogram_quantile({q}, sum by (node, le) ({each}))"
 
 
+def device_time(device: str, by: str) -> str:
+    """How many devices were booked, on average: each node counts its own."""
+    rate = f'rate(nodeagent_device_seconds_total{{cluster=~"$cluster", device="{device}"}}[$__rate_interval])'
+    return f"sum by ({by}) ({rate})"
+
+
 CLUSTER = variable("cluster", "label_values(nodeagent_build_info, cluster)")
 JOB = variable("job", 'label_values(nodeagent_generation{cluster=~"$cluster"}, job)')
 NODE = variable("node", 'label_values(nodeagent_build_info{cluster=~"$cluster"}, node)')
@@ -82,6 +88,12 @@ CLUSTER_PANELS = [
     Panel("Downtime of jobs", "To be re-formed, within the shown range, by cause.", "bargauge",
           [('sum by (cause) (increase(nodeagent_standstill_seconds_total{cluster=~"$cluster"}[$__range])) > 0',
             "{{cause}}")], unit="s"),
+    Panel("GPUs in use, by queue", "Booked, on average.", "timeseries",
+          [(device_time("gpu", "queue"), "{{queue}}")]),
+    Panel("GPUs in use, by user", "Booked, on average. GPU hours: nodeagentctl usage.", "timeseries",
+          [(device_time("gpu", "user"), "{{user}}")]),
+    Panel("CPU slots in use, by queue", "Booked, on average.", "timeseries",
+          [(device_time("slot", "queue"), "{{queue}}")]),
     Panel("Nodes under repair", "By what comes next: docs/health.md.", "timeseries",
           [(said("nodes_repairing", "stage"), "{{stage}}")]),
     Panel("Store: round trip", "Of a heartbeat.", "timeseries",
@@ -109,6 +121,9 @@ JOB_PANELS = [
           "downtime is reported when it is over.", "stat",
           [(f"1 - clamp_max(sum by (job) (increase({STANDSTILL}[$__range])) / ({LIVE}), 1)",
             "{{job}}")], unit="percentunit", width=6, height=4, more={"decimals": 3}),
+    Panel("Devices' goodput", "Part of its GPUs' (or slots') time since the submission that was not lost to faults: "
+          "docs/usage.md.", "stat",
+          [(of_job("job_goodput"), "{{job}}")], unit="percentunit", width=6, height=4, more={"decimals": 3}),
     Panel("Restart budget", "Spent within its window, and the limit.", "stat",
           [(of_job("budget_spent"), "{{job}}: spent"), (of_job("budget_limit"), "{{job}}: of")], width=6, height=4),
     Panel("Generations", "Which was the newest, and what it was formed for. One that lived between two scrapes is not "

@@ -119,6 +119,11 @@ class Applier:
             self._log.info("into the history", jobs=len(jobs))
         return await self._store.shelve([job.uid for job in jobs], before, most)
 
+    def _keeps_steps(self, uid: str) -> bool:
+        """Its pod here has snapshots in memory, from which the gang goes on."""
+        status = self._host.status().get(uid)
+        return status is not None and status.snapshot_bytes > 0
+
     def _peers_of(self, uid: str) -> dict[str, str]:
         """Members of the job's gang that this node cannot reach, each with the address that does not answer."""
         peers = self._unreachable().get(uid, ())
@@ -165,7 +170,7 @@ class Applier:
         self._log.info("recovered", job=job.name, generation=recovery.token.number, text=recovery.text)
         if job.head.token != recovery.token or job.head.state != "active" or node in job.head.reports:
             return False
-        report = PodReport(state="running", reason=recovery.text)
+        report = PodReport(state="running", reason=recovery.text, started=max(0.0, self._clock.now() - recovery.at))
         return await self._write(
             self._store.report(recovery.uid, recovery.token, node, self._lease.incarnation, report)
         )
@@ -190,6 +195,7 @@ class Applier:
                     cause=step.cause,
                     spend=_counted(job, step.spend),
                     planned=step.planned,
+                    kept=self._keeps_steps(job.uid),
                     grace=step.grace,
                     form_ms=step.form_ms,
                     outside=step.outside,
@@ -212,6 +218,7 @@ class Applier:
                     spend=_counted(job, step.spend),
                     lost=step.lost,
                     planned=step.planned,
+                    kept=self._keeps_steps(job.uid),
                     delay_ms=step.delay_ms,
                     wall=self._clock.wall(),
                     by=self._lease.node,

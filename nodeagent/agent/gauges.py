@@ -21,6 +21,7 @@ from nodeagent.model.timing import millis
 from nodeagent.model.world import CauseKind
 from nodeagent.plan.cluster import Cluster, RefusalKind
 from nodeagent.plan.faults import spent
+from nodeagent.plan.usage import add, lost_part, of_job
 from nodeagent.pods.base import PodStatus
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ class Gauges:
             "cause",
         )
         self.restarts = gauge("job_restarts", "Generations of each live job that became active after its first.", "job")
+        self.goodput = gauge(
+            "job_goodput", "Part of the devices' time of each live job that was not lost to faults.", "job"
+        )
         self.phase = gauge("phase_seconds", "How long each live job has been in its present phase.", "job", "phase")
         self.ends = gauge(
             "generation_ends",
@@ -127,6 +131,7 @@ class Gauges:
     def _read_jobs(self, cluster: Cluster) -> None:
         mine = (
             self.generation, self.cause, self.restarts, self.phase, self.ends, self.spent, self.limit, self.checkpoint,
+            self.goodput,
         )  # fmt: skip
         for gauge in mine:
             gauge.clear()
@@ -135,6 +140,9 @@ class Gauges:
             self.spent.labels(job=job.name).set(spent(job, cluster.served))
             self.limit.labels(job=job.name).set(job.spec.restarts.max)
             self.restarts.labels(job=job.name).set(job.restarts)
+            use = add(line.use for line in of_job(job, cluster.served, int(time.time() * 1000)))
+            if (lost := lost_part(use)) is not None:
+                self.goodput.labels(job=job.name).set(1.0 - lost)
             since = cluster.served - millis(job.spec.restarts.window)
             causes = Tally(entry.kind for entry in job.budget.values() if entry.at >= since)
             for cause in causes.keys() & set(get_args(CauseKind)):

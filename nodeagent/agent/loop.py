@@ -409,6 +409,7 @@ class Agent:
     def _count_restarts(self) -> None:
         if self._snapshot.complete:
             self._restarts.look(self._snapshot.jobs)
+            self._metrics.devices.look(self.cluster(), self._node)
 
     # --- the view, for the API ------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.metrics import MetricWrapperBase
 
+from nodeagent.agent.devicetime import DeviceTime
 from nodeagent.agent.gauges import Gauges, live_jobs
 from nodeagent.agent.stopwatch import STEPPED
 from nodeagent.api.view import AgentView
@@ -114,6 +115,14 @@ class Metrics:
             ["kind", "outcome"],
             registry=self.registry,
         )
+        self.devices = DeviceTime(
+            Counter(
+                "nodeagent_device_seconds",
+                "Time for which jobs had devices of this node, summed over the devices, since this agent's start.",
+                ["device", "queue", "user"],
+                registry=self.registry,
+            )
+        )
         self._gauges = Gauges(self.registry)
         self._xids = Counter(
             "nodeagent_xids", "Xids of this node's GPUs, since this agent's start.", ["gpu", "xid"],
@@ -140,6 +149,7 @@ class Metrics:
     def page(self, view: AgentView) -> bytes:
         """The page that Prometheus reads, as of now."""
         cluster = view.cluster()
+        self.devices.look(cluster, view.node)
         self._gauges.read(view, cluster)
         for job in live_jobs(cluster):
             if job.uid in view.pods():

@@ -25,10 +25,12 @@ from nodeagent.agent.recovery import Known
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import QueuesRecord
+from nodeagent.model.usage import UsageDay
 from nodeagent.osutil.linux import write_atomic
 from nodeagent.trust.key import ClusterKey
 
 FORMAT = 1
+Kept = NodeRecord | JobRecord | UsageDay | QueuesRecord
 ENDED_KEPT = 256
 """Most jobs that have ended: the newest."""
 MOST_BYTES = 64 * 1024**2
@@ -40,7 +42,6 @@ MARK = 32
 """Characters of a line's signature."""
 _QUEUES = "queues tree"
 """The key of the line of the queues."""
-_Kept = NodeRecord | JobRecord | QueuesRecord
 
 
 @dataclass(slots=True)
@@ -49,7 +50,7 @@ class _Part:
 
     header: dict[str, Any]
     announced: int
-    records: list[tuple[str, _Kept | None]] = field(default_factory=list)
+    records: list[tuple[str, Kept | None]] = field(default_factory=list)
     """By key; None: it is no more."""
     wrong: list[str] = field(default_factory=list)
 
@@ -215,6 +216,9 @@ class Writing:
                     part.records.append((f"node {node.id}", node))
                 elif kind == "queues":
                     part.records.append((_QUEUES, QueuesRecord.from_json(text)))
+                elif kind == "usage":
+                    usage = UsageDay.from_json(text)
+                    part.records.append((f"usage {usage.day}", usage))
                 else:
                     job = JobRecord.from_json(text)
                     part.records.append((f"job {job.uid}", job))
@@ -225,7 +229,7 @@ class Writing:
         wrong = [text for one in parts for text in one.wrong]
         if (missing := sum(one.missing for one in parts)) > 0:
             wrong.append(f"{missing} records are missing")
-        there: dict[str, _Kept] = {}
+        there: dict[str, Kept] = {}
         for key, record in (entry for one in parts for entry in one.records):
             there.pop(key, None)
             if record is not None:
@@ -235,6 +239,7 @@ class Writing:
             cluster_uid=str(header["cluster_uid"]), era=str(header["era"]), rev=int(header["rev"]),
             served=int(header["served"]), nodes=tuple(one for one in there.values() if isinstance(one, NodeRecord)),
             jobs=tuple(one for one in there.values() if isinstance(one, JobRecord)),
+            usage=tuple(one for one in there.values() if isinstance(one, UsageDay)),
             lapsed=frozenset(map(str, header["lapsed"])), whole=not wrong,
             queues=next((one for one in there.values() if isinstance(one, QueuesRecord)), None),
         )  # fmt: skip
@@ -246,8 +251,9 @@ class Writing:
         dropped = {job.uid for job in ended[: max(0, len(ended) - ENDED_KEPT)]}
         jobs = [job for job in known.jobs if job.uid not in dropped]
         lines: dict[str, tuple[int, bytes]] = {}
-        records: list[tuple[str, _Kept]] = [(f"node {n.id}", n) for n in known.nodes]
-        records += [(f"job {j.uid}", j) for j in jobs]
+        records: list[tuple[str, Kept]] = [(f"node {node.id}", node) for node in known.nodes]
+        records += [(f"usage {usage.day}", usage) for usage in known.usage]
+        records += [(f"job {job.uid}", job) for job in jobs]
         records += [(_QUEUES, known.queues)] if known.queues is not None else []
         for key, record in records:
             kept = self._lines.get(key)
@@ -271,7 +277,7 @@ class Writing:
             raise ValueError("it is of another format")
         return _Part(header, int(header["records"]))
 
-    def _record(self, kind: str, record: _Kept) -> bytes:
+    def _record(self, kind: str, record: Kept) -> bytes:
         return self._line(kind, record.to_json())
 
     def _line(self, kind: str, text: str) -> bytes:

@@ -11,6 +11,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import NO_QUEUES, Queues, QueuesRecord
 from nodeagent.model.timing import Timing, millis
+from nodeagent.model.usage import UsageDay
 from nodeagent.plan.cluster import Cluster, Notes, Refusal
 from nodeagent.store.messages import BeatReply, Unread
 from nodeagent.store.trouble import waits_for
@@ -35,6 +36,8 @@ class Snapshot:
         self._jobs: dict[str, JobRecord] = {}
         self.queues: QueuesRecord | None = None
         """As the store has them, whether signed or not; None: it has none."""
+        self._usage: dict[str, UsageDay] = {}
+        """By the day, as text."""
         self._lapsed: frozenset[str] = frozenset()
         self._silent: frozenset[str] = frozenset()
         """The same, and those that have been silent since, whom an amnesty shelters."""
@@ -48,7 +51,8 @@ class Snapshot:
         self._anew: Snapshot | None = None
         self._nodes_shown: Mapping[str, NodeRecord] | None = None
         self._jobs_shown: Mapping[str, JobRecord] | None = None
-        """Copies of both as they are in the views that were given out, until they change."""
+        self._usage_shown: Mapping[str, UsageDay] | None = None
+        """Copies as they are in the views that were given out, until they change."""
         self._view: Cluster | None = None
         """The last one given out."""
         self._notes = Notes()
@@ -126,16 +130,21 @@ class Snapshot:
         if reply.nodes or reply.gone:
             self._nodes_shown = None
         if reply.gone:
-            self._jobs_shown = None
+            self._jobs_shown = self._usage_shown = None
         for node in reply.nodes:
             self._nodes[node.id] = node
         for job in reply.jobs:
             self.absorb_job(job)
         if reply.queues is not None and (self.queues is None or reply.queues.rev > self.queues.rev):
             self.queues = reply.queues
+        for day in reply.usage:
+            self._usage[str(day.day)], self._usage_shown = day, None
         for key in reply.gone:
             kind, _, name = key.partition(":")
-            (self._nodes if kind == "node" else self._jobs).pop(name, None)
+            if kind == "usage":
+                self._usage.pop(name, None)
+            else:
+                (self._nodes if kind == "node" else self._jobs).pop(name, None)
         self.rev, self.era = reply.rev, reply.era
         if not reply.more and not self.complete:
             self.complete = True
@@ -152,6 +161,7 @@ class Snapshot:
     def _read_or_not(self, reply: BeatReply) -> None:
         read = {f"node:{node.id}" for node in reply.nodes} | {f"job:{job.uid}" for job in reply.jobs} | {*reply.gone}
         read |= {"queues"} if reply.queues is not None else set()
+        read |= {f"usage:{day.day}" for day in reply.usage}
         self.unread = {key: why for key, why in self.unread.items() if key not in read}
         self.unread |= {record.key: record.why for record in reply.unread}
 
@@ -174,9 +184,12 @@ class Snapshot:
                 other._nodes.setdefault(name, self._nodes[name])
             elif kind == "job" and name in self._jobs:
                 other._jobs.setdefault(name, self._jobs[name])
+            elif kind == "usage" and name in self._usage:
+                other._usage.setdefault(name, self._usage[name])
         self._nodes, self._jobs, self.unread = other._nodes, other._jobs, other.unread
         self.queues = other.queues or self.queues
-        self._nodes_shown = self._jobs_shown = None
+        self._usage = other._usage
+        self._nodes_shown = self._jobs_shown = self._usage_shown = None
         self.rev, self.era, self.cluster_uid, self._top = other.rev, other.era, other.cluster_uid, other._top
         self.complete, self._anew = True, None
         self.touched.set()
@@ -224,6 +237,7 @@ class Snapshot:
             served=view.served,
             nodes=tuple(view.nodes.values()),
             jobs=tuple(view.jobs.values()),
+            usage=tuple(view.usage.values()),
             lapsed=self._silent,
             queues=self.queues,
             whole=self.complete,
@@ -241,6 +255,7 @@ class Snapshot:
 
     def _clear(self) -> None:
         self._nodes, self._jobs, self.complete, self.unread = {}, {}, False, {}
+        self._usage, self._usage_shown = {}, None
         self._nodes_shown, self._jobs_shown, self._top = None, None, 0
         self.queues = None
 
@@ -258,6 +273,8 @@ class Snapshot:
         settling = self._timing.heartbeat + 2 * self._timing.store_timeout
         if self._nodes_shown is None:
             self._nodes_shown = dict(self._nodes)
+        if self._usage_shown is None:
+            self._usage_shown = dict(self._usage)
         served, jobs, refused = self._served + millis(ahead), self.jobs, refused or _NONE_REFUSED
         unread = _NONE
         if self.unread:
@@ -268,6 +285,7 @@ class Snapshot:
         if last is not None and (
             last.nodes is self._nodes_shown and last.jobs is jobs and last.lapsed is self._lapsed
             and last.queues is queues and last.queues_rev == queues_rev
+            and last.usage is self._usage_shown
             and last.served == served and last.refused is refused and last.unread == unread
             and last.next_lapse == self._next_lapse and last.more_to_return == returning
             and last.partial == self._partial
@@ -277,6 +295,7 @@ class Snapshot:
             served=served,
             nodes=self._nodes_shown,
             jobs=jobs,
+            usage=self._usage_shown,
             lapsed=self._lapsed,
             queues=queues,
             queues_rev=queues_rev,

@@ -31,6 +31,8 @@ class Recovery:
     token: Token
     cause: str
     phases: dict[str, float]
+    at: float
+    """When it was over (this agent's clock): at the workers' first step, or their start."""
 
     @property
     def text(self) -> str:
@@ -154,7 +156,7 @@ class Stopwatch:
             **({} if watch.stepped is None else {STEPPED: max(0.0, watch.stepped - watch.started)}),
             "whole": watch.detected + formed + started,
         }
-        return Recovery(job.uid, head.token, head.cause.kind, phases)
+        return Recovery(job.uid, head.token, head.cause.kind, phases, watch.stepped or watch.started)
 
 
 def _detected(reports: Mapping[str, PodReport]) -> float:

@@ -18,6 +18,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from nodeagent.api import auth, intents, limits, requests
+from nodeagent.api.accounting import job_use
 from nodeagent.api.admission import admitted
 from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.batches import Batches, no_live_array, noted, read
@@ -129,6 +130,7 @@ class JobRoutes:
             "way_out": way_out(job, cluster),
             "no_progress": watching(job.head) if job.head is not None and job.phase == "running" else "",
             "budget": budget_json(job, cluster),
+            "usage": job_use(job, cluster, time.time()),
             "generations": generations(job, events or ()),
             "reports": {node: r.model_dump() for node, r in reports.items()},
             "outside": {} if job.head is None else dict(job.head.outside),

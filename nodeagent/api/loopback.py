@@ -101,6 +101,7 @@ FILES = {
     "/page/page.js": ("page.js", "text/javascript"),
     "/page/draw.js": ("draw.js", "text/javascript"),
     "/page/timeline.js": ("timeline.js", "text/javascript"),
+    "/page/shares.js": ("shares.js", "text/javascript"),
     "/page/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 """Path to file and type."""

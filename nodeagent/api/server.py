@@ -17,6 +17,7 @@ from aiohttp import web
 from nodeagent import __version__
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api import loopback
+from nodeagent.api.accounting import AccountingRoutes
 from nodeagent.api.auth import DATABASE, USERS, UserDatabase
 from nodeagent.api.connections import LoopbackGuests, Server, SocketGuests
 from nodeagent.api.doctor import DoctorRoutes
@@ -84,6 +85,7 @@ def create_app(
     app.router.add_routes(JobRoutes(view, usage, users).table())
     app.router.add_routes(QueueRoutes(view, users).table())
     app.router.add_routes(DoctorRoutes(view, usage).table())
+    app.router.add_routes(AccountingRoutes(view, users).table())
     return app
 
 

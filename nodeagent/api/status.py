@@ -17,6 +17,7 @@ from aiohttp import web
 
 from nodeagent import __version__
 from nodeagent.agent.published import machine_usage
+from nodeagent.api.accounting import shares_json
 from nodeagent.api.auth import Names, UserDatabase
 from nodeagent.api.errors import not_joined
 from nodeagent.api.jobdetail import AuditTail, generations, waits
@@ -113,6 +114,7 @@ def _body(
     rows = {
         "nodes": nodes_json(cluster, now),
         "jobs": [_job(cluster, job, why[job.uid], stories.get(job.uid, []), now, names) for job in jobs],
+        "shares": shares_json(cluster, now),
     }
     return json.dumps(about | {"now": now} | rows).encode()
 

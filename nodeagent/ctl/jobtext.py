@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from nodeagent.ctl.output import Column, fold, paint, size, span, table_lines
+from nodeagent.ctl.output import Column, fold, hours, paint, part, size, span, table_lines
 from nodeagent.ctl.terminal import one_line
 
 Json = dict[str, Any]
@@ -144,6 +144,8 @@ def _head(job: Json, colour: bool) -> list[str]:
             f"{budget['left']} left",
         ),
     ]
+    if (used := job["usage"])["goodput"] is not None:
+        lines.append(field("Used", use_text(used)))
     if job.get("limits"):
         lines.append(field("Limits", used_text(job["limits"])))
     if job["scale"]:
@@ -151,6 +153,16 @@ def _head(job: Json, colour: bool) -> list[str]:
     if job["outcome"]:
         lines.append(field("Outcome", f"{exit_words(job['outcome']['code'])}: {job['outcome']['text']}"))
     return lines
+
+
+def use_text(used: Json) -> str:
+    """Hours of devices, and what of them was lost."""
+    kinds = (("gpu", "GPU"), ("slot", "slot"))
+    parts = [f"{hours(used[f'{key}_hours'])} {name} hours" for key, name in kinds if used[f"{key}_hours"]]
+    lost = hours(used["lost_gpu_hours"] or used["lost_slot_hours"])
+    text = ", ".join(parts) + (f", {lost} of them lost to faults" if lost != "-" else "")
+    waited = used["waited_hours"] * 3600
+    return f"{text} (goodput {part(used['goodput'])})" + (f"; waited {span(waited)} for nodes" if waited >= 1 else "")
 
 
 def _per_node(role: Json) -> str:

@@ -97,6 +97,16 @@ def size(number: int | None) -> str:
     return f"{value:.1f}Ti"
 
 
+def hours(value: float) -> str:
+    """Of devices; a tenth of an hour is as much as anybody reads, but what is there is never 0."""
+    return "-" if not value else f"{value:,.1f}" if value >= 0.05 else "<0.1"
+
+
+def part(value: float | None) -> str:
+    """Of 1, as a percentage; never rounded up to the whole."""
+    return "-" if value is None else "100%" if value == 1 else f"{min(value, 0.999) * 100:.1f}%"
+
+
 def fold(line: str, width: int | None, indent: int) -> list[str]:
     """The line, broken between words (and after commas) where it is wider than ``width``; the rest is indented."""
     if width is None or len(line) <= width:

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from nodeagent.model.base import RECORD_VERSION, Record
 from nodeagent.model.jobspec import JobSpec
+from nodeagent.model.usage import Held, Use
 from nodeagent.model.world import Head, PodReport, Token
 
 
@@ -233,6 +234,10 @@ class JobRecord(Record):
     """Generations that became active after the first."""
     outcome: Outcome | None = None
     checkpoint: Checkpoint | None = None
+    held: Held | None = None
+    """None: it has not had a device yet."""
+    used: dict[str, Use] = {}
+    """Day (since 1970-01-01, as text) to what it used then, up to ``held.at``."""
     rev: int = 0
 
     def time_used(self, served: int) -> int:

@@ -179,6 +179,9 @@ class PodReport(Record):
     """Members that its agent could not reach when it reported: node to the ``host:port`` asked. For people."""
     detected: float = 0.0
     """Failed: seconds from the first worker's end to this report. For people."""
+    started: float = 0.0
+    """``running``, of group rank 0 after a fault: seconds since its workers' first step, or since they run where they
+    tell no steps."""
     seq: int = 0
     """Order of arrival at the store among this generation's reports (set by the store): the first fault has the
     lowest."""

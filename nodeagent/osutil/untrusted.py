@@ -337,6 +337,7 @@ async def aside(work: Callable[[], T], seconds: float = ASIDE_SECONDS) -> T:
     done: asyncio.Future[T] = loop.create_future()
 
     def settle(value: T | None, error: Exception | None) -> None:
+        _aside.discard(thread)  # it has come back, though it may take a moment to end
         if done.done():
             return
         if error is not None:

@@ -17,6 +17,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import NO_QUEUES, Queues
 from nodeagent.model.timing import Timing, millis
+from nodeagent.model.usage import UsageDay
 
 T = TypeVar("T")
 
@@ -80,6 +81,8 @@ class Cluster:
     """Served time (ms) of the view; between beats the agent adds its own elapsed time, never more than ``credit``."""
     nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     jobs: Mapping[str, JobRecord] = field(default_factory=dict)
+    usage: Mapping[str, UsageDay] = field(default_factory=dict)
+    """What jobs used that are here no more, by day."""
     lapsed: frozenset[str] = frozenset()
     queues: Queues = NO_QUEUES
     """The newest tree that the cluster's key signed."""

@@ -29,6 +29,10 @@ lost, or another life took its node. A life that has ended is taken out of the h
 devices are free, and a job ``pausing`` without holders becomes ``paused`` (event JobPaused). A life that was replaced
 never comes back (``lost``).
 
+What a job **uses** is counted in the step that books its devices or frees them: devices x served time, in its record
+by day (``JobRecord.used``). A step that removes the record, or moves it into the history, adds that to the day's sums
+(``UsageDay``); these are records of the view.
+
 A **keeper** is a node that may lend the members of the active generation time while the store is away; all keepers
 must, or none does. So the store lets nothing newer start before one keeper has let go: by an ack that does not say
 ``lends``. A job that has ended is *kept* until then, unless all its keepers have been silent for ``failsafe_limit``.

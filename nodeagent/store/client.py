@@ -102,6 +102,7 @@ class RedisStore:
             "nodes": [codec.encode_node(node) for node in offer.nodes],
             "cordons": {node.id: codec.encode_optional(node.cordon) or "" for node in offer.nodes},
             "jobs": [codec.encode_job(job) for job in offer.jobs],
+            "usage": [codec.encode_usage(day) for day in offer.usage],
         }  # fmt: skip
         if offer.queues is not None:
             arguments["queues"] = codec.encode_queues(offer.queues)
@@ -127,7 +128,7 @@ class RedisStore:
         (
             cluster_uid, served, lapsed, next_lapse, rev, more, event, records, era, recovering, asked, *recovery,
         ) = await self._calls.step("beat", arguments, beat_brings_jobs)  # fmt: skip
-        nodes, jobs, gone, unread, missing = [], [], [], [], []
+        nodes, jobs, gone, unread, missing, usage = [], [], [], [], [], []
         queues = None
         if not recovering:
             self._decoder.follow(Base(beat.rev, beat.era), Base(int(rev), era))
@@ -142,6 +143,8 @@ class RedisStore:
                     nodes.append(self._decoder.node(flat, cordon))
                 elif key == QUEUES:
                     queues = codec.decode_queues(flat)
+                elif key.startswith("usage:"):
+                    usage.append(codec.decode_usage(key.removeprefix("usage:"), flat))
                 elif kind == "whole":
                     jobs.append(self._decoder.job(flat, era, followed=True))
                 elif job := self._decoder.news(key.removeprefix("job:"), flat, era, beat.rev, followed=True):
@@ -160,7 +163,7 @@ class RedisStore:
                 nodes += found.nodes
                 unread += (Unread(key=_shown(key), why=_plain(error)) for key, error in found.unread.items())
         if read is None:  # the lease is renewed all the same; the next beat asks again
-            nodes, jobs, gone, unread, rev, more = [], [], [], [], beat.rev, 0
+            nodes, jobs, gone, unread, usage, rev, more = [], [], [], [], [], beat.rev, 0
             queues = None
         else:
             jobs += read[0]
@@ -174,6 +177,7 @@ class RedisStore:
                 nodes=tuple(nodes),
                 jobs=tuple(jobs),
                 queues=queues,
+                usage=tuple(usage),
                 gone=tuple(gone),
                 unread=tuple(unread),
                 rev=int(rev),
@@ -199,6 +203,7 @@ class RedisStore:
             "members": {node: member.to_json() for node, member in proposal.members.items()},
             "cause": proposal.cause.to_json(),
             "reason": proposal.cause.text,
+            "kept": proposal.kept,
             "grace": json.dumps(proposal.grace),
             "form_ms": proposal.form_ms,
             "outside": codec.encode(proposal.outside),
@@ -243,6 +248,7 @@ class RedisStore:
             "phase": ending.phase,
             "reason": ending.reason,
             "outcome": codec.encode_optional(ending.outcome),
+            "kept": ending.kept,
             "delay_ms": ending.delay_ms,
             "wall": repr(ending.wall),
         }

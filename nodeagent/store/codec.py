@@ -16,12 +16,13 @@ from nodeagent.model.job import Event, JobRecord
 from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
 from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.timing import millis
+from nodeagent.model.usage import UsageDay
 from nodeagent.model.world import BRIEF, PodReport
 from nodeagent.store.messages import NewJob, Saved
 
 JOB_RAW = (
     "version", "owner", "spec", "admission", "control", "submitted", "ended", "since", "order", "first_active",
-    "started", "ran", "restart_done", "not_before", "last_number", "restarts", "outcome", "checkpoint", "rev",
+    "started", "ran", "restart_done", "not_before", "last_number", "restarts", "outcome", "checkpoint", "held", "rev",
 )  # fmt: skip
 """Fields of a job that are JSON already: numbers and opaque records."""
 JOB_TEXT = ("uid", "name", "phase", "reason")
@@ -33,9 +34,11 @@ HEAD_MAPS = {
     "report": "reports",
     "head_keeper": "keepers",
 }  # fmt: skip
-JOB_MAPS = {"spend": "budget", "last": "last_reports", "keeper": "keepers", "silent": "silent"}
+JOB_MAPS = {"spend": "budget", "last": "last_reports", "keeper": "keepers", "silent": "silent", "used": "used"}
 NAMES = 8192
 """Quoted names that are kept: of fields, nodes and jobs."""
+ROW = "row:"
+"""What fields of a day's use begin with."""
 SCRIPTS_OWN = {"min", "max", "array", "at_once", "active_number", "active_id"}
 NODE_FIELDS = {
     "id", "life", "start", "lost", "left", "joined", "facts", "readiness", "rev", "seq", "dead", "address", "pid",
@@ -221,6 +224,21 @@ def decode_queues(flat: Sequence[str]) -> QueuesRecord:
     """Raises ValueError."""
     fields = pairs(flat)
     return QueuesRecord.from_json(_object({"tree": fields["tree"], "rev": fields["rev"]}))
+
+
+def encode_usage(usage: UsageDay) -> dict[str, str]:
+    """The flat hash of a day, and which day it is."""
+    rows = {f"{ROW}{key}": row.to_json() for key, row in usage.rows.items()}
+    return {"day": str(usage.day), "rev": str(usage.rev)} | rows
+
+
+def decode_usage(day: str, flat: Sequence[str]) -> UsageDay:
+    """Raises ValueError."""
+    fields = pairs(flat)
+    rows = {field.removeprefix(ROW): text for field, text in fields.items() if field.startswith(ROW)}
+    if unknown := set(fields) - {"rev", *(ROW + key for key in rows)}:
+        raise ValueError(f"a day's use has the unknown field {min(unknown)}")
+    return UsageDay.from_json(_object({"day": str(int(day)), "rev": fields["rev"], "rows": _object(rows)}))
 
 
 def decode_saved(text: str) -> Saved:

@@ -5,6 +5,7 @@
 ``job:<uid>`` · ``names`` name to uid · ``highest`` name to number · ``alloc:<node>`` device to uid ·
 ``nodes`` node to what agents read of its record ·
 ``changes`` record to revision · ``requests`` (capped) · ``events`` (capped stream) · ``pod:<uid>:<node>`` (TTL) ·
+``usage:<day>`` what jobs that are gone used ·
 ``saved`` node to what is on its disk · ``saves`` (capped stream) of what somebody waits for · ``marks:<uid>`` field
 to the revision that changed it · ``packed:<uid>`` many entries as one text · ``counts:<uid>`` what an ack looks at
 instead of every member · ``history`` uid, name, owner and bytes of a job that ended a while ago to when it did ·

@@ -14,6 +14,7 @@ from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState
 from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.timing import Timing
+from nodeagent.model.usage import UsageDay
 from nodeagent.model.world import Cause, Member, Token
 
 PAGE_BYTES = 1024 * 1024
@@ -63,7 +64,7 @@ class Unread(Record):
     """A record that cannot be decoded: another program wrote it, or damaged it."""
 
     key: str
-    """``job:<uid>``, ``node:<id>`` or ``queues``."""
+    """``job:<uid>``, ``node:<id>``, ``queues`` or ``usage:<day>``."""
     why: str
 
 
@@ -87,8 +88,9 @@ class BeatReply(Record):
     jobs: tuple[JobRecord, ...] = ()
     queues: QueuesRecord | None = None
     """Only when they changed."""
+    usage: tuple[UsageDay, ...] = ()
     gone: tuple[str, ...] = ()
-    """Removed records: ``job:<uid>`` or ``node:<id>``."""
+    """Removed records: ``job:<uid>``, ``node:<id>`` or ``usage:<day>``."""
     unread: tuple[Unread, ...] = ()
     """Changed records that cannot be decoded."""
     rev: int
@@ -192,6 +194,7 @@ class Offer(Record):
     jobs: tuple[JobRecord, ...] = ()
     queues: QueuesRecord | None = None
     """Taken like a node's or a job's record; by a store that has none even after the recovery."""
+    usage: tuple[UsageDay, ...] = ()
     uids: tuple[str, ...] | None = None
     """Every job of the complete view: on its last page only."""
     numbers: dict[str, int] = {}
@@ -246,6 +249,8 @@ class Proposal(Record):
     cause: Cause
     spend: Spend | None = None
     planned: bool = False
+    kept: bool = False
+    """What ends by a fault has its newest steps in snapshots: only the standstill is counted as lost."""
     grace: float | None = None
     """If planned: seconds from SIGTERM to SIGKILL, other than the job's."""
     form_ms: int
@@ -284,6 +289,8 @@ class Ending(Record):
     spend: Spend | None = None
     lost: tuple[str, ...] = ()
     planned: bool = False
+    kept: bool = False
+    """As in Proposal."""
     delay_ms: int = 0
     wall: float
     """Unix time, for people."""

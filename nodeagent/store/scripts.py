@@ -19,7 +19,7 @@ from nodeagent.model.timing import Timing, millis
 from nodeagent.store import codec
 from nodeagent.store.messages import Ending, Judgement, Proposal, Settlement
 
-PRELUDES = ("_clock", "_waiting", "_records", "_holders", "_generation")
+PRELUDES = ("_clock", "_waiting", "_records", "_usage", "_holders", "_generation")
 FEWER = {"beat": PRELUDES[:3]}
 """A step that is taken often, and the preludes that it needs: of each, the server makes every function anew."""
 WHILE_RECOVERING = frozenset({"join", "beat", "renew_lease", "restore", "examine"})

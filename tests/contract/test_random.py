@@ -1,13 +1,14 @@
 """Random steps, most of them sensible, on the tests' own server and on a real one: every reply, refusal, record and
 event is the same. So what the simulation runs on does what Redis does.
 
-Time stands still in both (credit 0) and is moved by hand in both at once, so even served times are equal. A failure
-names its seed and step.
+Time stands still in both (credit 0) and is moved by hand in both at once, so even served times are equal; what their
+clocks show is of the same day. A failure names its seed and step.
 """
 
 from __future__ import annotations
 
 import random
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import pytest
 from nodeagent.model.job import Admission, Control, JobRecord, Outcome, Scale
 from nodeagent.model.node import Cordon, Incarnation, NodeRecord, Readiness
 from nodeagent.model.timing import Timing
+from nodeagent.model.usage import UsageDay
 from nodeagent.model.world import Ack, Member, PodReport, Token, WorkerExit
 from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.client import RedisStore, connect
@@ -44,6 +46,9 @@ NODES = ("n1", "n2", "n3", "n4")
 NAMES = ("alpha", "beta")
 STEPS = 250
 SEEDS = range(36)
+DAY = 86400
+MIDNIGHT = 1800
+"""Seconds before and after it in which the servers' clocks, or what they look back on, may be of two days."""
 
 Step = Callable[[Store], Awaitable[object]]
 
@@ -56,6 +61,7 @@ class View:
     served: int
     nodes: tuple[NodeRecord, ...]
     jobs: tuple[JobRecord, ...]
+    usage: tuple[UsageDay, ...]
     era: dict[Store, str]
     cluster: dict[Store, str]
     kept: tuple[object, ...]
@@ -105,6 +111,7 @@ class Both:
                 served=state.served,
                 nodes=tuple(state.nodes.values()),
                 jobs=tuple(state.jobs.values()),
+                usage=tuple(state.usage.values()),
                 era=dict(zip(self.stores, (state.era, era or ""), strict=True)),
                 cluster=dict(zip(self.stores, (state.cluster_uid, uid or ""), strict=True)),
                 kept=tuple([await bench.keep() for bench in self._benches]),
@@ -124,7 +131,7 @@ class Both:
             (5, self.join), (8, self.beat), (1, self.leave), (1, self.forget), (2, self.submit), (2, self.control),
             (1, self.remove), (1, self.cordon), (8, self.propose), (16, self.ack), (3, self.keep), (3, self.activate),
             (6, self.report), (5, self.end), (2, self.settle), (3, self.judge), (2, self.request), (2, self.renew),
-            (2, self.saved),
+            (2, self.saved), (3, self.commit),
             (12 if self.server.state.recovering or not self.server.state.jobs else 2, self.restore),
         ]  # fmt: skip
         chosen = self.random.choices([o for _, o in options], [w for w, _ in options])[0]
@@ -195,6 +202,7 @@ class Both:
         whole = self.random.random() < 0.7
         nodes = view.nodes if whole else tuple(n for n in view.nodes if self.random.random() < 0.5)
         jobs = view.jobs if whole else tuple(j for j in view.jobs if self.random.random() < 0.5)
+        usage = view.usage if whole else ()
         uids = tuple(j.uid for j in view.jobs) if whole else None
         rev = view.rev if self.random.random() < 0.8 else view.rev - 1
         by, cold = self.node(), self.random.random() < 0.5
@@ -206,7 +214,7 @@ class Both:
             return store.restore(
                 Offer(
                     cluster_uid=view.cluster[store], timing=STILL, era=view.era[store], rev=rev,
-                    served=view.served, by=by, nodes=nodes, jobs=jobs, uids=uids, numbers=numbers,
+                    served=view.served, by=by, nodes=nodes, jobs=jobs, usage=usage, uids=uids, numbers=numbers,
                     regroup=cold * 5000, awaited=awaited, top=top, holds=bool(view.jobs),
                 )
             )  # fmt: skip
@@ -222,10 +230,11 @@ class Both:
         return lambda store: store.leave(node, incarnation)
 
     def submit(self) -> Step:
+        wall = self.random.choice((12.125, float(round(time.time()))))
         uid, name = self.fresh("u"), self.random.choice(NAMES)
         request = self.random.choice((uid, "again", ""))
         admission = self.admission() if self.random.random() < 0.7 else None
-        return lambda store: store.submit(uid, spec(name), 1000, 12.125, "ann", request, admission=admission)
+        return lambda store: store.submit(uid, spec(name), 1000, wall, "ann", request, admission=admission)
 
     def admission(self) -> Admission:
         return Admission(by="n1", issued=1, expires=2, signature=self.random.choice(("s1", "s2", "s3")))
@@ -270,7 +279,7 @@ class Both:
             leaving=self.random.choice(((), ("n1", "n2"))),
             state=self.random.choice(("met", "rolled_back")),
         )
-        shared = {k: v for k, v in self.expectation(job).items() if k not in ("spend", "lost", "planned")}
+        shared = {k: v for k, v in self.expectation(job).items() if k not in ("spend", "lost", "planned", "kept")}
         control = job.control.model_copy(update={"scale": scale, "target": self.random.randint(1, 3)})
         settlement = Settlement.model_validate(shared | {"control": control, "event": "JobScaleMet", "text": "so"})
         return lambda store: store.settle(settlement)
@@ -279,7 +288,7 @@ class Both:
         job = self.job()
         if job is None:
             return self.submit()
-        shared = {k: v for k, v in self.expectation(job).items() if k not in ("spend", "lost", "planned")}
+        shared = {k: v for k, v in self.expectation(job).items() if k not in ("spend", "lost", "planned", "kept")}
         number = self.random.choice((job.last_number, job.last_number, 1))
         entry = spend(self.random.choice("ab")).model_copy(update={"counts": self.random.random() < 0.5})
         judgement = Judgement.model_validate(shared | {"number": number, "spend": entry})
@@ -328,6 +337,7 @@ class Both:
             "spend": spend() if self.random.random() < 0.5 else None,
             "lost": self.lost(job) if self.random.random() < 0.7 else (),
             "planned": self.random.random() < 0.5,
+            "kept": self.random.random() < 0.3,
             "by": "n1",
         }
 
@@ -341,7 +351,9 @@ class Both:
             | {
                 "id": job.head.id if again and job.head else self.fresh("g"),
                 "members": self.members(job),
-                "cause": cause("né: “quoted” \\ /"),
+                "cause": cause("né: “quoted” \\ /").model_copy(
+                    update={"kind": self.random.choice(("start", "worker_failed", "scale"))}
+                ),
                 "grace": self.random.choice((None, 2.5)),
                 "form_ms": 1000,
                 "outside": {"n9": "its fan broke"} if self.random.random() < 0.5 else {},
@@ -396,6 +408,7 @@ class Both:
             if self.random.random() < 0.5
             else (),
             reason=self.random.choice(("", "exit 1")),
+            started=self.random.choice((0.0, 0.25)),
         )
 
     def report(self) -> Step:
@@ -405,6 +418,14 @@ class Both:
         incarnation, token, value = self.incarnation(node), self.token(job), self.pod_report()
         uid = job.uid if job else "nobody"
         return lambda store: store.report(uid, token, node, incarnation, value)
+
+    def commit(self) -> Step:
+        job = self.job("active")
+        named = sorted(job.head.members) if job and job.head else []
+        node = self.random.choice(named) if named else self.node()
+        incarnation, token, name = self.incarnation(node), self.token(job), self.fresh("step")
+        uid = job.uid if job else "nobody"
+        return lambda store: store.commit(uid, token, node, incarnation, name, 1, int(name[4:]))
 
     def end(self) -> Step:
         job = self.job()
@@ -453,7 +474,10 @@ def plain(reply: object) -> object:
 async def both(request: pytest.FixtureRequest, redis_server: PrivateRedis) -> AsyncIterator[Both]:
     cluster = uuid.uuid4().hex
     store, links = connect(redis_server.url, cluster, 5.0), Links(redis_server.url, 1)
-    yield Both(request.param, Server(lambda: 1000.0), store, links, cluster)
+    now = time.time()
+    if (now + MIDNIGHT) % DAY < 2 * MIDNIGHT:
+        pytest.skip("it is midnight")
+    yield Both(request.param, Server(lambda: now), store, links, cluster)
     await links.close()
     await store.close()
 

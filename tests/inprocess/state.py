@@ -9,6 +9,7 @@ from nodeagent.model.job import Event, JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.queue import QueuesRecord
+from nodeagent.model.usage import UsageDay
 from nodeagent.store import codec
 from nodeagent.store.decoder import Decoder
 from tests.inprocess.data import Data, Expiring
@@ -62,6 +63,12 @@ class State:
         """The same of the history."""
         found = self._records("past:").items()
         return {uid: codec.decode_job([word for pair in fields.items() for word in pair]) for uid, fields in found}
+
+    @property
+    def usage(self) -> dict[str, UsageDay]:
+        """By day."""
+        found = {day: [word for pair in of.items() for word in pair] for day, of in self._records("usage:").items()}
+        return {day: codec.decode_usage(day, flat) for day, flat in found.items()}
 
     @property
     def nodes(self) -> dict[str, NodeRecord]:

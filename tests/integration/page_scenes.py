@@ -9,6 +9,7 @@ from typing import Any
 from nodeagent.model.health import Verdict
 from nodeagent.model.job import Spend
 from nodeagent.model.node import Cordon, Gpu
+from nodeagent.model.usage import Row, UsageDay
 from nodeagent.model.world import Cause
 from tests.unit.api.fakes import FakeView, spec
 
@@ -26,6 +27,18 @@ def gpus(node: str, sick: int | None = None) -> tuple[Gpu, ...]:
     )  # fmt: skip
 
 
+def used() -> dict[str, UsageDay]:
+    """Of the last days, by three queues."""
+    today, days = int(time.time() // 86400), dict[str, UsageDay]()
+    for ago in range(14):
+        hours = {"1000 prod": 300 + 40 * (ago % 4), "1001 research": 20 * ago, f"1001 {MARKUP}": 90 if ago == 3 else 0}
+        rows = {
+            key: Row(gpu_ms=n * 3_600_000, lost_gpu_ms=n * 36_000, jobs=1) for key, n in hours.items() if n
+        }  # fmt: skip
+        days[str(today - ago)] = UsageDay(day=today - ago, rows=rows, rev=1)
+    return days
+
+
 async def busy(folder: Path) -> FakeView:
     """Four nodes with a sick GPU, a cordon and a silence; a job that was hit again and again, one that waits for
     nodes, one that is over."""
@@ -37,6 +50,7 @@ async def busy(folder: Path) -> FakeView:
     for name in view.names:
         sick: dict[str, Any] = {"gpus": gpus(name, 5 if name == "n2" else None)}
         view.unlike[name] = sick | ({"health": (lost,)} if name == "n2" else {})
+    view.usage = used()
     await view.join()
     await view.store.submit("u1", spec("resnet50", low=2, high=3, target=3), 1000, time.time(), "alice", "r1")
     await view.store.submit("u2", spec("llama-8b", low=4, high=8, target=8), 1000, time.time(), "bob", "r2")

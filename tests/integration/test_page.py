@@ -79,6 +79,11 @@ async def test_it_shows_the_cluster_on_wide_and_narrow_screens(page: Page, tmp_p
             "GPUs healthy",
             "31 of 32",
         ]
+        use = await page.text("#use")
+        assert "prod" in use and "GPU hours, goodput 99.0 %" in use
+        assert await page.value("document.querySelectorAll('#use .day').length") == 14
+        assert await page.value("document.querySelector('#use .day').children.length") == 3, "queues of GPUs only"
+        assert await page.value("document.querySelector('#use .share-0').getBoundingClientRect().height > 10")
         nodes = await page.text("#nodes tbody")
         assert (
             "7 of 8 healthy" in nodes and "GPU 5: fell off the bus (fatal)" in nodes and "reboot the machine" in nodes
@@ -99,7 +104,7 @@ async def test_what_people_wrote_stays_text(page: Page, tmp_path: Path) -> None:
         await page.open(server.http_url)
         await page.until(SHOWN, "the cluster is shown")
         shown = await page.text()
-        assert shown.count(MARKUP) >= 2, "of the node's cordon and of a fault"
+        assert shown.count(MARKUP) >= 3, "of the node's cordon, of a fault and of a queue"
         assert await page.value("document.images.length") == 0
         assert await page.value("document.scripts.length") == 1
         assert await page.value("document.title") == "nodeagent default"

@@ -55,6 +55,8 @@ class Checker:
         self._active: dict[str, int] = {}
         """Highest generation of a job that was ever seen active."""
         self._pointers: dict[str, Checkpoint | None] = {}
+        self._uses: dict[str, JobRecord] = {}
+        """Each job as it was when its use was looked at last."""
         self.submitted: set[str] = set()
         """Uids of the jobs whose submission was acknowledged."""
         self.forgotten: set[str] = set()
@@ -96,6 +98,7 @@ class Checker:
         self._generation_states.clear()
         self._orders.clear()
         self._pointers.clear()
+        self._uses.clear()
         self._tokens.clear()
 
     def check_blame(self) -> None:
@@ -164,6 +167,7 @@ class Checker:
                 self._seen[uid] = job
         if not settled:
             self._seen.clear()
+            self._uses.clear()
         elif len(self._seen) > len(state.jobs):
             self._seen = {uid: job for uid, job in self._seen.items() if uid in state.jobs}
 
@@ -173,6 +177,7 @@ class Checker:
         self._head(job)
         self._phase(job)
         self._budget(job)
+        self._use(job)
 
     def _machine(self, machine: SimMachine) -> None:
         self._pod_states(machine)
@@ -328,6 +333,26 @@ class Checker:
             raise Broken(f"{job.name} went from {before} to {job.phase}")
         self._phases[job.uid] = job.phase
 
+    def _use(self, job: JobRecord) -> None:
+        """A job holds what its members and holders have, and used what it held for as long: less only of lost nodes."""
+        devices, at = _devices_of(job), job.held.at if job.held is not None else 0
+        counted = (job.held.gpus, job.held.slots) if job.held is not None else (0, 0)
+        if counted != (len(devices) - (slots := sum(d.startswith("cpu") for _, d in devices)), slots):
+            raise Broken(f"{job.name} is said to hold {counted} devices, and holds {sorted(devices)}")
+        before, self._uses[job.uid] = self._uses.get(job.uid), job
+        if before is None or before.held is None:
+            return
+        used = sum(u.gpu_ms + u.slot_ms for u in job.used.values()) - sum(
+            u.gpu_ms + u.slot_ms for u in before.used.values()
+        )
+        held = len(_devices_of(before)) * (at - before.held.at)
+        nodes = self.server.state.nodes
+        lost = any(node not in nodes or nodes[node].lost or nodes[node].left for node, _ in _devices_of(before))
+        if used > held or (used < held and not lost):
+            raise Broken(f"{job.name} used {used} ms, and held devices for {held} ms")
+        if any(u.lost_gpu_ms + u.lost_slot_ms < 0 for u in job.used.values()):
+            raise Broken(f"{job.name} lost less than nothing: {job.used}")
+
     def _budget(self, job: JobRecord) -> None:
         """Invariant 5: only faults of the job count, and never more than the budget but the last, which fails it."""
         for entry in job.budget.values():
@@ -336,6 +361,15 @@ class Checker:
         counted = sum(1 for e in job.budget.values() if e.counts)
         if counted > job.spec.restarts.max + 1:
             raise Broken(f"invariant 5: {counted} restarts spent of {job.spec.restarts.max}")
+
+
+def _devices_of(job: JobRecord) -> set[tuple[str, str]]:
+    """Node and device, of members and of who may still run."""
+    head = job.head
+    if head is None:
+        return set()
+    entries = [*(head.members.values() if head.state != "ended" else ()), *head.holders.values()]
+    return {(entry.node, device) for entry in entries for device in entry.devices}
 
 
 def _executes(machine: SimMachine) -> dict[str, Token]:

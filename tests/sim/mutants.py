@@ -113,6 +113,12 @@ def holders_forgotten(patch: pytest.MonkeyPatch) -> None:
     change(patch, ("local function next_holders(job, lost)\n", "local function next_holders()\n  do return {} end\n"))
 
 
+def freed_and_still_counted(patch: pytest.MonkeyPatch) -> None:
+    """Devices that a node lets go with its acknowledgement count for the job on and on."""
+    booked = "book(A.node, job.uid, devices)"
+    change(patch, (f"count_changes(job, {{ [A.node] = {booked} }})", booked))
+
+
 def ack_before_stopping(patch: pytest.MonkeyPatch) -> None:
     """Nodes acknowledge while their old workers still run."""
     patch.setattr(PodStatus, "quiet", property(lambda status: True))
@@ -413,6 +419,7 @@ MUTANTS = (
     Mutant(silent_shims_left_alone, provocations.a_shim_hangs),
     Mutant(judged_at_once, provocations.peers_hide_why_they_fail),
     Mutant(holders_forgotten, provocations.falls_silent_and_scales),
+    Mutant(freed_and_still_counted, provocations.falls_silent_and_scales),
     Mutant(ack_before_stopping, provocations.falls_silent_and_scales),
     Mutant(unheard_is_quiet, provocations.scaled_in_while_its_agent_restarts),
     Mutant(a_primary_is_its_process, provocations.fails_back_with_writes_lost),

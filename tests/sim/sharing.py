@@ -13,12 +13,11 @@ from collections.abc import Callable, Collection, Mapping
 from operator import is_
 from typing import Generic, TypeVar, cast
 
-from nodeagent.agent.savedview import Writing
+from nodeagent.agent.savedview import Kept, Writing
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.base import Record
 from nodeagent.model.job import JobRecord
-from nodeagent.model.node import NodeRecord
-from nodeagent.model.queue import NO_QUEUES, Queues, QueuesRecord
+from nodeagent.model.queue import NO_QUEUES, Queues
 from nodeagent.model.timing import Timing
 from nodeagent.plan.cluster import Cluster, Notes, Refusal
 from nodeagent.store.messages import BeatReply
@@ -121,7 +120,7 @@ class SharedWriting(Writing):
         super().__init__(key, cluster)
         self._made = shared.lines
 
-    def _record(self, kind: str, record: NodeRecord | JobRecord | QueuesRecord) -> bytes:
+    def _record(self, kind: str, record: Kept) -> bytes:
         return self._made.once(record, lambda: super(SharedWriting, self)._record(kind, record))
 
 

@@ -1,6 +1,7 @@
 // The status page: asks the agent every two seconds while somebody looks, and shows what it says. It changes nothing.
 
 import { at, badge, clock, el, keep, plural, ranges, row, setClock, since, small, tick } from "./draw.js";
+import { picture } from "./shares.js";
 import { story, tones } from "./timeline.js";
 
 const EVERY = 2000;
@@ -105,6 +106,7 @@ function show(status) {
   main.classList.toggle("old", away !== null);
   showSummary(status);
   showJobs(status);
+  showShares(status.shares);
   showNodes(status.nodes);
   tick();
 }
@@ -160,6 +162,11 @@ function jobRow(job) {
     ["Checkpoint", job.checkpoint ? [`step ${job.checkpoint.step}`, small(`generation ${job.checkpoint.generation}`)] : "", "few"],
     ["Why", job.reason, "wide"],
   ], { class: over ? "over" : "" });
+}
+
+function showShares(shares) {
+  find("use").hidden = shares === null;
+  keep(find("picture"), shares === null ? [] : [["shares", shares]], picture);
 }
 
 function showNodes(nodes) {

@@ -244,8 +244,10 @@ local function make_active(job, freed)
   job.head_state, job.head_since, job.head_deadline = 'active', int(served), '0'
   job.active_number, job.active_id = job.head_number, job.head_id
   put_entries(job, 'keeper', entries(job, 'head_keeper'))
+  count_active(job)
   if job.first_active then
     job.restarts = int(tonumber(job.restarts) + 1)
+    add_on(job, math.floor((now - 1) / USE_DAY), { restarts = 1 })
   else
     job.first_active = int(served)
     job.started = string.format('%.0f.%03.0f', math.floor(now / 1000), now % 1000)

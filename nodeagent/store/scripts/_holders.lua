@@ -1,19 +1,26 @@
 -- Who may still run workers, and what devices they have.
 
--- Make exactly these devices (set) of a node the job's.
+-- Make exactly these devices (set) of a node the job's. Returns how many more than before it has of each kind.
 local function book(node, uid, devices)
-  local key = P .. 'alloc:' .. node
+  local key, change = P .. 'alloc:' .. node, { gpus = 0, slots = 0 }
+  local function count(device, by)
+    local kind = string.find(device, '^cpu%d+$') and 'slots' or 'gpus'
+    change[kind] = change[kind] + by
+  end
   local owners = to_map(redis.call('HGETALL', key))
   for device, owner in pairs(owners) do
     if owner == uid and not devices[device] then
       redis.call('HDEL', key, device)
+      count(device, -1)
     end
   end
   for device in pairs(devices) do
     if owners[device] ~= uid then
       redis.call('HSET', key, device, uid)
+      count(device, 1)
     end
   end
+  return change
 end
 
 -- Book what the head's members and holders have; also on the nodes in `also` (set), which may have nothing any more.
@@ -34,9 +41,11 @@ local function rebook(job, also)
     want(decoded(entries(job, 'member')))
   end
   want(decoded(entries(job, 'holder')))
+  local changes = {}
   for node, devices in pairs(wanted) do
-    book(node, job.uid, devices)
+    changes[node] = book(node, job.uid, devices)
   end
+  count_changes(job, changes)
 end
 
 -- Every node that the head names (set).
@@ -59,6 +68,9 @@ local function enter_phase(job, phase, reason)
     if USES_TIME[job.phase] and job.first_active then
       local from = math.max(tonumber(job.since), tonumber(job.first_active))
       job.ran = int(tonumber(job.ran) + math.max(0, served - from))
+    end
+    if job.phase == 'queued' or job.phase == 'holding' then
+      add_over(job, tonumber(job.since), served, { waited_ms = 1 })
     end
     job.since = int(served)
   end
@@ -151,9 +163,15 @@ local function delete_node(node)
   return bury('node:' .. node)
 end
 
-local function delete_job(job)
+-- discarded: another view of the store is right, in which it is not there.
+local function delete_job(job, discarded)
+  local changes = {}
   for node in pairs(named(job)) do
-    book(node, job.uid, {})
+    changes[node] = book(node, job.uid, {})
+  end
+  if not discarded then
+    count_changes(job, changes)
+    keep_use(job)
   end
   drop('job:' .. job.uid)
   if redis.call('HGET', NAMES, job.name) == job.uid then

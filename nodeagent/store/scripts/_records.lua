@@ -301,9 +301,9 @@ local function counted(job)
   return counts
 end
 
-local LEAN = { 'uid', 'name', 'phase', 'reason', 'since', 'ran', 'first_active', 'rev', 'head_id', 'head_number', 'head_state', 'last_number',
-  'active_number', 'active_id', 'checkpoint', 'head_address', 'head_store_hosted', 'head_seal', 'head_released',
-  'head_stopped', 'head_ready' }
+local LEAN = { 'uid', 'name', 'phase', 'reason', 'since', 'ran', 'first_active', 'rev', 'head_id', 'head_number',
+  'head_state', 'last_number', 'active_number', 'active_id', 'checkpoint', 'head_address', 'head_store_hosted',
+  'head_seal', 'head_released', 'head_stopped', 'head_ready', 'held' }
 local OF_NODE = { 'member:', 'holder:', 'keeper:', 'missing:', 'host:', 'ports:', 'silent:', 'report:', 'last:' }
 
 -- Of a job's record only what concerns one node, and its counts: to read and to save that costs the same however many
@@ -453,7 +453,7 @@ local function distrust(damaged)
   local found = {}
   for _, key in ipairs(damaged) do
     found[#found + 1] = key
-    if string.find(key, '^job:') or string.find(key, '^node:') or key == 'queues' then
+    if string.find(key, '^job:') or string.find(key, '^node:') or string.find(key, '^usage:') or key == 'queues' then
       drop(key)
     end
   end

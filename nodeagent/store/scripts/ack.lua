@@ -48,7 +48,7 @@ if member and job.head_state ~= 'ended' then
     devices[device] = true
   end
 end
-book(A.node, job.uid, devices)
+count_changes(job, { [A.node] = book(A.node, job.uid, devices) })
 if job.head_state == 'forming' and counts.missing == 0 and counts.holding == 0 then
   job = widened(job)
   if not not_ready(job) then

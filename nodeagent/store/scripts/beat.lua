@@ -53,7 +53,7 @@ end
 local function damage_anywhere()
   local from = redis.call('HINCRBY', META, 'looked', LOOKED_AT) % math.max(1, redis.call('ZCARD', CHANGES))
   for _, record in ipairs(redis.call('ZRANGE', CHANGES, from, from + LOOKED_AT - 1)) do
-    if (string.find(record, '^job:') or string.find(record, '^node:') or record == 'queues') and redis.call('EXISTS', P .. record) == 0 then
+    if not string.find(record, '^gone:') and redis.call('EXISTS', P .. record) == 0 then
       return record
     end
     local node = string.match(record, '^node:(.*)$')

@@ -23,5 +23,8 @@ if old and (old.number > new.number or (old.number == new.number and old.order >
   return refuse('stale', 'checkpoint ' .. old.name .. ' of job ' .. job.name .. ' was committed after ' .. new.name)
 end
 job.checkpoint = A.checkpoint
+local held = held_by(job)
+held.saved = served
+put_held(job, held)
 job_save(job)
 return job_reply(job)

@@ -1,4 +1,4 @@
--- end: uid, expect?, expect_state, control_rev, phase, reason, outcome?, spend?, lost (sorted), planned, delay_ms,
+-- end: uid, expect?, expect_state, control_rev, phase, reason, outcome?, spend?, lost (sorted), planned, kept, delay_ms,
 -- wall, by
 
 -- All workers of this member, or those of the role that completes the job if it has any.
@@ -52,6 +52,7 @@ if no then
 end
 
 declare_lost(job, A.lost, A.by)
+count_fault(job, A.spend, not A.planned and not A.kept, A.lost)
 local before, old_phase, old_reason = named(job), job.phase, job.reason
 local holders = next_holders(job, A.lost)
 local ends = job.head_id and job.head_state ~= 'ended'

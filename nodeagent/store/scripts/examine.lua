@@ -1,5 +1,5 @@
--- examine: nothing. After a step that failed on the server: every key of another type goes, and every job's record that
--- no step could read; the agents give back what that took. At most once a second.
+-- examine: nothing. After a step that failed on the server: every key of another type goes, and every record that no
+-- step could read; the agents give back what that took. At most once a second.
 if now - tonumber(meta.examined or '0') < 1000 and now >= tonumber(meta.examined or '0') then
   return { 1 }
 end
@@ -47,6 +47,14 @@ check_type('history', 'zset', true) -- no agent could give it back
 check_type('nodes', 'hash', true)
 for _, record in ipairs(redis.call('ZRANGE', CHANGES, 0, -1)) do
   local kind, id = string.match(record, '^(%a+):(.*)$')
+  if kind == 'usage' and check_type(record, 'hash') then
+    for _, text in pairs(to_map(redis.call('HGETALL', P .. record))) do
+      if not pcall(cjson.decode, '[' .. text .. ']') then
+        found[#found + 1] = record
+        break
+      end
+    end
+  end
   if kind == 'job' or kind == 'node' then
     if check_type(record, 'hash') and kind == 'job' and not reads(to_map(redis.call('HGETALL', P .. record))) then
       found[#found + 1] = record

@@ -1,5 +1,5 @@
 -- propose: uid, expect?, expect_state, control_rev, id, members (node to JSON), lost (sorted), cause, reason, spend?,
--- planned, grace (JSON), form_ms, outside, keepers (node to JSON life), by, claims (queues), read
+-- planned, kept, grace (JSON), form_ms, outside, keepers (node to JSON life), by, claims (queues), read
 local WAKE_EACH, CLAIMS = 64, P .. 'claims'
 
 -- Of an array that runs so many jobs at once, a job that has no nodes is one more.
@@ -65,6 +65,7 @@ for _, id in ipairs(order) do
 end
 
 declare_lost(job, A.lost, A.by)
+count_fault(job, A.spend, not A.planned and not A.kept, A.lost)
 local before = named(job)
 local holders = next_holders(job, A.lost)
 spend(job, A.spend)

@@ -13,6 +13,9 @@ if not member or cjson.decode(member).life ~= A.life then
 end
 local body = cjson.decode(A.body)
 local started = A.state == 'running' and not job['report:' .. A.node] and not body.completed and not next(body.ready or {})
+if started then
+  count_started(job, body.started)
+end
 local first = put_report(job, counts, 'report', A.node, A.state, A.body, A.brief)
 job_save(job)
 if first then

@@ -1,5 +1,6 @@
 -- restore: uid, timing, lease, credit, gap, limit, era, rev, served, by, nodes (list of hashes), cordons (node
--- to JSON or ''), jobs (list of hashes), queues? (hash), uids? (list), numbers, regroup (ms), awaited (list), top, holds.
+-- to JSON or ''), jobs (list of hashes), queues? (hash), usage (list of hashes, each with its day), uids? (list),
+-- numbers, regroup (ms), awaited (list), top, holds.
 if meta.timing and meta.timing ~= A.timing then
   return refuse('timing', meta.timing)
 end
@@ -31,7 +32,7 @@ if opens then
 end
 local late = served >= recover
 local full = not late and not has_all and A.rev > known -- a complete view, newer than the store's
-local brings = not late and not has_all and (#A.jobs > 0 or #A.nodes > 0 or A.queues)
+local brings = not late and not has_all and (#A.jobs > 0 or #A.nodes > 0 or #A.usage > 0 or A.queues)
 local found = opens or ((full or brings) and meta.parent ~= '')
 if found then
   for _, record in ipairs(A.jobs) do
@@ -41,6 +42,9 @@ if found then
     top = math.max(top, tonumber(record.rev))
   end
   top = math.max(top, A.queues and tonumber(A.queues.rev) or 0)
+  for _, record in ipairs(A.usage) do
+    top = math.max(top, tonumber(record.rev))
+  end
   begin_era('', top)
   event({ kind = 'StoreRestored', by = A.by, text = 'the store lacked what node ' .. A.by
     .. ' knows: it is restored by the agents; nothing is decided meanwhile' })
@@ -146,6 +150,9 @@ local function close_late(job)
     end
     job.head_state, job.head_deadline = 'ended', '0'
     put_entries(job, 'report', {})
+    local held = count_up(job, math.min(served, A.served))
+    held.gpus, held.slots = 0, 0
+    put_held(job, held)
   end
   if job.phase == 'forming' or job.phase == 'running' or job.phase == 'pausing' then
     enter_phase(job, job.phase == 'pausing' and 'paused' or 'holding',
@@ -162,7 +169,7 @@ local function named_so(job)
     if late or (other.head_id and not job.head_id) or (tonumber(other.rev) > tonumber(job.rev) and not ran) then
       return false
     end
-    delete_job(other)
+    delete_job(other, true)
   end
   redis.call('HSET', NAMES, job.name, job.uid)
   return true
@@ -200,7 +207,19 @@ local function restore_job(new)
   end
   put('job:' .. new.uid, new, new.rev)
   redis.call('HSET', META, 'order', int(math.max(tonumber(redis.call('HGET', META, 'order') or '0'), tonumber(new.order))))
-  rebook(new, old and named(old) or {})
+  rebook(new, old and named(old) or {}) -- the record is written: what it holds is counted in it
+end
+
+-- Of jobs that are in the view no more; a view that comes late has nothing to add to what the others have counted since.
+local function restore_usage(new)
+  local key = 'usage:' .. new.day
+  local old = to_map(redis.call('HGETALL', P .. key))
+  if taken(tonumber(old.rev or ''), tonumber(new.rev)) then
+    new.day = nil
+    put(key, new, new.rev)
+  elseif old.rev then
+    listed(key, old.rev)
+  end
 end
 
 -- Of who comes late, only where nobody else had them: without them their jobs wait.
@@ -223,6 +242,9 @@ if not has_all then
   for _, node in ipairs(late and {} or A.nodes) do
     restore_node(node)
   end
+  for _, day in ipairs(late and {} or A.usage) do
+    restore_usage(day)
+  end
   for _, job in ipairs(A.jobs) do
     restore_job(job)
   end
@@ -237,7 +259,7 @@ if A.uids and full then
   for _, uid in ipairs(stored) do
     local job = not there[uid] and job_read(uid)
     if job and tonumber(job.rev) <= A.rev then
-      delete_job(job)
+      delete_job(job, true)
     end
   end
   known = A.rev

@@ -16,6 +16,7 @@ from nodeagent.agent.recovery import Known
 from nodeagent.agent.savedview import ENDED_KEPT, FileDisk, Writing
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import Queue, Queues, QueuesRecord
+from nodeagent.model.usage import Row, UsageDay
 from nodeagent.pods.folder import promised_number
 from nodeagent.trust.key import ClusterKey
 from tests.unit.ctl.samples import job as sample
@@ -28,10 +29,13 @@ def job(uid: str, **more: Any) -> JobRecord:
     return sample(uid=uid, name=uid, **more)
 
 
-def view(*jobs: JobRecord, rev: int = 9) -> Known:
+USAGE = UsageDay(day=20_000, rows={"1000 default": Row(gpu_ms=5, jobs=1)}, rev=4)
+
+
+def view(*jobs: JobRecord, rev: int = 9, usage: tuple[UsageDay, ...] = ()) -> Known:
     return Known(
         cluster_uid="c1", era="e1", rev=rev, served=700, nodes=(node("n1"), node("n2")), jobs=jobs,
-        lapsed=frozenset({"n2"}),
+        lapsed=frozenset({"n2"}), usage=usage,
     )  # fmt: skip
 
 
@@ -45,6 +49,17 @@ def test_what_was_written_comes_back() -> None:
     assert known == view(job("a"), job("b"))
     assert known is not None
     assert (known.whole, known.live) == (True, ("n1",))
+
+
+def test_use_is_kept_and_goes_when_it_is_too_old() -> None:
+    one = writing()
+    data = one.pack(view(job("a"), usage=(USAGE,)))
+    assert writing().unpack(data) == (view(job("a"), usage=(USAGE,)), [])
+    newer = USAGE.model_copy(update={"rev": 10})
+    data += one.news(view(job("a"), usage=(newer,))) or b""
+    assert writing().unpack(data) == (view(job("a"), usage=(newer,)), [])
+    data += one.news(view(job("a"))) or b""
+    assert writing().unpack(data) == (view(job("a")), [])
 
 
 def test_a_record_is_written_anew_when_its_revision_changed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
+from nodeagent.model.usage import Row, UsageDay
 from nodeagent.plan.cluster import Refusal
 from nodeagent.store.messages import BeatReply, Unread
 from tests.unit.plan.build import UID, make_job, make_node
@@ -111,6 +112,24 @@ def test_removed_records_go() -> None:
     snapshot.absorb(reply(gone=("node:n1", f"job:{UID}", "job:unknown")), 0.0)
     assert snapshot.node("n1") is None
     assert snapshot.job(UID) is None
+
+
+def test_use_of_a_day_is_replaced_and_goes() -> None:
+    snapshot, day = Snapshot(Timing()), UsageDay(day=20_000, rows={"1000 default": Row(jobs=1)}, rev=1)
+    snapshot.absorb(reply(usage=(day,)), 0.0)
+    view = snapshot.cluster(0.0)
+    assert view.usage == {"20000": day}
+    assert snapshot.known(0.0).usage == (day,)
+    snapshot.absorb(reply(unread=(Unread(key="usage:20000", why="mood"),), rev=2), 0.0)
+    snapshot.read_again("")
+    snapshot.absorb(reply(unread=(Unread(key="usage:20000", why="mood"),), rev=3), 0.0)
+    assert snapshot.cluster(0.0).usage == {"20000": day}, "what cannot be read stays as it was"
+    newer = day.model_copy(update={"rev": 4})
+    snapshot.absorb(reply(usage=(newer,), rev=4), 0.0)
+    assert (snapshot.cluster(0.0).usage, snapshot.unread) == ({"20000": newer}, {})
+    assert view.usage == {"20000": day}
+    snapshot.absorb(reply(gone=("usage:20000",), rev=5), 0.0)
+    assert snapshot.cluster(0.0).usage == {}
 
 
 def test_an_older_record_never_replaces_a_newer_one() -> None:

@@ -23,6 +23,7 @@ from nodeagent.model.node import Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.queue import NO_QUEUES, Queues
 from nodeagent.model.timing import Timing
+from nodeagent.model.usage import UsageDay
 from nodeagent.model.world import Ack, Cause, Member, PodReport, WorkerExit
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.queue import in_queue
@@ -111,6 +112,8 @@ class FakeView:
         """The newest queues that were signed, where the store has others."""
         self._seq = 0
         self._cluster = Cluster(served=0)
+        self.usage: dict[str, UsageDay] = {}
+        """Of jobs that are gone, beside what the store has."""
 
     def facts(self, name: str) -> NodeFacts:
         near = name in self.near
@@ -144,6 +147,7 @@ class FakeView:
         """All nodes but the silent ones beat; the snapshot is what the last reply says."""
         jobs: dict[str, JobRecord] = {}
         nodes: dict[str, NodeRecord] = {}
+        usage: dict[str, UsageDay] = {}
         self._seq += 1
         for name in reversed([n for n in self.names if n not in self.silent]):
             pods = tuple(states[name] for states in self.gangs.values() if name in states)
@@ -155,16 +159,18 @@ class FakeView:
             )  # fmt: skip
         jobs |= {j.uid: j for j in reply.jobs}
         nodes |= {n.id: n for n in reply.nodes}
+        usage |= {str(day.day): day for day in reply.usage}
         while reply.more:
             self._seq += 1
             more = Beat(node=name, incarnation=self.lives[name], seq=self._seq, rev=reply.rev)
             reply = await self.store.beat(more)
             jobs |= {j.uid: j for j in reply.jobs}
             nodes |= {n.id: n for n in reply.nodes}
+            usage |= {str(day.day): day for day in reply.usage}
         tree = NO_QUEUES if reply.queues is None else reply.queues.tree
         self._cluster = Cluster(
-            served=reply.served, nodes=nodes, jobs=jobs, lapsed=frozenset(reply.lapsed), refused=self.distrusted,
-            queues=tree, queues_rev=tree.rev,
+            served=reply.served, nodes=nodes, jobs=jobs, usage=usage | self.usage, lapsed=frozenset(reply.lapsed),
+            refused=self.distrusted, queues=tree, queues_rev=tree.rev,
         )  # fmt: skip
 
     def cluster(self) -> Cluster:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -75,6 +76,7 @@ async def running(folder: Path) -> tuple[FakeView, Metrics]:
     view.node_health.monitor.take_event(Event("xid", time.time(), "GPU-a", 79, "Xid 79"), "nvml")
     view.node_health.monitor.judge()
     metrics.restarts.labels(job="digits", node="n1", cause="worker_failed").inc(3)
+    metrics.devices.look(replace(view.cluster(), served=0), "n1")
     metrics.store_errors.inc()
     metrics.store_roundtrip.observe(0.002)
     metrics.recovered("digits", "worker_failed", {"formed": 0.02, "whole": 0.04})
@@ -115,6 +117,7 @@ async def test_what_is_said_of_a_live_job(tmp_path: Path) -> None:
     assert page["nodeagent_budget_spent", (digits,)] == 1
     assert page["nodeagent_budget_limit", (digits,)] == 10
     assert page["nodeagent_checkpoint_step", (digits,)] == 40
+    assert 0 <= page["nodeagent_job_goodput", (digits,)] <= 1
 
 
 async def test_what_is_said_of_the_pods_here(tmp_path: Path) -> None:
@@ -127,6 +130,8 @@ async def test_what_is_said_of_the_pods_here(tmp_path: Path) -> None:
     assert page["nodeagent_preforked_bytes", (("job", "digits"),)] == 1500
     assert page["nodeagent_snapshot_bytes", (("job", "digits"),)] == 4096
     assert page["nodeagent_step", (("job", "digits"),)] == 41
+    whose = (("device", "slot"), ("queue", "default"), ("user", "alice"))
+    assert page["nodeagent_device_seconds_total", whose] == pytest.approx(2 * view.cluster().served / 1000)
 
 
 async def test_peers_that_cannot_be_reached_are_counted_for_each_job_with_a_pod_here(tmp_path: Path) -> None:

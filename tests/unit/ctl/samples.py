@@ -16,6 +16,7 @@ from nodeagent.model.jobspec import Nodes, Role, Together
 from nodeagent.model.node import Cordon, Gpu, Https, Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.queue import Amount, Queue, Queues
+from nodeagent.model.usage import Held, Use
 from nodeagent.model.world import Cause, Head, Member, Place, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.lies import asks, lies
@@ -203,7 +204,26 @@ def asking(record: JobRecord, **asked: Any) -> JobRecord:
     return record.model_copy(update={"spec": placed})
 
 
+USED = job(
+    held=Held(at=0),
+    used={"20780": Use(gpu_ms=3_600_000 * 12_345, lost_gpu_ms=3_600_000 * 3, waited_ms=200_000, restarts=2)},
+)
+USAGE: list[dict[str, Any]] = [
+    {
+        "name": name, "user": user, "queue": "default", "uid": uid, "gpu_hours": gpus, "slot_hours": slots,
+        "lost_gpu_hours": lost, "lost_slot_hours": 0.0, "goodput": goodput, "waited_hours": waited, "jobs": jobs,
+        "restarts": restarts,
+    }
+    for name, user, uid, gpus, slots, lost, goodput, waited, jobs, restarts in (
+        ("ann", "ann", None, 123_456.78, 0.0, 0.01, 0.99999, 30.5, 140, 7),
+        ("maximilian-longest-name", "bob", "0123456789abcdef", 0.0, 1.0, 0.0, 1.0, 0.0, 0, 0),
+        ("(all)", None, None, 123_456.78, 1.0, 0.01, None, 30.5, 140, 7),
+    )
+]  # fmt: skip
+
+
 def detail(record: JobRecord, why: tuple[str, ...] = (), shown: Cluster | None = None) -> dict[str, Any]:
+    from nodeagent.api.accounting import job_use
     from nodeagent.api.shapes import budget_json
 
     shown = shown or cluster(record)
@@ -216,6 +236,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = (), shown: Cluster | None =
         "limits": None,
         "placement": {"asks": asks(record.spec), "lies": lies(shown, record)},
         "budget": budget_json(record, shown),
+        "usage": job_use(record, shown, NOW),
         "generations": generations(record, [e for e in EVENTS if record.head and e.generation <= record.head.number]),
         "reports": {node: report.model_dump() for node, report in record.last_reports.items()},
         "outside": dict(record.head.outside) if record.head else {},

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.ctl import get, nodes, queue
+from nodeagent.ctl import get, nodes, queue, usage
 from nodeagent.ctl.describe import node_lines
 from nodeagent.ctl.jobtext import job_lines
 from nodeagent.ctl.output import table_lines
@@ -65,6 +65,9 @@ CASES: dict[str, Callable[[], list[str]]] = {
     "describe-repairing-node": lambda: node_lines(samples.repairing_node()),
     "nodes-repairing": lambda: table_lines(nodes.COLUMNS, [samples.repairing_node()]),
     "nodes-sick": lambda: table_lines([c for c in nodes.COLUMNS if not c.wide], [samples.sick_node()]),
+    "describe-used": lambda: job_lines(samples.detail(samples.USED)),
+    "usage-80-columns": lambda: table_lines([c for c in usage.columns("user") if not c.wide], samples.USAGE, 80),
+    "usage-wide": lambda: table_lines(usage.columns("job"), samples.USAGE),
     "describe-lost-node": lambda: node_lines(samples.shown_node("n4")),
     "queues-80-columns": lambda: table_lines([c for c in queue.COLUMNS if not c.wide], samples.shown_queues(), 80),
     "queues-wide": lambda: table_lines(queue.COLUMNS, samples.shown_queues()),

@@ -1,0 +1,79 @@
+"""Device time of one node, for the metrics: its own devices, each once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from prometheus_client import CollectorRegistry, Counter
+
+from nodeagent.agent.devicetime import MAX_SERIES, DeviceTime
+from nodeagent.model.job import JobRecord
+from nodeagent.plan.cluster import Cluster
+from tests.unit.plan.build import make_head, make_holder, make_job, make_node
+
+MY = "n1"
+
+
+def counter() -> Counter:
+    return Counter("seconds", "x", ["device", "queue", "user"], registry=CollectorRegistry())
+
+
+def counted(of: Counter) -> dict[tuple[str, str], float]:
+    return {
+        (s.labels["device"], s.labels["user"]): s.value
+        for metric in of.collect()
+        for s in metric.samples
+        if s.name.endswith("_total")
+    }
+
+
+def cluster(*jobs: JobRecord, served: int = 1000) -> Cluster:
+    return Cluster(
+        served=served, nodes={n: make_node(n) for n in ("n1", "n2")}, jobs={j.uid: j for j in jobs}
+    )  # fmt: skip
+
+
+def job(**more: object) -> JobRecord:
+    return make_job("running", make_head(["n1", "n2"])).model_copy(update=more)
+
+
+def test_only_this_nodes_devices_from_one_look_to_the_next() -> None:
+    seconds = counter()
+    time, view = DeviceTime(seconds), cluster(job())
+    time.look(view, MY)
+    assert counted(seconds) == {}, "nobody knows since when"
+    time.look(replace(view, served=3500), MY)
+    assert view.jobs["u-a"].head is not None
+    devices = len(view.jobs["u-a"].head.members[MY].devices)
+    user = view.jobs["u-a"].spec.submitter.user
+    assert counted(seconds) == {("slot", user): 2.5 * devices}
+    time.look(replace(view, served=3000), MY)
+    time.look(replace(view, served=3500), MY)
+    assert counted(seconds) == {("slot", user): 2.5 * devices}, "an older view counts nothing twice"
+    time.look(cluster(served=4500), MY)
+    time.look(cluster(served=9000), MY)
+    assert counted(seconds) == {("slot", user): 3.5 * devices}, "what it held at the look before"
+
+
+def test_a_device_that_is_held_twice_counts_once() -> None:
+    seconds = counter()
+    head = make_head(["n1"], state="forming")
+    held = make_holder("n1", head.members["n1"].life, head.members["n1"].devices)
+    view = cluster(job(head=head.model_copy(update={"holders": {"n1": held}})))
+    time = DeviceTime(seconds)
+    time.look(view, MY)
+    time.look(replace(view, served=2000), MY)
+    assert list(counted(seconds).values()) == [len(head.members["n1"].devices)]
+
+
+def test_users_without_a_bound_are_others() -> None:
+    seconds = counter()
+    time, served = DeviceTime(seconds), 0
+    for number in range(MAX_SERIES + 20):
+        spec = make_job().spec
+        spec = spec.model_copy(update={"submitter": spec.submitter.model_copy(update={"user": f"u{number}"})})
+        served += 1000
+        time.look(cluster(job(spec=spec), served=served), MY)
+    found = counted(seconds)
+    assert len(found) == MAX_SERIES + 1
+    assert found["slot", "others"] == 19 * found["slot", "u0"]
