@@ -423,7 +423,9 @@ class _Ledger:
         """It may be one of the job's, has room for it, once the donor (uid) has gone, and is none of its own."""
         if job.uid in self._only and node not in self._only[job.uid]:
             return False
-        if ruled_out(job.spec, self._cluster.nodes[node]):
+        spec = job.spec
+        asks = spec.placement is not None or spec.role.placement is not None
+        if asks and ruled_out(spec, self._cluster.nodes[node]):
             return False
         ready = self._cluster.nodes[node].readiness.get(job.uid)
         if (ready is not None and ready.state == "unfit") or job.uid in self._used.get(node, {}):
