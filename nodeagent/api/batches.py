@@ -27,6 +27,7 @@ from nodeagent.model.job import TERMINAL, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.plan.batch import is_awaited
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.queue import never
 from nodeagent.spec import batchvalues
 from nodeagent.spec.errors import CheckError
 from nodeagent.store.messages import NewJob
@@ -178,7 +179,7 @@ class Batches:
             job.spec = await self._jobs.admitted(who, spec, len(job.uids), beside)
             beside.append((job.spec, len(job.uids)))
         if asked.get("dry_run") is True:
-            specs = [{"spec": job.spec.model_dump(), "jobs": len(job.uids)} for job in jobs]
+            specs = [{"spec": j.spec.model_dump(), "jobs": len(j.uids), "unmet": self._unmet(j)} for j in jobs]
             return web.json_response({"dry_run": True, "jobs": specs})
         noted(self._view.cluster(), {name for job in jobs for name in job.names()})
         era, now = self._view.era, time.time()
@@ -193,10 +194,15 @@ class Batches:
         if not base.startswith(_BATCH):
             raise ApiError("usage", "the request id was used for another change", "send a new one; nothing was changed")
         names = [name for job in jobs for name in job.names()]
+        unmet = [why for job in jobs for why in [self._unmet(job)] * len(job.uids)]
         made, records = uids(base, len(names)), self._view.cluster().jobs
         rev = max((records[uid].rev for uid in made if uid in records), default=0)
-        rows = [{"name": name, "uid": uid} for name, uid in zip(names, made, strict=True)]
+        of = zip(names, made, unmet, strict=True)
+        rows = [{"name": name, "uid": uid, "unmet": why} for name, uid, why in of]
         return web.json_response({"jobs": rows} | await saved(self._view, rev, era), status=201)
+
+    def _unmet(self, job: _Job) -> str:
+        return never(self._view.cluster(), job.spec)
 
     def _free(self, name: str) -> None:
         """Raises ``ApiError`` where a job of an array's name is live: commands could not tell them apart."""

@@ -194,6 +194,12 @@ def goal(asked: Asked, job: JobRecord) -> int:
             f"job {job.name!r} cannot have {wanted} nodes: its file allows {span}, and its target is {now}",
             "choose a size within, or submit it with another `nodes:`; nothing was changed",
         )
+    if job.spec.segments and wanted % job.spec.segments:
+        raise ApiError(
+            "state",
+            f"job {job.name!r} consists of segments of {job.spec.segments} nodes, and {wanted} is no multiple of it",
+            "choose a multiple; nothing was changed",
+        )
     return wanted
 
 

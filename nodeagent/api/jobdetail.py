@@ -19,8 +19,8 @@ from nodeagent.plan.batch import blocked
 from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.keepers import silence
-from nodeagent.plan.membership import in_order
-from nodeagent.plan.queue import in_queue, places, room_for
+from nodeagent.plan.membership import in_order, ruled_out
+from nodeagent.plan.queue import in_queue, never, places, room_for
 from nodeagent.plan.waiting import SHOWN
 from nodeagent.store.base import StoreUnavailableError
 
@@ -133,13 +133,15 @@ def waits(view: AgentView, job: JobRecord, cluster: Cluster) -> Json:
 def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
     """Of a job in the queue: what could be done about its waiting. ``backoff``: seconds until it may start again;
     ``needs``, ``fit``, ``pending``, ``live``: nodes that it needs at least, that could run it now, as soon as they are
-    ready, and that there are; ``cordoned``: the first few nodes that take no work because somebody said so; ``held``:
-    other jobs hold nodes that it could use; ``barred``: nodes have room, and its queue may not use more; ``blocked``:
-    it waits for other jobs; ``begins``: its time has not come. None of any other job."""
+    ready, and that there are; ``cordoned``: the first few nodes that take no work because somebody said so, and would
+    do; ``unmet``: why no known nodes would do; ``held``: other jobs hold nodes; ``barred``: nodes have room, and its
+    queue may not use more; ``blocked``: it waits for other jobs; ``begins``: its time has not come. None of any other
+    job."""
     if not in_queue(job):
         return None
     room = room_for(cluster, job)
     cordoned = [n for n in in_order(cluster) if cluster.nodes[n].cordon is not None and cluster.live(n)]
+    will_do = [n for n in cordoned if not ruled_out(job.spec, cluster.nodes[n])]
     return {
         "backoff": round(max(0, job.not_before - cluster.served) / 1000, 1),
         "needs": job.spec.nodes.min,
@@ -147,7 +149,8 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
         "pending": room.pending,
         "live": room.live,
         "barred": room.barred is not None,
-        "cordoned": cordoned[:SHOWN],
+        "cordoned": will_do[:SHOWN],
+        "unmet": never(cluster, job.spec),
         "blocked": bool(blocked(cluster, job)),
         "begins": job.active is None and job.not_before > cluster.served,
         "held": any(uid != job.uid for jobs in booked(cluster).values() for uid, _ in jobs),

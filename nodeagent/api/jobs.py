@@ -35,6 +35,8 @@ from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.cuts import describe_cut
 from nodeagent.plan.hang import watching
+from nodeagent.plan.lies import asks, lies
+from nodeagent.plan.queue import never
 from nodeagent.spec.jobcheck import check_spec
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 
@@ -134,6 +136,7 @@ class JobRoutes:
             "outside": {} if job.head is None else dict(job.head.outside),
             "hold_timeout": job.spec.hold_timeout,
             "store_away_since": self.view.health().store_away_since,
+            "placement": {"asks": asks(job.spec), "lies": lies(cluster, job)},
             "limits": await owner_json(self.view, self._usage, self._names, job),
             "spec": job.spec.model_dump(),
         }
@@ -154,7 +157,8 @@ class JobRoutes:
                     f"a job named {spec.name!r} is {taken[0].phase} (uid {taken[0].uid})",
                     "choose another name",
                 )
-            return web.json_response({"dry_run": True, "spec": spec.model_dump()})
+            unmet = never(self.view.cluster(), spec)
+            return web.json_response({"dry_run": True, "spec": spec.model_dump(), "unmet": unmet})
         noted(self.view.cluster(), {spec.name})
         uid, now, seal, era = uuid.uuid4().hex, time.time(), self.view.seal, self.view.era
         job = await self.view.store.submit(
@@ -165,7 +169,8 @@ class JobRoutes:
         )  # fmt: skip
         await self.seen()
         kept = await saved(self.view, job.rev, era)
-        return web.json_response(await self._json(job) | kept, status=201)
+        unmet = never(self.view.cluster(), spec)
+        return web.json_response(await self._json(job) | {"unmet": unmet} | kept, status=201)
 
     async def admitted(
         self, who: auth.Caller, spec: JobSpec, count: int = 1, beside: Sequence[tuple[JobSpec, int]] = ()

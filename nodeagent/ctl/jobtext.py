@@ -131,7 +131,9 @@ def _head(job: Json, colour: bool) -> list[str]:
     lines += [
         *_queue(job),
         *(_roles(spec) if several else [field("Nodes", f"{size}; workers per node: {_per_node(spec['roles'][0])}")]),
+        *([field("Placement", asks)] if (asks := job["placement"]["asks"]) else []),
         field("World", _world(job)),
+        *([field("Topology", lies)] if (lies := job["placement"]["lies"]) else []),
         *_time(job),
         *_time_limit(job),
         *_ties(job),
@@ -427,6 +429,8 @@ def _wait_no_longer(way: Json | None, name: str) -> str:
         return "nothing: it starts as soon as it is its turn"
     if way["fit"] + way["pending"] >= way["needs"]:
         return "nothing yet: nodes get ready for it"
+    if way["unmet"]:
+        return "start nodes that will do, or stop it and submit it with another placement"
     if way["cordoned"]:
         return f"let it use a node that is cordoned: nodeagentctl uncordon {way['cordoned'][0]}"
     if way["live"] < way["needs"]:

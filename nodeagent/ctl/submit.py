@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +136,7 @@ def submit(
         return
     spec = jobs[0].spec
     done = send(connect(ctx), spec, request_id, dry_run=dry_run)
+    _say_unmet([(spec.name, done)])
     if dry_run:
         dump(done["spec"], "yaml")
         echo(f"job/{spec.name} would be submitted (dry run)", err=True)
@@ -142,8 +145,19 @@ def submit(
     demand_saved(f"job/{done['name']} submit", done)
 
 
+def _say_unmet(jobs: Iterable[tuple[str, Json]]) -> None:
+    """Of jobs, by name, what the agent said of each: which of them no known nodes could run. Neighbours for which the
+    same is missing, as members of an array, are named once."""
+    for unmet, alike in groupby(jobs, key=lambda job: job[1].get("unmet", "")):
+        names = [name for name, _ in alike]
+        more = f" and {len(names) - 1} more wait" if len(names) > 1 else " waits"
+        if unmet:
+            echo(f"job/{names[0]}{more} until nodes come that will do: {unmet}", err=True)
+
+
 def _submit_all(client: Client, jobs: list[Submission], request_id: str | None, dry_run: bool) -> None:
     done = send_all(client, jobs, request_id, dry_run=dry_run)
+    _say_unmet((job["spec"]["name"] if dry_run else job["name"], job) for job in done["jobs"])
     if dry_run:
         for job in done["jobs"]:
             dump(job["spec"], "yaml")

@@ -99,16 +99,22 @@ def _listed(out: bytes) -> tuple[tuple[Gpu, ...], str]:
         line = json.loads(out)
         if "problem" in line:
             return (), "" if line["absent"] else f"the GPU query failed: {line['problem']}"
-        return tuple(Gpu(uuid=gpu["uuid"], index=gpu["index"], name=gpu["name"]) for gpu in line["gpus"]), ""
+        return tuple(_gpu(gpu["uuid"], gpu["index"], gpu["name"], gpu.get("numa")) for gpu in line["gpus"]), ""
     except (ValueError, KeyError, TypeError):
         return (), "the GPU query failed: it ended without an answer"
+
+
+def _gpu(uuid: str, index: int, name: str, numa: int | None) -> Gpu:
+    return Gpu(uuid=uuid, index=index, name=name, numa=numa)
 
 
 def _remember(file: Path, boot: str, gpus: tuple[Gpu, ...]) -> str:
     """For the next start; what went wrong with it."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(file, json.dumps({"boot": boot, "gpus": [[g.uuid, g.index, g.name] for g in gpus]}), durable=False)
+        write_atomic(
+            file, json.dumps({"boot": boot, "gpus": [[g.uuid, g.index, g.name, g.numa] for g in gpus]}), durable=False
+        )
     except OSError as error:
         return f"{file}: {error.strerror}"
     return ""
@@ -118,6 +124,6 @@ def _remembered(file: Path, boot: str) -> tuple[Gpu, ...]:
     """Those of this boot; none if they are not known."""
     try:
         kept = json.loads(file.read_text())
-        return tuple(Gpu(uuid=u, index=i, name=n) for u, i, n in kept["gpus"]) if kept["boot"] == boot else ()
+        return tuple(_gpu(*known) for known in kept["gpus"]) if kept["boot"] == boot else ()
     except (OSError, ValueError, KeyError, TypeError):  # nothing known: the driver is asked again anyway
         return ()

@@ -213,12 +213,15 @@ def _path(plugin: Plugin, environ: Mapping[str, str]) -> str:
 def offered(device: GpuReading) -> Gpu:
     """The device as a job may be given it."""
     return Gpu(
-        uuid=device.uuid, index=device.index, name=device.name, variable=device.variable, visible=device.visible
+        uuid=device.uuid, index=device.index, name=device.name, variable=device.variable, visible=device.visible,
+        numa=device.numa,
     )  # fmt: skip
 
 
 def _remembered(gpu: Gpu) -> GpuReading:
-    return GpuReading(gpu.uuid, gpu.index, name=gpu.name, variable=gpu.variable, visible=gpu.visible)
+    return GpuReading(
+        gpu.uuid, gpu.index, numa=gpu.numa, name=gpu.name, variable=gpu.variable, visible=gpu.visible
+    )  # fmt: skip
 
 
 @cache

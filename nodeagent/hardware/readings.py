@@ -27,6 +27,8 @@ class GpuReading:
     index: int
     pci: str = ""
     """Bus id as the kernel log writes it: ``0000:3b:00``, lower case, without the function."""
+    numa: int | None = None
+    """The NUMA node that it is near to."""
     name: str = ""
     error: str = ""
     """NVML's error when the GPU itself could not be read (``GPU_IS_LOST``, ``RESET_REQUIRED``, ``UNKNOWN``)."""

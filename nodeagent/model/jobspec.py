@@ -12,6 +12,7 @@ from pydantic import Field
 
 from nodeagent.model.base import Record
 from nodeagent.model.batch import MOST_AFTER, After, Array
+from nodeagent.model.constraints import MOST_TEXT, Constraints
 
 EventName = Literal["WorkerFailed", "WorkerHung", "PodFailed", "PodEvicted", "NodeLost", "*"]
 """What a policy can react to. ``*`` is any of them."""
@@ -71,6 +72,8 @@ class Role(Record):
     """A node with fewer usable GPUs than its peers still takes part, with fewer workers."""
     virtual_local_rank: bool = False
     """Each worker sees its own GPUs only and has LOCAL_RANK 0, as torchrun's option of this name does."""
+    placement: Constraints | None = None
+    """What it asks of its nodes, the job's own constraints included; None: nothing."""
     numa_binding: NumaBinding | None = None
     """The cores that a worker is bound to: all near its GPU, or a part of them that no other GPU has."""
 
@@ -122,6 +125,15 @@ class Hang(Record):
     """Seconds for a phase that a worker tells it is in (evaluate, checkpoint, ...), unless it tells them with it."""
 
 
+class Together(Record):
+    """How the nodes of a gang must lie to each other."""
+
+    within: str = Field(default="", max_length=MOST_TEXT)
+    """All of them have one value of this label; empty: they need not."""
+    segments: int = Field(default=0, ge=0, le=MOST_NODES)
+    """They are groups of so many, each within one of the topology's smallest domains; 0: they are not."""
+
+
 class Submitter(Record):
     """What was recorded where the job was submitted; nodeagent copies neither code nor environments."""
 
@@ -153,6 +165,8 @@ class JobSpec(Record):
     priority: int = Field(default=0, ge=-1000, le=1000)
     queue: str = Field(default="", max_length=63)
     """As it is submitted: the queue that was asked for. In a record: the one that it is in; empty is ``default``."""
+    placement: Together | None = None
+    """How the gang's nodes must lie to each other; None: anyhow. What they must be like is the roles'."""
     preload: tuple[str, ...] = ()
     """Modules imported ahead of time in the standby interpreter."""
     standby: bool = True
@@ -195,6 +209,16 @@ class JobSpec(Record):
     def several(self) -> bool:
         """It has several roles: their places are placed one by one."""
         return len(self.roles) > 1
+
+    @property
+    def within(self) -> str:
+        """Of ``Together``."""
+        return self.placement.within if self.placement is not None else ""
+
+    @property
+    def segments(self) -> int:
+        """Of ``Together``."""
+        return self.placement.segments if self.placement is not None else 0
 
     @property
     def nodes(self) -> Nodes:

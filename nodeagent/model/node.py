@@ -13,6 +13,9 @@ from pydantic import Field
 from nodeagent.model.base import RECORD_VERSION, Record
 from nodeagent.model.health import Figure, RepairState, Verdict
 
+MOST_LEVELS = 8
+"""Of a topology."""
+
 
 class Incarnation(Record):
     """``life`` is random and ends with the boot (or with being declared lost); ``start`` counts the agent's starts
@@ -34,6 +37,8 @@ class Gpu(Record):
     """The environment variable that hides the others of its kind from a program; empty: ``CUDA_VISIBLE_DEVICES``."""
     visible: str = ""
     """What stands for it in there; empty: its uuid."""
+    numa: int | None = None
+    """The NUMA node that it is near to; None: not known, or there is only one."""
 
 
 class Https(Record):
@@ -63,6 +68,8 @@ class NodeFacts(Record):
     """Workers without a GPU that this node takes at once; their devices are named cpu0, cpu1, ..."""
     gpus: tuple[Gpu, ...] = ()
     labels: dict[str, str] = {}
+    topology: tuple[str, ...] = Field(default=(), max_length=MOST_LEVELS)
+    """Configured: which labels say where a node stands in the network, the largest domains first."""
     data_interface: str | None = None
     """Configured: of gloo's and NCCL's traffic."""
     gloo_interface: str | None = None

@@ -19,6 +19,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.cuts import Cut, describe_cut
 from nodeagent.plan.health import breaker, next_step
 from nodeagent.plan.queuehealth import queue_findings
+from nodeagent.plan.topology import tree
 
 Placed = tuple[str, Finding]
 """(where, what)"""
@@ -175,6 +176,7 @@ def judge_cluster(
         _versions(cluster),
         _addresses(cluster),
         queue_findings(cluster),
+        _topology(cluster),
     )
     return tuple(found for part in parts for found in part)
 
@@ -289,6 +291,19 @@ def _addresses(cluster: Cluster) -> Iterator[Placed]:
     for address, nodes in by_address.items():
         if len({live[n].facts.boot_id for n in nodes}) > 1:
             yield "cluster", _error(f"{names(nodes)} are different machines with the same address {address}", fix)
+
+
+def _topology(cluster: Cluster) -> Iterator[Placed]:
+    """Gangs are placed by what most nodes say: all should say the same, and where they stand."""
+    levels = tree(cluster).levels
+    for name, node in sorted(_live(cluster).items()):
+        if node.facts.topology != levels:
+            own = ", ".join(node.facts.topology) or "none"
+            what = f"its topology is {own}, while most nodes have {', '.join(levels) or 'none'}"
+            yield f"node/{name}", _warning(what, "set topology in its agent's config as on the others")
+        elif lacks := [level for level in levels if not node.facts.labels.get(level)]:
+            what = f"it has no label {', '.join(lacks)}: gangs that are kept together do not use it"
+            yield f"node/{name}", _warning(what, "set node.labels in its agent's config")
 
 
 def judge_peers(asked_by: str, answers: Iterable[PeerAnswer]) -> tuple[Placed, ...]:

@@ -6,7 +6,7 @@ so that all agents agree.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
@@ -18,14 +18,17 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING as NO_USE
 from nodeagent.plan.demand import least, of_devices, together, wanted
 from nodeagent.plan.health import bar
-from nodeagent.plan.membership import asked, fitting, in_order, survivors
-from nodeagent.plan.placement import Placement, choose, soon
+from nodeagent.plan.membership import asked, fitting, in_order, ranked, ruled_out, score, survivors
+from nodeagent.plan.placement import Placement, arrange, arranged, choose, gang_of, soon
 from nodeagent.plan.queue import queue, rank
 from nodeagent.plan.reclaim import Reclaim
 from nodeagent.plan.share import ceiling, shared
+from nodeagent.plan.topology import Past, gather
 
 MOST_NEEDERS = 32
 """For so many jobs that lack nodes borrowed ones are looked for at a time: the first."""
+MOST_PLACES = 4
+"""So many sets of nodes are tried for a job whose nodes have to be together: not all of them can be given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +71,24 @@ def place(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Pl
     """
     if job.spec.several:
         return choose(cluster, job, job.spec.nodes.target, without)
-    if _borrows(job):
-        may = {m.node for m in survivors(cluster, job)}.union(sharing(cluster).takes.get(job.uid, ()))
-        without = {n for n in cluster.nodes if n not in may}.union(without, sharing(cluster).gives.get(job.uid, ()))
+    if (may := eligible(cluster, job)) is not None:
+        without = {n for n in cluster.nodes if n not in may}.union(without)
+    elif back := sharing(cluster).gives.get(job.uid):
+        without = {*without, *back}
     full = choose(cluster, job, nodes_wanted(cluster, job), without)
     growing = job.control.growing
     if growing is None or len(full.chosen) >= growing.want:
         return full
     return choose(cluster, job, growing.before, without)
+
+
+def eligible(cluster: Cluster, job: JobRecord) -> frozenset[str] | None:
+    """Nodes that its next generation may be on, of a job that borrows; None: on any."""
+    if not _borrows(job):
+        return None
+    now = sharing(cluster)
+    mine = frozenset(m.node for m in survivors(cluster, job))
+    return mine.union(now.takes.get(job.uid, ())).difference(now.gives.get(job.uid, ()))
 
 
 def awaited(cluster: Cluster, job: JobRecord, placement: Placement) -> tuple[str, ...]:
@@ -86,7 +99,14 @@ def awaited(cluster: Cluster, job: JobRecord, placement: Placement) -> tuple[str
         places = soon(cluster, job).places
         return tuple(c.node for c in placement.pending if c.node in places)
     wanted = nodes_wanted(cluster, job)
-    return tuple(c.node for c in placement.pending) if len(placement.chosen) < wanted else ()
+    if len(placement.chosen) >= wanted:
+        return ()
+    if job.spec.placement is not None:
+        names = {c.node for c in (*placement.chosen, *placement.others) if c.standing in ("fit", "pending")}
+        able = [n for n in ranked(cluster, job, [n for n in in_order(cluster) if n in names]) if n in names]
+        used = arrange(cluster, job, able, wanted, [c.node for c in placement.chosen])
+        return tuple(c.node for c in placement.pending if c.node in used)
+    return tuple(c.node for c in placement.pending)
 
 
 def sharing(cluster: Cluster) -> Sharing:
@@ -95,9 +115,10 @@ def sharing(cluster: Cluster) -> Sharing:
 
 
 def _borrows(job: JobRecord) -> bool:
-    """It runs, or is about to, and may have nodes on top of its target. Before its first start it is like others."""
-    head = job.head
-    return job.spec.role.nodes.auto and head is not None and head.state != "ended" and job.control.desired == "run"
+    """It runs, or is about to, and may have nodes on top of its target. Before its first start it is like others. One
+    in segments never does: idle nodes come one by one, and hardly ever as a whole segment of one domain."""
+    head, auto = job.head, job.spec.role.nodes.auto and not job.spec.segments
+    return auto and head is not None and head.state != "ended" and job.control.desired == "run"
 
 
 def _share(cluster: Cluster) -> Sharing:
@@ -154,10 +175,48 @@ class _Ledger:
         self.stops: dict[str, str] = {}
         self._run: list[JobRecord] | None = None
         self._reclaim = Reclaim(cluster) if shared(cluster) else None
+        self._only: dict[str, frozenset[str]] = {}
+        """Of jobs (uids) whose nodes have to be together: which would be, with those that it has."""
 
     def provide(self, job: JobRecord, lack: int) -> None:
         """The idle nodes that a job lacks are not lent; where they are too few, borrowed ones are given back. Where
-        those would be too few as well, nothing is done for one that waits: it holds up nobody."""
+        those would be too few as well, nothing is done for one that waits: it holds up nobody. Likewise for one whose
+        nodes have to be together (``within``, ``segments``), of nodes that are."""
+        if job.spec.placement is None:
+            self._provide(job, lack)
+            return
+        failed: set[str] = set()
+        for _ in range(MOST_PLACES):
+            found = self._only[job.uid] = self._near(job, lack, failed)
+            if not found or self._provide(job, len(found)):
+                return
+            failed |= found
+
+    def _near(self, job: JobRecord, lack: int, failed: Collection[str]) -> frozenset[str]:
+        """Nodes that are together, with those that it has, and that might be free for it: those that are idle rather
+        than borrowed ones, and these rather than what queues would have to give. A job that runs does not move."""
+        self._only.pop(job.uid, None)
+        runs = job.phase in ("forming", "running")
+        pools = [list(self._idle_for(job))]
+        pools.append(
+            [n for j in self._borrowers if j.uid != job.uid for n in self._lent[j.uid] if self._fits(job, n, j.uid)]
+        )
+        if not runs and self._reclaim is not None:
+            use = least(self._cluster, job.spec)
+            donors = self._donors(job, self._reclaim.owns(job, use))
+            for nodes_of in (self._above_min, self._kept):
+                pools.append([m.node for j in donors for m in nodes_of(j, ()) if self._fits(job, m.node, j.uid)])
+        seen: set[str] = set(failed)
+        for i, pool in enumerate(pools):
+            pools[i] = [n for n in dict.fromkeys(pool) if n not in seen]
+            seen.update(pool)
+        kept = tuple(m.node for m in survivors(self._cluster, job)) if runs else ()
+        want = len(kept) + lack
+        names = gather(pools, want, 1 if runs else want, gang_of(self._cluster, job.spec), Past(kept, kept))
+        return frozenset(names).difference(kept) if runs or len(names) >= want else frozenset()
+
+    def _provide(self, job: JobRecord, lack: int) -> bool:
+        """False: nothing was done."""
         idle = list(islice(self._idle_for(job), lack))
         runs = job.phase in ("forming", "running")
         back = self._to_give(job, lack - len(idle))
@@ -165,18 +224,20 @@ class _Ledger:
         if short > 0 and not runs:
             use = least(self._cluster, job.spec)
             if self._reclaim is None or not self._reclaim.may_have(job, use):
-                return
+                return False
             if not self._make_room(job, short, back, self._reclaim.owns(job, use)):
-                return
+                return False
             self._reclaim.grant(job, use)
         if runs:
             self._take(job, idle)
         self._promised.update(idle)
         for donor, node in back:
             self._give(donor, node, job)
+        return True
 
     def lend_idle(self) -> None:
         """Each idle node to the job with the fewest borrowed ones that can use it."""
+        self._only = {j.uid: self._home(j) for j in self._borrowers if j.spec.within}
         waits = [(self._count(j), i) for i, j in enumerate(self._borrowers) if self._may_grow(j)]
         heapify(waits)
         idle = [self._idle_for(j) for j in self._borrowers]
@@ -210,13 +271,7 @@ class _Ledger:
         ``owns``: its queue is guaranteed what it asks for."""
         assert self._reclaim is not None
         plan = Reclaim(self._cluster, self._reclaim)
-        donors = [j for j in self._running() if j.uid != job.uid and j.uid not in self.stops]
-        able: dict[str, bool] = {}
-        for donor in donors:
-            if donor.spec.queue not in able:
-                able[donor.spec.queue] = plan.may_lose(donor, job, NO_USE, owns)
-        donors = [j for j in donors if able[j.spec.queue]]
-        donors.sort(key=lambda j: (-plan.over(j), j.spec.priority, -j.order))
+        donors = self._donors(job, owns)
         shrink: list[tuple[JobRecord, str]] = []
         for donor in donors:
             if len(shrink) == lack:
@@ -249,6 +304,23 @@ class _Ledger:
             self.stops[donor.uid] = job.uid
             self._promised.update(m.node for m in self._kept(donor, back))
         return True
+
+    def _donors(self, job: JobRecord, owns: bool) -> list[JobRecord]:
+        """Jobs of queues that may have to give something for this one, in the order in which they are asked."""
+        assert self._reclaim is not None
+        over = self._reclaim.over
+        donors = [j for j in self._running() if j.uid != job.uid and j.uid not in self.stops]
+        able: dict[str, bool] = {}
+        for donor in donors:
+            if donor.spec.queue not in able:
+                able[donor.spec.queue] = self._reclaim.may_lose(donor, job, NO_USE, owns)
+        return sorted((j for j in donors if able[j.spec.queue]), key=lambda j: (-over(j), j.spec.priority, -j.order))
+
+    def _home(self, job: JobRecord) -> frozenset[str]:
+        """Nodes in the domain that the job has to stay in."""
+        gang = gang_of(self._cluster, job.spec)
+        domains = {gang.paths[m.node][: gang.within] for m in survivors(self._cluster, job)}
+        return frozenset(n for n in self._nodes if {gang.paths[n][: gang.within]} == domains)
 
     def _running(self) -> list[JobRecord]:
         """Jobs of one role that run: those that could make room."""
@@ -331,11 +403,30 @@ class _Ledger:
         if shape not in self._room:
             self._room[shape] = [n for n in self._nodes if self._has_room(role, n, "")]
         free = [n for n in self._room[shape] if n not in self._promised and n not in job.control.leaving]
+        if arranged(self._cluster, job.spec):
+            free.sort(key=self._distance(job))
         free.sort(key=lambda n: n not in begun)
         return (n for n in free if n not in self._promised and self._fits(job, n))
 
+    def _distance(self, job: JobRecord) -> Callable[[str], tuple[int, int]]:
+        """Sort key: the nodes first that the job prefers, and of these those that are near to what it has."""
+        cluster, role = self._cluster, job.spec.role
+        gang = gang_of(cluster, job.spec)
+        paths = [
+            gang.paths[m.node] for m in survivors(cluster, job) if role.placement is None or not role.placement.spread
+        ]
+        homes = {path[: i + 1] for path in paths for i, name in enumerate(path) if name}
+        depths = range(1, len(gang.levels) + 1)
+        return lambda n: (-score(cluster, job, n), -sum(gang.paths[n][:depth] in homes for depth in depths))
+
     def _fits(self, job: JobRecord, node: str, donor: str = "") -> bool:
-        """It has room for the job, once the donor (uid) has gone, and is none of its own."""
+        """It may be one of the job's, has room for it, once the donor (uid) has gone, and is none of its own."""
+        if job.uid in self._only and node not in self._only[job.uid]:
+            return False
+        spec = job.spec
+        asks = spec.placement is not None or spec.role.placement is not None
+        if asks and ruled_out(spec, self._cluster.nodes[node]):
+            return False
         ready = self._cluster.nodes[node].readiness.get(job.uid)
         if (ready is not None and ready.state == "unfit") or job.uid in self._used.get(node, {}):
             return False

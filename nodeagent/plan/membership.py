@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+from nodeagent.model.constraints import value_of
 from nodeagent.model.job import JobRecord
-from nodeagent.model.jobspec import Role
+from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
 from nodeagent.model.world import Head, Member
 from nodeagent.plan.bookings import Booked, booked, changed_bookings, used_devices
 from nodeagent.plan.changes import Seen, changed, seen
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.devices import pick
 from nodeagent.plan.health import bar, worn_nodes
 
 Standing = Literal["fit", "pending", "unfit", "out"]
@@ -37,6 +39,8 @@ class Candidate:
     joined: int = 0
     warming: bool = False
     """``fit``, and its first workers are still being warmed up."""
+    ruled_out: bool = False
+    """``out``, since the job's placement leaves no place for it: nothing is wrong with it."""
 
 
 @lru_cache(maxsize=4096)
@@ -92,7 +96,7 @@ def offer(role: Role, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]
     if held:
         keep.sort(key=lambda d: d not in held)  # stable: the same devices again where possible
     slots = [d for d in keep if d.startswith("cpu")]
-    gpus = [g.uuid for g in facts.gpus if g.uuid in keep]
+    gpus = [g for g in facts.gpus if g.uuid in keep]
     installed = len(facts.gpus)
     want, per = workers_wanted(role, installed), gpus_per_worker(role, installed)
     fits = fitting(role, installed, len(gpus), len(slots))
@@ -103,16 +107,30 @@ def offer(role: Role, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]
     if not fits:
         sick = [f"GPU {g.index}: {g.why or 'unhealthy'}" for g in facts.gpus if not g.healthy]
         return f"has {len(gpus)} free GPUs, {want * per} needed" + (f" ({'; '.join(sick)})" if sick else "")
-    order = {g.uuid: g.index for g in facts.gpus}
-    gpus.sort(key=lambda u: (u not in held, order[u]))
-    return tuple(sorted(gpus[: fits * per], key=lambda u: order[u]))
+    return pick(gpus, fits * per, held)
 
 
-def share(roles: Sequence[Role], facts: NodeFacts, used: Iterable[str], mine: Iterable[str]) -> tuple[str, ...] | str:
+def allowed(role: Role, node: str, facts: NodeFacts) -> str:
+    """Why the role's constraints rule a node out, as what follows its name; empty if they do not."""
+    return role.placement.unmet(node, facts.labels) if role.placement is not None else ""
+
+
+def ruled_out(spec: JobSpec, node: NodeRecord) -> str:
+    """Why the job's placement leaves no place for this node, free or not, as what follows its name; empty if it does
+    leave one."""
+    if spec.within and not value_of(spec.within, node.id, node.facts.labels):
+        return f"has no label {spec.within}, of which the job's nodes have one value"
+    why = [allowed(role, node.id, node.facts) for role in spec.roles]
+    return why[0] if all(why) else ""
+
+
+def share(
+    roles: Sequence[Role], node: str, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]
+) -> tuple[str, ...] | str:
     """What a node has for the places of several roles: all its free devices, if one of the roles could have a place
     there; else a phrase saying what is missing for the first of them."""
     taken, held = frozenset(used), frozenset(mine)
-    offers = [offer(role, facts, taken, held) for role in roles]
+    offers = [allowed(role, node, facts) or offer(role, facts, taken, held) for role in roles]
     if all(isinstance(one, str) for one in offers):
         return offers[0]
     return tuple(device for device in facts.devices(held) if device not in taken)
@@ -154,15 +172,17 @@ def _judge(job: JobRecord, case: _Case) -> Candidate:
     def no(standing: Standing, why: str, code: int = 0, devices: tuple[str, ...] = ()) -> Candidate:
         return Candidate(node.id, life, standing, f"{node.id} {why}", devices, code, node.joined)
 
+    spec = job.spec
+    if why := ruled_out(spec, node):
+        return replace(no("out", why), ruled_out=True)
     if not case.live:
         return no("out", "has left" if node.left else "is not live (its lease has lapsed)")
     if node.cordon is not None:
         return no("out", f"is {'draining' if node.cordon.drain else 'cordoned'} ({node.cordon.reason})")
     if sick := bar(node.facts):
         return no("out", sick)
-    spec = job.spec
     got = (
-        share(spec.roles, node.facts, case.used, case.own)
+        share(spec.roles, node.id, node.facts, case.used, case.own)
         if spec.several
         else offer(spec.role, node.facts, case.used, case.own)
     )
@@ -336,12 +356,24 @@ def _staying(cluster: Cluster, job: JobRecord) -> int:
 
 
 def ranked(cluster: Cluster, job: JobRecord, nodes: Iterable[str]) -> list[str]:
-    """The order in which nodes are chosen: members by rank, then the others as given; then those that are worn; last
-    those scaled in by name."""
+    """The order in which nodes are chosen: members by rank, then the others as given, those first that the job
+    prefers; then those that are worn; last those scaled in by name."""
     members = dict.fromkeys(m.node for m in survivors(cluster, job))
     rest = [n for n in nodes if n not in members]
     leaving, old = job.control.leaving, worn_nodes(cluster)
+    if _choosy(job):
+        rest.sort(key=lambda n: -score(cluster, job, n))
     return sorted([*members, *rest], key=lambda n: (n in leaving, n in old))  # stable
+
+
+def score(cluster: Cluster, job: JobRecord, node: str) -> int:
+    """How much the job prefers a known node: that of the role that likes it most."""
+    labels = cluster.nodes[node].facts.labels
+    return max((r.placement.score(node, labels) for r in job.spec.roles if r.placement is not None), default=0)
+
+
+def _choosy(job: JobRecord) -> bool:
+    return any(r.placement is not None and (r.placement.prefer or r.placement.avoid) for r in job.spec.roles)
 
 
 def gone_nodes(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:

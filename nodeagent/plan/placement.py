@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
+from nodeagent.model.constraints import NODE, value_of
 from nodeagent.model.job import JobRecord
+from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.world import Place
+from nodeagent.plan.capped import cheapest, held_of
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, of_devices, times, together
 from nodeagent.plan.health import worn_nodes
-from nodeagent.plan.membership import Candidate, candidates, ranked, survivors
-from nodeagent.plan.places import Layout, Site, had_places, lay_out
+from nodeagent.plan.membership import Candidate, candidates, ranked, score, survivors
+from nodeagent.plan.places import Layout, Site, could_hold, had_places, lay_out
 from nodeagent.plan.share import NO_CEILING, Ceiling, ceiling, full, holdings
+from nodeagent.plan.topology import Gang, Past, gather, most, nearest, spread, tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,8 @@ class Placement:
     places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
     """Of a job of several roles: node to the places it gets."""
     lack: str = ""
-    """Of a job of several roles: which place has no node. Then no node is chosen."""
+    """Of a job of several roles: which place has no node. Then no node is chosen. Of nodes that have to be together:
+    how many could be."""
     capped: str = ""
     """Why nodes that fit are left out: its queue, or one above it, may not use more."""
 
@@ -53,13 +59,14 @@ class Placement:
         return text + (self._reasons() or ", and there are no others")
 
     def _reasons(self) -> str:
-        reasons = [text for text in (self.capped, *(c.why for c in self.others)) if text]
+        ordered = sorted(self.others, key=lambda c: c.ruled_out)  # stable: what can be changed goes first
+        reasons = [text for text in (self.capped, *(c.why for c in ordered)) if text]
         more = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
         return ": " + "; ".join(reasons[:8]) + more if reasons else ""
 
     def outside(self) -> dict[str, str]:
         """Nodes left out for a reason, for the workers to know."""
-        return {c.node: c.why for c in self.others if c.why}
+        return {c.node: c.why for c in self.others if c.why and not c.ruled_out}
 
 
 def needs(minimum: int, fit: int) -> str:
@@ -76,12 +83,57 @@ def choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[st
     if without:
         return _choose(cluster, job, target, without)
     of: tuple[object, ...] = (
-        candidates(cluster, job), survivors(cluster, job), worn_nodes(cluster), job.control, job.spec,
+        candidates(cluster, job), survivors(cluster, job), worn_nodes(cluster), job.control, job.spec, tree(cluster),
     )  # fmt: skip
     if ceiling(cluster, job) is not NO_CEILING:
         of = (*of, cluster.queues, holdings(cluster))
     what = f"choose:{job.uid}:{target}"
     return cluster.notes.once(what, of, lambda _before: _choose(cluster, job, target, ()), len(cluster.nodes) // 8)
+
+
+def arranged(cluster: Cluster, spec: JobSpec) -> bool:
+    """It matters how the job's nodes lie to each other. Else the first that are able are taken."""
+    role = None if spec.several else spec.role.placement  # where roles' own places go is for ``places.py``
+    asked = spec.placement is not None or (role is not None and bool(role.spread or role.pack))
+    return asked or bool(tree(cluster).levels)
+
+
+def gang_of(cluster: Cluster, spec: JobSpec) -> Gang:
+    """How the nodes of a job have to lie."""
+    known, role = tree(cluster), None if spec.several else spec.role.placement
+    levels = known.levels_for(spec.within)
+    if role is not None and role.pack not in ("", NODE) and spec.placement is None:
+        levels = (role.pack,)
+    within = levels.index(spec.within) + 1 if spec.within else 0
+    return Gang(levels, known.paths(levels), within, spec.segments)
+
+
+def arrange(
+    cluster: Cluster, job: JobRecord, able: Sequence[str], target: int, warm: Collection[str] = ()
+) -> list[str]:
+    """Up to so many of the nodes that are able, in the order of ``ranked``, as they should lie to each other. Survivors
+    come first, by rank. ``warm``: those that get ready for the job already."""
+    gang, known = gang_of(cluster, job.spec), tree(cluster)
+    alive, head = {m.node for m in survivors(cluster, job)}, job.head
+    leaving, old = job.control.leaving, worn_nodes(cluster)
+    kept = [n for n in able if n in alive and n not in leaving and n not in old]
+    stays = set(kept)
+
+    def tier(node: str) -> tuple[bool, bool, int]:
+        return node in leaving, node in old, -score(cluster, job, node)
+
+    groups = [list(group) for _, group in groupby((n for n in able if n not in stays), key=tier)]
+    past = Past(tuple(m.node for m in head.ordered()) if head is not None else (), tuple(kept), frozenset(warm))
+    role = job.spec.role.placement
+    if role is None or not role.spread:
+        return gather(groups, target, job.spec.nodes.min, gang, past)
+    values = {n: value_of(role.spread, n, known.labels[n]) for n in able}
+    if gang.within:
+        inside = gather(groups, target, job.spec.nodes.min, gang, past)
+        domain = gang.paths[inside[0]][: gang.within] if inside else ()
+        groups = [[n for n in group if gang.paths[n][: gang.within] == domain] for group in groups]
+        kept = [n for n in kept if n in inside]
+    return spread(groups, target, values, kept)
 
 
 def _choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[str]) -> Placement:
@@ -91,16 +143,19 @@ def _choose(cluster: Cluster, job: JobRecord, target: int, without: Collection[s
     limited = limit is not NO_CEILING
     chosen: list[Candidate] = []
     others: list[Candidate] = []
+    every = job.spec.several or arranged(cluster, job.spec)
     for node in ranked(cluster, job, everyone):
         one = everyone[node]
         if node in members and one.standing == "pending":
             one = Candidate(one.node, one.life, "fit", "", one.devices, 0, one.joined)
-        if one.standing == "fit" and node not in without and (job.spec.several or limited or len(chosen) < target):
+        if one.standing == "fit" and node not in without and (every or limited or len(chosen) < target):
             chosen.append(one)
         elif node in members or node not in without:
             others.append(one)
     if job.spec.several:
         return _share_out(cluster, job, chosen, others, target)
+    if every:
+        return _together(cluster, job, limit, chosen, others, target)
     capped = ""
     if limited:
         chosen, left, capped = _within(cluster, job, limit, chosen, target)
@@ -137,11 +192,101 @@ def _greedy(limit: Ceiling, able: Iterable[Candidate], target: int) -> list[Cand
     return chosen
 
 
+def _together(
+    cluster: Cluster, job: JobRecord, limit: Ceiling, able: list[Candidate], others: list[Candidate], target: int
+) -> Placement:
+    """As many of those that are able as may be, where it matters how they lie."""
+    names = arrange(cluster, job, [one.node for one in able], target)
+    by_node, least, capped = {one.node: one for one in able}, job.spec.nodes.min, ""
+    if limit is not NO_CEILING:
+        names, capped = _together_within(cluster, job, limit, by_node, names, target)
+    taken = set(names)
+    rest = [one for one in able if one.node not in taken]
+    want = least if len(names) < least else target
+    scattered = not capped and len(names) < min(want, len(able))
+    lack = _scattered(cluster, job, [one.node for one in able], want) if scattered else ""
+    chosen = tuple(by_node[node] for node in names)
+    return Placement(chosen, (*rest, *others), least, target, lack=lack, capped=capped)
+
+
+def _together_within(
+    cluster: Cluster,
+    job: JobRecord,
+    limit: Ceiling,
+    able: Mapping[str, Candidate],
+    arranged_nodes: Sequence[str],
+    target: int,
+) -> tuple[list[str], str]:
+    """Of a gang that is arranged those nodes that the job's queues let it have, and why some are left out. Fewer are
+    arranged anew: a smaller gang may be closer together. Where it comes to too few so, those that take least."""
+    gang, uses = gang_of(cluster, job.spec), {node: of_devices(one.devices) for node, one in able.items()}
+    held = held_of(limit, gang.segment, arranged_nodes, uses)
+    if len(held) == len(arranged_nodes) or len(arranged_nodes) < job.spec.nodes.min:
+        return held, ""
+    if len(held) >= job.spec.nodes.min:
+        smaller = arrange(cluster, job, list(able), len(held))
+        if len(smaller) == len(held) and limit.holds(together(uses[node] for node in smaller)):
+            held = smaller
+        return held, full(cluster, job, together(uses[node] for node in arranged_nodes))
+    found = cheapest(limit, gang, uses, target, job.spec.nodes.min)
+    if found.needs is not None:
+        return held, full(cluster, job, found.needs)
+    names = arrange(cluster, job, [node for node in able if node in found.nodes], len(found.nodes))
+    more = "" if len(names) == target else full(cluster, job, together(uses[node] for node in arranged_nodes))
+    return names, more
+
+
+def _scattered(cluster: Cluster, job: JobRecord, able: Collection[str], want: int) -> str:
+    """What a gang lacks that would have more nodes, were they together."""
+    gang, spec = gang_of(cluster, job.spec), job.spec
+    if spec.segments and not gang.levels:
+        return "needs a topology in the agents' config to have segments"
+    where = f" in one {spec.within}" if spec.within else ""
+    where += f" in segments of {spec.segments}" if spec.segments else ""
+    return f"needs {want} nodes{where}, {len(able)} fit, of which {most(able, gang)} are together"
+
+
 def lay(cluster: Cluster, job: JobRecord, able: Collection[Candidate]) -> Layout:
-    """The places of a job of several roles on these candidates, the first preferred."""
+    """The places of a job of several roles on these candidates, the first preferred; in the smallest domain that has
+    room for all of them."""
     members = {m.node: m for m in survivors(cluster, job)}
     sites = [Site(c.node, cluster.nodes[c.node].facts, c.devices, had_places(members.get(c.node))) for c in able]
-    return lay_out(job.spec.roles, sites)
+    if not arranged(cluster, job.spec):
+        return lay_out(job.spec.roles, sites)
+    gang = gang_of(cluster, job.spec)
+    if members:
+        sites = _near_first(sites, gang, [m for m in members if m in gang.paths])
+    for domain in _domains(gang, [site.node for site in sites], list(members)):
+        inside = [site for site in sites if gang.paths[site.node][: len(domain)] == domain]
+        if could_hold(job.spec.roles, inside) and not (found := lay_out(job.spec.roles, inside)).lack:
+            return found
+    found = lay_out(job.spec.roles, sites)
+    if not gang.within or found.lack:
+        return found
+    return Layout(lack=f"no {job.spec.within} has room for all of its places")
+
+
+def _near_first(sites: Sequence[Site], gang: Gang, members: Sequence[str]) -> list[Site]:
+    """Survivors, then the others, the nearest to them first."""
+    by_node = {site.node: site for site in sites}
+    new = [n for n in by_node if n not in members]
+    near = nearest(new, len(new), gang.paths, [gang.paths[n] for n in members])
+    return [by_node[n] for n in (*(n for n in by_node if n in members), *near)]
+
+
+def _domains(gang: Gang, nodes: Sequence[str], members: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Where to try: the domains that survivors are in, then any, the smallest first. Survivors whose gang need not be
+    in one domain stay, wherever they are."""
+    if members and not gang.within:
+        return
+    sizes: dict[tuple[str, ...], int] = {}
+    for node in nodes:
+        path = gang.paths[node]
+        for depth in range(max(gang.within, 1), len(path) + 1):
+            if path[depth - 1]:
+                sizes[path[:depth]] = sizes.get(path[:depth], 0) + 1
+    home = {gang.paths[n][: gang.within] for n in members if n in gang.paths}
+    yield from sorted(sizes, key=lambda d: (d[: gang.within] not in home, -len(d), sizes[d], d))
 
 
 def soon(cluster: Cluster, job: JobRecord) -> Layout:

@@ -6,13 +6,16 @@ exhaustive search: with odd sizes of GPUs a packing that exists may be missed, a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from nodeagent.model.constraints import value_of
 from nodeagent.model.jobspec import Role
 from nodeagent.model.node import NodeFacts
 from nodeagent.model.world import Member, Place
-from nodeagent.plan.membership import gpus_per_worker, natural, workers_wanted
+from nodeagent.plan.devices import pick
+from nodeagent.plan.membership import allowed, gpus_per_worker, natural, workers_wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,12 @@ def lay_out(roles: Sequence[Role], sites: Sequence[Site]) -> Layout:
         if not other.lack:
             return other
     return first
+
+
+def could_hold(roles: Sequence[Role], sites: Sequence[Site]) -> bool:
+    """False if these nodes have too little for all places, however they are laid out."""
+    alone = max((role.places for role in roles if role.replicas is None), default=1)
+    return len(sites) >= alone and sum(len(site.devices) for site in sites) >= sum(role.places for role in roles)
 
 
 def demand(role: Role, installed: int) -> tuple[int, int]:
@@ -91,15 +100,38 @@ class _Try:
             able = [site for site in self._sites if self._has_room(role, site)]
             if not able:
                 one = f"{role.name}.{index}" if role.places > 1 else role.name
-                return f"no node has room for {one} ({_wants(role)})"
-            self._take(role, index, min(able, key=self._load))  # of equals the first
+                such = f" {role.placement.words}" if role.placement is not None and role.placement.hard else ""
+                return f"no node{such} has room for {one} ({_wants(role)})"
+            self._take(role, index, self._best(role, able))
         return ""
+
+    def _best(self, role: Role, able: Sequence[Site]) -> Site:
+        """Where the next place of this role goes; of equals the first."""
+        asked = role.placement
+        if asked is None:
+            return min(able, key=self._load)
+        label = asked.spread or asked.pack
+        values = {site.node: value_of(label, site.node, site.facts.labels) for site in self._sites} if label else {}
+        here = Counter(
+            values.get(node, "") for node, places in self._taken.items() for one in places if one.role == role.name
+        )
+        room = Counter(values.get(site.node, "") for site in able)
+
+        def key(site: Site) -> tuple[int, int, int, int]:
+            value, score = values.get(site.node, ""), asked.score(site.node, site.facts.labels)
+            if asked.pack:
+                return -score, -here[value], -room[value], self._load(site)
+            return -score, here[value] if asked.spread else 0, 0, self._load(site)
+
+        return min(able, key=key)
 
     def _load(self, site: Site) -> int:
         places = len(self._taken[site.node])
         return places if self._spread else len(self._gpus[site.node]) + len(self._slots[site.node])
 
     def _has_room(self, role: Role, site: Site) -> bool:
+        if allowed(role, site.node, site.facts):
+            return False
         gpus, slots = demand(role, len(site.facts.gpus))
         if role.replicas is None and any(place.role == role.name for place in self._taken[site.node]):
             return False
@@ -107,9 +139,13 @@ class _Try:
 
     def _take(self, role: Role, index: int, site: Site) -> None:
         gpus, slots = demand(role, len(site.facts.gpus))
-        pool, count = (self._gpus, gpus) if gpus else (self._slots, slots)
-        devices = tuple(pool[site.node][:count])
-        del pool[site.node][:count]
+        if gpus:
+            left = self._gpus[site.node]
+            devices = pick([gpu for gpu in site.facts.gpus if gpu.uuid in left], gpus)
+            self._gpus[site.node] = [uuid for uuid in left if uuid not in devices]
+        else:
+            devices = tuple(self._slots[site.node][:slots])
+            del self._slots[site.node][:slots]
         workers = workers_wanted(role, len(site.facts.gpus))
         self._taken[site.node].append(Place(role=role.name, index=index, workers=workers, devices=devices))
 

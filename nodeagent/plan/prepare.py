@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.elastic import nodes_wanted, sharing
+from nodeagent.plan.elastic import eligible, nodes_wanted, sharing
 from nodeagent.plan.health import bar, worn_nodes
-from nodeagent.plan.membership import asked, candidate, candidates, some_candidates, staying, survivors
-from nodeagent.plan.placement import soon
-from nodeagent.plan.queue import in_queue, next_up, with_room
+from nodeagent.plan.membership import (
+    Candidate,
+    asked,
+    candidate,
+    candidates,
+    natural,
+    score,
+    some_candidates,
+    staying,
+    survivors,
+)
+from nodeagent.plan.placement import arrange, arranged, gang_of, soon
+from nodeagent.plan.queue import in_queue, next_up, shape_of, with_room
+from nodeagent.plan.topology import Path
 
 UNFIT_KEPT = 4
 """Pods of jobs that wait whose check failed here are kept on a node, to be looked at again now and then: those of the
@@ -67,8 +78,8 @@ def _choose(cluster: Cluster, job: JobRecord) -> frozenset[str]:
 
     # Who is ready, or getting so, goes on: else a node that comes back or gets free would take the place of a warm
     # spare, and the job would have none until that one is warm.
-    def order(node: str, fit: bool) -> tuple[bool, ...]:
-        return node in leaving, node in old, not fit, node not in begun
+    def order(node: str, fit: bool) -> tuple[int, ...]:
+        return node in leaving, node in old, not fit, node not in begun, -score(cluster, job, node)
 
     def load(node: str) -> int:
         """A node keeps only so many standbys: were the first one the spare of all jobs, most would have none."""
@@ -80,7 +91,16 @@ def _choose(cluster: Cluster, job: JobRecord) -> frozenset[str]:
     if missing and job.spec.several:  # which nodes have room for all depends on what each of them has
         places = soon(cluster, job).places
         wanted = [c for c in waiting if c.node in places]
-    rest = [c for c in waiting if c not in wanted]
+    elif missing and arranged(cluster, job.spec):
+        may = eligible(cluster, job)
+        able = [*(m.node for m in survivors(cluster, job)), *(c.node for c in waiting if may is None or c.node in may)]
+        names = arrange(cluster, job, able, nodes_wanted(cluster, job), begun)
+        wanted = [c for c in waiting if c.node in names]
+    taken = {c.node for c in wanted}
+    rest = [c for c in waiting if c.node not in taken]
+    if arranged(cluster, job.spec):
+        chosen = _near_spares(cluster, job, taken, rest, order)
+        return frozenset(chosen.union(taken, (c.node for c in known if c.standing == "unfit")))
     spares = [(order(c.node, c.standing == "fit"), load(c.node), c.node) for c in rest]
     if not missing:
         others = (n for n in _able(cluster, job) if n not in members and n not in begun)
@@ -89,8 +109,49 @@ def _choose(cluster: Cluster, job: JobRecord) -> frozenset[str]:
         elif (first := next(others, None)) is not None:
             spares.append((order(first, False), load(first), first))
     spare = min(spares, key=lambda one: one[:2], default=None)
-    chosen = {c.node for c in wanted} | ({spare[2]} if spare is not None else set())
+    chosen = taken | ({spare[2]} if spare is not None else set())
     return frozenset(chosen.union(c.node for c in known if c.standing == "unfit"))
+
+
+def _near_spares(
+    cluster: Cluster,
+    job: JobRecord,
+    wanted: Collection[str],
+    rest: Sequence[Candidate],
+    order: Callable[[str, bool], tuple[int, ...]],
+) -> set[str]:
+    """The spare of a gang whose place in the topology matters: as near to it as may be. Another that is ready is kept
+    until that one is. A gang that has not all its nodes yet gets none in another domain: it would start there."""
+    gang = gang_of(cluster, job.spec)
+    members = {m.node for m in survivors(cluster, job)}
+    homes = {gang.paths[n] for n in members.union(wanted) if n in gang.paths}
+    states = {c.node: c.standing == "fit" for c in rest}
+    for depth in range(len(gang.levels), gang.within - 1, -1):
+        domains = {home[:depth] for home in homes if depth == 0 or home[depth - 1]}
+        near = [n for n in states if gang.paths[n][:depth] in domains]
+        if not wanted:
+            near += [n for d in domains for n in _first(cluster, job, d, {*members, *states})]
+        if near:
+            spare = min(near, key=lambda n: (order(n, states.get(n, False)), natural(n)))
+            ready = [n for n, fit in states.items() if fit]
+            keep = ready[:1] if not states.get(spare, False) else []
+            return {spare, *keep}
+        if wanted:
+            break
+    return set()
+
+
+def _first(cluster: Cluster, job: JobRecord, domain: Path, taken: Collection[str]) -> list[str]:
+    """Of a domain's nodes with room for one of the job's places, the one with the fewest pods."""
+    gang = gang_of(cluster, job.spec)
+    known = cluster.once("near", lambda _before: dict[object, dict[Path, list[str]]]())
+    shape = gang.levels, *(shape_of(role) for role in job.spec.roles)
+    if (by_domain := known.get(shape)) is None:
+        by_domain = known[shape] = {}
+        for node in _able(cluster, job):
+            for depth in range(len(gang.levels) + 1):
+                by_domain.setdefault(gang.paths[node][:depth], []).append(node)
+    return [n for n in by_domain.get(domain, ()) if n not in taken][:1]
 
 
 def _able(cluster: Cluster, job: JobRecord) -> Iterable[str]:

@@ -12,7 +12,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import of_devices, together
 from nodeagent.plan.elastic import place
 from nodeagent.plan.keepers import choose
-from nodeagent.plan.placement import Placement
+from nodeagent.plan.placement import Placement, arranged, gang_of
 from nodeagent.plan.share import claims
 from nodeagent.plan.steps import Decision, End, Propose
 from nodeagent.plan.world import make_world
@@ -47,7 +47,9 @@ def propose(
 ) -> Decision:
     """``grace``: of a planned stop, None for the job's."""
     facts = {c.node: cluster.nodes[c.node].facts for c in placement.chosen}
-    members = make_world(job.head, placement.chosen, job.spec.role, facts, placement.places)
+    gang = gang_of(cluster, job.spec) if arranged(cluster, job.spec) else None
+    paths, segment = (gang.paths, gang.segment) if gang is not None else (None, 0)
+    members = make_world(job.head, placement.chosen, job.spec.role, facts, placement.places, paths, segment)
     stop = job.spec.grace if grace is None else grace
     form = cluster.timing.form_margin + (stop if planned else 0.0)
     keepers = choose(cluster, members.values())

@@ -11,14 +11,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
+from nodeagent.model.constraints import value_of
 from nodeagent.model.job import JobRecord
-from nodeagent.model.jobspec import Role
+from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.timing import millis
 from nodeagent.plan.batch import blocked
 from nodeagent.plan.bookings import Booked, booked, changed_bookings
+from nodeagent.plan.capped import cheapest
 from nodeagent.plan.changes import Seen, changed, seen
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, Use, of_devices, times, together
@@ -33,8 +36,9 @@ from nodeagent.plan.membership import (
     some_candidates,
     survivors,
 )
-from nodeagent.plan.placement import choose, soon
+from nodeagent.plan.placement import choose, gang_of, soon
 from nodeagent.plan.share import NO_CEILING, Ceiling, ceiling, in_line, shared
+from nodeagent.plan.topology import most, tree
 
 ASSEMBLE = 60.0
 """A queued job waits this many seconds for nodes that are still getting ready before it starts smaller than its
@@ -211,13 +215,19 @@ def _room_for(cluster: Cluster, job: JobRecord) -> Room:
     known = dict.fromkeys(asked(cluster).get(job.uid, ()))
     if head is not None:
         known |= dict.fromkeys([*head.members, *head.holders])
+    among = job.spec.placement is not None or (role.placement is not None and role.placement.hard)
+    look = _room_among if among else _room_with
     if known:
-        return _room_with(cluster, job, known)
+        return look(cluster, job, known)
     # Of jobs that nobody has looked at yet, and that have nothing, those that are alike have the same.
     alike: dict[tuple[object, ...], Room] = cluster.once("alike", lambda _before: {})
-    shape = (job.spec.queue, role.workers_per_node, role.gpus_per_worker, role.uneven, job.spec.nodes.min)
+    shape: tuple[object, ...] = (
+        job.spec.queue, role.workers_per_node, role.gpus_per_worker, role.uneven, job.spec.nodes.min,
+    )  # fmt: skip
+    if among:
+        shape = (*shape, role.placement, job.spec.within, job.spec.segments)
     if shape not in alike:
-        alike[shape] = _room_with(cluster, job, known)
+        alike[shape] = look(cluster, job, known)
     return alike[shape]
 
 
@@ -259,6 +269,93 @@ def _barred(limit: Ceiling, least: int, nodes: Mapping[Use, int]) -> Use | None:
     return None if count >= least or left else needs
 
 
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """Nodes with room for one kind of job that has nothing there."""
+
+    nodes: frozenset[str]
+    most: int
+    """How many of them could be in one gang."""
+    ever: int
+    """How many of all known nodes could be, if they were free and sound."""
+
+
+def _room_among(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Room:
+    """Of a job that not every node with room will do for."""
+    space, nodes, least = _space(cluster, job.spec), _look(cluster), job.spec.nodes.min
+    members, found = {m.node for m in survivors(cluster, job)}, some_candidates(cluster, job, known)
+    fit = [c for c in found if _is_fit(members, c)]
+    pending = [c for c in found if c.standing == "pending" and not _is_fit(members, c)]
+    others, limit = space.nodes.difference(known), ceiling(cluster, job)
+    capped = limit is not NO_CEILING
+    if not known:
+        now, later = 0, space.most
+    elif job.spec.placement is None:
+        now, later = len(fit), len(fit) + len(pending) + len(others)
+    else:
+        gang = gang_of(cluster, job.spec)
+        now, later = most((c.node for c in fit), gang), most([*(c.node for c in (*fit, *pending)), *others], gang)
+    enough = now >= least
+    if enough and (capped or job.spec.placement is not None):
+        enough = choose(cluster, job, job.control.target).fits
+    room = Room(now, later - now, _count(members, found)["unfit"], nodes.live, enough, later >= least)
+    if not capped or not room.enough_soon:
+        return room
+    uses = {c.node: of_devices(c.devices) for c in (*fit, *pending)}
+    for node in in_order(cluster):
+        if node in others:
+            uses[node] = _use_on(job.spec.role, nodes.of[node])
+    barred = cheapest(limit, gang_of(cluster, job.spec), uses, least, least).needs
+    return replace(room, enough_soon=barred is None, barred=barred)
+
+
+def _space(cluster: Cluster, spec: JobSpec) -> _Space:
+    """Worked out once for all jobs that ask the same."""
+    role = spec.role
+    shape = shape_of(role), spec.within, spec.segments
+    spaces = cluster.once("spaces", lambda _before: dict[object, _Space]())
+    if (found := spaces.get(shape)) is not None:
+        return found
+    nodes, known = _look(cluster), tree(cluster)
+    able = {kind for kind in nodes.kinds if _fits(role, kind)}
+    among: Collection[str] = known.allowed(role.placement) if role.placement is not None else known.labels.keys()
+    if spec.within:
+        among = {n for n in among if value_of(spec.within, n, known.labels[n])}
+    open_to = frozenset(n for n in among if nodes.of.get(n) in able)
+    gang = gang_of(cluster, spec)
+    count = partial(most, gang=gang) if spec.placement is not None else len
+    spaces[shape] = _Space(open_to, count(open_to), count(among))
+    return spaces[shape]
+
+
+def never(cluster: Cluster, spec: JobSpec) -> str:
+    """Why a job could not run if all known nodes were free and sound, as far as its placement goes; empty if it
+    could."""
+    known = len(cluster.nodes)
+    for role in spec.roles:
+        least = role.nodes.min if role.replicas is None else 1
+        if role.placement is not None and role.placement.hard:
+            such = len(tree(cluster).allowed(role.placement))
+            if such < least:
+                of = f"role {role.name} needs" if spec.several else "needs"
+                return f"{of} {least} node{'s' * (least > 1)} {role.placement.words}: {_few(such, known)}"
+    if spec.placement is None or spec.several:
+        return ""
+    ever = _space(cluster, spec).ever
+    if ever >= spec.nodes.min:
+        return ""
+    if spec.segments and not gang_of(cluster, spec).levels:
+        return "needs a topology in the agents' config to have segments"
+    where = f" in one {spec.within}" * bool(spec.within) + f" in segments of {spec.segments}" * bool(spec.segments)
+    return f"needs {spec.nodes.min} nodes{where}: of the {known} known nodes {ever} are"
+
+
+def _few(such: int, known: int) -> str:
+    if not such:
+        return f"none of the {known} known nodes is such" if known != 1 else "the only known node is none"
+    return f"only {such} of the {known} known nodes {'are' if such > 1 else 'is'}"
+
+
 def _room_for_places(cluster: Cluster, job: JobRecord) -> Room:
     """Of a job of several roles the nodes that have room for one of its places; whether that is enough depends on what
     each of them has."""
@@ -276,14 +373,20 @@ def _room_for_places(cluster: Cluster, job: JobRecord) -> Room:
     return replace(room, barred=needs)
 
 
+def shape_of(role: Role) -> tuple[object, ...]:
+    """All of a role that decides which nodes have room for it."""
+    return role.workers_per_node, role.gpus_per_worker, role.uneven, role.placement
+
+
 def with_room(cluster: Cluster, role: Role) -> Sequence[str]:
     """Nodes with room for a job of this role that has nothing there, those with the fewest pods first."""
-    shape = role.workers_per_node, role.gpus_per_worker, role.uneven
+    shape = shape_of(role)
 
     def look(_before: object) -> tuple[str, ...]:
         nodes = _look(cluster)
         able = {kind for kind in nodes.kinds if _fits(role, kind)}
-        found = [n for n in in_order(cluster) if nodes.of.get(n) in able]
+        fit = nodes.of.keys() if role.placement is None else tree(cluster).allowed(role.placement)
+        found = [n for n in in_order(cluster) if n in fit and nodes.of.get(n) in able]
         return tuple(sorted(found, key=lambda n: len(cluster.nodes[n].readiness)))
 
     return cluster.once(f"able:{shape}", look)

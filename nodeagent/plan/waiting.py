@@ -15,7 +15,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, size
 from nodeagent.plan.elastic import awaited, place
 from nodeagent.plan.health import bar
-from nodeagent.plan.membership import Candidate, gone_nodes, holding_nodes
+from nodeagent.plan.membership import Candidate, gone_nodes, holding_nodes, ruled_out
 from nodeagent.plan.placement import needs
 from nodeagent.plan.proposal import propose
 from nodeagent.plan.running import after_fault
@@ -86,6 +86,8 @@ def explain(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
         return ()
     held = holders(cluster, job, [c for c in placement.others if c.standing == "out"])
     text = [placement.missing]
+    if never := queue.never(cluster, job.spec):
+        text.insert(0, never)
     text += [f"job {other.name} (priority {other.spec.priority}) holds {some(nodes)}" for other, nodes in held[:SHOWN]]
     if len(held) > SHOWN:
         text.append(f"{len(held) - SHOWN} more jobs hold other nodes")
@@ -99,7 +101,7 @@ def holders(cluster: Cluster, job: JobRecord, full: Iterable[Candidate]) -> list
     all_booked = booked(cluster)
     for one in full:
         node = cluster.nodes[one.node]
-        if cluster.live(one.node) and node.cordon is None and not bar(node.facts):
+        if cluster.live(one.node) and node.cordon is None and not bar(node.facts) and not ruled_out(job.spec, node):
             for uid in dict.fromkeys(uid for uid, _ in all_booked.get(one.node, ()) if uid != job.uid):
                 found.setdefault(uid, []).append(one.node)
     jobs = [(cluster.jobs[uid], nodes) for uid, nodes in found.items() if uid in cluster.jobs]
@@ -131,7 +133,9 @@ def _no_fit(cluster: Cluster, job: JobRecord, room: queue.Room, gone: tuple[str,
     until = _hold_end(job)
     if until and (late := _held_too_long(cluster, job, gone, place(cluster, job).missing)) is not None:
         return late
-    text = place(cluster, job).missing if job.spec.several else needs(job.spec.nodes.min, room.fit)
+    text = queue.never(cluster, job.spec)
+    if not text:
+        text = place(cluster, job).missing if job.spec.several else needs(job.spec.nodes.min, room.fit)
     if room.barred is not None:
         text = full(cluster, job, room.barred)
     elif room.pending:

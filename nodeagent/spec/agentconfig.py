@@ -21,6 +21,8 @@ from pydantic import (
     model_validator,
 )
 
+from nodeagent.model.constraints import NODE
+from nodeagent.model.node import MOST_LEVELS
 from nodeagent.model.timing import Timing
 from nodeagent.spec import units
 from nodeagent.spec.errors import CheckError, raise_all
@@ -58,6 +60,21 @@ def _cluster(value: object) -> object:
     return value
 
 
+def _labels(value: dict[str, str]) -> dict[str, str]:
+    if NODE in value:
+        raise CheckError(f"'{NODE}' is the node's own name in a job's placement", "choose another label")
+    return value
+
+
+def _topology(value: object) -> object:
+    good = isinstance(value, list | tuple) and all(isinstance(v, str) and v and v != NODE for v in value)
+    if not good or not isinstance(value, list | tuple):
+        raise CheckError(f"{units.show(value)} is not a list of labels", "write for instance [zone, rack, switch]")
+    if len(set(value)) < len(value) or len(value) > MOST_LEVELS:
+        raise CheckError("a label is named twice, or too many are", f"name each once, {MOST_LEVELS} at most")
+    return tuple(value)
+
+
 class NodeConfig(Section):
     """Who this node is and what it offers."""
 
@@ -67,8 +84,8 @@ class NodeConfig(Section):
     """Where peers and workers reach this node. Default: the environment's POD_IP, else found by the agent."""
     data_interface: str | None = Field(default=None, min_length=1)
     """Network interface for training traffic: sets NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME unless the job does."""
-    labels: dict[str, str] = {}
-    """Free words about the node, shown by `nodeagentctl nodes -o wide`."""
+    labels: Annotated[dict[str, str], AfterValidator(_labels)] = {}
+    """Words about the node, which a job's `placement` may ask for; `nodeagentctl nodes -o wide` shows them."""
     cpu_slots: int | None = Field(default=None, ge=0, le=4096)
     """Workers without a GPU that run here at once. Default: the number of CPUs."""
     gpus: Annotated[Literal["auto", "none"] | tuple[str, ...], BeforeValidator(_gpus)] = "auto"
@@ -248,6 +265,9 @@ class AgentConfig(Section):
     cluster_key: File = Field(default_factory=lambda: default_key(os.getuid(), os.environ))
     """File with the cluster's key, the same on every node: agents run only what it has signed."""
     node: NodeConfig = NodeConfig()
+    topology: Annotated[tuple[str, ...], BeforeValidator(_topology)] = ()
+    """Which labels of nodes say where they stand in the network, from the largest domain to the smallest, such as
+    [zone, rack]; the same on every node. Gangs then start in the smallest domain that holds them."""
     redis: RedisConfig = RedisConfig()
     api: ApiConfig = ApiConfig()
     ports: PortsConfig = PortsConfig()

@@ -41,6 +41,7 @@ from nodeagent.spec import batchvalues, jobvalues, units
 from nodeagent.spec.check import dotted, validate
 from nodeagent.spec.errors import CheckError, Problem, SpecError
 from nodeagent.spec.jobcheck import check_spec
+from nodeagent.spec.placementfile import PlacementFile, RolePlacementFile, constraints, together, uneven_segments
 from nodeagent.spec.rolecheck import Mistake, written_mistakes
 from nodeagent.spec.yamlfile import Document
 
@@ -142,6 +143,8 @@ class RoleFile(_RoleKeys):
     """A role or a list of them: its workers start when all their places are ready."""
     ready: ReadyFile | None = None
     """When a place of it is ready. Default: when its workers have been started."""
+    placement: RolePlacementFile | None = None
+    """Which nodes it may have and would rather have, besides what the job asks."""
 
 
 class RestartsFile(_Written):
@@ -269,6 +272,8 @@ class JobFile(_RoleKeys):
     """Higher goes first in the queue."""
     queue: Annotated[str, BeforeValidator(jobvalues.job_name)] | None = Field(default=None, examples=["research"])
     """The queue that it waits and counts in. Default: the default queue of who submits, else `default`."""
+    placement: PlacementFile | None = None
+    """Which nodes the job may have, which it would rather have, and how they lie to each other."""
     preload: Annotated[
         tuple[str, ...],
         BeforeValidator(jobvalues.modules),
@@ -330,8 +335,19 @@ class JobFile(_RoleKeys):
     """What to do about failures, instead of restarting while the budget lasts; the first match decides."""
     hooks: HooksFile = HooksFile()
 
+    @model_validator(mode="after")
+    def _whole_segments(self) -> JobFile:
+        size = self.placement.segments if self.placement is not None else None
+        roles = self.roles or {}
+        nodes = next((role.nodes for role in roles.values()), None) if roles else self.nodes
+        if size and (mistake := uneven_segments(size, nodes, several=len(roles) > 1)):
+            raise CheckError(*mistake, at=("placement", "segments"))
+        return self
 
-ROLE_KEYS = tuple(key for key in RoleFile.model_fields if key in JobFile.model_fields and key not in ("env", "after"))
+
+ROLE_KEYS = tuple(
+    key for key in RoleFile.model_fields if key in JobFile.model_fields and key not in ("env", "after", "placement")
+)
 """Keys that stand inside of a role when there are ``roles``."""
 
 
@@ -373,7 +389,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
     roles: Mapping[str, RoleFile | JobFile] = written.roles or {DEFAULT_ROLE: written}
     return JobSpec(
         name=written.name,
-        roles=tuple(_role(name, role) for name, role in roles.items()),
+        roles=tuple(_role(name, role, written.placement) for name, role in roles.items()),
         completes=written.completes or "",
         env=written.env,
         env_file=None if written.env_file is None else jobvalues.resolve(written.env_file, working_dir),
@@ -385,6 +401,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
         limits=written.limits,
         priority=written.priority,
         queue=written.queue or "",
+        placement=together(written.placement),
         preload=written.preload,
         standby=written.standby,
         grace=written.grace,
@@ -409,7 +426,7 @@ def _complete(written: JobFile, submitter: Submitter) -> JobSpec:
     )
 
 
-def _role(name: str, role: RoleFile | JobFile) -> Role:
+def _role(name: str, role: RoleFile | JobFile, jobs: PlacementFile | None) -> Role:
     replicas = role.replicas if isinstance(role, RoleFile) else None
     nodes = role.nodes if replicas is None else Nodes(min=1, max=replicas, target=replicas)
     assert role.command is not None and nodes is not None  # _layout has told otherwise
@@ -424,6 +441,7 @@ def _role(name: str, role: RoleFile | JobFile) -> Role:
         workers_per_node=role.workers_per_node,
         gpus_per_worker=role.gpus_per_worker,
         uneven=role.uneven,
+        placement=constraints(role.placement if isinstance(role, RoleFile) else None, jobs),
     )
 
 

@@ -48,6 +48,16 @@ def test_all_jobs_of_a_file_and_who_comes_after_whom(agent: LiveAgent) -> None:
     assert train.spec.submitter.user == prepare.spec.submitter.user
 
 
+def test_it_says_once_of_all_members_that_no_known_nodes_will_do(agent: LiveAgent) -> None:
+    text = f"{PREPARE}---\n{TRAIN}array: 0-2\nplacement: {{require: {{gpu: h100}}}}\n"
+    why = "until nodes come that will do: needs 1 node with gpu=h100: none of the 3 known nodes is such\n"
+    for dry, who in ((["--dry-run"], "job/train waits"), ([], "job/train-0 and 2 more wait")):
+        done = ctl(agent, "submit", "-", *dry, given=text)
+        assert done.exit_code == 0, done.stderr
+        assert f"{who} {why}" in done.stderr
+        assert done.stderr.count("until nodes come") == 1
+
+
 def test_the_same_request_again_is_the_same_jobs(agent: LiveAgent) -> None:
     words, text = ("submit", "-", "--request-id", "r1"), f"{TRAIN}array: 0-2\n---\n{PREPARE}"
     first = ctl(agent, *words, given=text)

@@ -89,6 +89,16 @@ def test_submit_validate_and_dry_run(agent: LiveAgent, tmp_path: Path) -> None:
     assert "next: " in taken.stderr
 
 
+def test_who_submits_learns_at_once_that_no_known_nodes_will_do(still: LiveAgent) -> None:
+    text = JOB_FILE + "placement: {require: {gpu: h100}}\n"
+    for dry in (["--dry-run"], []):
+        done = ctl(still, "submit", "-", *dry, text=text)
+        assert done.exit_code == 0
+        why = "needs 1 node with gpu=h100: none of the 3 known nodes is such"
+        assert f"job/mine waits until nodes come that will do: {why}\n" in done.stderr
+    still.until(lambda: any("n1 has no label gpu" in why for why in still.view.explain(still.view.job("mine").uid)))
+
+
 def test_a_file_with_mistakes_tells_them_all(agent: LiveAgent, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: Mine!\ncommand: []\nnodes: many\nworkers_per_nod: 2\npriority: high\n")

@@ -88,6 +88,7 @@ class Node:
         facts = NodeFacts(
             address=self.name, hostname=self.name, boot_id=f"boot-{self.boots}", agent_pid=1, agent_version="sim",
             started=0.0, cpu_slots=self.cluster.slots, peer=f"{self.name}:1", health=self.sick,
+            labels=self.cluster.labels.get(self.name, {}), topology=self.cluster.topology,
         )  # fmt: skip
         if self.repairs is not None:
             health, repair_state = self.repairs.begin()
@@ -206,6 +207,9 @@ class SimCluster:
         self._temporary = tempfile.TemporaryDirectory(prefix="na-sim-", dir=in_memory())
         self.folder = Path(self._temporary.name)
         self.nodes: dict[str, Node] = {}
+        self.labels: dict[str, dict[str, str]] = {}
+        """Of nodes, as their agents tell them when they start."""
+        self.topology: tuple[str, ...] = ()
         self.shared = Shared()
         self.checker = Checker(self.server, {})
         for i in range(size):

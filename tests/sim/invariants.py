@@ -299,11 +299,25 @@ class Checker:
         if not size.min <= len(ordered) <= size.max:
             raise Broken(f"invariant 4: {len(ordered)} nodes, not within {size.min}..{size.max}")
         names = [m.node for m in ordered]
+        self._placed(job, names)
         if last is not None and last[0].number + 1 == head.number:  # else one in between went by unseen
             stayed = [m.node for m in sorted(last[1].values(), key=lambda m: m.group_rank) if m.node in head.members]
-            if [n for n in names if n in stayed] != stayed:
+            if [n for n in names if n in stayed] != stayed and not job.spec.segments:  # those go before
                 raise Broken(f"invariant 3: survivors changed their order: {last[1]} to {names}")
         self._all_or_nothing(job, head)
+
+    def _placed(self, job: JobRecord, names: list[str]) -> None:
+        """The hard part of a placement: what nodes must have, and how they must lie."""
+        spec, facts = job.spec, {n: record.facts for n, record in self.server.state.nodes.items()}
+        if not spec.several and spec.role.placement is not None:
+            for node in names:
+                if why := spec.role.placement.unmet(node, facts[node].labels):
+                    raise Broken(f"{job.name} is placed on {node}, which {why}")
+        if spec.within and len({facts[n].labels.get(spec.within) for n in names}) != 1:
+            raise Broken(f"{job.name} is placed on {names}, not within one {spec.within}")
+        for at in range(0, len(names), spec.segments) if spec.segments else ():
+            if len({facts[n].labels.get(facts[n].topology[-1]) for n in names[at : at + spec.segments]}) != 1:
+                raise Broken(f"{job.name} has ranks {names}, which are not in segments of {spec.segments}")
 
     def _all_or_nothing(self, job: JobRecord, head: Head) -> None:
         """A scale-out that is pending takes all its newcomers or none."""

@@ -24,12 +24,15 @@ def simulate(
     seed: int = 1,
     slots: int = 4,
     timing: Timing | None = None,
+    prepare: Callable[[SimCluster], None] | None = None,
 ) -> None:
-    """Run one scenario on ``size`` joined nodes."""
+    """Run one scenario on ``size`` joined nodes. ``prepare``: before their agents start."""
 
     async def main() -> None:
         async with asyncio.TaskGroup() as tasks:
             cluster = SimCluster(seed, size, tasks, slots, timing)
+            if prepare is not None:
+                prepare(cluster)
             for node in cluster.nodes.values():
                 node.start_agent()
             try:

@@ -48,7 +48,8 @@ def end(cluster: SimCluster, job: JobRecord, name: str, most: int = 99) -> None:
             most -= 1
 
 
-async def _storm(cluster: SimCluster) -> None:
+async def storm(cluster: SimCluster) -> None:
+    """Faults at random moments, for ``STORM`` seconds."""
     loop = asyncio.get_running_loop()
     over = loop.time() + STORM
     async with asyncio.TaskGroup() as faults:
@@ -73,7 +74,7 @@ async def _run(seed: int) -> None:
                 node.start_agent()
             await cluster.submit("j", 1, 1, 1, roles=roles, completes="trainer")
             await cluster.until(lambda: cluster.whole("j"), 90, "whole at first")
-            await _storm(cluster)
+            await storm(cluster)
             await heal(cluster)
             ended = ("failed", "stopped")
             limit = TIMING.cooldown * 3 + TIMING.form_margin * 2 + 60

@@ -47,6 +47,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "hardware/accelerator.py": ("open", KERNEL),
     "hardware/discovery.py": ("mkdir read_text", OWN),
     "hardware/monitor.py": ("read_text", OWN),
+    "hardware/numa.py": ("read_text", KERNEL),
     "hardware/probes/host.py": ("listdir open", KERNEL),
     "hardware/probes/reader.py": ("open", KERNEL),
     "lease/grants.py": (

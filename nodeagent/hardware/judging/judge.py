@@ -308,7 +308,9 @@ def offered_gpus(
         why.setdefault(uuid, "it is being checked (nodeagentctl diag)")
     unknown = sorted((verdict for verdict in verdicts if verdict.unknown), key=lambda verdict: not verdict.device)
     found = {
-        gpu.uuid: Gpu(uuid=gpu.uuid, index=gpu.index, name=gpu.name, variable=gpu.variable, visible=gpu.visible)
+        gpu.uuid: Gpu(
+            uuid=gpu.uuid, index=gpu.index, name=gpu.name, variable=gpu.variable, visible=gpu.visible, numa=gpu.numa
+        )
         for gpu in seen
     }
     base = {gpu.uuid: found.get(gpu.uuid, gpu) for gpu in known}

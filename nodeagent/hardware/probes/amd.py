@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 
 from nodeagent.hardware.accelerator import AbsentError, Accelerator, Command, DeviceRule, ProblemError, who
+from nodeagent.hardware.numa import numa_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def read(listed: object, metrics: object, processes: object) -> list[dict[str, A
         }
         if isinstance(bus := one.get("bdf"), str):
             gpu["pci"] = bus.lower().partition(".")[0]
+            gpu["numa"] = numa_of(gpu["pci"])
         if index in measured:
             gpu |= _measured(measured[index])
         else:

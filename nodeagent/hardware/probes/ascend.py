@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 
 from nodeagent.hardware.accelerator import Accelerator, Command, DeviceRule, ProblemError, who
+from nodeagent.hardware.numa import numa_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ def _npu(first: list[str], second: list[str]) -> dict[str, Any]:
     }
     if known_bus:
         npu["pci"] = bus.partition(".")[0]
+        npu["numa"] = numa_of(npu["pci"])
     numbers = first[2].split()
     if numbers and _NUMBER.fullmatch(numbers[0]):
         npu["power"] = float(numbers[0])

@@ -13,6 +13,7 @@ from ctypes import byref
 from types import ModuleType
 
 from nodeagent.hardware.accelerator import AbsentError, Accelerator, Event, ProblemError, who
+from nodeagent.hardware.numa import numa_of
 
 TYPE_CHECKING = False  # without typing: it costs 0.7 MB
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ FOLD = 0.05
 MOST_EVENTS = 100
 """Between two looks. What a storm has beyond them is dropped with its queue, or it would cost what it likes and be
 read minutes late: the kernel's log has it, too, and the next look sees what it led to."""
-_FIXED = ("uuid", "pci", "name", "vbios", "pcie_generation_max", "pcie_width_max")
+_FIXED = ("uuid", "pci", "numa", "name", "vbios", "pcie_generation_max", "pcie_width_max")
 """What cannot change while this process holds the GPU: it is read until it has been read whole, and then no more."""
 _LINKS = 18
 _RECOVERY = {0: "none", 1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_reset", 7: "reboot"}
@@ -92,7 +93,8 @@ def _identity(handle: Any) -> Iterator[dict[str, Any]]:
     yield {"uuid": ask(pynvml.nvmlDeviceGetUUID, handle)}
     pci = ask(pynvml.nvmlDeviceGetPciInfo, handle)
     if pci is not None:
-        yield {"pci": f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}"}
+        address = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}"
+        yield {"pci": address, "numa": numa_of(address)}
     yield {"name": ask(pynvml.nvmlDeviceGetName, handle)}
     yield {"vbios": ask(pynvml.nvmlDeviceGetVbiosVersion, handle) or ""}
     yield {

@@ -8,6 +8,7 @@ from nodeagent.api import intents
 from nodeagent.api.errors import ApiError
 from nodeagent.api.intents import Asked
 from nodeagent.model.job import TERMINAL, Control, JobRecord, Phase, Scale
+from nodeagent.model.jobspec import Together
 from nodeagent.model.world import Cause, Head, Member
 from nodeagent.store.messages import Answer
 from tests.unit.api.fakes import spec
@@ -184,3 +185,11 @@ def test_a_job_of_several_roles_has_a_fixed_size(asked: Asked) -> None:
     several = one.model_copy(update={"spec": one.spec.model_copy(update={"roles": roles})})
     with pytest.raises(ApiError, match="has several roles, of fixed sizes"):
         intents.scale(asked, several, SERVED)
+
+
+def test_a_job_of_segments_has_whole_ones() -> None:
+    record = job()
+    record = record.model_copy(update={"spec": record.spec.model_copy(update={"placement": Together(segments=2)})})
+    with pytest.raises(ApiError, match="consists of segments of 2 nodes, and 5 is no multiple of it"):
+        intents.scale(ask("scale", target=5), record, SERVED)
+    assert changed(ask("scale", target=4), record)[0] == 4

@@ -9,15 +9,17 @@ from nodeagent.api.jobdetail import generations, way_out
 from nodeagent.api.queues import queue_json
 from nodeagent.api.shapes import job_json, node_json
 from nodeagent.model.batch import After, Array
+from nodeagent.model.constraints import Constraints
 from nodeagent.model.health import Action, Claim, RepairState, Severity, Verdict
 from nodeagent.model.job import Control, Event, JobRecord, Outcome, Phase, Spend
-from nodeagent.model.jobspec import Nodes, Role
+from nodeagent.model.jobspec import Nodes, Role, Together
 from nodeagent.model.node import Cordon, Gpu, Https, Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.model.usage import Held, Use
 from nodeagent.model.world import Cause, Head, Member, Place, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
+from nodeagent.plan.lies import asks, lies
 from nodeagent.plan.share import standings
 from nodeagent.spec.sections import LimitsConfig
 from tests.unit.api.fakes import spec
@@ -182,6 +184,26 @@ def listed(record: JobRecord) -> dict[str, Any]:
     return job_json(record, cluster(record), published(record), NOW)
 
 
+def racked(*jobs: JobRecord) -> Cluster:
+    """The same nodes in two racks, of which the first has H100s."""
+    plain = cluster(*jobs)
+    labels = {n: {"rack": "r1", "gpu": "h100"} if n in ("n1", "n2") else {"rack": "r2"} for n in plain.nodes}
+    nodes = {
+        n: record.model_copy(
+            update={"facts": record.facts.model_copy(update={"labels": labels[n], "topology": ("rack",)})}
+        )
+        for n, record in plain.nodes.items()
+    }
+    return replace(plain, nodes=nodes)
+
+
+def asking(record: JobRecord, **asked: Any) -> JobRecord:
+    """The job with these constraints, in one rack."""
+    role = record.spec.role.model_copy(update={"placement": Constraints(**asked)})
+    placed = record.spec.model_copy(update={"roles": (role,), "placement": Together(within="rack")})
+    return record.model_copy(update={"spec": placed})
+
+
 USED = job(
     held=Held(at=0),
     used={"20780": Use(gpu_ms=3_600_000 * 12_345, lost_gpu_ms=3_600_000 * 3, waited_ms=200_000, restarts=2)},
@@ -200,11 +222,11 @@ USAGE: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def detail(record: JobRecord, why: tuple[str, ...] = ()) -> dict[str, Any]:
+def detail(record: JobRecord, why: tuple[str, ...] = (), shown: Cluster | None = None) -> dict[str, Any]:
     from nodeagent.api.accounting import job_use
     from nodeagent.api.shapes import budget_json
 
-    shown = cluster(record)
+    shown = shown or cluster(record)
     return listed(record) | {
         "why": list(why),
         "way_out": way_out(record, shown),
@@ -212,6 +234,7 @@ def detail(record: JobRecord, why: tuple[str, ...] = ()) -> dict[str, Any]:
         "no_progress": "",
         "unreachable": [],
         "limits": None,
+        "placement": {"asks": asks(record.spec), "lies": lies(shown, record)},
         "budget": budget_json(record, shown),
         "usage": job_use(record, shown, NOW),
         "generations": generations(record, [e for e in EVENTS if record.head and e.generation <= record.head.number]),

@@ -12,7 +12,9 @@ from nodeagent.ctl import get, nodes, queue, usage
 from nodeagent.ctl.describe import node_lines
 from nodeagent.ctl.jobtext import job_lines
 from nodeagent.ctl.output import table_lines
+from nodeagent.model.constraints import Match
 from nodeagent.plan.keepers import silence
+from nodeagent.plan.waiting import explain
 from tests.unit.ctl import samples
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -22,6 +24,9 @@ FAILED = samples.FAILED.model_copy(
 QUEUED = samples.job(
     "queued", head=None, active=None, budget={}, keepers={}, restarts=0, started=None, reason="needs 2 nodes, 1 fits"
 )  # fmt: skip
+H100 = Match(label="gpu", values=("h100",))
+PLACED = samples.asking(samples.job(), require=(H100,), avoid=(Match(label="spot"),))
+UNMET = samples.asking(QUEUED, require=(Match(label="gpu", values=("b200",)),))
 CASES: dict[str, Callable[[], list[str]]] = {
     "get": lambda: table_lines(
         [c for c in get.COLUMNS if not c.wide], [samples.listed(j) for j in (samples.job(), FAILED, QUEUED)]
@@ -49,6 +54,10 @@ CASES: dict[str, Callable[[], list[str]]] = {
     "describe-left": lambda: job_lines(samples.detail(samples.LEFT)),
     "describe-limited-member": lambda: job_lines(samples.detail(samples.MEMBER)),
     "describe-queued": lambda: job_lines(samples.detail(QUEUED, ("needs 2 nodes, 1 fits",))),
+    "describe-placed": lambda: job_lines(samples.detail(PLACED, shown=samples.racked(PLACED))),
+    "describe-unmet": lambda: job_lines(
+        samples.detail(UNMET, explain(samples.racked(UNMET), UNMET), samples.racked(UNMET))
+    ),
     "describe-node": lambda: node_lines(samples.shown_node("n2")),
     "describe-restarting-node": lambda: node_lines(samples.restarting_node("n2")),
     "describe-cordoned-node": lambda: node_lines(samples.shown_node("n3")),

@@ -47,6 +47,13 @@ def test_devices_rules_and_variable_come_with_the_first_line() -> None:
     assert fatal(one) == [("acme.health", "acme-0a")]
 
 
+def test_which_numa_node_a_device_is_near_to_is_kept() -> None:
+    one = vendor()
+    one.receive({"accelerator": DECLARED, "gpus": [DEVICE | {"numa": 1}]})
+    assert one.expected["acme-0a"].numa == 1
+    assert vendor(one.expected["acme-0a"], offered=True).last[0].numa == 1
+
+
 def test_an_event_makes_a_declared_rule_fire() -> None:
     one = vendor()
     one.receive(FIRST)

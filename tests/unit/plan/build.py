@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from hypothesis import settings
 
 from nodeagent.model.batch import After, Array
+from nodeagent.model.constraints import Constraints
 from nodeagent.model.health import Severity, Verdict
 from nodeagent.model.job import Control, Desired, JobRecord, Phase, Scale, Spend
-from nodeagent.model.jobspec import JobSpec, Nodes, Policy, RestartLimits, Role, Submitter
+from nodeagent.model.jobspec import JobSpec, Nodes, Policy, RestartLimits, Role, Submitter, Together
 from nodeagent.model.node import Cordon, Gpu, Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.timing import Timing
 from nodeagent.model.world import Cause, CauseKind, Head, HeadState, Member, PodReport, Token, WorkerExit
@@ -47,6 +48,8 @@ def make_node(
     of_life: str | None = None,
     peer: bool = False,
     health: Iterable[Verdict] = (),
+    labels: Mapping[str, str] | None = None,
+    topology: tuple[str, ...] = (),
 ) -> NodeRecord:
     """A node, ready for job ``UID`` unless said otherwise. ``peer``: other agents can ask it. GPUs that a verdict in
     ``health`` bars are sick."""
@@ -73,6 +76,8 @@ def make_node(
             gpus=installed,
             peer=f"{name}:29400" if peer else "",
             health=verdicts,
+            labels=dict(labels or {}),
+            topology=topology,
         ),
         cordon=Cordon(reason="disk", by="op", at=0.0, drain=drain) if cordon or drain else None,
         readiness=dict({UID: READY} if ready is None else ready),
@@ -131,6 +136,9 @@ def make_spec(
     ttl: float | None = None,
     after: tuple[After, ...] = (),
     array: Array | None = None,
+    placement: Constraints | None = None,
+    within: str = "",
+    segments: int = 0,
 ) -> JobSpec:
     return JobSpec(
         name=name,
@@ -141,12 +149,14 @@ def make_spec(
                 workers_per_node="gpu" if workers == "gpu" else int(workers),
                 gpus_per_worker=gpus,
                 uneven=uneven,
+                placement=placement,
             ),
         ),
         working_dir="/w",
         checkpoint_dir=checkpoint_dir,
         user="u",
         priority=priority,
+        placement=Together(within=within, segments=segments) if within or segments else None,
         restarts=restarts or RestartLimits(),
         policies=policies,
         hold_timeout=hold_timeout,

@@ -85,6 +85,10 @@ def test_an_agent_may_be_away_less_long_than_a_store_waits_for_it(text: str) -> 
         (">>node:", "'node' has no value, write one, or remove the key"),
         ("node: {id: >>N7}", "is not a node id"),
         ("node: {>>adress: x}", "unknown key 'adress' in node, did you mean 'address'?"),
+        ("topology: >>rack", "'rack' is not a list of labels, write for instance [zone, rack, switch]"),
+        ("topology: >>[rack, rack]", "a label is named twice, or too many are, name each once, 8 at most"),
+        ("topology: >>[node]", "is not a list of labels"),
+        ("node: {labels: >>{node: a}}", "'node' is the node's own name in a job's placement, choose another label"),
         ("node: {labels: {rack: >>12}}", 'node.labels.rack: 12 is a number, not text, write "12" in quotes'),
         ("node: {cpu_slots: >>010}", "write 10"),
         ("node: {cpu_slots: >>-1}", "at least 0"),
@@ -305,9 +309,11 @@ def test_the_sample_is_the_defaults_and_valid_with_every_line_in_use() -> None:
     used = in_use(text)
     config = parse(used)
     assert config.node.id == "n7"
+    assert config.topology == ("zone", "rack")
     assert config.redis.place.service == "mymaster"
     plain: dict[str, object] = {
         "node": parse("").node,
+        "topology": (),
         "redis": parse("").redis,
         "api": parse("").api,
         "jobs": config.jobs.model_copy(update={"operators": None}),

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from nodeagent.model.batch import After, Array
+from nodeagent.model.constraints import Constraints, Match
 from nodeagent.model.job import Control, JobRecord, Scale
-from nodeagent.model.jobspec import Hang, Hooks, JobSpec, Nodes, Policy, Ready, RestartLimits
+from nodeagent.model.jobspec import Hang, Hooks, JobSpec, Nodes, Policy, Ready, RestartLimits, Together
 from nodeagent.model.world import Ack, Head
 from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.seal import LIFETIME, Seal
@@ -54,11 +55,13 @@ SPECS = {
     "hold_timeout": 1.0, "time_limit": 1.0, "begin": 1.0, "ttl": 1.0, "queue": "q",
     "after": (After(uid="u", name="x"),),
     "array": Array(name="x", id="a", index=0, count=1, first=0, last=0), "hang": Hang(progress=1.0), "completes": "r",
+    "placement": Together(within="rack"),
 }  # fmt: skip
 ROLES = {
     "name": "r", "command": ("sh", "-c", "id"), "nodes": Nodes(min=1, max=4, target=1), "workers_per_node": 2,
     "after": ("w",), "ready": Ready(port=True), "replicas": 2, "env": {"A": "1"},
     "gpus_per_worker": 0, "uneven": True, "virtual_local_rank": True, "numa_binding": "node",
+    "placement": Constraints(require=(Match(label="node", values=("n1",)),)),
 }  # fmt: skip
 
 

@@ -84,3 +84,8 @@ def test_a_gpu_that_is_found_late_joins_unless_the_config_names_others() -> None
     assert [g.uuid for g in offered_gpus(KNOWN, seen, (), may_join=True)] == ["GPU-a", "GPU-b", "GPU-c"]
     lost = (Gpu(uuid="GPU-a", index=0, healthy=False, why="not found"),)
     assert offered_gpus(lost, seen, (), may_join=False) == (Gpu(uuid="GPU-a", index=0, name="H100"),)
+
+
+def test_which_numa_node_a_gpu_is_near_to_is_published() -> None:
+    seen = (GpuReading("GPU-a", 0, name="H100", numa=1), GpuReading("GPU-b", 1, name="H100"))
+    assert [gpu.numa for gpu in offered_gpus(KNOWN, seen, [], may_join=True)] == [1, None]
