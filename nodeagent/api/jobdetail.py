@@ -20,7 +20,8 @@ from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.keepers import silence
 from nodeagent.plan.membership import in_order, ruled_out
-from nodeagent.plan.queue import in_queue, never, places, room_for
+from nodeagent.plan.queue import in_queue, places
+from nodeagent.plan.room import never, room_for
 from nodeagent.plan.waiting import SHOWN
 from nodeagent.store.base import StoreUnavailableError
 

@@ -115,6 +115,12 @@ def allowed(role: Role, node: str, facts: NodeFacts) -> str:
     return role.placement.unmet(node, facts.labels) if role.placement is not None else ""
 
 
+def takes_work(cluster: Cluster, name: str) -> bool:
+    """It may get work that it does not have: it is live, not cordoned, and nothing is wrong with all of it."""
+    node = cluster.nodes.get(name)
+    return node is not None and cluster.live(name) and node.cordon is None and not bar(node.facts)
+
+
 def ruled_out(spec: JobSpec, node: NodeRecord) -> str:
     """Why the job's placement leaves no place for this node, free or not, as what follows its name; empty if it does
     leave one."""

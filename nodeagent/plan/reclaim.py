@@ -14,7 +14,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import queue_of
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, Use, size
-from nodeagent.plan.share import TOP, above, dominant, holdings
+from nodeagent.plan.share import above, dominant, holdings, parts
 
 MIN_RUNTIME = 60.0
 """Seconds that a gang runs at least before it is stopped for another queue."""
@@ -27,17 +27,7 @@ def entitlements(cluster: Cluster) -> Mapping[str, float]:
     def look(_before: object) -> dict[str, float]:
         tree = cluster.queues
         busy = {name for job in cluster.jobs.values() if _counts(job) for name in above(tree, queue_of(job.spec.queue))}
-        found: dict[str, float] = {}
-
-        def divide(parent: str, part: float) -> None:
-            siblings = [name for name in tree.children.get(parent, ()) if name in busy]
-            weights = sum(tree.by_name[name].weight for name in siblings)
-            for name in siblings:
-                found[name] = part * tree.by_name[name].weight / weights
-                divide(name, found[name])
-
-        divide(TOP, 1.0)
-        return found
+        return parts(tree, busy)
 
     return cluster.once("entitlements", look)
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from nodeagent.model.health import LABEL, Attempt, Claim, ClaimPhase, Kind, Verdict
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.elastic import place
 from nodeagent.plan.health import ONE_IN, breaker
 from nodeagent.plan.membership import natural
+from nodeagent.plan.proposal import place
 
 DAY = 86_400.0
 AWAY = 3600.0

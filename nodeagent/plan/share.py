@@ -10,7 +10,7 @@ is put in line counts as if it ran, so that the line is the order in which they 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -74,6 +74,22 @@ def dominant(use: Use, total: Use) -> float:
         if mine and all_ and mine / all_ > part:
             part = mine / all_
     return part
+
+
+def parts(tree: Queues, among: Collection[str] | None = None) -> dict[str, float]:
+    """Queue to its part of the cluster by weight, from the top down, parents before their children. ``among``: queues
+    that count; None: all."""
+    found: dict[str, float] = {}
+
+    def divide(parent: str, part: float) -> None:
+        siblings = [name for name in tree.children.get(parent, ()) if among is None or name in among]
+        weights = sum(tree.by_name[name].weight for name in siblings)
+        for name in siblings:
+            found[name] = part * tree.by_name[name].weight / weights
+            divide(name, found[name])
+
+    divide(TOP, 1.0)
+    return found
 
 
 # --- capability: what no queue may exceed ----------------------------------------------------------
@@ -319,16 +335,7 @@ def standings(cluster: Cluster) -> dict[str, Standing]:
             waiting[name] = waiting.get(name, 0) + (job.phase in ("queued", "holding"))
     found: dict[str, Standing] = {}
 
-    def look(parent: str, part: float) -> None:
-        siblings = tree.children.get(parent, ())
-        weights = sum(tree.by_name[name].weight for name in siblings)
-        for name in siblings:
-            queue, use = tree.by_name[name], held.by_queue.get(name, NOTHING)
-            mine = part * queue.weight / weights
-            found[name] = Standing(
-                queue, use, dominant(use, total), mine, live.get(name, 0), waiting.get(name, 0)
-            )  # fmt: skip
-            look(name, mine)
-
-    look(TOP, 1.0)
+    for name, part in parts(tree).items():
+        queue, use = tree.by_name[name], held.by_queue.get(name, NOTHING)
+        found[name] = Standing(queue, use, dominant(use, total), part, live.get(name, 0), waiting.get(name, 0))
     return found

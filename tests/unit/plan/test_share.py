@@ -16,8 +16,9 @@ from nodeagent.model.world import Member
 from nodeagent.plan import queue, share
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.demand import Use, least, size, together, used, wanted
-from nodeagent.plan.elastic import place
 from nodeagent.plan.gang import decide
+from nodeagent.plan.proposal import place
+from nodeagent.plan.room import room_for
 from nodeagent.plan.share import ceiling, dominant, holdings, in_line, standings
 from nodeagent.plan.steps import Propose
 from nodeagent.plan.waiting import explain
@@ -246,7 +247,7 @@ def test_where_nodes_differ_it_takes_those_that_fit_under_the_capability() -> No
     ]
     found = replace(make_cluster(records, one), queues=tree)
     assert [c.node for c in place(found, one).chosen] == ["n2", "n3"]
-    assert queue.room_for(found, one).enough
+    assert room_for(found, one).enough
 
 
 def test_only_who_takes_more_claims() -> None:
@@ -414,7 +415,7 @@ def test_no_queue_comes_to_exceed_its_capability(found: Cluster) -> None:
     else:
         raise AssertionError("it goes on for ever")
     for one in waiting(found):
-        room = queue.room_for(found, one)
+        room = room_for(found, one)
         if not room.enough and room.fit >= one.spec.nodes.min:
             assert ceiling(found, one).exceeded(least(found, one.spec)), "something it may have is kept from it"
 
@@ -423,7 +424,7 @@ def test_no_queue_comes_to_exceed_its_capability(found: Cluster) -> None:
 @given(loads())
 def test_the_room_under_a_capability_is_what_placement_finds(found: Cluster) -> None:
     for one in waiting(found):
-        assert queue.room_for(found, one).enough == place(found, one).fits
+        assert room_for(found, one).enough == place(found, one).fits
 
 
 @REPEATABLE
