@@ -162,7 +162,7 @@ def test_nodes_get_ready_only_for_the_next_jobs_that_have_room() -> None:
 
 
 def test_pods_that_never_get_ready_keep_no_job_from_its_turn_and_the_first_keeps_its_own() -> None:
-    cluster, line = replace(crowd(30, 4, 24, taken=20), served=0), queue.Line()
+    cluster, line = replace(crowd(30, 4, 24, taken=20), served=0), queue.NextUp()
     seen: set[str] = set()
     for minute in range(8):
         line = queue.next_up(replace(cluster, served=minute * 60_000), line)
