@@ -20,7 +20,7 @@ import os
 import sys
 import time
 
-from nodeagent.hardware.accelerator import AbsentError, Accelerator, Event, ProblemError
+from nodeagent.hardware.accelerator import AbsentError, Accelerator, PluginEvent, ProblemError
 
 TYPE_CHECKING = False  # without typing: it costs 0.7 MB
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ class Repetitions:
 
     def __init__(self) -> None:
         self._sent: set[tuple[str, str | int]] = set()
-        self._held: dict[tuple[str, str | int], Event] = {}
+        self._held: dict[tuple[str, str | int], PluginEvent] = {}
         self._left = MOST_EVENTS
 
-    def news(self, events: list[Event]) -> list[Event]:
+    def news(self, events: list[PluginEvent]) -> list[PluginEvent]:
         """Those that repeat nothing; the others are kept."""
         fresh = []
         for event in events:
@@ -59,14 +59,14 @@ class Repetitions:
                 fresh.append(event)
         return fresh
 
-    def take(self) -> list[Event]:
+    def take(self) -> list[PluginEvent]:
         """What was kept, and begin anew."""
         taken = list(self._held.values())
         self._sent, self._held, self._left = set(self._held), {}, MOST_EVENTS
         return taken
 
 
-class Writer:
+class LineWriter:
     """Lines for the agent. Whatever else the process prints goes nowhere: a library's own words are no readings."""
 
     def __init__(self) -> None:
@@ -115,12 +115,12 @@ def judged(accelerator: Accelerator, device: dict[str, Any]) -> dict[str, Any]:
     return shown | ({"looks": looks} if looks else {})
 
 
-def wire(events: list[Event]) -> list[list[Any]]:
+def wire(events: list[PluginEvent]) -> list[list[Any]]:
     """Events as they are written."""
     return [[event.device, event.what, event.at, event.count, event.raw[:RAW]] for event in events]
 
 
-def follow(accelerator: Accelerator, writer: Writer, pace: float) -> None:
+def follow(accelerator: Accelerator, writer: LineWriter, pace: float) -> None:
     """Look and wait, for as long as somebody reads. Raises ProblemError."""
     repetitions = Repetitions()
     while True:
@@ -148,7 +148,7 @@ def follow(accelerator: Accelerator, writer: Writer, pace: float) -> None:
 def main() -> None:
     """Read until nobody listens."""
     target, pace = sys.argv[1:3]
-    writer = Writer()
+    writer = LineWriter()
     try:
         accelerator = load(target)
         writer.introduce(accelerator)
