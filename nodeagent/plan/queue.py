@@ -43,6 +43,19 @@ def patience(job: JobRecord) -> int:
     return job.since + millis(ASSEMBLE if job.active is None else SETTLE)
 
 
+def patience_with(other: JobRecord, job: JobRecord) -> int:
+    """Served time (ms) until which a job lets one that is before it in the queue get ready. One that has made room lets
+    it for as long as a job that has not started yet: its own pods are ready there still, and it would take its nodes
+    again."""
+    return max(patience(other), job.since + millis(ASSEMBLE) if made_room(job) else 0)
+
+
+def made_room(job: JobRecord) -> bool:
+    """It was stopped for a job of another queue, and has not run since."""
+    entry = job.budget.get(str(job.last_number))
+    return job.phase == "holding" and entry is not None and entry.kind == "share"
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """A job in the queue."""
@@ -60,11 +73,11 @@ class Waiting:
         """There would be enough nodes if all got ready that can."""
         return self.room.enough_soon
 
-    def starts(self, served: int) -> bool:
-        """It could start now, or as soon as nodes are ready for it that are still waited for."""
+    def starts(self, served: int, until: int) -> bool:
+        """It could start now, or as soon as nodes are ready for it that are waited for until then (served time)."""
         if served < self.job.not_before:
             return False
-        return self.room.enough_soon if served < patience(self.job) else self.room.enough
+        return self.room.enough_soon if served < until else self.room.enough
 
 
 def queue(cluster: Cluster) -> tuple[Waiting, ...]:
@@ -93,7 +106,7 @@ def earlier(cluster: Cluster, job: JobRecord) -> Waiting | None:
     for other in queue(cluster):
         if other.job.uid == job.uid or not _before(cluster, other.job, job):
             return None
-        if other.starts(cluster.served):
+        if other.starts(cluster.served, patience_with(other.job, job)):
             return other
     return None
 
