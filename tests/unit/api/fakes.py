@@ -110,7 +110,7 @@ class FakeView:
         """Facts of a node that a test wants otherwise, from its next join on."""
         self.trusted: Queues | None = None
         """The newest queues that were signed, where the store has others."""
-        self._seq = 0
+        self._seq = self._rev = 0
         self._cluster = Cluster(served=0)
         self.usage: dict[str, UsageDay] = {}
         """Of jobs that are gone, beside what the store has."""
@@ -137,6 +137,10 @@ class FakeView:
     @property
     def era(self) -> str:
         return self.server.state.era
+
+    @property
+    def rev(self) -> int:
+        return self._rev
 
     async def acknowledged(self, rev: int, era: str) -> Acknowledged:
         assert rev > 0
@@ -167,6 +171,7 @@ class FakeView:
             jobs |= {j.uid: j for j in reply.jobs}
             nodes |= {n.id: n for n in reply.nodes}
             usage |= {str(day.day): day for day in reply.usage}
+        self._rev = reply.rev
         tree = NO_QUEUES if reply.queues is None else reply.queues.tree
         self._cluster = Cluster(
             served=reply.served, nodes=nodes, jobs=jobs, usage=usage | self.usage, lapsed=frozenset(reply.lapsed),
