@@ -39,7 +39,7 @@ class AbsentError(ProblemError):
     """This machine has no driver of this kind: nobody need ask again."""
 
 
-class PluginEvent:
+class Event:
     """Something that happened to a device. ``what`` is the id of one of the plug-in's rules (of NVIDIA's: an Xid)."""
 
     __slots__ = ("at", "count", "device", "raw", "what")
@@ -102,7 +102,7 @@ class Accelerator:
         rules may use further keys, if they begin with ``_``. Raises ProblemError."""
         raise NotImplementedError
 
-    def events(self, seconds: float) -> list[PluginEvent]:
+    def events(self, seconds: float) -> list[Event]:
         """Wait for events, for at most so long; those that came, at once. Raises ProblemError."""
         time.sleep(seconds)
         return []

@@ -2,7 +2,7 @@
 
 Standard library only. Must never judge. A disk that does not answer holds up a thread of its own and nothing else.
 
-    {"events": [...]}    at once what is new; its repetitions along with the next "host"; fields of readings.Event
+    {"events": [...]}    at once what is new; its repetitions along with the next "host"; fields of readings.DeviceEvent
     {"host": {...}}      every ``POLL`` seconds; fields of readings.HostReading
 
 Argument: JSON with ``proc``, ``sys``, ``kmsg`` (paths), ``folders``, ``interfaces`` (names), ``units`` (a folder),

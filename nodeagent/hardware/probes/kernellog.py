@@ -83,7 +83,7 @@ class KernelLine:
         self.kind, self.device, self.code, self.raw, self.at, self.count = kind, device, code, raw, at, count
 
     def fields(self) -> dict[str, Any]:
-        """As readings.Event takes it."""
+        """As readings.DeviceEvent takes it."""
         return {
             "kind": self.kind, "device": self.device, "code": self.code, "raw": self.raw, "at": self.at,
             "count": self.count,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ctypes import byref
 from types import ModuleType
 
-from nodeagent.hardware.accelerator import AbsentError, Accelerator, PluginEvent, ProblemError, who
+from nodeagent.hardware.accelerator import AbsentError, Accelerator, Event, ProblemError, who
 from nodeagent.hardware.numa import numa_of
 
 TYPE_CHECKING = False  # without typing: it costs 0.7 MB
@@ -318,11 +318,11 @@ class Nvidia(Accelerator):
             return  # a lost one: its reading says so, and the next look tries again
         self._registered.add(uuid)
 
-    def events(self, seconds: float) -> list[PluginEvent]:
+    def events(self, seconds: float) -> list[Event]:
         """Wait for an Xid for at most so long; those of the next moment are folded in. Beyond ``MOST_EVENTS`` it
         reads no more. Returns at once when the driver cannot wait (``failed``): a look says why."""
         until = time.monotonic() + seconds
-        folded: dict[tuple[str, int], PluginEvent] = {}
+        folded: dict[tuple[str, int], Event] = {}
         if self.received >= MOST_EVENTS or self._set is None or self.failed > 1:
             time.sleep(seconds)
         while (left := until - time.monotonic()) > 0:
@@ -337,7 +337,7 @@ class Nvidia(Accelerator):
                 break
             self.failed = 0
             uuid = self._name(event.device)
-            one = folded.setdefault((uuid, event.eventData), PluginEvent(uuid, int(event.eventData), 0.0, 0))
+            one = folded.setdefault((uuid, event.eventData), Event(uuid, int(event.eventData), 0.0, 0))
             one.at, one.count = time.time(), one.count + 1
             self.received += 1
             if self.received == MOST_EVENTS:

@@ -20,7 +20,7 @@ import os
 import sys
 import time
 
-from nodeagent.hardware.accelerator import AbsentError, Accelerator, PluginEvent, ProblemError
+from nodeagent.hardware.accelerator import AbsentError, Accelerator, Event, ProblemError
 
 TYPE_CHECKING = False  # without typing: it costs 0.7 MB
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ class Repetitions:
 
     def __init__(self) -> None:
         self._sent: set[tuple[str, str | int]] = set()
-        self._held: dict[tuple[str, str | int], PluginEvent] = {}
+        self._held: dict[tuple[str, str | int], Event] = {}
         self._left = MOST_EVENTS
 
-    def news(self, events: list[PluginEvent]) -> list[PluginEvent]:
+    def news(self, events: list[Event]) -> list[Event]:
         """Those that repeat nothing; the others are kept."""
         fresh = []
         for event in events:
@@ -59,7 +59,7 @@ class Repetitions:
                 fresh.append(event)
         return fresh
 
-    def take(self) -> list[PluginEvent]:
+    def take(self) -> list[Event]:
         """What was kept, and begin anew."""
         taken = list(self._held.values())
         self._sent, self._held, self._left = set(self._held), {}, MOST_EVENTS
@@ -115,7 +115,7 @@ def judged(accelerator: Accelerator, device: dict[str, Any]) -> dict[str, Any]:
     return shown | ({"looks": looks} if looks else {})
 
 
-def wire(events: list[PluginEvent]) -> list[list[Any]]:
+def wire(events: list[Event]) -> list[list[Any]]:
     """Events as they are written."""
     return [[event.device, event.what, event.at, event.count, event.raw[:RAW]] for event in events]
 
