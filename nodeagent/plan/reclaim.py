@@ -8,14 +8,14 @@ enough a whole job is stopped, saves, and waits in line again. Who gives what to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import queue_of
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, Resources, of_devices, size, together
 from nodeagent.plan.membership import holding_nodes
-from nodeagent.plan.share import above, dominant, holdings, parts
+from nodeagent.plan.share import above, dominant, guaranteed, holdings, parts, within
 
 MIN_RUNTIME = 60.0
 """Seconds that a gang runs at least before it is stopped for another queue."""
@@ -46,7 +46,6 @@ class Reclaim:
         moment, and nothing more need be given for it."""
         self._cluster = cluster
         self._use: dict[str, Resources] = dict(holdings(cluster).by_queue if before is None else before._use)
-        self._guaranteed: dict[str, dict[str, int]] = {} if before is None else before._guaranteed
         self._total = size(cluster).total
         self._entitled = entitlements(cluster)
         if before is None:
@@ -57,7 +56,7 @@ class Reclaim:
     def owns(self, job: JobRecord, use: Resources) -> bool:
         """With this much more the job's queue still has no more than it is guaranteed."""
         name = _of(job)
-        return self._within_guarantee(name, self._use.get(name, NOTHING).and_(use))
+        return within(guaranteed(self._cluster, name), self._use.get(name, NOTHING).and_(use))
 
     def may_lose(self, donor: JobRecord, use: Resources, job: JobRecord, needs: Resources, owns: bool) -> bool:
         """The donor may give this much for a job that needs so much: with that much less its queues still have what
@@ -80,7 +79,7 @@ class Reclaim:
         if all(self._within(name, self._use.get(name, NOTHING).and_(needs)) for name in siblings):
             return True
         keeps = dominant(has.less(use), self._total) >= self._entitled.get(apart[-1], 0.0) - ROUNDING
-        return keeps and all(self._below(name, needs) for name in siblings)
+        return keeps and all(self._below(n, needs) for n in siblings) and self._before(siblings[-1:], needs, apart[-1])
 
     def over(self, donor: JobRecord) -> float:
         """By how much the donor's queue has more than it is entitled to, as a part of the cluster."""
@@ -99,7 +98,16 @@ class Reclaim:
 
     def _within(self, name: str, use: Resources) -> bool:
         part = self._entitled.get(name, 0.0) + ROUNDING
-        return dominant(use, self._total) <= part or self._within_guarantee(name, use)
+        return dominant(use, self._total) <= part or within(guaranteed(self._cluster, name), use)
+
+    def _before(self, siblings: Sequence[str], needs: Resources, other: str) -> bool:
+        """With its job the queue has a smaller share by weight than the other has: it is before that one in line."""
+        tree = self._cluster.queues.by_name
+
+        def share(name: str, more: Resources) -> float:
+            return dominant(self._use.get(name, NOTHING).and_(more), self._total) / tree[name].weight
+
+        return all(share(name, needs) < share(other, NOTHING) - ROUNDING for name in siblings)
 
     def _below(self, name: str, needs: Resources) -> bool:
         """The queue would have less than its part if the job had one node less."""
@@ -107,24 +115,12 @@ class Reclaim:
         share = dominant(self._use.get(name, NOTHING).and_(but_one), self._total)
         return share < self._entitled.get(name, 0.0) - ROUNDING
 
-    def _within_guarantee(self, name: str, use: Resources) -> bool:
-        owned = self._owned(name)
-        return bool(owned) and all(getattr(use, resource) <= amount for resource, amount in owned.items())
-
     def _spares(self, name: str, use: Resources) -> bool:
         left = self._use.get(name, NOTHING).less(use)
         queue = self._cluster.queues.by_name[name]
         return queue.reclaimable and all(
-            getattr(left, resource) >= amount for resource, amount in self._owned(name).items()
+            getattr(left, resource) >= amount for resource, amount in guaranteed(self._cluster, name).items()
         )
-
-    def _owned(self, name: str) -> Mapping[str, int]:
-        """Resource to what is guaranteed of it, where anything is."""
-        if name not in self._guaranteed:
-            tree = self._cluster.queues
-            all_of = {one: tree.guaranteed(name, one) for one in Resources._fields} if name in tree.by_name else {}
-            self._guaranteed[name] = {resource: amount for resource, amount in all_of.items() if amount}
-        return self._guaranteed[name]
 
 
 def _leaving(cluster: Cluster, job: JobRecord) -> Resources:

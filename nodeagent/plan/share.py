@@ -1,10 +1,11 @@
 """How queues share a cluster: what each of them uses, whose turn it is, and what no queue may exceed. Pure: the same
 view gives the same order on every node. Chooses no nodes, and starts nothing.
 
-The order of jobs that wait: the queue's priority, then the job's; then who would have the smaller share of what they
-are entitled to, the job included, from the top of the tree down, and within a queue by user; then age. A share is a
-dominant one: of GPUs, nodes and CPU slots the largest part of the cluster that is in use, by the weight. Each job that
-is put in line counts as if it ran, so that the line is the order in which they would start.
+The order of jobs that wait: those within what their queues are guaranteed; the queue's priority, then the job's; then
+who would have the smaller share of what they are entitled to, the job included, from the top of the tree down, and
+within a queue by user; then age. A share is a dominant one: of GPUs, nodes and CPU slots the largest part of the
+cluster that is in use, by the weight. Each job that is put in line counts as if it ran, so that the line is the order
+in which they would start.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from itertools import pairwise
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.queue import RESOURCES, Queue, Queues, queue_of
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.demand import NOTHING, Resources, size, used, wanted
+from nodeagent.plan.demand import NOTHING, Resources, least, size, used, wanted
 
 NO_USAGE: Mapping[str, float] = {}
 TOP = ""
@@ -181,12 +182,51 @@ def _most_first(held: tuple[int, JobRecord]) -> tuple[int, int]:
 def in_line(cluster: Cluster, jobs: Iterable[JobRecord], decayed: Mapping[str, float] = NO_USAGE) -> list[JobRecord]:
     """These jobs in the order in which they would start, if there was room for one after the other. ``decayed``: what
     queues have used before (device-seconds, in any unit that is the same for all), the older the less."""
-    classes: dict[tuple[int, int], list[JobRecord]] = {}
-    for job in sorted(jobs, key=lambda job: (job.order, job.uid)):
-        queue = cluster.queues.by_name.get(queue_of(job.spec.queue))
-        classes.setdefault((queue.priority if queue is not None else 0, job.spec.priority), []).append(job)
+    line = sorted(jobs, key=lambda job: (job.order, job.uid))
+    owned = _owned(cluster, line)
+    classes: dict[tuple[bool, int, int], list[JobRecord]] = {}
+    for job in line:
+        classes.setdefault((job.uid in owned, *priorities(cluster, job)), []).append(job)
     turns = _Turns(cluster, decayed)
     return [job for rank in sorted(classes, reverse=True) for job in turns.take(classes[rank])]
+
+
+def priorities(cluster: Cluster, job: JobRecord) -> tuple[int, int]:
+    """Its queue's, and its own."""
+    queue = cluster.queues.by_name.get(queue_of(job.spec.queue))
+    return queue.priority if queue is not None else 0, job.spec.priority
+
+
+def _owned(cluster: Cluster, jobs: Iterable[JobRecord]) -> frozenset[str]:
+    """Those of these jobs (uids) with which their queues still have no more than they are guaranteed. ``jobs``: the
+    oldest first."""
+    found: set[str] = set()
+    use: dict[str, Resources] = {}
+    for job in sorted(jobs, key=lambda job: -job.spec.priority):
+        name = queue_of(job.spec.queue)
+        if guarantee := guaranteed(cluster, name):
+            before = use.get(name, holdings(cluster).by_queue.get(name, NOTHING))
+            after = before.and_(least(cluster, job.spec))
+            if within(guarantee, after):
+                found.add(job.uid)
+                use[name] = after
+    return frozenset(found)
+
+
+def guaranteed(cluster: Cluster, name: str) -> Mapping[str, int]:
+    """Resource to what the queue is guaranteed of it, where anything is."""
+
+    def look(_before: object) -> dict[str, dict[str, int]]:
+        tree = cluster.queues
+        all_of = {one: {kind: tree.guaranteed(one, kind) for kind in RESOURCES} for one in tree.by_name}
+        return {one: {kind: much for kind, much in has.items() if much} for one, has in all_of.items()}
+
+    return cluster.notes.once("guaranteed", (cluster.queues,), look).get(name, {})
+
+
+def within(guarantee: Mapping[str, int], use: Resources) -> bool:
+    """That much is within what is guaranteed; never where nothing is."""
+    return bool(guarantee) and all(getattr(use, resource) <= amount for resource, amount in guarantee.items())
 
 
 @dataclass(slots=True)

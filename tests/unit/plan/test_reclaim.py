@@ -161,6 +161,26 @@ def test_a_gang_gets_no_more_than_part_of_one_node_so() -> None:
     assert len(sharing(cluster(7, [A, B, C], *jobs, job("c9", 3, order=9))).stops) == 3
 
 
+def test_nor_does_a_queue_of_little_weight_that_would_be_behind_in_line() -> None:
+    """a's next job would take the node that it made free, again and again."""
+    queues = [Queue(name="a", weight=9), Queue(name="b", weight=9), Queue(name="c", weight=0.1)]
+    jobs = [*ones("a", [1, 2, 3]), *ones("b", [4]), job("a8", 1, order=8)]
+    assert sharing(cluster(4, queues, *jobs, job("c9", 1, order=9))).stops == {}
+    assert sharing(cluster(4, queues, *jobs, job("b9", 1, order=9))).stops == {"u-a3": "u-b9"}
+
+
+def test_nothing_is_taken_back_that_a_job_of_more_priority_would_take() -> None:
+    """a8 is before b9 in line and entitled to nothing: it would start on what a made free. One that is too large for
+    that holds up nobody."""
+    jobs = [*ones("a", range(1, 5)), job("b9", 1, order=9)]
+    assert sharing(cluster(4, [A, B], *jobs, job("a8", 1, order=8, priority=5))).stops == {}
+    assert sharing(cluster(4, [A, Queue(name="b", priority=1)], *jobs, job("a8", 1, priority=5))).stops != {}
+    assert sharing(cluster(4, [A, B], *jobs, job("a8", 2, order=8, priority=5))).stops == {"u-a4": "u-b9"}
+    assert sharing(cluster(4, [A, B], *jobs, job("a8", 1, order=8))).stops == {"u-a4": "u-b9"}
+    owns = [A, Queue(name="b", guarantee=Amount(nodes=1))]
+    assert sharing(cluster(4, owns, *jobs, job("a8", 1, order=8, priority=5))).stops == {"u-a4": "u-b9"}
+
+
 def test_a_queue_gets_its_part_of_a_parent_that_has_more_than_its_own() -> None:
     """What the queue and its sibling have together is not the sibling's business."""
     tree = [Queue(name="p"), Queue(name="a", parent="p"), Queue(name="b", parent="p"), C]
