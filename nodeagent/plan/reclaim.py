@@ -101,13 +101,13 @@ class Reclaim:
         return dominant(use, self._total) <= part or within(guaranteed(self._cluster, name), use)
 
     def _before(self, siblings: Sequence[str], needs: Resources, other: str) -> bool:
-        """With its job the queue has a smaller share by weight than the other has: it is before that one in line."""
+        """With its job the queue has no larger share by weight than the other has: it is before that one in line."""
         tree = self._cluster.queues.by_name
 
         def share(name: str, more: Resources) -> float:
             return dominant(self._use.get(name, NOTHING).and_(more), self._total) / tree[name].weight
 
-        return all(share(name, needs) < share(other, NOTHING) - ROUNDING for name in siblings)
+        return all(share(name, needs) <= share(other, NOTHING) + ROUNDING for name in siblings)
 
     def _below(self, name: str, needs: Resources) -> bool:
         """The queue would have less than its part if the job had one node less."""

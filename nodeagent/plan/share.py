@@ -229,6 +229,10 @@ def within(guarantee: Mapping[str, int], use: Resources) -> bool:
     return bool(guarantee) and all(getattr(use, resource) <= amount for resource, amount in guarantee.items())
 
 
+_Entry = tuple[float, float, int, str]
+"""Share with the next job, share without, oldest job, name."""
+
+
 @dataclass(slots=True)
 class _Branch:
     """The root, a queue, or a user of a queue: what is below it takes turns."""
@@ -237,8 +241,8 @@ class _Branch:
     use: Resources = NOTHING
     past: float = 0.0
     """Its part of what it and its siblings used before, by the weight."""
-    below: list[tuple[float, int, str]] = field(default_factory=list)
-    """A heap of those below that have jobs in line: share, oldest job, name."""
+    below: list[_Entry] = field(default_factory=list)
+    """A heap of those below that have jobs in line."""
     jobs: list[JobRecord] = field(default_factory=list)
     """Of a user: those in line, the oldest last."""
 
@@ -275,7 +279,7 @@ class _Turns:
     def _next(self) -> JobRecord:
         path, name = [TOP], TOP
         while heap := self._branches[name].below:
-            name = heapq.heappop(heap)[2]
+            name = heapq.heappop(heap)[-1]
             path.append(name)
         job = self._branches[name].jobs.pop()
         use = self._uses(job)
@@ -286,15 +290,17 @@ class _Turns:
                 heapq.heappush(self._branches[parent].below, self._entry(child))
         return job
 
-    def _entry(self, name: str) -> tuple[float, int, str]:
-        """By the share that it would have with its next job; of equal ones the one with the older job goes first."""
+    def _entry(self, name: str) -> _Entry:
+        """By the share that it would have with its next job; of equal ones by the share that it has; then the one with
+        the older job goes first."""
         branch = self._branches[name]
         share = dominant(branch.use.and_(self._next_use(name)), self._total) / branch.weight + branch.past
-        return share, branch.jobs[-1].order if branch.jobs else branch.below[0][1], name
+        has = dominant(branch.use, self._total) / branch.weight + branch.past
+        return round(share, 9), round(has, 9), branch.jobs[-1].order if branch.jobs else branch.below[0][2], name
 
     def _next_use(self, name: str) -> Resources:
         while heap := self._branches[name].below:
-            name = heap[0][2]
+            name = heap[0][-1]
         return self._uses(self._branches[name].jobs[-1])
 
     def _path(self, job: JobRecord) -> tuple[str, ...]:

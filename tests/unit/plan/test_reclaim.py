@@ -146,6 +146,13 @@ def test_what_cannot_be_divided_by_weight_goes_to_who_has_less_than_its_part() -
         assert sharing(cluster(4, [A, B, C], *level, job(f"{name}9", 1, order=9))).stops == {}, "and it stays so"
 
 
+def test_of_equal_shares_who_has_less_gets_it() -> None:
+    """Of five nodes a is to have 2.9, b 0.7 and c 1.4. Their shares would be equal if b got one of a's four."""
+    queues = [Queue(name="a", weight=2), Queue(name="b", weight=0.5), C]
+    jobs = [*ones("a", [1, 2, 3, 4]), *ones("c", [5]), job("b9", 1, order=9)]
+    assert sharing(cluster(5, queues, *jobs)).stops == {"u-a4": "u-b9"}
+
+
 def test_who_gives_for_that_keeps_its_part() -> None:
     """Of five nodes each of two queues is to have two and a half: who has three keeps them."""
     jobs = [*ones("a", [1, 2, 3]), *ones("b", [4, 5])]

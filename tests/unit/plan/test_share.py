@@ -96,7 +96,7 @@ def test_queues_take_turns() -> None:
 def test_a_weight_is_a_number_of_turns() -> None:
     heavy = A.model_copy(update={"weight": 2})
     jobs = [*(job(f"a{i}", "a", i) for i in range(4)), *(job(f"b{i}", "b", 4 + i) for i in range(2))]
-    assert line(cluster_of([heavy, B], *jobs)) == "a0 a1 b0 a2 a3 b1"
+    assert line(cluster_of([heavy, B], *jobs)) == "a0 b0 a1 a2 b1 a3"
 
 
 def test_who_uses_less_goes_first() -> None:
