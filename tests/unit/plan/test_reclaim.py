@@ -62,6 +62,10 @@ def test_parts_are_by_weight_of_queues_that_have_jobs() -> None:
     view = cluster(8, tree, job("a1", 1), job("x1", 1), job("y1", 1))
     assert entitlements(view) == {"a": 0.25, "b": 0.75, "x": 0.375, "y": 0.375}
     assert entitlements(cluster(8, tree, job("a1", 1))) == {"a": 1.0}
+    ended, paused = (job(n, 1).model_copy(update={"phase": p}) for n, p in (("x1", "succeeded"), ("y1", "paused")))
+    stopping = job("c1", 1, [1])
+    stopping = stopping.model_copy(update={"control": stopping.control.model_copy(update={"desired": "stop"})})
+    assert entitlements(cluster(8, tree, job("a1", 1), ended, paused, stopping)) == {"a": 1.0}
 
 
 def test_an_elastic_job_shrinks_first_and_only_to_the_others_part() -> None:
@@ -214,10 +218,10 @@ def test_what_is_given_back_of_borrowed_nodes_counts() -> None:
 
 
 def test_what_a_job_leaves_is_no_longer_its_queues() -> None:
-    """a3 has made room, and its workers still stop: nobody else of a is to make room for the same job."""
+    """a3 has made room, and its workers still stop. b8 gets its node, and what b9 needs is c's: a has its part."""
     leaves = make_job("holding", make_head(["n3"], state="ended", holders=["n3"]), spec=job("a3", 1).spec, uid="u-a3")
-    jobs = [*ones("a", [1, 2]), leaves, *ones("b", [4]), job("b6", 1, order=6), job("b7", 1, order=7)]
-    assert sharing(cluster(4, [A, B], *jobs)).stops == {}
+    jobs = [*ones("a", [1, 2], order=50), leaves, *ones("c", [4, 5, 6]), job("b8", 1, order=8), job("b9", 1, order=9)]
+    assert sharing(cluster(6, [A, B, C], *jobs)).stops == {"u-c6": "u-b9"}
 
 
 def test_who_has_made_room_lets_others_get_ready() -> None:
