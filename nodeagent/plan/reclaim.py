@@ -14,27 +14,10 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import queue_of
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, Resources, size
-from nodeagent.plan.share import above, dominant, holdings, parts
+from nodeagent.plan.share import ROUNDING, above, dominant, entitlements, holdings, owned
 
 MIN_RUNTIME = 60.0
 """Seconds that a gang runs at least before it is stopped for another queue."""
-ROUNDING = 1e-9
-
-
-def entitlements(cluster: Cluster) -> Mapping[str, float]:
-    """Queue to its part of the cluster by weight, siblings without jobs left out."""
-
-    def look(_before: object) -> dict[str, float]:
-        tree = cluster.queues
-        busy = {name for job in cluster.jobs.values() if _counts(job) for name in above(tree, queue_of(job.spec.queue))}
-        return parts(tree, busy)
-
-    return cluster.once("entitlements", look)
-
-
-def _counts(job: JobRecord) -> bool:
-    """It runs, or wants to."""
-    return job.control.desired == "run" and job.phase in ("queued", "holding", "forming", "running")
 
 
 class Reclaim:
@@ -44,7 +27,7 @@ class Reclaim:
         """``before``: what was decided so far."""
         self._cluster = cluster
         self._use: dict[str, Resources] = dict(holdings(cluster).by_queue if before is None else before._use)
-        self._guaranteed: dict[str, dict[str, int]] = {} if before is None else before._guaranteed
+        self._guaranteed: dict[str, Mapping[str, int]] = {} if before is None else before._guaranteed
         self._total = size(cluster).total
         self._entitled = entitlements(cluster)
 
@@ -103,9 +86,7 @@ class Reclaim:
     def _owned(self, name: str) -> Mapping[str, int]:
         """Resource to what is guaranteed of it, where anything is."""
         if name not in self._guaranteed:
-            tree = self._cluster.queues
-            all_of = {one: tree.guaranteed(name, one) for one in Resources._fields} if name in tree.by_name else {}
-            self._guaranteed[name] = {resource: amount for resource, amount in all_of.items() if amount}
+            self._guaranteed[name] = owned(self._cluster.queues, name)
         return self._guaranteed[name]
 
 

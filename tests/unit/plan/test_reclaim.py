@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.model.job import JobRecord
+from nodeagent.model.job import JobRecord, Spend
 from nodeagent.model.queue import Amount, Queue, Queues, queue_of
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.elastic import sharing
 from nodeagent.plan.gang import decide
-from nodeagent.plan.reclaim import MIN_RUNTIME, entitlements
+from nodeagent.plan.queue import queue
+from nodeagent.plan.reclaim import MIN_RUNTIME
+from nodeagent.plan.share import entitlements
 from nodeagent.plan.steps import End, Propose
 from tests.unit.plan.build import NOW, READY, REPEATABLE, WALL, make_cluster, make_head, make_job, make_node, make_spec
 
@@ -74,6 +76,34 @@ def test_one_of_fixed_size_is_stopped_whole_and_waits_again() -> None:
     assert not step.spend.counts
     assert step.reason == "made room: job b1 of queue b is entitled to its nodes"
     assert decide(view, first, WALL).step is None
+
+
+def stopped(one: JobRecord, at: int, *others: str) -> JobRecord:
+    """It made room for these jobs (uids) then, and waits again."""
+    assert one.head is not None
+    note = Spend(at=at, wall=WALL, kind="share", counts=False, room_for=others)
+    head = one.head.model_copy(update={"state": "ended"})
+    return one.model_copy(update={"phase": "holding", "head": head, "budget": {str(head.number): note}, "since": at})
+
+
+def test_who_room_was_made_for_is_first_in_line() -> None:
+    """Whatever queues have, and used before: else who made room would start again, and be stopped again."""
+    waits, other = job("b1", 2, order=5).model_copy(update={"since": NOW - 100}), job("a3", 1, order=1)
+    high = A.model_copy(update={"priority": 9})
+    for at, names in ((NOW, "b1 a2 a3"), (NOW - 200, "a2 a3 b1")):
+        gave = stopped(job("a2", 3, [4, 5, 6]), at, "u-b1")
+        view = cluster(6, [high, B], job("a1", 3, [1, 2, 3]), gave, other, waits)
+        assert " ".join(w.job.name for w in queue(view)) == names, "only if it waited already then"
+
+
+def test_who_gives_nodes_says_for_whom() -> None:
+    whole = cluster(6, [A, B], job("a1", 3, [1, 2, 3]), job("a2", 3, [4, 5, 6], order=1), job("b1", 2, order=2))
+    elastic = cluster(6, [A, B], job("a1", 1, range(1, 7)), job("b1", 2))
+    for view, donor in ((whole, "u-a2"), (elastic, "u-a1")):
+        step = decide(view, view.jobs[donor], WALL).step
+        assert isinstance(step, Propose | End)
+        assert step.spend is not None
+        assert step.spend.room_for == ("u-b1",)
 
 
 def test_of_one_queue_that_of_less_priority_goes() -> None:
@@ -165,11 +195,11 @@ def test_what_must_hold_of_every_view(
     takers = {one for nodes in found.gives.values() for one in nodes.values()} | set(found.stops.values())
     guaranteed = {queue.name: queue.guarantee.nodes or 0 for queue in tree}
     owned = any(has(of(uid)) + by_uid[uid].spec.nodes.min <= guaranteed[of(uid)] for uid in takers)
-    for queue in tree:
-        if queue.name in lost:
-            assert queue.reclaimable
-            assert has(queue.name) - lost[queue.name] >= (queue.guarantee.nodes or 0), "nothing that is guaranteed"
-            assert owned or has(queue.name) > part[queue.name] * total, "only from one that had more than its part"
+    for one in tree:
+        if one.name in lost:
+            assert one.reclaimable
+            assert has(one.name) - lost[one.name] >= (one.guarantee.nodes or 0), "nothing that is guaranteed"
+            assert owned or has(one.name) > part[one.name] * total, "only from one that had more than its part"
     for uid in takers:
         name, needs = of(uid), by_uid[uid].spec.nodes.min
         assert has(name) + needs <= max(part[name] * total + 1e-6, guaranteed[name]), "up to its part only"
