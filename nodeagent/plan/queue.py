@@ -39,6 +39,7 @@ from nodeagent.plan.membership import (
 from nodeagent.plan.placement import choose, gang_of, soon
 from nodeagent.plan.share import NO_CEILING, Ceiling, ceiling, in_line, shared
 from nodeagent.plan.topology import most, tree
+from nodeagent.plan.windows import takes, too_long
 
 ASSEMBLE = 60.0
 """A queued job waits this many seconds for nodes that are still getting ready before it starts smaller than its
@@ -87,6 +88,8 @@ class _Nodes:
     """Those that may take work."""
     kinds: Mapping[_Kind, int]
     """How many of these there are of each kind."""
+    reserved: frozenset[str]
+    """Those among them that a maintenance window is ahead of."""
     live: int
     """How many nodes are live, whether they may take work or not."""
 
@@ -226,6 +229,8 @@ def _room_for(cluster: Cluster, job: JobRecord) -> Room:
     )  # fmt: skip
     if among:
         shape = (*shape, role.placement, job.spec.within, job.spec.segments)
+    if _look(cluster).reserved:
+        shape = (*shape, takes(job.spec))
     if shape not in alike:
         alike[shape] = look(cluster, job, known)
     return alike[shape]
@@ -235,7 +240,8 @@ def _room_with(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Room
     """``known``: nodes that say something of the job, or where it has something."""
     nodes, role = _look(cluster), job.spec.role
     others = sum(count for kind, count in nodes.kinds.items() if _fits(role, kind))
-    others -= sum(_fits(role, nodes.of[node]) for node in known if node in nodes.of)
+    shut = shut_for(cluster, job.spec)
+    others -= sum(_fits(role, nodes.of[node]) for node in shut.union(known) if node in nodes.of)
     members, found = {m.node for m in survivors(cluster, job)}, some_candidates(cluster, job, known)
     counts = _count(members, found)
     fit, pending, least = counts["fit"], counts["pending"] + others, job.spec.nodes.min
@@ -245,7 +251,7 @@ def _room_with(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Room
         return room
     now = Counter(of_devices(c.devices) for c in found if _is_fit(members, c))
     soon = now + Counter(of_devices(c.devices) for c in found if c.standing == "pending" and not _is_fit(members, c))
-    unasked = Counter(nodes.kinds) - Counter(nodes.of[node] for node in known if node in nodes.of)
+    unasked = Counter(nodes.kinds) - Counter(nodes.of[node] for node in shut.union(known) if node in nodes.of)
     for kind, count in unasked.items():
         if _fits(role, kind):
             soon[_use_on(role, kind)] += count
@@ -312,7 +318,8 @@ def _room_among(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Roo
 def _space(cluster: Cluster, spec: JobSpec) -> _Space:
     """Worked out once for all jobs that ask the same."""
     role = spec.role
-    shape = shape_of(role), spec.within, spec.segments
+    shut = shut_for(cluster, spec)
+    shape = shape_of(role), spec.within, spec.segments, shut
     spaces = cluster.once("spaces", lambda _before: dict[object, _Space]())
     if (found := spaces.get(shape)) is not None:
         return found
@@ -321,7 +328,7 @@ def _space(cluster: Cluster, spec: JobSpec) -> _Space:
     among: Collection[str] = known.allowed(role.placement) if role.placement is not None else known.labels.keys()
     if spec.within:
         among = {n for n in among if value_of(spec.within, n, known.labels[n])}
-    open_to = frozenset(n for n in among if nodes.of.get(n) in able)
+    open_to = frozenset(n for n in among if nodes.of.get(n) in able and n not in shut)
     gang = gang_of(cluster, spec)
     count = partial(most, gang=gang) if spec.placement is not None else len
     spaces[shape] = _Space(open_to, count(open_to), count(among))
@@ -378,6 +385,11 @@ def shape_of(role: Role) -> tuple[object, ...]:
     return role.workers_per_node, role.gpus_per_worker, role.uneven, role.placement
 
 
+def shut_for(cluster: Cluster, spec: JobSpec) -> frozenset[str]:
+    """Nodes that take work, but not this job's: a maintenance window is ahead."""
+    return frozenset(n for n in _look(cluster).reserved if too_long(spec, cluster.nodes[n]))
+
+
 def with_room(cluster: Cluster, role: Role) -> Sequence[str]:
     """Nodes with room for a job of this role that has nothing there, those with the fewest pods first."""
     shape = shape_of(role)
@@ -427,7 +439,8 @@ def _look_at_nodes(cluster: Cluster, before: _Nodes | None) -> _Nodes:
         if cluster.live(name) and node.cordon is None and not bar(node.facts):
             of[name] = _kind(node, {d for _, devices in held.get(name, ()) for d in devices})
     live = sum(map(cluster.live, cluster.nodes))
-    return _Nodes(seen(cluster), held, of, Counter(of.values()), live)
+    reserved = frozenset(n for n in of if cluster.nodes[n].reserved is not None)
+    return _Nodes(seen(cluster), held, of, Counter(of.values()), reserved, live)
 
 
 def _kind(node: NodeRecord, used: set[str]) -> _Kind:
