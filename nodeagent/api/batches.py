@@ -27,7 +27,7 @@ from nodeagent.model.job import TERMINAL, JobRecord, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.plan.batch import is_awaited
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.queue import never
+from nodeagent.plan.room import never
 from nodeagent.spec import batchvalues
 from nodeagent.spec.errors import CheckError
 from nodeagent.store.messages import NewJob

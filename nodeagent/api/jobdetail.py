@@ -14,13 +14,14 @@ from collections.abc import Iterable, Sequence
 
 from nodeagent.api.shapes import Json, spend_json
 from nodeagent.api.view import AgentView
-from nodeagent.model.job import TERMINAL, Event, JobRecord
+from nodeagent.model.job import TERMINAL, JobEvent, JobRecord
 from nodeagent.plan.batch import blocked
 from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.keepers import silence
 from nodeagent.plan.membership import in_order, ruled_out
-from nodeagent.plan.queue import in_queue, never, places, room_for
+from nodeagent.plan.queue import in_queue, places
+from nodeagent.plan.room import never, room_for
 from nodeagent.plan.waiting import SHOWN
 from nodeagent.plan.windows import BY as WINDOW
 from nodeagent.store.base import StoreUnavailableError
@@ -37,11 +38,11 @@ def event_ms(event_id: str) -> int:
     return int(event_id.partition("-")[0])
 
 
-def generations(job: JobRecord, events: Iterable[Event]) -> list[Json]:
+def generations(job: JobRecord, events: Iterable[JobEvent]) -> list[Json]:
     """Oldest first. ``active`` is when it started (Unix time). ``downtime`` is from the first report of the fault
     that ended the generation before (of a hang: from the last progress) to this one's start, in seconds; ``recovery``
     says of what that was made; None where the audit log does not reach back."""
-    formed: dict[int, Event] = {}
+    formed: dict[int, JobEvent] = {}
     active: dict[int, int] = {}
     fault: dict[int, int] = {}
     started: dict[int, str] = {}
@@ -98,9 +99,9 @@ class AuditTail:
         self._view = view
         self._one = asyncio.Lock()
         self._era = ""
-        self._events: deque[Event] = deque(maxlen=EVENTS)
+        self._events: deque[JobEvent] = deque(maxlen=EVENTS)
 
-    async def read(self) -> Sequence[Event] | None:
+    async def read(self) -> Sequence[JobEvent] | None:
         """The newest events, oldest first; None if the store does not answer (nobody waits for it twice)."""
         if self._view.health().store_away_since is not None:
             return None

@@ -36,7 +36,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.cuts import describe_cut
 from nodeagent.plan.hang import watching
 from nodeagent.plan.lies import asks, lies
-from nodeagent.plan.queue import never
+from nodeagent.plan.room import never
 from nodeagent.spec.jobcheck import check_spec
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 

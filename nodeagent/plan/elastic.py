@@ -17,13 +17,13 @@ from nodeagent.model.world import Member
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING as NO_USE
 from nodeagent.plan.demand import least, of_devices, together, wanted
-from nodeagent.plan.health import bar
-from nodeagent.plan.membership import asked, fitting, in_order, ranked, ruled_out, score, survivors
-from nodeagent.plan.placement import Placement, arrange, arranged, choose, gang_of, soon
+from nodeagent.plan.membership import asked, in_order, ruled_out, score, survivors, takes_work
+from nodeagent.plan.placement import arranged, gang_of
 from nodeagent.plan.queue import queue, rank
 from nodeagent.plan.reclaim import Reclaim
+from nodeagent.plan.room import fits, kind_of, shape_of
 from nodeagent.plan.share import ceiling, shared
-from nodeagent.plan.topology import Past, gather
+from nodeagent.plan.topology import PastPlaces, gather
 from nodeagent.plan.windows import too_long
 
 MOST_NEEDERS = 32
@@ -65,24 +65,6 @@ def borrowed(cluster: Cluster, job: JobRecord) -> int:
     return max(0, len(survivors(cluster, job)) - job.control.target) if _borrows(job) else 0
 
 
-def place(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Placement:
-    """Choose nodes for the next generation, never more than it is to have. ``without`` are nodes not to use this time.
-
-    A scale-out is all or nothing: until all that it wants fit, the target from before it counts.
-    """
-    if job.spec.several:
-        return choose(cluster, job, job.spec.nodes.target, without)
-    if (may := eligible(cluster, job)) is not None:
-        without = {n for n in cluster.nodes if n not in may}.union(without)
-    elif back := sharing(cluster).gives.get(job.uid):
-        without = {*without, *back}
-    full = choose(cluster, job, nodes_wanted(cluster, job), without)
-    growing = job.control.growing
-    if growing is None or len(full.chosen) >= growing.want:
-        return full
-    return choose(cluster, job, growing.before, without)
-
-
 def eligible(cluster: Cluster, job: JobRecord) -> frozenset[str] | None:
     """Nodes that its next generation may be on, of a job that borrows; None: on any."""
     if not _borrows(job):
@@ -90,24 +72,6 @@ def eligible(cluster: Cluster, job: JobRecord) -> frozenset[str] | None:
     now = sharing(cluster)
     mine = frozenset(m.node for m in survivors(cluster, job))
     return mine.union(now.takes.get(job.uid, ())).difference(now.gives.get(job.uid, ()))
-
-
-def awaited(cluster: Cluster, job: JobRecord, placement: Placement) -> tuple[str, ...]:
-    """Nodes that are getting ready, and that the job would use if it waited for them."""
-    if placement.fits and placement.capped:
-        return ()
-    if job.spec.several:
-        places = soon(cluster, job).places
-        return tuple(c.node for c in placement.pending if c.node in places)
-    wanted = nodes_wanted(cluster, job)
-    if len(placement.chosen) >= wanted:
-        return ()
-    if job.spec.placement is not None:
-        names = {c.node for c in (*placement.chosen, *placement.others) if c.standing in ("fit", "pending")}
-        able = [n for n in ranked(cluster, job, [n for n in in_order(cluster) if n in names]) if n in names]
-        used = arrange(cluster, job, able, wanted, [c.node for c in placement.chosen])
-        return tuple(c.node for c in placement.pending if c.node in used)
-    return tuple(c.node for c in placement.pending)
 
 
 def sharing(cluster: Cluster) -> Sharing:
@@ -146,14 +110,6 @@ def _needers(cluster: Cluster) -> Iterator[tuple[JobRecord, int]]:
     return ((job, lack) for job, lack in chain(*both) if lack > 0)
 
 
-_Shape = tuple[int | str, int | None, bool]
-
-
-def _shape(role: Role) -> _Shape:
-    """All of a role that decides whether a node has room for it."""
-    return role.workers_per_node, role.gpus_per_worker, role.uneven
-
-
 class _Ledger:
     """What is idle, what is lent, and what becomes of it. What a generation leaves counts as free already: it will be
     in a moment, and nothing more need be given back for it."""
@@ -162,9 +118,9 @@ class _Ledger:
         self._cluster = cluster
         self._borrowers = tuple(borrowers)
         self._used = _devices_used(cluster)
-        self._nodes = [n for n in in_order(cluster) if self._may_work(n)]
-        self._fit: dict[tuple[_Shape, str, str], bool] = {}
-        self._room: dict[_Shape, list[str]] = {}
+        self._nodes = [n for n in in_order(cluster) if takes_work(cluster, n)]
+        self._fit: dict[tuple[object, ...], bool] = {}
+        self._room: dict[tuple[object, ...], list[str]] = {}
         self.takes: dict[str, list[str]] = {}
         self.gives: dict[str, dict[str, str]] = {}
         self._promised: set[str] = set()
@@ -213,7 +169,7 @@ class _Ledger:
             seen.update(pool)
         kept = tuple(m.node for m in survivors(self._cluster, job)) if runs else ()
         want = len(kept) + lack
-        names = gather(pools, want, 1 if runs else want, gang_of(self._cluster, job.spec), Past(kept, kept))
+        names = gather(pools, want, 1 if runs else want, gang_of(self._cluster, job.spec), PastPlaces(kept, kept))
         return frozenset(names).difference(kept) if runs or len(names) >= want else frozenset()
 
     def _provide(self, job: JobRecord, lack: int) -> bool:
@@ -400,7 +356,7 @@ class _Ledger:
     def _idle_for(self, job: JobRecord) -> Iterator[str]:
         """Nodes with room for it that nobody is to have; those that have it ready, or nearly, come first."""
         begun = asked(self._cluster).get(job.uid, {})
-        shape, role = _shape(job.spec.role), job.spec.role
+        shape, role = shape_of(job.spec.role), job.spec.role
         if shape not in self._room:
             self._room[shape] = [n for n in self._nodes if self._has_room(role, n, "")]
         free = [n for n in self._room[shape] if n not in self._promised and n not in job.control.leaving]
@@ -436,18 +392,11 @@ class _Ledger:
         return self._has_room(job.spec.role, node, donor)
 
     def _has_room(self, role: Role, node: str, donor: str) -> bool:
-        key = _shape(role), node, donor
+        key = shape_of(role), node, donor
         if key not in self._fit:
-            facts = self._cluster.nodes[node].facts
             taken = {d for uid, devices in self._used.get(node, {}).items() if uid != donor for d in devices}
-            free = sum(g.healthy and g.uuid not in taken for g in facts.gpus)
-            slots = sum(f"cpu{i}" not in taken for i in range(facts.cpu_slots)) if taken else facts.cpu_slots
-            self._fit[key] = fitting(role, len(facts.gpus), free, slots) > 0
+            self._fit[key] = fits(role, kind_of(self._cluster.nodes[node], taken))
         return self._fit[key]
-
-    def _may_work(self, node: str) -> bool:
-        record = self._cluster.nodes[node]
-        return self._cluster.live(node) and record.cordon is None and not bar(record.facts)
 
 
 def _devices_used(cluster: Cluster) -> dict[str, dict[str, tuple[str, ...]]]:

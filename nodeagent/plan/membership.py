@@ -16,7 +16,7 @@ from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
 from nodeagent.model.world import Head, Member
 from nodeagent.plan.bookings import Booked, booked, changed_bookings, used_devices
-from nodeagent.plan.changes import Seen, changed, seen
+from nodeagent.plan.changes import SeenNodes, changed, seen
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.devices import pick
 from nodeagent.plan.health import bar, worn_nodes
@@ -114,6 +114,12 @@ def offer(role: Role, facts: NodeFacts, used: Iterable[str], mine: Iterable[str]
 def allowed(role: Role, node: str, facts: NodeFacts) -> str:
     """Why the role's constraints rule a node out, as what follows its name; empty if they do not."""
     return role.placement.unmet(node, facts.labels) if role.placement is not None else ""
+
+
+def takes_work(cluster: Cluster, name: str) -> bool:
+    """It may get work that it does not have: it is live, not cordoned, and nothing is wrong with all of it."""
+    node = cluster.nodes.get(name)
+    return node is not None and cluster.live(name) and node.cordon is None and not bar(node.facts)
 
 
 def ruled_out(spec: JobSpec, node: NodeRecord) -> str:
@@ -246,7 +252,7 @@ class _Judged:
     of it is the same."""
 
     roles: tuple[Role, ...]
-    seen: Seen
+    seen: SeenNodes
     booked: Booked
     own: Mapping[str, tuple[str, ...]]
     members: frozenset[str]
@@ -408,7 +414,7 @@ class _Gang:
     """A job's newest generation, as far as it depends on who is alive."""
 
     head: Head | None
-    seen: Seen
+    seen: SeenNodes
     survivors: tuple[Member, ...] = ()
     gone: tuple[str, ...] = ()
     holding: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.elastic import eligible, nodes_wanted, sharing
-from nodeagent.plan.health import bar, worn_nodes
+from nodeagent.plan.health import worn_nodes
 from nodeagent.plan.membership import (
     Candidate,
     asked,
@@ -18,9 +18,11 @@ from nodeagent.plan.membership import (
     some_candidates,
     staying,
     survivors,
+    takes_work,
 )
 from nodeagent.plan.placement import arrange, arranged, gang_of, soon
-from nodeagent.plan.queue import in_queue, next_up, shape_of, shut_for, with_room
+from nodeagent.plan.queue import in_queue, next_up
+from nodeagent.plan.room import shape_of, shut_for, with_room
 from nodeagent.plan.topology import Path
 
 UNFIT_KEPT = 4
@@ -39,7 +41,7 @@ def should_prepare(cluster: Cluster, job: JobRecord, node: str, up: Collection[s
     alive = member is not None and cluster.live(node, member.life)
     record = cluster.nodes.get(node)
     if job.control.desired == "pause":
-        return alive and record is not None and record.cordon is None and not bar(record.facts)
+        return alive and takes_work(cluster, node)
     if alive:
         return True
     if record is None:

@@ -1,4 +1,4 @@
-"""How the next generation of a job is put together, on the nodes that are chosen for it. Chooses no step: that is
+"""How the next generation of a job is put together: on which nodes, and with which members. Chooses no step: that is
 ``gang.py``'s and its helpers'."""
 
 from __future__ import annotations
@@ -8,14 +8,51 @@ from collections.abc import Collection
 from nodeagent.model.job import JobRecord, Spend
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause
+from nodeagent.plan import keepers
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import of_devices, together
-from nodeagent.plan.elastic import place
-from nodeagent.plan.keepers import choose
-from nodeagent.plan.placement import Placement, arranged, gang_of
+from nodeagent.plan.elastic import eligible, nodes_wanted, sharing
+from nodeagent.plan.membership import in_order, ranked
+from nodeagent.plan.placement import Placement, arrange, arranged, choose, gang_of, soon
 from nodeagent.plan.share import claims
 from nodeagent.plan.steps import Decision, End, Propose
 from nodeagent.plan.world import make_world
+
+
+def place(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Placement:
+    """Choose nodes for the next generation, never more than it is to have. ``without`` are nodes not to use this time.
+
+    A scale-out is all or nothing: until all that it wants fit, the target from before it counts.
+    """
+    if job.spec.several:
+        return choose(cluster, job, job.spec.nodes.target, without)
+    if (may := eligible(cluster, job)) is not None:
+        without = {n for n in cluster.nodes if n not in may}.union(without)
+    elif back := sharing(cluster).gives.get(job.uid):
+        without = {*without, *back}
+    full = choose(cluster, job, nodes_wanted(cluster, job), without)
+    growing = job.control.growing
+    if growing is None or len(full.chosen) >= growing.want:
+        return full
+    return choose(cluster, job, growing.before, without)
+
+
+def awaited(cluster: Cluster, job: JobRecord, placement: Placement) -> tuple[str, ...]:
+    """Nodes that are getting ready, and that the job would use if it waited for them."""
+    if placement.fits and placement.capped:
+        return ()
+    if job.spec.several:
+        places = soon(cluster, job).places
+        return tuple(c.node for c in placement.pending if c.node in places)
+    wanted = nodes_wanted(cluster, job)
+    if len(placement.chosen) >= wanted:
+        return ()
+    if job.spec.placement is not None:
+        names = {c.node for c in (*placement.chosen, *placement.others) if c.standing in ("fit", "pending")}
+        able = [n for n in ranked(cluster, job, [n for n in in_order(cluster) if n in names]) if n in names]
+        used = arrange(cluster, job, able, wanted, [c.node for c in placement.chosen])
+        return tuple(c.node for c in placement.pending if c.node in used)
+    return tuple(c.node for c in placement.pending)
 
 
 def propose_or_hold(
@@ -52,8 +89,8 @@ def propose(
     members = make_world(job.head, placement.chosen, job.spec.role, facts, placement.places, paths, segment)
     stop = job.spec.grace if grace is None else grace
     form = cluster.timing.form_margin + (stop if planned else 0.0)
-    keepers = choose(cluster, members.values())
+    kept = keepers.choose(cluster, members.values())
     takes = together(of_devices(c.devices) for c in placement.chosen)
     taken = claims(cluster, job, takes)
-    step = Propose(members, cause, gone, spend, planned, millis(form), placement.outside(), keepers, grace, taken)
+    step = Propose(members, cause, gone, spend, planned, millis(form), placement.outside(), kept, grace, taken)
     return Decision(step, (cause.text,))

@@ -16,13 +16,13 @@ from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, Head
 from nodeagent.plan import faults
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.elastic import borrowed, nodes_wanted, place, sharing
+from nodeagent.plan.elastic import borrowed, nodes_wanted, sharing
 from nodeagent.plan.faults import match
 from nodeagent.plan.hang import watching
 from nodeagent.plan.health import Sick, remarkable, sick_members
 from nodeagent.plan.membership import gone_nodes, natural
 from nodeagent.plan.placement import Placement, choose
-from nodeagent.plan.proposal import propose, propose_or_hold
+from nodeagent.plan.proposal import place, propose, propose_or_hold
 from nodeagent.plan.reclaim import MIN_RUNTIME
 from nodeagent.plan.steps import Decision, End, Judge, Settle
 

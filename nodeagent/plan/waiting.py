@@ -13,11 +13,10 @@ from nodeagent.plan import batch, faults, queue
 from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, size
-from nodeagent.plan.elastic import awaited, place
-from nodeagent.plan.health import bar
-from nodeagent.plan.membership import Candidate, gone_nodes, holding_nodes, ruled_out
+from nodeagent.plan.membership import Candidate, gone_nodes, holding_nodes, ruled_out, takes_work
 from nodeagent.plan.placement import needs
-from nodeagent.plan.proposal import propose
+from nodeagent.plan.proposal import awaited, place, propose
+from nodeagent.plan.room import Room, never, room_for
 from nodeagent.plan.running import after_fault
 from nodeagent.plan.share import dominant, full, holdings, shared
 from nodeagent.plan.steps import Decision, End
@@ -50,7 +49,7 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         return _wait(job, job.reason, 0)  # until then its nodes have room for nobody else, and it would take them again
     if blocked := batch.blocked(cluster, job):
         return _held_too_long(cluster, job, gone, blocked) or _wait(job, blocked, _hold_end(job))
-    room = queue.room_for(cluster, job)
+    room = room_for(cluster, job)
     if not room.enough:
         return _no_fit(cluster, job, room, gone)
     first = queue.earlier(cluster, job)
@@ -78,7 +77,7 @@ def _rank_of(cluster: Cluster, job: JobRecord) -> str:
 def explain(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
     """What keeps a waiting job from starting, node by node, as far as a few sentences go: what is wrong with nodes that
     could run it, and which jobs hold what it needs."""
-    barred = queue.room_for(cluster, job).barred
+    barred = room_for(cluster, job).barred
     if barred is not None and cluster.served >= job.not_before:
         return (full(cluster, job, barred),)
     placement = place(cluster, job)
@@ -86,8 +85,8 @@ def explain(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
         return ()
     held = holders(cluster, job, [c for c in placement.others if c.standing == "out"])
     text = [placement.missing]
-    if never := queue.never(cluster, job.spec):
-        text.insert(0, never)
+    if never_fits := never(cluster, job.spec):
+        text.insert(0, never_fits)
     text += [f"job {other.name} (priority {other.spec.priority}) holds {some(nodes)}" for other, nodes in held[:SHOWN]]
     if len(held) > SHOWN:
         text.append(f"{len(held) - SHOWN} more jobs hold other nodes")
@@ -100,8 +99,7 @@ def holders(cluster: Cluster, job: JobRecord, full: Iterable[Candidate]) -> list
     found: dict[str, list[str]] = {}
     all_booked = booked(cluster)
     for one in full:
-        node = cluster.nodes[one.node]
-        if cluster.live(one.node) and node.cordon is None and not bar(node.facts) and not ruled_out(job.spec, node):
+        if takes_work(cluster, one.node) and not ruled_out(job.spec, cluster.nodes[one.node]):
             for uid in dict.fromkeys(uid for uid, _ in all_booked.get(one.node, ()) if uid != job.uid):
                 found.setdefault(uid, []).append(one.node)
     jobs = [(cluster.jobs[uid], nodes) for uid, nodes in found.items() if uid in cluster.jobs]
@@ -121,7 +119,7 @@ def _wait(job: JobRecord, why: str, until: int) -> Decision:
     return Decision(None, (why,), until, steady=scale is None or scale.state != "pending")
 
 
-def _no_fit(cluster: Cluster, job: JobRecord, room: queue.Room, gone: tuple[str, ...]) -> Decision:
+def _no_fit(cluster: Cluster, job: JobRecord, room: Room, gone: tuple[str, ...]) -> Decision:
     if job.phase in ("paused", "pausing"):
         text = place(cluster, job).missing
         return Decision(End("holding", text, gone), (text,))
@@ -133,7 +131,7 @@ def _no_fit(cluster: Cluster, job: JobRecord, room: queue.Room, gone: tuple[str,
     until = _hold_end(job)
     if until and (late := _held_too_long(cluster, job, gone, place(cluster, job).missing)) is not None:
         return late
-    text = queue.never(cluster, job.spec)
+    text = never(cluster, job.spec)
     if not text:
         text = place(cluster, job).missing if job.spec.several else needs(job.spec.nodes.min, room.fit)
     if room.barred is not None:

@@ -15,12 +15,12 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import Amount, Queue, Queues
-from nodeagent.plan import queue
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import of_devices, together
-from nodeagent.plan.elastic import place
 from nodeagent.plan.gang import decide
 from nodeagent.plan.membership import Candidate, candidates
+from nodeagent.plan.proposal import place
+from nodeagent.plan.room import room_for
 from nodeagent.plan.share import ceiling
 from nodeagent.plan.waiting import explain
 from tests.unit.plan.build import PREPARING, READY, REPEATABLE, UID, WALL, make_cluster, make_job, make_node, make_spec
@@ -53,7 +53,7 @@ def test_as_many_as_the_queue_may_have_are_in_the_smallest_domain_that_holds_so_
     assert place(cluster, job).short == (
         "3 of 8 nodes fit: queue q may use 3 nodes and has 0 in use; this needs 8 more"
     )
-    assert queue.room_for(cluster, job).enough
+    assert room_for(cluster, job).enough
 
 
 def test_a_gang_within_one_rack_waits_for_its_queue_and_says_so() -> None:
@@ -61,13 +61,13 @@ def test_a_gang_within_one_rack_waits_for_its_queue_and_says_so() -> None:
     why = "queue q may use 2 nodes and has 0 in use; this needs 3 more"
     assert not place(cluster, job).fits
     assert place(cluster, job).missing == f"needs 3 nodes, 2 fit: {why}"
-    room = queue.room_for(cluster, job)
+    room = room_for(cluster, job)
     assert (room.enough, room.enough_soon) == (False, False)
     assert decide(cluster, job, WALL).why == (why,)
     assert explain(cluster, job) == (why,)
     small, job = view(racks(r1="n1 n2"), job.spec, nodes=2)
-    assert queue.room_for(small, job).barred is None, "there are too few nodes, whatever its queue may use"
-    assert not queue.room_for(small, job).enough_soon
+    assert room_for(small, job).barred is None, "there are too few nodes, whatever its queue may use"
+    assert not room_for(small, job).enough_soon
 
 
 def test_where_the_first_choice_is_too_much_the_rack_that_takes_less_will_do() -> None:
@@ -76,7 +76,7 @@ def test_where_the_first_choice_is_too_much_the_rack_that_takes_less_will_do() -
     assert chosen(*view(nodes, spec)) == ["a0", "a1", "a2"]
     cluster, job = view(nodes, spec, gpus=8)
     assert chosen(cluster, job) == ["b0", "b1", "b2"]
-    assert queue.room_for(cluster, job).enough
+    assert room_for(cluster, job).enough
     assert chosen(*view(nodes, spec, gpus=5)) == ["b0", "b1"]
 
 
@@ -91,7 +91,7 @@ def test_segments_are_left_out_whole() -> None:
     ]
     cluster, job = view(nodes, make_spec(size=(2, 2), workers="gpu", segments=2), gpus=4)
     assert place(cluster, job).capped == "queue q may use 4 gpus and has 0 in use; this needs 5 more"
-    assert not queue.room_for(cluster, job).enough_soon, "the two small ones are no segment"
+    assert not room_for(cluster, job).enough_soon, "the two small ones are no segment"
 
 
 def test_jobs_that_ask_for_other_nodes_are_not_alike() -> None:
@@ -101,8 +101,8 @@ def test_jobs_that_ask_for_other_nodes_are_not_alike() -> None:
         for i, asked in enumerate((None, H100))
     )
     cluster = make_cluster(nodes, any_two, two_h100)
-    assert queue.room_for(cluster, any_two).enough_soon
-    assert not queue.room_for(cluster, two_h100).enough_soon
+    assert room_for(cluster, any_two).enough_soon
+    assert not room_for(cluster, two_h100).enough_soon
 
 
 def test_a_choice_is_made_anew_where_only_the_label_of_a_node_has_changed() -> None:
@@ -155,7 +155,7 @@ def some_gang(cluster: Cluster, job: JobRecord, able: Iterable[Candidate]) -> bo
 @given(capped())
 def test_no_ceiling_is_exceeded_and_no_gang_missed(found: tuple[Cluster, JobRecord]) -> None:
     cluster, job = found
-    placed, room = place(cluster, job), queue.room_for(cluster, job)
+    placed, room = place(cluster, job), room_for(cluster, job)
     assert ceiling(cluster, job).holds(together(of_devices(c.devices) for c in placed.chosen))
     assert together_in(cluster, job, [c.node for c in placed.chosen])
     known = candidates(cluster, job)

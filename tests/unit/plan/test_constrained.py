@@ -14,14 +14,14 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec, Nodes, Role
 from nodeagent.model.node import Cordon, NodeRecord, Readiness
 from nodeagent.model.world import Place
-from nodeagent.plan import queue
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.clusterhealth import judge_cluster
-from nodeagent.plan.elastic import place
 from nodeagent.plan.gang import decide
 from nodeagent.plan.membership import candidates, ranked
 from nodeagent.plan.placement import arrange, gang_of
 from nodeagent.plan.prepare import should_prepare
+from nodeagent.plan.proposal import place
+from nodeagent.plan.room import room_for
 from nodeagent.plan.steps import Propose
 from nodeagent.plan.topology import most
 from nodeagent.plan.waiting import explain
@@ -375,7 +375,7 @@ def test_no_hard_constraint_is_broken_and_all_choose_alike(cluster: Cluster, cha
 @given(labelled())
 def test_the_room_that_is_counted_is_what_placement_would_find(cluster: Cluster) -> None:
     (job,) = cluster.jobs.values()
-    room, found = queue.room_for(cluster, job), place(cluster, job)
+    room, found = room_for(cluster, job), place(cluster, job)
     assert room.enough == found.fits
     alive = {c.node for c in candidates(cluster, job) if c.standing == "fit"}
     waiting = {c.node for c in candidates(cluster, job) if c.standing == "pending"}

@@ -13,9 +13,10 @@ from nodeagent.model.constraints import Constraints, Match
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.plan.cluster import Cluster, Notes
-from nodeagent.plan.elastic import nodes_wanted, place, sharing
+from nodeagent.plan.elastic import nodes_wanted, sharing
 from nodeagent.plan.gang import decide
 from nodeagent.plan.prepare import should_prepare
+from nodeagent.plan.proposal import place
 from nodeagent.plan.steps import Propose
 from tests.unit.plan.build import READY, REPEATABLE, WALL, make_cluster, make_head, make_job, make_node, make_spec
 

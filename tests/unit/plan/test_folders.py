@@ -8,11 +8,11 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Incarnation, NodeRecord, Readiness
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.elastic import place
 from nodeagent.plan.gang import decide
 from nodeagent.plan.membership import candidates, strays
 from nodeagent.plan.pod import PodAction, Promise, plan_pods
 from nodeagent.plan.prepare import should_prepare
+from nodeagent.plan.proposal import place
 from nodeagent.plan.steps import End, Propose
 from nodeagent.plan.waiting import explain
 from nodeagent.pods.base import PodStatus

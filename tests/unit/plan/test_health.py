@@ -13,11 +13,11 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec, Policy
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.world import Member
-from nodeagent.plan.elastic import place
 from nodeagent.plan.gang import decide
 from nodeagent.plan.health import WINDOW, breaker, sick_members, worn
 from nodeagent.plan.membership import candidate
 from nodeagent.plan.prepare import should_prepare
+from nodeagent.plan.proposal import place
 from nodeagent.plan.steps import Activate, Decision, End, Propose
 from tests.unit.plan.build import (
     NOW,

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord, Readiness
-from nodeagent.plan.elastic import place
 from nodeagent.plan.placement import Placement
+from nodeagent.plan.proposal import place
 from nodeagent.plan.world import make_world
 from tests.unit.plan.build import (
     PREPARING,

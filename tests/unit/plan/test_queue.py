@@ -14,11 +14,12 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan import queue
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.elastic import place
 from nodeagent.plan.gang import decide
 from nodeagent.plan.membership import candidates, survivors
 from nodeagent.plan.pod import Prepare, Retire, plan_pods
 from nodeagent.plan.prepare import UNFIT_KEPT
+from nodeagent.plan.proposal import place
+from nodeagent.plan.room import room_for
 from nodeagent.plan.steps import Decision, Propose
 from nodeagent.plan.waiting import explain
 from nodeagent.pods.base import PodStatus
@@ -71,7 +72,7 @@ def test_the_room_that_is_counted_is_what_placement_would_find(cluster: Cluster)
         found = Counter(
             "fit" if c.standing == "pending" and c.node in members else c.standing for c in candidates(cluster, job)
         )
-        room = queue.room_for(cluster, job)
+        room = room_for(cluster, job)
         assert (room.fit, room.pending, room.unfit) == (found["fit"], found["pending"], found["unfit"])
         assert room.live == sum(map(cluster.live, cluster.nodes))
 
@@ -101,7 +102,7 @@ def test_kinds_of_nodes_are_judged_as_nodes_are(gpus: int | None, workers: int |
     job = make_job(spec=make_spec(workers=workers, gpus=gpus, uneven=uneven))
     taken = make_job("running", make_head(["n12", "n23"], workers=2), uid="u-b", spec=make_spec(name="b"))
     cluster = make_cluster(nodes, job, taken)
-    assert queue.room_for(cluster, job).pending == sum(c.standing == "pending" for c in candidates(cluster, job))
+    assert room_for(cluster, job).pending == sum(c.standing == "pending" for c in candidates(cluster, job))
 
 
 # --- what it costs
@@ -161,7 +162,7 @@ def test_nodes_get_ready_only_for_the_next_jobs_that_have_room() -> None:
 
 
 def test_pods_that_never_get_ready_keep_no_job_from_its_turn_and_the_first_keeps_its_own() -> None:
-    cluster, line = replace(crowd(30, 4, 24, taken=20), served=0), queue.Line()
+    cluster, line = replace(crowd(30, 4, 24, taken=20), served=0), queue.NextUp()
     seen: set[str] = set()
     for minute in range(8):
         line = queue.next_up(replace(cluster, served=minute * 60_000), line)

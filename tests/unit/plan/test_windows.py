@@ -14,12 +14,13 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.window import Window, Windows
-from nodeagent.plan import queue, windows
+from nodeagent.plan import windows
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.elastic import place
 from nodeagent.plan.gang import decide
 from nodeagent.plan.membership import candidates, survivors
 from nodeagent.plan.prepare import should_prepare
+from nodeagent.plan.proposal import place
+from nodeagent.plan.room import room_for
 from nodeagent.plan.steps import Propose
 from nodeagent.plan.windows import BRIEF, BY, MARGIN, UNLIMITED, Closing, closed, closing, takes
 from tests.unit.plan.build import NOW, REPEATABLE, WALL, make_cluster, make_head, make_job, make_node, make_spec
@@ -242,7 +243,7 @@ def test_the_room_that_is_counted_is_what_placement_would_find(
         counted = Counter(
             "fit" if c.standing == "pending" and c.node in members else c.standing for c in candidates(cluster, job)
         )
-        room = queue.room_for(cluster, job)
+        room = room_for(cluster, job)
         assert (room.fit, room.pending, room.unfit) == (counted["fit"], counted["pending"], counted["unfit"])
 
 
