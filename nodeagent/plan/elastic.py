@@ -24,6 +24,7 @@ from nodeagent.plan.reclaim import Reclaim
 from nodeagent.plan.room import fits, kind_of, shape_of
 from nodeagent.plan.share import ceiling, shared
 from nodeagent.plan.topology import PastPlaces, gather
+from nodeagent.plan.windows import too_long
 
 MOST_NEEDERS = 32
 """For so many jobs that lack nodes borrowed ones are looked for at a time: the first."""
@@ -382,6 +383,8 @@ class _Ledger:
         spec = job.spec
         asks = spec.placement is not None or spec.role.placement is not None
         if asks and ruled_out(spec, self._cluster.nodes[node]):
+            return False
+        if too_long(spec, self._cluster.nodes[node]):
             return False
         ready = self._cluster.nodes[node].readiness.get(job.uid)
         if (ready is not None and ready.state == "unfit") or job.uid in self._used.get(node, {}):

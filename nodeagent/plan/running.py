@@ -147,7 +147,7 @@ def _change(cluster: Cluster, job: JobRecord, head: Head, sick: Sequence[Sick], 
     drained = not remarkable(cluster).isdisjoint(head.members)
     leaving = [m.node for m in head.ordered() if _draining(cluster, m.node)] if drained else []
     if leaving:
-        text = f"node {', '.join(leaving)} is being drained"
+        text = f"node {', '.join(leaving)} is {_why_drained(cluster, leaving[0])}"
         return _evict(cluster, job, Cause(kind="drain", text=text, node=leaving[0]), wall)
     if sick:
         text = "; ".join(one.text for one in sick)
@@ -314,6 +314,11 @@ def _note(cluster: Cluster, cause: Cause, wall: float) -> Spend:
         at=cluster.served, wall=round(wall, 3), kind=cause.kind, counts=False, node=node, text=text,
         room_for=cause.room_for,
     )  # fmt: skip
+
+
+def _why_drained(cluster: Cluster, node: str) -> str:
+    reserved = cluster.nodes[node].reserved
+    return reserved.text if reserved is not None and reserved.leaves else "being drained"
 
 
 def _draining(cluster: Cluster, node: str) -> bool:
