@@ -479,6 +479,10 @@ class Agent:
     def era(self) -> str:
         return self._snapshot.era
 
+    @property
+    def rev(self) -> int:
+        return self._snapshot.rev
+
     async def acknowledged(self, rev: int, era: str) -> Acknowledged:
         return await self._acknowledge(Saved(era=era, rev=rev))
 

@@ -44,6 +44,19 @@ def patience(job: JobRecord) -> int:
     return job.since + millis(ASSEMBLE if job.active is None else SETTLE)
 
 
+def patience_with(other: JobRecord, job: JobRecord) -> int:
+    """Served time (ms) until which a job lets one that is before it in the queue get ready. One that has made room lets
+    it for as long as a job that has not started yet: its own pods are ready there still, and it would take its nodes
+    again."""
+    return max(patience(other), job.since + millis(ASSEMBLE) if made_room(job) else 0)
+
+
+def made_room(job: JobRecord) -> bool:
+    """It was stopped for a job of another queue, and has not run since."""
+    entry = job.budget.get(str(job.last_number))
+    return job.phase == "holding" and entry is not None and entry.kind == "share"
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """A job in the queue."""
@@ -61,11 +74,11 @@ class Waiting:
         """There would be enough nodes if all got ready that can."""
         return self.room.enough_soon
 
-    def starts(self, served: int) -> bool:
-        """It could start now, or as soon as nodes are ready for it that are still waited for."""
+    def starts(self, served: int, until: int) -> bool:
+        """It could start now, or as soon as nodes are ready for it that are waited for until then (served time)."""
         if served < self.job.not_before:
             return False
-        return self.room.enough_soon if served < patience(self.job) else self.room.enough
+        return self.room.enough_soon if served < until else self.room.enough
 
 
 def queue(cluster: Cluster) -> tuple[Waiting, ...]:
@@ -93,7 +106,7 @@ def earlier(cluster: Cluster, job: JobRecord) -> Waiting | None:
     for other in queue(cluster):
         if other.job.uid == job.uid or not _before(cluster, other.job, job):
             return None
-        if other.starts(cluster.served):
+        if other.starts(cluster.served, patience_with(other.job, job)):
             return other
     return None
 
@@ -120,11 +133,11 @@ def _line_up(cluster: Cluster, jobs: Collection[JobRecord]) -> list[JobRecord]:
         return sorted(jobs, key=rank)
     without_room = {job.uid for job in jobs if not room_for(cluster, job).enough_soon}
     line = in_line(cluster, jobs, decayed(cluster), without_room=without_room)
-    given = room_made(cluster)
+    given = favoured(cluster)
     return sorted(line, key=lambda job: given.get(job.uid, -1) < job.since)
 
 
-def room_made(cluster: Cluster) -> Mapping[str, int]:
+def favoured(cluster: Cluster) -> Mapping[str, int]:
     """Job (uid) that others made room for, and when (served time) they did last."""
 
     def look(_before: object) -> dict[str, int]:
@@ -137,7 +150,7 @@ def room_made(cluster: Cluster) -> Mapping[str, int]:
                 found |= {uid: max(found.get(uid, 0), last.at) for uid in last.room_for}
         return found
 
-    return cluster.once("room made", look)
+    return cluster.once("favoured", look)
 
 
 @dataclass(frozen=True, slots=True)

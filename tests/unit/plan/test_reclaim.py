@@ -11,14 +11,26 @@ from hypothesis import strategies as st
 
 from nodeagent.model.job import JobRecord, Spend
 from nodeagent.model.queue import Amount, Queue, Queues, queue_of
+from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.elastic import sharing
 from nodeagent.plan.gang import decide
-from nodeagent.plan.queue import queue
+from nodeagent.plan.queue import ASSEMBLE, queue
 from nodeagent.plan.reclaim import MIN_RUNTIME
 from nodeagent.plan.share import entitlements
 from nodeagent.plan.steps import End, Propose
-from tests.unit.plan.build import NOW, READY, REPEATABLE, WALL, make_cluster, make_head, make_job, make_node, make_spec
+from tests.unit.plan.build import (
+    NOW,
+    READY,
+    REPEATABLE,
+    WALL,
+    make_cluster,
+    make_head,
+    make_job,
+    make_node,
+    make_spec,
+    spend,
+)
 
 A, B = Queue(name="a"), Queue(name="b")
 
@@ -143,6 +155,90 @@ def test_what_is_guaranteed_is_had_whatever_the_weight() -> None:
 def test_no_job_of_a_queue_takes_from_its_own() -> None:
     found = sharing(cluster(6, [A, B], job("a1", 1, range(1, 7)), job("a2", 2)))
     assert (found.gives, found.stops) == ({}, {})
+
+
+C = Queue(name="c")
+
+
+def ones(name: str, on: Iterable[int], order: int = 0) -> list[JobRecord]:
+    """Jobs of one node each that run."""
+    return [job(f"{name}{i}", 1, [i], order=order + i) for i in on]
+
+
+def test_what_cannot_be_divided_by_weight_goes_to_who_has_less_than_its_part() -> None:
+    """Of four nodes each of three queues is to have one and a third: 3, 1, 0 becomes 2, 1, 1."""
+    jobs = [*ones("a", range(1, 4)), *ones("b", [4])]
+    assert sharing(cluster(4, [A, B, C], *jobs, job("c9", 1, order=9))).stops == {"u-a3": "u-c9"}
+    assert sharing(cluster(4, [A, B, C], *jobs, job("b9", 1, order=9))).stops == {"u-a3": "u-b9"}
+    level = [*ones("a", [1, 2]), *ones("b", [3]), *ones("c", [4])]
+    for name in "abc":
+        assert sharing(cluster(4, [A, B, C], *level, job(f"{name}9", 1, order=9))).stops == {}, "and it stays so"
+
+
+def test_who_gives_for_that_keeps_its_part() -> None:
+    """Of five nodes each of two queues is to have two and a half: who has three keeps them."""
+    jobs = [*ones("a", [1, 2, 3]), *ones("b", [4, 5])]
+    assert sharing(cluster(5, [A, B], *jobs, job("b9", 1, order=9))).stops == {}
+    heavy = Queue(name="b", weight=4)
+    assert sharing(cluster(6, [A, heavy], *ones("a", [1, 2]), *ones("b", [3, 4, 5, 6]), job("b9", 1))).stops == {}
+
+
+def test_a_gang_gets_no_more_than_part_of_one_node_so() -> None:
+    """Of seven nodes each of three queues is to have two and a third."""
+    jobs = [*ones("a", range(1, 7)), *ones("b", [7])]
+    assert sharing(cluster(7, [A, B, C], *jobs, job("c9", 4, order=9))).stops == {}
+    assert len(sharing(cluster(7, [A, B, C], *jobs, job("c9", 3, order=9))).stops) == 3
+
+
+def test_a_queue_gets_its_part_of_a_parent_that_has_more_than_its_own() -> None:
+    """What the queue and its sibling have together is not the sibling's business."""
+    tree = [Queue(name="p"), Queue(name="a", parent="p"), Queue(name="b", parent="p"), C]
+    jobs = [job("a1", 1, range(1, 6)), job("c1", 1, [6])]
+    assert sharing(cluster(6, tree, *jobs, job("b9", 1, order=9))).gives == {"u-a1": {"n5": "u-b9"}}
+    assert sharing(cluster(6, tree, *jobs, job("b9", 3, order=9))).gives == {}, "not more than its part"
+
+
+def test_what_others_of_the_queue_get_from_idle_nodes_counts() -> None:
+    """Two of four nodes are b's part: one is idle, and so only one more is taken."""
+    jobs = [*ones("a", [1, 2, 3]), *(job(f"b{i}", 1, order=i) for i in (6, 7, 8))]
+    assert sharing(cluster(4, [A, B], *jobs)).stops == {"u-a3": "u-b7"}
+
+
+def test_what_is_given_back_of_borrowed_nodes_counts() -> None:
+    """a1 gives what it has borrowed to b6. Then a has its part, and what b7 needs is c's."""
+    spec = make_spec(name="a1", size=(1, 2)).model_copy(update={"queue": "a"})
+    nodes = spec.nodes.model_copy(update={"target": 1, "auto": True})
+    spec = spec.model_copy(update={"roles": (spec.role.model_copy(update={"nodes": nodes}),)})
+    lends = make_job("running", make_head(["n1", "n2"]), spec=spec, uid="u-a1", target=1)
+    jobs = [lends, *ones("a", [3], order=50), job("b8", 1, order=8), job("b9", 1, order=9), *ones("c", [4, 5, 6])]
+    found = sharing(cluster(6, [A, B, C], *jobs))
+    assert (found.gives, found.stops) == ({"u-a1": {"n2": "u-b8"}}, {"u-c6": "u-b9"})
+
+
+def test_what_a_job_leaves_is_no_longer_its_queues() -> None:
+    """a3 has made room, and its workers still stop: nobody else of a is to make room for the same job."""
+    leaves = make_job("holding", make_head(["n3"], state="ended", holders=["n3"]), spec=job("a3", 1).spec, uid="u-a3")
+    jobs = [*ones("a", [1, 2]), leaves, *ones("b", [4]), job("b6", 1, order=6), job("b7", 1, order=7)]
+    assert sharing(cluster(4, [A, B], *jobs)).stops == {}
+
+
+def test_who_has_made_room_lets_others_get_ready() -> None:
+    """Its own pods are ready there still: it would take its nodes again."""
+    entry = spend("share", counts=False)
+    stopped = job("a9", 1, order=9).model_copy(
+        update={"phase": "holding", "since": NOW - 1000, "last_number": 1, "budget": {"1": entry}}
+    )
+    long = job("b1", 1).model_copy(update={"since": 0})
+    view = cluster(2, [A, B], *ones("a", [2]), long, stopped)
+    slow = make_node("n1", slots=1, ready={"u-a9": READY})
+    view = replace(view, nodes={**view.nodes, "n1": slow}, notes=Notes())
+    decision = decide(view, stopped, WALL)
+    assert (decision.step, decision.at) == (None, stopped.since + millis(ASSEMBLE))
+    assert decision.why[0].startswith("job b1 is before it in the queue")
+    assert isinstance(decide(replace(view, served=decision.at), stopped, WALL).step, Propose), "not for ever"
+    lost = stopped.model_copy(update={"budget": {"1": spend("node_lost", counts=False)}})
+    other = replace(view, jobs={**view.jobs, "u-a9": lost}, notes=Notes())
+    assert isinstance(decide(other, lost, WALL).step, Propose), "b1 has been waited for"
 
 
 QUEUES = st.lists(st.tuples(st.floats(0.5, 4), st.integers(0, 3), st.booleans()), min_size=2, max_size=3)
