@@ -22,8 +22,9 @@ from nodeagent.plan.placement import arranged, gang_of
 from nodeagent.plan.queue import queue, rank
 from nodeagent.plan.reclaim import Reclaim
 from nodeagent.plan.room import fits, kind_of, shape_of
-from nodeagent.plan.share import ceiling, priorities, shared
+from nodeagent.plan.share import ceiling, shared
 from nodeagent.plan.topology import PastPlaces, gather
+from nodeagent.plan.windows import too_long
 
 MOST_NEEDERS = 32
 """For so many jobs that lack nodes borrowed ones are looked for at a time: the first."""
@@ -129,8 +130,6 @@ class _Ledger:
         self._lent = {j.uid: self._on_top(j) for j in self._borrowers}
         """By job the nodes on top of its target that it has still, the newest first."""
         self.stops: dict[str, str] = {}
-        self._passed: dict[str, JobRecord] = {}
-        """Jobs (by uid) that wait, and that nothing can be done for: they would take what is made free for others."""
         self._run: list[JobRecord] | None = None
         self._reclaim = Reclaim(cluster) if shared(cluster) else None
         self._only: dict[str, frozenset[str]] = {}
@@ -181,9 +180,7 @@ class _Ledger:
         short = lack - len(idle) - len(back)
         plan = Reclaim(self._cluster, self._reclaim) if self._reclaim is not None else None
         if short > 0 and not runs and (plan is None or not self._make_room(job, short, back, plan)):
-            self._passed[job.uid] = job
             return False
-        self._passed.pop(job.uid, None)
         if plan is not None:
             for donor, node in back:
                 plan.release(donor, _use_on(donor, node))
@@ -257,8 +254,7 @@ class _Ledger:
                 plan.release(donor, use)
                 room += more
                 stop.append(donor)
-        freed = shrink + [(donor, m.node) for donor in stop for m in self._kept(donor, back)]
-        if room < lack or (not owns and self._taken_by_others(job, freed)):
+        if room < lack:
             return False
         for donor, node in shrink:
             self._part(donor, node, job)
@@ -266,17 +262,6 @@ class _Ledger:
             self.stops[donor.uid] = job.uid
             self._promised.update(m.node for m in self._kept(donor, back))
         return True
-
-    def _taken_by_others(self, job: JobRecord, freed: Collection[tuple[JobRecord, str]]) -> bool:
-        """A job that goes before this one by its priority, and that nothing is done for, could start on these nodes."""
-        for other in self._passed.values():
-            if priorities(self._cluster, other) > priorities(self._cluster, job):
-                self._only.pop(other.uid, None)
-                fit = {node for donor, node in freed if self._fits(other, node, donor.uid)}
-                fit.update(islice(self._idle_for(other), other.spec.nodes.min))
-                if len(fit) >= other.spec.nodes.min:
-                    return True
-        return False
 
     def _donors(self, job: JobRecord, needs: Resources) -> list[JobRecord]:
         """Jobs of queues that may have to give something for this one, in the order in which they are asked."""
@@ -399,6 +384,8 @@ class _Ledger:
         spec = job.spec
         asks = spec.placement is not None or spec.role.placement is not None
         if asks and ruled_out(spec, self._cluster.nodes[node]):
+            return False
+        if too_long(spec, self._cluster.nodes[node]):
             return False
         ready = self._cluster.nodes[node].readiness.get(job.uid)
         if (ready is not None and ready.state == "unfit") or job.uid in self._used.get(node, {}):

@@ -8,34 +8,17 @@ enough a whole job is stopped, saves, and waits in line again. Who gives what to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import queue_of
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, Resources, of_devices, size, together
 from nodeagent.plan.membership import holding_nodes
-from nodeagent.plan.share import above, dominant, guaranteed, holdings, parts, within
+from nodeagent.plan.share import ROUNDING, above, dominant, entitlements, holdings, owned, within
 
 MIN_RUNTIME = 60.0
 """Seconds that a gang runs at least before it is stopped for another queue."""
-ROUNDING = 1e-9
-
-
-def entitlements(cluster: Cluster) -> Mapping[str, float]:
-    """Queue to its part of the cluster by weight, siblings without jobs left out."""
-
-    def look(_before: object) -> dict[str, float]:
-        tree = cluster.queues
-        busy = {name for job in cluster.jobs.values() if _counts(job) for name in above(tree, queue_of(job.spec.queue))}
-        return parts(tree, busy)
-
-    return cluster.once("entitlements", look)
-
-
-def _counts(job: JobRecord) -> bool:
-    """It runs, or wants to."""
-    return job.control.desired == "run" and job.phase in ("queued", "holding", "forming", "running")
 
 
 class Reclaim:
@@ -46,6 +29,7 @@ class Reclaim:
         moment, and nothing more need be given for it."""
         self._cluster = cluster
         self._use: dict[str, Resources] = dict(holdings(cluster).by_queue if before is None else before._use)
+        self._guaranteed: dict[str, Mapping[str, int]] = {} if before is None else before._guaranteed
         self._total = size(cluster).total
         self._entitled = entitlements(cluster)
         if before is None:
@@ -56,7 +40,7 @@ class Reclaim:
     def owns(self, job: JobRecord, use: Resources) -> bool:
         """With this much more the job's queue still has no more than it is guaranteed."""
         name = _of(job)
-        return within(guaranteed(self._cluster, name), self._use.get(name, NOTHING).and_(use))
+        return within(self._owned(name), self._use.get(name, NOTHING).and_(use))
 
     def may_lose(self, donor: JobRecord, use: Resources, job: JobRecord, needs: Resources, owns: bool) -> bool:
         """The donor may give this much for a job that needs so much: with that much less its queues still have what
@@ -79,7 +63,7 @@ class Reclaim:
         if all(self._within(name, self._use.get(name, NOTHING).and_(needs)) for name in siblings):
             return True
         keeps = dominant(has.less(use), self._total) >= self._entitled.get(apart[-1], 0.0) - ROUNDING
-        return keeps and all(self._below(n, needs) for n in siblings) and self._before(siblings[-1:], needs, apart[-1])
+        return keeps and all(self._below(n, needs) for n in siblings)
 
     def over(self, donor: JobRecord) -> float:
         """By how much the donor's queue has more than it is entitled to, as a part of the cluster."""
@@ -98,16 +82,7 @@ class Reclaim:
 
     def _within(self, name: str, use: Resources) -> bool:
         part = self._entitled.get(name, 0.0) + ROUNDING
-        return dominant(use, self._total) <= part or within(guaranteed(self._cluster, name), use)
-
-    def _before(self, siblings: Sequence[str], needs: Resources, other: str) -> bool:
-        """With its job the queue has no larger share by weight than the other has: it is before that one in line."""
-        tree = self._cluster.queues.by_name
-
-        def share(name: str, more: Resources) -> float:
-            return dominant(self._use.get(name, NOTHING).and_(more), self._total) / tree[name].weight
-
-        return all(share(name, needs) <= share(other, NOTHING) + ROUNDING for name in siblings)
+        return dominant(use, self._total) <= part or within(self._owned(name), use)
 
     def _below(self, name: str, needs: Resources) -> bool:
         """The queue would have less than its part if the job had one node less."""
@@ -119,8 +94,14 @@ class Reclaim:
         left = self._use.get(name, NOTHING).less(use)
         queue = self._cluster.queues.by_name[name]
         return queue.reclaimable and all(
-            getattr(left, resource) >= amount for resource, amount in guaranteed(self._cluster, name).items()
+            getattr(left, resource) >= amount for resource, amount in self._owned(name).items()
         )
+
+    def _owned(self, name: str) -> Mapping[str, int]:
+        """Resource to what is guaranteed of it, where anything is."""
+        if name not in self._guaranteed:
+            self._guaranteed[name] = owned(self._cluster.queues, name)
+        return self._guaranteed[name]
 
 
 def _leaving(cluster: Cluster, job: JobRecord) -> Resources:

@@ -49,6 +49,7 @@ from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.queue import Queues, QueuesRecord
 from nodeagent.model.timing import Timing
+from nodeagent.model.window import Windows, WindowsRecord
 from nodeagent.model.world import Ack, PodReport, Token
 from nodeagent.store.messages import (
     Answer,
@@ -303,6 +304,10 @@ class Store(Protocol):
         """Replace the tree of queues (its rev becomes ``expect_rev`` + 1, or stays its own if that is higher). Refused
         when its rev is another by now (``stale``; 0: there is none). The same ``request`` again returns the record and
         changes nothing. Event QueueChanged."""
+        ...
+
+    async def windows(self, expect_rev: int, windows: Windows, request: str, text: str) -> WindowsRecord:
+        """Replace the maintenance windows, as ``queues`` does the tree. Event WindowsChanged."""
         ...
 
     async def pods(self, wanted: Mapping[str, Collection[str]]) -> dict[str, tuple[PodState, ...]]:

@@ -15,6 +15,7 @@ from nodeagent.model.pod import PodState
 from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.usage import UsageDay
+from nodeagent.model.window import WindowsRecord
 from nodeagent.model.world import Cause, Member, Token
 
 PAGE_BYTES = 1024 * 1024
@@ -64,7 +65,7 @@ class Unread(Record):
     """A record that cannot be decoded: another program wrote it, or damaged it."""
 
     key: str
-    """``job:<uid>``, ``node:<id>``, ``queues`` or ``usage:<day>``."""
+    """``job:<uid>``, ``node:<id>``, ``queues``, ``windows`` or ``usage:<day>``."""
     why: str
 
 
@@ -88,6 +89,8 @@ class BeatReply(Record):
     jobs: tuple[JobRecord, ...] = ()
     queues: QueuesRecord | None = None
     """Only when they changed."""
+    windows: WindowsRecord | None = None
+    """Likewise."""
     usage: tuple[UsageDay, ...] = ()
     gone: tuple[str, ...] = ()
     """Removed records: ``job:<uid>``, ``node:<id>`` or ``usage:<day>``."""
@@ -194,6 +197,8 @@ class StoreCopy(Record):
     jobs: tuple[JobRecord, ...] = ()
     queues: QueuesRecord | None = None
     """Taken like a node's or a job's record; by a store that has none even after the recovery."""
+    windows: WindowsRecord | None = None
+    """Likewise."""
     usage: tuple[UsageDay, ...] = ()
     uids: tuple[str, ...] | None = None
     """Every job of the complete view: on its last page only."""

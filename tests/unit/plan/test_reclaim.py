@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.model.job import JobRecord
+from nodeagent.model.job import JobRecord, Spend
 from nodeagent.model.queue import Amount, Queue, Queues, queue_of
 from nodeagent.model.timing import millis
 from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.elastic import sharing
 from nodeagent.plan.gang import decide
-from nodeagent.plan.queue import ASSEMBLE
-from nodeagent.plan.reclaim import MIN_RUNTIME, entitlements
+from nodeagent.plan.queue import ASSEMBLE, queue
+from nodeagent.plan.reclaim import MIN_RUNTIME
+from nodeagent.plan.share import entitlements
 from nodeagent.plan.steps import End, Propose
 from tests.unit.plan.build import (
     NOW,
@@ -62,10 +63,9 @@ def test_parts_are_by_weight_of_queues_that_have_jobs() -> None:
     view = cluster(8, tree, job("a1", 1), job("x1", 1), job("y1", 1))
     assert entitlements(view) == {"a": 0.25, "b": 0.75, "x": 0.375, "y": 0.375}
     assert entitlements(cluster(8, tree, job("a1", 1))) == {"a": 1.0}
-    ended, paused = (job(n, 1).model_copy(update={"phase": p}) for n, p in (("x1", "succeeded"), ("y1", "paused")))
-    stopping = job("c1", 1, [1])
-    stopping = stopping.model_copy(update={"control": stopping.control.model_copy(update={"desired": "stop"})})
-    assert entitlements(cluster(8, tree, job("a1", 1), ended, paused, stopping)) == {"a": 1.0}
+    ended, paused = job("x1", 1).model_copy(update={"phase": "succeeded"}), job("y1", 1)
+    paused = paused.model_copy(update={"control": paused.control.model_copy(update={"desired": "pause"})})
+    assert entitlements(cluster(8, tree, job("a1", 1), ended, paused)) == {"a": 1.0}
 
 
 def test_an_elastic_job_shrinks_first_and_only_to_the_others_part() -> None:
@@ -91,6 +91,34 @@ def test_one_of_fixed_size_is_stopped_whole_and_waits_again() -> None:
     assert not step.spend.counts
     assert step.reason == "made room: job b1 of queue b is entitled to its nodes"
     assert decide(view, first, WALL).step is None
+
+
+def stopped(one: JobRecord, at: int, *others: str) -> JobRecord:
+    """It made room for these jobs (uids) then, and waits again."""
+    assert one.head is not None
+    note = Spend(at=at, wall=WALL, kind="share", counts=False, room_for=others)
+    head = one.head.model_copy(update={"state": "ended"})
+    return one.model_copy(update={"phase": "holding", "head": head, "budget": {str(head.number): note}, "since": at})
+
+
+def test_who_room_was_made_for_is_first_in_line() -> None:
+    """Whatever queues have, and used before: else who made room would start again, and be stopped again."""
+    waits, other = job("b1", 2, order=5).model_copy(update={"since": NOW - 100}), job("a3", 1, order=1)
+    high = A.model_copy(update={"priority": 9})
+    for at, names in ((NOW, "b1 a2 a3"), (NOW - 200, "a2 a3 b1")):
+        gave = stopped(job("a2", 3, [4, 5, 6]), at, "u-b1")
+        view = cluster(6, [high, B], job("a1", 3, [1, 2, 3]), gave, other, waits)
+        assert " ".join(w.job.name for w in queue(view)) == names, "only if it waited already then"
+
+
+def test_who_gives_nodes_says_for_whom() -> None:
+    whole = cluster(6, [A, B], job("a1", 3, [1, 2, 3]), job("a2", 3, [4, 5, 6], order=1), job("b1", 2, order=2))
+    elastic = cluster(6, [A, B], job("a1", 1, range(1, 7)), job("b1", 2))
+    for view, donor in ((whole, "u-a2"), (elastic, "u-a1")):
+        step = decide(view, view.jobs[donor], WALL).step
+        assert isinstance(step, Propose | End)
+        assert step.spend is not None
+        assert step.spend.room_for == ("u-b1",)
 
 
 def test_of_one_queue_that_of_less_priority_goes() -> None:
@@ -172,24 +200,10 @@ def test_a_gang_gets_no_more_than_part_of_one_node_so() -> None:
     assert len(sharing(cluster(7, [A, B, C], *jobs, job("c9", 3, order=9))).stops) == 3
 
 
-def test_nor_does_a_queue_of_little_weight_that_would_be_behind_in_line() -> None:
-    """a's next job would take the node that it made free, again and again."""
-    queues = [Queue(name="a", weight=9), Queue(name="b", weight=9), Queue(name="c", weight=0.1)]
-    jobs = [*ones("a", [1, 2, 3]), *ones("b", [4]), job("a8", 1, order=8)]
-    assert sharing(cluster(4, queues, *jobs, job("c9", 1, order=9))).stops == {}
-    assert sharing(cluster(4, queues, *jobs, job("b9", 1, order=9))).stops == {"u-a3": "u-b9"}
-
-
-def test_nothing_is_taken_back_that_a_job_of_more_priority_would_take() -> None:
-    """a8 is before b9 in line and entitled to nothing: it would start on what a made free. One that is too large for
-    that holds up nobody."""
-    jobs = [*ones("a", range(1, 5)), job("b9", 1, order=9)]
-    assert sharing(cluster(4, [A, B], *jobs, job("a8", 1, order=8, priority=5))).stops == {}
-    assert sharing(cluster(4, [A, Queue(name="b", priority=1)], *jobs, job("a8", 1, priority=5))).stops != {}
-    assert sharing(cluster(4, [A, B], *jobs, job("a8", 2, order=8, priority=5))).stops == {"u-a4": "u-b9"}
-    assert sharing(cluster(4, [A, B], *jobs, job("a8", 1, order=8))).stops == {"u-a4": "u-b9"}
-    owns = [A, Queue(name="b", guarantee=Amount(nodes=1))]
-    assert sharing(cluster(4, owns, *jobs, job("a8", 1, order=8, priority=5))).stops == {"u-a4": "u-b9"}
+def test_priority_keeps_no_queue_from_its_part() -> None:
+    """a8 is before b9 in line and entitled to nothing. What a4 gives is b9's: it is first of all then."""
+    jobs = [*ones("a", range(1, 5)), job("b9", 1, order=9), job("a8", 1, order=8, priority=5)]
+    assert sharing(cluster(4, [A, B], *jobs)).stops == {"u-a4": "u-b9"}
 
 
 def test_a_queue_gets_its_part_of_a_parent_that_has_more_than_its_own() -> None:
@@ -293,11 +307,11 @@ def test_what_must_hold_of_every_view(
     takers = {one for nodes in found.gives.values() for one in nodes.values()} | set(found.stops.values())
     guaranteed = {queue.name: queue.guarantee.nodes or 0 for queue in tree}
     owned = any(has(of(uid)) + by_uid[uid].spec.nodes.min <= guaranteed[of(uid)] for uid in takers)
-    for queue in tree:
-        if queue.name in lost:
-            assert queue.reclaimable
-            assert has(queue.name) - lost[queue.name] >= (queue.guarantee.nodes or 0), "nothing that is guaranteed"
-            assert owned or has(queue.name) > part[queue.name] * total, "only from one that had more than its part"
+    for one in tree:
+        if one.name in lost:
+            assert one.reclaimable
+            assert has(one.name) - lost[one.name] >= (one.guarantee.nodes or 0), "nothing that is guaranteed"
+            assert owned or has(one.name) > part[one.name] * total, "only from one that had more than its part"
     for uid in takers:
         name, needs = of(uid), by_uid[uid].spec.nodes.min
         assert has(name) + needs <= max(part[name] * total + 1e-6, guaranteed[name]), "up to its part only"
