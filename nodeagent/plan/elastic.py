@@ -14,6 +14,7 @@ from itertools import chain, islice
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Role
 from nodeagent.model.world import Member
+from nodeagent.plan.backfill import lent, reserved
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING as NO_USE
 from nodeagent.plan.demand import least, of_devices, together, wanted
@@ -75,7 +76,8 @@ def eligible(cluster: Cluster, job: JobRecord) -> frozenset[str] | None:
 
 def sharing(cluster: Cluster) -> Sharing:
     """What is to be taken and given back in this view."""
-    return cluster.once("sharing", lambda _before: _share(cluster), cluster.refused)
+    of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, cluster.refused, reserved(cluster)
+    return cluster.notes.once("sharing", of, lambda _before: _share(cluster))
 
 
 def _borrows(job: JobRecord) -> bool:
@@ -126,13 +128,14 @@ class _Ledger:
         """Idle nodes, and nodes given back, that somebody is to have."""
         self._size = {j.uid: len(survivors(cluster, j)) for j in self._borrowers}
         """How many nodes each has, or is to have."""
-        self._lent = {j.uid: self._on_top(j) for j in self._borrowers}
+        self._lent = {j.uid: list(lent(cluster, j)) for j in self._borrowers}
         """By job the nodes on top of its target that it has still, the newest first."""
         self.stops: dict[str, str] = {}
         self._run: list[JobRecord] | None = None
         self._reclaim = Reclaim(cluster) if shared(cluster) else None
         self._only: dict[str, frozenset[str]] = {}
         """Of jobs (uids) whose nodes have to be together: which would be, with those that it has."""
+        self._reserved = reserved(cluster).kept
 
     def provide(self, job: JobRecord, lack: int) -> None:
         """The idle nodes that a job lacks are not lent; where they are too few, borrowed ones are given back. Where
@@ -345,13 +348,6 @@ class _Ledger:
         more = wanted(self._cluster, job.spec, self._size[job.uid] + 1)
         return ceiling(self._cluster, job).holds(more)
 
-    def _on_top(self, job: JobRecord) -> list[str]:
-        """Only of a gang that runs: another forms first."""
-        if job.head is None or job.head.state != "active":
-            return []
-        members = [m.node for m in survivors(self._cluster, job)]
-        return members[: job.control.target - 1 : -1]
-
     def _idle_for(self, job: JobRecord) -> Iterator[str]:
         """Nodes with room for it that nobody is to have; those that have it ready, or nearly, come first."""
         begun = asked(self._cluster).get(job.uid, {})
@@ -379,6 +375,9 @@ class _Ledger:
         """It may be one of the job's, has room for it, once the donor (uid) has gone, and is none of its own."""
         if job.uid in self._only and node not in self._only[job.uid]:
             return False
+        kept = self._reserved.get(job.uid)
+        if kept is not None and node in kept.nodes and self._size.get(job.uid, 0) < job.control.target:
+            return False  # what it has on top of its target it gives back
         spec = job.spec
         asks = spec.placement is not None or spec.role.placement is not None
         if asks and ruled_out(spec, self._cluster.nodes[node]):
