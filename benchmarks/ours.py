@@ -21,8 +21,8 @@ from benchmarks.launcher import MAX_RESTARTS, PYTHON, LaunchError, Shape, tail
 from benchmarks.steplog import POLL, NotReachedError, StepLog
 from nodeagent.ctl.client import Client, job_path
 from nodeagent.local import control, power
-from nodeagent.local.layout import HOME_VARIABLE, Folders
-from nodeagent.local.registry import Cluster, cluster, clusters
+from nodeagent.local.layout import HOME_VARIABLE, LocalFolders
+from nodeagent.local.registry import LocalCluster, cluster, clusters
 from tests.e2e.driver import Driver
 
 JOB = "bench"
@@ -56,7 +56,7 @@ class Ours:
         """Of the GPUs, where the training has some."""
         self._home = tempfile.TemporaryDirectory(prefix="nab-", dir="/tmp")  # short: it holds sockets
         home = Path(self._home.name)
-        self._folders = Folders(home / "run", home / "data")
+        self._folders = LocalFolders(home / "run", home / "data")
         self._folders.run.mkdir(mode=0o700)
         self._shared: set[int] = set()
         """The supervisor and Redis."""
@@ -149,7 +149,7 @@ class Ours:
         """The supervisor's status: nodes, agents, Redis."""
         return control.ask(self.cluster().layout.control, {"do": "status"})
 
-    def cluster(self) -> Cluster:
+    def cluster(self) -> LocalCluster:
         return cluster(self._folders)
 
     def check(self) -> None:

@@ -77,7 +77,7 @@ class Applier:
                 if job is not None and self._allowed(job):
                     log.info("release", generation=token.number, roles=list(roles), why=why)
                     self._host.release(uid, token, roles)
-            case pod.Look(uid, why):
+            case pod.LookAtWorkers(uid, why):
                 log.debug("look", why=why)
                 self._host.look(uid)
             case pod.Retire(uid, why):
@@ -95,7 +95,7 @@ class Applier:
                 own = timed.model_copy(update={"host": me.facts.address})
                 signed = self._seal.ack(uid, token, me.node, own)
                 return await self._write(self._store.ack(uid, token, me.node, me.incarnation, signed, last))
-            case pod.Report(uid, token, report, why):
+            case pod.ReportPod(uid, token, report, why):
                 if self._news(uid, ("report", token, report.state)):
                     log.info("report", generation=token.number, state=report.state, why=why)
                 ends = [end.at for end in report.exits if not end.stopped and end.at]
@@ -285,7 +285,7 @@ def _counted(job: JobRecord, spend: Spend | None) -> Spend | None:
     return spend.model_copy(update={"counted_by": _counter(job, job.active.number)})
 
 
-class Commits:
+class CommitRequests:
     """Those of one node."""
 
     def __init__(self, lease: Lease, *, store: Store, host: PodHost, snapshot: Snapshot, seal: Seal) -> None:

@@ -53,7 +53,7 @@ MOST = 0.5
 """Of a heartbeat: the longest pause at most."""
 
 
-class Pace:
+class WakePace:
     """One agent's. Each pause is between half of what it may be and all of it, by the node's name, so that agents whose
     calls failed together ask again one after the other."""
 

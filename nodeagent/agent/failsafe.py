@@ -15,7 +15,7 @@ import structlog
 from nodeagent.agent.clock import Clock
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.leaseprocess import LeaseProcess
-from nodeagent.lease.lending import Place, Row
+from nodeagent.lease.lending import KeeperAddress, LoanRow
 from nodeagent.lease.signs import Bridged
 from nodeagent.lease.table import MOST_MEMBERS
 from nodeagent.model.job import JobRecord
@@ -34,7 +34,7 @@ def _kept(token: Token, keepers: Mapping[str, str]) -> _Kept:
     return token, frozenset(keepers.items())
 
 
-class Failsafe:
+class FailsafeWatch:
     """One agent's part: what its lease process is to know, and when its promises are over."""
 
     def __init__(
@@ -122,7 +122,7 @@ class Failsafe:
                 continue
             if keeps:
                 members[uid] = self._lives(uid, head)
-            rows[uid] = Row(
+            rows[uid] = LoanRow(
                 token=(head.token.number, head.token.id), keepers=job.keepers,
                 members=members[uid][1] if keeps else {},
                 refuses="is having the keepers replaced" if _kept(head.token, job.keepers) in self._given_up else "",
@@ -137,13 +137,13 @@ class Failsafe:
             return known
         return head, {node: member.life for node, member in head.members.items()}
 
-    def _places(self, cluster: Cluster, job: JobRecord) -> dict[str, Place]:
+    def _places(self, cluster: Cluster, job: JobRecord) -> dict[str, KeeperAddress]:
         """Of the other keepers."""
         found = {}
         for node in sorted(job.keepers):
             record = cluster.nodes.get(node)
             if node != self._lease.node and record is not None and record.facts.peer:
-                found[node] = Place(record.facts.peer, record.incarnation.life)
+                found[node] = KeeperAddress(record.facts.peer, record.incarnation.life)
         return found
 
     # --- for people

@@ -25,7 +25,7 @@ from nodeagent.model.queue import NO_QUEUES, Queues, QueuesRecord
 from nodeagent.model.world import Head
 from nodeagent.plan.cluster import Refusal, RefusalKind
 from nodeagent.store.base import Store, StoreRefusedError, StoreUnavailableError
-from nodeagent.trust.ledger import Entry, Ledger, pruned
+from nodeagent.trust.ledger import Ledger, LedgerEntry, pruned
 from nodeagent.trust.seal import LIFETIME, Seal
 
 SKEW = 2 * 3600
@@ -49,7 +49,7 @@ class _Judged:
     points: bool
 
 
-class Guard:
+class HealthGuard:
     """One agent's verdicts. ``dirty`` is set when there is something to be saved."""
 
     def __init__(self, node: str, seal: Seal, ledger: Ledger, metrics: Metrics) -> None:
@@ -150,7 +150,7 @@ class Guard:
         entry = self._entries.get(job.uid)
         if job.phase in TERMINAL:
             if known.admits and (entry is None or not entry.ended):
-                self._entries.setdefault(job.uid, Entry(expires=_expiry(job), seen=int(now)))
+                self._entries.setdefault(job.uid, LedgerEntry(expires=_expiry(job), seen=int(now)))
                 self._ends(job.uid, now)
             return None
         kind, text = self._verdict(known, entry, now)
@@ -205,7 +205,7 @@ class Guard:
             self._judged[job.uid], self._looked = last, None
         return last
 
-    def _verdict(self, known: _Judged, entry: Entry | None, now: float) -> tuple[RefusalKind | None, str]:
+    def _verdict(self, known: _Judged, entry: LedgerEntry | None, now: float) -> tuple[RefusalKind | None, str]:
         job = known.job
         if job.admission is None:
             return "unsigned", f"not submitted through an agent: it has no signature of the cluster's key; {_anew(job)}"
@@ -246,10 +246,10 @@ class Guard:
             return "control", f"an older wish of its operators was written back into the store; {_remedy(job)}"
         return None, ""
 
-    def _remember(self, job: JobRecord, entry: Entry | None, now: float) -> None:
+    def _remember(self, job: JobRecord, entry: LedgerEntry | None, now: float) -> None:
         expires = _expiry(job)
         if entry is None or expires > entry.expires or now - entry.seen > SEEN_AGAIN:
-            self._entries[job.uid] = Entry(expires=max(expires, entry.expires if entry else 0), seen=int(now))
+            self._entries[job.uid] = LedgerEntry(expires=max(expires, entry.expires if entry else 0), seen=int(now))
             self.dirty.set()
 
     def _ends(self, uid: str, now: float) -> None:
@@ -311,7 +311,7 @@ class Upkeep:
     """Two tasks of one agent, for as long as it runs."""
 
     def __init__(
-        self, guard: Guard, seal: Seal, *, lease: Lease, store: Store, clock: Clock, snapshot: Snapshot
+        self, guard: HealthGuard, seal: Seal, *, lease: Lease, store: Store, clock: Clock, snapshot: Snapshot
     ) -> None:
         self._guard, self._seal = guard, seal
         self._lease, self._store, self._clock, self._snapshot = lease, store, clock, snapshot

@@ -12,11 +12,11 @@ from typing import TypedDict
 
 from nodeagent.agent.clock import Clock
 from nodeagent.agent.published import roots_of
-from nodeagent.agent.repair import Bounds, FileRepairLog, Repairer
+from nodeagent.agent.repair import FileRepairLog, RepairBounds, Repairer
 from nodeagent.agent.repaircommands import Commands
 from nodeagent.hardware.checks import SiteCheck
 from nodeagent.hardware.discovery import asked_for_gpus
-from nodeagent.hardware.judging.judge import Policy, offered_gpus
+from nodeagent.hardware.judging.judge import JudgePolicy, offered_gpus
 from nodeagent.hardware.monitor import Machine, Monitor
 from nodeagent.hardware.plugins import present
 from nodeagent.model.health import LABEL, RepairState, Verdict
@@ -59,7 +59,7 @@ class NodeHealth:
         self._found = facts.gpus
         self._statuses = statuses
         self._may_join = config.node.gpus == "auto"
-        self.policy = Policy(health.probation, health.dry_run, health.ignore)
+        self.policy = JudgePolicy(health.probation, health.dry_run, health.ignore)
         own_pids = Path("/proc/self/ns/pid").stat().st_ino != HOST_PIDS
         self.monitor = Monitor(
             machine(config, health, facts.boot_id), config.dirs.state, environ, clock,
@@ -108,7 +108,7 @@ def repairer(
     repair = health.repair
     if not repair.commands():
         return None
-    bounds = Bounds(Means(repair.whole(), repair.per_day), repair.deadline)
+    bounds = RepairBounds(Means(repair.whole(), repair.per_day), repair.deadline)
     runner = Commands(repair, node, config.dirs.logs / "repairs", environ)
     log = FileRepairLog(config.dirs.state / "repairs.json")
     return Repairer(node, boot, bounds, monitor, log, runner, clock, counted)

@@ -22,8 +22,8 @@ import structlog
 from nodeagent import __version__
 from nodeagent.agent.questions import Names
 from nodeagent.lease.core import State
-from nodeagent.lease.lending import Promises, Row, Table
-from nodeagent.lease.order import Door, Order, Server, Step, Tls, order_file, read_order, write_order
+from nodeagent.lease.lending import LoanRow, Promises, Table
+from nodeagent.lease.order import LeaseOrder, LeasePort, Server, StoreScript, Tls, order_file, read_order, write_order
 from nodeagent.lease.signs import (
     Bridged,
     Pulse,
@@ -75,7 +75,7 @@ class LeaseProcess(Protocol):
     def alive(self) -> None:
         """The agent is there."""
 
-    def know(self, life: str, leaving: bool, jobs: Mapping[str, Row]) -> bool:
+    def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> bool:
         """By this it asks for failsafe time, and lends it, from now on. False if that cannot be said: then it may go by
         what it knew before."""
 
@@ -114,13 +114,13 @@ class LocalLeaseProcess:
     child of the agent's in a session of its own, which nothing of the agent's end touches. ``door``: where other nodes
     are to ask it."""
 
-    def __init__(self, config: AgentConfig, node: str, store: ReachedStore, unit: str, door: Door) -> None:
+    def __init__(self, config: AgentConfig, node: str, store: ReachedStore, unit: str, door: LeasePort) -> None:
         self.config = config
         """Another one, when the agent has read it anew."""
         self._node, self._store, self._unit, self._door = node, store, unit, door
         self._folder = lease_folder(config.dirs.run)
         self._boot = boot_id()
-        self._login = store_door.Door(config.redis)
+        self._login = store_door.StoreDoor(config.redis)
         self._order = self._standing()
         self._tended = False
         """The order is this agent's."""
@@ -157,7 +157,7 @@ class LocalLeaseProcess:
     def alive(self) -> None:
         self._send({"alive": True})
 
-    def know(self, life: str, leaving: bool, jobs: Mapping[str, Row]) -> bool:
+    def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> bool:
         self._known = Table(self._boot, self._node, life, leaving, jobs)
         self._write_table()
         return self._written is not None
@@ -215,20 +215,20 @@ class LocalLeaseProcess:
             return
         self._written = table
 
-    def _numeric(self, row: Row) -> Row:
+    def _numeric(self, row: LoanRow) -> LoanRow:
         places = {node: p._replace(address=self._names.numeric(p.address)) for node, p in row.places.items()}
         return row._replace(places={node: place for node, place in places.items() if place.address})
 
     # --- the order
 
-    def _standing(self) -> Order | None:
+    def _standing(self) -> LeaseOrder | None:
         """What an earlier agent ordered."""
         try:
             return read_order(self._folder, self._boot)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
-    def _order_for(self, life: str, start: int, era: str) -> Order | None:
+    def _order_for(self, life: str, start: int, era: str) -> LeaseOrder | None:
         """None while the store has not been reached."""
         reached, timing = self._store.reached, self.config.timing
         if reached is None:
@@ -239,7 +239,7 @@ class LocalLeaseProcess:
             self._complain(str(error))
             return None
         renew, leave = load("renew_lease"), load("leave")
-        return Order(
+        return LeaseOrder(
             boot=self._boot, node=self._node, life=life, start=start, era=era,
             heartbeat=timing.heartbeat, lease=timing.lease, fence=timing.fence, kill=timing.kill,
             promise=timing.promise, timeout=timing.store_timeout,
@@ -247,7 +247,7 @@ class LocalLeaseProcess:
             patience=self.config.without_agent, grace=self.config.drain,
             prefix=prefix(self.config.cluster), record_version=str(RECORD_VERSION),
             server=Server(reached.path, reached.address, reached.port, greeting, self._tls(reached)),
-            renew=Step(renew.sha, renew.source), leave=Step(leave.sha, leave.source), door=self._door,
+            renew=StoreScript(renew.sha, renew.source), leave=StoreScript(leave.sha, leave.source), door=self._door,
         )  # fmt: skip
 
     def _tls(self, reached: Reached) -> Tls | None:

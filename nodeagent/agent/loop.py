@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from nodeagent.agent.apply import Applier, Commits
-from nodeagent.agent.clock import Clock, Pace, wait_for
-from nodeagent.agent.failsafe import Failsafe
-from nodeagent.agent.guard import Guard, Upkeep
+from nodeagent.agent.apply import Applier, CommitRequests
+from nodeagent.agent.clock import Clock, WakePace, wait_for
+from nodeagent.agent.failsafe import FailsafeWatch
+from nodeagent.agent.guard import HealthGuard, Upkeep
 from nodeagent.agent.identity import Identity
 from nodeagent.agent.lease import HOPELESS, PODS_REFRESH, Lease
 from nodeagent.agent.leaseprocess import LeaseProcess
 from nodeagent.agent.metrics import Metrics, RestartCounter
 from nodeagent.agent.published import Advert, agent_health
-from nodeagent.agent.questions import Peers
+from nodeagent.agent.questions import PeerQuestions
 from nodeagent.agent.reach import Reach
 from nodeagent.agent.rounds import Rounds, Turns
 from nodeagent.agent.savedview import Disk, Writing
@@ -84,7 +84,7 @@ class Agent:
         identity: Identity,
         incarnation: Incarnation,
         metrics: Metrics,
-        peers: Peers,
+        peers: PeerQuestions,
         process: LeaseProcess,
         snapshot: Snapshot | None = None,
         seal: Seal | None = None,
@@ -99,7 +99,7 @@ class Agent:
     ) -> None:
         self._config, self._node, self._timing = config, node, config.timing
         self._key, self._seal = key, seal or Seal(key, config.cluster)
-        self._guard = Guard(node, self._seal, ledger, metrics)
+        self._guard = HealthGuard(node, self._seal, ledger, metrics)
         self._store, self._host, self._clock, self._metrics = store, host, clock, metrics
         self._snapshot = snapshot or Snapshot(config.timing)
         self._beat_now = asyncio.Event()
@@ -116,10 +116,10 @@ class Agent:
         self._acknowledge = Acknowledger(
             node, self.saver, store=store, clock=clock, cluster=self.cluster, bound=config.saving.acknowledge
         )
-        self._failsafe = Failsafe(
+        self._failsafe = FailsafeWatch(
             config.timing, lease=self._lease, host=host, clock=clock, process=process, cluster=self.cluster
         )
-        self._wake, self._pace = asyncio.Event(), Pace(node, config.timing)
+        self._wake, self._pace = asyncio.Event(), WakePace(node, config.timing)
         self._stretch, self._watched = Stretch(node, config.timing), False
         self._reach = Reach(node, peers=peers, clock=clock, cluster=self.cluster, changed=self._wake.set)
         stopwatch = Stopwatch(node)
@@ -132,7 +132,7 @@ class Agent:
         self.advert = Advert(node, config.cluster, key, self._lease)
         self._round = Rounds(
             node, lease=self._lease, host=host, clock=clock, failsafe=self._failsafe, applier=applier,
-            commits=Commits(self._lease, store=store, host=host, snapshot=self._snapshot, seal=self._seal),
+            commits=CommitRequests(self._lease, store=store, host=host, snapshot=self._snapshot, seal=self._seal),
             stopwatch=stopwatch,
             turns=Turns(node, config.timing.turn), metrics=metrics, checked=checked, cluster=self.cluster,
             standbys=lambda: self._config.jobs.standbys, counted=self._count_restarts,

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import psutil
 
-from nodeagent.agent.failsafe import Failsafe
+from nodeagent.agent.failsafe import FailsafeWatch
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.saver import Saver
 from nodeagent.api.view import AgentHealth
@@ -90,7 +90,7 @@ def pod_states(
 
 def agent_health(
     lease: Lease,
-    failsafe: Failsafe,
+    failsafe: FailsafeWatch,
     saver: Saver,
     lag: float,
     now: float,

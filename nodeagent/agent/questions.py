@@ -11,15 +11,15 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from nodeagent.lease.failsafe import RESEND
-from nodeagent.lease.lending import Answer, Ask
-from nodeagent.lease.order import Door
-from nodeagent.lease.peers import Seal, is_numeric, open_port, parse, split
+from nodeagent.lease.lending import Ask, LoanAnswer
+from nodeagent.lease.order import LeasePort
+from nodeagent.lease.peers import DatagramSeal, is_numeric, open_port, parse, split
 
 
-class Peers(Protocol):
+class PeerQuestions(Protocol):
     """How an agent asks other nodes."""
 
-    async def ask(self, address: str, question: Ask, timeout: float) -> Answer | None:
+    async def ask(self, address: str, question: Ask, timeout: float) -> LoanAnswer | None:
         """The answer of the node at ``host:port``, or None within ``timeout`` seconds."""
         ...
 
@@ -27,10 +27,10 @@ class Peers(Protocol):
 class UdpPeers(asyncio.DatagramProtocol):
     """The real ones. ``listen`` once, ``close`` at the end."""
 
-    def __init__(self, door: Door) -> None:
-        self._door, self._seal = door, Seal(bytes.fromhex(door.secret))
+    def __init__(self, door: LeasePort) -> None:
+        self._door, self._seal = door, DatagramSeal(bytes.fromhex(door.secret))
         self._transport: asyncio.DatagramTransport | None = None
-        self._waiting: dict[str, asyncio.Future[Answer]] = {}
+        self._waiting: dict[str, asyncio.Future[LoanAnswer]] = {}
 
     async def listen(self) -> None:
         """From the range's end: its beginning is the lease process's, which others know. Without one that is free any
@@ -44,10 +44,10 @@ class UdpPeers(asyncio.DatagramProtocol):
         if self._transport is not None:
             self._transport.close()
 
-    async def ask(self, address: str, question: Ask, timeout: float) -> Answer | None:
+    async def ask(self, address: str, question: Ask, timeout: float) -> LoanAnswer | None:
         nonce = secrets.token_hex(16)
         packet = self._seal.sealed(nonce, question)
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[LoanAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[nonce] = future
         try:
             async with asyncio.timeout(timeout):
@@ -78,7 +78,7 @@ class UdpPeers(asyncio.DatagramProtocol):
         except ValueError:
             return
         future = self._waiting.get(nonce)
-        if isinstance(message, Answer) and future is not None and not future.done():
+        if isinstance(message, LoanAnswer) and future is not None and not future.done():
             future.set_result(message)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from nodeagent.agent.clock import Clock
-from nodeagent.agent.questions import Peers
+from nodeagent.agent.questions import PeerQuestions
 from nodeagent.lease.lending import Ask
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Head
@@ -37,7 +37,13 @@ class Reach:
     """One agent's view. ``changed`` is called when ``unreachable`` has changed."""
 
     def __init__(
-        self, node: str, *, peers: Peers, clock: Clock, cluster: Callable[[], Cluster], changed: Callable[[], None]
+        self,
+        node: str,
+        *,
+        peers: PeerQuestions,
+        clock: Clock,
+        cluster: Callable[[], Cluster],
+        changed: Callable[[], None],
     ) -> None:
         self._node, self._peers, self._clock, self._cluster = node, peers, clock, cluster
         self._changed = changed

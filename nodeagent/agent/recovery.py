@@ -19,7 +19,7 @@ from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.timing import Timing
 from nodeagent.model.usage import UsageDay
 from nodeagent.store.base import Store, StoreRefusedError
-from nodeagent.store.messages import PAGE_BYTES, Offer
+from nodeagent.store.messages import PAGE_BYTES, StoreCopy
 
 PAGE = 64
 """Most records in one call, and ``PAGE_BYTES`` the most bytes of them: well within the store timeout."""
@@ -32,14 +32,13 @@ async def offer(
     store: Store, known: Known, timing: Timing, node: str, *,
     regroup: int, promised: Mapping[str, int] | None = None,
 ) -> str:  # fmt: skip
-    """Offer what the store lacks; ``regroup`` in ms (``Offer``). With a view from the disk goes what generations this
-    node has promised there, by uid.
-    Returns the era to which the store's records then belong, or nothing if there was
-    nothing to offer. Raises as every step does; StoreRefusedError ``foreign`` means that jobs known here are not, and
-    will not be, in that store."""
+    """Offer what the store lacks; ``regroup`` in ms (``StoreCopy``). With a view from the disk goes what generations
+    this node has promised there, by uid. Returns the era to which the store's records then belong, or nothing if there
+    was nothing to offer. Raises as every step does; StoreRefusedError ``foreign`` means that jobs known here are not,
+    and will not be, in that store."""
     if not known.cluster_uid:
         return ""
-    header = Offer(
+    header = StoreCopy(
         cluster_uid=known.cluster_uid,
         timing=timing,
         era=known.era,

@@ -64,7 +64,7 @@ class Side(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class RepairBounds:
     """What the config says."""
 
     means: plan.Means
@@ -75,8 +75,8 @@ class Repairer:
     """Made with the agent: what was under way before its start is told from its first join on."""
 
     def __init__(
-        self, node: str, boot: str, bounds: Bounds, ward: Ward, log: RepairLog, runner: CommandRunner, clock: Clock,
-        counted: Callable[[str, str], None],
+        self, node: str, boot: str, bounds: RepairBounds, ward: Ward, log: RepairLog, runner: CommandRunner,
+        clock: Clock, counted: Callable[[str, str], None],
     ) -> None:  # fmt: skip
         self._node, self._boot, self._bounds = node, boot, bounds
         self._ward, self._repairs, self._runner, self._clock, self._counted = ward, log, runner, clock, counted
@@ -165,9 +165,9 @@ class Repairer:
         since = claim.since if step.phase == claim.phase else round(self._clock.wall(), 3)
         return claim.model_copy(update={"phase": step.phase, "since": since, "why": step.why})
 
-    def _use(self) -> plan.Use:
+    def _use(self) -> plan.HardwareUse:
         pods = self._side.pods()
-        return plan.Use(
+        return plan.HardwareUse(
             [uid for uid, pod in pods.items() if not pod.quiet],
             [uid for uid, pod in pods.items() if pod.phase == "stuck"],
             self._ward.processes,

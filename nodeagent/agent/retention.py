@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from nodeagent.model.job import TERMINAL, JobRecord
-from nodeagent.osutil.untrusted import Folder, UntrustedError, aside, remove_tree
+from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder, aside, remove_tree
 from nodeagent.spec.agentconfig import DirsConfig, RetentionConfig
 
 LOOK = 3600.0
@@ -121,7 +121,7 @@ class Retention:
 
 def _names(folder: Path) -> list[str]:
     try:
-        with Folder(folder) as opened:
+        with UntrustedFolder(folder) as opened:
             return opened.names()
     except UntrustedError:  # no job has run here yet
         return []
@@ -132,14 +132,14 @@ def _written(above: Path, name: str, needs: re.Pattern[str] | None = None) -> fl
     ours."""
     times: list[float] = []
     try:
-        with Folder(above, name) as opened:
+        with UntrustedFolder(above, name) as opened:
             names = opened.names()
             if needs is not None and not any(map(needs.fullmatch, names)):
                 return None
             times.append(opened.written)
         numbers = [int(entry[1:]) for entry in names if re.fullmatch(r"g[0-9]{1,9}", entry)]
         if numbers:
-            with Folder(above, name, f"g{max(numbers)}") as newest:
+            with UntrustedFolder(above, name, f"g{max(numbers)}") as newest:
                 times.append(newest.written)
                 times += [newest.facts(entry).st_mtime for entry in newest.names(100)]
     except UntrustedError:

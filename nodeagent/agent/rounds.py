@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from operator import is_
 
-from nodeagent.agent.apply import Applier, Commits
+from nodeagent.agent.apply import Applier, CommitRequests
 from nodeagent.agent.clock import Clock
-from nodeagent.agent.failsafe import Failsafe
+from nodeagent.agent.failsafe import FailsafeWatch
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.metrics import Metrics
 from nodeagent.agent.published import kept_verdicts, pod_states, readiness
@@ -29,7 +29,7 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.membership import turn
 from nodeagent.plan.pod import Keep, PodAction, Stop, asks_the_store, plan_pods
-from nodeagent.plan.queue import Line, next_up
+from nodeagent.plan.queue import NextUp, next_up
 from nodeagent.plan.retention import SHELVED_AT_ONCE, due_for_history, history_room, keeps_history, outlived
 from nodeagent.plan.steps import Decision, Remove
 from nodeagent.pods.base import PodHost, PodStatus
@@ -56,9 +56,9 @@ class Rounds:
         lease: Lease,
         host: PodHost,
         clock: Clock,
-        failsafe: Failsafe,
+        failsafe: FailsafeWatch,
         applier: Applier,
-        commits: Commits,
+        commits: CommitRequests,
         stopwatch: Stopwatch,
         turns: Turns,
         metrics: Metrics,
@@ -223,7 +223,7 @@ class PodPlan:
         self._node = node
         self._of: tuple[tuple[object, ...], tuple[object, ...]] | None = None
         """What the last plan was made of: compared by identity, and by value."""
-        self._line = Line()
+        self._line = NextUp()
         self._actions: tuple[PodAction, ...] = ()
         self.made = 0
         """How many there have been."""

@@ -33,7 +33,7 @@ from nodeagent.agent.retention import Retention
 from nodeagent.agent.savedview import FileDisk
 from nodeagent.agent.systemd import Notifier, comes_back, this_unit
 from nodeagent.hardware.discovery import find_gpus
-from nodeagent.lease.order import Door
+from nodeagent.lease.order import LeasePort
 from nodeagent.model.job import JobRecord
 from nodeagent.osutil.linux import boot_id
 from nodeagent.pods.host import ShimHost
@@ -43,7 +43,7 @@ from nodeagent.trust.key import ClusterKey
 from nodeagent.trust.ledger import FileLedger
 
 if TYPE_CHECKING:  # its import is left for later
-    from nodeagent.api.https import Https
+    from nodeagent.api.https import HttpsServer
     from nodeagent.api.server import ApiServer
 
 LEAVE_MARGIN = 10.0
@@ -69,7 +69,7 @@ async def serve(config: AgentConfig, again: Callable[[], AgentConfig]) -> None:
         store = connect(config.redis, config.cluster, config.timing.store_timeout)
         closing.push_async_callback(store.close)
         unit = this_unit()
-        door = Door(address, config.ports.rendezvous, key.derive(f"peers {config.cluster}").hex())
+        door = LeasePort(address, config.ports.rendezvous, key.derive(f"peers {config.cluster}").hex())
         process = LocalLeaseProcess(config, node, store, unit, door)
         host = _host(config, node, address, unit, process.wake)
         closing.push_async_callback(host.close)
@@ -185,11 +185,11 @@ async def _serve_api(agent: Agent, metrics: Metrics, address: str, ready: Callab
     """The API, until cancelled; ``ready`` is called when it answers. Imported after the first beat, and in a thread:
     running workers wait for the lease, people can wait."""
 
-    def load() -> tuple[type[ApiServer], type[Https]]:
-        from nodeagent.api.https import Https
+    def load() -> tuple[type[ApiServer], type[HttpsServer]]:
+        from nodeagent.api.https import HttpsServer
         from nodeagent.api.server import ApiServer
 
-        return ApiServer, Https
+        return ApiServer, HttpsServer
 
     await agent.tried.wait()
     server_type, https_type = await asyncio.to_thread(load)

@@ -23,9 +23,9 @@ from nodeagent.api.errors import ApiError
 from nodeagent.api.shapes import Json, items
 from nodeagent.api.view import AgentView
 from nodeagent.model.job import JobRecord
-from nodeagent.model.usage import DAYS_KEPT, OTHERS, Use
+from nodeagent.model.usage import DAYS_KEPT, OTHERS, UsedTime
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.usage import By, Line, Total, all_lines, by_key, of_job, total
+from nodeagent.plan.usage import By, Total, UsageLine, all_lines, by_key, of_job, total
 from nodeagent.store.base import StoreUnavailableError
 
 HOUR_MS = 3_600_000
@@ -60,7 +60,7 @@ class AccountingRoutes:
         cluster, health = self.view.cluster(), self.view.health()
         past = await self._past() if by == "job" else []
 
-        def lines() -> list[Line]:
+        def lines() -> list[UsageLine]:
             found = [line for line in all_lines(cluster, int(now * 1000)) if line.job is not None or by != "job"]
             found += [line for job in past if job.uid not in cluster.jobs for line in of_job(job, cluster.served, 0)]
             within = (line for line in found if first <= line.day <= last and _is_something(line))
@@ -108,11 +108,11 @@ def date_of(day: int) -> str:
     return (EPOCH + datetime.timedelta(days=day)).isoformat()
 
 
-def _is_something(line: Line) -> bool:
-    return line.jobs > 0 or line.use != Use()
+def _is_something(line: UsageLine) -> bool:
+    return line.jobs > 0 or line.use != UsedTime()
 
 
-def usage_json(lines: Sequence[Line], by: By, names: Names) -> Json:
+def usage_json(lines: Sequence[UsageLine], by: By, names: Names) -> Json:
     """The answer: a row for each key, and all together."""
     found = by_key(lines, by)
     rows = [_row(by, key, of, names) for key, of in found.items()]
@@ -121,7 +121,7 @@ def usage_json(lines: Sequence[Line], by: By, names: Names) -> Json:
     return items(rows, total=total_json(total(everything)) | {"days": _days(everything)})
 
 
-def _row(by: By, key: str, lines: Sequence[Line], names: Names) -> Json:
+def _row(by: By, key: str, lines: Sequence[UsageLine], names: Names) -> Json:
     owners, queues = {line.owner for line in lines}, {line.queue for line in lines}
     job = lines[0].job
     user = None if len(owners) > 1 else "others" if OTHERS in owners else names(min(owners))
@@ -168,7 +168,7 @@ def shares_json(cluster: Cluster, now: float) -> Json | None:
     lines = [line for line in all_lines(cluster, int(now * 1000)) if line.day in days]
     gpus = any(line.use.gpu_ms for line in lines)
 
-    def used(use: Use) -> int:
+    def used(use: UsedTime) -> int:
         return use.gpu_ms if gpus else use.slot_ms
 
     found = by_key((line for line in lines if used(line.use)), "queue")
@@ -199,9 +199,9 @@ def shares_json(cluster: Cluster, now: float) -> Json | None:
     }
 
 
-def _days(lines: Iterable[Line]) -> list[Json]:
+def _days(lines: Iterable[UsageLine]) -> list[Json]:
     """The same by the day, for a picture."""
-    days: dict[int, list[Line]] = {}
+    days: dict[int, list[UsageLine]] = {}
     for line in lines:
         days.setdefault(line.day, []).append(line)
     uses = ((day, total(of).use) for day, of in sorted(days.items()))

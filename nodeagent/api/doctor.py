@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nodeagent.doctor.machine import Looker
     from nodeagent.model.facts import HostFacts
     from nodeagent.plan.cluster import Cluster
-    from nodeagent.plan.clusterhealth import PeerAnswer, Placed, Standing
+    from nodeagent.plan.clusterhealth import AgentStanding, PeerAnswer, Placed
 
 PATH = "/v1/doctor"
 
@@ -68,12 +68,12 @@ class DoctorRoutes:
         more = {"limits": limits_json(view.config.limits), "peers": [p.model_dump() for p in peers] if wanted else None}
         return web.json_response(report(found) | {"node": view.node} | more)
 
-    def _standing(self) -> Standing:
-        from nodeagent.plan.clusterhealth import Standing
+    def _standing(self) -> AgentStanding:
+        from nodeagent.plan.clusterhealth import AgentStanding
 
         health, me = self.view.health(), self.view.me()
         away = health.store_away_since
-        return Standing(
+        return AgentStanding(
             node=self.view.node,
             joined=health.joined,
             reason=health.reason,

@@ -14,7 +14,7 @@ from nodeagent.api import requests
 from nodeagent.api.errors import ApiError
 from nodeagent.api.requests import find_any_job, send
 from nodeagent.api.view import AgentView
-from nodeagent.model.job import Event
+from nodeagent.model.job import JobEvent
 from nodeagent.store.base import StoreUnavailableError
 
 POLL = 0.3
@@ -56,7 +56,7 @@ class EventRoutes:
             return await send(request, lines)
 
     async def _lines(
-        self, page: tuple[Event, ...], after: str, limit: int | None, uid: str, follow: bool
+        self, page: tuple[JobEvent, ...], after: str, limit: int | None, uid: str, follow: bool
     ) -> AsyncGenerator[dict[str, object], None]:
         newest_only = after == "0-0"
         sent, quiet_since = 0, time.monotonic()

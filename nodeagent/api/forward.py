@@ -41,7 +41,7 @@ FAILURES = (aiohttp.ClientError, OSError, TimeoutError, ApiError)
 """What asking another agent may raise."""
 
 
-class RefusedError(ConnectionError):
+class PeerRefusedError(ConnectionError):
     """It cannot be asked, or says no: asking again at once is of no use."""
 
 
@@ -167,7 +167,7 @@ async def peer_lines(
         if response.status == 404:
             return  # it has not heard of the job yet, or not any more
         if response.status != 200:
-            raise RefusedError(await _refusal(response))
+            raise PeerRefusedError(await _refusal(response))
         async for raw in response.content:
             line = json.loads(raw)
             if "end" in line:

@@ -26,7 +26,7 @@ from nodeagent.trust.ticket import Gate
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ServerBounds:
     """How much, and how long. Times are seconds."""
 
     connections: int = 128
@@ -48,7 +48,7 @@ Notify = Callable[[str, str], None]
 """Is told the url and the certificate's SHA-256, once others can connect."""
 
 
-class Https:
+class HttpsServer:
     """The https side of one agent's API: ``run`` it. What keeps it from listening is logged and tried again: nothing
     of it is worth stopping an agent whose workers run."""
 
@@ -58,7 +58,7 @@ class Https:
         metrics: Metrics,
         address: str,
         notify: Notify,
-        bounds: Bounds = Bounds(),
+        bounds: ServerBounds = ServerBounds(),
         usage: Usage | None = None,
     ) -> None:
         """``address``: this node's, as others know it; ``usage``: as ``create_app``."""
@@ -125,7 +125,7 @@ async def _listen(address: str, port: int) -> socket.socket:
 class _Door:
     """Lets connections in, so many at once, and shows those out that stay silent."""
 
-    def __init__(self, context: ssl.SSLContext, bounds: Bounds) -> None:
+    def __init__(self, context: ssl.SSLContext, bounds: ServerBounds) -> None:
         self._context, self._bounds = context, bounds
         self._free = asyncio.Semaphore(bounds.connections)
         self._silent: dict[asyncio.BaseTransport, asyncio.TimerHandle] = {}

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from nodeagent.api.shapes import Json, spend_json
 from nodeagent.api.view import AgentView
-from nodeagent.model.job import TERMINAL, Event, JobRecord
+from nodeagent.model.job import TERMINAL, JobEvent, JobRecord
 from nodeagent.plan.backfill import held, start_estimate, starts_at
 from nodeagent.plan.batch import blocked
 from nodeagent.plan.bookings import booked
@@ -38,11 +38,11 @@ def event_ms(event_id: str) -> int:
     return int(event_id.partition("-")[0])
 
 
-def generations(job: JobRecord, events: Iterable[Event]) -> list[Json]:
+def generations(job: JobRecord, events: Iterable[JobEvent]) -> list[Json]:
     """Oldest first. ``active`` is when it started (Unix time). ``downtime`` is from the first report of the fault
     that ended the generation before (of a hang: from the last progress) to this one's start, in seconds; ``recovery``
     says of what that was made; None where the audit log does not reach back."""
-    formed: dict[int, Event] = {}
+    formed: dict[int, JobEvent] = {}
     active: dict[int, int] = {}
     fault: dict[int, int] = {}
     started: dict[int, str] = {}
@@ -99,9 +99,9 @@ class AuditTail:
         self._view = view
         self._one = asyncio.Lock()
         self._era = ""
-        self._events: deque[Event] = deque(maxlen=EVENTS)
+        self._events: deque[JobEvent] = deque(maxlen=EVENTS)
 
-    async def read(self) -> Sequence[Event] | None:
+    async def read(self) -> Sequence[JobEvent] | None:
         """The newest events, oldest first; None if the store does not answer (nobody waits for it twice)."""
         if self._view.health().store_away_since is not None:
             return None

@@ -21,7 +21,7 @@ from aiohttp import web
 from nodeagent.api import auth, requests
 from nodeagent.api.auth import Caller
 from nodeagent.api.errors import ApiError
-from nodeagent.api.forward import FAILURES, RefusedError, Way, peer_lines, way_to, words
+from nodeagent.api.forward import FAILURES, PeerRefusedError, Way, peer_lines, way_to, words
 from nodeagent.api.locallogs import Query, Readers, followed_lines, stored_lines
 from nodeagent.api.marks import Marks
 from nodeagent.api.requests import find_any_job, send
@@ -243,7 +243,7 @@ class LogRoutes:
             way, failed, pause = way_to(self.view, node), "", POLL
             try:
                 if not isinstance(way, Way):
-                    raise RefusedError(way)
+                    raise PeerRefusedError(way)
                 skipper = marks.again(tail)
                 lines = peer_lines(self.view, way, uid, query, asked.who, follow=not ended)
                 async with contextlib.aclosing(lines):
@@ -255,7 +255,7 @@ class LogRoutes:
                 query = replace(query, tail=None) if marks.any else query
             except FAILURES as error:
                 failed = words(error)
-                pause = REFUSED_POLL if isinstance(error, RefusedError) else POLL
+                pause = REFUSED_POLL if isinstance(error, PeerRefusedError) else POLL
             if ended:
                 if failed:
                     text = f"node {node_id} did not give the end of its part of the output: {failed}"

@@ -20,7 +20,7 @@ from nodeagent.api.requests import find_node
 from nodeagent.api.shapes import items, verdict_json
 from nodeagent.api.view import AgentView
 from nodeagent.hardware.judging.judge import rules
-from nodeagent.hardware.readings import Event
+from nodeagent.hardware.readings import DeviceEvent
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.bookings import booked, used_devices
 
@@ -97,7 +97,7 @@ class CareRoutes:
         if not node.facts.gpus:
             raise ApiError("state", f"node {node.id} has no GPU", "see: nodeagentctl nodes")
         device = known_gpu(node, gpu) if gpu else node.facts.gpus[0].uuid
-        node_health.monitor.inject(Event("xid", time.time(), device, code, f"drill by {who.name}: Xid {code}"))
+        node_health.monitor.inject(DeviceEvent("xid", time.time(), device, code, f"drill by {who.name}: Xid {code}"))
         return web.json_response({"name": node.id, "gpu": device, "xid": code})
 
     async def _may(self, request: web.Request) -> tuple[NodeRecord, auth.Caller, dict[str, Any]]:

@@ -23,7 +23,7 @@ from nodeagent.model.queue import DEFAULT_QUEUE, Queue, Queues
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, used
 from nodeagent.plan.queue import places
-from nodeagent.plan.share import Standing, holdings, standings
+from nodeagent.plan.share import QueueShare, holdings, standings
 from nodeagent.spec.errors import SpecError
 from nodeagent.spec.queuecheck import tree_mistakes, whole_tree, with_queue, without_queue
 from nodeagent.spec.queuefile import changed_queue
@@ -201,7 +201,7 @@ class QueueRoutes:
         raise AssertionError("unreachable: the last try returns or raises")
 
 
-def queue_json(cluster: Cluster, one: Standing) -> Json:
+def queue_json(cluster: Cluster, one: QueueShare) -> Json:
     """One queue: its keys, and what it has now. ``share`` is the largest part of the cluster that it uses, of one
     resource; ``entitled`` its part by weight if all want theirs; ``depth`` 0 is the top."""
     queue = one.queue

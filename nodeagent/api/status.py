@@ -36,7 +36,7 @@ from nodeagent.api.shapes import (
 )
 from nodeagent.api.view import AgentView
 from nodeagent.model.facts import MachineUsage
-from nodeagent.model.job import TERMINAL, Event, JobRecord
+from nodeagent.model.job import TERMINAL, JobEvent, JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.plan.cluster import Cluster
@@ -140,7 +140,7 @@ class Stories:
             return {job.uid: self._rows[job.uid] if job.uid in same else generations(job, ()) for job in jobs}
         if marks != self._marks:
             self._marks, self._changed = marks, at
-        reported: defaultdict[str, list[Event]] = defaultdict(list)
+        reported: defaultdict[str, list[JobEvent]] = defaultdict(list)
         for event in events:
             reported[event.uid].append(event)
         self._rows = {job.uid: generations(job, reported[job.uid]) for job in jobs}

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from nodeagent.ctl.errors import BY_STATUS, CtlError, Exit, UnreachableError
+from nodeagent.ctl.errors import BY_STATUS, CtlError, Exit, NoAgentError
 from nodeagent.ctl.where import ENV, Where
 
 Json = dict[str, Any]
@@ -101,7 +101,7 @@ def _path_of(agent: str) -> str:
 def find(where: Where | str | None = None) -> Client:
     """The agent that was named (options, environment), else the first that answers here.
 
-    Raises ``UnreachableError``.
+    Raises ``NoAgentError``.
     """
     named = (where if isinstance(where, Where) else Where(where)).complete(os.environ)
     if named.remote:
@@ -110,7 +110,7 @@ def find(where: Where | str | None = None) -> Client:
     if named.agent:
         path = _path_of(named.agent)
         if not _listens(path):
-            raise UnreachableError(f"no agent listens on {path}", HOW_TO_START)
+            raise NoAgentError(f"no agent listens on {path}", HOW_TO_START)
         return Client([path])
     usual, strange = usual_sockets(), []
     for path in usual:
@@ -122,7 +122,7 @@ def find(where: Where | str | None = None) -> Client:
     if local := local_sockets():
         return Client(local)
     looked = f"looked at {', '.join(usual)} and for local clusters"
-    raise UnreachableError("; ".join([f"no agent runs on this machine ({looked})", *strange]), HOW_TO_START)
+    raise NoAgentError("; ".join([f"no agent runs on this machine ({looked})", *strange]), HOW_TO_START)
 
 
 SAME_REQUEST = "the same request id"
@@ -175,7 +175,7 @@ class Client:
         try:
             text = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise UnreachableError(f"the agent's answer broke off: {error}", "ask again") from error
+            raise NoAgentError(f"the agent's answer broke off: {error}", "ask again") from error
         finally:
             response.close()
         value = json.loads(text)
@@ -183,20 +183,20 @@ class Client:
         return value
 
     def stream(self, path: str, **query: object) -> Generator[Json, None, None]:
-        """JSON lines as they come. Raises ``UnreachableError`` when the connection breaks before its orderly end."""
+        """JSON lines as they come. Raises ``NoAgentError`` when the connection breaks before its orderly end."""
         response = self._open("GET", path + _query(query), None)
         try:
             while True:
                 line = response.readline()
                 if not line:
-                    raise UnreachableError("the agent hung up", "ask again")
+                    raise NoAgentError("the agent hung up", "ask again")
                 value = json.loads(line)
                 if "end" in value:
                     return
                 if value:
                     yield value
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise UnreachableError(f"the connection to the agent broke: {error}", "ask again") from error
+            raise NoAgentError(f"the connection to the agent broke: {error}", "ask again") from error
         finally:
             response.close()
 
@@ -221,7 +221,7 @@ class Client:
                     raise refusal
                 failed = refusal.message
             if time.monotonic() >= give_up:
-                raise UnreachableError(failed, HOW_TO_START if self.remote is None else HOW_TO_REACH)
+                raise NoAgentError(failed, HOW_TO_START if self.remote is None else HOW_TO_REACH)
             time.sleep(0.2)
 
 

@@ -9,7 +9,7 @@ import click
 
 from nodeagent.ctl.arrays import end_all
 from nodeagent.ctl.client import Client, job_path
-from nodeagent.ctl.errors import CtlError, Exit, TimedOutError
+from nodeagent.ctl.errors import CtlError, Exit, WaitTimedOutError
 from nodeagent.ctl.options import (
     ENDED,
     agent_option,
@@ -132,8 +132,8 @@ def _simple(ctx: click.Context, verb: str, past: str, done: Callable[[Json], boo
     mention_unsaved(f"job/{after['name']} {verb}", after)
     try:
         last = _wait(client, after["uid"], done, asked["timeout"], f"{verb} {after['name']}")
-    except TimedOutError as late:
-        raise TimedOutError(
+    except WaitTimedOutError as late:
+        raise WaitTimedOutError(
             f"{late.message}; it goes on and nothing was taken back", f"nodeagentctl describe {after['name']}"
         ) from late
     if verb == "stop" and last["phase"] != "stopped":

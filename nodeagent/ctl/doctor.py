@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from nodeagent.ctl.errors import Exit, UnreachableError
+from nodeagent.ctl.errors import Exit, NoAgentError
 from nodeagent.ctl.jobtext import limits_text
 from nodeagent.ctl.options import agent_option, connect, output_option
 from nodeagent.ctl.output import Column, coloured, dump, fold, show, terminal_width
@@ -39,7 +39,7 @@ def doctor(ctx: click.Context, peers: bool, fmt: str) -> None:
     try:
         client = connect(ctx)
         found = client.get("/v1/doctor", peers=peers)
-    except UnreachableError as nobody:
+    except NoAgentError as nobody:
         if (ctx.obj or Where()).complete(os.environ).remote:
             raise  # this machine was not asked about
         found = _alone(nobody.message, peers)

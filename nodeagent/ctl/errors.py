@@ -67,14 +67,14 @@ class CtlError(click.ClickException):
             echo(f"  next: {self.next_step}", err=True)
 
 
-class UnreachableError(CtlError):
+class NoAgentError(CtlError):
     """No agent answers."""
 
     def __init__(self, message: str, next_step: str) -> None:
         super().__init__(message, Exit.UNREACHABLE, next_step)
 
 
-class TimedOutError(CtlError):
+class WaitTimedOutError(CtlError):
     """A wait reached its bound."""
 
     def __init__(self, message: str, next_step: str = "") -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from nodeagent.ctl.errors import UnreachableError
+from nodeagent.ctl.errors import NoAgentError
 from nodeagent.ctl.options import agent_option, connect, job_option, output_option
 from nodeagent.ctl.output import dump
 from nodeagent.ctl.terminal import echo
@@ -58,7 +58,7 @@ def events(
                     headed = True
                     echo(_text(event, fmt))
             break
-        except UnreachableError:
+        except NoAgentError:
             if not follow or after is None:
                 raise
     if fmt in ("json", "yaml") and not follow:

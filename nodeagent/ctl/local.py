@@ -16,7 +16,7 @@ from nodeagent.ctl.output import Column, dump, show
 from nodeagent.ctl.terminal import echo
 
 if TYPE_CHECKING:
-    from nodeagent.local.registry import Cluster
+    from nodeagent.local.registry import LocalCluster
 
 Json = dict[str, Any]
 
@@ -46,11 +46,11 @@ def _telling() -> Iterator[None]:
         raise CtlError(str(error), error.code) from error
 
 
-def _cluster(name: str | None) -> Cluster:
-    from nodeagent.local.layout import Folders
+def _cluster(name: str | None) -> LocalCluster:
+    from nodeagent.local.layout import LocalFolders
     from nodeagent.local.registry import cluster
 
-    return cluster(Folders.of_user(), name)
+    return cluster(LocalFolders.of_user(), name)
 
 
 def _ask(name: str | None, do: str, **more: object) -> Json:

@@ -13,7 +13,7 @@ import click
 from nodeagent.api.marks import Marks, Source, source_of
 from nodeagent.ctl.arrays import members
 from nodeagent.ctl.client import Client, job_path
-from nodeagent.ctl.errors import CtlError, Exit, UnreachableError
+from nodeagent.ctl.errors import CtlError, Exit, NoAgentError
 from nodeagent.ctl.options import agent_option, connect, job_argument, which_job
 from nodeagent.ctl.outputs import Outputs, ended
 from nodeagent.ctl.terminal import echo, worker_text
@@ -152,7 +152,7 @@ def print_logs(
 ) -> None:
     """Print until the job has ended and all is printed (``follow``), or all that there is, or it is ``enough``.
 
-    Raises ``UnreachableError`` when no agent answers any more (for ``client.patience``).
+    Raises ``NoAgentError`` when no agent answers any more (for ``client.patience``).
     """
     tail = query.get("tail") is not None
     with closing(printer):
@@ -166,7 +166,7 @@ def print_logs(
                         if line["stream"] == "notice" or not skipper.skip(line):
                             printer.put(line)
                 return
-            except UnreachableError:
+            except NoAgentError:
                 if not follow or (client.patience <= 0 and printer.lines == before):
                     raise
             if printer.marks.any:  # go on from there: not from the last lines, or the generation, of a later moment

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from nodeagent.ctl.client import Client, node_path
-from nodeagent.ctl.errors import TimedOutError
+from nodeagent.ctl.errors import WaitTimedOutError
 from nodeagent.ctl.options import (
     FORMATS,
     agent_option,
@@ -131,7 +131,7 @@ def drain(ctx: click.Context, node: str, reason: str, timeout: float, no_wait: b
     client.endure(PATIENCE)
     try:
         wait(lambda: client.get(node_path(node)), lambda n: not n["pods"], _line, timeout, f"draining {node}")
-    except TimedOutError as late:
+    except WaitTimedOutError as late:
         _give_up(client, node, reason, late)
     echo(f"node/{after['name']} drained")
 
@@ -163,9 +163,9 @@ def _line(node: Json) -> str:
     return f"{node['name']}: {node['state']}: waits for {left or 'nothing'}"
 
 
-def _give_up(client: Client, node: str, reason: str, late: TimedOutError) -> None:
+def _give_up(client: Client, node: str, reason: str, late: WaitTimedOutError) -> None:
     client.change("POST", node_path(node) + "/cordon", reason=reason)
-    raise TimedOutError(
+    raise WaitTimedOutError(
         f"{late.message}; the drain was taken back, the node stays cordoned",
         f"see what holds it: nodeagentctl describe {node}; then drain again with a longer --timeout, or uncordon it",
     ) from late

@@ -10,7 +10,7 @@ import http.client
 import socket
 import ssl
 
-from nodeagent.ctl.errors import CtlError, Exit, UnreachableError
+from nodeagent.ctl.errors import CtlError, Exit, NoAgentError
 from nodeagent.ctl.where import ENV_CACERT, ENV_FINGERPRINT, Where
 
 CONNECT_TIMEOUT = 5.0
@@ -18,7 +18,7 @@ CONNECT_TIMEOUT = 5.0
 
 
 class TlsConnection(http.client.HTTPConnection):
-    """To the agent that was named. ``connect`` raises ``UnreachableError`` for one that is not to be trusted."""
+    """To the agent that was named. ``connect`` raises ``NoAgentError`` for one that is not to be trusted."""
 
     def __init__(self, where: Where, timeout: float) -> None:
         self._host, self._port = where.place()
@@ -38,7 +38,7 @@ class TlsConnection(http.client.HTTPConnection):
         except ssl.SSLError as error:
             plain.close()
             what = f"{self._host}:{self._port} does not speak TLS as an agent does: {error.reason or error}"
-            raise UnreachableError(what, "is it the agent's https port (ports.api), and api.listen on?") from None
+            raise NoAgentError(what, "is it the agent's https port (ports.api), and api.listen on?") from None
         except BaseException:
             plain.close()
             raise
@@ -50,8 +50,8 @@ class TlsConnection(http.client.HTTPConnection):
         self.sock = secure
 
 
-def _untrusted(what: str) -> UnreachableError:
-    return UnreachableError(
+def _untrusted(what: str) -> NoAgentError:
+    return NoAgentError(
         f"{what}; nothing was sent",
         "give the CA that signed it (--cacert FILE), or the fingerprint that `nodeagentctl describe node/NAME` shows "
         f"where the agent is known (--fingerprint HEX); or {ENV_CACERT}, {ENV_FINGERPRINT}",

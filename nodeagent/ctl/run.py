@@ -16,7 +16,7 @@ import click
 
 from nodeagent.ctl import client as agent_client
 from nodeagent.ctl.client import Client
-from nodeagent.ctl.errors import RUN_CODES, CtlError, Exit, UnreachableError
+from nodeagent.ctl.errors import RUN_CODES, CtlError, Exit, NoAgentError
 from nodeagent.ctl.logs import PlainPrinter, Printer
 from nodeagent.ctl.options import agent_option, request_id_option
 from nodeagent.ctl.outputs import LogFiles, Outputs, Places, Regular, Rules, Streams, local_ranks, log_base, words_of
@@ -280,12 +280,12 @@ def _agent(ctx: click.Context, stack: ExitStack, local: int | None, spec: JobSpe
         return _bring_up(stack, local, spec), True
     try:
         return agent_client.find(ctx.obj), False
-    except UnreachableError as nobody:
+    except NoAgentError as nobody:
         need = spec.nodes.min
         if (ctx.obj or Where()).complete(os.environ).agent or detach:
             raise
         if need > 1:
-            raise UnreachableError(
+            raise NoAgentError(
                 f"{nobody.message}; the job needs {need} nodes", f"bring them up: run --local {need} ..."
             ) from None
         echo("nodeagentctl: no agent runs on this machine: bringing up one local node for this command", err=True)
@@ -374,7 +374,7 @@ def _see_gpus(ctx: click.Context, local: int | None) -> bool:
     from nodeagent.hardware.discovery import installed_gpus
 
     if local is None:
-        with suppress(UnreachableError):
+        with suppress(NoAgentError):
             return any(node["gpus"] for node in agent_client.find(ctx.obj).get("/v1/nodes")["items"])
     return bool(installed_gpus()[0])
 

@@ -12,7 +12,7 @@ import click
 
 from nodeagent.ctl.client import Client, job_path, new_request_id
 from nodeagent.ctl.control import not_ended, running
-from nodeagent.ctl.errors import CtlError, Exit, TimedOutError
+from nodeagent.ctl.errors import CtlError, Exit, WaitTimedOutError
 from nodeagent.ctl.jobtext import count
 from nodeagent.ctl.options import (
     DEFAULT_TIMEOUT,
@@ -150,11 +150,13 @@ def _wait(client: Client, after: Json, request: str, want: int, timeout: float |
     bound += client.get(path)["spec"]["grace"] + SETTLING
     try:
         last = wait(lambda: client.get(path), done, _line, bound, f"scaling {name} to {want}")
-    except TimedOutError as late:
-        raise TimedOutError(f"{late.message}; the target is {want} still", f"nodeagentctl describe {name}") from late
+    except WaitTimedOutError as late:
+        raise WaitTimedOutError(
+            f"{late.message}; the target is {want} still", f"nodeagentctl describe {name}"
+        ) from late
     mine = asked_for(last)
     if mine and mine["state"] == "rolled_back":
-        raise TimedOutError(
+        raise WaitTimedOutError(
             f"job {name}: {mine['reason']}; its target is {last['target']} again",
             f"see what is missing: nodeagentctl nodes, nodeagentctl describe {name}",
         )

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from nodeagent.ctl.errors import TimedOutError
+from nodeagent.ctl.errors import WaitTimedOutError
 from nodeagent.ctl.output import span
 from nodeagent.ctl.terminal import echo, status_line
 
@@ -22,7 +22,7 @@ PATIENCE = 30.0
 """Seconds that an agent may be away while something waits (an agent's restart takes two)."""
 
 
-class Progress:
+class ProgressLine:
     """Tells changes on stderr. Use as a context manager: leaves a clean line."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Progress:
         self._shown = ""
         self._began = time.monotonic()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressLine:
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -49,9 +49,9 @@ class Progress:
 
 
 def wait(look: Callable[[], T], done: Callable[[T], bool], line: Callable[[T], str], timeout: float, what: str) -> T:
-    """Look until ``done``. ``done`` may raise to refuse. Raises ``TimedOutError``, whose text has the last line."""
+    """Look until ``done``. ``done`` may raise to refuse. Raises ``WaitTimedOutError``, whose text has the last line."""
     until = time.monotonic() + timeout
-    with Progress() as progress:
+    with ProgressLine() as progress:
         while True:
             seen = look()
             if done(seen):
@@ -60,7 +60,7 @@ def wait(look: Callable[[], T], done: Callable[[T], bool], line: Callable[[T], s
             if time.monotonic() >= until:
                 break
             time.sleep(POLL)
-    raise TimedOutError(f"{what}: not so after {span(timeout)}; {line(seen)}")
+    raise WaitTimedOutError(f"{what}: not so after {span(timeout)}; {line(seen)}")
 
 
 def job_line(job: Json) -> str:
@@ -72,9 +72,9 @@ NEXT = "ask again with the same --request-id: it happens once, and counts as don
 
 
 def demand_saved(what: str, after: dict[str, Any]) -> None:
-    """For a command that ends here: done means saved. Raises ``TimedOutError``."""
+    """For a command that ends here: done means saved. Raises ``WaitTimedOutError``."""
     if text := _text(after):
-        raise TimedOutError(f"{what}: {text}", NEXT)
+        raise WaitTimedOutError(f"{what}: {text}", NEXT)
 
 
 def mention_unsaved(what: str, after: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from nodeagent.diag.order import Code, Order, Report, run
+from nodeagent.diag.order import CheckOrder, Code, Report, run
 from nodeagent.hardware.discovery import asked_for_gpus
 from nodeagent.model.health import Figure
 from nodeagent.spec.agentconfig import AgentConfig
@@ -36,11 +36,11 @@ def diag(config: AgentConfig, gpus: Sequence[str], busy: bool, verify: bool, as_
     return code
 
 
-def make_order(config: AgentConfig, gpus: Sequence[str], busy: str, peers: Sequence[Figure]) -> Order:
+def make_order(config: AgentConfig, gpus: Sequence[str], busy: str, peers: Sequence[Figure]) -> CheckOrder:
     """As the config has it; ``gpus``: these only."""
     health = config.health or HealthConfig()
     named = config.node.gpus if isinstance(config.node.gpus, tuple) else ()
-    return Order.model_validate(
+    return CheckOrder.model_validate(
         {
             "python": str(health.diag.python or sys.executable), "state": str(config.dirs.state),
             "driver": asked_for_gpus(config), "gpus": tuple(gpu for gpu in gpus if gpu) or named, "busy": busy,

@@ -31,7 +31,7 @@ Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CheckOutcome:
     """One check of one device. Without ``value`` it did not come to a figure, and ``why`` says what happened."""
 
     name: str
@@ -57,7 +57,7 @@ class _Hand:
         self._process: asyncio.subprocess.Process | None = None
         self._errors: IO[bytes] | None = None
 
-    async def start(self, command: Sequence[str], environ: Mapping[str, str], bound: float) -> Outcome | None:
+    async def start(self, command: Sequence[str], environ: Mapping[str, str], bound: float) -> CheckOutcome | None:
         """Until it is ready; else what went wrong. Raises CannotRunError, OSError."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in end())
         self._process = await asyncio.create_subprocess_exec(
@@ -67,13 +67,13 @@ class _Hand:
         line, why = await self._line(bound)
         if why:
             self.failed = True
-            return Outcome("start", self.gpu, why=why)
+            return CheckOutcome("start", self.gpu, why=why)
         if "problem" in line:
             raise CannotRunError(f"{line['problem']}; name a Python whose torch uses the GPUs in health.diag.python")
         self.kind, self.torch = str(line["kind"]), str(line["torch"])
         return None
 
-    async def do(self, check: str, bound: float) -> Outcome:
+    async def do(self, check: str, bound: float) -> CheckOutcome:
         """One check."""
         assert self._process is not None and self._process.stdin is not None
         with contextlib.suppress(ConnectionError):  # it has died: its missing answer says so
@@ -82,8 +82,8 @@ class _Hand:
         line, why = await self._line(bound)
         self.failed = bool(why)
         if why or line["wrong"]:
-            return Outcome(check, self.gpu, self.kind, why=why or str(line["wrong"]))
-        return Outcome(check, self.gpu, self.kind, float(line["value"]), str(line["unit"]))
+            return CheckOutcome(check, self.gpu, self.kind, why=why or str(line["wrong"]))
+        return CheckOutcome(check, self.gpu, self.kind, float(line["value"]), str(line["unit"]))
 
     async def _line(self, bound: float) -> tuple[dict[str, Any], str]:
         """Its next line, or why there is none."""
@@ -118,11 +118,11 @@ class _Hand:
 
 async def work(
     python: str, gpus: Sequence[tuple[str, str]], environ: Mapping[str, str], bound: float, announce: Announce
-) -> tuple[list[Outcome], list[str]]:
+) -> tuple[list[CheckOutcome], list[str]]:
     """Every check on each of the ``gpus`` (UUID and how people call it; none: the CPU), at the same time on all; and
     notes on what was not checked. ``bound``: seconds of one check. Raises CannotRunError."""
     workers = [_Hand(*gpu) for gpu in gpus] or [_Hand("", f"CPU process {i}") for i in range(CPU_CREW)]
-    out: list[Outcome] = []
+    out: list[CheckOutcome] = []
     try:
         with tempfile.TemporaryDirectory(prefix="nodeagent-diag-") as folder:
             announce(f"start {len(workers)} processes of {python}")
@@ -140,7 +140,7 @@ async def work(
 async def _start(
     workers: Sequence[_Hand], python: str, gpus: Sequence[tuple[str, str]], environ: Mapping[str, str], folder: Path,
     bound: float,
-) -> list[Outcome]:  # fmt: skip
+) -> list[CheckOutcome]:  # fmt: skip
     given = {"count": len(workers), "group": str(folder / "group")}
     env = {**environ, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     if gpus:
@@ -157,10 +157,10 @@ async def _start(
             raise CannotRunError(f"{python} cannot be started: {error.strerror} (health.diag.python)")
         if isinstance(error, BaseException):
             raise error
-    return [outcome for outcome in ended if isinstance(outcome, Outcome)]
+    return [outcome for outcome in ended if isinstance(outcome, CheckOutcome)]
 
 
-async def _together(workers: Sequence[_Hand], bound: float, announce: Announce) -> tuple[list[Outcome], list[str]]:
+async def _together(workers: Sequence[_Hand], bound: float, announce: Announce) -> tuple[list[CheckOutcome], list[str]]:
     """The collective: nothing of it can be told where one does not take part."""
     missing = [hand.name for hand in workers if hand.failed]
     if missing:
@@ -172,6 +172,6 @@ async def _together(workers: Sequence[_Hand], bound: float, announce: Announce) 
     kind = f"{len(workers)} x {workers[0].kind}"
     wrong = [f"{hand.name}: {part.why}" for hand, part in zip(workers, parts, strict=True) if part.why]
     if wrong:
-        return [Outcome(COLLECTIVE, "", kind, why="; ".join(wrong[:8]))], []
+        return [CheckOutcome(COLLECTIVE, "", kind, why="; ".join(wrong[:8]))], []
     slowest = min(part.value or 0.0 for part in parts)
-    return [Outcome(COLLECTIVE, "", kind, slowest, parts[0].unit)], []
+    return [CheckOutcome(COLLECTIVE, "", kind, slowest, parts[0].unit)], []

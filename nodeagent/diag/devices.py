@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.diag.crew import CannotRunError, Outcome
+from nodeagent.diag.crew import CannotRunError, CheckOutcome
 from nodeagent.hardware.accelerator import who
 from nodeagent.hardware.judging.rules import LEFTOVER
 from nodeagent.hardware.plugins import NVIDIA
@@ -35,25 +35,29 @@ class Device:
         return f"GPU {self.index} ({self.uuid})"
 
 
-async def look(wanted: Sequence[str], environ: Mapping[str, str], bound: float) -> tuple[list[Device], list[Outcome]]:
+async def look(
+    wanted: Sequence[str], environ: Mapping[str, str], bound: float
+) -> tuple[list[Device], list[CheckOutcome]]:
     """The GPUs (``wanted``: these only), and what is wrong with those that cannot be checked. ``bound``: seconds for
     the driver's answer. Raises CannotRunError."""
     line, why = await _first_line(environ, bound)
     if why:
-        return [], [Outcome("driver", "", why=why)]
+        return [], [CheckOutcome("driver", "", why=why)]
     if "problem" in line:
         raise CannotRunError(f"the GPUs cannot be read: {line['problem']}")
     found: list[Device] = []
-    wrong: list[Outcome] = []
+    wrong: list[CheckOutcome] = []
     for gpu in line["gpus"]:
         if wanted and gpu["uuid"] not in wanted:
             continue
         if gpu.get("error"):
-            wrong.append(Outcome("driver", gpu["uuid"], why=f"NVML: {gpu['error']}"))
+            wrong.append(CheckOutcome("driver", gpu["uuid"], why=f"NVML: {gpu['error']}"))
         else:
             found.append(Device(gpu["uuid"], gpu["index"], used_by(gpu)))
     there = {gpu["uuid"] for gpu in line["gpus"]}
-    wrong += [Outcome("driver", uuid, why="the driver does not list this GPU") for uuid in wanted if uuid not in there]
+    wrong += [
+        CheckOutcome("driver", uuid, why="the driver does not list this GPU") for uuid in wanted if uuid not in there
+    ]
     return found, wrong
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.diag.crew import Outcome
+from nodeagent.diag.crew import CheckOutcome
 from nodeagent.model.health import Figure
 from nodeagent.osutil.linux import write_atomic
 
 if TYPE_CHECKING:
-    from nodeagent.diag.crew import Outcome
+    from nodeagent.diag.crew import CheckOutcome
 
 VERSION = 1
 FILE = "diag.json"
@@ -28,7 +28,7 @@ MOST_REPORTED = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PastResults:
     """Results of one check on one kind of device, oldest first."""
 
     kind: str
@@ -37,7 +37,7 @@ class Past:
     values: tuple[float, ...]
 
 
-def load(path: Path) -> tuple[Past, ...]:
+def load(path: Path) -> tuple[PastResults, ...]:
     """What was kept; nothing if there is no file. Raises ValueError for one that cannot be understood, OSError."""
     try:
         data = json.loads(path.read_text())
@@ -46,19 +46,21 @@ def load(path: Path) -> tuple[Past, ...]:
     try:
         if data["version"] != VERSION:
             raise ValueError(f"{path} is of version {data['version']}, this nodeagent reads {VERSION}; remove it")
-        return tuple(Past(p["kind"], p["check"], p["unit"], tuple(map(float, p["values"]))) for p in data["past"])
+        return tuple(
+            PastResults(p["kind"], p["check"], p["unit"], tuple(map(float, p["values"]))) for p in data["past"]
+        )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be understood ({error!r}); remove it") from None
 
 
-def save(path: Path, past: Iterable[Past]) -> None:
+def save(path: Path, past: Iterable[PastResults]) -> None:
     """Raises OSError."""
     rows = [{"kind": p.kind, "check": p.check, "unit": p.unit, "values": p.values} for p in past]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps({"version": VERSION, "past": rows}), durable=False)
 
 
-def with_results(past: Sequence[Past], outcomes: Iterable[Outcome]) -> tuple[Past, ...]:
+def with_results(past: Sequence[PastResults], outcomes: Iterable[CheckOutcome]) -> tuple[PastResults, ...]:
     """The past with these results in it; the kinds used last are kept."""
     known = {(p.kind, p.check): p for p in past}
     for outcome in outcomes:
@@ -66,7 +68,7 @@ def with_results(past: Sequence[Past], outcomes: Iterable[Outcome]) -> tuple[Pas
             continue
         old = known.pop((outcome.kind, outcome.name), None)
         values = (*(old.values if old is not None else ()), outcome.value)[-MOST_VALUES:]
-        known[outcome.kind, outcome.name] = Past(outcome.kind, outcome.name, outcome.unit, values)
+        known[outcome.kind, outcome.name] = PastResults(outcome.kind, outcome.name, outcome.unit, values)
     return tuple(known.values())[-MOST_REPORTED:]
 
 
@@ -76,7 +78,7 @@ def median(values: Sequence[float]) -> float:
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
-def figures(past: Iterable[Past]) -> tuple[Figure, ...]:
+def figures(past: Iterable[PastResults]) -> tuple[Figure, ...]:
     """As other nodes hear of it: medians, to three digits, so that not each result is news."""
     return tuple(
         Figure(kind=p.kind, check=p.check, value=float(f"{median(p.values):.3g}"), unit=p.unit)
@@ -104,7 +106,10 @@ class Result:
 
 
 def judge(
-    outcomes: Sequence[Outcome], own: Iterable[tuple[str, str, Sequence[float]]], peers: Iterable[Figure], slower: float
+    outcomes: Sequence[CheckOutcome],
+    own: Iterable[tuple[str, str, Sequence[float]]],
+    peers: Iterable[Figure],
+    slower: float,
 ) -> list[Result]:
     """``own``: kind, check and values, oldest first; ``peers``: of other nodes; below ``slower`` times the median of
     either, a figure is too low (0: none is)."""
@@ -128,7 +133,7 @@ def judge(
     return out
 
 
-def _low(outcome: Outcome, known: Sequence[float], fewest: int, whose: str, slower: float) -> Iterable[str]:
+def _low(outcome: CheckOutcome, known: Sequence[float], fewest: int, whose: str, slower: float) -> Iterable[str]:
     assert outcome.value is not None
     if len(known) < fewest:
         return

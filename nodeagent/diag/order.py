@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nodeagent.diag import history
-from nodeagent.diag.crew import Announce, CannotRunError, Outcome, work
+from nodeagent.diag.crew import Announce, CannotRunError, CheckOutcome, work
 from nodeagent.diag.devices import Device, look
 from nodeagent.diag.history import Result, judge
 from nodeagent.model.base import Record
@@ -40,7 +40,7 @@ class Code(IntEnum):
     COULD_NOT = 2
 
 
-class Order(Record):
+class CheckOrder(Record):
     """What is to be checked, and how."""
 
     python: str
@@ -64,7 +64,7 @@ class _Done:
     notes: Sequence[str]
 
 
-async def run(order: Order, environ: Mapping[str, str], announce: Announce) -> tuple[Report, Code]:
+async def run(order: CheckOrder, environ: Mapping[str, str], announce: Announce) -> tuple[Report, Code]:
     """Check, remember, tell. Never raises for what is wrong with the machine."""
     try:
         folder = Path(order.state)
@@ -76,9 +76,9 @@ async def run(order: Order, environ: Mapping[str, str], announce: Announce) -> t
     return report(done.results, done.notes), Code.PASSED if passed else Code.FAILED
 
 
-async def _checked(order: Order, environ: Mapping[str, str], file: Path, announce: Announce) -> _Done:
+async def _checked(order: CheckOrder, environ: Mapping[str, str], file: Path, announce: Announce) -> _Done:
     past = history.load(file)
-    outcomes: list[Outcome] = []
+    outcomes: list[CheckOutcome] = []
     devices: list[Device] = []
     notes: list[str] = []
     if order.driver:
@@ -163,7 +163,7 @@ def main() -> None:
     def note(line: Report) -> None:
         print(json.dumps(line), flush=True)
 
-    order = Order.from_json(sys.stdin.read())
+    order = CheckOrder.from_json(sys.stdin.read())
     found, code = asyncio.run(run(order, os.environ, lambda step: note({"step": step})))
     note(found)
     sys.exit(code)

@@ -23,9 +23,9 @@ from nodeagent.agent.clock import Clock
 from nodeagent.hardware.checks import Checks, SiteCheck
 from nodeagent.hardware.judging.eventrules import waits_until
 from nodeagent.hardware.judging.judge import (
+    JudgeMemory,
+    JudgePolicy,
     Key,
-    Memory,
-    Policy,
     Repair,
     acknowledged,
     escalated,
@@ -37,7 +37,7 @@ from nodeagent.hardware.judging.judge import (
 from nodeagent.hardware.judging.rules import ACCELERATOR_MISSING, MISSING, OF_ONE_START, PORT, UNFIT, Rule, check_rule
 from nodeagent.hardware.plugins import NVIDIA, Plugin, Vendor
 from nodeagent.hardware.probes.process import ROOT, Probe, packages, reader_command
-from nodeagent.hardware.readings import Event, GpuReading, HostReading, Readings
+from nodeagent.hardware.readings import DeviceEvent, GpuReading, HostReading, Readings
 from nodeagent.model.health import Action, Verdict
 from nodeagent.model.node import Gpu
 from nodeagent.osutil.linux import write_atomic
@@ -59,7 +59,7 @@ class Kept:
     """The judge's memory, and what was seen of the machine once: a boot that finds less is not taken for a machine that
     has less."""
 
-    memory: Memory = field(default_factory=Memory)
+    memory: JudgeMemory = field(default_factory=JudgeMemory)
     boot: str = ""
     gpus: Sequence[str] = ()
     """UUIDs, of every boot."""
@@ -106,7 +106,7 @@ class Monitor:
         environ: Mapping[str, str],
         clock: Clock,
         *,
-        policy: Policy,
+        policy: JudgePolicy,
         changed: Callable[[], None],
         ours: Callable[[], frozenset[int]],
         checked: bool = False,
@@ -138,7 +138,7 @@ class Monitor:
         self._saved = Kept()
         self._gpus: tuple[GpuReading, ...] | None = None
         self._host: HostReading | None = None
-        self._events: list[Event] = []
+        self._events: list[DeviceEvent] = []
         self._before: Readings | None = None
         self._before_at = 0.0
         self._fine_since: dict[str, float] = {}
@@ -287,7 +287,7 @@ class Monitor:
         self._paused = False
         self._gpu_probe.resume()
 
-    def inject(self, event: Event) -> None:
+    def inject(self, event: DeviceEvent) -> None:
         """A drill: judge an event that nobody wrote."""
         self._events.append(event)
         self._due.set()
@@ -331,7 +331,7 @@ class Monitor:
             self._before, self._before_at = readings, now
         self._take(self._verify(memory, now, at))
 
-    def _ready_events(self) -> tuple[Event, ...]:
+    def _ready_events(self) -> tuple[DeviceEvent, ...]:
         """Those whose GPU is known by its UUID, as far as it ever will be; without those of other nodes' GPUs."""
         found = [event for vendor in self._vendors for event in vendor.take_events()]
         waiting = []
@@ -349,7 +349,7 @@ class Monitor:
         reading = self._gpu_probe.reading
         return not self._answered and not reading.missed and not reading.problem
 
-    def _verify(self, memory: Memory, now: float, at: float) -> Memory:
+    def _verify(self, memory: JudgeMemory, now: float, at: float) -> JudgeMemory:
         """What was repaired has to be read without a fault for a while."""
         waiting = {v.device for v in memory.verdicts if v.stage == "repaired"}
         sick = {v.device for v in memory.verdicts if v.stage == "active" and v.severity in ("fatal", "unknown")}
@@ -361,7 +361,7 @@ class Monitor:
             self.waiting, done = frozenset(done), []
         return verified(memory, done, at, self._policy)
 
-    def _take(self, memory: Memory) -> None:
+    def _take(self, memory: JudgeMemory) -> None:
         before = {(v.rule, v.device): v for v in self._memory.verdicts}
         after = {(v.rule, v.device): v for v in memory.verdicts}
         for key in before.keys() | after.keys():
@@ -379,7 +379,7 @@ class Monitor:
             self.published = news
             self._changed()
 
-    def take_event(self, event: Event, source: str) -> None:
+    def take_event(self, event: DeviceEvent, source: str) -> None:
         """An event of one of the two sources that report Xids."""
         device = self._buses.get(event.device, event.device)
         if event.kind == "xid" and (not self._machine.configured or device in self._machine.configured):
@@ -403,7 +403,7 @@ class Monitor:
             if fresh:
                 self._changed()
         for uuid, code, at, count, _ in line.get("events", ()):
-            self.take_event(Event("xid", at, uuid, code, f"NVML event: Xid {code}", count), "nvml")
+            self.take_event(DeviceEvent("xid", at, uuid, code, f"NVML event: Xid {code}", count), "nvml")
         self._due.set()
 
     def _with_links(self, gpu: GpuReading) -> GpuReading:
@@ -422,7 +422,7 @@ class Monitor:
             self._host = _host(fields, self._accepted)
             self._followed = self._clock.wall()
         for fields in line.get("events", ()):
-            self.take_event(Event(**fields), KERNEL)
+            self.take_event(DeviceEvent(**fields), KERNEL)
         if "events" in line:
             self._due.set()
 
@@ -491,9 +491,9 @@ def load_memory(path: Path) -> Kept:
         return Kept()
     if data["version"] != VERSION:
         raise ValueError(f"{path} is of version {data['version']}, this agent reads {VERSION}")
-    memory = Memory(
+    memory = JudgeMemory(
         verdicts=tuple(Verdict.model_validate(verdict) for verdict in data["verdicts"]),
-        past=tuple(Event(**event) for event in data["past"]),
+        past=tuple(DeviceEvent(**event) for event in data["past"]),
         repairs=tuple(Repair(**repair) for repair in data["repairs"]),
         at=data["at"],
     )

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from nodeagent.hardware.judging.rules import Rule
 from nodeagent.hardware.probes.process import Probe, packages, reader_command
-from nodeagent.hardware.readings import AcceleratorReading, Event, GpuReading
+from nodeagent.hardware.readings import AcceleratorReading, DeviceEvent, GpuReading
 from nodeagent.model.node import Gpu
 
 GROUP = "nodeagent.accelerators"
@@ -110,7 +110,7 @@ class Vendor:
         self._remembered = tuple(map(_remembered, expected)) if offered else ()
         self._variable = ""
         self._looks: tuple[tuple[str, str, bool, str], ...] = ()
-        self._events: list[Event] = []
+        self._events: list[DeviceEvent] = []
         self._changed = changed
         self.probe = Probe(
             plugin.name, lambda: reader_command(python, plugin.target, PACE, plugin.packaged),
@@ -136,7 +136,7 @@ class Vendor:
             self.name, None if self.problem else self.devices, tuple(self.expected), self.problem, self._looks
         )
 
-    def take_events(self) -> tuple[Event, ...]:
+    def take_events(self) -> tuple[DeviceEvent, ...]:
         """Those that came since the last call."""
         taken, self._events = tuple(self._events), []
         return taken
@@ -194,14 +194,14 @@ class Vendor:
             raise ValueError("two devices have the same id")
         return tuple(devices), tuple(looks)
 
-    def _event(self, what: object, rules: Mapping[str, Rule], known: set[str]) -> Event:
+    def _event(self, what: object, rules: Mapping[str, Rule], known: set[str]) -> DeviceEvent:
         """The time is the agent's own: what is reported happened just now."""
         device, rule, at, count, raw = _some(what, 5)
         if rule not in rules or device not in known:
             raise ValueError(f"there is no rule {_short(rule)}, or no device {_short(device)}")
         if not isinstance(at, int | float) or not isinstance(count, int) or not 0 < count < LARGEST:
             raise ValueError("an event without time and count")
-        return Event("reported", float(at), str(device), raw=str(raw)[:LONGEST], count=count, rule=str(rule))
+        return DeviceEvent("reported", float(at), str(device), raw=str(raw)[:LONGEST], count=count, rule=str(rule))
 
 
 def _path(plugin: Plugin, environ: Mapping[str, str]) -> str:

@@ -83,7 +83,7 @@ class GpuReading:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class DeviceEvent:
     """Something that happened, reported by the kernel's log or by NVML; equal ones are folded into one with a count."""
 
     kind: EventKind
@@ -176,7 +176,7 @@ class Readings:
     """None: the driver has not answered."""
     expected: tuple[str, ...] = ()
     """UUIDs seen once, in this boot or an earlier one, or named in the config."""
-    events: tuple[Event, ...] = ()
+    events: tuple[DeviceEvent, ...] = ()
     """Those since the last readings."""
     host: HostReading | None = None
     working: bool = False

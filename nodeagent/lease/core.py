@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 
 from nodeagent.lease.grants import Grant
 from nodeagent.lease.lending import Promises
-from nodeagent.lease.order import Order
+from nodeagent.lease.order import LeaseOrder
 
 State = Literal["idle", "holding", "stopping", "giving up", "lost", "left"]
 Call = Literal["renew", "leave"]
@@ -54,7 +54,7 @@ class Core:
         granted: Mapping[str, float] | None = None,
         renewed: float | None = None,
     ) -> None:
-        self.order: Order | None = None
+        self.order: LeaseOrder | None = None
         self.departure = departure
         """Save it before the grants are written."""
         self.away = ""
@@ -90,7 +90,7 @@ class Core:
 
     # --- what happens
 
-    def take(self, now: float, order: Order | None) -> None:
+    def take(self, now: float, order: LeaseOrder | None) -> None:
         """The agent's order, whenever it is another one; None: it has given the lease back."""
         old, self.order = self.order, order
         if order is None:
@@ -201,6 +201,6 @@ class Core:
         latest = gone.stop_before + self._require_order().fence
         return latest if self._taken_back else min(max([self._until, *self._own.values()]), latest)
 
-    def _require_order(self) -> Order:
+    def _require_order(self) -> LeaseOrder:
         assert self.order is not None
         return self.order

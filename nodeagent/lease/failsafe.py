@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 from nodeagent.lease.core import Core
-from nodeagent.lease.lending import Answer, Ask, Promises, Row, Table, answer
+from nodeagent.lease.lending import Ask, LoanAnswer, LoanRow, Promises, Table, answer
 
 RESEND = 0.12
 """Seconds after which a question without an answer is sent again."""
@@ -31,7 +31,7 @@ class Question(NamedTuple):
 class _Round:
     """The questions to all keepers of one job, at one time."""
 
-    def __init__(self, row: Row, asked: float, open_: dict[str, Question]) -> None:
+    def __init__(self, row: LoanRow, asked: float, open_: dict[str, Question]) -> None:
         self.row, self.asked, self.sent, self.open = row, asked, asked, open_
 
 
@@ -53,7 +53,7 @@ class Failsafe:
 
     # --- as a keeper
 
-    def answer(self, ask: Ask, now: float) -> Generator[Promises | None, Table | None, Answer]:
+    def answer(self, ask: Ask, now: float) -> Generator[Promises | None, Table | None, LoanAnswer]:
         """Yields, before it says yes, what is to be written down (None: it is); and is sent the table as it is after
         that. An agent that lets go does the same the other way round: it changes the table, then reads the promises.
         So one of the two sees the other."""
@@ -66,13 +66,13 @@ class Failsafe:
             self._core.promises = promises
         return self._judged(ask, now)
 
-    def _judged(self, ask: Ask, now: float) -> Answer:
+    def _judged(self, ask: Ask, now: float) -> LoanAnswer:
         core, table = self._core, self.table
         order = core.order
         if order is None or table is None or (table.node, table.life) != (order.node, order.life):
-            return Answer(False, "the node that was asked knows no jobs yet")
+            return LoanAnswer(False, "the node that was asked knows no jobs yet")
         if core.state not in ("holding", "stopping"):
-            return Answer(False, f"{order.node} is leaving", order.node, order.life)
+            return LoanAnswer(False, f"{order.node} is leaving", order.node, order.life)
         return answer(table, ask, now - core.last, order.heartbeat + order.timeout / 2)
 
     def _with(self, uid: str, now: float) -> Promises | None:
@@ -124,7 +124,7 @@ class Failsafe:
         waiting = [r.sent + RESEND for r in self._rounds.values() if r.open]
         return max(min([self._next, *waiting]), self._core.last + order.failsafe)
 
-    def answered(self, nonce: str, judged: Answer) -> None:
+    def answered(self, nonce: str, judged: LoanAnswer) -> None:
         """An answer has come, perhaps to no question of this process."""
         uid, round_ = next(((u, r) for u, r in self._rounds.items() if nonce in r.open), ("", None))
         order, row = self._core.order, self._running().get(uid)
@@ -144,7 +144,7 @@ class Failsafe:
             self.lent[uid] = round_.asked + order.fence
             self._core.lend(row.pod, round_.asked + order.fence)
 
-    def _begun(self, uid: str, row: Row, now: float) -> list[Question]:
+    def _begun(self, uid: str, row: LoanRow, now: float) -> list[Question]:
         order = self._core.order
         assert order is not None
         places = {n: p for n, p in row.places.items() if n != order.node and n in row.keepers}
@@ -160,7 +160,7 @@ class Failsafe:
         self._rounds[uid] = _Round(row, now, {question.nonce: question for question in out})
         return out
 
-    def _running(self) -> dict[str, Row]:
+    def _running(self) -> dict[str, LoanRow]:
         """Of this life, while its pods may be granted anything."""
         order, table = self._core.order, self.table
         if order is None or table is None or (table.node, table.life) != (order.node, order.life):

@@ -123,7 +123,7 @@ class GrantReader:
         return self._last
 
 
-class Answer:
+class GrantAnswer:
     """A shim's side of ``read_obeyed``."""
 
     def __init__(self, file: Path) -> None:

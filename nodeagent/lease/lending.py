@@ -27,7 +27,7 @@ class Ask(NamedTuple):
     to_life: str = ""
 
 
-class Answer(NamedTuple):
+class LoanAnswer(NamedTuple):
     """A keeper's answer. ``yes`` is a promise."""
 
     yes: bool
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
         return (self.node, self.life) == (node, life)
 
 
-class Place(NamedTuple):
+class KeeperAddress(NamedTuple):
     """Where a keeper is asked."""
 
     address: str
@@ -49,7 +49,7 @@ class Place(NamedTuple):
     life: str
 
 
-class Row(NamedTuple):
+class LoanRow(NamedTuple):
     """The active generation of a job that this node is a member of, or keeps."""
 
     token: Generation
@@ -61,7 +61,7 @@ class Row(NamedTuple):
     """Why this node lends it nothing, though it keeps it; empty if it does."""
     pod: str = ""
     """The key of the pod here whose workers are this generation's; empty if there is none."""
-    places: Mapping[str, Place] = {}
+    places: Mapping[str, KeeperAddress] = {}
     """Of the keepers that can be asked; of a job that runs here."""
 
 
@@ -73,7 +73,7 @@ class Table(NamedTuple):
     life: str
     leaving: bool
     """The node goes soon: it lends nothing any more."""
-    jobs: Mapping[str, Row]
+    jobs: Mapping[str, LoanRow]
     """By uid."""
 
 
@@ -98,12 +98,12 @@ class Promises(NamedTuple):
         return max([self.began + length, *self.until.values()])
 
 
-def answer(table: Table, ask: Ask, renewed: float, unserved: float) -> Answer:
+def answer(table: Table, ask: Ask, renewed: float, unserved: float) -> LoanAnswer:
     """What the table's node says. ``renewed``: seconds since its last good renewal at the store was sent; up to
     ``unserved`` of them the store answers it: what it lends then would only hold up the gang."""
 
-    def no(why: str) -> Answer:
-        return Answer(False, why, table.node, table.life)
+    def no(why: str) -> LoanAnswer:
+        return LoanAnswer(False, why, table.node, table.life)
 
     node, number, row = table.node, ask.token[0], table.jobs.get(ask.uid)
     if (ask.to, ask.to_life) != (node, table.life):
@@ -120,4 +120,4 @@ def answer(table: Table, ask: Ask, renewed: float, unserved: float) -> Answer:
         return no(f"{node} {row.refuses}")
     if renewed <= unserved:
         return no(f"the store answers {node}")
-    return Answer(True, "", node, table.life)
+    return LoanAnswer(True, "", node, table.life)

@@ -19,9 +19,9 @@ from nodeagent import __version__
 from nodeagent.lease.core import Call, Core
 from nodeagent.lease.failsafe import Failsafe
 from nodeagent.lease.grants import Grant, grant_keys, grants_folder, read_grant_of, read_obeyed, write_grant
-from nodeagent.lease.lending import Answer, Ask, Promises
-from nodeagent.lease.order import Order, Server, order_file, read_order
-from nodeagent.lease.peers import Peers
+from nodeagent.lease.lending import Ask, LoanAnswer, Promises
+from nodeagent.lease.order import LeaseOrder, Server, order_file, read_order
+from nodeagent.lease.peers import PeerPort
 from nodeagent.lease.resp import Reply, Talk, TalkError
 from nodeagent.lease.signs import (
     NOBODY,
@@ -94,7 +94,7 @@ class Process:
         self._core = Core(now, self._saved, granted, before.last if before is not None else None)
         self._failsafe = Failsafe(self._core, self._promised(now), lambda: os.urandom(16).hex())
         self._table = TableReader(self._folder, self._boot)
-        self._peers: Peers | None = None
+        self._peers: PeerPort | None = None
         self._bridged: Bridged | None = None
         """As it was written; None: an earlier process's, if any."""
         self._talk: Talk | None = None
@@ -148,10 +148,10 @@ class Process:
         if order is not None and (self._peers is None or self._peers.door != order.door):
             self._take_port(order)
 
-    def _take_port(self, order: Order) -> None:
+    def _take_port(self, order: LeaseOrder) -> None:
         if self._peers is not None:
             self._peers.close()
-        self._peers = Peers(order.door, read_address(self._folder), self._note_once)
+        self._peers = PeerPort(order.door, read_address(self._folder), self._note_once)
         try:
             write_address(self._folder, self._peers.address)
         except OSError as error:
@@ -225,12 +225,12 @@ class Process:
         if peers is None:
             return
         for sender, nonce, message in peers.receive():
-            if isinstance(message, Answer):
+            if isinstance(message, LoanAnswer):
                 failsafe.answered(nonce, message)
             else:
                 peers.send(sender, nonce, self._answer(message))
 
-    def _answer(self, ask: Ask) -> Answer:
+    def _answer(self, ask: Ask) -> LoanAnswer:
         """What is promised is written down, and what the agent knows is looked at again, before a yes is said."""
         steps = self._failsafe.answer(ask, boottime())
         try:
@@ -240,11 +240,11 @@ class Process:
             self._take_table()
             steps.send(self._failsafe.table)
         except StopIteration as end:
-            answer: Answer = end.value
+            answer: LoanAnswer = end.value
             return answer
         except OSError as error:
             self._complain("a promise cannot be written down", error)
-        return Answer(False, "it cannot write down what it promises")
+        return LoanAnswer(False, "it cannot write down what it promises")
 
     # --- what goes out
 
@@ -432,7 +432,7 @@ def _word(data: bytes) -> object:
     return word
 
 
-def _where(order: Order) -> tuple[Server, float]:
+def _where(order: LeaseOrder) -> tuple[Server, float]:
     return order.server, order.timeout
 
 

@@ -35,14 +35,14 @@ class Server(NamedTuple):
     tls: Tls | None
 
 
-class Step(NamedTuple):
+class StoreScript(NamedTuple):
     """A script, as the agent knows it."""
 
     sha: str
     source: str
 
 
-class Door(NamedTuple):
+class LeasePort(NamedTuple):
     """Where this node is asked by others (``peers.py``)."""
 
     address: str
@@ -53,7 +53,7 @@ class Door(NamedTuple):
     """Of the cluster, in hexadecimal."""
 
 
-class Order(NamedTuple):
+class LeaseOrder(NamedTuple):
     """One life of a node. Times are in seconds."""
 
     boot: str
@@ -80,16 +80,16 @@ class Order(NamedTuple):
     prefix: str
     record_version: str
     server: Server
-    renew: Step
-    leave: Step
-    door: Door
+    renew: StoreScript
+    leave: StoreScript
+    door: LeasePort
 
 
 def order_file(folder: Path) -> Path:
     return folder / "order.json"
 
 
-def write_order(folder: Path, order: Order) -> None:
+def write_order(folder: Path, order: LeaseOrder) -> None:
     """Raises OSError."""
     server = order.server
     plain = server._asdict() | {"tls": None if server.tls is None else server.tls._asdict()}
@@ -98,7 +98,7 @@ def write_order(folder: Path, order: Order) -> None:
     write_atomic(order_file(folder), json.dumps(data), durable=False)
 
 
-def read_order(folder: Path, boot: str) -> Order | None:
+def read_order(folder: Path, boot: str) -> LeaseOrder | None:
     """None if there is none, or if it is from before the last boot. Raises OSError, ValueError, KeyError and TypeError:
     then it is not an agent of this version that wrote it."""
     try:
@@ -111,7 +111,7 @@ def read_order(folder: Path, boot: str) -> Order | None:
     tls = server.pop("tls")
     greeting = tuple(tuple(words) for words in server.pop("greeting"))
     place = Server(**server, greeting=greeting, tls=None if tls is None else Tls(**tls))
-    renew, leave = Step(**data.pop("renew")), Step(**data.pop("leave"))
+    renew, leave = StoreScript(**data.pop("renew")), StoreScript(**data.pop("leave"))
     door = data.pop("door")
     first, last = door.pop("ports")
-    return Order(**data, server=place, renew=renew, leave=leave, door=Door(**door, ports=(first, last)))
+    return LeaseOrder(**data, server=place, renew=renew, leave=leave, door=LeasePort(**door, ports=(first, last)))

@@ -15,8 +15,8 @@ from _operator import _compare_digest as same
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
-from nodeagent.lease.lending import Answer, Ask
-from nodeagent.lease.order import Door
+from nodeagent.lease.lending import Ask, LoanAnswer
+from nodeagent.lease.order import LeasePort
 
 try:
     from _sha256 import sha256  # type: ignore[import-not-found]
@@ -30,11 +30,11 @@ MOST = 64
 _BLOCK = 64
 _MAC = 32
 
-Message: TypeAlias = Ask | Answer
+Message: TypeAlias = Ask | LoanAnswer
 Sender: TypeAlias = tuple[Any, ...]
 
 
-class Seal:
+class DatagramSeal:
     """The signature of all datagrams in a cluster: HMAC-SHA256 (RFC 2104)."""
 
     def __init__(self, secret: bytes) -> None:
@@ -86,12 +86,12 @@ def _ask(ask: dict[str, Any]) -> Ask:
     return Ask(token=(token["number"], token["id"]), keepers=keepers, **ask)
 
 
-def _answer(answer: dict[str, Any]) -> Answer:
+def _answer(answer: dict[str, Any]) -> LoanAnswer:
     yes = answer.pop("yes", None)
     if not isinstance(yes, bool):
         raise ValueError("it says neither yes nor no")
     _check(answer, set(), {"why", "node", "life"})
-    return Answer(yes=yes, **answer)
+    return LoanAnswer(yes=yes, **answer)
 
 
 def _check(texts: dict[str, Any], needed: set[str], known: set[str]) -> None:
@@ -100,7 +100,7 @@ def _check(texts: dict[str, Any], needed: set[str], known: set[str]) -> None:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    if isinstance(message, Answer):
+    if isinstance(message, LoanAnswer):
         return {"answer": message._asdict()}
     number, name = message.token
     return {"ask": message._asdict() | {"token": {"number": number, "id": name}}}
@@ -150,11 +150,11 @@ def split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-class Peers:
+class PeerPort:
     """This node's port. ``before``: the address that an earlier process had, which others know; ``trouble`` is told
     what people should know."""
 
-    def __init__(self, door: Door, before: str, trouble: Callable[[str], None]) -> None:
+    def __init__(self, door: LeasePort, before: str, trouble: Callable[[str], None]) -> None:
         first, last = door.ports
         ports = list(range(first, last + 1))
         with contextlib.suppress(ValueError):
@@ -162,7 +162,7 @@ class Peers:
             if host == door.address and port in ports:
                 ports.insert(0, port)
         self.door = door
-        self._trouble, self._seal = trouble, Seal(bytes.fromhex(door.secret))
+        self._trouble, self._seal = trouble, DatagramSeal(bytes.fromhex(door.secret))
         self._socket = open_port(door.address, ports)
         self.address = ""
         """``host:port`` as others are to use it; empty if no port is free: then this node cannot be asked."""

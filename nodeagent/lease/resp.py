@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias, TypeVar, Union
 
-from nodeagent.lease.order import Server, Step
+from nodeagent.lease.order import Server, StoreScript
 from nodeagent.osutil.linux import boottime, socket_path
 from nodeagent.store.whois import identity, parse_info, require_primary
 
@@ -84,7 +84,7 @@ class Talk:
             raise self._described(error) from error
         self._line = line
 
-    def evaluate(self, step: Step, prefix: str, *arguments: str) -> Reply:
+    def evaluate(self, step: StoreScript, prefix: str, *arguments: str) -> Reply:
         """Run a script on the keys that begin with ``prefix``, sending the source only where the server does not know
         it yet."""
         line = self._line

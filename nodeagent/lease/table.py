@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from nodeagent.lease.lending import Place, Promises, Row, Table
+from nodeagent.lease.lending import KeeperAddress, LoanRow, Promises, Table
 from nodeagent.osutil.linux import write_atomic
 
 MOST_BYTES = 4 << 20
@@ -96,9 +96,11 @@ def read_promises(folder: Path, boot: str) -> Promises | None:
         os.close(fd)
 
 
-def _row(token: list[Any], places: dict[str, dict[str, str]], **rest: Any) -> Row:
+def _row(token: list[Any], places: dict[str, dict[str, str]], **rest: Any) -> LoanRow:
     number, name = token
-    return Row(token=(int(number), str(name)), places={node: Place(**p) for node, p in places.items()}, **rest)
+    return LoanRow(
+        token=(int(number), str(name)), places={node: KeeperAddress(**p) for node, p in places.items()}, **rest
+    )
 
 
 def _read(fd: int) -> dict[str, Any]:

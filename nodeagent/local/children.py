@@ -18,7 +18,7 @@ from nodeagent.local.tether import tethered
 PR_SET_CHILD_SUBREAPER = 36
 
 
-class Children:
+class LocalChildren:
     """All children of this process, in the main thread of an event loop.
 
     This process adopts the orphans among its descendants (shims outlive their agent) and reaps them: in a container

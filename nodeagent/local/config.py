@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from nodeagent.local.registry import Cluster
+from nodeagent.local.registry import LocalCluster
 
 ADDRESS = "127.0.0.1"
 SLOTS = 64
@@ -25,7 +25,7 @@ def node_names(count: int, first: int = 1) -> list[str]:
     return [f"n{number}" for number in range(first, first + count)]
 
 
-def write_config(cluster: Cluster, node: str, *, gpus: Sequence[str], slots: int) -> Path:
+def write_config(cluster: LocalCluster, node: str, *, gpus: Sequence[str], slots: int) -> Path:
     """Write one node's config file and return its path."""
     layout = cluster.layout.node(node)
     config = {

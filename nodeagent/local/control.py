@@ -15,7 +15,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from nodeagent.local.layout import LocalError, TimedOutError
+from nodeagent.local.layout import LocalError, LocalTimedOutError
 
 Reply = dict[str, Any]
 AGENT_TIMEOUT = 2.0
@@ -24,7 +24,7 @@ AWAY = ("silent", "lost", "left")
 """States of a node whose agent is not there."""
 
 
-class UnreachableError(LocalError):
+class NoSupervisorError(LocalError):
     """The supervisor does not answer."""
 
     code = 5
@@ -48,13 +48,15 @@ def ask(control: Path, request: dict[str, object], timeout: float = 15.0) -> Rep
             with connection.makefile("rb") as answer:
                 line = answer.readline()
         except TimeoutError:
-            raise TimedOutError(f"the local cluster's supervisor ({control}) did not answer in {timeout:g} s") from None
+            raise LocalTimedOutError(
+                f"the local cluster's supervisor ({control}) did not answer in {timeout:g} s"
+            ) from None
         except OSError as error:
-            raise UnreachableError(
+            raise NoSupervisorError(
                 f"the local cluster's supervisor ({control}) cannot be reached: {error.strerror}"
             ) from error
     if not line:
-        raise UnreachableError(f"the local cluster's supervisor ({control}) ended")
+        raise NoSupervisorError(f"the local cluster's supervisor ({control}) ended")
     reply: Reply = json.loads(line)
     if not reply["ok"]:
         raise AnsweredError(reply["error"], reply["code"])

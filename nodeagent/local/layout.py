@@ -33,7 +33,7 @@ class LocalError(Exception):
     """The tool's exit code."""
 
 
-class RefusedError(LocalError):
+class LocalRefusedError(LocalError):
     """Not possible in the present state."""
 
     code = 6
@@ -45,21 +45,21 @@ class NotFoundError(LocalError):
     code = 3
 
 
-class TimedOutError(LocalError):
+class LocalTimedOutError(LocalError):
     """Not done within its bound."""
 
     code = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Folders:
+class LocalFolders:
     """Where one user's local clusters live."""
 
     run: Path
     data: Path
 
     @classmethod
-    def of_user(cls) -> Folders:
+    def of_user(cls) -> LocalFolders:
         """This user's. Raises LocalError when no usable folder can be made."""
         uid = os.geteuid()
         if home := os.environ.get(HOME_VARIABLE):

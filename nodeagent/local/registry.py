@@ -20,11 +20,11 @@ from pathlib import Path
 from nodeagent.local import power
 from nodeagent.local.layout import (
     ClusterLayout,
-    Folders,
     LocalError,
+    LocalFolders,
+    LocalRefusedError,
+    LocalTimedOutError,
     NotFoundError,
-    RefusedError,
-    TimedOutError,
     folder_mode,
 )
 
@@ -35,7 +35,7 @@ TURN = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class LocalCluster:
     """One local cluster, as its ``cluster.json`` says."""
 
     name: str
@@ -63,7 +63,7 @@ def find() -> list[Path]:
     """The api sockets of all live nodes of this user's running clusters: clusters brought up by hand before those of
     a single command, newer before older, n1 before n2. Clusters whose supervisor died are removed on the way."""
     try:
-        folders = Folders.of_user()
+        folders = LocalFolders.of_user()
     except LocalError:  # no place for local clusters, so there are none; bringing one up says what is wrong
         return []
     return [
@@ -74,14 +74,14 @@ def find() -> list[Path]:
     ]
 
 
-def clusters(folders: Folders) -> list[Cluster]:
+def clusters(folders: LocalFolders) -> list[LocalCluster]:
     """The running clusters, in the order of ``find``."""
     sweep(folders)
     found = [c for path in folders.run.iterdir() if not path.name.startswith(".") and (c := load(path))]
     return sorted(found, key=lambda c: (c.temporary, -c.created))
 
 
-def cluster(folders: Folders, name: str | None = None) -> Cluster:
+def cluster(folders: LocalFolders, name: str | None = None) -> LocalCluster:
     """The running cluster with this name; without a name, the first. Raises NotFoundError."""
     running = clusters(folders)
     for found in running:
@@ -92,17 +92,19 @@ def cluster(folders: Folders, name: str | None = None) -> Cluster:
     raise NotFoundError("no local cluster is running; start one: nodeagentctl local up --nodes 3")
 
 
-def create(folders: Folders, name: str, data: Path, ports: tuple[int, int], *, temporary: bool) -> tuple[Cluster, int]:
+def create(
+    folders: LocalFolders, name: str, data: Path, ports: tuple[int, int], *, temporary: bool
+) -> tuple[LocalCluster, int]:
     """Register a cluster. Returns it with the file descriptor that holds its lock: the supervisor inherits it, and
     the cluster lives until the last copy is closed. Raises RefusedError if the name is taken."""
     with _turn(folders):
         place = folders.cluster(name)
         if place.exists():
-            raise RefusedError(
+            raise LocalRefusedError(
                 f"the local cluster {name!r} is running already: add a node with `nodeagentctl local add`, "
                 f"or end it with `nodeagentctl local down`"
             )
-        made = Cluster(name, uuid.uuid4().hex[:12], place, data, time.time(), temporary, ports)
+        made = LocalCluster(name, uuid.uuid4().hex[:12], place, data, time.time(), temporary, ports)
         draft = Path(tempfile.mkdtemp(prefix=_SETTLING, dir=folders.run))
         draft.chmod(folder_mode())
         (draft / "cluster.json").write_text(json.dumps(asdict(made), default=str) + "\n")
@@ -112,7 +114,7 @@ def create(folders: Folders, name: str, data: Path, ports: tuple[int, int], *, t
         return made, lock
 
 
-def sweep(folders: Folders) -> None:
+def sweep(folders: LocalFolders) -> None:
     """Remove what clusters without a supervisor left behind: processes, run folders, temporary data."""
     with _turn(folders):
         for path in folders.run.iterdir():
@@ -125,7 +127,7 @@ def sweep(folders: Folders) -> None:
                     shutil.rmtree(path, ignore_errors=True)
 
 
-def remove(cluster: Cluster, *, keep_data: bool) -> None:
+def remove(cluster: LocalCluster, *, keep_data: bool) -> None:
     """End every process of a cluster whose supervisor is gone or is the caller, and remove its folders."""
     power.cut(cluster.uid)
     if not keep_data:
@@ -133,17 +135,17 @@ def remove(cluster: Cluster, *, keep_data: bool) -> None:
     shutil.rmtree(cluster.run, ignore_errors=True)
 
 
-def alive(cluster: Cluster) -> bool:
+def alive(cluster: LocalCluster) -> bool:
     """Whether the cluster's supervisor lives."""
     return _held(cluster.layout.lock)
 
 
-def load(path: Path) -> Cluster | None:
+def load(path: Path) -> LocalCluster | None:
     """The cluster whose run folder this is; None if it holds none."""
     try:
         found = json.loads((path / "cluster.json").read_text())
         found |= {"run": path, "data": Path(found["data"]), "ports": tuple(found["ports"])}
-        return Cluster(**found)
+        return LocalCluster(**found)
     except (OSError, ValueError, KeyError, TypeError):  # removed meanwhile, or no file of this version's
         return None
 
@@ -175,7 +177,7 @@ def _listens(path: Path) -> bool:
 
 
 @contextmanager
-def _turn(folders: Folders) -> Iterator[None]:
+def _turn(folders: LocalFolders) -> Iterator[None]:
     """One at a time creates or sweeps. Raises TimedOutError when another one's turn does not end."""
     handle = os.open(folders.run / ".turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + TURN
@@ -186,7 +188,7 @@ def _turn(folders: Folders) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise TimedOutError(
+                    raise LocalTimedOutError(
                         f"another command has been cleaning up in {folders.run} for {TURN:g} s: "
                         f"`fuser -v {folders.run}/.turn` names it"
                     ) from None

@@ -19,7 +19,7 @@ from pathlib import Path
 from nodeagent.hardware.discovery import installed_gpus
 from nodeagent.local import control, power, registry
 from nodeagent.local.config import SLOTS, choose_ports, node_names
-from nodeagent.local.layout import NAME, Folders, LocalError, TimedOutError, folder_mode, temporary_data
+from nodeagent.local.layout import NAME, LocalError, LocalFolders, LocalTimedOutError, folder_mode, temporary_data
 
 JOIN_TIMEOUT = 60.0
 """Seconds for all nodes to join: two cores and many nodes importing at once take a while."""
@@ -59,7 +59,9 @@ def local_session(
             os.close(write_end)
 
 
-def up(nodes: int, name: str, *, agent: Sequence[str] | None = None, timeout: float = JOIN_TIMEOUT) -> registry.Cluster:
+def up(
+    nodes: int, name: str, *, agent: Sequence[str] | None = None, timeout: float = JOIN_TIMEOUT
+) -> registry.LocalCluster:
     """Bring up a cluster that stays when this command ends. Raises LocalError; then nothing is left of it."""
     if not NAME.fullmatch(name):
         raise LocalError(f"{name!r} cannot be a local cluster's name: use at most 16 of a-z, 0-9 and '-'")
@@ -74,7 +76,7 @@ def up(nodes: int, name: str, *, agent: Sequence[str] | None = None, timeout: fl
     return cluster
 
 
-def down(cluster: registry.Cluster, *, keep_logs: bool) -> None:
+def down(cluster: registry.LocalCluster, *, keep_logs: bool) -> None:
     """End a cluster: when this returns, no process, socket or folder of it is left (but the logs, if they are to be
     kept). Raises LocalError."""
     pid = control.ask(cluster.layout.control, {"do": "status"})["pid"]
@@ -85,7 +87,7 @@ def down(cluster: registry.Cluster, *, keep_logs: bool) -> None:
     finally:
         os.close(handle)
     if not over:
-        raise TimedOutError(
+        raise LocalTimedOutError(
             f"the supervisor (pid {pid}) did not end within {END_TIMEOUT:g} s: "
             f"`kill -9 {pid}`, then `nodeagentctl local status` clears away what is left"
         )
@@ -94,7 +96,7 @@ def down(cluster: registry.Cluster, *, keep_logs: bool) -> None:
 
 
 def wait_joined(
-    cluster: registry.Cluster,
+    cluster: registry.LocalCluster,
     timeout: float,
     names: Collection[str],
     supervisor: subprocess.Popen[bytes] | None = None,
@@ -123,14 +125,14 @@ def wait_joined(
         if not missing:
             return
         if time.monotonic() > deadline:
-            raise TimedOutError(
+            raise LocalTimedOutError(
                 f"not joined within {timeout:g} s: {', '.join(missing)} ({answered}). The end of {missing[0]}'s log:\n"
                 + _tail(cluster.layout.node(missing[0]).agent_log)
             )
         time.sleep(0.03)
 
 
-def _status(cluster: registry.Cluster, supervisor: subprocess.Popen[bytes] | None) -> control.Reply | None:
+def _status(cluster: registry.LocalCluster, supervisor: subprocess.Popen[bytes] | None) -> control.Reply | None:
     """None while the supervisor is still starting. Raises LocalError if it ended."""
     ended = supervisor.poll() is not None if supervisor else not registry.alive(cluster)
     if ended:
@@ -139,7 +141,7 @@ def _status(cluster: registry.Cluster, supervisor: subprocess.Popen[bytes] | Non
         )
     try:
         return control.ask(cluster.layout.control, {"do": "status"})
-    except control.UnreachableError:
+    except control.NoSupervisorError:
         return None
 
 
@@ -155,8 +157,8 @@ def shares(uuids: Sequence[str], nodes: int, workers: int | None) -> list[tuple[
 
 def _launch(
     name: str, nodes: int, nproc: int | None, agent: Sequence[str] | None, *, temporary: bool, stdin: int
-) -> tuple[registry.Cluster, subprocess.Popen[bytes]]:
-    folders = Folders.of_user()
+) -> tuple[registry.LocalCluster, subprocess.Popen[bytes]]:
+    folders = LocalFolders.of_user()
     running = registry.clusters(folders)
     uuids, problem = installed_gpus()
     if problem:
@@ -194,7 +196,7 @@ def _launch(
     return cluster, supervisor
 
 
-def _end(cluster: registry.Cluster, supervisor: subprocess.Popen[bytes]) -> None:
+def _end(cluster: registry.LocalCluster, supervisor: subprocess.Popen[bytes]) -> None:
     """The supervisor was asked to end: wait for it, and clear away what it could not."""
     try:
         supervisor.wait(END_TIMEOUT)

@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nodeagent.local import power
-from nodeagent.local.children import Children
+from nodeagent.local.children import LocalChildren
 from nodeagent.local.config import node_names, write_config
 from nodeagent.local.control import Reply
 from nodeagent.local.layout import LocalError, NotFoundError, folder_mode
-from nodeagent.local.registry import Cluster, load, remove
+from nodeagent.local.registry import LocalCluster, load, remove
 from nodeagent.osutil.linux import lossy_stderr
 from nodeagent.store.server import PrivateRedis, PrivateRedisError
 from nodeagent.trust.key import KeyFileError, make
@@ -71,7 +71,9 @@ class _Node:
 class Supervisor:
     """One cluster's processes, from the first to the last."""
 
-    def __init__(self, cluster: Cluster, shares: Sequence[tuple[str, ...]], slots: int, agent: Sequence[str]) -> None:
+    def __init__(
+        self, cluster: LocalCluster, shares: Sequence[tuple[str, ...]], slots: int, agent: Sequence[str]
+    ) -> None:
         self._cluster = cluster
         self._slots = slots
         self._agent = agent
@@ -86,7 +88,7 @@ class Supervisor:
     async def run(self, owner: int | None) -> None:
         """Until asked to end. ``owner``: a file descriptor whose end of file ends the cluster."""
         loop = asyncio.get_running_loop()
-        self._children = Children()
+        self._children = LocalChildren()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ending.set)
         if owner is not None:

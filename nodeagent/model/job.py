@@ -8,11 +8,11 @@ from pydantic import Field, field_validator
 
 from nodeagent.model.base import RECORD_VERSION, Record
 from nodeagent.model.jobspec import JobSpec
-from nodeagent.model.usage import Held, Use
+from nodeagent.model.usage import Held, UsedTime
 from nodeagent.model.world import Head, PodReport, Token
 
 
-class Event(Record):
+class JobEvent(Record):
     """One line of the capped stream."""
 
     id: str
@@ -236,7 +236,7 @@ class JobRecord(Record):
     checkpoint: Checkpoint | None = None
     held: Held | None = None
     """None: it has not had a device yet."""
-    used: dict[str, Use] = {}
+    used: dict[str, UsedTime] = {}
     """Day (since 1970-01-01, as text) to what it used then, up to ``held.at``."""
     rev: int = 0
 

@@ -41,7 +41,7 @@ class Gpu(Record):
     """The NUMA node that it is near to; None: not known, or there is only one."""
 
 
-class Https(Record):
+class HttpsAddress(Record):
     """Where a node's agent serves others, and how it is known there."""
 
     url: str = Field(pattern=r"^https://.+:\d{1,5}$")
@@ -78,7 +78,7 @@ class NodeFacts(Record):
     """The agent's unix socket: reachable only from the same machine (same boot_id)."""
     http: str = ""
     """``http://127.0.0.1:PORT`` of health and metrics."""
-    https: Https | None = None
+    https: HttpsAddress | None = None
     """Where logs and the API are served beyond this machine; None: nowhere."""
     peer: str = Field(default="", pattern=r"^$|^.+:\d{1,5}$")
     """``host:port`` (UDP) at which other agents ask this one for failsafe time; empty: it cannot be asked."""

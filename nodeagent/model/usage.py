@@ -16,7 +16,7 @@ OTHERS = -2
 """The owner under whom those are summed up who came last on a day on which very many had jobs; nobody's uid."""
 
 
-class Use(Record):
+class UsedTime(Record):
     """Sums over some time. Milliseconds are of the served clock; those of devices are added up over the devices."""
 
     gpu_ms: int = 0
@@ -49,7 +49,7 @@ class Held(Record):
     """When its workers ran again after the last fault."""
 
 
-class Row(Use):
+class UsageRow(UsedTime):
     """The sums of one owner in one queue on one day."""
 
     jobs: int = 0
@@ -61,6 +61,6 @@ class UsageDay(Record):
 
     day: int
     """Days since 1970-01-01."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, UsageRow] = {}
     """Owner (uid) and queue, with a space between, to the sums."""
     rev: int

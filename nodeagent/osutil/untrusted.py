@@ -46,7 +46,7 @@ class UntrustedError(Exception):
     """What lies there is missing, or not what it should be; ``str()`` is a phrase for the log."""
 
 
-class Folder:
+class UntrustedFolder:
     """An open folder that belongs to ``owner`` (None: whoever has it). Use it with ``with``.
 
     ``trusted`` is a path in which only root (or this process's own user) can write; ``names`` lead from there.
@@ -285,7 +285,7 @@ def remove_tree(trusted: Path, name: str) -> None:
             pass
         else:
             return
-    with Folder(trusted, name) as top, _naming(path):
+    with UntrustedFolder(trusted, name) as top, _naming(path):
         left = REMOVE_MAX
         while names := top.names():
             left -= len(names)

@@ -26,7 +26,7 @@ from nodeagent.plan.placement import gang_of, lay
 from nodeagent.plan.queue import GIVE_WAY, NEXT, Waiting, places, queue, rank
 from nodeagent.plan.room import Room, fits, kind_of, room_for, shape_of, with_room
 from nodeagent.plan.timelimit import ends_at
-from nodeagent.plan.topology import Past, gather, most
+from nodeagent.plan.topology import PastPlaces, gather, most
 
 TRIED = 8
 """So many gangs are passed, from the first in line on, that could not start if all jobs had ended: they hold up nobody,
@@ -58,7 +58,7 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptNodes:
     """Nodes that one job must leave to others."""
 
     nodes: frozenset[str]
@@ -72,7 +72,7 @@ class Reserved:
 
     found: tuple[Reservation, ...] = ()
     """In the order of the line."""
-    kept: Mapping[str, Kept] = field(default_factory=dict)
+    kept: Mapping[str, KeptNodes] = field(default_factory=dict)
     """By job (uid); of those that have to leave some."""
 
 
@@ -151,7 +151,7 @@ def line(cluster: Cluster) -> tuple[Waiting, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldBack:
     """What keeps a job with room from starting."""
 
     nodes: tuple[str, ...]
@@ -159,7 +159,7 @@ class Held:
     by: Reservation
 
 
-def held(cluster: Cluster, job: JobRecord) -> Held | None:
+def held(cluster: Cluster, job: JobRecord) -> HeldBack | None:
     """The first reservation that keeps nodes which the job lacks; None if it lacks none, or would without it."""
     now = reserved(cluster)
     kept = now.kept.get(job.uid)
@@ -167,7 +167,7 @@ def held(cluster: Cluster, job: JobRecord) -> Held | None:
         return None
     for one in (now.found[i] for i in kept.by):
         if nodes := _with_room(cluster, job, one.nodes):
-            return Held(nodes, one)
+            return HeldBack(nodes, one)
     return None
 
 
@@ -300,7 +300,7 @@ def _of_one_role(
             return able[:least]
         border = UNKNOWN if until == UNKNOWN else 1
         groups = [[n for n in able if free[n] < border], [n for n in able if free[n] >= border]]
-        return gather(groups[::sign], least, least, gang, Past(warm=frozenset(begun)))
+        return gather(groups[::sign], least, least, gang, PastPlaces(warm=frozenset(begun)))
 
     return free, pick
 
@@ -438,9 +438,9 @@ def _freed(cluster: Cluster, nodes: Collection[str]) -> int:
 # --- who has to leave them
 
 
-def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, Kept], int]:
+def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, KeptNodes], int]:
     """Of all jobs that go after those for which nodes are kept; and the served time up to which it stays so."""
-    line, out, sets = places(cluster), dict[str, Kept](), dict[tuple[int, ...], Kept]()
+    line, out, sets = places(cluster), dict[str, KeptNodes](), dict[tuple[int, ...], KeptNodes]()
     before = [(i, line[one.uid], rank(cluster.jobs[one.uid]), one.start) for i, one in enumerate(found)]
     until = UNKNOWN
     for uid, job in cluster.jobs.items():
@@ -457,7 +457,7 @@ def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, Kep
         if by:
             key = tuple(by)
             if key not in sets:
-                sets[key] = Kept(frozenset().union(*(found[i].nodes for i in by)), key)
+                sets[key] = KeptNodes(frozenset().union(*(found[i].nodes for i in by)), key)
             out[uid] = sets[key]
     return out, until
 
@@ -481,7 +481,7 @@ class _View:
     copies: Mapping[str, tuple[NodeRecord, NodeRecord]]
 
 
-def _without(cluster: Cluster, kept: Kept) -> Cluster:
+def _without(cluster: Cluster, kept: KeptNodes) -> Cluster:
     """The view as those see it who may not use these nodes: they take no work."""
 
     def look(before: _View | None) -> _View:
@@ -503,7 +503,7 @@ _NO_WORK = {"cordon": Cordon(reason="kept for another job", by="", at=0.0)}
 # --- in words
 
 
-def why_held(cluster: Cluster, held: Held, wall: float) -> str:
+def why_held(cluster: Cluster, held: HeldBack, wall: float) -> str:
     """Which nodes are kept for whom, and until when. ``wall``: Unix time now."""
     more = f" and {len(held.nodes) - SHOWN} more" if len(held.nodes) > SHOWN else ""
     names = ", ".join(held.nodes[:SHOWN]) + more

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.world import Head
-from nodeagent.plan.changes import Seen, changed, seen
+from nodeagent.plan.changes import SeenNodes, changed, seen
 from nodeagent.plan.cluster import Cluster
 
 Booking = tuple[str, tuple[str, ...]]
@@ -28,7 +28,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _All:
-    seen: Seen
+    seen: SeenNodes
     jobs: Mapping[str, _Job]
     found: Booked
 

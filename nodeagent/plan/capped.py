@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nodeagent.plan.demand import NOTHING, Use, together
+from nodeagent.plan.demand import NOTHING, Resources, together
 from nodeagent.plan.share import Ceiling
-from nodeagent.plan.topology import Gang, parts
+from nodeagent.plan.topology import GangLayout, parts
 
 
-def held_of(limit: Ceiling, segment: int, names: Sequence[str], uses: Mapping[str, Use]) -> list[str]:
+def held_of(limit: Ceiling, segment: int, names: Sequence[str], uses: Mapping[str, Resources]) -> list[str]:
     """Those of an arranged gang that the ceiling allows, in its order; whole segments only."""
     size = max(segment, 1)
     return _greedy(limit, (names[i : i + size] for i in range(0, len(names), size)), uses, len(names))
@@ -23,16 +23,16 @@ class Cheapest:
     """The nodes on which a gang takes least."""
 
     nodes: frozenset[str]
-    needs: Use | None
+    needs: Resources | None
     """What the smallest gang would take at least, where the ceiling allows none; None if it allows one, or there are
     too few nodes for one."""
 
 
-def cheapest(limit: Ceiling, gang: Gang, uses: Mapping[str, Use], want: int, least: int) -> Cheapest:
+def cheapest(limit: Ceiling, gang: GangLayout, uses: Mapping[str, Resources], want: int, least: int) -> Cheapest:
     """The largest gang of up to ``want`` of these nodes that the ceiling allows, those first that take least; in each
     domain that may hold it."""
     best: list[str] = []
-    needs: Use | None = None
+    needs: Resources | None = None
     for groups in parts(sorted(uses, key=lambda n: _cost(uses[n])), gang):
         groups.sort(key=lambda group: _cost(_of(group, uses)))
         held = _greedy(limit, groups, uses, want)
@@ -44,7 +44,7 @@ def cheapest(limit: Ceiling, gang: Gang, uses: Mapping[str, Use], want: int, lea
     return Cheapest(frozenset(best), needs if len(best) < least else None)
 
 
-def _greedy(limit: Ceiling, groups: Iterable[Sequence[str]], uses: Mapping[str, Use], want: int) -> list[str]:
+def _greedy(limit: Ceiling, groups: Iterable[Sequence[str]], uses: Mapping[str, Resources], want: int) -> list[str]:
     """All of a group, or nothing of it."""
     chosen: list[str] = []
     has = NOTHING
@@ -56,9 +56,9 @@ def _greedy(limit: Ceiling, groups: Iterable[Sequence[str]], uses: Mapping[str, 
     return chosen
 
 
-def _of(nodes: Iterable[str], uses: Mapping[str, Use]) -> Use:
+def _of(nodes: Iterable[str], uses: Mapping[str, Resources]) -> Resources:
     return together(uses[node] for node in nodes)
 
 
-def _cost(use: Use) -> tuple[int, Use]:
+def _cost(use: Resources) -> tuple[int, Resources]:
     return use.gpus + use.slots, use

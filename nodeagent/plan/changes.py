@@ -13,20 +13,20 @@ from nodeagent.plan.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenNodes:
     """The nodes and leases of a view that something was worked out from."""
 
     nodes: Mapping[str, NodeRecord]
     lapsed: frozenset[str]
 
 
-def seen(cluster: Cluster) -> Seen:
+def seen(cluster: Cluster) -> SeenNodes:
     """This view's."""
     view = cluster.nodes, cluster.lapsed
-    return cluster.notes.once("seen", view, lambda _before: Seen(*view))
+    return cluster.notes.once("seen", view, lambda _before: SeenNodes(*view))
 
 
-def changed(cluster: Cluster, before: Seen) -> frozenset[str] | None:
+def changed(cluster: Cluster, before: SeenNodes) -> frozenset[str] | None:
     """Nodes that have another record or another standing of their lease than before; None if nodes came or went."""
     now = seen(cluster)
     if now is before:
@@ -37,7 +37,7 @@ def changed(cluster: Cluster, before: Seen) -> frozenset[str] | None:
 _NONE: frozenset[str] = frozenset()
 
 
-def _changed(now: Seen, before: Seen) -> frozenset[str] | None:
+def _changed(now: SeenNodes, before: SeenNodes) -> frozenset[str] | None:
     lapses = (now.lapsed ^ before.lapsed) & now.nodes.keys() if now.lapsed is not before.lapsed else _NONE
     if now.nodes is before.nodes:
         return lapses

@@ -30,7 +30,7 @@ SHOWN = 8
 """Most names in one sentence."""
 
 
-class Standing(Record):
+class AgentStanding(Record):
     """How the agent that is asked stands with the cluster. Times are seconds."""
 
     node: str
@@ -71,7 +71,7 @@ LATE = 1.0
 """Seconds that an agent's loop may be late."""
 
 
-def judge_agent(agent: Standing) -> tuple[Finding, ...]:
+def judge_agent(agent: AgentStanding) -> tuple[Finding, ...]:
     """Of the agent that is asked."""
     log = "journalctl -u nodeagent -n 50"
     found = []

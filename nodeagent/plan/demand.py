@@ -13,26 +13,26 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.places import demand
 
 
-class Use(NamedTuple):
+class Resources(NamedTuple):
     """Amounts, in the order of ``model.queue.RESOURCES``."""
 
     gpus: int = 0
     nodes: int = 0
     slots: int = 0
 
-    def and_(self, other: Use) -> Use:
+    def and_(self, other: Resources) -> Resources:
         """Both together."""
-        return Use(self.gpus + other.gpus, self.nodes + other.nodes, self.slots + other.slots)
+        return Resources(self.gpus + other.gpus, self.nodes + other.nodes, self.slots + other.slots)
 
-    def less(self, other: Use) -> Use:
+    def less(self, other: Resources) -> Resources:
         """This without that."""
-        return Use(self.gpus - other.gpus, self.nodes - other.nodes, self.slots - other.slots)
+        return Resources(self.gpus - other.gpus, self.nodes - other.nodes, self.slots - other.slots)
 
 
-NOTHING = Use()
+NOTHING = Resources()
 
 
-def together(uses: Iterable[Use]) -> Use:
+def together(uses: Iterable[Resources]) -> Resources:
     """The sum."""
     total = NOTHING
     for use in uses:
@@ -40,20 +40,20 @@ def together(uses: Iterable[Use]) -> Use:
     return total
 
 
-def of_devices(devices: Sequence[str]) -> Use:
+def of_devices(devices: Sequence[str]) -> Resources:
     """What a pod with these devices uses."""
     slots = sum(device.startswith("cpu") for device in devices)
-    return Use(len(devices) - slots, 1, slots)
+    return Resources(len(devices) - slots, 1, slots)
 
 
 @dataclass(frozen=True, slots=True)
 class _Used:
     booked: Booked
-    by_node: Mapping[str, tuple[tuple[str, Use], ...]]
-    by_job: Mapping[str, Use]
+    by_node: Mapping[str, tuple[tuple[str, Resources], ...]]
+    by_job: Mapping[str, Resources]
 
 
-def used(cluster: Cluster) -> Mapping[str, Use]:
+def used(cluster: Cluster) -> Mapping[str, Resources]:
     """Job (uid) to what it holds, as a member or because it may still run there. The very same object for as long as no
     booking changes."""
     now = booked(cluster)
@@ -62,8 +62,8 @@ def used(cluster: Cluster) -> Mapping[str, Use]:
 
 def _used(now: Booked, before: _Used | None) -> _Used:
     """Of a node whose bookings are what they were, the sums are too."""
-    by_node: dict[str, tuple[tuple[str, Use], ...]] = {}
-    by_job: dict[str, Use] = {}
+    by_node: dict[str, tuple[tuple[str, Resources], ...]] = {}
+    by_job: dict[str, Resources] = {}
     for node, bookings in now.items():
         if before is not None and before.booked.get(node) is bookings:
             by_node[node] = before.by_node[node]
@@ -75,7 +75,7 @@ def _used(now: Booked, before: _Used | None) -> _Used:
     return _Used(now, by_node, by_job)
 
 
-def _on_node(bookings: Sequence[Booking]) -> tuple[tuple[str, Use], ...]:
+def _on_node(bookings: Sequence[Booking]) -> tuple[tuple[str, Resources], ...]:
     """A job that is a member and a holder of a node has it once."""
     devices: dict[str, dict[str, None]] = {}
     for uid, held in bookings:
@@ -87,7 +87,7 @@ def _on_node(bookings: Sequence[Booking]) -> tuple[tuple[str, Use], ...]:
 class Size:
     """What live nodes have, all together."""
 
-    total: Use
+    total: Resources
     installed: tuple[int, ...]
     """The numbers of GPUs that nodes have, ascending."""
 
@@ -97,20 +97,20 @@ def size(cluster: Cluster) -> Size:
 
     def look(before: Size | None) -> Size:
         live = [cluster.nodes[name].facts for name in cluster.nodes if cluster.live(name)]
-        total = Use(sum(len(facts.gpus) for facts in live), len(live), sum(facts.cpu_slots for facts in live))
+        total = Resources(sum(len(facts.gpus) for facts in live), len(live), sum(facts.cpu_slots for facts in live))
         found = Size(total, tuple(sorted({len(facts.gpus) for facts in live})))
         return before if before == found and before is not None else found
 
     return cluster.notes.once("size", (cluster.nodes, cluster.lapsed), look)
 
 
-def place_use(role: Role, installed: int) -> Use:
+def place_use(role: Role, installed: int) -> Resources:
     """What a place of this role takes on a node with so many GPUs."""
     gpus, slots = demand(role, installed)
-    return Use(gpus, 1, slots)
+    return Resources(gpus, 1, slots)
 
 
-def least(cluster: Cluster, spec: JobSpec) -> Use:
+def least(cluster: Cluster, spec: JobSpec) -> Resources:
     """What the job has to have to start, on the nodes of the cluster on which that is least."""
     counts = size(cluster).installed or (0,)
     if spec.several:
@@ -119,7 +119,7 @@ def least(cluster: Cluster, spec: JobSpec) -> Use:
     return times(min(place_use(spec.role, n) for n in counts), spec.nodes.min)
 
 
-def wanted(cluster: Cluster, spec: JobSpec, target: int) -> Use:
+def wanted(cluster: Cluster, spec: JobSpec, target: int) -> Resources:
     """What the job would have on so many nodes, on those with the most GPUs."""
     most = size(cluster).installed[-1:] or (0,)
     if spec.several:
@@ -127,6 +127,6 @@ def wanted(cluster: Cluster, spec: JobSpec, target: int) -> Use:
     return times(place_use(spec.role, most[0]), target)
 
 
-def times(use: Use, count: int) -> Use:
+def times(use: Resources, count: int) -> Resources:
     """So many of them."""
-    return Use(use.gpus * count, use.nodes * count, use.slots * count)
+    return Resources(use.gpus * count, use.nodes * count, use.slots * count)

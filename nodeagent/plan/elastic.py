@@ -24,7 +24,7 @@ from nodeagent.plan.queue import queue, rank
 from nodeagent.plan.reclaim import Reclaim
 from nodeagent.plan.room import fits, kind_of, shape_of
 from nodeagent.plan.share import ceiling, shared
-from nodeagent.plan.topology import Past, gather
+from nodeagent.plan.topology import PastPlaces, gather
 
 MOST_NEEDERS = 32
 """For so many jobs that lack nodes borrowed ones are looked for at a time: the first."""
@@ -171,7 +171,7 @@ class _Ledger:
             seen.update(pool)
         kept = tuple(m.node for m in survivors(self._cluster, job)) if runs else ()
         want = len(kept) + lack
-        names = gather(pools, want, 1 if runs else want, gang_of(self._cluster, job.spec), Past(kept, kept))
+        names = gather(pools, want, 1 if runs else want, gang_of(self._cluster, job.spec), PastPlaces(kept, kept))
         return frozenset(names).difference(kept) if runs or len(names) >= want else frozenset()
 
     def _provide(self, job: JobRecord, lack: int) -> bool:

@@ -36,7 +36,7 @@ def match(policies: Sequence[Policy], event: EventName, exit_code: int | None) -
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BudgetVerdict:
     """Whether one more fault is within the budget, and the wait before the next generation, in ms."""
 
     allowed: bool
@@ -52,14 +52,14 @@ def spent(job: JobRecord, served: int) -> int:
     return sum(1 for entry in job.budget.values() if entry.counts and entry.at >= since)
 
 
-def judge(job: JobRecord, served: int) -> Verdict:
+def judge(job: JobRecord, served: int) -> BudgetVerdict:
     """Judge one more fault that counts."""
     limits = job.spec.restarts
     count = spent(job, served) + 1
     window = f"{limits.window:g} s"
     if count > limits.max:
-        return Verdict(False, 0, count, f"restart budget spent: {limits.max} restarts within {window}")
-    return Verdict(True, _delay(count, limits.backoff_min, limits.backoff_max), count,
+        return BudgetVerdict(False, 0, count, f"restart budget spent: {limits.max} restarts within {window}")
+    return BudgetVerdict(True, _delay(count, limits.backoff_min, limits.backoff_max), count,
                    f"restart {count} of {limits.max} within {window}")  # fmt: skip
 
 

@@ -34,7 +34,7 @@ _HELD = ("stopped", "blocked", "zombie")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenWorker:
     """One worker and its node."""
 
     node: str
@@ -94,7 +94,7 @@ def _living(head: Head) -> list[str]:
     return [m.node for m in head.ordered() if m.node not in done]
 
 
-def _all_seen(head: Head) -> list[Seen]:
+def _all_seen(head: Head) -> list[SeenWorker]:
     """Every living worker; none if a pod has not told, or none of them suspects anything."""
     seen, suspects = [], False
     for node in _living(head):
@@ -102,7 +102,7 @@ def _all_seen(head: Head) -> list[Seen]:
         if report is None or report.stall is None or report.state != "running":
             return []
         suspects |= report.stall.suspects
-        seen += [Seen(node, facts) for facts in report.stall.ranks]
+        seen += [SeenWorker(node, facts) for facts in report.stall.ranks]
     return sorted(seen, key=lambda s: s.facts.rank) if suspects else []
 
 
@@ -114,7 +114,7 @@ def _hangs(ranks: Sequence[RankFacts]) -> bool:
     return idle and all(r.silent for r in ranks)
 
 
-def culprits(seen: Sequence[Seen]) -> list[Seen]:
+def culprits(seen: Sequence[SeenWorker]) -> list[SeenWorker]:
     """Those who did not arrive; all of them when nothing tells them apart."""
     held = [s for s in seen if s.facts.state in _HELD]
     if 0 < len(held) < len(seen):
@@ -127,7 +127,7 @@ def culprits(seen: Sequence[Seen]) -> list[Seen]:
     return _odd(left, lambda s: s.facts.site)
 
 
-def _behind(seen: list[Seen]) -> list[Seen]:
+def _behind(seen: list[SeenWorker]) -> list[SeenWorker]:
     """Those at the lowest step; or the few that told none, while most did."""
     silent = [s for s in seen if s.facts.step is None]
     if 0 < len(silent) < len(seen) - len(silent):
@@ -138,7 +138,7 @@ def _behind(seen: list[Seen]) -> list[Seen]:
     return [s for s in seen if s.facts.step == min(steps)]
 
 
-def _odd(seen: list[Seen], trait: Callable[[Seen], str]) -> list[Seen]:
+def _odd(seen: list[SeenWorker], trait: Callable[[SeenWorker], str]) -> list[SeenWorker]:
     """The smallest group by this trait, if it is alone in being so small and the others are more."""
     groups = Counter(map(trait, seen)).most_common()
     if len(groups) < 2 or groups[-1][1] == groups[-2][1]:
@@ -146,7 +146,7 @@ def _odd(seen: list[Seen], trait: Callable[[Seen], str]) -> list[Seen]:
     return [s for s in seen if trait(s) == groups[-1][0]]
 
 
-def _text(guilty: Sequence[Seen], world: int, known: bool, limit: float) -> str:
+def _text(guilty: Sequence[SeenWorker], world: int, known: bool, limit: float) -> str:
     if not known:
         return f"no worker has made progress for {limit:g} s, and who hangs is not known: they all do alike"
     first = guilty[0]
@@ -162,7 +162,7 @@ def _text(guilty: Sequence[Seen], world: int, known: bool, limit: float) -> str:
     return f"{text}; no progress for {limit:g} s"
 
 
-def _table(guilty: Sequence[Seen], seen: Sequence[Seen], known: bool) -> str:
+def _table(guilty: Sequence[SeenWorker], seen: Sequence[SeenWorker], known: bool) -> str:
     order = [*guilty, *(s for s in seen if s not in guilty)]
     lines = [_line(s, known and s in guilty) for s in order[:MOST_LINES]]
     if len(order) > MOST_LINES:
@@ -170,7 +170,7 @@ def _table(guilty: Sequence[Seen], seen: Sequence[Seen], known: bool) -> str:
     return "\n".join(lines)
 
 
-def _line(seen: Seen, guilty: bool) -> str:
+def _line(seen: SeenWorker, guilty: bool) -> str:
     facts = seen.facts
     words: list[str] = [facts.state]
     if facts.step is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from nodeagent.model.health import LABEL, Action, Claim, Verdict
 from nodeagent.model.node import NodeFacts, NodeRecord
 from nodeagent.model.world import Head, Member
-from nodeagent.plan.changes import Seen, changed, seen
+from nodeagent.plan.changes import SeenNodes, changed, seen
 from nodeagent.plan.cluster import Cluster
 
 WINDOW = 600.0
@@ -68,7 +68,7 @@ def worn_nodes(cluster: Cluster) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Remarkable:
-    seen: Seen
+    seen: SeenNodes
     nodes: frozenset[str]
 
 

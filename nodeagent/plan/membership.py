@@ -16,7 +16,7 @@ from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
 from nodeagent.model.world import Head, Member
 from nodeagent.plan.bookings import Booked, booked, changed_bookings, used_devices
-from nodeagent.plan.changes import Seen, changed, seen
+from nodeagent.plan.changes import SeenNodes, changed, seen
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.devices import pick
 from nodeagent.plan.health import bar, worn_nodes
@@ -238,7 +238,7 @@ class _Judged:
     of it is the same."""
 
     roles: tuple[Role, ...]
-    seen: Seen
+    seen: SeenNodes
     booked: Booked
     own: Mapping[str, tuple[str, ...]]
     found: _Found
@@ -397,7 +397,7 @@ class _Gang:
     """A job's newest generation, as far as it depends on who is alive."""
 
     head: Head | None
-    seen: Seen
+    seen: SeenNodes
     survivors: tuple[Member, ...] = ()
     gone: tuple[str, ...] = ()
     holding: tuple[str, ...] = ()

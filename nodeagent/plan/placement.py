@@ -17,7 +17,7 @@ from nodeagent.plan.health import worn_nodes
 from nodeagent.plan.membership import Candidate, candidates, ranked, score, survivors
 from nodeagent.plan.places import Layout, Site, could_hold, had_places, lay_out
 from nodeagent.plan.share import NO_CEILING, Ceiling, ceiling, full, holdings
-from nodeagent.plan.topology import Gang, Past, gather, most, nearest, spread, tree
+from nodeagent.plan.topology import GangLayout, PastPlaces, gather, most, nearest, spread, tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +98,14 @@ def arranged(cluster: Cluster, spec: JobSpec) -> bool:
     return asked or bool(tree(cluster).levels)
 
 
-def gang_of(cluster: Cluster, spec: JobSpec) -> Gang:
+def gang_of(cluster: Cluster, spec: JobSpec) -> GangLayout:
     """How the nodes of a job have to lie."""
     known, role = tree(cluster), None if spec.several else spec.role.placement
     levels = known.levels_for(spec.within)
     if role is not None and role.pack not in ("", NODE) and spec.placement is None:
         levels = (role.pack,)
     within = levels.index(spec.within) + 1 if spec.within else 0
-    return Gang(levels, known.paths(levels), within, spec.segments)
+    return GangLayout(levels, known.paths(levels), within, spec.segments)
 
 
 def arrange(
@@ -123,7 +123,7 @@ def arrange(
         return node in leaving, node in old, -score(cluster, job, node)
 
     groups = [list(group) for _, group in groupby((n for n in able if n not in stays), key=tier)]
-    past = Past(tuple(m.node for m in head.ordered()) if head is not None else (), tuple(kept), frozenset(warm))
+    past = PastPlaces(tuple(m.node for m in head.ordered()) if head is not None else (), tuple(kept), frozenset(warm))
     role = job.spec.role.placement
     if role is None or not role.spread:
         return gather(groups, target, job.spec.nodes.min, gang, past)
@@ -266,7 +266,7 @@ def lay(cluster: Cluster, job: JobRecord, able: Collection[Candidate]) -> Layout
     return Layout(lack=f"no {job.spec.within} has room for all of its places")
 
 
-def _near_first(sites: Sequence[Site], gang: Gang, members: Sequence[str]) -> list[Site]:
+def _near_first(sites: Sequence[Site], gang: GangLayout, members: Sequence[str]) -> list[Site]:
     """Survivors, then the others, the nearest to them first."""
     by_node = {site.node: site for site in sites}
     new = [n for n in by_node if n not in members]
@@ -274,7 +274,7 @@ def _near_first(sites: Sequence[Site], gang: Gang, members: Sequence[str]) -> li
     return [by_node[n] for n in (*(n for n in by_node if n in members), *near)]
 
 
-def _domains(gang: Gang, nodes: Sequence[str], members: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def _domains(gang: GangLayout, nodes: Sequence[str], members: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Where to try: the domains that survivors are in, then any, the smallest first. Survivors whose gang need not be
     in one domain stay, wherever they are."""
     if members and not gang.within:

@@ -64,7 +64,7 @@ class Stop:
     uid: str
     grace: float | None
     why: str
-    meanwhile: Promise | Report | None = None
+    meanwhile: Promise | ReportPod | None = None
     given_up: GivenUp | None = None
     broken: bool = False
 
@@ -100,7 +100,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportPod:
     """Tell the store how the pod's workers are."""
 
     uid: str
@@ -110,7 +110,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LookAtWorkers:
     """Others of the gang see no progress: have this node's shim tell what its workers do."""
 
     uid: str
@@ -136,12 +136,12 @@ class Retire:
     why: str
 
 
-PodAction = Prepare | Stop | Promise | SendAck | Start | Release | Report | Look | Keep | Retire
+PodAction = Prepare | Stop | Promise | SendAck | Start | Release | ReportPod | LookAtWorkers | Keep | Retire
 
 
 def asks_the_store(action: PodAction) -> bool:
     """It, or what is done meanwhile, is no matter of this node alone."""
-    return isinstance(action.meanwhile if isinstance(action, Stop) else action, SendAck | Report | Keep)
+    return isinstance(action.meanwhile if isinstance(action, Stop) else action, SendAck | ReportPod | Keep)
 
 
 def plan_pods(
@@ -325,13 +325,13 @@ def _active(job: JobRecord, head: Head, node: str, status: PodStatus | None) -> 
     return Start(job.uid, head.token, f"generation {head.number} is active")
 
 
-def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodReport | None) -> Report | None:
+def _report(job: JobRecord, head: Head, sent: PodReport | None, report: PodReport | None) -> ReportPod | None:
     if report is None or (sent is not None and same_report(sent, report)):
         return None
     why = report.reason or (describe(report.exits[0]) if report.exits else report.state)
     if report.stall is not None:
         why = f"no progress for {report.stall.limit:g} s" if report.stall.suspects else "others see no progress"
-    return Report(job.uid, head.token, report, why)
+    return ReportPod(job.uid, head.token, report, why)
 
 
 def _release(job: JobRecord, head: Head, status: PodStatus) -> Release | None:
@@ -349,12 +349,12 @@ def _release(job: JobRecord, head: Head, status: PodStatus) -> Release | None:
     return Release(job.uid, head.token, tuple(found), f"all places of {others} are ready")
 
 
-def _look(job: JobRecord, head: Head, node: str, status: PodStatus) -> Look | None:
+def _look(job: JobRecord, head: Head, node: str, status: PodStatus) -> LookAtWorkers | None:
     if status.phase != "running" or status.stall is not None:
         return None
     others = [n for n, r in head.reports.items() if n != node and r.stall is not None and r.stall.suspects]
     names = ", ".join(sorted(others, key=natural))
-    return Look(job.uid, f"no progress is seen on {names}") if others else None
+    return LookAtWorkers(job.uid, f"no progress is seen on {names}") if others else None
 
 
 def _stop(job: JobRecord, head: Head | None, planned: bool, why: str) -> Stop:

@@ -115,7 +115,7 @@ def _line_with(cluster: Cluster, job: JobRecord) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class NextUp:
     """The jobs (uids) among those that wait for which nodes get ready."""
 
     up: frozenset[str] = frozenset()
@@ -123,7 +123,7 @@ class Line:
     """When (served time) each that was ever among them got its place, for as long as it has room."""
 
 
-def next_up(cluster: Cluster, line: Sequence[Waiting], before: Line = Line()) -> Line:
+def next_up(cluster: Cluster, line: Sequence[Waiting], before: NextUp = NextUp()) -> NextUp:
     """Only some of the jobs that have room, or hundreds would have a pod on each free node. The first in the queue is
     always among them, since it could never start otherwise, and pods that never get ready keep no job from getting its
     turn. ``line``: the queue, each job with the room that it may use. ``before``: what this said of an earlier
@@ -134,4 +134,4 @@ def next_up(cluster: Cluster, line: Sequence[Waiting], before: Line = Line()) ->
     slow = [uid for uid in able if before.since.get(uid, cluster.served) <= late]
     up = [uid for uid in able if uid not in slow][:NEXT]
     since = {uid: before.since.get(uid, cluster.served) for uid in (*slow, *up)}
-    return Line(frozenset((*up, *slow[:NEXT])), since)
+    return NextUp(frozenset((*up, *slow[:NEXT])), since)

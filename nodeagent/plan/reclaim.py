@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import queue_of
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.demand import NOTHING, Use, size
+from nodeagent.plan.demand import NOTHING, Resources, size
 from nodeagent.plan.share import above, dominant, holdings, parts
 
 MIN_RUNTIME = 60.0
@@ -43,23 +43,23 @@ class Reclaim:
     def __init__(self, cluster: Cluster, before: Reclaim | None = None) -> None:
         """``before``: what was decided so far."""
         self._cluster = cluster
-        self._use: dict[str, Use] = dict(holdings(cluster).by_queue if before is None else before._use)
+        self._use: dict[str, Resources] = dict(holdings(cluster).by_queue if before is None else before._use)
         self._guaranteed: dict[str, dict[str, int]] = {} if before is None else before._guaranteed
         self._total = size(cluster).total
         self._entitled = entitlements(cluster)
 
-    def may_have(self, job: JobRecord, use: Use) -> bool:
+    def may_have(self, job: JobRecord, use: Resources) -> bool:
         """With this much more each of the job's queues has no more than it is entitled to."""
         return all(
             self._within(name, self._use.get(name, NOTHING).and_(use)) for name in above(self._cluster.queues, _of(job))
         )
 
-    def owns(self, job: JobRecord, use: Use) -> bool:
+    def owns(self, job: JobRecord, use: Resources) -> bool:
         """With this much more the job's queue still has no more than it is guaranteed."""
         name = _of(job)
         return self._within_guarantee(name, self._use.get(name, NOTHING).and_(use))
 
-    def may_lose(self, donor: JobRecord, job: JobRecord, use: Use, owns: bool) -> bool:
+    def may_lose(self, donor: JobRecord, job: JobRecord, use: Resources, owns: bool) -> bool:
         """The donor's queue has more than it is entitled to, or the job's ``owns`` what it asks for; and with this much
         less the donor's queues still have what they are guaranteed."""
         tree = self._cluster.queues
@@ -75,25 +75,25 @@ class Reclaim:
         name = _of(donor)
         return dominant(self._use.get(name, NOTHING), self._total) - self._entitled.get(name, 0.0)
 
-    def release(self, donor: JobRecord, use: Use) -> None:
+    def release(self, donor: JobRecord, use: Resources) -> None:
         """The donor is to give that much."""
         for name in above(self._cluster.queues, _of(donor)):
             self._use[name] = self._use.get(name, NOTHING).less(use)
 
-    def grant(self, job: JobRecord, use: Use) -> None:
+    def grant(self, job: JobRecord, use: Resources) -> None:
         """The job is to have that much."""
         for name in above(self._cluster.queues, _of(job)):
             self._use[name] = self._use.get(name, NOTHING).and_(use)
 
-    def _within(self, name: str, use: Use) -> bool:
+    def _within(self, name: str, use: Resources) -> bool:
         part = self._entitled.get(name, 0.0) + ROUNDING
         return dominant(use, self._total) <= part or self._within_guarantee(name, use)
 
-    def _within_guarantee(self, name: str, use: Use) -> bool:
+    def _within_guarantee(self, name: str, use: Resources) -> bool:
         owned = self._owned(name)
         return bool(owned) and all(getattr(use, resource) <= amount for resource, amount in owned.items())
 
-    def _spares(self, name: str, use: Use) -> bool:
+    def _spares(self, name: str, use: Resources) -> bool:
         left = self._use.get(name, NOTHING).less(use)
         queue = self._cluster.queues.by_name[name]
         return queue.reclaimable and all(
@@ -104,7 +104,7 @@ class Reclaim:
         """Resource to what is guaranteed of it, where anything is."""
         if name not in self._guaranteed:
             tree = self._cluster.queues
-            all_of = {one: tree.guaranteed(name, one) for one in Use._fields} if name in tree.by_name else {}
+            all_of = {one: tree.guaranteed(name, one) for one in Resources._fields} if name in tree.by_name else {}
             self._guaranteed[name] = {resource: amount for resource, amount in all_of.items() if amount}
         return self._guaranteed[name]
 

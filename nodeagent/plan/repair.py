@@ -37,7 +37,7 @@ class Means:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class HardwareUse:
     """What uses the node's hardware, as its own agent sees it."""
 
     pods: Collection[str] = ()
@@ -59,7 +59,7 @@ class Next:
 
 
 def wanted_claim(
-    cluster: Cluster, node: str, verdicts: Iterable[Verdict], means: Means, past: Iterable[Attempt], use: Use,
+    cluster: Cluster, node: str, verdicts: Iterable[Verdict], means: Means, past: Iterable[Attempt], use: HardwareUse,
     wall: float,
 ) -> tuple[Claim | None, str]:  # fmt: skip
     """The claim to make now; else why nothing is begun though a configured repair is asked for (empty: none is)."""
@@ -79,7 +79,7 @@ def wanted_claim(
 
 def obstacle(
     cluster: Cluster, node: str, claim: Claim, verdicts: Iterable[Verdict], means: Means, past: Iterable[Attempt],
-    use: Use, wall: float,
+    use: HardwareUse, wall: float,
 ) -> str:  # fmt: skip
     """Why the repair is not to be gone for at all, whoever else repairs; empty if it is."""
     me = cluster.nodes.get(node)
@@ -107,7 +107,7 @@ def obstacle(
 
 def onward(
     cluster: Cluster, node: str, claim: Claim, verdicts: Iterable[Verdict], means: Means, past: Iterable[Attempt],
-    use: Use, wall: float,
+    use: HardwareUse, wall: float,
 ) -> Next:  # fmt: skip
     """How a claim goes on that the store has as it is here. Only for ``asks`` and ``holds``."""
     if claim.phase == "asks":
@@ -148,7 +148,7 @@ def call(verdicts: Iterable[Verdict], means: Means, past: Collection[Attempt]) -
     )  # fmt: skip
 
 
-def users(cluster: Cluster, node: str, claim: Claim, use: Use) -> str:
+def users(cluster: Cluster, node: str, claim: Claim, use: HardwareUse) -> str:
     """Who uses the hardware that the repair needs; empty if nobody does."""
     jobs = []
     for job in cluster.jobs.values():
@@ -171,7 +171,7 @@ def users(cluster: Cluster, node: str, claim: Claim, use: Use) -> str:
     return ", ".join(jobs)
 
 
-def _pids(claim: Claim, use: Use) -> set[int]:
+def _pids(claim: Claim, use: HardwareUse) -> set[int]:
     """Processes on the hardware that the repair needs."""
     reported = use.processes or {}
     return {pid for gpu, some in reported.items() if claim.whole or gpu == claim.device for pid in some}

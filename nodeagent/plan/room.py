@@ -18,9 +18,9 @@ from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.model.node import NodeRecord
 from nodeagent.plan.bookings import Booked, booked, changed_bookings
 from nodeagent.plan.capped import cheapest
-from nodeagent.plan.changes import Seen, changed, seen
+from nodeagent.plan.changes import SeenNodes, changed, seen
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.demand import NOTHING, Use, of_devices, times, together
+from nodeagent.plan.demand import NOTHING, Resources, of_devices, times, together
 from nodeagent.plan.membership import (
     Candidate,
     asked,
@@ -68,7 +68,7 @@ def shape_of(role: Role) -> tuple[object, ...]:
 class _Nodes:
     """The nodes of a view."""
 
-    seen: Seen
+    seen: SeenNodes
     booked: Booked
     of: Mapping[str, NodeKind]
     """Those that may take work."""
@@ -127,7 +127,7 @@ class Room:
     """The job could start now."""
     enough_soon: bool
     """It could start as soon as all have got ready."""
-    barred: Use | None = None
+    barred: Resources | None = None
     """What it would have to have at least, where nodes have room and its queues may not use so much."""
 
 
@@ -182,7 +182,7 @@ def _room_with(cluster: Cluster, job: JobRecord, known: Collection[str]) -> Room
     return replace(room, enough=enough, enough_soon=barred is None, barred=barred)
 
 
-def _barred(limit: Ceiling, least: int, nodes: Mapping[Use, int]) -> Use | None:
+def _barred(limit: Ceiling, least: int, nodes: Mapping[Resources, int]) -> Resources | None:
     """What so many of these nodes take at least, if that is more than the job may have; as ``placement.py`` would
     choose them. None if it may, or if there are too few."""
     has, count = NOTHING, 0
@@ -310,7 +310,7 @@ def _is_fit(members: Collection[str], one: Candidate) -> bool:
     return one.standing == "fit" or (one.standing == "pending" and one.node in members)
 
 
-def _use_on(role: Role, kind: NodeKind) -> Use:
+def _use_on(role: Role, kind: NodeKind) -> Resources:
     """What a pod of this role would use on a node of this kind."""
     workers, each = fitting(role, kind.gpus, kind.free_gpus, kind.free_slots), gpus_per_worker(role, kind.gpus)
-    return Use(workers * each, 1, 0) if each else Use(0, 1, workers)
+    return Resources(workers * each, 1, 0) if each else Resources(0, 1, workers)

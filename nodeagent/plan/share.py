@@ -17,7 +17,7 @@ from itertools import pairwise
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.queue import RESOURCES, Queue, Queues, queue_of
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.demand import NOTHING, Use, size, used, wanted
+from nodeagent.plan.demand import NOTHING, Resources, size, used, wanted
 
 NO_USAGE: Mapping[str, float] = {}
 TOP = ""
@@ -33,9 +33,9 @@ def shared(cluster: Cluster) -> bool:
 class Holdings:
     """What is in use."""
 
-    by_queue: Mapping[str, Use]
+    by_queue: Mapping[str, Resources]
     """Those below it included; of a queue that is gone as well."""
-    by_user: Mapping[tuple[str, int], Use]
+    by_user: Mapping[tuple[str, int], Resources]
     """Of a queue's jobs, by their owner."""
     jobs: Mapping[str, tuple[str, ...]]
     """Queue, or one above it, to the jobs (uids) that hold something."""
@@ -46,8 +46,8 @@ def holdings(cluster: Cluster) -> Holdings:
     by_job = used(cluster)
 
     def look(_before: object) -> Holdings:
-        by_queue: dict[str, Use] = {}
-        by_user: dict[tuple[str, int], Use] = {}
+        by_queue: dict[str, Resources] = {}
+        by_user: dict[tuple[str, int], Resources] = {}
         jobs: dict[str, list[str]] = {}
         for uid, use in by_job.items():
             job = cluster.jobs[uid]
@@ -67,7 +67,7 @@ def above(tree: Queues, name: str) -> tuple[str, ...]:
     return tuple(queue.name for queue in tree.path(name)) or (name,)
 
 
-def dominant(use: Use, total: Use) -> float:
+def dominant(use: Resources, total: Resources) -> float:
     """The largest part of the cluster that this is, of one of its resources."""
     part = 0.0
     for mine, all_ in zip(use, total, strict=True):
@@ -104,11 +104,11 @@ class Ceiling:
     by: Mapping[str, str]
     """Resource to the queue that says so."""
 
-    def holds(self, use: Use) -> bool:
+    def holds(self, use: Resources) -> bool:
         """That much is within it."""
         return not self.exceeded(use)
 
-    def exceeded(self, use: Use) -> tuple[str, ...]:
+    def exceeded(self, use: Resources) -> tuple[str, ...]:
         """The resources of which this is too much."""
         return tuple(name for name, most in self.most.items() if getattr(use, name) > most)
 
@@ -140,7 +140,7 @@ def ceiling(cluster: Cluster, job: JobRecord) -> Ceiling:
     return Ceiling(most, by)
 
 
-def claims(cluster: Cluster, job: JobRecord, use: Use) -> tuple[str, ...]:
+def claims(cluster: Cluster, job: JobRecord, use: Resources) -> tuple[str, ...]:
     """Queues with a capability of which the job takes more than it has, if it gets this."""
     own = used(cluster).get(job.uid, NOTHING)
     more = [name for name in RESOURCES if getattr(use, name) > getattr(own, name)]
@@ -148,7 +148,7 @@ def claims(cluster: Cluster, job: JobRecord, use: Use) -> tuple[str, ...]:
     return tuple(sorted(queue.name for queue in path if any(name in queue.capability.stated for name in more)))
 
 
-def full(cluster: Cluster, job: JobRecord, needs: Use) -> str:
+def full(cluster: Cluster, job: JobRecord, needs: Resources) -> str:
     """Why the job cannot have this now, and who holds what it would need; empty if no queue is in the way."""
     limit = ceiling(cluster, job)
     exceeded = limit.exceeded(needs)
@@ -194,7 +194,7 @@ class _Branch:
     """The root, a queue, or a user of a queue: what is below it takes turns."""
 
     weight: float = 1.0
-    use: Use = NOTHING
+    use: Resources = NOTHING
     past: float = 0.0
     """Its part of what it and its siblings used before, by the weight."""
     below: list[tuple[float, int, str]] = field(default_factory=list)
@@ -211,7 +211,7 @@ class _Turns:
         self._past = _past(cluster.queues, decayed)
         self._branches: dict[str, _Branch] = {}
         self._paths: dict[tuple[str, int], tuple[str, ...]] = {}
-        self._wanted: dict[tuple[object, ...], Use] = {}
+        self._wanted: dict[tuple[object, ...], Resources] = {}
         """What a job of one role would have, by what that depends on."""
 
     def take(self, jobs: Sequence[JobRecord]) -> Iterable[JobRecord]:
@@ -252,7 +252,7 @@ class _Turns:
         share = dominant(branch.use.and_(self._next_use(name)), self._total) / branch.weight + branch.past
         return share, branch.jobs[-1].order if branch.jobs else branch.below[0][1], name
 
-    def _next_use(self, name: str) -> Use:
+    def _next_use(self, name: str) -> Resources:
         while heap := self._branches[name].below:
             name = heap[0][2]
         return self._uses(self._branches[name].jobs[-1])
@@ -280,7 +280,7 @@ class _Turns:
         self._branches[name] = found
         return found
 
-    def _uses(self, job: JobRecord) -> Use:
+    def _uses(self, job: JobRecord) -> Resources:
         if job.spec.several:
             return wanted(self._cluster, job.spec, job.control.target)
         role = job.spec.role
@@ -308,11 +308,11 @@ def _past(tree: Queues, decayed: Mapping[str, float]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class QueueShare:
     """One queue, now."""
 
     queue: Queue
-    use: Use
+    use: Resources
     share: float
     """The largest part of the cluster that it uses, of one resource."""
     entitled: float
@@ -322,7 +322,7 @@ class Standing:
     waiting: int
 
 
-def standings(cluster: Cluster) -> dict[str, Standing]:
+def standings(cluster: Cluster) -> dict[str, QueueShare]:
     """Every queue, parents before their children."""
     tree, held, total = cluster.queues, holdings(cluster), size(cluster).total
     live: dict[str, int] = {}
@@ -333,9 +333,9 @@ def standings(cluster: Cluster) -> dict[str, Standing]:
         for name in above(tree, queue_of(job.spec.queue)):
             live[name] = live.get(name, 0) + 1
             waiting[name] = waiting.get(name, 0) + (job.phase in ("queued", "holding"))
-    found: dict[str, Standing] = {}
+    found: dict[str, QueueShare] = {}
 
     for name, part in parts(tree).items():
         queue, use = tree.by_name[name], held.by_queue.get(name, NOTHING)
-        found[name] = Standing(queue, use, dominant(use, total), part, live.get(name, 0), waiting.get(name, 0))
+        found[name] = QueueShare(queue, use, dominant(use, total), part, live.get(name, 0), waiting.get(name, 0))
     return found

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from nodeagent.model.constraints import Constraints, value_of
 from nodeagent.model.node import NodeRecord
-from nodeagent.plan.changes import Seen, changed, seen
+from nodeagent.plan.changes import SeenNodes, changed, seen
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.membership import natural
 
@@ -73,7 +73,7 @@ MOST_PATHS = 64
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    seen: Seen
+    seen: SeenNodes
     tree: Tree
 
 
@@ -106,7 +106,7 @@ def _agreed(nodes: Iterable[NodeRecord]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Gang:
+class GangLayout:
     """How the nodes of one gang are to lie."""
 
     levels: tuple[str, ...]
@@ -118,7 +118,7 @@ class Gang:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PastPlaces:
     """Where the gang was."""
 
     members: tuple[str, ...] = ()
@@ -129,7 +129,7 @@ class Past:
     """Nodes that get ready for it already: of equal domains the one with most of them is taken."""
 
 
-def gather(pool: Sequence[Sequence[str]], want: int, least: int, gang: Gang, past: Past) -> list[str]:
+def gather(pool: Sequence[Sequence[str]], want: int, least: int, gang: GangLayout, past: PastPlaces) -> list[str]:
     """Up to ``want`` of the nodes that are able, in the order of their ranks; fewer than ``least`` where no more can be
     together. ``pool``: nodes that are no members any more, in groups of equally welcome ones, the best group first."""
     groups = [[n for n in group if _placed(gang, n)] for group in pool]
@@ -144,7 +144,7 @@ def gather(pool: Sequence[Sequence[str]], want: int, least: int, gang: Gang, pas
     return _anew(groups, want, gang, past)
 
 
-def most(nodes: Iterable[str], gang: Gang) -> int:
+def most(nodes: Iterable[str], gang: GangLayout) -> int:
     """How many of these nodes could be in one gang."""
     leaves = Counter(gang.paths[n] for n in nodes if _placed(gang, n))
     domains = Counter[Path]()
@@ -153,7 +153,7 @@ def most(nodes: Iterable[str], gang: Gang) -> int:
     return max(domains.values(), default=0)
 
 
-def parts(nodes: Iterable[str], gang: Gang) -> list[list[list[str]]]:
+def parts(nodes: Iterable[str], gang: GangLayout) -> list[list[list[str]]]:
     """By domain that may hold the gang: what it takes or leaves as a whole there, which is segments, or single nodes.
     The nodes of each are in the order given."""
     size, found = max(gang.segment, 1), list[list[list[str]]]()
@@ -169,7 +169,7 @@ def segments_of(nodes: int, segment: int) -> int:
     return nodes - nodes % segment if segment else nodes
 
 
-def _placed(gang: Gang, node: str) -> bool:
+def _placed(gang: GangLayout, node: str) -> bool:
     """It is in a domain of each level that matters."""
     path = gang.paths.get(node)
     if path is None:
@@ -177,11 +177,11 @@ def _placed(gang: Gang, node: str) -> bool:
     return (not gang.within or bool(path[gang.within - 1])) and (not gang.segment or bool(path and path[-1]))
 
 
-def _in(gang: Gang, node: str, domain: Path) -> bool:
+def _in(gang: GangLayout, node: str, domain: Path) -> bool:
     return gang.paths[node][: len(domain)] == domain
 
 
-def _home(gang: Gang, kept: Sequence[str], others: Sequence[str], want: int, least: int, had: int) -> Path | None:
+def _home(gang: GangLayout, kept: Sequence[str], others: Sequence[str], want: int, least: int, had: int) -> Path | None:
     """The domain that a gang with survivors stays in; None: it moves to another as a whole. It moves only where it
     would have to become smaller, or could not go on, and another domain holds as many as it was."""
     if not gang.within:
@@ -198,7 +198,7 @@ def _home(gang: Gang, kept: Sequence[str], others: Sequence[str], want: int, lea
     return None
 
 
-def _anew(groups: Sequence[Sequence[str]], want: int, gang: Gang, past: Past) -> list[str]:
+def _anew(groups: Sequence[Sequence[str]], want: int, gang: GangLayout, past: PastPlaces) -> list[str]:
     """A whole gang. The nodes of the best groups alone if they suffice; else the next best as well."""
     nodes: list[str] = []
     found: list[str] = []
@@ -211,7 +211,7 @@ def _anew(groups: Sequence[Sequence[str]], want: int, gang: Gang, past: Past) ->
     return found
 
 
-def _trimmed(nodes: Sequence[str], gang: Gang) -> list[str]:
+def _trimmed(nodes: Sequence[str], gang: GangLayout) -> list[str]:
     """Without those that would be in no whole segment."""
     if not gang.segment:
         return list(nodes)
@@ -220,7 +220,7 @@ def _trimmed(nodes: Sequence[str], gang: Gang) -> list[str]:
     return [n for n in nodes if n in keep]
 
 
-def _together(nodes: Sequence[str], want: int, gang: Gang, warm: Collection[str]) -> list[str]:
+def _together(nodes: Sequence[str], want: int, gang: GangLayout, warm: Collection[str]) -> list[str]:
     """So many of these, in the smallest domain that holds them, the one with the fewest left over; in as few domains as
     will do where none does."""
     if gang.within:
@@ -231,7 +231,7 @@ def _together(nodes: Sequence[str], want: int, gang: Gang, warm: Collection[str]
     return _take(nodes, want, gang, warm, gang.within)
 
 
-def _take(nodes: Sequence[str], want: int, gang: Gang, warm: Collection[str], top: int) -> list[str]:
+def _take(nodes: Sequence[str], want: int, gang: GangLayout, warm: Collection[str], top: int) -> list[str]:
     """The smallest domain below ``top`` levels that holds so many, else these nodes' own."""
     if want <= 0:
         return []
@@ -243,7 +243,7 @@ def _take(nodes: Sequence[str], want: int, gang: Gang, warm: Collection[str], to
     return _split(nodes, want, gang, warm, top)
 
 
-def _split(nodes: Sequence[str], want: int, gang: Gang, warm: Collection[str], depth: int) -> list[str]:
+def _split(nodes: Sequence[str], want: int, gang: GangLayout, warm: Collection[str], depth: int) -> list[str]:
     """So many of a domain's nodes, of which no domain below it holds as many: the largest of those whole, and the rest
     from the one with the fewest left over."""
     if depth == len(gang.levels):
@@ -263,7 +263,7 @@ def _split(nodes: Sequence[str], want: int, gang: Gang, warm: Collection[str], d
     return got + alone[: want - len(got)]
 
 
-def _by_domain(nodes: Iterable[str], gang: Gang, depth: int) -> dict[Path, list[str]]:
+def _by_domain(nodes: Iterable[str], gang: GangLayout, depth: int) -> dict[Path, list[str]]:
     found: dict[Path, list[str]] = {}
     for node in nodes:
         path = gang.paths[node]
@@ -276,7 +276,9 @@ def _sortable(domain: Path) -> tuple[object, ...]:
     return tuple(natural(part) for part in domain)
 
 
-def _beside(groups: Sequence[Sequence[str]], kept: Sequence[str], want: int, gang: Gang, past: Past) -> list[str]:
+def _beside(
+    groups: Sequence[Sequence[str]], kept: Sequence[str], want: int, gang: GangLayout, past: PastPlaces
+) -> list[str]:
     """Those that go on, and newcomers near to where the gang is."""
     if gang.segment:
         return _segments(groups, kept, want, gang, past)
@@ -323,7 +325,9 @@ def nearest(nodes: Sequence[str], want: int, paths: Mapping[str, Path], to: Sequ
     return list(chosen)
 
 
-def _segments(groups: Sequence[Sequence[str]], kept: Sequence[str], want: int, gang: Gang, past: Past) -> list[str]:
+def _segments(
+    groups: Sequence[Sequence[str]], kept: Sequence[str], want: int, gang: GangLayout, past: PastPlaces
+) -> list[str]:
     """Whole segments: those with survivors first, filled up from their own domains."""
     size, leaf = gang.segment, len(gang.levels)
     want = segments_of(want, size)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import queue_of
-from nodeagent.model.usage import DAYS_KEPT, Use
+from nodeagent.model.usage import DAYS_KEPT, UsedTime
 from nodeagent.plan.cluster import Cluster
 
 DAY_MS = 86_400_000
@@ -28,14 +28,14 @@ By = Literal["user", "queue", "job"]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class UsageLine:
     """What somebody used on one day."""
 
     day: int
     """Since 1970-01-01, UTC."""
     owner: int
     queue: str
-    use: Use
+    use: UsedTime
     jobs: int = 0
     """Submitted then."""
     job: JobRecord | None = None
@@ -46,7 +46,7 @@ class Line:
 class Total:
     """Several lines."""
 
-    use: Use
+    use: UsedTime
     jobs: int
 
     @property
@@ -62,36 +62,36 @@ class Total:
         return None if lost is None else 1.0 - lost
 
 
-def lost_part(use: Use) -> float | None:
+def lost_part(use: UsedTime) -> float | None:
     """As ``Total.lost``. What was lost in the first minutes of a day may have been used on the day before."""
     used, lost = (use.gpu_ms, use.lost_gpu_ms) if use.gpu_ms > 0 else (use.slot_ms, use.lost_slot_ms)
     return None if used <= 0 else min(1.0, max(0.0, lost / used))
 
 
-def add(uses: Iterable[Use]) -> Use:
+def add(uses: Iterable[UsedTime]) -> UsedTime:
     """Their sum."""
-    sums = dict.fromkeys(Use.model_fields, 0)
+    sums = dict.fromkeys(UsedTime.model_fields, 0)
     for use in uses:
         for name in sums:
             sums[name] += getattr(use, name)
-    return Use(**sums)
+    return UsedTime(**sums)
 
 
-def since_written(job: JobRecord, served: int, wall_ms: int) -> dict[int, Use]:
+def since_written(job: JobRecord, served: int, wall_ms: int) -> dict[int, UsedTime]:
     """By day, what a job has used since its record was written last: what its devices did, or its waiting. ``served``:
     the served time of now (ms); ``wall_ms``: Unix time of the same moment."""
-    found: dict[int, Use] = {}
+    found: dict[int, UsedTime] = {}
     held = job.held
     if held is not None and (held.gpus or held.slots):
         lost = held.stands > 0
         for day, ms in _days(served - held.at, wall_ms):
-            found[day] = Use(
+            found[day] = UsedTime(
                 gpu_ms=ms * held.gpus, slot_ms=ms * held.slots,
                 lost_gpu_ms=lost * ms * held.gpus, lost_slot_ms=lost * ms * held.slots,
             )  # fmt: skip
     if job.phase in ("queued", "holding"):
         for day, ms in _days(served - job.since, wall_ms):
-            found[day] = add((found.get(day, Use()), Use(waited_ms=ms)))
+            found[day] = add((found.get(day, UsedTime()), UsedTime(waited_ms=ms)))
     return found
 
 
@@ -106,29 +106,29 @@ def _days(ms: int, until: int) -> Iterator[tuple[int, int]]:
         ms, until = ms - part, until - part
 
 
-def of_job(job: JobRecord, served: int, wall_ms: int) -> list[Line]:
+def of_job(job: JobRecord, served: int, wall_ms: int) -> list[UsageLine]:
     """What one job used, by day."""
     days = {int(day): use for day, use in job.used.items()}
     for day, use in since_written(job, served, wall_ms).items():
-        days[day] = add((days.get(day, Use()), use))
+        days[day] = add((days.get(day, UsedTime()), use))
     submitted = int(job.submitted * 1000 // DAY_MS)
-    days.setdefault(submitted, Use())
+    days.setdefault(submitted, UsedTime())
     queue = queue_of(job.spec.queue)
-    return [Line(day, job.owner, queue, use, int(day == submitted), job) for day, use in sorted(days.items())]
+    return [UsageLine(day, job.owner, queue, use, int(day == submitted), job) for day, use in sorted(days.items())]
 
 
-def all_lines(cluster: Cluster, wall_ms: int) -> Iterator[Line]:
+def all_lines(cluster: Cluster, wall_ms: int) -> Iterator[UsageLine]:
     """All that is known, of jobs in the view and of others."""
     yield from past_lines(cluster)
     for job in cluster.jobs.values():
         yield from of_job(job, cluster.served, wall_ms)
 
 
-def past_lines(cluster: Cluster) -> Iterator[Line]:
+def past_lines(cluster: Cluster) -> Iterator[UsageLine]:
     """Of jobs that are in the view no more."""
     for day in cluster.usage.values():
         for key, row in day.rows.items():
-            yield Line(day.day, *_whose(key), row, row.jobs)
+            yield UsageLine(day.day, *_whose(key), row, row.jobs)
 
 
 def _whose(key: str) -> tuple[int, str]:
@@ -137,15 +137,15 @@ def _whose(key: str) -> tuple[int, str]:
     return int(owner), queue
 
 
-def total(lines: Iterable[Line]) -> Total:
+def total(lines: Iterable[UsageLine]) -> Total:
     """All of them together."""
     seen = list(lines)
     return Total(add(line.use for line in seen), sum(line.jobs for line in seen))
 
 
-def by_key(lines: Iterable[Line], by: By) -> dict[str, list[Line]]:
+def by_key(lines: Iterable[UsageLine], by: By) -> dict[str, list[UsageLine]]:
     """Lines by the owner's uid, the queue, or the job's uid; those of no job in particular are in no job's."""
-    found: dict[str, list[Line]] = defaultdict(list)
+    found: dict[str, list[UsageLine]] = defaultdict(list)
     for line in lines:
         if by == "job":
             if line.job is not None:

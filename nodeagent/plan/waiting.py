@@ -128,7 +128,9 @@ def _wait(job: JobRecord, why: str, until: int) -> Decision:
     return Decision(None, (why,), until, steady=scale is None or scale.state != "pending")
 
 
-def _held_back(cluster: Cluster, job: JobRecord, held: backfill.Held, gone: tuple[str, ...], wall: float) -> Decision:
+def _held_back(
+    cluster: Cluster, job: JobRecord, held: backfill.HeldBack, gone: tuple[str, ...], wall: float
+) -> Decision:
     text = backfill.why_held(cluster, held, wall)
     if job.phase in ("paused", "pausing"):
         return Decision(End("holding", text, gone), (text,))

@@ -19,7 +19,7 @@ from typing import Any
 
 from nodeagent.model.jobspec import JobSpec, Role
 from nodeagent.osutil.linux import write_atomic
-from nodeagent.osutil.untrusted import Folder, UntrustedError
+from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class PodRecords:
 def record_of_before(folder: Path, logs_dir: Path) -> PodRecord:
     """The pod in a run folder that an agent made which kept no records (0.1): of what its user could have written there
     only what cannot reach beyond his own pod is believed. Raises UntrustedError."""
-    with Folder(folder.parent, folder.name) as opened:
+    with UntrustedFolder(folder.parent, folder.name) as opened:
         stored, owner = opened.read_object("pod.json"), opened.owner
     uid, mark, job = stored.get("uid"), stored.get("mark"), stored.get("job")
     if not (isinstance(uid, str) and isinstance(mark, str) and isinstance(job, str)) or folder_name(uid) != folder.name:
@@ -109,7 +109,7 @@ def promised_number(state_dir: Path, uid: str) -> int:
     """The highest generation that this pod ever promised; 0 if there is none to be read. The folder is the job's
     user's: what lies there may be anything."""
     try:
-        with Folder(state_dir, "pods", uid) as folder:
+        with UntrustedFolder(state_dir, "pods", uid) as folder:
             number = folder.read_object("highest.json").get("number")
     except UntrustedError:
         return 0
@@ -123,7 +123,7 @@ def own_folder(path: Path, uid: int, gid: int) -> None:
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
-        with Folder(path.parent, path.name) as found:
+        with UntrustedFolder(path.parent, path.name) as found:
             if found.owner not in (uid, os.geteuid()):
                 raise UntrustedError(f"{path} belongs to uid {found.owner}, not to {uid}: remove it") from None
             if os.geteuid() == 0 and found.owner != uid:  # an agent died between the two

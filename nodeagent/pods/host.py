@@ -25,7 +25,7 @@ from nodeagent.model.pod import PodPhase
 from nodeagent.model.world import Token
 from nodeagent.osutil import units
 from nodeagent.osutil.linux import MARK, boot_id, has_mark, is_running, power_mark, prefer_session, start_time
-from nodeagent.osutil.untrusted import Folder, UntrustedError, aside, remove_tree
+from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder, aside, remove_tree
 from nodeagent.pods.base import CommitRequest, GivenUp, PodStatus, StartOrder
 from nodeagent.pods.folder import (
     PodRecord,
@@ -331,7 +331,7 @@ class ShimHost:
         self, command: list[str], env: Mapping[str, str], logs: Path, login: Login
     ) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """A child of ours, and a connection to it."""
-        with Folder(logs.parent, logs.name, owner=login.uid) as folder:
+        with UntrustedFolder(logs.parent, logs.name, owner=login.uid) as folder:
             log_file = folder.append("shim.log", 0o640, also=os.geteuid())
         ours, theirs = socket.socketpair()
         switch: dict[str, Any] = {}
@@ -372,7 +372,7 @@ async def _started_as(unit: str, command: list[str], folder: Path, record: PodRe
 def _find_shim(folder: Path, record: PodRecord) -> tuple[int, int]:
     """The pod's shim: its pid and a pidfd. What shim.json says is only where to look: it must be a living process of
     the job's user that carries the pod's mark. Raises UntrustedError."""
-    with Folder(folder.parent, folder.name, owner=record.owner) as run:
+    with UntrustedFolder(folder.parent, folder.name, owner=record.owner) as run:
         stored = run.read_object("shim.json")
     pid = stored.get("pid")
     if type(pid) is not int or not 0 < pid < PID_MAX:

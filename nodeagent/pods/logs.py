@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.osutil.untrusted import Folder, UntrustedError
+from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder
 
 POLL = 0.1
 """Seconds between two looks when following."""
@@ -53,7 +53,7 @@ class LogLine:
 def generations(folder: Path) -> list[int]:
     """Generations with output on this node, oldest first."""
     try:
-        with Folder(folder.parent, folder.name) as opened:
+        with UntrustedFolder(folder.parent, folder.name) as opened:
             names = opened.names()
     except UntrustedError:
         return []
@@ -181,10 +181,10 @@ class _Cursor:
             return found
         return found
 
-    def _open(self) -> Folder:
-        return Folder(self._folder.parent, self._folder.name, f"g{self._generation}")
+    def _open(self) -> UntrustedFolder:
+        return UntrustedFolder(self._folder.parent, self._folder.name, f"g{self._generation}")
 
-    def _names_left(self, opened: Folder) -> list[str]:
+    def _names_left(self, opened: UntrustedFolder) -> list[str]:
         """The files from the one that is being read, oldest first; from the oldest where that is gone."""
         names = _files(opened).get(self._rank, [])
         for number, name in enumerate(names) if self._inode else ():
@@ -193,7 +193,7 @@ class _Cursor:
                     return names[number:]
         return names
 
-    def _read(self, opened: Folder, name: str, most: int) -> bytes:
+    def _read(self, opened: UntrustedFolder, name: str, most: int) -> bytes:
         """The next whole lines of this file."""
         with opened.open(name) as file:
             inode = os.fstat(file.fileno()).st_ino
@@ -208,7 +208,9 @@ class _Cursor:
         self._at += end
         return data[:end]
 
-    def _last_of(self, opened: Folder, name: str, count: int, most: int, newest: bool) -> tuple[list[bytes], int]:
+    def _last_of(
+        self, opened: UntrustedFolder, name: str, count: int, most: int, newest: bool
+    ) -> tuple[list[bytes], int]:
         """(the last lines of this file, how many bytes were read for them)."""
         blocks: list[bytes] = []
         ends = read = barren = 0
@@ -254,14 +256,14 @@ def _share(whole: int, cursors: list[_Cursor], most: int) -> int:
 def _ranks(folder: Path, generation: int, wanted: Collection[int] | None) -> list[int]:
     """Ranks with output."""
     try:
-        with Folder(folder.parent, folder.name, f"g{generation}") as opened:
+        with UntrustedFolder(folder.parent, folder.name, f"g{generation}") as opened:
             found = sorted(_files(opened))
     except UntrustedError:
         return []
     return [rank for rank in found if wanted is None or rank in wanted][:RANKS_MAX]
 
 
-def _files(opened: Folder) -> dict[int, list[str]]:
+def _files(opened: UntrustedFolder) -> dict[int, list[str]]:
     """Rank to its file names, oldest first."""
     found: dict[int, list[tuple[int, str]]] = {}
     for name in opened.names():

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from nodeagent.model.base import Record
 from nodeagent.model.pod import PodPhase
 from nodeagent.osutil.linux import kill_marked, read_proc
-from nodeagent.osutil.untrusted import Folder, UntrustedError
+from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder
 from nodeagent.pods.base import PodStatus
 from nodeagent.pods.cgroup import PodCgroup
 from nodeagent.shim.peers import VERSION
@@ -402,7 +402,7 @@ def _without_halves(line: bytes) -> bytes:
 def connect(folder: Path, owner: int, shim: int) -> socket.socket:
     """A connection, which does not block, to the shim behind this pidfd, which listens in this folder of its user.
     Raises UntrustedError."""
-    with Folder(folder.parent, folder.name, owner=owner) as run:
+    with UntrustedFolder(folder.parent, folder.name, owner=owner) as run:
         link, pid = run.connect("s")
     if f"Pid:\t{pid}\n".encode() not in read_proc(f"/proc/self/fdinfo/{shim}"):
         link.close()
@@ -413,7 +413,7 @@ def connect(folder: Path, owner: int, shim: int) -> socket.socket:
 def last_line(file: Path, owner: int) -> str:
     """Of a shim's own log, which lies in a folder of the job's user."""
     try:
-        with Folder(file.parent.parent, file.parent.name, owner=owner) as folder:
+        with UntrustedFolder(file.parent.parent, file.parent.name, owner=owner) as folder:
             lines = folder.end_of(file.name, 4000, also=os.geteuid()).decode("utf-8", "backslashreplace").splitlines()
     except UntrustedError as error:
         return str(error)

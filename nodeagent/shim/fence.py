@@ -1,11 +1,11 @@
 """The fence: kills the workers when the time that this pod was granted has passed.
 
-``Guard`` has a thread of its own in the shim, so that a slow disk under the shim's loop cannot delay it. Nobody tells
-it of more time: before it kills it reads the pod's grant record again. The watchdog behind it is a process of its own
-for when the whole shim is stopped: ``SLACK`` later it kills the workers' groups, then everything below the shim that
-the shim did not name as its own. It knows pids and the grant record, nothing else, and dies with the shim. Standard
-library only. The guard must never wait for anything but its timer and its lock, and the lock is held for system calls
-that cannot block; the watchdog must never act while the shim does.
+``ProcessGuard`` has a thread of its own in the shim, so that a slow disk under the shim's loop cannot delay it. Nobody
+sends it more time: before it kills it reads the pod's grant record again. The watchdog behind it is a process of its
+own for when the whole shim is stopped: ``SLACK`` later it kills the workers' groups, then everything below the shim
+that the shim did not name as its own. It knows pids and the grant record, nothing else, and dies with the shim.
+Standard library only. The guard must never wait for anything but its timer and its lock, and the lock is held for
+system calls that cannot block; the watchdog must never act while the shim does.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from pathlib import Path
 from nodeagent.lease.grants import NOTHING, Grant, GrantReader
 from nodeagent.osutil.linux import arm_timer, boottime, boottime_timer, kill_group, pidfd_ended
 from nodeagent.shim.loop import Loop
-from nodeagent.shim.processes import Children, kill_below, reap, start_function
+from nodeagent.shim.processes import ShimChildren, kill_below, reap, start_function
 
 
-class Guard:
+class ProcessGuard:
     """Holds the pidfds of everything that may run only in granted time. ``record``: the pod's grant; where there is
     none, there is no time."""
 
@@ -140,7 +140,7 @@ class Watchdog:
         self._held: dict[int, int] = {}
         self._killed: set[int] = set()
 
-    def start(self, loop: Loop, children: Children) -> None:
+    def start(self, loop: Loop, children: ShimChildren) -> None:
         """Fork it, and again whenever it ends. Call before any worker starts."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.closing(theirs):

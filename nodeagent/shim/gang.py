@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.osutil.linux import pidfd_ended, saves_itself, write_atomic
-from nodeagent.shim.fence import Guard
+from nodeagent.shim.fence import ProcessGuard
 from nodeagent.shim.forkserver.binding import bind
 from nodeagent.shim.forkserver.client import Standby
 from nodeagent.shim.hook import Hook
 from nodeagent.shim.loop import Delay, Loop
 from nodeagent.shim.output import Capture, RotatingFile, two_captures
-from nodeagent.shim.processes import Children, own_limits, reap, start_program
+from nodeagent.shim.processes import ShimChildren, own_limits, reap, start_program
 from nodeagent.shim.record import Farewell, MemoryKills, exit_record, record_text
 from nodeagent.shim.snapshots import WriteOut
 
@@ -78,8 +78,8 @@ class Parts:
     """What every generation of one pod shares."""
 
     loop: Loop
-    guard: Guard
-    children: Children
+    guard: ProcessGuard
+    children: ShimChildren
     standby: Standby
     pod: Mapping[str, Any]
     state: Path
@@ -93,7 +93,7 @@ class Parts:
 
 
 @dataclass(slots=True)
-class Gang:
+class RunningGang:
     """One generation, from its order to its end."""
 
     parts: Parts

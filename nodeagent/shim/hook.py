@@ -9,10 +9,10 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
-from nodeagent.shim.fence import Guard
+from nodeagent.shim.fence import ProcessGuard
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.output import Capture, RotatingFile
-from nodeagent.shim.processes import Children, reap, start_program
+from nodeagent.shim.processes import ShimChildren, reap, start_program
 
 
 class Hook:
@@ -27,8 +27,8 @@ class Hook:
         timeout: float,
         log: RotatingFile,
         loop: Loop,
-        guard: Guard,
-        children: Children,
+        guard: ProcessGuard,
+        children: ShimChildren,
         done: Callable[[str], None],
         keep: Sequence[int] = (),
         limits: Sequence[tuple[int, int]] = (),

@@ -22,7 +22,7 @@ from nodeagent.shim.loop import Loop
 from nodeagent.shim.peers import MAX_FDS, VERSION, Peer
 
 if TYPE_CHECKING:
-    from nodeagent.shim.gang import Gang, Worker
+    from nodeagent.shim.gang import RunningGang, Worker
 
 OPS = "worker."
 """How the names of a worker's messages begin."""
@@ -76,7 +76,7 @@ what failed."""
 class WorkerLink:
     """The names that workers may use. ``gang`` is asked for the present generation."""
 
-    def __init__(self, gang: Callable[[], Gang | None]) -> None:
+    def __init__(self, gang: Callable[[], RunningGang | None]) -> None:
         self._gang = gang
         self._handlers: dict[str, Handler] = {}
         self._early: list[tuple[Peer, dict[str, Any], list[int], int]] = []
@@ -146,7 +146,7 @@ class Asker:
     """Told why it was refused; "" if it is committed."""
 
 
-class Commits:
+class PendingCommits:
     """A wish to commit a checkpoint, on its way to the store: the agent sees it in the status and answers.
 
     A worker's, or that of the shim's own helper (``snapshots.py``). One wish at a time, of the present generation, with
@@ -225,7 +225,7 @@ class FirstSteps:
     """
 
     def __init__(
-        self, link: WorkerLink, loop: Loop, gang: Callable[[], Gang | None], changed: Callable[[], None]
+        self, link: WorkerLink, loop: Loop, gang: Callable[[], RunningGang | None], changed: Callable[[], None]
     ) -> None:
         self._loop, self._gang, self._changed = loop, gang, changed
         link.add("stepped", self._stepped)
@@ -244,7 +244,7 @@ class FirstSteps:
         return max((at for at in reported if at is not None), default=None) if None not in reported else None
 
 
-class Leaving:
+class LeavingWorkers:
     """Workers that leave by themselves at a planned stop. ``gang`` is asked for the present generation.
 
     A worker asks ``leave.wait`` once and is answered when it is to leave, with the seconds that it has; it gets no
@@ -256,7 +256,7 @@ class Leaving:
     did not ask, so they have all of their grace. Must never lengthen the grace.
     """
 
-    def __init__(self, link: WorkerLink, gang: Callable[[], Gang | None]) -> None:
+    def __init__(self, link: WorkerLink, gang: Callable[[], RunningGang | None]) -> None:
         self._gang = gang
         link.add("leave.wait", self._wait)
         link.add("leave.saving", self._saving)

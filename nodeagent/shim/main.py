@@ -19,20 +19,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nodeagent.lease.grants import OBEYED, Answer
+from nodeagent.lease.grants import OBEYED, GrantAnswer
 from nodeagent.osutil.linux import become_subreaper, boottime, lossy_stderr, write_atomic
-from nodeagent.shim.fence import Guard
-from nodeagent.shim.gang import Gang, Parts, note
+from nodeagent.shim.fence import ProcessGuard
+from nodeagent.shim.gang import Parts, RunningGang, note
 from nodeagent.shim.hang.watch import HangWatch
-from nodeagent.shim.link import OPS, Commits, FirstSteps, Leaving, WorkerLink
+from nodeagent.shim.link import OPS, FirstSteps, LeavingWorkers, PendingCommits, WorkerLink
 from nodeagent.shim.loop import Delay, Loop
-from nodeagent.shim.output import QueuedFile, RotatingFile, Writer, log_to
-from nodeagent.shim.peers import VERSION, Command, Peer, Peers
+from nodeagent.shim.output import LogWriter, QueuedFile, RotatingFile, log_to
+from nodeagent.shim.peers import VERSION, Command, Peer, ShimPeers
 from nodeagent.shim.prepare import Preparation
-from nodeagent.shim.processes import Children
-from nodeagent.shim.ready import Readiness
+from nodeagent.shim.processes import ShimChildren
+from nodeagent.shim.ready import PlaceReadiness
 from nodeagent.shim.rendezvous import Holder, PlacePorts
-from nodeagent.shim.snapshots import Snapshots, WriteOut, available_memory
+from nodeagent.shim.snapshots import KeptSnapshots, WriteOut, available_memory
 
 TICK = 0.25
 """Seconds between two looks at the pod's grant. The fence reads what was added when it is needed, but nobody says when
@@ -55,9 +55,9 @@ class Shim:
         for name in ("exits", "errors"):
             (self.state / name).mkdir(exist_ok=True)
         record = Path(self.pod["grant"])
-        self.loop, self.guard, self.children = Loop(), Guard(record), Children()
-        self._answer = Answer(record.with_name(record.name + OBEYED))
-        self.writer = Writer()
+        self.loop, self.guard, self.children = Loop(), ProcessGuard(record), ShimChildren()
+        self._answer = GrantAnswer(record.with_name(record.name + OBEYED))
+        self.writer = LogWriter()
         self.guard.watchdog.start(self.loop, self.children)
         self.preparation = Preparation(
             self.loop, self.children, self.pod, folder / "s", self.changed,
@@ -66,13 +66,13 @@ class Shim:
         ports = (int(self.pod["ports"][0]), int(self.pod["ports"][1]))
         self.holder = Holder(self.loop, self.pod["address"], ports, self.changed)
         self.place_ports = PlacePorts(self.pod["address"], ports)
-        self.gang: Gang | None = None
-        self.readiness: Readiness | None = None
+        self.gang: RunningGang | None = None
+        self.readiness: PlaceReadiness | None = None
         self.hang: HangWatch | None = None
         self.link = WorkerLink(lambda: self.gang)
-        self.commits = Commits(self.link, self.changed)
-        self.snapshots = Snapshots(self.link, self.changed, available_memory)
-        self.leaving = Leaving(self.link, lambda: self.gang)
+        self.commits = PendingCommits(self.link, self.changed)
+        self.snapshots = KeptSnapshots(self.link, self.changed, available_memory)
+        self.leaving = LeavingWorkers(self.link, lambda: self.gang)
         self.first_steps = FirstSteps(self.link, self.loop, lambda: self.gang, self.changed)
         self.highest = self._read_token("highest.json")
         self.started = self._read_token("started.json")
@@ -80,7 +80,7 @@ class Shim:
         self._heeded = 0.0
         """``stop_before`` of the grant by which the gang was started, or is being stopped."""
         self._idle: Delay | None = None
-        self.peers = Peers(self.loop, folder, self.pod["agent_uid"], self._received, self._watch_idle)
+        self.peers = ShimPeers(self.loop, folder, self.pod["agent_uid"], self._received, self._watch_idle)
         if agent is not None:
             os.set_inheritable(agent, False)  # no worker can speak for us
             self.peers.connect(socket.socket(fileno=agent))
@@ -229,7 +229,7 @@ class Shim:
         if self.readiness is not None:
             self.readiness.close()
         self.readiness = None
-        self.gang = gang = Gang(parts, token, environments, command["ranks"], command["places"])
+        self.gang = gang = RunningGang(parts, token, environments, command["ranks"], command["places"])
         grant = self.guard.look()
         self._heeded = grant.stop_before
         if boottime() > command["not_after"]:
@@ -249,7 +249,7 @@ class Shim:
             self.hang.watch(gang)
         gang.start()
         if self.pod["ordered"]:
-            self.readiness = Readiness(parts, gang, self.changed)
+            self.readiness = PlaceReadiness(parts, gang, self.changed)
             self.readiness.watch()
 
     def _do_release(self, command: Command) -> None:

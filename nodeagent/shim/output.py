@@ -71,7 +71,7 @@ class RotatingFile:
             self._path.unlink(missing_ok=True)
 
 
-class Writer:
+class LogWriter:
     """The thread that writes logs, so that a folder that hangs delays nothing else. What it cannot take is dropped."""
 
     def __init__(self) -> None:
@@ -111,9 +111,9 @@ class Writer:
 
 
 class QueuedFile(RotatingFile):
-    """One that a ``Writer`` writes; its folder is made with it."""
+    """One that a ``LogWriter`` writes; its folder is made with it."""
 
-    def __init__(self, writer: Writer, path: Path, max_bytes: int, keep: int) -> None:
+    def __init__(self, writer: LogWriter, path: Path, max_bytes: int, keep: int) -> None:
         super().__init__(path, max_bytes, keep)
         self._writer, self._folder = writer, path.parent
         self._dropped = 0

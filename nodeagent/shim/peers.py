@@ -152,7 +152,7 @@ PEERS_MAX = 256
 """Connections at a time: workers must not use up the shim's descriptors."""
 
 
-class Peers:
+class ShimPeers:
     """``received`` is called with what a peer sends, ``agent_changed`` when the agent has come or gone."""
 
     def __init__(

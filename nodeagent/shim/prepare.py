@@ -18,7 +18,7 @@ from nodeagent.osutil.linux import MARK, power_mark
 from nodeagent.shim.checks import base_environment, check, compose, see_folder, verdict
 from nodeagent.shim.forkserver.client import Standby
 from nodeagent.shim.loop import Loop
-from nodeagent.shim.processes import Children, reap, start_function
+from nodeagent.shim.processes import ShimChildren, reap, start_function
 
 CHECK_BOUND = 20.0
 """Seconds for the look at the job's folders."""
@@ -40,7 +40,7 @@ class Preparation:
     def __init__(
         self,
         loop: Loop,
-        children: Children,
+        children: ShimChildren,
         pod: dict[str, Any],
         socket: Path,
         changed: Callable[[], None],

@@ -111,7 +111,7 @@ def _default_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-class Children:
+class ShimChildren:
     """Children by pid; unknown ones are orphans of the pod's processes."""
 
     def __init__(self) -> None:

@@ -19,13 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodeagent.shim.fence import Guard
+from nodeagent.shim.fence import ProcessGuard
 from nodeagent.shim.hook import Hook
-from nodeagent.shim.link import Asker, Call, Commits, WorkerLink
+from nodeagent.shim.link import Asker, Call, PendingCommits, WorkerLink
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.output import RotatingFile
 from nodeagent.shim.peers import VERSION, Command, Peer
-from nodeagent.shim.processes import Children
+from nodeagent.shim.processes import ShimChildren
 
 BUFFERS = 2
 """Memories of each local rank: one whole, one being written."""
@@ -33,7 +33,7 @@ SHARE = 0.5
 """Of the memory that this machine could give now, one more buffer may take this much at most."""
 
 
-class Snapshots:
+class KeptSnapshots:
     """What is kept, by local rank and index. ``changed`` is called when ``bytes`` is another."""
 
     def __init__(self, link: WorkerLink, changed: Callable[[], None], available: Callable[[], int]) -> None:
@@ -101,10 +101,10 @@ class WriteOut:
     def __init__(
         self,
         loop: Loop,
-        guard: Guard,
-        children: Children,
-        snapshots: Snapshots,
-        commits: Commits,
+        guard: ProcessGuard,
+        children: ShimChildren,
+        snapshots: KeptSnapshots,
+        commits: PendingCommits,
         log: RotatingFile,
         changed: Callable[[], None],
     ) -> None:

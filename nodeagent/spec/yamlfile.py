@@ -31,7 +31,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 Scalar = str | int | float | bool | None
 
 
-class Place(NamedTuple):
+class YamlPlace(NamedTuple):
     """Line and column, from 1."""
 
     line: int
@@ -44,9 +44,9 @@ class Document:
 
     filename: str
     value: object
-    values: dict[Path, Place] = field(default_factory=dict)
+    values: dict[Path, YamlPlace] = field(default_factory=dict)
     """Path of each value to where it starts."""
-    keys: dict[Path, Place] = field(default_factory=dict)
+    keys: dict[Path, YamlPlace] = field(default_factory=dict)
     """Path of each mapping entry to where its key starts."""
     raw: dict[Path, str] = field(default_factory=dict)
     """Path of each unquoted scalar to its text as written."""
@@ -62,13 +62,13 @@ class Document:
                 return Problem(self.origins[path[:end]], 0, 0, what, right)
         return Problem(self.filename, *self.place(path, key=key), what, right)
 
-    def place(self, path: Path, *, key: bool = False) -> Place:
+    def place(self, path: Path, *, key: bool = False) -> YamlPlace:
         """Where the value (or its key) stands; if the file does not have it, where its nearest parent does."""
         if key and path in self.keys:
             return self.keys[path]
         while path and path not in self.values:
             path = path[:-1]
-        return self.values.get(path, Place(1, 1))
+        return self.values.get(path, YamlPlace(1, 1))
 
 
 def scalar(text: str) -> Scalar:
@@ -119,10 +119,10 @@ class _Walk:
         self.count = count
         self.open: set[int] = set()
 
-    def problem(self, place: Place, what: str, right: str = "") -> None:
+    def problem(self, place: YamlPlace, what: str, right: str = "") -> None:
         self.document.problems.append(Problem(self.document.filename, *place, what, right))
 
-    def whole(self, text: str, place: Place) -> str:
+    def whole(self, text: str, place: YamlPlace) -> str:
         """The text, unless an escape in it is no character. Raises ``SpecError``: nothing could store or show it."""
         if half := _SURROGATE.search(text):
             self.problem(place, f"the escape \\u{ord(half[0]):04X} is half of a character", "write the whole character")
@@ -178,8 +178,8 @@ class _Walk:
         return out
 
 
-def _place(mark: yaml.Mark) -> Place:
-    return Place(mark.line + 1, mark.column + 1)
+def _place(mark: yaml.Mark) -> YamlPlace:
+    return YamlPlace(mark.line + 1, mark.column + 1)
 
 
 _SYNTAX = (

@@ -16,7 +16,7 @@ A run id that differs (a restart, a fail-over, other data) also opens a **recove
 Until it ends, together with that amnesty, agents may offer what they know (``restore``), and every step that decides
 something of a job (all but join, beat, restore and the reads) is refused (``recovering``). It lasts until half of the
 nodes that were live were heard, and where an offer shows that writes were lost, all of them, within a bound
-(``Offer``). Each recovery begins
+(``StoreCopy``). Each recovery begins
 a new **era**, a text that names it; an agent's view of the store is known by its era and its revision. Revisions only
 grow from era to era, so that of two versions of a record the one with the higher revision is always the newer.
 
@@ -43,7 +43,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from nodeagent.model.job import Admission, Control, Event, JobRecord, Quota
+from nodeagent.model.job import Admission, Control, JobEvent, JobRecord, Quota
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
@@ -59,11 +59,11 @@ from nodeagent.store.messages import (
     JoinReply,
     Judgement,
     NewJob,
-    Offer,
     Proposal,
     Restored,
     Saves,
     Settlement,
+    StoreCopy,
 )
 
 
@@ -123,7 +123,7 @@ class Store(Protocol):
         what is saved never does."""
         ...
 
-    async def restore(self, offer: Offer) -> Restored:
+    async def restore(self, offer: StoreCopy) -> Restored:
         """See Offer. Without records it only asks."""
         ...
 
@@ -306,7 +306,7 @@ class Store(Protocol):
         """The pods that these nodes publish of these jobs (uids), by node; each job is in it, and no other."""
         ...
 
-    async def events(self, after: str, limit: int) -> tuple[Event, ...]:
+    async def events(self, after: str, limit: int) -> tuple[JobEvent, ...]:
         """Events after this id, oldest first (``0-0`` from the beginning); with a negative limit the newest -limit
         of them."""
         ...

@@ -15,7 +15,7 @@ from nodeagent.model.base import RECORD_VERSION
 from nodeagent.model.timing import Timing, millis
 from nodeagent.store import codec
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
-from nodeagent.store.link import Link
+from nodeagent.store.link import StoreLink
 from nodeagent.store.scripts import ActedOn, load, never
 from nodeagent.store.trouble import NotReplicatedError, strict, timing_differs, trouble
 from nodeagent.store.wire import Reached, ReplyError
@@ -33,7 +33,7 @@ class AnyLinks(Protocol):
     reached: Reached | None
     """Where the link leads that was opened last."""
 
-    def one(self) -> AbstractAsyncContextManager[Link]:
+    def one(self) -> AbstractAsyncContextManager[StoreLink]:
         """For one request."""
 
     async def forget(self) -> None:
@@ -81,11 +81,11 @@ class Calls:
                 raise StoreRefusedError("timing", timing_differs(stored, timing)) from None
             raise
 
-    def link(self) -> AbstractAsyncContextManager[Link]:
+    def link(self) -> AbstractAsyncContextManager[StoreLink]:
         """For requests that are answered at once."""
         return self._bounded(self._commands, self._timeout)
 
-    def waiting(self, seconds: float) -> AbstractAsyncContextManager[Link]:
+    def waiting(self, seconds: float) -> AbstractAsyncContextManager[StoreLink]:
         """For one that the server may hold back for as long as this."""
         return self._bounded(self._waits, seconds + self._timeout)
 
@@ -98,7 +98,7 @@ class Calls:
         await self._commands.close()
         await self._waits.close()
 
-    async def _replicated(self, link: Link) -> None:
+    async def _replicated(self, link: StoreLink) -> None:
         """Everything this link has written or read so far is on enough replicas; raises NotReplicatedError."""
         there = await link.ask("WAIT", self._replicas, max(1, millis(REPLICAS_SHARE * self._timeout)))
         if not isinstance(there, int):
@@ -107,7 +107,7 @@ class Calls:
             raise NotReplicatedError(f"{there} of the {self._replicas} replicas that must have it do")
 
     @asynccontextmanager
-    async def _bounded(self, links: AnyLinks, timeout: float) -> AsyncIterator[Link]:
+    async def _bounded(self, links: AnyLinks, timeout: float) -> AsyncIterator[StoreLink]:
         """A link within a bound; whatever goes wrong with it becomes StoreUnavailableError. Where it has to be opened
         first, that has the bound once and the request once more: both are round trips, and where replies come late a
         node whose link broke must get one again before its fence."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from typing import TypeVar
 
-from nodeagent.model.job import Admission, Checkpoint, Control, Event, JobRecord, Quota, first_control
+from nodeagent.model.job import Admission, Checkpoint, Control, JobEvent, JobRecord, Quota, first_control
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.pod import PodState
@@ -35,14 +35,14 @@ from nodeagent.store.messages import (
     JoinReply,
     Judgement,
     NewJob,
-    Offer,
     Proposal,
     Restored,
     Saves,
     Settlement,
+    StoreCopy,
     Unread,
 )
-from nodeagent.store.nodes import Found, read_nodes
+from nodeagent.store.nodes import FoundNodes, read_nodes
 from nodeagent.store.scripts import (
     always,
     beat_brings_jobs,
@@ -95,7 +95,7 @@ class RedisStore:
         cluster_uid, served = await self._calls.timed("join", arguments, timing, always)
         return JoinReply(cluster_uid=cluster_uid, served=served)
 
-    async def restore(self, offer: Offer) -> Restored:
+    async def restore(self, offer: StoreCopy) -> Restored:
         plain = {"era", "rev", "top", "served", "by", "uids", "numbers", "regroup", "awaited", "holds"}
         arguments = timing_arguments(offer.timing) | offer.model_dump(include=plain) | {
             "uid": offer.cluster_uid,
@@ -389,7 +389,7 @@ class RedisStore:
         # In a thread: of a thousand nodes it takes longer than the agent's loop should stand.
         return await asyncio.to_thread(_pods, wanted, places, bodies)
 
-    async def events(self, after: str, limit: int) -> tuple[Event, ...]:
+    async def events(self, after: str, limit: int) -> tuple[JobEvent, ...]:
         if limit == 0:
             return ()
         stream, since = keys.events(self._prefix), f"({after}"
@@ -436,7 +436,7 @@ class RedisStore:
             job = self._decoder.news(uid, flat, era, base.rev, upto=int(upto[0]) if upto else None)
         return job if job is not None else await self._job("read", {"uid": uid})
 
-    async def _read_nodes(self, era: str) -> Found | None:
+    async def _read_nodes(self, era: str) -> FoundNodes | None:
         """All nodes, of this era. None if they cannot be read now."""
         try:
             async with self._calls.link() as link:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from nodeagent.model.base import Record
-from nodeagent.model.job import Event, JobRecord
+from nodeagent.model.job import JobEvent, JobRecord
 from nodeagent.model.node import NodeFacts, NodeRecord, Readiness
 from nodeagent.model.queue import QueuesRecord
 from nodeagent.model.timing import millis
@@ -247,12 +247,12 @@ def decode_saved(text: str) -> Saved:
     return Saved(era=era, rev=int(rev))
 
 
-def decode_event(entry: tuple[str, Sequence[str]]) -> Event:
+def decode_event(entry: tuple[str, Sequence[str]]) -> JobEvent:
     """Raises ValueError."""
     event_id, flat = entry
     fields = pairs(flat)
     raw: dict[str, str] = {name: json.dumps(text) for name, text in fields.items() if name != "generation"}
-    return Event.from_json(_object(raw | {"id": json.dumps(event_id), "generation": fields["generation"]}))
+    return JobEvent.from_json(_object(raw | {"id": json.dumps(event_id), "generation": fields["generation"]}))
 
 
 def event_order(event_id: str) -> tuple[int, int]:

@@ -23,7 +23,7 @@ class AccessError(OSError):
     """A password file or certificate that cannot be used. ``str()`` is for the person and says what to do."""
 
 
-class Door:
+class StoreDoor:
     """Makes connections for one ``redis`` section. Raises ``AccessError`` at once for what cannot be used now."""
 
     def __init__(self, config: RedisConfig) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from nodeagent.model.facts import SentinelFacts, StoreFacts
 from nodeagent.spec.storeconfig import RedisConfig, shown
-from nodeagent.store.door import AccessError, Door
-from nodeagent.store.link import SENTINEL_SHARE, Host, Link, ask_sentinel
+from nodeagent.store.door import AccessError, StoreDoor
+from nodeagent.store.link import SENTINEL_SHARE, Host, StoreLink, ask_sentinel
 from nodeagent.store.trouble import trouble
 from nodeagent.store.whois import parse_info
 from nodeagent.store.wire import ReplyError
@@ -28,11 +28,11 @@ async def inspect(config: RedisConfig, timeout: float) -> StoreFacts:
         address=str(config.place), tls=config.place.tls, replicas_wanted=config.replicas_wanted
     )  # fmt: skip
     try:
-        door = Door(config)
+        door = StoreDoor(config)
     except AccessError as error:
         return facts.model_copy(update={"problem": str(error)})
     sentinel = await _sentinels(door, timeout) if config.place.service else None
-    link = Link(door, SENTINEL_SHARE * timeout)
+    link = StoreLink(door, SENTINEL_SHARE * timeout)
     try:
         async with asyncio.timeout(timeout):
             await link.open()
@@ -44,7 +44,7 @@ async def inspect(config: RedisConfig, timeout: float) -> StoreFacts:
     return facts.model_copy(update=found | {"sentinel": sentinel})
 
 
-async def _server(link: Link, timeout: float) -> dict[str, object]:
+async def _server(link: StoreLink, timeout: float) -> dict[str, object]:
     started, wall, first = await _time(link, timeout)
     pings = await _pings(link, timeout)
     ended, _, last = await _time(link, timeout)
@@ -73,12 +73,12 @@ async def _server(link: Link, timeout: float) -> dict[str, object]:
     }
 
 
-async def _ask(link: Link, timeout: float, *command: str) -> Any:
+async def _ask(link: StoreLink, timeout: float, *command: str) -> Any:
     async with asyncio.timeout(timeout):
         return await link.ask(*command)
 
 
-async def _asked(link: Link, timeout: float, *command: str) -> Any:
+async def _asked(link: StoreLink, timeout: float, *command: str) -> Any:
     """None where this user may not ask, or the server (a managed one) does not know the command."""
     try:
         return await _ask(link, timeout, *command)
@@ -86,13 +86,13 @@ async def _asked(link: Link, timeout: float, *command: str) -> Any:
         return None
 
 
-async def _setting(link: Link, timeout: float, name: str) -> str | None:
+async def _setting(link: StoreLink, timeout: float, name: str) -> str | None:
     """One value of the server's config; None where this user may not ask."""
     pairs = await _asked(link, timeout, "CONFIG", "GET", name)
     return str(pairs[1]) if pairs else None
 
 
-async def _time(link: Link, timeout: float) -> tuple[float, float, float]:
+async def _time(link: StoreLink, timeout: float) -> tuple[float, float, float]:
     """Our monotonic and wall clock, taken in the middle of the question, and the server's."""
     asked = time.monotonic()
     seconds, micros = await _ask(link, timeout, "TIME")
@@ -100,7 +100,7 @@ async def _time(link: Link, timeout: float) -> tuple[float, float, float]:
     return asked + half, time.time() - half, int(seconds) + int(micros) / 1e6
 
 
-async def _pings(link: Link, timeout: float) -> tuple[float, ...]:
+async def _pings(link: StoreLink, timeout: float) -> tuple[float, ...]:
     took: list[float] = []
     until = time.monotonic() + PING_SECONDS
     while len(took) < PINGS and (asked := time.monotonic()) < until:
@@ -109,7 +109,7 @@ async def _pings(link: Link, timeout: float) -> tuple[float, ...]:
     return tuple(took)
 
 
-async def _sentinels(door: Door, timeout: float) -> SentinelFacts:
+async def _sentinels(door: StoreDoor, timeout: float) -> SentinelFacts:
     hosts, service = door.place.hosts, door.place.service
     answers = await asyncio.gather(*(_one_sentinel(door, host, timeout) for host in hosts))
     reported = [answer for answer in answers if answer is not None]
@@ -129,7 +129,7 @@ async def _sentinels(door: Door, timeout: float) -> SentinelFacts:
     )
 
 
-async def _one_sentinel(door: Door, host: Host, timeout: float) -> dict[str, str] | None:
+async def _one_sentinel(door: StoreDoor, host: Host, timeout: float) -> dict[str, str] | None:
     """What it knows of the service; None if it does not answer or knows no such service."""
     try:
         async with asyncio.timeout(timeout):

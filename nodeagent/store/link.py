@@ -19,7 +19,7 @@ from typing import Any
 
 from nodeagent.model.timing import Timing
 from nodeagent.spec.storeconfig import RedisConfig, shown
-from nodeagent.store.door import Door
+from nodeagent.store.door import StoreDoor
 from nodeagent.store.scripts import Script
 from nodeagent.store.whois import identity, parse_info, require_primary
 from nodeagent.store.wire import Connection, Reached, ReplyError
@@ -31,7 +31,7 @@ class NoPrimaryError(ConnectionError):
     """No sentinel could say where the primary is."""
 
 
-async def find_primary(door: Door, patience: float) -> Host:
+async def find_primary(door: StoreDoor, patience: float) -> Host:
     """The address that more than half of the sentinels name, as soon as they do; after ``patience`` seconds the one
     that most of those name which have answered. Raises NoPrimaryError."""
     hosts, service = door.place.hosts, door.place.service
@@ -59,7 +59,7 @@ async def find_primary(door: Door, patience: float) -> Host:
     return votes.most_common(1)[0][0]
 
 
-async def ask_sentinel(door: Door, host: Host, *command: str) -> Any:
+async def ask_sentinel(door: StoreDoor, host: Host, *command: str) -> Any:
     """One question to one sentinel, on a connection of its own."""
     connection = door.sentinel(host)
     try:
@@ -72,7 +72,7 @@ async def ask_sentinel(door: Door, host: Host, *command: str) -> Any:
         await connection.close()
 
 
-async def _named(door: Door, host: Host, service: str) -> Host:
+async def _named(door: StoreDoor, host: Host, service: str) -> Host:
     answer = await ask_sentinel(door, host, "GET-MASTER-ADDR-BY-NAME", service)
     if answer is None:
         raise NoPrimaryError(f"{shown(*host)} knows no service {service!r}")
@@ -89,10 +89,10 @@ SENTINEL_SHARE = 0.5
 """Of the caller's bound: how long a new link waits until more than half of the sentinels agree."""
 
 
-class Link:
+class StoreLink:
     """One connection, and what the server behind it says of itself."""
 
-    def __init__(self, door: Door, patience: float) -> None:
+    def __init__(self, door: StoreDoor, patience: float) -> None:
         self._door = door
         self._patience = patience
         self._connection: Connection | None = None
@@ -149,11 +149,11 @@ class Links:
     """A bounded set of links to one store, whose calls are bounded by ``timeout`` seconds each."""
 
     def __init__(self, at: str | RedisConfig, limit: int, timeout: float = Timing().store_timeout) -> None:
-        self._door = Door(RedisConfig(url=at) if isinstance(at, str) else at)
+        self._door = StoreDoor(RedisConfig(url=at) if isinstance(at, str) else at)
         self._patience = SENTINEL_SHARE * timeout
         self.address = str(self._door.place)
-        self._idle: list[Link] = []
-        self._used: set[Link] = set()
+        self._idle: list[StoreLink] = []
+        self._used: set[StoreLink] = set()
         self._room = asyncio.Semaphore(limit)
         self._run_id = ""
         self._closed = False
@@ -161,12 +161,12 @@ class Links:
         """Where the link leads that was opened last, to a primary."""
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[Link]:
+    async def one(self) -> AsyncIterator[StoreLink]:
         """A link to the primary for one request; waits while all are in use."""
         async with self._room:
             if self._closed:
                 raise ConnectionError("this store was closed")
-            link = self._idle.pop() if self._idle else Link(self._door, self._patience)
+            link = self._idle.pop() if self._idle else StoreLink(self._door, self._patience)
             self._used.add(link)
             try:
                 if not link.run_id:

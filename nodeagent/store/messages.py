@@ -152,7 +152,7 @@ class Beat(Record):
     """``BeatReply.silent`` of the lists that are known."""
 
 
-class Offer(Record):
+class StoreCopy(Record):
     """What an agent knows of the store, or a page of it, for a store that may have lost it.
 
     Its view is everything up to ``rev`` of ``era``, and single records that are newer (replies of its own steps; of a

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from nodeagent.model.node import NodeRecord
-from nodeagent.store.link import Link
+from nodeagent.store.link import StoreLink
 from nodeagent.store.wire import ReplyError
 
 FIELDS = ("id", "life", "start", "lost", "left", "joined", "rev", "facts", "readiness")
@@ -22,7 +22,7 @@ PLACE = "node:"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundNodes:
     """The nodes, each as new as ``rev`` of ``era`` or newer."""
 
     era: str
@@ -33,8 +33,8 @@ class Found:
 
 
 async def read_nodes(
-    link: Link, prefix: str, decode: Callable[[Sequence[str], str], NodeRecord], era: str
-) -> Found | None:
+    link: StoreLink, prefix: str, decode: Callable[[Sequence[str], str], NodeRecord], era: str
+) -> FoundNodes | None:
     """None where the store is in another era, before or after. ``decode``: fields and values, and the cordon. Raises
     ReplyError and ConnectionError."""
     before, rev = await link.ask("HMGET", f"{prefix}meta", "era", "rev")
@@ -60,7 +60,7 @@ async def read_nodes(
             unread[key] = error
     if before != era or await link.ask("HGET", f"{prefix}meta", "era") != era:
         return None
-    return Found(era, int(rev), tuple(nodes), unread)
+    return FoundNodes(era, int(rev), tuple(nodes), unread)
 
 
 def _fields(text: str, newest: int) -> list[str] | None:

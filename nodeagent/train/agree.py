@@ -22,7 +22,7 @@ from datetime import timedelta
 from typing import Protocol
 
 
-class Store(Protocol):
+class TorchStore(Protocol):
     """What is used of a torch.distributed store."""
 
     def add(self, key: str, amount: int, /) -> int: ...
@@ -84,7 +84,7 @@ class LastStep:
             self._changed.notify_all()
 
 
-def highest_of_all(store: Store, world: int, mine: int, bound: float) -> int:
+def highest_of_all(store: TorchStore, world: int, mine: int, bound: float) -> int:
     """The highest number that any rank says; each of ``world`` ranks calls it once."""
     known = store.compare_set("highest", "", str(mine)).decode()
     while int(known) < mine:
@@ -94,12 +94,12 @@ def highest_of_all(store: Store, world: int, mine: int, bound: float) -> int:
     return int(store.get("highest"))
 
 
-def come(store: Store, name: str, world: int) -> None:
+def come(store: TorchStore, name: str, world: int) -> None:
     """Say that this rank has come here."""
     if store.add(f"{name}/count", 1) == world:
         store.set(f"{name}/all", "1")
 
 
-def wait_for(store: Store, name: str, bound: float) -> None:
+def wait_for(store: TorchStore, name: str, bound: float) -> None:
     """Wait until every rank has come here."""
     store.wait([f"{name}/all"], timedelta(seconds=bound))

@@ -28,7 +28,7 @@ from nodeagent.train import folder as files
 from nodeagent.train import written
 from nodeagent.train.context import context
 from nodeagent.train.flat import State
-from nodeagent.train.folder import Entry
+from nodeagent.train.folder import CheckpointEntry
 from nodeagent.train.link import Link, LinkError
 from nodeagent.train.snapshots import announce, own_snapshots
 
@@ -56,7 +56,7 @@ class Checkpoints:
         self._group = dist.new_group(backend="gloo", timeout=WRITE_BOUND) if there else None
         self._thread: threading.Thread | None = None
         self._committed = True
-        self._damaged: set[Entry] = set()
+        self._damaged: set[CheckpointEntry] = set()
         """What ``load`` passed over: not what is kept in case of need."""
 
     # -- saving
@@ -70,7 +70,7 @@ class Checkpoints:
             return False
         self.wait()
         order = files.next_order(self.folder) if self._rank == 0 else 0
-        entry = Entry(self._agreed(order), step, self._place.generation)
+        entry = CheckpointEntry(self._agreed(order), step, self._place.generation)
         # it makes the folder itself, in its thread: a disk that is full is no reason to end the training
         writing = dcp.async_save(_taken(state), checkpoint_id=self.folder / entry.name, process_group=self._group)
         self._committed = False
@@ -98,7 +98,7 @@ class Checkpoints:
         self._group = self._talk = None
         return committed
 
-    def _finish(self, entry: Entry, writing: Any) -> None:
+    def _finish(self, entry: CheckpointEntry, writing: Any) -> None:
         path = self.folder / entry.name
         mine: dict[str, list[int]] = {}
         problem = ""
@@ -124,7 +124,7 @@ class Checkpoints:
         names = sorted(file.name for file in path.glob(f"__{self._rank}_*"))
         return [*names, ".metadata"] if self._rank == 0 else names
 
-    def _commit(self, entry: Entry, named: Mapping[str, list[int]]) -> str:
+    def _commit(self, entry: CheckpointEntry, named: Mapping[str, list[int]]) -> str:
         """Rank 0's; why it was not committed, or ""."""
         path = self.folder / entry.name
         try:
@@ -141,13 +141,13 @@ class Checkpoints:
             return str(error)
         return ""
 
-    def _given_up(self, entry: Entry, problem: str) -> str:
+    def _given_up(self, entry: CheckpointEntry, problem: str) -> str:
         """Rank 0's, once no rank writes any more, and before anybody was asked to commit it. What is there of it goes:
         on a disk that is full nobody else could use that room. The problem, with the room that there is then."""
         files.drop(self.folder, entry)
         return f"{problem}; {files.room(self.folder)}"
 
-    def _tidy(self, entry: Entry) -> None:
+    def _tidy(self, entry: CheckpointEntry) -> None:
         """While nothing can be committed, only the newest of what waits for it stays; and what was committed after
         this worker had given up waiting."""
         try:
@@ -158,7 +158,7 @@ class Checkpoints:
 
     # -- loading
 
-    def newest(self) -> Entry | None:
+    def newest(self) -> CheckpointEntry | None:
         """The one that ``load`` would try first."""
         found = self._candidates()
         return found[0] if found else None
@@ -184,9 +184,9 @@ class Checkpoints:
             return entry.step
         return None
 
-    def _candidates(self) -> list[Entry]:
+    def _candidates(self) -> list[CheckpointEntry]:
         mine = files.candidates(self.folder, self._place.checkpoint) if self._rank == 0 else []
-        agreed: list[Entry] = self._agreed(mine)
+        agreed: list[CheckpointEntry] = self._agreed(mine)
         return agreed
 
     def _damage(self, path: Path) -> str:

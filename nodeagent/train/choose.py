@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Offer(NamedTuple):
+class SnapshotOffer(NamedTuple):
     """One sealed snapshot in the memory of some rank's node."""
 
     slot: int
@@ -32,13 +32,13 @@ class Choice:
 
     generation: int
     step: int
-    local: Mapping[int, Offer]
+    local: Mapping[int, SnapshotOffer]
     """Rank to the snapshot on its own node that it loads. Ranks that are missing here get it from ``giver``."""
     giver: int
     """The lowest rank that has it."""
 
 
-def choose(offers: Sequence[Sequence[Offer]], since: tuple[int, int] = (0, 0)) -> Choice | None:
+def choose(offers: Sequence[Sequence[SnapshotOffer]], since: tuple[int, int] = (0, 0)) -> Choice | None:
     """``offers[r]`` are those on the node of rank r of the new generation. What is older than ``since``
     (generation, step) does not count. The same result on every rank."""
     for generation, step in sorted({(o.generation, o.step) for found in offers for o in found}, reverse=True):
@@ -54,14 +54,14 @@ def choose(offers: Sequence[Sequence[Offer]], since: tuple[int, int] = (0, 0)) -
     return None
 
 
-def _own_offer(found: Sequence[Offer], rank: int, world: int) -> Offer | None:
+def _own_offer(found: Sequence[SnapshotOffer], rank: int, world: int) -> SnapshotOffer | None:
     """The state that this very rank kept in a gang of the same size."""
     return next((o for o in sorted(found) if o.rank == rank and o.world == world), None)
 
 
-def _copies(found: Sequence[Offer]) -> list[Offer]:
+def _copies(found: Sequence[SnapshotOffer]) -> list[SnapshotOffer]:
     return sorted(o for o in found if o.replicated)
 
 
-def _copy(found: Sequence[Offer]) -> Offer:
+def _copy(found: Sequence[SnapshotOffer]) -> SnapshotOffer:
     return _copies(found)[0]

@@ -20,7 +20,7 @@ State = MutableMapping[str, Any]
 """Names to what is kept: modules, optimizers, whatever has ``state_dict`` and ``load_state_dict``; or values."""
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a tensor's bytes lie."""
 
     dtype: torch.dtype
@@ -33,7 +33,7 @@ class Flat(NamedTuple):
 
     rest: bytes
     tensors: list[torch.Tensor]
-    places: list[Place]
+    places: list[TensorPlace]
     data_bytes: int
 
 
@@ -65,7 +65,7 @@ def put_back(state: State, found: Mapping[str, Any]) -> None:
             state[name] = found[name]
 
 
-def cut(data: torch.Tensor, place: Place) -> torch.Tensor:
+def cut(data: torch.Tensor, place: TensorPlace) -> torch.Tensor:
     """The tensor at this place of the bytes (uint8), sharing their memory."""
     size = _bytes(place)
     return data[place.begin : place.begin + size].view(place.dtype).view(place.shape)
@@ -82,7 +82,7 @@ def copy_into(views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) ->
         target.copy_(source)
 
 
-def _bytes(place: Place) -> int:
+def _bytes(place: TensorPlace) -> int:
     return math.prod(place.shape) * int(place.dtype.itemsize)
 
 
@@ -90,7 +90,7 @@ class _Pickler(pickle.Pickler):
     def __init__(self, out: io.BytesIO) -> None:
         super().__init__(out, protocol=5)
         self.tensors: list[torch.Tensor] = []
-        self.places: list[Place] = []
+        self.places: list[TensorPlace] = []
         self.end = 0
 
     def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
@@ -99,7 +99,7 @@ class _Pickler(pickle.Pickler):
         if type(obj) not in (torch.Tensor, torch.nn.Parameter) or obj.layout != torch.strided or obj.is_quantized:
             raise TypeError(f"a snapshot keeps plain tensors, not a {type(obj).__name__}: give it the local part of it")
         tensor = obj.detach()
-        place = Place(tensor.dtype, tuple(tensor.shape), self.end)
+        place = TensorPlace(tensor.dtype, tuple(tensor.shape), self.end)
         self.tensors.append(tensor)
         self.places.append(place)
         self.end += -(-_bytes(place) // ALIGN) * ALIGN
@@ -112,4 +112,4 @@ class _Unpickler(pickle.Unpickler):
         self._data = data
 
     def persistent_load(self, pid: Any) -> torch.Tensor:
-        return cut(self._data, Place(*pid)).clone()
+        return cut(self._data, TensorPlace(*pid)).clone()

@@ -22,7 +22,7 @@ _TALK = re.compile(r"\.writeout-g(\d+)-\w+")
 _PIECE = 1 << 20
 
 
-class Entry(NamedTuple):
+class CheckpointEntry(NamedTuple):
     """One checkpoint, by its name. ``order`` counts the checkpoints of the folder, whoever wrote them."""
 
     order: int
@@ -37,12 +37,12 @@ class Entry(NamedTuple):
         return f"ckpt-{self.order:06d}-step-{self.step:08d}-g{self.generation}{kind}"
 
 
-def entry_of(name: str) -> Entry | None:
+def entry_of(name: str) -> CheckpointEntry | None:
     found = _NAME.fullmatch(name)
-    return Entry(int(found[1]), int(found[2]), int(found[3]), bool(found[4])) if found else None
+    return CheckpointEntry(int(found[1]), int(found[2]), int(found[3]), bool(found[4])) if found else None
 
 
-def entries(folder: Path) -> list[Entry]:
+def entries(folder: Path) -> list[CheckpointEntry]:
     """All, whole or not, the newest first. A folder that is not there has none."""
     try:
         names = [path.name for path in folder.iterdir()]
@@ -55,7 +55,7 @@ def next_order(folder: Path) -> int:
     return max((e.order for e in entries(folder)), default=0) + 1
 
 
-def candidates(folder: Path, pointer: str) -> list[Entry]:
+def candidates(folder: Path, pointer: str) -> list[CheckpointEntry]:
     """Those that may be loaded, the best first: the one that the store says was committed last, then older committed
     ones. Without a pointer: all that have a marker."""
     committed = [e for e in entries(folder) if (folder / e.name / MARKER).exists()]
@@ -117,7 +117,7 @@ def mark_committed(folder: Path) -> None:
     _write(folder / MARKER, "")
 
 
-def prune(folder: Path, newest: Entry, keep: int, damaged: Collection[Entry] = ()) -> None:
+def prune(folder: Path, newest: CheckpointEntry, keep: int, damaged: Collection[CheckpointEntry] = ()) -> None:
     """After ``newest`` was committed: keep that many committed ones that are whole as far as is known, and nothing else
     that is older. What was written out of memory is not counted: another number of ranks may not be able to load it."""
     older = [e for e in entries(folder) if e.order < newest.order]
@@ -126,7 +126,7 @@ def prune(folder: Path, newest: Entry, keep: int, damaged: Collection[Entry] = (
         shutil.rmtree(folder / entry.name, ignore_errors=True)
 
 
-def prune_snapshots(folder: Path, newest: Entry) -> None:
+def prune_snapshots(folder: Path, newest: CheckpointEntry) -> None:
     """After ``newest`` was written out and committed: of those before it the last stays, and what older generations
     talked over is removed. Checkpoints are left alone."""
     older = [e for e in entries(folder) if e.snapshot and e.order < newest.order]
@@ -149,7 +149,7 @@ def talk_folder(folder: Path, generation: int, token: str) -> Path:
     return folder / f".writeout-g{generation}-{token}"
 
 
-def drop(folder: Path, entry: Entry) -> None:
+def drop(folder: Path, entry: CheckpointEntry) -> None:
     """Remove one that was never finished."""
     shutil.rmtree(folder / entry.name, ignore_errors=True)
 
@@ -163,7 +163,7 @@ def room(folder: Path) -> str:
     return f"{found.free / 2**20:.1f} of {found.total / 2**20:.1f} MiB are free in {folder}"
 
 
-def drop_uncommitted(folder: Path, newest: Entry, but: Collection[str]) -> None:
+def drop_uncommitted(folder: Path, newest: CheckpointEntry, but: Collection[str]) -> None:
     """Remove what the generation of ``newest`` wrote before it and could not commit."""
     for entry in entries(folder):
         own = entry.generation == newest.generation and entry.order < newest.order

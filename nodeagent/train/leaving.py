@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from nodeagent.train.agree import LastStep, Store, come, highest_of_all, wait_for
+from nodeagent.train.agree import LastStep, TorchStore, come, highest_of_all, wait_for
 from nodeagent.train.context import context
 from nodeagent.train.link import Link, LinkError
 
@@ -54,7 +54,7 @@ class Leaving:
         """``link``: the environment's, if there is one."""
         self._link = link or Link.of_environment()
         self._context = context()
-        self._store: Store | None = None
+        self._store: TorchStore | None = None
         self._last = LastStep(self._agree, BOUND)
         if self._link is not None:
             threading.Thread(target=self._listen, args=(self._link,), name="leaving", daemon=True).start()
@@ -117,7 +117,7 @@ class Leaving:
             print(f"nodeagent: leaves without waiting for the others: {error}", file=sys.stderr)
 
 
-def gang_store() -> Store | None:
+def gang_store() -> TorchStore | None:
     """A line of its own to the store that the ranks met at; None for a single rank. Raises RuntimeError without a
     process group."""
     here = context()
@@ -131,5 +131,5 @@ def gang_store() -> Store | None:
     store = _get_default_store()
     # Torch's own connection may be held by a main thread that waits in it for another rank to begin a step.
     store = store.clone() if hasattr(store, "clone") else store
-    mine: Store = dist.PrefixStore(f"nodeagent/leave/{here.generation}", store)
+    mine: TorchStore = dist.PrefixStore(f"nodeagent/leave/{here.generation}", store)
     return mine

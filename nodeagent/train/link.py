@@ -34,7 +34,7 @@ class LinkError(Exception):
     """The shim refused, did not answer in time, or is not there; ``str()`` says which."""
 
 
-class Answer(dict[str, Any]):
+class ShimAnswer(dict[str, Any]):
     """What the shim answered, and the descriptors that came with it (the caller closes them)."""
 
     fds: tuple[int, ...] = ()
@@ -76,7 +76,7 @@ class Link:
         finally:
             self._lock.release()
 
-    def ask(self, name: str, /, timeout: float = ASK_BOUND, fds: Sequence[int] = (), **fields: Any) -> Answer:
+    def ask(self, name: str, /, timeout: float = ASK_BOUND, fds: Sequence[int] = (), **fields: Any) -> ShimAnswer:
         """Ask, and wait for the answer. Each question has its own connection. Raises LinkError."""
         end = time.monotonic() + timeout
         with self._lock:
@@ -111,7 +111,7 @@ def _encode(name: str, fields: Mapping[str, Any]) -> bytes:
     return json.dumps({"v": VERSION, "op": f"worker.{name}", **fields}).encode() + b"\n"
 
 
-def _asked(line: socket.socket, question: bytes, fds: Sequence[int], number: int, end: float) -> Answer:
+def _asked(line: socket.socket, question: bytes, fds: Sequence[int], number: int, end: float) -> ShimAnswer:
     line.settimeout(_left(end))
     sent = socket.send_fds(line, [question], list(fds))
     line.sendall(question[sent:])
@@ -133,7 +133,7 @@ def _asked(line: socket.socket, question: bytes, fds: Sequence[int], number: int
                     raise LinkError(message["error"])
                 if message["fds"] != len(came):
                     raise LinkError("what was to come with the answer did not: this process has too many files open")
-                answer = Answer(message["answer"])
+                answer = ShimAnswer(message["answer"])
                 answer.fds, came = tuple(came), []
                 return answer
     finally:

@@ -53,7 +53,7 @@ def size_of(data_bytes: int, rest_bytes: int) -> int:
     return HEADER + data_bytes + rest_bytes
 
 
-class Memory:
+class SharedBuffer:
     """One buffer, mapped with all its pages there: a first write costs no more than a later one."""
 
     def __init__(self, fd: int) -> None:
@@ -62,7 +62,7 @@ class Memory:
         self.map = mmap.mmap(fd, self.size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
     @classmethod
-    def of_size(cls, size: int) -> Memory:
+    def of_size(cls, size: int) -> SharedBuffer:
         """A new one, owned by whoever holds its descriptor."""
         fd = os.memfd_create("nodeagent-snapshot", os.MFD_CLOEXEC)
         try:

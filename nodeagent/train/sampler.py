@@ -79,14 +79,14 @@ class ExactData:
             yield batch, self.plan.share(batch, self.rank, self.world, self.micro_batch)
             at = batch.after
 
-    def steps(self, loader: Iterable[T]) -> Iterator[Step[T]]:
+    def steps(self, loader: Iterable[T]) -> Iterator[SampledStep[T]]:
         """The steps from here to the end of the pass, with what ``loader`` makes of ``sampler``."""
         items = iter(loader)
         for batch, share in self.rest_of_pass():
-            yield Step(self, batch, share, items)
+            yield SampledStep(self, batch, share, items)
 
 
-class Step(Generic[T]):
+class SampledStep(Generic[T]):
     """One step: iterate over it, once, for its micro-batches and their data."""
 
     def __init__(self, data: ExactData, batch: Batch, share: tuple[Micro, ...], items: Iterator[T]) -> None:

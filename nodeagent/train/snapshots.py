@@ -18,12 +18,12 @@ from typing import NamedTuple
 import torch
 
 from nodeagent.train import gang, written
-from nodeagent.train.choose import Choice, Offer, choose
+from nodeagent.train.choose import Choice, SnapshotOffer, choose
 from nodeagent.train.context import Context, context
-from nodeagent.train.flat import Flat, Place, State, copy_into, cut, put_back, put_together, take_apart, total
+from nodeagent.train.flat import Flat, State, TensorPlace, copy_into, cut, put_back, put_together, take_apart, total
 from nodeagent.train.folder import entry_of
 from nodeagent.train.link import Link, LinkError
-from nodeagent.train.memory import HEADER, Header, Memory, header_of, size_of
+from nodeagent.train.memory import HEADER, Header, SharedBuffer, header_of, size_of
 
 BUFFERS = 2
 """By turns: while one is being written, the other is whole."""
@@ -38,13 +38,13 @@ ASK_BOUND = 2.0
 class Buffer:
     """One memory, and the tensors in it as they were laid out last."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: SharedBuffer) -> None:
         self.memory = memory
         self.data = torch.frombuffer(memory.map, dtype=torch.uint8)
-        self._places: list[Place] = []
+        self._places: list[TensorPlace] = []
         self._views: list[torch.Tensor] = []
 
-    def views(self, places: list[Place]) -> list[torch.Tensor]:
+    def views(self, places: list[TensorPlace]) -> list[torch.Tensor]:
         if places != self._places:
             self._places, self._views = places, [cut(self.data[HEADER:], place) for place in places]
         return self._views
@@ -53,17 +53,17 @@ class Buffer:
         return self.data[HEADER : HEADER + header.data_bytes]
 
 
-class Found(NamedTuple):
+class FoundSnapshot(NamedTuple):
     """What the shim keeps of one local rank, under one index."""
 
     fd: int
     header: Header | None
 
 
-Kept = Mapping[tuple[int, int], Found]
+Kept = Mapping[tuple[int, int], FoundSnapshot]
 
 
-class Snapshots:
+class WorkerSnapshots:
     """Those of one worker."""
 
     def __init__(self, link: Link | None, place: Context) -> None:
@@ -108,7 +108,7 @@ class Snapshots:
             return found
         size += SLACK
         link.ask("snapshot.put", ASK_BOUND, index=index, bytes=size)  # before so much memory is taken
-        made = Buffer(Memory.of_size(size))
+        made = Buffer(SharedBuffer.of_size(size))
         link.ask("snapshot.put", ASK_BOUND, fds=(made.memory.fd,), index=index, bytes=size)
         if found is not None:
             found.memory.close()
@@ -121,7 +121,7 @@ class Snapshots:
             return None
         kept = self._kept(self._link)
         offers = [
-            Offer(slot, index, h.generation, h.step, h.rank, h.world, h.replicated)
+            SnapshotOffer(slot, index, h.generation, h.step, h.rank, h.world, h.replicated)
             for (slot, index), (_, h) in kept.items()
             if h is not None
         ]
@@ -137,18 +137,18 @@ class Snapshots:
 
     def _kept(self, link: Link) -> Kept:
         """Of all local ranks of this node."""
-        found: dict[tuple[int, int], Found] = {}
+        found: dict[tuple[int, int], FoundSnapshot] = {}
         try:
             for slot in link.ask("snapshot.get", ASK_BOUND)["slots"]:
                 answer = link.ask("snapshot.get", ASK_BOUND, slot=slot)
                 for index, fd in zip(answer["indexes"], answer.fds, strict=True):
-                    found[slot, index] = Found(fd, header_of(fd))
+                    found[slot, index] = FoundSnapshot(fd, header_of(fd))
         except LinkError as error:
             announce(f"the snapshots of this node cannot be had: {error}")
         return found
 
     def _agree(
-        self, kept: Kept, offers: list[Offer], since: tuple[int, int]
+        self, kept: Kept, offers: list[SnapshotOffer], since: tuple[int, int]
     ) -> tuple[Choice | None, tuple[bytes, torch.Tensor] | None]:
         """The choice of all ranks, and this node's own copy of it, if it has one. What turns out to be damaged is
         taken out, and they choose again."""
@@ -170,16 +170,16 @@ class Snapshots:
             if slot != self._place.local_rank:
                 os.close(fd)
                 continue
-            self._buffers[index] = Buffer(Memory(fd))
+            self._buffers[index] = Buffer(SharedBuffer(fd))
             if choice is not None and header is not None and header[:2] == (choice.generation, choice.step):
                 self._newest = index
 
 
-def _whole(found: Found) -> tuple[bytes, torch.Tensor] | None:
+def _whole(found: FoundSnapshot) -> tuple[bytes, torch.Tensor] | None:
     """Both parts, if they are what was sealed."""
     if found.header is None:
         return None
-    buffer = Buffer(Memory(found.fd))
+    buffer = Buffer(SharedBuffer(found.fd))
     rest, body = buffer.memory.rest(found.header), buffer.body(found.header)
     return (rest, body) if rest is not None and total(body) == found.header.data_sum else None
 
@@ -189,13 +189,13 @@ def announce(text: str) -> None:
     print(f"nodeagent: {text}", file=sys.stderr, flush=True)
 
 
-_own: list[Snapshots] = []
+_own: list[WorkerSnapshots] = []
 
 
-def own_snapshots() -> Snapshots:
+def own_snapshots() -> WorkerSnapshots:
     """This worker's, from its environment."""
     if not _own:
-        _own.append(Snapshots(Link.of_environment(), context()))
+        _own.append(WorkerSnapshots(Link.of_environment(), context()))
     return _own[0]
 
 

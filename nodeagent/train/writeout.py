@@ -1,10 +1,10 @@
 """Writing snapshots out of memory when a gang, or a node of it, is given up: the shim's helper, one on each node.
 
-``python -m nodeagent.train.writeout ORDER``: ORDER is JSON (see ``Order``), with descriptors of the memory and of a
-line to the shim. The helpers of all nodes meet in the job's checkpoint_dir, which they share: each offers what its node
-has, one of them chooses what a new generation would have chosen (``choose.py``), each writes its part, and the one that
-chose asks its shim to commit. Standard library only; must never count for anything before the store has said so, and
-ends when its time is over, done or not.
+``python -m nodeagent.train.writeout ORDER``: ORDER is JSON (see ``WriteOrder``), with descriptors of the memory and of
+a line to the shim. The helpers of all nodes meet in the job's checkpoint_dir, which they share: each offers what its
+node has, one of them chooses what a new generation would have chosen (``choose.py``), each writes its part, and the one
+that chose asks its shim to commit. Standard library only; must never count for anything before the store has said so,
+and ends when its time is over, done or not.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nodeagent.train import folder as files
-from nodeagent.train.choose import Offer, choose
-from nodeagent.train.folder import Entry
+from nodeagent.train.choose import SnapshotOffer, choose
+from nodeagent.train.folder import CheckpointEntry
 from nodeagent.train.memory import Header, header_of, size_of
 
 VERSION = 1
@@ -39,11 +39,11 @@ WRITERS = 8
 _PIECE = 4 << 20
 _MAX_LINE = 1 << 16
 
-Commit = Callable[[Entry], str]
+Commit = Callable[[CheckpointEntry], str]
 """Have the store take it; why it did not, or ""."""
 
 
-class Order(NamedTuple):
+class WriteOrder(NamedTuple):
     """What the shim asks for."""
 
     folder: str
@@ -70,13 +70,13 @@ class Received(NamedTuple):
     """One node's offers, as read from the folder."""
 
     ranks: Sequence[int]
-    offers: Sequence[Offer]
+    offers: Sequence[SnapshotOffer]
 
 
-class Plan(NamedTuple):
+class WritePlan(NamedTuple):
     """What all write: the first who says it decides."""
 
-    entry: Entry
+    entry: CheckpointEntry
     parts: Mapping[int, int]
     """Rank whose state is written, to the node that has it."""
     generation: int
@@ -95,11 +95,11 @@ Found = Mapping[tuple[int, int], tuple[int, Header]]
 """Descriptor and header of each sealed snapshot here, by local rank and index."""
 
 
-def write_out(order: Order, commit: Commit) -> str:
+def write_out(order: WriteOrder, commit: Commit) -> str:
     """Do it; what became of it, in words, or "" if there was nothing to do for this node. Raises WriteOutError."""
     found = {(slot, half): (fd, header) for slot, half, fd in order.memories if (header := header_of(fd))}
     offers = [
-        Offer(slot, half, h.generation, h.step, h.rank, h.world, h.replicated)
+        SnapshotOffer(slot, half, h.generation, h.step, h.rank, h.world, h.replicated)
         for (slot, half), (_, h) in found.items()
         if not (order.stays and h.replicated)
     ]
@@ -112,13 +112,13 @@ def write_out(order: Order, commit: Commit) -> str:
 class _Talk:
     """One node's part in it."""
 
-    def __init__(self, order: Order, found: Found) -> None:
+    def __init__(self, order: WriteOrder, found: Found) -> None:
         self._order, self._found = order, found
         self._folder = Path(order.folder)
         self._path = files.talk_folder(self._folder, order.generation, order.token)
         self._began = time.monotonic()
 
-    def run(self, offers: Sequence[Offer], commit: Commit) -> str:
+    def run(self, offers: Sequence[SnapshotOffer], commit: Commit) -> str:
         self._path.mkdir(exist_ok=True)
         self._send(f"offers-{self._order.node}", [list(self._order.ranks), *offers])
         try:
@@ -131,7 +131,7 @@ class _Talk:
             return ""
         return f"part of the snapshot of step {plan.entry.step} written out in {self._took():.2f} s"
 
-    def _chosen(self) -> tuple[Plan | None, bool]:
+    def _chosen(self) -> tuple[WritePlan | None, bool]:
         """What is written, and whether this node decided it."""
         order, may = self._order, True
         while True:
@@ -139,7 +139,8 @@ class _Talk:
             if message is not None:
                 return _read_plan(message), False
             received = {
-                n: Received(t[0], [Offer(*o) for o in t[1:]]) for n, t in self._received_of_all("offers", order.nodes)
+                n: Received(t[0], [SnapshotOffer(*o) for o in t[1:]])
+                for n, t in self._received_of_all("offers", order.nodes)
             }
             if (
                 may
@@ -160,9 +161,9 @@ class _Talk:
         shared = any(o.replicated for t in received.values() for o in t.offers)
         return self._took() > (SHARED_BOUND if shared else PARTS_BOUND * (self._order.until - self._began))
 
-    def _plan(self, received: Mapping[int, Received]) -> Plan | None:
+    def _plan(self, received: Mapping[int, Received]) -> WritePlan | None:
         order = self._order
-        by_rank: list[Sequence[Offer]] = [()] * order.world
+        by_rank: list[Sequence[SnapshotOffer]] = [()] * order.world
         nodes = {}
         for node, (ranks, offers) in received.items():
             for rank in ranks:
@@ -175,10 +176,10 @@ class _Talk:
         giver = choice.local[choice.giver]
         # of a state that is the same on all ranks one copy will do
         writers = {giver.rank: nodes[choice.giver]} if giver.replicated else {r: nodes[r] for r in choice.local}
-        entry = Entry(files.next_order(self._folder), choice.step, order.generation, True)
-        return Plan(entry, writers, choice.generation)
+        entry = CheckpointEntry(files.next_order(self._folder), choice.step, order.generation, True)
+        return WritePlan(entry, writers, choice.generation)
 
-    def _write(self, plan: Plan) -> bool:
+    def _write(self, plan: WritePlan) -> bool:
         """This node's parts, if it has any. Raises WriteOutError or OSError, and lets the one that chose know."""
         mine = [(rank, _memory(self._found, rank, plan)) for rank, n in plan.parts.items() if n == self._order.node]
         if not mine:
@@ -195,7 +196,7 @@ class _Talk:
         self._send(f"done-{self._order.node}", ["", written])
         return True
 
-    def _lead(self, plan: Plan | None, commit: Commit) -> str:
+    def _lead(self, plan: WritePlan | None, commit: Commit) -> str:
         """The part of the one that chose: when all parts are there, the store is to take it."""
         try:
             if plan is None:
@@ -216,7 +217,7 @@ class _Talk:
         files.prune_snapshots(self._folder, plan.entry)
         return f"snapshot of step {plan.entry.step} written out in {self._took():.2f} s"
 
-    def _all_parts(self, plan: Plan) -> dict[str, list[int]]:
+    def _all_parts(self, plan: WritePlan) -> dict[str, list[int]]:
         """All files, as a manifest has them, when all nodes have written theirs."""
         writers = set(plan.parts.values())
         while True:
@@ -268,14 +269,14 @@ class _Talk:
             raise GoneError from None
 
 
-def _read_plan(message: Sequence[Any]) -> Plan | None:
+def _read_plan(message: Sequence[Any]) -> WritePlan | None:
     if message[0] is None:
         return None
     order, step, token_number, parts, generation = message[0]
-    return Plan(Entry(order, step, token_number, True), dict(parts), generation)
+    return WritePlan(CheckpointEntry(order, step, token_number, True), dict(parts), generation)
 
 
-def _memory(found: Found, rank: int, plan: Plan) -> tuple[int, Header]:
+def _memory(found: Found, rank: int, plan: WritePlan) -> tuple[int, Header]:
     """The memory with this rank's state as the plan has it."""
     for fd, header in found.values():
         if (header.rank, header.generation, header.step) == (rank, plan.generation, plan.entry.step):
@@ -298,13 +299,13 @@ def _copy(fd: int, header: Header, path: Path) -> list[int]:
     return [size, crc]
 
 
-class Line:
+class WriteLink:
     """To the shim: one question, one answer, one farewell."""
 
     def __init__(self, fd: int, until: float) -> None:
         self._socket, self._until = socket.socket(fileno=fd), until
 
-    def commit(self, entry: Entry) -> str:
+    def commit(self, entry: CheckpointEntry) -> str:
         """As Commit. Raises WriteOutError."""
         self.send(op="commit", name=entry.name, step=entry.step, order=entry.order)
         data = b""
@@ -327,8 +328,8 @@ class Line:
 
 def main() -> None:
     message = json.loads(sys.argv[1])
-    order = Order(**message["order"])
-    line = Line(message["line"], order.until)
+    order = WriteOrder(**message["order"])
+    line = WriteLink(message["line"], order.until)
     try:
         text = write_out(order, line.commit)
     except WriteOutError as error:

@@ -17,7 +17,7 @@ import stat
 from functools import lru_cache
 from pathlib import Path
 
-from nodeagent.model.node import Https, NodeRecord
+from nodeagent.model.node import HttpsAddress, NodeRecord
 from nodeagent.spec.sections import ApiTlsConfig
 from nodeagent.trust.key import ClusterKey
 
@@ -150,10 +150,10 @@ def _payload(cluster: str, node: str, life: str, url: str, certificate: str) -> 
     return json.dumps([cluster, node, life, url, certificate]).encode()
 
 
-def vouch(key: ClusterKey, cluster: str, node: str, life: str, url: str, certificate: str) -> Https:
+def vouch(key: ClusterKey, cluster: str, node: str, life: str, url: str, certificate: str) -> HttpsAddress:
     """What a node tells the others of itself."""
     proof = key.sign(PURPOSE, _payload(cluster, node, life, url, certificate))
-    return Https(url=url, certificate=certificate, proof=proof)
+    return HttpsAddress(url=url, certificate=certificate, proof=proof)
 
 
 def genuine(key: ClusterKey, cluster: str, node: NodeRecord) -> bool:

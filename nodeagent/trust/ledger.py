@@ -28,7 +28,7 @@ MOST = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """One job. Times are Unix time."""
 
     expires: int
@@ -41,11 +41,11 @@ class Entry:
 class Ledger(Protocol):
     """Where the guard keeps its entries."""
 
-    def load(self) -> dict[str, Entry]:
+    def load(self) -> dict[str, LedgerEntry]:
         """By job uid."""
         ...
 
-    async def save(self, entries: Mapping[str, Entry]) -> None:
+    async def save(self, entries: Mapping[str, LedgerEntry]) -> None:
         """Durably, whole. Raises OSError."""
         ...
 
@@ -56,10 +56,10 @@ class FileLedger:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def load(self) -> dict[str, Entry]:
+    def load(self) -> dict[str, LedgerEntry]:
         """What was kept. A damaged file is told, and what it held is unknown from then on."""
         try:
-            return {uid: Entry(**entry) for uid, entry in json.loads(self._path.read_text()).items()}
+            return {uid: LedgerEntry(**entry) for uid, entry in json.loads(self._path.read_text()).items()}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -68,7 +68,7 @@ class FileLedger:
             )
             return {}
 
-    async def save(self, entries: Mapping[str, Entry]) -> None:
+    async def save(self, entries: Mapping[str, LedgerEntry]) -> None:
         """In a thread: the disk may be slow, and the lease cannot wait."""
         text = json.dumps({uid: asdict(entry) for uid, entry in entries.items()})
         await asyncio.to_thread(self._write, text)
@@ -78,11 +78,11 @@ class FileLedger:
         write_atomic(self._path, text, durable=True)
 
 
-def pruned(entries: Mapping[str, Entry], present: Mapping[str, object], now: float) -> dict[str, Entry]:
+def pruned(entries: Mapping[str, LedgerEntry], present: Mapping[str, object], now: float) -> dict[str, LedgerEntry]:
     """Without what no longer matters, of jobs that are not ``present``: those last seen too long ago, and ends that no
     admission can outlive; the newest ``MOST``."""
 
-    def matters(uid: str, entry: Entry) -> bool:
+    def matters(uid: str, entry: LedgerEntry) -> bool:
         if uid in present:
             return True
         return now < (max(entry.expires, entry.seen) + ENDED_KEPT if entry.ended else entry.seen + REMEMBERED)

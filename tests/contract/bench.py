@@ -20,7 +20,7 @@ from nodeagent.store.base import Store, StoreRefusedError
 from nodeagent.store.calls import AnyLinks
 from nodeagent.store.client import RedisStore
 from nodeagent.store.keys import prefix
-from nodeagent.store.link import Link
+from nodeagent.store.link import StoreLink
 from nodeagent.store.messages import Beat, BeatReply, Ending, Note, Proposal, Saved
 from tests.inprocess.data import Stream
 from tests.inprocess.lease import era_of, renew_lease
@@ -382,7 +382,7 @@ def escaped(prefix: str) -> str:
     return prefix.replace("{", "[{]").replace("}", "[}]")
 
 
-async def dumped(link: Link, key: str) -> list[str]:
+async def dumped(link: StoreLink, key: str) -> list[str]:
     """The command that writes a key again; nothing for a stream: events are no records."""
     kind = await link.ask("TYPE", key)
     if kind == "hash":

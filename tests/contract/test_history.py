@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.model.job import JobRecord, Quota
 from nodeagent.store.base import StoreUnavailableError
-from nodeagent.store.messages import Offer
+from nodeagent.store.messages import StoreCopy
 from tests.contract.bench import FAST, Bench, refused, spec
 
 
@@ -158,7 +158,7 @@ async def test_what_is_in_the_history_no_older_view_brings_back(bench: Bench) ->
     rev, era = (await bench.beat("n1")).rev, view.era
     kept = await bench.keep()
     await bench.put_back(kept)
-    offer = Offer(
+    offer = StoreCopy(
         cluster_uid=view.cluster_uid, timing=FAST, era=era, rev=rev + 50, served=view.served, by="n1",
         jobs=view.jobs, nodes=view.nodes,
     )  # fmt: skip

@@ -30,12 +30,12 @@ from nodeagent.store.messages import (
     Ending,
     JoinReply,
     Judgement,
-    Offer,
     Proposal,
     Restored,
     Saved,
     Saves,
     Settlement,
+    StoreCopy,
 )
 from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import HereBench, RedisBench, cause, facts, spec, spend
@@ -212,7 +212,7 @@ class Both:
 
         def offer(store: Store) -> Awaitable[object]:
             return store.restore(
-                Offer(
+                StoreCopy(
                     cluster_uid=view.cluster[store], timing=STILL, era=view.era[store], rev=rev,
                     served=view.served, by=by, nodes=nodes, jobs=jobs, usage=usage, uids=uids, numbers=numbers,
                     regroup=cold * 5000, awaited=awaited, top=top, holds=bool(view.jobs),

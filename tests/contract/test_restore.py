@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nodeagent.model.job import Admission, Control, JobRecord
 from nodeagent.model.node import Cordon, Incarnation, NodeRecord, Readiness
 from nodeagent.model.timing import Timing
-from nodeagent.store.messages import BeatReply, Offer, Restored
+from nodeagent.store.messages import BeatReply, Restored, StoreCopy
 from tests.contract.bench import FAST, LONG, Bench, head, refused, spec
 
 
@@ -25,7 +25,7 @@ class View:
     def nodes(self) -> dict[str, NodeRecord]:
         return {node.id: node for node in self.reply.nodes}
 
-    def offer(self, **more: object) -> Offer:
+    def offer(self, **more: object) -> StoreCopy:
         """The whole view in one page."""
         plain: dict[str, object] = {
             "cluster_uid": self.reply.cluster_uid,
@@ -39,7 +39,7 @@ class View:
             "queues": self.reply.queues,
             "uids": tuple(self.jobs),
         }
-        return Offer.model_validate(plain | more)
+        return StoreCopy.model_validate(plain | more)
 
 
 async def read(bench: Bench, node: str = "n1") -> View:

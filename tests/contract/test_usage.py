@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.agent.recovery import Known, offer
 from nodeagent.model.job import JobRecord, Spend
-from nodeagent.model.usage import OTHERS, Held, Row, UsageDay, Use
+from nodeagent.model.usage import OTHERS, Held, UsageDay, UsageRow, UsedTime
 from nodeagent.model.world import Cause, Member, PodReport
 from nodeagent.store.base import StoreRefusedError, StoreUnavailableError
 from tests.contract.bench import FAST, Bench, HereBench, RedisBench, head
@@ -21,15 +21,15 @@ from tests.contract.fake import FakeLinks
 DAY_S = 86400
 
 
-def total(uses: Iterable[Use]) -> Use:
+def total(uses: Iterable[UsedTime]) -> UsedTime:
     """Of several days, or rows."""
     sums = Counter[str]()
     for use in uses:
-        sums.update(Use.model_validate(use.model_dump(include=set(Use.model_fields))).model_dump())
-    return Use(**sums)
+        sums.update(UsedTime.model_validate(use.model_dump(include=set(UsedTime.model_fields))).model_dump())
+    return UsedTime(**sums)
 
 
-def used(job: JobRecord) -> Use:
+def used(job: JobRecord) -> UsedTime:
     return total(job.used.values())
 
 
@@ -223,7 +223,7 @@ async def test_without_a_checkpoint_nothing_is_known_to_be_done_again(bench: Ben
 async def test_what_was_used_outlives_the_job(bench: Bench) -> None:
     """By its removal, by another of its name, by the history."""
     await bench.up("n1")
-    sums = list[Use]()
+    sums = list[UsedTime]()
     for uid, way in (("u1", "remove"), ("u2", "shelve"), ("u3", "replace"), ("u4", "")):
         job = await bench.active(await bench.submit(uid, name=way or "replace", owner=1000 + (uid == "u2")), "n1")
         await bench.age(1000)
@@ -480,4 +480,4 @@ def _ranked(members: dict[str, Member]) -> dict[str, Member]:
 
 
 def test_a_row_is_a_use() -> None:
-    assert set(Row.model_fields) == {*Use.model_fields, "jobs"}
+    assert set(UsageRow.model_fields) == {*UsedTime.model_fields, "jobs"}

@@ -73,7 +73,7 @@ import json, os, runpy
 from nodeagent.train import sampler
 
 out = os.open({file!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-generation, iterate = int(os.environ["NODEAGENT_GENERATION"]), sampler.Step.__iter__
+generation, iterate = int(os.environ["NODEAGENT_GENERATION"]), sampler.SampledStep.__iter__
 
 def recorded(step):
     images = [i for part in step.share if part.used for i in part.indices]
@@ -81,7 +81,7 @@ def recorded(step):
     os.write(out, (json.dumps(row) + "\\n").encode())
     return iterate(step)
 
-sampler.Step.__iter__ = recorded
+sampler.SampledStep.__iter__ = recorded
 runpy.run_path({script!r}, run_name="__main__")
 """
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from nodeagent.ctl.client import find
-from nodeagent.ctl.errors import UnreachableError
+from nodeagent.ctl.errors import NoAgentError
 from nodeagent.local import control, power, registry, session
-from nodeagent.local.layout import Folders
+from nodeagent.local.layout import LocalFolders
 from tests.e2e.support import listening_ports, open_ports
 from tests.unit.local.helpers import is_empty, local_home, running, until
 
@@ -71,7 +71,7 @@ def job() -> Json:
 
 def switches() -> list[Json]:
     """The nodes as the supervisor sees them, likewise."""
-    cluster = registry.cluster(Folders.of_user())
+    cluster = registry.cluster(LocalFolders.of_user())
     nodes: list[Json] = control.ask(cluster.layout.control, {"do": "status"})["nodes"]
     return nodes
 
@@ -79,7 +79,7 @@ def switches() -> list[Json]:
 def trains_on(nodes: int) -> bool:
     try:
         now = job()
-    except UnreachableError:  # the agent that was asked is just being started again
+    except NoAgentError:  # the agent that was asked is just being started again
         return False
     pids = workers(now)
     return now["phase"] == "running" and len(pids) == nodes and all(len(p) == 3 for p in pids.values())
@@ -87,7 +87,7 @@ def trains_on(nodes: int) -> bool:
 
 def test_a_cluster_and_its_job_from_up_to_down(home: Path) -> None:
     assert "node/n1\nnode/n2\n" in ctl("local", "up", "--nodes", "2")
-    cluster = registry.cluster(Folders.of_user())
+    cluster = registry.cluster(LocalFolders.of_user())
     assert ready() == {"n1", "n2"}, "other commands find the cluster by themselves"
     assert "running already" in ctl("local", "up", "--nodes", "2", code=6)
     assert [n["state"] for n in ask("local", "status")["nodes"]] == ["ready", "ready"]
@@ -147,7 +147,7 @@ def test_kill_9_of_the_command_that_owns_a_cluster_leaves_nothing(home: Path) ->
         assert owner.stdout is not None
         assert "submitted" in owner.stdout.readline()
         assert owner.stdout.readline().strip().endswith("n1/api.sock")
-        cluster = registry.clusters(Folders.of_user())[0]
+        cluster = registry.clusters(LocalFolders.of_user())[0]
         until(lambda: trains_on(2), "the job runs", 60)
         left = power.processes(cluster.uid)
         assert len(left) >= 2 + 2 + 4, "agents, shims, workers"

@@ -90,11 +90,11 @@ def test_parts_of_two_nodes_go_on_where_they_were_on_others(calm: Cluster) -> No
 KEEPS = """
 import os, time
 from nodeagent.train import Link, context
-from nodeagent.train.memory import Header, Memory, size_of
+from nodeagent.train.memory import Header, SharedBuffer, size_of
 
 place, link = context(), Link.of_environment()
 if place.rank == 0 and place.generation == 1:  # the other node has no snapshot, so it is waited for a while
-    memory = Memory.of_size(size_of(64, 0))
+    memory = SharedBuffer.of_size(size_of(64, 0))
     link.ask("snapshot.put", 30, fds=(memory.fd,), index=0, bytes=memory.size)
     memory.seal(Header(place.generation, 7, 0, place.world_size, True, 64, 0, 0, 0))
 print("kept", flush=True)

@@ -22,11 +22,11 @@ from nodeagent.api.shapes import job_json, shown_to
 from nodeagent.ctl.output import Column, table_lines
 from nodeagent.ctl.terminal import one_line, printable, worker_text
 from nodeagent.hardware.probes import kernellog
-from nodeagent.lease.peers import Seal, parse
+from nodeagent.lease.peers import DatagramSeal, parse
 from nodeagent.model.jobspec import JobSpec, Submitter
 from nodeagent.model.queue import Queues
 from nodeagent.model.world import WorkerExit
-from nodeagent.osutil.untrusted import Folder, UntrustedError
+from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder
 from nodeagent.plan.cluster import Cluster
 from nodeagent.pods.folder import folder_name, promised_number, record_of_before
 from nodeagent.pods.logs import read_logs
@@ -160,7 +160,7 @@ def request_batch(data: bytes) -> None:
 def datagram(data: bytes) -> None:
     """Signed ones, too: of another version of ours."""
 
-    seal = Seal(b"secret")
+    seal = DatagramSeal(b"secret")
     for packet in (data, seal._mac(data) + data):
         body = seal.opened(packet)
         if body is not None:
@@ -241,7 +241,7 @@ def users_file(data: bytes) -> None:
         assert promised_number(state, "u") >= 0
         with suppress(UntrustedError):
             assert record_of_before(run, state).logs.parent == state
-        with Folder(own) as folder, suppress(UntrustedError):
+        with UntrustedFolder(own) as folder, suppress(UntrustedError):
             json.dumps(folder.read_object("highest.json"), ensure_ascii=False).encode()
 
 
@@ -262,7 +262,7 @@ def kernel_record(data: bytes) -> None:
     found = kernellog.record(data, NOW)
     if found is not None:
         kernellog.parse(*found)
-    folder = kernellog.Folder()
+    folder = kernellog.KernelLines()
     folder.read([data])
     if b"NVRM: " not in data and b"nvidia-nvswitch" not in data:
         assert "fatal" not in worst(folder.take()), "no program's name makes a line fatal"

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.hardware.judging.judge import Memory, judge
+from nodeagent.hardware.judging.judge import JudgeMemory, judge
 from nodeagent.hardware.judging.rules import LEFTOVER
 from nodeagent.hardware.monitor import _gpu
 from nodeagent.hardware.plugins import NVIDIA
@@ -137,7 +137,7 @@ def test_a_gpu_at_rest_is_sound_and_holds_nothing(looks: Looks) -> None:
         pytest.skip(f"the GPU is in use: {gpu.owners}")
     assert gpu.memory_used is not None
     assert gpu.memory_used < LEFTOVER
-    memory, before = Memory(), Readings(boot="b", gpus=(gpu,), expected=(gpu.uuid,))
+    memory, before = JudgeMemory(), Readings(boot="b", gpus=(gpu,), expected=(gpu.uuid,))
     for n in range(5):
         now = Readings(boot="b", gpus=(looks.next(),), expected=(gpu.uuid,))
         memory = judge(memory, now, before, 1_000.0 + 10 * n, 10.0)

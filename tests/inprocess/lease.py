@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from nodeagent.lease.core import State
-from nodeagent.lease.lending import Promises, Row
+from nodeagent.lease.lending import LoanRow, Promises
 from nodeagent.lease.signs import NOT_BRIDGED, Bridged, Pulse, unannounced
 from nodeagent.store.calls import Calls
 
@@ -41,7 +41,7 @@ class Words:
 
     def __init__(self) -> None:
         self.tended: list[tuple[str, int, str]] = []
-        self.known: list[Mapping[str, Row]] = []
+        self.known: list[Mapping[str, LoanRow]] = []
         self.leaving = self.deaf = False
         self.promised: Promises | None = Promises("", float("-inf"), True, {})
         self.shown = NOT_BRIDGED
@@ -60,7 +60,7 @@ class Words:
     def alive(self) -> None:
         self.alive_said += 1
 
-    def know(self, life: str, leaving: bool, jobs: Mapping[str, Row]) -> bool:
+    def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> bool:
         if not self.deaf:
             self.known.append(jobs)
             self.leaving = leaving

@@ -163,7 +163,7 @@ class OwnDecoder(Decoder):
 
 
 class HereLink:
-    """A client's connection that needs no socket. See ``store.link.Link``."""
+    """A client's connection that needs no socket. See ``store.link.StoreLink``."""
 
     fresh = False
 
@@ -221,7 +221,7 @@ class HereLink:
 
 
 class HereLinks:
-    """As ``store.link.Links``: any number of links, none of which is ever busy."""
+    """As ``store.link.StoreLinks``: any number of links, none of which is ever busy."""
 
     address = "this process"
     reached: Reached | None = None

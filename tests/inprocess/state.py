@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nodeagent.model.job import Event, JobRecord
+from nodeagent.model.job import JobEvent, JobRecord
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState
 from nodeagent.model.queue import QueuesRecord
@@ -127,7 +127,7 @@ class State:
         return {name: int(number) for name, number in self._hash("highest").items()}
 
     @property
-    def events(self) -> list[Event]:
+    def events(self) -> list[JobEvent]:
         stream: Any = self._data.keys.get(self._prefix + "events")
         return [codec.decode_event(entry) for entry in stream.entries] if stream is not None else []
 

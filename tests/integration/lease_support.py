@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nodeagent.lease.grants import Answer, Grant, grants_folder, make_grant, read_grant_of
-from nodeagent.lease.order import Door, Order, Server, Step, order_file, write_order
+from nodeagent.lease.grants import Grant, GrantAnswer, grants_folder, make_grant, read_grant_of
+from nodeagent.lease.order import LeaseOrder, LeasePort, Server, StoreScript, order_file, write_order
 from nodeagent.lease.signs import NOBODY, LeaseStatus, Pulse, lease_folder, read_pulse, read_status, wake_socket
 from nodeagent.model.base import RECORD_VERSION
 from nodeagent.osutil.linux import boot_id, socket_path
@@ -29,15 +29,15 @@ POD = "p1"
 SECRET = "73656372657421"
 
 
-def order(server: Server, **changes: Any) -> Order:
+def order(server: Server, **changes: Any) -> LeaseOrder:
     """For ``NODE``: as an agent with a quick heartbeat gives it."""
     steps = {name: load(name) for name in ("renew_lease", "leave")}
-    renew, leave = (Step(step.sha, step.source) for step in steps.values())
-    plain = Order(
+    renew, leave = (StoreScript(step.sha, step.source) for step in steps.values())
+    plain = LeaseOrder(
         boot=boot_id(), node=NODE, life=LIFE, start=1, era="", heartbeat=0.1, lease=3.0, fence=2.2, kill=0.2,
         promise=0.1, timeout=0.5, failsafe=1.0, failsafe_limit=3600.0, patience=3600.0, grace=3600.0,
         prefix=prefix(CLUSTER), record_version=str(RECORD_VERSION), server=server, renew=renew, leave=leave,
-        door=Door("127.0.0.1", (0, 0), SECRET),
+        door=LeasePort("127.0.0.1", (0, 0), SECRET),
     )  # fmt: skip
     return plain._replace(**changes)
 
@@ -54,7 +54,7 @@ class Node:
 
     # --- as the agent
 
-    def give(self, order: Order | None) -> None:
+    def give(self, order: LeaseOrder | None) -> None:
         if order is None:
             order_file(self.folder).unlink()
         else:
@@ -107,7 +107,7 @@ class Node:
         return read_grant_of(self.grants, key)
 
     def obey(self, at: float, key: str = POD) -> None:
-        Answer(self.grants / f"{key}.obeyed").obeyed(at)
+        GrantAnswer(self.grants / f"{key}.obeyed").obeyed(at)
 
     # --- what it shows
 

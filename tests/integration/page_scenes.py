@@ -9,7 +9,7 @@ from typing import Any
 from nodeagent.model.health import Verdict
 from nodeagent.model.job import Spend
 from nodeagent.model.node import Cordon, Gpu
-from nodeagent.model.usage import Row, UsageDay
+from nodeagent.model.usage import UsageDay, UsageRow
 from nodeagent.model.world import Cause
 from tests.unit.api.fakes import FakeView, spec
 
@@ -33,7 +33,7 @@ def used() -> dict[str, UsageDay]:
     for ago in range(14):
         hours = {"1000 prod": 300 + 40 * (ago % 4), "1001 research": 20 * ago, f"1001 {MARKUP}": 90 if ago == 3 else 0}
         rows = {
-            key: Row(gpu_ms=n * 3_600_000, lost_gpu_ms=n * 36_000, jobs=1) for key, n in hours.items() if n
+            key: UsageRow(gpu_ms=n * 3_600_000, lost_gpu_ms=n * 36_000, jobs=1) for key, n in hours.items() if n
         }  # fmt: skip
         days[str(today - ago)] = UsageDay(day=today - ago, rows=rows, rev=1)
     return days

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.agent.metrics import Metrics
-from nodeagent.api.https import Bounds, Https
+from nodeagent.api.https import HttpsServer, ServerBounds
 from nodeagent.spec.sections import ApiConfig
 from tests.unit.api.fakes import FakeView, LiveAgent
 
 ADDRESS = "127.0.0.1"
-BOUNDS = Bounds()
+BOUNDS = ServerBounds()
 TOKENS = {"reads": "may: read", "operates": "may: operate"}
 
 
@@ -106,14 +106,14 @@ def trusting() -> ssl.SSLContext:
 def https(
     agent: LiveAgent,
     view: FakeView,
-    bounds: Bounds = BOUNDS,
+    bounds: ServerBounds = BOUNDS,
     **api: Any,
 ) -> Iterator[Door]:
     """``view`` served over https in the loop of ``agent``; what it tells of itself is in its facts from then on."""
     view.config = view.config.model_copy(update={"api": ApiConfig.model_validate({"listen": ADDRESS} | api)})
     view.config.dirs.run.mkdir(parents=True, exist_ok=True)
     told: list[tuple[str, str]] = []
-    server = Https(view, Metrics(), ADDRESS, lambda url, certificate: told.append((url, certificate)), bounds)
+    server = HttpsServer(view, Metrics(), ADDRESS, lambda url, certificate: told.append((url, certificate)), bounds)
     running = asyncio.run_coroutine_threadsafe(server.run(), agent.loop)
     agent.until(lambda: bool(told))
     try:

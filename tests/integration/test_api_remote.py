@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from nodeagent.api.https import Bounds
+from nodeagent.api.https import ServerBounds
 from nodeagent.ctl.main import cli
 from tests.integration.remote_support import (
     ADDRESS,
@@ -250,7 +250,7 @@ def test_what_keeps_it_from_listening_is_tried_again(agent: LiveAgent, tmp_path:
 
         repair_state = threading.Thread(target=mend)
         repair_state.start()
-        with https(agent, view, Bounds(retry=0.05), tls={"cert": str(cert)}) as door:
+        with https(agent, view, ServerBounds(retry=0.05), tls={"cert": str(cert)}) as door:
             repair_state.join()
             assert door.port == ports.api
             assert ask(door, "/healthz").startswith("HTTP/1.1 401 ")
@@ -258,7 +258,7 @@ def test_what_keeps_it_from_listening_is_tried_again(agent: LiveAgent, tmp_path:
 
 def test_who_stays_silent_is_shown_out(agent: LiveAgent, tmp_path: Path) -> None:
     """Half a handshake, no request, half a request, a request without a token: none of them keeps a place."""
-    bounds = Bounds(connections=4, handshake=0.5, silent=0.5, body=0.5, keepalive=0.5)
+    bounds = ServerBounds(connections=4, handshake=0.5, silent=0.5, body=0.5, keepalive=0.5)
     tokens = str(write_tokens(tmp_path / "tokens.yaml", TOKENS))
     with https(agent, agent.view, bounds, tokens=tokens) as door:
         idle = [

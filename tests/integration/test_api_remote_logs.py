@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.logs import Printer, print_logs
 from nodeagent.ctl.main import cli
-from nodeagent.model.node import Https
+from nodeagent.model.node import HttpsAddress
 from nodeagent.pods.folder import log_folder
 from nodeagent.trust.certificate import vouch
 from nodeagent.trust.key import ClusterKey
@@ -41,7 +41,7 @@ def tell(agent: LiveAgent, door: Door, key: ClusterKey | None = None, **other: s
     publish(agent, https)
 
 
-def publish(agent: LiveAgent, https: Https) -> None:
+def publish(agent: LiveAgent, https: HttpsAddress) -> None:
     agent.view.unlike["n2"] = {"https": https}
     agent.do(agent.view.join)
 

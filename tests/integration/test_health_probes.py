@@ -20,7 +20,7 @@ import pytest
 
 from nodeagent.agent.clock import SystemClock
 from nodeagent.hardware import monitor as health
-from nodeagent.hardware.judging.judge import Policy
+from nodeagent.hardware.judging.judge import JudgePolicy
 from nodeagent.hardware.plugins import NVIDIA
 from nodeagent.hardware.probes.process import DEADLINE, MOST_STUCK, Probe
 from nodeagent.osutil.linux import is_running
@@ -353,7 +353,7 @@ async def test_what_the_kernel_wrote_between_two_agents_is_judged_once(tmp_path:
 
     def agent() -> health.Monitor:
         return health.Monitor(
-            place, tmp_path, os.environ, SystemClock(), policy=Policy(), changed=came.set, ours=frozenset[int]
+            place, tmp_path, os.environ, SystemClock(), policy=JudgePolicy(), changed=came.set, ours=frozenset[int]
         )
 
     async def judges(monitor: health.Monitor, *codes: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from nodeagent.agent.clock import SystemClock
-from nodeagent.hardware.judging.judge import Policy
+from nodeagent.hardware.judging.judge import JudgePolicy
 from nodeagent.hardware.monitor import HOST_PACE, Machine, Monitor, load_memory
 from nodeagent.osutil.linux import own_children
 
@@ -135,7 +135,9 @@ async def test_a_storm_costs_little_and_what_is_in_it_is_seen(tmp_path: Path, lo
             seen.append(storm.number)
 
     machine = Machine(boot="b", gpus=False, folders=[str(tmp_path)], sysfs=str(tmp_path), kmsg=str(log))
-    monitor = Heard(machine, tmp_path, os.environ, SystemClock(), policy=Policy(), changed=changed, ours=frozenset[int])
+    monitor = Heard(
+        machine, tmp_path, os.environ, SystemClock(), policy=JudgePolicy(), changed=changed, ours=frozenset[int]
+    )
     before = own_children()  # of other tests
     async with asyncio.TaskGroup() as group:
         task = group.create_task(monitor.run())

@@ -15,7 +15,7 @@ import pytest
 
 from nodeagent.agent.leaseprocess import LocalLeaseProcess
 from nodeagent.lease.grants import NOTHING
-from nodeagent.lease.order import Door, read_order
+from nodeagent.lease.order import LeasePort, read_order
 from nodeagent.lease.signs import find_holder
 from nodeagent.model.timing import Timing
 from nodeagent.osutil.linux import POWER, boot_id, boottime, is_running
@@ -31,7 +31,7 @@ from tests.integration.redis_support import Yard, yard
 
 pytestmark = pytest.mark.redis
 POD = folder_name("u1")
-DOOR = Door("127.0.0.1", (0, 0), SECRET)
+DOOR = LeasePort("127.0.0.1", (0, 0), SECRET)
 SYSTEMD_RUN = r"""
 import os, pathlib, sys
 words = sys.argv[1:]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from nodeagent.lease.lending import Place, Promises, Row, Table
-from nodeagent.lease.order import Door, Server
+from nodeagent.lease.lending import KeeperAddress, LoanRow, Promises, Table
+from nodeagent.lease.order import LeasePort, Server
 from nodeagent.lease.peers import open_port
 from nodeagent.lease.signs import Bridged, read_address, read_bridged
 from nodeagent.lease.table import promises_file, read_promises, table_file, write_table
@@ -44,15 +44,15 @@ class Member:
         self.begin()
 
     def begin(self, **changes: Any) -> None:
-        door = Door("127.0.0.1", (self._port, self._port), SECRET)
+        door = LeasePort("127.0.0.1", (self._port, self._port), SECRET)
         plain = {"node": self.name, "life": LIVES[self.name], "promise": 3.0, "door": door}
         self.node.give(order(NOWHERE, **plain | changes))
         self.node.start()
 
     def know(self, other: Member, **changes: Any) -> None:
         """As its agent writes it."""
-        places = {other.name: Place(other.address, LIVES[other.name])}
-        row = Row((1, "g1"), LIVES, LIVES, pod=POD, places=places)
+        places = {other.name: KeeperAddress(other.address, LIVES[other.name])}
+        row = LoanRow((1, "g1"), LIVES, LIVES, pod=POD, places=places)
         plain = Table(boot_id(), self.name, LIVES[self.name], False, {UID: row})
         write_table(self.node.folder, plain._replace(**changes))
 

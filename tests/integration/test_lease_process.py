@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from nodeagent.lease.grants import NOTHING, GrantReader
-from nodeagent.lease.order import Order
+from nodeagent.lease.order import LeaseOrder
 from nodeagent.lease.order import Server as Place
 from nodeagent.lease.signs import find_holder
-from nodeagent.model.job import Event
+from nodeagent.model.job import JobEvent
 from nodeagent.osutil.linux import boottime
 from nodeagent.store.client import RedisStore, connect
 from tests.contract.bench import Bench
@@ -37,7 +37,7 @@ class World:
         self.server, self.store, self.era, self.node = server, store, era, node
         self.bench = Bench(store)
 
-    def order(self, **changes: Any) -> Order:
+    def order(self, **changes: Any) -> LeaseOrder:
         return order(Place("", "127.0.0.1", self.server.port, (), None), **{"era": self.era} | changes)
 
     def begin(self, **changes: Any) -> None:
@@ -48,7 +48,7 @@ class World:
         """When it ends, in served milliseconds."""
         return float(str(await ask(self.server, "ZSCORE", f"na:{{{CLUSTER}}}:lease", NODE) or 0))
 
-    async def events(self) -> tuple[Event, ...]:
+    async def events(self) -> tuple[JobEvent, ...]:
         return await self.store.events("0-0", 100)
 
 

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from nodeagent.lease.order import Server as Place
-from nodeagent.lease.order import Step, Tls
+from nodeagent.lease.order import StoreScript, Tls
 from nodeagent.lease.resp import Reply, Talk, TalkError
 from nodeagent.spec.storeconfig import RedisConfig
-from nodeagent.store.door import Door
-from nodeagent.store.link import Link
+from nodeagent.store.door import StoreDoor
+from nodeagent.store.link import StoreLink
 from tests.integration.redis_support import Authority, Server, Yard, frozen, yard
 from tests.ports import free_port
 
 pytestmark = pytest.mark.redis
 SOURCE = "return { 1, KEYS[1], ARGV[1], ARGV[2] }"
-STEP = Step(hashlib.sha1(SOURCE.encode(), usedforsecurity=False).hexdigest(), SOURCE)
+STEP = StoreScript(hashlib.sha1(SOURCE.encode(), usedforsecurity=False).hexdigest(), SOURCE)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def asked(talk: Talk) -> Reply:
 
 async def test_it_knows_the_server_by_the_name_that_the_agent_knows(servers: Yard, to: Callable[..., Talk]) -> None:
     server = await servers.server()
-    link = Link(Door(RedisConfig(url=server.url)), 1.0)
+    link = StoreLink(StoreDoor(RedisConfig(url=server.url)), 1.0)
     await link.open()
     await link.drop()
     for place in (at(server), Place(str(server.socket), "", 0, (), None)):
@@ -70,7 +70,7 @@ async def test_a_user_with_a_password_and_a_database(servers: Yard, to: Callable
     talk = to(at(server, login, database))
     talk.open()
     source = "redis.call('SET', KEYS[1], 1) return redis.call('INFO', 'keyspace')"
-    assert "db3:keys=1" in str(talk.evaluate(Step("0" * 40, source), "k"))
+    assert "db3:keys=1" in str(talk.evaluate(StoreScript("0" * 40, source), "k"))
     for greeting in ((), (("AUTH", "ann", "no"),), (database, login)):
         with pytest.raises(TalkError, match=r"NOAUTH|WRONGPASS"):
             to(at(server, *greeting)).open()

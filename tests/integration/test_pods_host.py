@@ -21,7 +21,7 @@ import pytest
 
 from nodeagent.lease.grants import grant_keys, grants_folder
 from nodeagent.osutil.linux import is_running
-from nodeagent.osutil.untrusted import Folder
+from nodeagent.osutil.untrusted import UntrustedFolder
 from nodeagent.pods.folder import PodRecords, folder_name
 from nodeagent.pods.host import ShimHost
 from nodeagent.pods.login import Login, UserError, find_login
@@ -342,7 +342,7 @@ async def test_others_may_look_but_not_command(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         await bench.ready(make_spec(SLEEP, tmp_path))
         folder = next((tmp_path / "run" / "pods").iterdir())
-        with Folder(folder.parent, folder.name) as opened:
+        with UntrustedFolder(folder.parent, folder.name) as opened:
             link, _ = opened.connect("s")
         link.setblocking(True)
         with link, link.makefile("rw") as lines:

@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from nodeagent.model.job import Event, JobRecord
+from nodeagent.model.job import JobEvent, JobRecord
 from nodeagent.spec.storeconfig import RedisConfig
 from nodeagent.store.base import StoreUnavailableError
 from nodeagent.store.client import COMMAND_LINKS, RedisStore, connect
-from nodeagent.store.door import Door
-from nodeagent.store.link import Link, Links
+from nodeagent.store.door import StoreDoor
+from nodeagent.store.link import Links, StoreLink
 from nodeagent.store.server import PrivateRedis
 from tests.contract.bench import FAST, Bench, facts, refused, spec
 from tests.integration.redis_support import slowed
@@ -41,7 +41,7 @@ async def store(server: PrivateRedis) -> AsyncIterator[RedisStore]:
 
 
 async def raw(server: PrivateRedis, *command: str) -> object:
-    link = Link(Door(RedisConfig(url=server.url)), 1.0)
+    link = StoreLink(StoreDoor(RedisConfig(url=server.url)), 1.0)
     await link.open()
     reply: object = await link.ask(*command)
     await link.drop()
@@ -175,7 +175,7 @@ async def test_cancelled_calls_leave_nothing_behind(server: PrivateRedis, store:
     async def call(n: int) -> JobRecord:
         return await patient.submit(f"u{n}", spec(f"job{n}"), 0, 1.0, "ann", f"r{n}")
 
-    async def events() -> tuple[Event, ...]:
+    async def events() -> tuple[JobEvent, ...]:
         return await patient.events("0-0", 100)
 
     for _ in range(40):
@@ -337,7 +337,7 @@ def test_an_address_or_name_that_cannot_be_is_refused_at_once(url: str, cluster:
 async def test_a_link_is_dropped_after_an_error(server: PrivateRedis) -> None:
     links = Links(server.url, 1)
     async with links.one() as link:
-        first: Link = link
+        first: StoreLink = link
     async with links.one() as link:
         assert link is first
     with pytest.raises(RuntimeError):

@@ -33,7 +33,7 @@ async def test_the_fence_holds_while_the_loop_is_blocked(tmp_path: Path) -> None
 
 
 async def test_what_cannot_be_killed_is_told(tmp_path: Path) -> None:
-    change = "gang.STUCK_AFTER = 0.2\nfence.Guard.signal = lambda *_, **__: None"
+    change = "gang.STUCK_AFTER = 0.2\nfence.ProcessGuard.signal = lambda *_, **__: None"
     async with open_bench(tmp_path, shim_with(tmp_path, change)) as bench:
         await bench.ready(make_spec(("sleep", "600"), tmp_path))
         pid = pid_of((await bench.running()).workers[0])
@@ -47,7 +47,7 @@ async def test_what_cannot_be_killed_is_told(tmp_path: Path) -> None:
 
 async def test_a_promise_need_not_wait_for_what_has_been_sent_sigkill(tmp_path: Path) -> None:
     """Here SIGKILL never comes, so that the time between is long."""
-    async with open_bench(tmp_path, shim_with(tmp_path, "fence.Guard.signal = lambda *_, **__: None")) as bench:
+    async with open_bench(tmp_path, shim_with(tmp_path, "fence.ProcessGuard.signal = lambda *_, **__: None")) as bench:
         await bench.ready(make_spec(("sleep", "600"), tmp_path))
         pid = pid_of((await bench.running()).workers[0])
         bench.host.promise(UID, token(2), True)

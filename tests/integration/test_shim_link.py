@@ -17,7 +17,7 @@ import pytest
 
 from nodeagent.pods.base import CommitRequest
 from nodeagent.shim import peers
-from nodeagent.shim.gang import Gang, Worker
+from nodeagent.shim.gang import RunningGang, Worker
 from nodeagent.shim.link import OPS, Call, WorkerLink
 from nodeagent.shim.loop import Loop
 from nodeagent.shim.peers import Peer
@@ -56,7 +56,7 @@ class Desk:
         self.path, self.calls = path, list[Call]()
         self.worker = Worker.__new__(Worker)
         self.worker.rank, self.worker.local_rank, self.worker.pid, self.worker.ended = 5, 1, os.getsid(0), False
-        gang = Gang.__new__(Gang)
+        gang = RunningGang.__new__(RunningGang)
         gang.token, gang.workers, gang._forking = {"number": 7, "id": "x"}, [self.worker], 0
         self.link = WorkerLink(lambda: gang)
         self.loop = Loop()

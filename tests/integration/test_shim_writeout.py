@@ -21,10 +21,10 @@ WORKER = f"""
 import os, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 from nodeagent.train.link import Link
-from nodeagent.train.memory import Header, Memory, size_of
+from nodeagent.train.memory import Header, SharedBuffer, size_of
 rank, world, link = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Link.of_environment()
 for index, step in enumerate((6, 7)):
-    memory = Memory.of_size(size_of(64, 4))
+    memory = SharedBuffer.of_size(size_of(64, 4))
     link.ask("snapshot.put", 30, fds=(memory.fd,), index=index, bytes=memory.size)
     header = Header(1, step, rank, world, bool(os.environ["SHARED"]), 64, 4, 0, 0)
     memory.map[4096:] = bytes([rank]) * 68

@@ -9,8 +9,8 @@ from typing import Any
 
 from nodeagent.lease.core import Core, Departure, State
 from nodeagent.lease.failsafe import Failsafe
-from nodeagent.lease.lending import Answer, Ask, Promises, Row, Table
-from nodeagent.lease.order import Door, Order, Server, Step
+from nodeagent.lease.lending import Ask, LoanAnswer, LoanRow, Promises, Table
+from nodeagent.lease.order import LeaseOrder, LeasePort, Server, StoreScript
 from nodeagent.lease.peers import Message
 from nodeagent.lease.signs import NOT_BRIDGED, Bridged, Pulse
 from nodeagent.model.timing import Timing, millis
@@ -28,8 +28,8 @@ from tests.sim.virtual import SimClock
 BACK = 0.1
 """Seconds until a lease process that was killed is there again: whoever supervises it starts it at once."""
 _NOWHERE = Server(path="", host="", port=0, greeting=(), tls=None)
-_NONE = Step(sha="", source="")
-_DOOR = Door(address="", ports=(0, 0), secret="")
+_NONE = StoreScript(sha="", source="")
+_DOOR = LeasePort(address="", ports=(0, 0), secret="")
 
 
 class LeaseSteps:
@@ -39,10 +39,10 @@ class LeaseSteps:
         links = HereLinks(server)
         self._calls = Calls(links, links, prefix(CLUSTER), 5.0)
 
-    async def renew(self, order: Order, asks: bool) -> Renewed:
+    async def renew(self, order: LeaseOrder, asks: bool) -> Renewed:
         return await renew_lease(self._calls, order.node, order.life, order.era, millis(order.lease), asks=asks)
 
-    async def leave(self, order: Order, why: str) -> None:
+    async def leave(self, order: LeaseOrder, why: str) -> None:
         about = {"node": order.node, "life": order.life, "start": order.start, "era": order.era, "why": why}
         await self._calls.step("leave", about)
 
@@ -68,7 +68,7 @@ class SimLease:
         self._end = net.ends[machine.name] = PeerEnd(machine.name, self.gate, self._heard)
         self._end.dead = True
         self._steps: Any = LinkedStore(LeaseSteps(server), link, self.gate, random.Random(machine.name))
-        self.order: Order | None = None
+        self.order: LeaseOrder | None = None
         self.departure: Departure | None = None
         self.table: Table | None = None
         self.promises: Promises | None = None
@@ -141,7 +141,7 @@ class SimLease:
                 pass
             self._words.clear()
 
-    async def _ask(self, core: Core, order: Order, call: str) -> None:
+    async def _ask(self, core: Core, order: LeaseOrder, call: str) -> None:
         sent = self.clock.now()
         try:
             if call == "renew":
@@ -184,7 +184,7 @@ class SimLease:
         failsafe = self._failsafe
         if failsafe is None:
             return
-        if isinstance(message, Answer):
+        if isinstance(message, LoanAnswer):
             failsafe.answered(nonce, message)
             self._news.set()
         else:
@@ -197,7 +197,7 @@ class SimLease:
         failsafe.answered(nonce, await self._answer(failsafe, ask))
         self._news.set()
 
-    async def _answer(self, failsafe: Failsafe, ask: Ask) -> Answer:
+    async def _answer(self, failsafe: Failsafe, ask: Ask) -> LoanAnswer:
         """As ``lease.main.Process._answer``, which may be stopped or killed between any two of these."""
         async with self._answering:
             steps = failsafe.answer(ask, self.clock.now())
@@ -211,7 +211,7 @@ class SimLease:
             except StopIteration as end:
                 self.promising, answer = False, end.value
             await self._moment()
-            assert isinstance(answer, Answer)
+            assert isinstance(answer, LoanAnswer)
             return answer
 
     async def _moment(self) -> None:
@@ -233,7 +233,7 @@ class SimLease:
 
     def tell(self, life: str, start: int, era: str) -> None:
         timing = self._timing
-        order = Order(
+        order = LeaseOrder(
             boot="", node=self.machine.name, life=life, start=start, era=era, heartbeat=timing.heartbeat,
             lease=timing.lease, fence=timing.fence, kill=timing.kill, promise=timing.promise,
             timeout=timing.store_timeout, failsafe=timing.failsafe, failsafe_limit=timing.failsafe_limit,
@@ -257,7 +257,7 @@ class SimLease:
         if self.core is not None:
             self.core.agent_seen(self.clock.now())
 
-    def know(self, life: str, leaving: bool, jobs: Mapping[str, Row]) -> None:
+    def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> None:
         table = Table("", self.machine.name, life, leaving, jobs)
         if table != self.table:
             self.table = table
@@ -287,7 +287,7 @@ class SimLeaseProcess:
     def alive(self) -> None:
         self._say(self._lease.hear)
 
-    def know(self, life: str, leaving: bool, jobs: Mapping[str, Row]) -> bool:
+    def know(self, life: str, leaving: bool, jobs: Mapping[str, LoanRow]) -> bool:
         self._say(lambda: self._lease.know(life, leaving, jobs))
         return not self.dead and not self._gate.closed
 

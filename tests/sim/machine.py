@@ -83,7 +83,7 @@ class SimPod:
     started: float = 0.0
     """When its workers were started (this machine's clock)."""
     obeyed: float = 0.0
-    """As ``lease.grants.Answer``."""
+    """As ``lease.grants.GrantAnswer``."""
     retiring: bool = False
 
     _told: tuple[tuple[object, ...], PodStatus] | None = None

@@ -17,7 +17,7 @@ import pytest
 import structlog
 
 from nodeagent.agent import saver
-from nodeagent.agent.guard import Guard, _Judged
+from nodeagent.agent.guard import HealthGuard, _Judged
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.saver import Acknowledged, Acknowledger, Saver
 from nodeagent.lease import lending
@@ -25,7 +25,7 @@ from nodeagent.lease.core import Core, Departure
 from nodeagent.lease.failsafe import Failsafe as Lender
 from nodeagent.lease.failsafe import Question
 from nodeagent.lease.grants import Grant
-from nodeagent.lease.lending import Answer, Ask, Promises, Row, Table
+from nodeagent.lease.lending import Ask, LoanAnswer, LoanRow, Promises, Table
 from nodeagent.model.job import Admission
 from nodeagent.model.timing import Timing
 from nodeagent.plan import gang
@@ -34,7 +34,7 @@ from nodeagent.pods.base import PodStatus
 from nodeagent.store import calls, client, scripts
 from nodeagent.store.messages import Saved
 from nodeagent.store.scripts import Script
-from nodeagent.trust.ledger import Entry
+from nodeagent.trust.ledger import LedgerEntry
 from nodeagent.trust.seal import Seal
 from tests.inprocess.server import Server
 from tests.sim import cluster as cluster_module
@@ -142,12 +142,12 @@ def whoever_answers_is_the_keeper(patch: pytest.MonkeyPatch) -> None:
     """Neither who is asked nor who answers is looked at."""
     judged = Lender._judged
 
-    def judge(lender: Lender, ask: Ask, now: float) -> Answer:
+    def judge(lender: Lender, ask: Ask, now: float) -> LoanAnswer:
         order = lender._core.order
         return judged(lender, ask if order is None else ask._replace(to=order.node, to_life=order.life), now)
 
     patch.setattr(Lender, "_judged", judge)
-    patch.setattr(Answer, "of", lambda said, node, life: True)
+    patch.setattr(LoanAnswer, "of", lambda said, node, life: True)
 
 
 def lease_shorter_than_the_fence(patch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ def one_yes_is_enough(patch: pytest.MonkeyPatch) -> None:
     """A member asks itself only."""
     real = Lender._begun
 
-    def begun(lender: Lender, uid: str, row: Row, now: float) -> list[Question]:
+    def begun(lender: Lender, uid: str, row: LoanRow, now: float) -> list[Question]:
         own = [question for question in real(lender, uid, row, now) if not question.address]
         if uid in lender._rounds:
             lender._rounds[uid].open = {question.nonce: question for question in own}
@@ -236,7 +236,7 @@ def let_go_unread(patch: pytest.MonkeyPatch) -> None:
 def promised_unwritten(patch: pytest.MonkeyPatch) -> None:
     """A yes is said without writing down the promise."""
 
-    def answer(lender: Lender, ask: Ask, now: float) -> Generator[Promises | None, Table | None, Answer]:
+    def answer(lender: Lender, ask: Ask, now: float) -> Generator[Promises | None, Table | None, LoanAnswer]:
         said = lender._judged(ask, now)
         if said.yes:
             lender.table = yield None
@@ -250,13 +250,13 @@ def said_by_an_old_table(patch: pytest.MonkeyPatch) -> None:
     """A promise is written down, and what the agent may have changed meanwhile is not looked at again."""
     real = Lender.answer
 
-    def answer(lender: Lender, ask: Ask, now: float) -> Generator[Promises | None, Table | None, Answer]:
+    def answer(lender: Lender, ask: Ask, now: float) -> Generator[Promises | None, Table | None, LoanAnswer]:
         steps, table = real(lender, ask, now), lender.table
         try:
             yield next(steps)
             steps.send(table)
         except StopIteration as end:
-            said: Answer = end.value
+            said: LoanAnswer = end.value
         return said
 
     patch.setattr(Lender, "answer", answer)
@@ -305,19 +305,21 @@ def signatures_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     """An agent runs what the store says, whoever signed it."""
     patch.setattr(Seal, "admits", lambda seal, job: True)
     patch.setattr(Seal, "controls", lambda seal, job: True)
-    real = Guard._verdict
+    real = HealthGuard._verdict
     signed = Admission(by="n1", issued=0, expires=1 << 40, signature="")
 
-    def verdict(self: Guard, known: _Judged, entry: Entry | None, now: float) -> tuple[RefusalKind | None, str]:
+    def verdict(
+        self: HealthGuard, known: _Judged, entry: LedgerEntry | None, now: float
+    ) -> tuple[RefusalKind | None, str]:
         job = known.job.model_copy(update={"admission": known.job.admission or signed})
         return real(self, replace(known, job=job), entry, now)
 
-    patch.setattr(Guard, "_verdict", verdict)
+    patch.setattr(HealthGuard, "_verdict", verdict)
 
 
 def ends_not_remembered(patch: pytest.MonkeyPatch) -> None:
     """An agent runs again what has ended, as long as its signature is good."""
-    patch.setattr(Guard, "_ends", lambda guard, uid, now: None)
+    patch.setattr(HealthGuard, "_ends", lambda guard, uid, now: None)
 
 
 def leaves_before_its_workers_are_gone(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from nodeagent.lease.failsafe import RESEND
-from nodeagent.lease.lending import Answer, Ask
+from nodeagent.lease.lending import Ask, LoanAnswer
 from nodeagent.lease.peers import Message
 from nodeagent.store.base import Store, StoreError, StoreUnavailableError
 
@@ -91,9 +91,9 @@ class SimPeers:
     def __init__(self, name: str, net: PeerNet, gate: Gate) -> None:
         self._net, self._gate = net, gate
         self._end = PeerEnd(name, gate, self._hear)
-        self._waiting: dict[str, asyncio.Future[Answer]] = {}
+        self._waiting: dict[str, asyncio.Future[LoanAnswer]] = {}
 
-    async def ask(self, address: str, question: Ask, timeout: float) -> Answer | None:
+    async def ask(self, address: str, question: Ask, timeout: float) -> LoanAnswer | None:
         nonce = f"{self._net.rng.getrandbits(64):x}"
         future = self._waiting[nonce] = asyncio.get_running_loop().create_future()
         try:
@@ -110,7 +110,7 @@ class SimPeers:
 
     def _hear(self, _sender: PeerEnd, nonce: str, message: Message) -> None:
         future = self._waiting.get(nonce)
-        if isinstance(message, Answer) and future is not None and not future.done():
+        if isinstance(message, LoanAnswer) and future is not None and not future.done():
             future.set_result(message)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from nodeagent.model.jobspec import JobSpec, Nodes, RestartLimits, Role, Submitter
 from nodeagent.store.scripts import Script
-from nodeagent.trust.ledger import Entry
+from nodeagent.trust.ledger import LedgerEntry
 from tests.inprocess.data import CommandError
 from tests.inprocess.server import Server
 
@@ -15,12 +15,12 @@ class SimLedger:
     """What an agent remembers of signed jobs: outlives its process and its machine's boots."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, Entry] = {}
+        self.kept: dict[str, LedgerEntry] = {}
 
-    def load(self) -> dict[str, Entry]:
+    def load(self) -> dict[str, LedgerEntry]:
         return dict(self.kept)
 
-    async def save(self, entries: Mapping[str, Entry]) -> None:
+    async def save(self, entries: Mapping[str, LedgerEntry]) -> None:
         self.kept = dict(entries)
 
 

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nodeagent.agent.repair import Bounds, Repairer
+from nodeagent.agent.repair import RepairBounds, Repairer
 from nodeagent.agent.repaircommands import Ended, Started
-from nodeagent.hardware.judging.judge import Memory, Policy, escalated, judge, repaired, verified
+from nodeagent.hardware.judging.judge import JudgeMemory, JudgePolicy, escalated, judge, repaired, verified
 from nodeagent.hardware.readings import Readings
 from nodeagent.model.health import Action, Attempt, RepairState, Verdict
 from nodeagent.plan.repair import Means
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.sim.cluster import Node, SimCluster
 
 PROBATION = 10.0
-BOUNDS = Bounds(Means({"reboot": True}, per_day=3), deadline=120.0)
+BOUNDS = RepairBounds(Means({"reboot": True}, per_day=3), deadline=120.0)
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Repairs:
 
     def __init__(self, cluster: SimCluster, node: Node, watch: Watch) -> None:
         self._cluster, self._node, self._watch = cluster, node, watch
-        self._memory, self._policy, self._clock = Memory(), Policy(probation=PROBATION), SimClock()
+        self._memory, self._policy, self._clock = JudgeMemory(), JudgePolicy(probation=PROBATION), SimClock()
         self._attempts: tuple[Attempt, ...] = ()
         self._tasks: list[asyncio.Task[None]] = []
         self._mender: Repairer | None = None
@@ -94,7 +94,7 @@ class Repairs:
         verdict = Verdict(
             rule="xid.79", severity="fatal", action="reboot", text="off the bus", since=at, seen=at, boot=self._boot
         )
-        self._memory = Memory((*self.verdicts, verdict), repairs=self._memory.repairs)
+        self._memory = JudgeMemory((*self.verdicts, verdict), repairs=self._memory.repairs)
         self._tell()
 
     def _tell(self) -> None:

@@ -108,6 +108,15 @@ def test_each_module_says_what_it_owns() -> None:
     assert not offenders(FILES, lambda file: [] if ast.get_docstring(tree(file)) else ["has no docstring"])
 
 
+def test_each_public_class_name_exists_once() -> None:
+    found: dict[str, list[str]] = {}
+    for file in FILES:
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
 def test_nothing_loads_torch() -> None:
     """But what worker scripts import, which nothing else may."""
 

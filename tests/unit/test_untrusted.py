@@ -76,7 +76,7 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "pods/cgroup.py": ("mkdir read_text rmdir write_text", KERNEL),
     "pods/host.py": ("iterdir", "the folder above the pods' own, which is the agent's"),
     "osutil/linux.py": ("iterdir open read_text scandir unlink write_text", KERNEL + "; write_atomic is used " + OWN),
-    "pods/logs.py": ("open", "untrusted.Folder's"),
+    "pods/logs.py": ("open", "untrusted.UntrustedFolder's"),
     "pods/folder.py": (
         "chmod chown fchown glob mkdir read_text rename unlink",
         "the agent's own records, and pods' folders above which all is the agent's, before or by name only",

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from nodeagent.hardware.judging.rules import Rule
-from nodeagent.hardware.readings import Event, Heals
+from nodeagent.hardware.readings import DeviceEvent, Heals
 from nodeagent.model.health import Action, Severity
 
 BURST = 180.0
@@ -191,7 +191,7 @@ EVENT_RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 
-def remember(past: Sequence[Event], new: Sequence[Event], now: float) -> tuple[Event, ...]:
+def remember(past: Sequence[DeviceEvent], new: Sequence[DeviceEvent], now: float) -> tuple[DeviceEvent, ...]:
     """The events of the last day, equal ones of one burst folded into one. At most ``MOST_KEPT``, newest last."""
     kept = [e for e in past if now - e.at < DAY]
     for event in new:
@@ -211,7 +211,7 @@ def remember(past: Sequence[Event], new: Sequence[Event], now: float) -> tuple[E
 
 
 def judge_events(
-    past: Sequence[Event], new: Sequence[Event], last: float, now: float, bad_links: frozenset[str],
+    past: Sequence[DeviceEvent], new: Sequence[DeviceEvent], last: float, now: float, bad_links: frozenset[str],
     clean: frozenset[str] = frozenset(), declared: Mapping[str, Rule] = MappingProxyType({}),
 ) -> Iterable[Fired]:  # fmt: skip
     """What the new events mean, given the day before them (which includes them). ``bad_links``: GPUs with a link down.
@@ -236,13 +236,13 @@ def suspected(rule: Rule) -> Rule:
     return replace(rule, severity="unknown", text=f"{rule.text}, says the kernel's log, and the driver does not")
 
 
-def _only_logged(event: Event, past: Sequence[Event]) -> bool:
+def _only_logged(event: DeviceEvent, past: Sequence[DeviceEvent]) -> bool:
     return all(e.logged for e in past if _same(e, event) and abs(e.at - event.at) < BURST) and event.logged
 
 
 def _judged(
-    past: Sequence[Event], new: Sequence[Event], last: float, now: float, bad_links: frozenset[str]
-) -> Iterable[tuple[Event, Fired]]:
+    past: Sequence[DeviceEvent], new: Sequence[DeviceEvent], last: float, now: float, bad_links: frozenset[str]
+) -> Iterable[tuple[DeviceEvent, Fired]]:
     for event in new:
         if event.kind != "xid":
             device = "" if event.kind in _OF_THE_NODE else event.device
@@ -259,16 +259,16 @@ def _judged(
             yield event, Fired(rule, event.device, event.raw, event.count)
 
 
-def waits_until(past: Sequence[Event], now: float) -> float | None:
+def waits_until(past: Sequence[DeviceEvent], now: float) -> float | None:
     """When to judge again without new events; None: no event waits."""
     return min((e.at + SETTLE for e in past if _waits(e) and e.at + SETTLE > now), default=None)
 
 
-def _waits(event: Event) -> bool:
+def _waits(event: DeviceEvent) -> bool:
     return event.kind == "xid" and event.code == _DOUBLE_BIT
 
 
-def _xid(event: Event, past: Sequence[Event], bad_links: frozenset[str]) -> Iterable[Fired]:
+def _xid(event: DeviceEvent, past: Sequence[DeviceEvent], bad_links: frozenset[str]) -> Iterable[Fired]:
     rule = xid_rule(event.code)
     alike = sum(1 for e in past if _same(e, event))
     if event.code == _CONTAINED and alike >= REPEATS:
@@ -285,7 +285,7 @@ def _xid(event: Event, past: Sequence[Event], bad_links: frozenset[str]) -> Iter
     yield Fired(rule, event.device, event.raw, event.count)
 
 
-def _bursts_of(device: str, past: Sequence[Event]) -> int:
+def _bursts_of(device: str, past: Sequence[DeviceEvent]) -> int:
     """Bursts of application errors on this GPU; none when another GPU had any: then it is the application."""
     mine = [e for e in past if _is_app(e) and not _follows(e, past)]
     if any(e.device != device for e in mine):
@@ -294,24 +294,24 @@ def _bursts_of(device: str, past: Sequence[Event]) -> int:
     return sum(1 for i, at in enumerate(times) if i == 0 or at - times[i - 1] >= BURST)
 
 
-def _is_app(event: Event) -> bool:
+def _is_app(event: DeviceEvent) -> bool:
     """The application's doing. A contained memory error, too, only asks for its restart, but is the memory's fault."""
     return event.kind == "xid" and xid(event.code).severity == "app" and event.code != _CONTAINED
 
 
-def _follows(event: Event, past: Sequence[Event]) -> bool:
+def _follows(event: DeviceEvent, past: Sequence[DeviceEvent]) -> bool:
     """A GPU of the node had an error of its own at about the same time: the others' workers lose a peer by it."""
     burst = _burst(event, past, everywhere=True)
     return any(e.kind == "xid" and (e.code == _CONTAINED or xid(e.code).severity == "fatal") for e in burst)
 
 
-def _folded(old: Event, new: Event, at: float) -> Event:
+def _folded(old: DeviceEvent, new: DeviceEvent, at: float) -> DeviceEvent:
     return replace(old, at=at, count=old.count + new.count, logged=old.logged and new.logged)
 
 
-def _same(a: Event, b: Event) -> bool:
+def _same(a: DeviceEvent, b: DeviceEvent) -> bool:
     return (a.kind, a.device, a.code, a.rule) == (b.kind, b.device, b.code, b.rule)
 
 
-def _burst(event: Event, past: Sequence[Event], everywhere: bool = False) -> list[Event]:
+def _burst(event: DeviceEvent, past: Sequence[DeviceEvent], everywhere: bool = False) -> list[DeviceEvent]:
     return [e for e in past if abs(e.at - event.at) < BURST and (everywhere or e.device == event.device)]

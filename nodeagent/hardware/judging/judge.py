@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nodeagent.hardware.judging.eventrules import EVENT_RULES, XIDS, Fired, judge_events, remember, xid_rule
-from nodeagent.hardware.judging.rules import FOREIGN, READING_RULES, SHARED, TAKEN, Look, Rule, looks
-from nodeagent.hardware.readings import Event, GpuReading, Readings
+from nodeagent.hardware.judging.rules import FOREIGN, READING_RULES, SHARED, TAKEN, DeviceLook, Rule, looks
+from nodeagent.hardware.readings import DeviceEvent, GpuReading, Readings
 from nodeagent.model.health import ORDER, Action, Verdict
 from nodeagent.model.node import Gpu
 
@@ -54,11 +54,11 @@ Tally = tuple[tuple[int, float, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class JudgeMemory:
     """All that must outlive the agent, so that its restart forgets no broken GPU."""
 
     verdicts: tuple[Verdict, ...] = ()
-    past: tuple[Event, ...] = ()
+    past: tuple[DeviceEvent, ...] = ()
     repairs: tuple[Repair, ...] = ()
     at: float = 0.0
     """When it was judged last."""
@@ -69,7 +69,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class JudgePolicy:
     """What the config says about the rules."""
 
     probation: float = PROBATION
@@ -85,14 +85,14 @@ def rules() -> tuple[Rule, ...]:
 
 
 def judge(
-    memory: Memory,
+    memory: JudgeMemory,
     now: Readings,
     before: Readings | None,
     at: float,
     elapsed: float,
     ours: frozenset[int] = frozenset(),
-    policy: Policy = Policy(),
-) -> Memory:
+    policy: JudgePolicy = JudgePolicy(),
+) -> JudgeMemory:
     """Take in new readings at Unix time ``at``, ``elapsed`` seconds after ``before``; ``ours`` are our workers' pids.
     Bus ids of events become UUIDs."""
     names = {g.pci: g.uuid for g in now.gpus or () if g.pci}
@@ -134,7 +134,7 @@ def judge(
     for key in memory.holding.keys() & tallies.keys() - seen.keys():  # not seen to have ended
         holding[key] = memory.holding[key]
     ordered = tuple(sorted(verdicts.values(), key=lambda v: (v.device, v.rule)))
-    return Memory(ordered, past, repairs, at, holding, tallies)
+    return JudgeMemory(ordered, past, repairs, at, holding, tallies)
 
 
 def _tallied(tally: Tally, at: float, seconds: float, begins: int, window: float) -> Tally:
@@ -149,7 +149,7 @@ def _enough(tally: Tally, rule: Rule) -> bool:
     return sum(held for _, held, _ in tally) >= rule.after and sum(often for _, _, often in tally) >= rule.times
 
 
-def repaired(memory: Memory, device: str, action: Action, at: float) -> Memory:
+def repaired(memory: JudgeMemory, device: str, action: Action, at: float) -> JudgeMemory:
     """The device (empty: the node) had this repair: what it can heal waits to be verified now."""
     done = [v for v in memory.verdicts if v.stage == "active" and v.device == device and v.action == action]
     keys = {(v.rule, v.device) for v in done}
@@ -160,7 +160,9 @@ def repaired(memory: Memory, device: str, action: Action, at: float) -> Memory:
     return replace(memory, verdicts=verdicts, repairs=(*memory.repairs, *repairs))
 
 
-def verified(memory: Memory, devices: Collection[str], at: float, policy: Policy = Policy()) -> Memory:
+def verified(
+    memory: JudgeMemory, devices: Collection[str], at: float, policy: JudgePolicy = JudgePolicy()
+) -> JudgeMemory:
     """A check of these devices passed: what waits for it is on probation from now."""
     verdicts = tuple(
         _on_probation(v, at, policy, _relapses(memory, v)) if v.stage == "repaired" and v.device in devices else v
@@ -169,7 +171,7 @@ def verified(memory: Memory, devices: Collection[str], at: float, policy: Policy
     return replace(memory, verdicts=verdicts)
 
 
-def escalated(memory: Memory, keys: Collection[Key], at: float, raw: str) -> Memory:
+def escalated(memory: JudgeMemory, keys: Collection[Key], at: float, raw: str) -> JudgeMemory:
     """The repair of these verdicts did not help (``raw`` says how): each holds, and asks for the next heavier one."""
     meant = [v for v in memory.verdicts if (v.rule, v.device) in keys]
     done = {(r.device, r.rule): r.action for r in memory.repairs}  # the newest of each
@@ -183,7 +185,9 @@ def escalated(memory: Memory, keys: Collection[Key], at: float, raw: str) -> Mem
     return replace(memory, verdicts=verdicts, repairs=(*memory.repairs, *repairs))
 
 
-def acknowledged(memory: Memory, device: str, rule: str | None, at: float, policy: Policy = Policy()) -> Memory:
+def acknowledged(
+    memory: JudgeMemory, device: str, rule: str | None, at: float, policy: JudgePolicy = JudgePolicy()
+) -> JudgeMemory:
     """An operator's word that it is repaired (None: everything about the device): probation begins."""
     verdicts = tuple(
         _on_probation(v, at, policy) if v.device == device and rule in (None, v.rule) else v for v in memory.verdicts
@@ -209,9 +213,9 @@ def _worst(found: Iterable[Fired]) -> dict[Key, Fired]:
     return out
 
 
-def _combined(seen: Iterable[Look]) -> dict[Key, Look]:
+def _combined(seen: Iterable[DeviceLook]) -> dict[Key, DeviceLook]:
     """One look for each rule and device: of several (two probes, say) one that fires."""
-    out: dict[Key, Look] = {}
+    out: dict[Key, DeviceLook] = {}
     for look in seen:
         key = (look.rule.id, look.device)
         if key not in out or look.fires:
@@ -219,18 +223,18 @@ def _combined(seen: Iterable[Look]) -> dict[Key, Look]:
     return out
 
 
-def _relapses(memory: Memory, verdict: Verdict) -> int:
+def _relapses(memory: JudgeMemory, verdict: Verdict) -> int:
     """How often the verdict's repair in the last week was not the last."""
     return sum((r.rule, r.device) == (verdict.rule, verdict.device) for r in memory.repairs) - 1
 
 
-def _on_probation(verdict: Verdict, at: float, policy: Policy, relapses: int = 0) -> Verdict:
+def _on_probation(verdict: Verdict, at: float, policy: JudgePolicy, relapses: int = 0) -> Verdict:
     """Each relapse within a week doubles it."""
     length = min(policy.probation * 2 ** max(0, min(relapses, MOST_DOUBLED)), max(WEEK, policy.probation))
     return verdict.model_copy(update={"stage": "probation", "until": at + length})
 
 
-def _onward(verdict: Verdict, fine: bool, at: float, boot: str, policy: Policy) -> Verdict | None:
+def _onward(verdict: Verdict, fine: bool, at: float, boot: str, policy: JudgePolicy) -> Verdict | None:
     """A verdict whose rule does not fire now. None: it is over."""
     if verdict.stage == "probation":
         return None if verdict.until is not None and at >= verdict.until else verdict
@@ -246,7 +250,7 @@ def _onward(verdict: Verdict, fine: bool, at: float, boot: str, policy: Policy) 
 
 
 def _fire(
-    known: Verdict | None, fired: Fired, at: float, boot: str, repairs: tuple[Repair, ...], policy: Policy
+    known: Verdict | None, fired: Fired, at: float, boot: str, repairs: tuple[Repair, ...], policy: JudgePolicy
 ) -> Verdict:
     rule = fired.rule
     if known is not None and known.stage == "active":

@@ -265,7 +265,7 @@ READING_RULES: tuple[Rule, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class DeviceLook:
     """What one rule sees of one device now."""
 
     rule: Rule
@@ -281,7 +281,7 @@ def looks(
     elapsed: float,
     ours: frozenset[int],
     declared: Mapping[str, Rule] = MappingProxyType({}),
-) -> Iterable[Look]:
+) -> Iterable[DeviceLook]:
     """Every rule on readings, for every device. ``before`` was read ``elapsed`` seconds ago; ``ours`` are the processes
     of this node's workers; ``declared`` are the plug-ins' own rules, by id."""
     for probe in now.probes:
@@ -295,11 +295,11 @@ def looks(
             yield from _users(gpu, ours, blind)
         present = {g.uuid for g in now.gpus}
         for uuid in now.expected:
-            yield Look(MISSING, uuid, uuid not in present, f"not among the {len(present)} GPUs that NVML lists")
+            yield DeviceLook(MISSING, uuid, uuid not in present, f"not among the {len(present)} GPUs that NVML lists")
     for accelerator in now.accelerators:
         yield from _accelerator(accelerator, now.working, ours, declared)
     for check in now.checks:
-        yield Look(check_rule(check.name, check.code), "", check.code != 0, _ended(check))
+        yield DeviceLook(check_rule(check.name, check.code), "", check.code != 0, _ended(check))
     if now.host is not None:
         yield from _host(now.host)
 
@@ -320,11 +320,11 @@ def _ended(check: CheckReading) -> str:
     return check.text if check.code is None else f"exit code {check.code}{f': {check.text}' if check.text else ''}"
 
 
-def _each(rules: Iterable[GpuRule], gpu: GpuReading) -> Iterable[Look]:
+def _each(rules: Iterable[GpuRule], gpu: GpuReading) -> Iterable[DeviceLook]:
     for one in rules:
         fires = one.check(gpu)
         if fires is not None:
-            yield Look(one.rule, gpu.uuid, fires, one.show(gpu) if fires else "")
+            yield DeviceLook(one.rule, gpu.uuid, fires, one.show(gpu) if fires else "")
 
 
 def _lists_ours(gpus: Iterable[GpuReading], ours: frozenset[int]) -> bool:
@@ -333,51 +333,51 @@ def _lists_ours(gpus: Iterable[GpuReading], ours: frozenset[int]) -> bool:
 
 def _accelerator(
     reading: AcceleratorReading, working: bool, ours: frozenset[int], declared: Mapping[str, Rule]
-) -> Iterable[Look]:
+) -> Iterable[DeviceLook]:
     """A plug-in's devices: what all devices have in common, and what the plug-in's own rules saw."""
-    yield Look(ACCELERATOR_PROBLEM, "", bool(reading.problem), reading.problem)
+    yield DeviceLook(ACCELERATOR_PROBLEM, "", bool(reading.problem), reading.problem)
     for uuid in reading.expected:
-        yield Look(ACCELERATOR_SILENT, uuid, bool(reading.problem), reading.problem)
+        yield DeviceLook(ACCELERATOR_SILENT, uuid, bool(reading.problem), reading.problem)
     if reading.devices is None:
         return
     blind = working and not _lists_ours(reading.devices, ours)
     for device in reading.devices:
-        yield Look(ACCELERATOR_UNREADABLE, device.uuid, bool(device.error), device.error)
+        yield DeviceLook(ACCELERATOR_UNREADABLE, device.uuid, bool(device.error), device.error)
         yield from _each(COMMON_RULES, device)
         yield from _users(device, ours, blind)
     for rule, uuid, fires, raw in reading.looks:
         if rule in declared:
-            yield Look(declared[rule], uuid, fires, raw)
+            yield DeviceLook(declared[rule], uuid, fires, raw)
     present = {device.uuid for device in reading.devices}
     for uuid in reading.expected:
-        yield Look(
+        yield DeviceLook(
             ACCELERATOR_MISSING, uuid, uuid not in present, f"not among the {len(present)} devices of {reading.name}"
         )
 
 
-def _probe(probe: ProbeReading) -> Iterable[Look]:
+def _probe(probe: ProbeReading) -> Iterable[DeviceLook]:
     raw = f"{probe.name}: {probe.missed} deadlines without an answer"
     if probe.name == "nvml":
-        yield Look(NVML_LATE, "", probe.missed == 1, raw)
-        yield Look(NVML_HUNG, "", probe.missed >= 2, raw)
+        yield DeviceLook(NVML_LATE, "", probe.missed == 1, raw)
+        yield DeviceLook(NVML_HUNG, "", probe.missed >= 2, raw)
     else:
-        yield Look(PROBE_LATE, "", probe.missed >= 1, raw)
+        yield DeviceLook(PROBE_LATE, "", probe.missed >= 1, raw)
     if not probe.missed:
         broken = NVML_BROKEN if probe.name == "nvml" else PROBE_BROKEN
-        yield Look(broken, "", bool(probe.problem), f"{probe.name}: {probe.problem}")
+        yield DeviceLook(broken, "", bool(probe.problem), f"{probe.name}: {probe.problem}")
 
 
-def _replays(gpu: GpuReading, before: GpuReading | None, elapsed: float) -> Iterable[Look]:
+def _replays(gpu: GpuReading, before: GpuReading | None, elapsed: float) -> Iterable[DeviceLook]:
     if before is None or elapsed <= 0 or gpu.pcie_replays is None or before.pcie_replays is None:
         return
     if gpu.pcie_generation is None or gpu.pcie_width is None:
         return
     rate = (gpu.pcie_replays - before.pcie_replays) * 60 / elapsed
     bound = replay_bound(gpu.pcie_generation, gpu.pcie_width)
-    yield Look(REPLAYS, gpu.uuid, rate > bound, f"{rate:.0f} replays a minute, {bound} are usual")
+    yield DeviceLook(REPLAYS, gpu.uuid, rate > bound, f"{rate:.0f} replays a minute, {bound} are usual")
 
 
-def _users(gpu: GpuReading, ours: frozenset[int], blind: bool) -> Iterable[Look]:
+def _users(gpu: GpuReading, ours: frozenset[int], blind: bool) -> Iterable[DeviceLook]:
     """``blind``: our workers run, and the driver lists none of them, as in a container with pids of its own: what it
     lists, or does not, may be ours."""
     if gpu.processes is None or blind:
@@ -387,26 +387,26 @@ def _users(gpu: GpuReading, ours: frozenset[int], blind: bool) -> Iterable[Look]
     beside = len(others) < len(gpu.processes)
     raw = "; ".join(owners.get(pid) or f"pid {pid}" for pid in sorted(others)[:_NAMED])
     raw += f"; and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-    yield Look(FOREIGN, gpu.uuid, bool(others) and not beside, raw)
-    yield Look(SHARED, gpu.uuid, bool(others) and beside, raw)
+    yield DeviceLook(FOREIGN, gpu.uuid, bool(others) and not beside, raw)
+    yield DeviceLook(SHARED, gpu.uuid, bool(others) and beside, raw)
     if gpu.memory_used is not None and not gpu.mig and not gpu.graphics:  # slices have their processes, desktops theirs
         left = not gpu.processes and gpu.memory_used > LEFTOVER
-        yield Look(LEFT, gpu.uuid, left, f"{gpu.memory_used >> 20} MiB in use, no process listed")
+        yield DeviceLook(LEFT, gpu.uuid, left, f"{gpu.memory_used >> 20} MiB in use, no process listed")
 
 
-def _host(host: HostReading) -> Iterable[Look]:
+def _host(host: HostReading) -> Iterable[DeviceLook]:
     down = [f"{port} for {seconds:.0f} s" for port, seconds in host.ports_down if seconds > PORT_DOWN]
-    yield Look(PORT, "", bool(down), "down: " + ", ".join(down))
+    yield DeviceLook(PORT, "", bool(down), "down: " + ", ".join(down))
     flaps = [f"{port} {times} times" for port, times in host.port_flaps if times >= FLAPS]
-    yield Look(FLAP, "", bool(flaps), "in the last hour: " + ", ".join(flaps))
-    yield Look(DISK, "", bool(host.full_disks), "; ".join(host.full_disks))
+    yield DeviceLook(FLAP, "", bool(flaps), "in the last hour: " + ", ".join(flaps))
+    yield DeviceLook(DISK, "", bool(host.full_disks), "; ".join(host.full_disks))
     if host.fabric_manager is not None:
-        yield Look(FABRIC_MANAGER, "", not host.fabric_manager, "its unit is not active")
+        yield DeviceLook(FABRIC_MANAGER, "", not host.fabric_manager, "its unit is not active")
     if host.kernel_log is not None:
-        yield Look(KERNEL_LOG, "", bool(host.kernel_log), host.kernel_log)
+        yield DeviceLook(KERNEL_LOG, "", bool(host.kernel_log), host.kernel_log)
     if host.memory_available is not None:
         low = host.memory_available < LOW_MEMORY
-        yield Look(MEMORY, "", low, f"{host.memory_available:.1%} of the memory is available")
+        yield DeviceLook(MEMORY, "", low, f"{host.memory_available:.1%} of the memory is available")
     if host.memory_pressure is not None:
         yield _share(PRESSURE, host.memory_pressure, MUCH_PRESSURE, "of the last minute stalled")
     if host.io_pressure is not None:
@@ -414,10 +414,10 @@ def _host(host: HostReading) -> Iterable[Look]:
     used = {"open files": host.files_used, "processes and threads": host.processes_used}
     full = [f"{share:.0%} of the {what}" for what, share in used.items() if share is not None and share > NEARLY_ALL]
     if any(share is not None for share in used.values()):
-        yield Look(HANDLES, "", bool(full), "in use: " + ", ".join(full))
+        yield DeviceLook(HANDLES, "", bool(full), "in use: " + ", ".join(full))
     if host.clock_kept is not None:
-        yield Look(CLOCK, "", not host.clock_kept, "adjtimex: not synchronised")
+        yield DeviceLook(CLOCK, "", not host.clock_kept, "adjtimex: not synchronised")
 
 
-def _share(rule: Rule, share: float, bound: float, what: str) -> Look:
-    return Look(rule, "", share > bound, f"{share:.0%} {what}")
+def _share(rule: Rule, share: float, bound: float, what: str) -> DeviceLook:
+    return DeviceLook(rule, "", share > bound, f"{share:.0%} {what}")

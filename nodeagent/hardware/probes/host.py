@@ -2,7 +2,7 @@
 
 Standard library only. Must never judge. A disk that does not answer holds up a thread of its own and nothing else.
 
-    {"events": [...]}    at once what is new; its repetitions along with the next "host"; fields of readings.Event
+    {"events": [...]}    at once what is new; its repetitions along with the next "host"; fields of readings.DeviceEvent
     {"host": {...}}      every ``POLL`` seconds; fields of readings.HostReading
 
 Argument: JSON with ``proc``, ``sys``, ``kmsg`` (paths), ``folders``, ``interfaces`` (names), ``units`` (a folder),
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 
-from nodeagent.hardware.probes.kernellog import Folder
+from nodeagent.hardware.probes.kernellog import KernelLines
 
 TYPE_CHECKING = False  # without typing and pathlib: they cost 1.3 MB
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class KernelLog:
 
     def __init__(self, path: str, since: float) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        self.folder = Folder(time.time() - time.clock_gettime(time.CLOCK_MONOTONIC), since)
+        self.folder = KernelLines(time.time() - time.clock_gettime(time.CLOCK_MONOTONIC), since)
 
     def fileno(self) -> int:
         return self._fd
@@ -126,7 +126,7 @@ class Ports:
                 yield name, False
 
 
-class Folders:
+class FolderProbe:
     """Folders that jobs use, looked at in a thread: a dead file server answers never."""
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -256,7 +256,7 @@ def main() -> None:
     """Look and follow, for as long as somebody reads."""
     given = json.loads(sys.argv[1])
     proc, sys_root = given["proc"], given["sys"]
-    ports, folders = Ports(sys_root, given["interfaces"], given["ports"]), Folders(given["folders"])
+    ports, folders = Ports(sys_root, given["interfaces"], given["ports"]), FolderProbe(given["folders"])
     log: KernelLog | None = None
     wrong = ""
     try:

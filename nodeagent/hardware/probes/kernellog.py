@@ -74,7 +74,7 @@ _LONGEST = 18
 """Digits of a number in a record's head."""
 
 
-class Line:
+class KernelLine:
     """One kind of event of one device: its first line, how many there were, and when the last came."""
 
     __slots__ = ("at", "code", "count", "device", "kind", "raw")
@@ -83,7 +83,7 @@ class Line:
         self.kind, self.device, self.code, self.raw, self.at, self.count = kind, device, code, raw, at, count
 
     def fields(self) -> dict[str, Any]:
-        """As readings.Event takes it."""
+        """As readings.DeviceEvent takes it."""
         return {
             "kind": self.kind, "device": self.device, "code": self.code, "raw": self.raw, "at": self.at,
             "count": self.count,
@@ -96,16 +96,16 @@ def bus_id(text: str) -> str:
     return ":".join((parts[0][-4:].rjust(4, "0"), *(part.partition(".")[0] for part in parts[1:3])))
 
 
-def parse(text: str, at: float) -> Line | None:
+def parse(text: str, at: float) -> KernelLine | None:
     """What a line of the kernel itself says; None for almost all of them."""
     if found := _XID.match(text):
-        return Line("xid", bus_id(found[1]), int(found[2]), text, at)
+        return KernelLine("xid", bus_id(found[1]), int(found[2]), text, at)
     if _OF_A_PROCESS.match(text):
         return None
     for kind, pattern in _KINDS:
         if found := pattern.match(text):
             bus, code = (*found.groups(), None, None)[:2]
-            return Line(kind, bus_id(bus) if bus else "", int(code or 0), text, at)
+            return KernelLine(kind, bus_id(bus) if bus else "", int(code or 0), text, at)
     return None
 
 
@@ -119,12 +119,12 @@ def record(data: bytes, boot_time: float) -> tuple[str, float] | None:
     return text, boot_time + int(fields[2]) / 1e6
 
 
-class Folder:
+class KernelLines:
     """Gathers lines until they are taken; equal ones become one."""
 
     def __init__(self, boot_time: float = 0.0, since: float = 0.0) -> None:
         self._boot_time, self._since = boot_time, since
-        self._lines: dict[tuple[str, str, int], Line] = {}
+        self._lines: dict[tuple[str, str, int], KernelLine] = {}
         self._sent: set[tuple[str, str, int]] = set()
         """Sent since everything was sent last."""
         self._number: int | None = None
@@ -172,10 +172,10 @@ class Folder:
                 )
 
     def _lose(self, why: str, at: float, count: int) -> None:
-        line = self._lines.setdefault(_LOST, Line(*_LOST, why, at, 0))
+        line = self._lines.setdefault(_LOST, KernelLine(*_LOST, why, at, 0))
         line.count, line.at = line.count + count, at
 
-    def add(self, line: Line) -> None:
+    def add(self, line: KernelLine) -> None:
         """Count it in."""
         key = (line.kind, line.device, line.code)
         if known := self._lines.get(key):

@@ -66,7 +66,7 @@ class Repetitions:
         return taken
 
 
-class Writer:
+class LineWriter:
     """Lines for the agent. Whatever else the process prints goes nowhere: a library's own words are no readings."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ def wire(events: list[Event]) -> list[list[Any]]:
     return [[event.device, event.what, event.at, event.count, event.raw[:RAW]] for event in events]
 
 
-def follow(accelerator: Accelerator, writer: Writer, pace: float) -> None:
+def follow(accelerator: Accelerator, writer: LineWriter, pace: float) -> None:
     """Look and wait, for as long as somebody reads. Raises ProblemError."""
     repetitions = Repetitions()
     while True:
@@ -148,7 +148,7 @@ def follow(accelerator: Accelerator, writer: Writer, pace: float) -> None:
 def main() -> None:
     """Read until nobody listens."""
     target, pace = sys.argv[1:3]
-    writer = Writer()
+    writer = LineWriter()
     try:
         accelerator = load(target)
         writer.introduce(accelerator)

@@ -141,7 +141,7 @@ def dump(program: str | None, pid: int, how: str, bound: float) -> tuple[list[di
         return [], f"py-spy wrote no JSON: {error}"
 
 
-class Report:
+class StackReport:
     """One worker's file, written anew with each part, and its lines to the shim."""
 
     _lock = threading.Lock()
@@ -166,7 +166,7 @@ class Report:
 
 def read_one(target: dict[str, Any], program: str | None) -> None:
     """The parts that need least of the worker first."""
-    pid, report = target["pid"], Report(target)
+    pid, report = target["pid"], StackReport(target)
     report.add("kernel, each thread", kernel_text(pid))
     threads, problem = dump(program, pid, "--nonblocking", PYTHON_BOUND)
     report.add("Python", text(threads) or f"none: {problem}")

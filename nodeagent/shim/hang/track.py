@@ -31,7 +31,7 @@ FLOOR = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class WorkerProgress:
     """What a worker told last."""
 
     step: int | None
@@ -50,7 +50,7 @@ class Page:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         os.write(self._fd, PAGE.pack(MAGIC, -1, 0.0, 0.0, b""))
 
-    def read(self, now: float) -> Progress | None:
+    def read(self, now: float) -> WorkerProgress | None:
         """None: nothing has been told yet, or what is there is no page. A time in the future is now."""
         if self._fd < 0:
             return None
@@ -61,7 +61,7 @@ class Page:
         if magic != MAGIC or not math.isfinite(at) or at <= 0:
             return None
         name = phase.split(b"\0", 1)[0].decode("utf-8", "replace") or TRAIN
-        return Progress(step if step >= 0 else None, min(at, now), name, bound if 0 < bound < math.inf else None)
+        return WorkerProgress(step if step >= 0 else None, min(at, now), name, bound if 0 < bound < math.inf else None)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -70,16 +70,16 @@ class Page:
             self.path.unlink(missing_ok=True)
 
 
-class Pace:
+class StepPace:
     """How long this worker's steps take: what ``hang: auto`` goes by."""
 
     def __init__(self) -> None:
-        self._last: Progress | None = None
+        self._last: WorkerProgress | None = None
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._longest = 0.0
         self._steps = 0
 
-    def see(self, progress: Progress) -> None:
+    def see(self, progress: WorkerProgress) -> None:
         """Each look at the page. Only what passes between two steps of training counts, and not the first one, in
         which things are compiled and filled."""
         last, self._last = self._last, progress
@@ -119,11 +119,11 @@ _HZ = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class WorkerLook:
     """One look at a worker. ``at`` is CLOCK_BOOTTIME."""
 
     at: float
-    progress: Progress | None
+    progress: WorkerProgress | None
     written: int
     """Bytes of output so far."""
     ticks: int
@@ -140,8 +140,8 @@ class Track:
     def __init__(self, rank: int, limit: float | None, phases: float, at: float) -> None:
         self.rank = rank
         self._limit, self._phases = limit, phases
-        self._pace = Pace()
-        self.progress: Progress | None = None
+        self._pace = StepPace()
+        self.progress: WorkerProgress | None = None
         self._written, self._written_at = 0, at
         self._looks: deque[tuple[float, int]] = deque()
         self._letter, self._letter_since, self._letter_looks = "", at, 0
@@ -152,7 +152,7 @@ class Track:
     def limit(self) -> float:
         return self._limit or self._pace.limit() or FIRST_LIMIT
 
-    def see(self, look: Look) -> None:
+    def see(self, look: WorkerLook) -> None:
         self._now = look.at
         if look.progress is not None:
             self.progress = look.progress
@@ -223,14 +223,14 @@ def _cores(looks: list[tuple[float, int]]) -> float:
     return max(0, after - before) / _HZ / (end - start) if end > start else 0.0
 
 
-def look(pid: int, at: float, progress: Progress | None, written: int) -> Look | None:
+def look(pid: int, at: float, progress: WorkerProgress | None, written: int) -> WorkerLook | None:
     """None: the process has just ended."""
     whole, main = proc_stat(f"/proc/{pid}/stat"), proc_stat(f"/proc/{pid}/task/{pid}/stat")
     if not whole or not main:
         return None
     children = family((pid,), MOST_PROCESSES)[1:]
     ticks = _ticks(whole) + sum(_ticks(fields) for child in children if (fields := proc_stat(f"/proc/{child}/stat")))
-    return Look(at, progress, written, ticks, int(main[11]) + int(main[12]), main[0].decode())
+    return WorkerLook(at, progress, written, ticks, int(main[11]) + int(main[12]), main[0].decode())
 
 
 def _ticks(fields: list[bytes]) -> int:

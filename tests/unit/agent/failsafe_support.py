@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from nodeagent.agent.failsafe import Failsafe
+from nodeagent.agent.failsafe import FailsafeWatch
 from nodeagent.lease.lending import Table
 from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
@@ -26,7 +26,7 @@ class Bench:
         self.pods = {pod.uid: pod for pod in pods}
         lease = SimpleNamespace(node=node, incarnation=Incarnation(life=life(node), start=1))
         host = SimpleNamespace(status=lambda: self.pods)
-        self.failsafe = Failsafe(
+        self.failsafe = FailsafeWatch(
             TIMING, lease=cast("Any", lease), host=cast("Any", host), clock=self.clock, process=self.words,
             cluster=lambda: self.cluster,
         )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from nodeagent.agent.apply import Commits
+from nodeagent.agent.apply import CommitRequests
 from nodeagent.agent.lease import Lease
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.job import Checkpoint, JobRecord
@@ -69,7 +69,7 @@ class Scene:
         record = job()
         self.uid = record.uid
         self.host, self.store, self.snapshot = Host(self.uid), Shelf(record), Snapshot(Timing())
-        self.commits = Commits(
+        self.commits = CommitRequests(
             cast(Lease, Me()),
             store=cast(Store, self.store),
             host=cast(PodHost, self.host),

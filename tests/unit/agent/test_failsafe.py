@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from nodeagent.lease.lending import Place, Promises, Row
+from nodeagent.lease.lending import KeeperAddress, LoanRow, Promises
 from nodeagent.lease.signs import Bridged
 from nodeagent.lease.table import MOST_MEMBERS
 from nodeagent.model.job import JobRecord
@@ -26,8 +26,8 @@ TOKEN = Token(number=1, id="g1")
 KEEPERS = ("n1", "n2", "n3")
 LIVES = {n: life(n) for n in KEEPERS}
 RUNNING = PodStatus(uid=UID, phase="running", generation=TOKEN, highest=TOKEN)
-ROW = Row((1, "g1"), LIVES, {"n1": life("n1"), "n2": life("n2")})
-RUNS = ROW._replace(pod=folder_name(UID), places={n: Place(f"{n}:29400", life(n)) for n in ("n2", "n3")})
+ROW = LoanRow((1, "g1"), LIVES, {"n1": life("n1"), "n2": life("n2")})
+RUNS = ROW._replace(pod=folder_name(UID), places={n: KeeperAddress(f"{n}:29400", life(n)) for n in ("n2", "n3")})
 
 
 def running(keepers: tuple[str, ...] = KEEPERS, **more: Any) -> JobRecord:
@@ -43,7 +43,7 @@ def play(scenario: Coroutine[Any, Any, None]) -> None:
     run_virtual(scenario)
 
 
-def told(b: Bench) -> dict[str, Row]:
+def told(b: Bench) -> dict[str, LoanRow]:
     async def look() -> None:
         b.failsafe.lending()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from nodeagent.agent.guard import LOOK_AGAIN, SKEW, Guard
+from nodeagent.agent.guard import LOOK_AGAIN, SKEW, HealthGuard
 from nodeagent.agent.metrics import Metrics
 from nodeagent.model.job import TERMINAL, Checkpoint, JobRecord
 from nodeagent.model.jobspec import Nodes
@@ -16,7 +16,7 @@ from nodeagent.model.queue import NO_QUEUES, Queue, Queues, QueuesRecord
 from nodeagent.model.world import Ack, Head, Place
 from nodeagent.plan.cluster import Refusal
 from nodeagent.trust.key import ClusterKey
-from nodeagent.trust.ledger import Entry
+from nodeagent.trust.ledger import LedgerEntry
 from nodeagent.trust.seal import LIFETIME, Seal
 from tests.unit.plan.build import UID, make_head, make_job, make_spec
 
@@ -29,12 +29,12 @@ class Disk:
     """A ledger in memory that outlives the guards on it."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, Entry] = {}
+        self.kept: dict[str, LedgerEntry] = {}
 
-    def load(self) -> dict[str, Entry]:
+    def load(self) -> dict[str, LedgerEntry]:
         return dict(self.kept)
 
-    async def save(self, entries: Mapping[str, Entry]) -> None:
+    async def save(self, entries: Mapping[str, LedgerEntry]) -> None:
         self.kept = dict(entries)
 
 
@@ -44,7 +44,7 @@ class Bench:
     def __init__(self, disk: Disk | None = None) -> None:
         self.disk = disk or Disk()
         self.metrics = Metrics()
-        self.guard = Guard("n1", SEAL, self.disk, self.metrics)
+        self.guard = HealthGuard("n1", SEAL, self.disk, self.metrics)
 
     def look(
         self, *jobs: JobRecord, now: float = NOW, era: str = "e1", whole: bool = True, seasoned: bool = False,

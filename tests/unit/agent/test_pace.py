@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from nodeagent.agent.clock import Pace
+from nodeagent.agent.clock import WakePace
 from nodeagent.model.timing import Timing
 
 TIMING = Timing()
 
 
 def pauses(node: str, failures: int) -> list[float]:
-    pace, now, found = Pace(node, TIMING), 100.0, []
+    pace, now, found = WakePace(node, TIMING), 100.0, []
     for _ in range(failures):
         pace.failed(now)
         found.append(pace.left(now))
@@ -35,7 +35,7 @@ def test_after_a_reply_that_never_came_there_is_time_for_one_more_before_the_fen
 
 
 def test_calls_that_fail_together_count_once_and_an_answer_ends_it() -> None:
-    pace = Pace("n1", TIMING)
+    pace = WakePace("n1", TIMING)
     assert pace.left(0.0) == 0.0
     pace.failed(100.0)
     left = pace.left(100.0)

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from nodeagent.agent.questions import UdpPeers
-from nodeagent.lease.lending import Answer, Ask
-from nodeagent.lease.order import Door
-from nodeagent.lease.peers import Seal, parse, split
+from nodeagent.lease.lending import Ask, LoanAnswer
+from nodeagent.lease.order import LeasePort
+from nodeagent.lease.peers import DatagramSeal, parse, split
 
 SECRET = b"s3cret"
 BOUND = 10.0
@@ -21,12 +21,12 @@ SHORT = 0.05
 """Seconds waited for an answer that must not come."""
 QUESTION = Ask("u", (4, "g4"), {"n1": "x"}, "n2", "y")
 PORTS = (29400, 29899)
-NO = Answer(False, "no reason", "n1", "x")
+NO = LoanAnswer(False, "no reason", "n1", "x")
 
 
 @asynccontextmanager
 async def asker(ports: tuple[int, int] = PORTS) -> AsyncIterator[UdpPeers]:
-    one = UdpPeers(Door("127.0.0.1", ports, SECRET.hex()))
+    one = UdpPeers(LeasePort("127.0.0.1", ports, SECRET.hex()))
     await one.listen()
     try:
         yield one
@@ -58,8 +58,8 @@ class Raw:
         assert message == QUESTION
         return packet, nonce, sender
 
-    def say(self, to: tuple[str, int], nonce: str, said: Answer | Ask, secret: bytes = SECRET) -> None:
-        self.socket.sendto(Seal(secret).sealed(nonce, said), to)
+    def say(self, to: tuple[str, int], nonce: str, said: LoanAnswer | Ask, secret: bytes = SECRET) -> None:
+        self.socket.sendto(DatagramSeal(secret).sealed(nonce, said), to)
 
 
 async def test_a_question_is_answered_and_a_lost_one_sent_again() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.agent.reach import Reach, asked
-from nodeagent.lease.lending import Answer, Ask, Row, Table, answer
+from nodeagent.lease.lending import Ask, LoanAnswer, LoanRow, Table, answer
 from nodeagent.plan.cluster import Cluster
 from tests.sim.virtual import SimClock, run_virtual
 from tests.unit.plan.build import UID, make_cluster, make_head, make_job, make_node
@@ -18,9 +18,9 @@ class Silent:
         self.silent: set[str] = set()
         self.questions: list[tuple[str, Ask]] = []
 
-    async def ask(self, address: str, question: Ask, timeout: float) -> Answer | None:
+    async def ask(self, address: str, question: Ask, timeout: float) -> LoanAnswer | None:
         self.questions.append((address, question))
-        return None if address in self.silent else Answer(yes=False, why="the store answers")
+        return None if address in self.silent else LoanAnswer(yes=False, why="the store answers")
 
 
 def gang(size: int = 4, lapsed: tuple[str, ...] = ()) -> Cluster:
@@ -89,7 +89,7 @@ def test_the_question_never_makes_a_keeper_lend() -> None:
     lives = {node: member.life for node, member in job.head.members.items()}
     for address, question in peers.questions:
         node = address.removesuffix(":1")
-        row = Row((job.head.token.number, job.head.token.id), job.keepers, lives)
+        row = LoanRow((job.head.token.number, job.head.token.id), job.keepers, lives)
         known = Table("b", node, lives[node], False, {UID: row})
         right = question._replace(keepers=job.keepers, to=node, to_life=lives[node])
         assert not answer(known, question, 60.0, 0.75).yes

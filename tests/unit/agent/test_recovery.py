@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodeagent.agent.recovery import PAGE, offer
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.queue import Queue, Queues
-from nodeagent.store.messages import PAGE_BYTES, Offer, Restored
+from nodeagent.store.messages import PAGE_BYTES, Restored, StoreCopy
 from tests.contract.bench import FAST, HereBench, refused
 from tests.inprocess.server import HereStore, Server
 
@@ -17,9 +17,9 @@ class Counting(HereStore):
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
-        self.offers: list[Offer] = []
+        self.offers: list[StoreCopy] = []
 
-    async def restore(self, offer: Offer) -> Restored:
+    async def restore(self, offer: StoreCopy) -> Restored:
         self.offers.append(offer)
         return await super().restore(offer)
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapp
 from contextlib import asynccontextmanager
 from typing import Any
 
-from nodeagent.agent.repair import AGAIN, SETTLE, Bounds, Repairer
+from nodeagent.agent.repair import AGAIN, SETTLE, RepairBounds, Repairer
 from nodeagent.agent.repaircommands import FAILED, MOST_TRIES, Ended, Started
 from nodeagent.model.health import Action, Attempt, Kind, RepairState, Verdict
 from nodeagent.plan.cluster import Cluster
@@ -48,7 +48,7 @@ class World:
     def another(self) -> Repairer:
         """An agent that starts."""
         self.repairer = Repairer(
-            "n1", self.boot, Bounds(MEANS, DEADLINE), self, self, self, self.clock,
+            "n1", self.boot, RepairBounds(MEANS, DEADLINE), self, self, self, self.clock,
             lambda kind, outcome: self.counted.update([(kind, outcome)]),
         )  # fmt: skip
         self.publish_repair(self.repairer.repair_state)

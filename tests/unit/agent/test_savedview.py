@@ -16,7 +16,7 @@ from nodeagent.agent.recovery import Known
 from nodeagent.agent.savedview import ENDED_KEPT, FileDisk, Writing
 from nodeagent.model.job import JobRecord
 from nodeagent.model.queue import Queue, Queues, QueuesRecord
-from nodeagent.model.usage import Row, UsageDay
+from nodeagent.model.usage import UsageDay, UsageRow
 from nodeagent.pods.folder import promised_number
 from nodeagent.trust.key import ClusterKey
 from tests.unit.ctl.samples import job as sample
@@ -29,7 +29,7 @@ def job(uid: str, **more: Any) -> JobRecord:
     return sample(uid=uid, name=uid, **more)
 
 
-USAGE = UsageDay(day=20_000, rows={"1000 default": Row(gpu_ms=5, jobs=1)}, rev=4)
+USAGE = UsageDay(day=20_000, rows={"1000 default": UsageRow(gpu_ms=5, jobs=1)}, rev=4)
 
 
 def view(*jobs: JobRecord, rev: int = 9, usage: tuple[UsageDay, ...] = ()) -> Known:

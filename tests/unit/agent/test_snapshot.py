@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodeagent.agent.snapshot import Snapshot
 from nodeagent.model.node import Incarnation
 from nodeagent.model.timing import Timing
-from nodeagent.model.usage import Row, UsageDay
+from nodeagent.model.usage import UsageDay, UsageRow
 from nodeagent.plan.cluster import Refusal
 from nodeagent.store.messages import BeatReply, Unread
 from tests.unit.plan.build import UID, make_job, make_node
@@ -115,7 +115,7 @@ def test_removed_records_go() -> None:
 
 
 def test_use_of_a_day_is_replaced_and_goes() -> None:
-    snapshot, day = Snapshot(Timing()), UsageDay(day=20_000, rows={"1000 default": Row(jobs=1)}, rev=1)
+    snapshot, day = Snapshot(Timing()), UsageDay(day=20_000, rows={"1000 default": UsageRow(jobs=1)}, rev=1)
     snapshot.absorb(reply(usage=(day,)), 0.0)
     view = snapshot.cluster(0.0)
     assert view.usage == {"20000": day}

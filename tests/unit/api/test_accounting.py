@@ -6,9 +6,9 @@ import pytest
 
 from nodeagent.api.accounting import date_of, day_of, job_use, shares_json, usage_json
 from nodeagent.api.errors import ApiError
-from nodeagent.model.usage import OTHERS, Held, Row, UsageDay, Use
+from nodeagent.model.usage import OTHERS, Held, UsageDay, UsageRow, UsedTime
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.usage import Line
+from nodeagent.plan.usage import UsageLine
 from tests.unit.ctl import samples
 from tests.unit.plan.build import make_node
 
@@ -21,10 +21,12 @@ def names(uid: int) -> str:
 
 
 LINES = [
-    Line(DAY, 1000, "default", Row(gpu_ms=8 * HOUR, lost_gpu_ms=2 * HOUR, waited_ms=HOUR, jobs=2, restarts=3), 2),
-    Line(DAY - 1, 1000, "prod", Use(gpu_ms=HOUR)),
-    Line(DAY, 1001, "default", Use(slot_ms=4 * HOUR)),
-    Line(DAY, OTHERS, "default", Use(gpu_ms=10 * HOUR, slot_ms=1)),
+    UsageLine(
+        DAY, 1000, "default", UsageRow(gpu_ms=8 * HOUR, lost_gpu_ms=2 * HOUR, waited_ms=HOUR, jobs=2, restarts=3), 2
+    ),
+    UsageLine(DAY - 1, 1000, "prod", UsedTime(gpu_ms=HOUR)),
+    UsageLine(DAY, 1001, "default", UsedTime(slot_ms=4 * HOUR)),
+    UsageLine(DAY, OTHERS, "default", UsedTime(gpu_ms=10 * HOUR, slot_ms=1)),
 ]
 
 
@@ -52,16 +54,16 @@ def test_by_queue() -> None:
 
 def test_by_job_and_in_describe() -> None:
     job = samples.job(
-        used={str(DAY): Use(gpu_ms=HOUR)}, held=Held(at=samples.cluster(samples.job()).served - HOUR, gpus=2)
+        used={str(DAY): UsedTime(gpu_ms=HOUR)}, held=Held(at=samples.cluster(samples.job()).served - HOUR, gpus=2)
     )
-    lines = [*LINES, Line(DAY, job.owner, "default", Use(gpu_ms=3 * HOUR), 1, job)]
+    lines = [*LINES, UsageLine(DAY, job.owner, "default", UsedTime(gpu_ms=3 * HOUR), 1, job)]
     found = usage_json(lines, "job", names)
     assert [(r["name"], r["uid"], r["gpu_hours"]) for r in found["items"]] == [(job.name, job.uid, 3.0)]
     assert found["total"]["gpu_hours"] == 3.0, "of what is listed"
     assert job_use(job, samples.cluster(job), samples.NOW)["gpu_hours"] == 3.0, "what runs counts"
 
 
-def cluster(*rows: tuple[int, str, Row], gpus: int = 0) -> Cluster:
+def cluster(*rows: tuple[int, str, UsageRow], gpus: int = 0) -> Cluster:
     days = {str(day): UsageDay(day=day, rows={}, rev=1) for day, _, _ in rows}
     for day, key, row in rows:
         days[str(day)].rows[key] = row
@@ -70,10 +72,10 @@ def cluster(*rows: tuple[int, str, Row], gpus: int = 0) -> Cluster:
 
 def test_the_picture_has_the_last_days_and_the_largest_queues() -> None:
     assert shares_json(cluster(), samples.NOW) is None
-    today, small = int(samples.NOW // 86400), Row(gpu_ms=HOUR, slot_ms=HOUR)
+    today, small = int(samples.NOW // 86400), UsageRow(gpu_ms=HOUR, slot_ms=HOUR)
     rows = [(today - 1, f"1000 q{n}", small) for n in range(8)]
-    rows += [(today, "1001 large", Row(gpu_ms=5 * HOUR, lost_gpu_ms=HOUR)), (today - 14, "1001 large", small)]
-    rows += [(today, "1000 idle", Row(waited_ms=HOUR, jobs=1))]
+    rows += [(today, "1001 large", UsageRow(gpu_ms=5 * HOUR, lost_gpu_ms=HOUR)), (today - 14, "1001 large", small)]
+    rows += [(today, "1000 idle", UsageRow(waited_ms=HOUR, jobs=1))]
     found = shares_json(cluster(*rows, gpus=8), samples.NOW)
     assert found is not None
     assert (found["device"], found["capacity"], len(found["days"]), found["days"][-1]) == (
@@ -82,7 +84,7 @@ def test_the_picture_has_the_last_days_and_the_largest_queues() -> None:
     assert [queue["name"] for queue in found["queues"]] == ["large", "q0", "q1", "q2", "q3", "q4", "others"]
     assert found["queues"][0] == {"name": "large", "hours": [0.0] * 13 + [5.0], "goodput": 0.8}
     assert found["queues"][-1]["hours"][-2:] == [3.0, 0.0]
-    slots = shares_json(cluster((today, "1000 q", Row(slot_ms=HOUR))), samples.NOW)
+    slots = shares_json(cluster((today, "1000 q", UsageRow(slot_ms=HOUR))), samples.NOW)
     assert slots is not None
     assert (slots["device"], slots["capacity"]) == ("slot", 4 * 24)
 

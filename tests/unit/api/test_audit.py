@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.api.jobdetail import EVENTS, AuditTail
-from nodeagent.model.job import Event
+from nodeagent.model.job import JobEvent
 from tests.unit.api.fakes import FakeView, FlakyStore
 
 
@@ -16,7 +16,7 @@ class Counted(FlakyStore):
 
     given = 0
 
-    async def events(self, after: str, limit: int) -> tuple[Event, ...]:
+    async def events(self, after: str, limit: int) -> tuple[JobEvent, ...]:
         found = await super().events(after, limit)
         self.given += len(found)
         return found

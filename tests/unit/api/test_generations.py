@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from nodeagent.api.jobdetail import generations
-from nodeagent.model.job import Event, Spend
+from nodeagent.model.job import JobEvent, Spend
 from nodeagent.model.world import Cause, Head, Member, Token
 from tests.unit.api.test_intents import job
 
 
-def event(ms: int, kind: str, generation: int, text: str = "") -> Event:
-    return Event(id=f"{ms}-0", kind=kind, uid="u1", job="digits", generation=generation, text=text)
+def event(ms: int, kind: str, generation: int, text: str = "") -> JobEvent:
+    return JobEvent(id=f"{ms}-0", kind=kind, uid="u1", job="digits", generation=generation, text=text)
 
 
 HEAD = Head(

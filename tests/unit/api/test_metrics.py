@@ -21,7 +21,7 @@ from nodeagent.agent.gauges import GPU_STATES, MAX_JOBS, NODE_STATES
 from nodeagent.agent.health import NodeHealth
 from nodeagent.agent.metrics import Metrics
 from nodeagent.api.server import ApiServer
-from nodeagent.hardware.readings import Event
+from nodeagent.hardware.readings import DeviceEvent
 from nodeagent.model.job import Phase, Spend
 from nodeagent.model.node import Gpu
 from nodeagent.model.pod import PodPhase, Stall, WorkerState
@@ -73,7 +73,7 @@ async def running(folder: Path) -> tuple[FakeView, Metrics]:
     )
     metrics.repaired("reboot", "done")
     view.node_health.monitor.take_gpus({"gpus": [{"uuid": "GPU-a", "index": 0, "temperature": 61}]})
-    view.node_health.monitor.take_event(Event("xid", time.time(), "GPU-a", 79, "Xid 79"), "nvml")
+    view.node_health.monitor.take_event(DeviceEvent("xid", time.time(), "GPU-a", 79, "Xid 79"), "nvml")
     view.node_health.monitor.judge()
     metrics.restarts.labels(job="digits", node="n1", cause="worker_failed").inc(3)
     metrics.devices.look(replace(view.cluster(), served=0), "n1")

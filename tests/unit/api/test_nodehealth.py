@@ -11,7 +11,7 @@ import aiohttp
 from nodeagent.agent.clock import SystemClock
 from nodeagent.agent.health import NodeHealth
 from nodeagent.agent.metrics import Metrics
-from nodeagent.hardware.readings import Event
+from nodeagent.hardware.readings import DeviceEvent
 from nodeagent.model.node import Gpu
 from nodeagent.spec.healthconfig import CheckConfig, HealthConfig
 from tests.unit.api.fakes import FakeView
@@ -135,7 +135,7 @@ async def test_the_metrics(tmp_path: Path) -> None:
     monitor = view.node_health.monitor
     for source in ("kernel", "nvml"):  # both tell of the same two
         for _ in range(2):
-            monitor.take_event(Event("xid", time.time(), "GPU-a", 79, "Xid 79"), source)
+            monitor.take_event(DeviceEvent("xid", time.time(), "GPU-a", 79, "Xid 79"), source)
     monitor.judge()
     verdict = (("gpu", "GPU-a"), ("rule", "xid.79"), ("severity", "fatal"))
     for _ in range(2):

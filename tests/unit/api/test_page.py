@@ -22,7 +22,7 @@ from nodeagent.api.errors import error_middleware
 from nodeagent.api.loopback import End, end_owner, guest_middleware
 from nodeagent.api.server import ApiServer
 from nodeagent.api.status import MAX_ENDED, PATH, SETTLED, Stories, shown
-from nodeagent.model.job import Event, Spend
+from nodeagent.model.job import JobEvent, Spend
 from nodeagent.model.world import Cause
 from tests.unit.api.fakes import FakeView, FlakyStore, spec
 
@@ -206,7 +206,7 @@ class CountingStore(FlakyStore):
 
     read = 0
 
-    async def events(self, after: str, limit: int) -> tuple[Event, ...]:
+    async def events(self, after: str, limit: int) -> tuple[JobEvent, ...]:
         self.read += 1
         return await super().events(after, limit)
 

@@ -11,12 +11,12 @@ from nodeagent.api.shapes import job_json, node_json
 from nodeagent.model.batch import After, Array
 from nodeagent.model.constraints import Constraints
 from nodeagent.model.health import Action, Claim, RepairState, Severity, Verdict
-from nodeagent.model.job import Control, Event, JobRecord, Outcome, Phase, Spend
+from nodeagent.model.job import Control, JobEvent, JobRecord, Outcome, Phase, Spend
 from nodeagent.model.jobspec import Nodes, Role, Together
-from nodeagent.model.node import Cordon, Gpu, Https, Incarnation, NodeFacts, NodeRecord, Readiness
+from nodeagent.model.node import Cordon, Gpu, HttpsAddress, Incarnation, NodeFacts, NodeRecord, Readiness
 from nodeagent.model.pod import PodState, WorkerState
 from nodeagent.model.queue import Amount, Queue, Queues
-from nodeagent.model.usage import Held, Use
+from nodeagent.model.usage import Held, UsedTime
 from nodeagent.model.world import Cause, Head, Member, Place, PodReport, Token, WorkerExit
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.lies import asks, lies
@@ -110,12 +110,12 @@ ENDED_PODS = {
     )
 }  # fmt: skip
 EVENTS = [
-    Event(id="6340000-0", kind="GenerationForming", uid="0f3a9c71d2e84b56", generation=1, text="first start"),
-    Event(id="6341000-0", kind="GenerationActive", uid="0f3a9c71d2e84b56", generation=1),
-    Event(id="9000000-0", kind="WorkerFailed", uid="0f3a9c71d2e84b56", generation=1),
-    Event(id="9000020-0", kind="GenerationForming", uid="0f3a9c71d2e84b56", generation=2, text=SPEND.text),
-    Event(id="9000210-0", kind="GenerationActive", uid="0f3a9c71d2e84b56", generation=2),
-    Event(
+    JobEvent(id="6340000-0", kind="GenerationForming", uid="0f3a9c71d2e84b56", generation=1, text="first start"),
+    JobEvent(id="6341000-0", kind="GenerationActive", uid="0f3a9c71d2e84b56", generation=1),
+    JobEvent(id="9000000-0", kind="WorkerFailed", uid="0f3a9c71d2e84b56", generation=1),
+    JobEvent(id="9000020-0", kind="GenerationForming", uid="0f3a9c71d2e84b56", generation=2, text=SPEND.text),
+    JobEvent(id="9000210-0", kind="GenerationActive", uid="0f3a9c71d2e84b56", generation=2),
+    JobEvent(
         id="9001220-0",
         kind="GenerationStarted",
         uid="0f3a9c71d2e84b56",
@@ -133,7 +133,7 @@ def node(name: str, **more: Any) -> NodeRecord:
     facts = NodeFacts(
         address=f"10.0.0.{name[1:]}", hostname=f"host-{name}", boot_id="b", agent_pid=4000 + int(name[1:]),
         agent_version="0.1.0", started=NOW - 8_000, cpu_slots=4, gpus=gpus, labels={"rack": "r7"},
-        http="http://127.0.0.1:9470", https=Https(url=url, certificate="ab" * 32, proof=""),
+        http="http://127.0.0.1:9470", https=HttpsAddress(url=url, certificate="ab" * 32, proof=""),
     )  # fmt: skip
     life = Incarnation(life=f"life-{name}", start=1)
     return NodeRecord(id=name, incarnation=life, joined=1, facts=facts, **more)
@@ -206,7 +206,7 @@ def asking(record: JobRecord, **asked: Any) -> JobRecord:
 
 USED = job(
     held=Held(at=0),
-    used={"20780": Use(gpu_ms=3_600_000 * 12_345, lost_gpu_ms=3_600_000 * 3, waited_ms=200_000, restarts=2)},
+    used={"20780": UsedTime(gpu_ms=3_600_000 * 12_345, lost_gpu_ms=3_600_000 * 3, waited_ms=200_000, restarts=2)},
 )
 USAGE: list[dict[str, Any]] = [
     {

@@ -15,7 +15,7 @@ from typing import ClassVar
 import pytest
 
 from nodeagent.ctl import client
-from nodeagent.ctl.errors import CtlError, UnreachableError
+from nodeagent.ctl.errors import CtlError, NoAgentError
 from nodeagent.ctl.where import ENV, Where
 
 
@@ -60,12 +60,12 @@ def test_the_order(nowhere: Path, listeners: ExitStack, monkeypatch: pytest.Monk
 
 
 def test_no_socket_to_ask() -> None:
-    with pytest.raises(UnreachableError, match="no agent's socket"):
+    with pytest.raises(NoAgentError, match="no agent's socket"):
         client.Client([]).get("/v1/nodes")
 
 
 def test_nobody(nowhere: Path) -> None:
-    with pytest.raises(UnreachableError) as raised:
+    with pytest.raises(NoAgentError) as raised:
         client.find()
     assert raised.value.code == 5
     assert str(nowhere / "system.sock") in raised.value.message

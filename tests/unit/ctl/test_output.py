@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.ctl.errors import TimedOutError
+from nodeagent.ctl.errors import WaitTimedOutError
 from nodeagent.ctl.options import Duration
 from nodeagent.ctl.output import Column, Json, fold, show, span, table_lines
 from nodeagent.ctl.waiting import wait
@@ -107,5 +107,5 @@ def test_a_wait_tells_changes_once_and_gives_up(capsys: pytest.CaptureFixture[st
     states = iter(["forming", "forming", "running"])
     assert wait(lambda: next(states), lambda s: s == "running", lambda s: s, 5.0, "starting") == "running"
     assert capsys.readouterr().err == "forming\n"
-    with pytest.raises(TimedOutError, match="starting: not so after 0s; forming"):
+    with pytest.raises(WaitTimedOutError, match="starting: not so after 0s; forming"):
         wait(lambda: "forming", lambda _: False, lambda s: s, 0.0, "starting")

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from nodeagent.diag.crew import Outcome
+from nodeagent.diag.crew import CheckOutcome
 from nodeagent.diag.history import judge
 from nodeagent.model.health import Figure
 
 KIND = "NVIDIA H200"
 
 
-def outcome(value: float | None, gpu: str = "GPU-a", why: str = "") -> Outcome:
-    return Outcome("matmul", gpu, KIND, value, "TFLOP/s", why)
+def outcome(value: float | None, gpu: str = "GPU-a", why: str = "") -> CheckOutcome:
+    return CheckOutcome("matmul", gpu, KIND, value, "TFLOP/s", why)
 
 
 def peers(*values: float, kind: str = KIND) -> list[Figure]:

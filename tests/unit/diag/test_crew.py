@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from nodeagent.diag.crew import CannotRunError, Outcome, work
+from nodeagent.diag.crew import CannotRunError, CheckOutcome, work
 
 HAND = Path(__file__).with_name("hand.py")
 GPUS = (("GPU-a", "GPU 0"), ("GPU-b", "GPU 1"))
 BOUND = 1.0
 
 
-async def checked(folder: Path, **plan: dict[str, Any]) -> tuple[dict[tuple[str, str], Outcome], list[str], list[str]]:
+async def checked(
+    folder: Path, **plan: dict[str, Any]
+) -> tuple[dict[tuple[str, str], CheckOutcome], list[str], list[str]]:
     """Outcomes by check and GPU, notes, and what was said on the way. ``GPU_a`` stands for GPU-a."""
     file, said = folder / "plan", list[str]()
     file.write_text(json.dumps({name.replace("_", "-"): one for name, one in plan.items()}))

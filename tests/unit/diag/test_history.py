@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.diag.crew import Outcome
-from nodeagent.diag.history import MOST_REPORTED, MOST_VALUES, Past, figures, load, save, with_results
+from nodeagent.diag.crew import CheckOutcome
+from nodeagent.diag.history import MOST_REPORTED, MOST_VALUES, PastResults, figures, load, save, with_results
 
 
-def outcome(value: float | None, check: str = "matmul", kind: str = "K") -> Outcome:
-    return Outcome(check, "GPU-a", kind, value, "GiB/s")
+def outcome(value: float | None, check: str = "matmul", kind: str = "K") -> CheckOutcome:
+    return CheckOutcome(check, "GPU-a", kind, value, "GiB/s")
 
 
 def test_there_and_back(tmp_path: Path) -> None:
@@ -19,7 +19,9 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert load(file) == ()
     past = with_results((), [outcome(1.0), outcome(2.0, "copy"), outcome(None, "collective")])
     save(file, past)
-    assert load(file) == past == (Past("K", "matmul", "GiB/s", (1.0,)), Past("K", "copy", "GiB/s", (2.0,)))
+    assert (
+        load(file) == past == (PastResults("K", "matmul", "GiB/s", (1.0,)), PastResults("K", "copy", "GiB/s", (2.0,)))
+    )
 
 
 def test_it_stays_small_and_keeps_the_newest() -> None:

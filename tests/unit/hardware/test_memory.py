@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.hardware.judging.judge import Memory, Repair
+from nodeagent.hardware.judging.judge import JudgeMemory, Repair
 from nodeagent.hardware.monitor import Kept, load_memory, save_memory
-from nodeagent.hardware.readings import Event
+from nodeagent.hardware.readings import DeviceEvent
 from nodeagent.model.health import Verdict
 
 VERDICT = Verdict(
@@ -18,8 +18,8 @@ VERDICT = Verdict(
 
 
 def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
-    memory = Memory(
-        (VERDICT,), (Event("xid", 2.0, "GPU-a", 79, "line", 3),), (Repair("GPU-a", "x", "reboot", 1.0),), 5.0
+    memory = JudgeMemory(
+        (VERDICT,), (DeviceEvent("xid", 2.0, "GPU-a", 79, "line", 3),), (Repair("GPU-a", "x", "reboot", 1.0),), 5.0
     )
     kept = Kept(memory, "b", ("GPU-a",), {"GPU-a": "0000:3b:00"}, {"GPU-a": 18}, ("mlx5_0/1",))
     save_memory(tmp_path / "health.json", kept)

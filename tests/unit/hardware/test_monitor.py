@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nodeagent.hardware.judging.judge import Policy
+from nodeagent.hardware.judging.judge import JudgePolicy
 from nodeagent.hardware.monitor import VERIFY, Machine, Monitor
 from nodeagent.hardware.plugins import Plugin
 from nodeagent.hardware.readings import ProbeReading
@@ -39,7 +39,7 @@ class Watched:
             folder,
             {},
             self.clock,
-            policy=Policy(**policy),
+            policy=JudgePolicy(**policy),
             changed=self._changed,
             ours=frozenset,
             checked=checked,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nodeagent.hardware import plugins
-from nodeagent.hardware.judging.judge import Memory, Policy, judge, rules
+from nodeagent.hardware.judging.judge import JudgeMemory, JudgePolicy, judge, rules
 from nodeagent.hardware.plugins import PACKAGED, RESERVED, Plugin, Vendor, installed
 from nodeagent.hardware.readings import ProbeReading, Readings
 from nodeagent.model.node import Gpu
@@ -30,7 +30,7 @@ def vendor(*expected: Gpu, offered: bool = False) -> Vendor:
 
 def fatal(of: Vendor) -> list[tuple[str, str]]:
     readings = Readings(boot="b", events=of.take_events(), accelerators=(of.reading(),))
-    memory = judge(Memory(), readings, None, 1_000.0, 0.0, policy=Policy(declared=of.rules))
+    memory = judge(JudgeMemory(), readings, None, 1_000.0, 0.0, policy=JudgePolicy(declared=of.rules))
     return [(v.rule, v.device) for v in memory.verdicts if v.bars]
 
 

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeagent.lease.lending import Ask, Place, Row, Table
-from nodeagent.lease.order import Door, Order, Server, Step
+from nodeagent.lease.lending import Ask, KeeperAddress, LoanRow, Table
+from nodeagent.lease.order import LeaseOrder, LeasePort, Server, StoreScript
 
-ORDER = Order(
+ORDER = LeaseOrder(
     boot="b", node="n1", life="l1", start=1, era="e1", heartbeat=0.5, lease=3.0, fence=2.0, kill=0.25, promise=4.0,
     timeout=0.5, failsafe=1.0, failsafe_limit=1000.0, patience=30.0, grace=10.0, prefix="na:{c}:", record_version="6",
-    server=Server("", "127.0.0.1", 6379, (), None), renew=Step("", ""), leave=Step("", ""),
-    door=Door("10.0.0.1", (29400, 29899), "73656372657421"),
+    server=Server("", "127.0.0.1", 6379, (), None), renew=StoreScript("", ""), leave=StoreScript("", ""),
+    door=LeasePort("10.0.0.1", (29400, 29899), "73656372657421"),
 )  # fmt: skip
 UID, TOKEN = "u-1", (4, "g4")
 KEEPERS = {"n1": "l1", "n2": "l2", "n3": "l3"}
-PLACES = {"n2": Place("10.0.0.2:29400", "l2"), "n3": Place("10.0.0.3:29400", "l3")}
+PLACES = {"n2": KeeperAddress("10.0.0.2:29400", "l2"), "n3": KeeperAddress("10.0.0.3:29400", "l3")}
 
 
-def row(**more: Any) -> Row:
+def row(**more: Any) -> LoanRow:
     """Of a job that runs on n1 and n2."""
-    plain = Row(TOKEN, KEEPERS, {"n1": "l1", "n2": "l2"}, pod="p1", places=PLACES)
+    plain = LoanRow(TOKEN, KEEPERS, {"n1": "l1", "n2": "l2"}, pod="p1", places=PLACES)
     return plain._replace(**more)
 
 
-def table(jobs: dict[str, Row] | None = None, **more: Any) -> Table:
+def table(jobs: dict[str, LoanRow] | None = None, **more: Any) -> Table:
     """n1's."""
     return Table("b", "n1", "l1", False, {UID: row()} if jobs is None else jobs)._replace(**more)
 

@@ -9,10 +9,10 @@ import pytest
 
 from nodeagent.lease.core import Core, Departure
 from nodeagent.lease.failsafe import RESEND, WHY_MAX, Failsafe, Question
-from nodeagent.lease.lending import Answer, Ask, Promises, Table
+from nodeagent.lease.lending import Ask, LoanAnswer, Promises, Table
 from tests.unit.lease.build import KEEPERS, ORDER, PLACES, TOKEN, UID, ask, row, table
 
-YES = Answer(True)
+YES = LoanAnswer(True)
 
 
 class Bench:
@@ -31,7 +31,7 @@ class Bench:
         self.now += seconds
         return self.failsafe.questions(self.now)
 
-    def own(self, question: Ask, then: Table | None = None) -> Answer:
+    def own(self, question: Ask, then: Table | None = None) -> LoanAnswer:
         """Its answer; ``then``: the table as it is by the time that the promise is written."""
         steps = self.failsafe.answer(question, self.now)
         try:
@@ -39,11 +39,11 @@ class Bench:
             self.written += [promises] if promises is not None else []
             steps.send(self.failsafe.table if then is None else then)
         except StopIteration as end:
-            said: Answer = end.value
+            said: LoanAnswer = end.value
             return said
         raise AssertionError("it does not come to an end")
 
-    def reply(self, question: Question, said: Answer | None = None) -> None:
+    def reply(self, question: Question, said: LoanAnswer | None = None) -> None:
         """The keeper that is asked says this, or yes."""
         ask = question.ask
         self.failsafe.answered(question.nonce, (said or YES)._replace(node=ask.to, life=ask.to_life))
@@ -100,14 +100,14 @@ def test_it_asks_again_each_heartbeat_and_at_once_what_is_not_answered() -> None
     ("said", "why"),
     [
         (None, "n3 does not answer"),
-        (Answer(False, "the store answers n3", "n3", "l3"), "the store answers n3"),
-        (Answer(True, "", "n2", "l2"), "n2 answers at the address of n3"),
-        (Answer(True, "", "n3", "before"), "n3 answers at the address of n3"),
-        (Answer(True), "somebody else answers at the address of n3"),
-        (Answer(False, "x" * 1000), "x" * WHY_MAX),
+        (LoanAnswer(False, "the store answers n3", "n3", "l3"), "the store answers n3"),
+        (LoanAnswer(True, "", "n2", "l2"), "n2 answers at the address of n3"),
+        (LoanAnswer(True, "", "n3", "before"), "n3 answers at the address of n3"),
+        (LoanAnswer(True), "somebody else answers at the address of n3"),
+        (LoanAnswer(False, "x" * 1000), "x" * WHY_MAX),
     ],
 )
-def test_one_no_or_one_silence_and_nothing_is_lent(said: Answer | None, why: str) -> None:
+def test_one_no_or_one_silence_and_nothing_is_lent(said: LoanAnswer | None, why: str) -> None:
     b = Bench()
     one, two, three = b.go(1.0)
     b.reply(one)
@@ -165,7 +165,7 @@ def test_before_it_knows_anything_it_asks_and_promises_nothing() -> None:
         assert failsafe.questions(100.0) == []
         with pytest.raises(StopIteration) as said:
             next(failsafe.answer(ask(), 100.0))
-        assert said.value.value == Answer(False, "the node that was asked knows no jobs yet")
+        assert said.value.value == LoanAnswer(False, "the node that was asked knows no jobs yet")
         core.take(100.0, ORDER)
 
 
@@ -173,7 +173,7 @@ def test_one_whose_life_is_lost_asks_nobody_and_lends_nothing() -> None:
     b = Bench()
     b.core.refused("this life is over")
     assert b.go(2.0) == []
-    assert b.own(ask()) == Answer(False, "n1 is leaving", "n1", "l1")
+    assert b.own(ask()) == LoanAnswer(False, "n1 is leaving", "n1", "l1")
 
 
 def test_while_its_workers_end_in_order_it_lends_on_but_asks_nobody() -> None:
@@ -235,7 +235,7 @@ def test_no_longer_than_the_limit_over_its_own_restarts_too() -> None:
 
 def test_its_yes_is_written_down_first() -> None:
     b = Bench()
-    assert b.own(ask()) == Answer(False, "the store answers n1", "n1", "l1")
+    assert b.own(ask()) == LoanAnswer(False, "the store answers n1", "n1", "l1")
     assert b.written == []
     b.now += 1.0
     steps = b.failsafe.answer(ask(), b.now)
@@ -246,7 +246,7 @@ def test_its_yes_is_written_down_first() -> None:
     with pytest.raises(StopIteration):
         steps.send(table())
     assert b.core.promises == promises
-    assert b.own(ask()) == Answer(True, "", "n1", "l1")
+    assert b.own(ask()) == LoanAnswer(True, "", "n1", "l1")
 
 
 def test_each_yes_is_covered_though_not_each_is_written() -> None:

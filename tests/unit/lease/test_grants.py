@@ -11,8 +11,8 @@ import pytest
 
 from nodeagent.lease.grants import (
     NOTHING,
-    Answer,
     Grant,
+    GrantAnswer,
     GrantReader,
     grant_keys,
     make_grant,
@@ -35,7 +35,7 @@ def test_a_shim_reads_what_is_granted_and_says_what_it_has_done(tmp_path: Path) 
     with GrantReader(file) as reader:
         write_grant(tmp_path, KEY, Grant(20.0, 10.0))
         assert reader.read() == read_grant_of(tmp_path, KEY) == Grant(20.0, 10.0)
-    Answer(tmp_path / f"{KEY}.obeyed").obeyed(10.0)
+    GrantAnswer(tmp_path / f"{KEY}.obeyed").obeyed(10.0)
     assert read_obeyed(tmp_path, KEY) == 10.0
     assert grant_keys(tmp_path) == [KEY]
     remove_grant(tmp_path, KEY)
@@ -107,4 +107,4 @@ def test_an_answer_that_is_no_record_says_nothing_and_holds_nobody_up(
 def test_a_pipe_in_the_place_of_the_answer_does_not_hold_up_the_shim(tmp_path: Path) -> None:
     put_pipe(tmp_path / f"{KEY}.obeyed")
     with pytest.raises(OSError, match="No such device"):
-        Answer(tmp_path / f"{KEY}.obeyed").obeyed(10.0)
+        GrantAnswer(tmp_path / f"{KEY}.obeyed").obeyed(10.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.lease.lending import Answer, Ask, Promises, answer
+from nodeagent.lease.lending import Ask, LoanAnswer, Promises, answer
 from nodeagent.model.timing import Timing
 from tests.unit.lease.build import KEEPERS, UID, ask, row, table
 
@@ -13,19 +13,19 @@ UNSERVED = TIMING.heartbeat + TIMING.store_timeout / 2
 LENGTH = 3.0
 
 
-def said(question: Ask, jobs: dict[str, object] | None = None, renewed: float = 1.0, **more: object) -> Answer:
+def said(question: Ask, jobs: dict[str, object] | None = None, renewed: float = 1.0, **more: object) -> LoanAnswer:
     return answer(table(jobs, **more), question, renewed, UNSERVED)  # type: ignore[arg-type]
 
 
 def test_a_keeper_lends_to_members_of_the_generation_it_knows_as_active() -> None:
-    assert said(ask()) == Answer(True, "", "n1", "l1")
+    assert said(ask()) == LoanAnswer(True, "", "n1", "l1")
     assert said(ask(node="n1", life="l1")).yes, "its own workers too"
 
 
 @pytest.mark.parametrize("question", [ask(uid="u-other"), ask(token=(3, "g3")), ask(token=(4, "another history"))])
 def test_nothing_is_lent_to_a_generation_it_does_not_know(question: Ask) -> None:
     why = f"n1 does not know generation {question.token[0]} as active"
-    assert said(question) == Answer(False, why, "n1", "l1")
+    assert said(question) == LoanAnswer(False, why, "n1", "l1")
 
 
 def test_both_must_know_the_same_keepers() -> None:

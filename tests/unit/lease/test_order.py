@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.lease.core import Departure
-from nodeagent.lease.order import Order, Server, Step, Tls, order_file, read_order, write_order
+from nodeagent.lease.order import LeaseOrder, Server, StoreScript, Tls, order_file, read_order, write_order
 from nodeagent.lease.signs import (
     NOBODY,
     NOT_BRIDGED,
@@ -31,14 +31,14 @@ from nodeagent.lease.signs import (
 from tests.unit.lease.build import ORDER as PLAIN
 
 ORDER = PLAIN._replace(
-    server=PLAIN.server._replace(greeting=(("AUTH", "ann", "pw"), ("SELECT", "3"))), renew=Step("a", "return 1"),
-    leave=Step("b", "return 2"),
+    server=PLAIN.server._replace(greeting=(("AUTH", "ann", "pw"), ("SELECT", "3"))), renew=StoreScript("a", "return 1"),
+    leave=StoreScript("b", "return 2"),
 )  # fmt: skip
 OVER_TLS = ORDER._replace(server=ORDER.server._replace(tls=Tls("ca", "", "", "name")))
 
 
 @pytest.mark.parametrize("order", [ORDER, OVER_TLS, ORDER._replace(server=Server("/s", "", 0, (), None))])
-def test_an_order_is_read_as_it_was_written_and_by_nobody_else(tmp_path: Path, order: Order) -> None:
+def test_an_order_is_read_as_it_was_written_and_by_nobody_else(tmp_path: Path, order: LeaseOrder) -> None:
     write_order(tmp_path, order)
     assert read_order(tmp_path, "b") == order
     assert order_file(tmp_path).stat().st_mode & 0o777 == 0o600

@@ -12,9 +12,20 @@ from typing import Any
 
 import pytest
 
-from nodeagent.lease.lending import Answer, Ask
-from nodeagent.lease.order import Door
-from nodeagent.lease.peers import MOST, MOST_BYTES, Message, Peers, Seal, Sender, is_numeric, open_port, parse, split
+from nodeagent.lease.lending import Ask, LoanAnswer
+from nodeagent.lease.order import LeasePort
+from nodeagent.lease.peers import (
+    MOST,
+    MOST_BYTES,
+    DatagramSeal,
+    Message,
+    PeerPort,
+    Sender,
+    is_numeric,
+    open_port,
+    parse,
+    split,
+)
 
 SECRET = b"s3cret"
 BOUND = 10.0
@@ -25,18 +36,18 @@ PLAIN = {
     "to_life": "x",
 }  # fmt: skip
 """As it has been on the wire since the first version."""
-Make = Callable[..., Peers]
+Make = Callable[..., PeerPort]
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    made: list[Peers] = []
+    made: list[PeerPort] = []
 
     def one(
         secret: bytes = SECRET, address: str = "127.0.0.1", ports: tuple[int, int] = PORTS, before: str = "",
         troubles: list[str] | None = None,
-    ) -> Peers:  # fmt: skip
-        found = Peers(Door(address, ports, secret.hex()), before, ([] if troubles is None else troubles).append)
+    ) -> PeerPort:  # fmt: skip
+        found = PeerPort(LeasePort(address, ports, secret.hex()), before, ([] if troubles is None else troubles).append)
         made.append(found)
         return found
 
@@ -45,7 +56,7 @@ def make() -> Iterator[Make]:
         peers.close()
 
 
-def heard(peers: Peers, count: int = 1) -> list[tuple[Sender, str, Message]]:
+def heard(peers: PeerPort, count: int = 1) -> list[tuple[Sender, str, Message]]:
     found: list[tuple[Sender, str, Message]] = []
     while len(found) < count:
         assert select.select([peers], [], [], BOUND)[0], found
@@ -53,7 +64,7 @@ def heard(peers: Peers, count: int = 1) -> list[tuple[Sender, str, Message]]:
     return found
 
 
-def port(peers: Peers) -> int:
+def port(peers: PeerPort) -> int:
     return split(peers.address)[1]
 
 
@@ -65,19 +76,19 @@ def sealed(message: object, secret: bytes = SECRET) -> bytes:
 @pytest.mark.parametrize("secret", [b"", b"k", b"k" * 64, b"k" * 65])
 def test_the_signature_is_hmac_sha256(secret: bytes) -> None:
     for body in (b"", b"x" * 1000):
-        assert Seal(secret)._mac(body) == hmac.digest(secret, body, hashlib.sha256)
+        assert DatagramSeal(secret)._mac(body) == hmac.digest(secret, body, hashlib.sha256)
 
 
 def test_on_the_wire_it_is_as_it_has_always_been() -> None:
-    packet = Seal(SECRET).sealed("n", QUESTION)
+    packet = DatagramSeal(SECRET).sealed("n", QUESTION)
     assert json.loads(packet[32:]) == {"nonce": "n", "ask": PLAIN}
-    answer = Answer(True, "", "n1", "x")
-    assert json.loads(Seal(SECRET).sealed("n", answer)[32:]) == {
+    answer = LoanAnswer(True, "", "n1", "x")
+    assert json.loads(DatagramSeal(SECRET).sealed("n", answer)[32:]) == {
         "nonce": "n",
         "answer": {"yes": True, "why": "", "node": "n1", "life": "x"},
     }
     assert parse(packet[32:]) == ("n", QUESTION)
-    assert parse(Seal(SECRET).sealed("n", answer)[32:]) == ("n", answer)
+    assert parse(DatagramSeal(SECRET).sealed("n", answer)[32:]) == ("n", answer)
 
 
 def test_a_question_arrives_and_so_does_its_answer(make: Make) -> None:
@@ -85,12 +96,12 @@ def test_a_question_arrives_and_so_does_its_answer(make: Make) -> None:
     one.ask(other.address, "q", QUESTION)
     ((sender, nonce, message),) = heard(other)
     assert (nonce, message) == ("q", QUESTION)
-    other.send(sender, nonce, Answer(False, "no reason", "n1", "x"))
+    other.send(sender, nonce, LoanAnswer(False, "no reason", "n1", "x"))
     ((sender, nonce, message),) = heard(one)
     assert (sender, nonce, message) == (
         ("127.0.0.1", port(other)),
         "q",
-        Answer(False, "no reason", "n1", "x"),
+        LoanAnswer(False, "no reason", "n1", "x"),
     )
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from nodeagent.lease import resp
-from nodeagent.lease.order import Server, Step
+from nodeagent.lease.order import Server, StoreScript
 from nodeagent.lease.resp import Talk, TalkError, Wait, wait_for
 from nodeagent.osutil.linux import boottime
 
 INFO = b"role:master\r\nrun_id:r1\r\nmaster_replid:h1\r\n"
-STEP = Step("a" * 40, "return 1")
+STEP = StoreScript("a" * 40, "return 1")
 PATIENCE = 0.3
 """Seconds that are waited for a server that says nothing more."""
 

@@ -15,23 +15,23 @@ import pytest
 import redis
 
 from nodeagent.local import control, power, registry, session
-from nodeagent.local.layout import Folders, LocalError, NotFoundError, RefusedError
-from nodeagent.local.registry import Cluster
+from nodeagent.local.layout import LocalError, LocalFolders, LocalRefusedError, NotFoundError
+from nodeagent.local.registry import LocalCluster
 from tests.unit.local.helpers import is_empty, running, until
 
 pytestmark = pytest.mark.redis
 
 
-def ask(cluster: Cluster, do: str, **more: object) -> control.Reply:
+def ask(cluster: LocalCluster, do: str, **more: object) -> control.Reply:
     return control.ask(cluster.layout.control, {"do": do, **more})
 
 
-def node(cluster: Cluster, name: str) -> control.Reply:
+def node(cluster: LocalCluster, name: str) -> control.Reply:
     found: control.Reply = next(n for n in ask(cluster, "status")["nodes"] if n["name"] == name)
     return found
 
 
-def pods(cluster: Cluster, name: str) -> list[int]:
+def pods(cluster: LocalCluster, name: str) -> list[int]:
     """The stand-in's shim and worker."""
     shim = cluster.layout.node(name).run / "shim"
     until(shim.exists, f"{name} has a shim")
@@ -39,7 +39,7 @@ def pods(cluster: Cluster, name: str) -> list[int]:
 
 
 @pytest.fixture
-def cluster(home: Path, agent: list[str]) -> Iterator[Cluster]:
+def cluster(home: Path, agent: list[str]) -> Iterator[LocalCluster]:
     made = session.up(2, "dev", agent=agent)
     yield made
     if registry.alive(made):
@@ -48,14 +48,14 @@ def cluster(home: Path, agent: list[str]) -> Iterator[Cluster]:
     assert is_empty(home)
 
 
-def test_up_status_down(cluster: Cluster, home: Path) -> None:
+def test_up_status_down(cluster: LocalCluster, home: Path) -> None:
     status = ask(cluster, "status")
     assert [(n["name"], n["power"], n["starts"]) for n in status["nodes"]] == [("n1", "on", 1), ("n2", "on", 1)]
     assert registry.find() == [cluster.layout.node(n).api_socket for n in ("n1", "n2")]
-    assert registry.cluster(Folders.of_user()).uid == cluster.uid
+    assert registry.cluster(LocalFolders.of_user()).uid == cluster.uid
     with redis.Redis.from_url(status["redis"]["url"]) as client:
         assert client.ping()
-    with pytest.raises(RefusedError, match="running already"):
+    with pytest.raises(LocalRefusedError, match="running already"):
         session.up(1, "dev")
     pids = [status["pid"], status["redis"]["pid"], *pods(cluster, "n1"), *pods(cluster, "n2")]
     assert all(map(running, pids))
@@ -64,10 +64,10 @@ def test_up_status_down(cluster: Cluster, home: Path) -> None:
     assert is_empty(home)
     assert registry.find() == []
     with pytest.raises(NotFoundError, match="local up"):
-        registry.cluster(Folders.of_user())
+        registry.cluster(LocalFolders.of_user())
 
 
-def test_a_dead_agent_is_started_again_and_its_pod_lives_on(cluster: Cluster) -> None:
+def test_a_dead_agent_is_started_again_and_its_pod_lives_on(cluster: LocalCluster) -> None:
     before, pod = node(cluster, "n1"), pods(cluster, "n1")
     for start in range(2, 5):
         os.kill(node(cluster, "n1")["agent_pid"], signal.SIGKILL)
@@ -81,7 +81,7 @@ def test_a_dead_agent_is_started_again_and_its_pod_lives_on(cluster: Cluster) ->
     assert node(cluster, "n2")["starts"] == 1
 
 
-def test_orphans_are_reaped(cluster: Cluster) -> None:
+def test_orphans_are_reaped(cluster: LocalCluster) -> None:
     shim, worker = pods(cluster, "n1")
     os.kill(node(cluster, "n1")["agent_pid"], signal.SIGKILL)
     until(lambda: node(cluster, "n1")["starts"] == 2, "the agent is started again")
@@ -91,7 +91,7 @@ def test_orphans_are_reaped(cluster: Cluster) -> None:
     until(lambda: not Path(f"/proc/{worker}").exists(), "the worker is reaped")
 
 
-def test_kill_is_a_power_cut_and_stays(cluster: Cluster) -> None:
+def test_kill_is_a_power_cut_and_stays(cluster: LocalCluster) -> None:
     victims = [node(cluster, "n2")["agent_pid"], *pods(cluster, "n2")]
     others = [node(cluster, "n1")["agent_pid"], *pods(cluster, "n1")]
     reply = ask(cluster, "kill", node="n2")
@@ -112,7 +112,7 @@ def test_kill_is_a_power_cut_and_stays(cluster: Cluster) -> None:
     assert ask(cluster, "start", node="n2")["changed"] is False
 
 
-def test_restart_tells_the_agent_to_end_and_starts_it_again_when_its_time_has_come(cluster: Cluster) -> None:
+def test_restart_tells_the_agent_to_end_and_starts_it_again_when_its_time_has_come(cluster: LocalCluster) -> None:
     pid, others = node(cluster, "n2")["agent_pid"], pods(cluster, "n2")
     assert ask(cluster, "restart", node="n2", away=60)["agent_pid"] == pid
     until(lambda: node(cluster, "n2")["agent_pid"] is None, "it has ended")
@@ -128,7 +128,7 @@ def test_restart_tells_the_agent_to_end_and_starts_it_again_when_its_time_has_co
     assert node(cluster, "n2")["starts"] == 3
 
 
-def test_power_cuts_are_no_crashes_however_many(cluster: Cluster) -> None:
+def test_power_cuts_are_no_crashes_however_many(cluster: LocalCluster) -> None:
     for _ in range(session.CRASHES + 1):
         ask(cluster, "kill", node="n2")
         ask(cluster, "start", node="n2")
@@ -138,7 +138,7 @@ def test_power_cuts_are_no_crashes_however_many(cluster: Cluster) -> None:
     assert node(cluster, "n2")["last_end"] == ""
 
 
-def test_an_agent_that_says_it_is_hopeless_stays_down_until_its_power_is_switched(cluster: Cluster) -> None:
+def test_an_agent_that_says_it_is_hopeless_stays_down_until_its_power_is_switched(cluster: LocalCluster) -> None:
     (cluster.layout.node("n1").state / "hopeless").touch()
     os.kill(node(cluster, "n1")["agent_pid"], signal.SIGKILL)
     until(lambda: node(cluster, "n1")["failed"], "the agent gives up")
@@ -149,24 +149,24 @@ def test_an_agent_that_says_it_is_hopeless_stays_down_until_its_power_is_switche
     session.wait_joined(cluster, 20, ["n1"])
 
 
-def test_add_a_node(cluster: Cluster) -> None:
+def test_add_a_node(cluster: LocalCluster) -> None:
     assert ask(cluster, "add")["node"] == "n3"
     session.wait_joined(cluster, 20, ["n3"])
     assert registry.find()[-1] == cluster.layout.node("n3").api_socket
 
 
-def test_requests_that_make_no_sense_change_nothing(cluster: Cluster) -> None:
+def test_requests_that_make_no_sense_change_nothing(cluster: LocalCluster) -> None:
     with pytest.raises(LocalError, match="no node 'n9' here; there is n1, n2") as caught:
         ask(cluster, "kill", node="n9")
     assert caught.value.code == 3
     with pytest.raises(LocalError, match="does not know how to 'dance'"):
         ask(cluster, "dance")
-    with pytest.raises(control.UnreachableError):
+    with pytest.raises(control.NoSupervisorError):
         control.ask(cluster.layout.control, "no object")  # type: ignore[arg-type]
     assert node(cluster, "n1")["starts"] == 1
 
 
-def test_a_dead_redis_is_started_again_with_its_data(cluster: Cluster) -> None:
+def test_a_dead_redis_is_started_again_with_its_data(cluster: LocalCluster) -> None:
     status = ask(cluster, "status")
     with redis.Redis.from_url(status["redis"]["url"]) as client:
         client.set("k", "v")
@@ -184,21 +184,21 @@ def test_a_dead_redis_is_started_again_with_its_data(cluster: Cluster) -> None:
     assert [n["starts"] for n in ask(cluster, "status")["nodes"]] == [1, 1]
 
 
-def test_kept_logs(cluster: Cluster) -> None:
+def test_kept_logs(cluster: LocalCluster) -> None:
     session.down(cluster, keep_logs=True)
     assert "agent" in cluster.layout.supervisor_log.read_text()
     assert not cluster.run.exists()
     shutil.rmtree(cluster.data)
 
 
-def test_sigterm_of_the_supervisor_leaves_nothing(cluster: Cluster) -> None:
+def test_sigterm_of_the_supervisor_leaves_nothing(cluster: LocalCluster) -> None:
     status = ask(cluster, "status")
     pids = [*pods(cluster, "n1"), *pods(cluster, "n2"), status["redis"]["pid"], status["pid"]]
     os.kill(status["pid"], signal.SIGTERM)
     until(lambda: not any(map(running, pids)), "everything ended")
 
 
-def test_what_a_killed_supervisor_left_is_cleared_away_by_the_next_look(cluster: Cluster) -> None:
+def test_what_a_killed_supervisor_left_is_cleared_away_by_the_next_look(cluster: LocalCluster) -> None:
     status = ask(cluster, "status")
     children = [status["redis"]["pid"], *(n["agent_pid"] for n in status["nodes"])]
     orphans = [*pods(cluster, "n1"), *pods(cluster, "n2")]
@@ -255,7 +255,7 @@ def test_a_session_leaves_nothing_however_its_command_ends(home: Path, agent: li
         assert command.stdout is not None and command.stdin is not None
         api = Path(command.stdout.readline().strip())
         assert registry.find()[0] == api
-        cluster = registry.clusters(Folders.of_user())[0]
+        cluster = registry.clusters(LocalFolders.of_user())[0]
         assert cluster.temporary
         pids = [ask(cluster, "status")["pid"], *pods(cluster, "n1"), *pods(cluster, "n2")]
         if how == "leave":
@@ -269,7 +269,7 @@ def test_a_session_leaves_nothing_however_its_command_ends(home: Path, agent: li
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_down_while_an_agent_is_frozen_or_a_node_is_off(cluster: Cluster, frozen: bool) -> None:
+def test_down_while_an_agent_is_frozen_or_a_node_is_off(cluster: LocalCluster, frozen: bool) -> None:
     if frozen:
         os.kill(node(cluster, "n1")["agent_pid"], signal.SIGSTOP)
     else:
@@ -278,8 +278,8 @@ def test_down_while_an_agent_is_frozen_or_a_node_is_off(cluster: Cluster, frozen
     assert power.processes(cluster.uid) == set()
 
 
-def test_clusters_by_hand_come_before_those_of_a_command(cluster: Cluster, agent: list[str]) -> None:
+def test_clusters_by_hand_come_before_those_of_a_command(cluster: LocalCluster, agent: list[str]) -> None:
     with session.local_session(1, agent=agent) as api:
         assert registry.find() == [*(cluster.layout.node(n).api_socket for n in ("n1", "n2")), api]
-        running_now = registry.clusters(Folders.of_user())
+        running_now = registry.clusters(LocalFolders.of_user())
         assert len({c.ports for c in running_now}) == 2

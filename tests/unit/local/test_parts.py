@@ -13,16 +13,16 @@ import yaml
 from nodeagent.hardware import discovery
 from nodeagent.hardware.discovery import installed_gpus
 from nodeagent.local.config import FIRST_PORT, PORTS_EACH, choose_ports, node_names, write_config
-from nodeagent.local.layout import HOME_VARIABLE, LONGEST_BASE, Folders, LocalError
-from nodeagent.local.registry import Cluster
+from nodeagent.local.layout import HOME_VARIABLE, LONGEST_BASE, LocalError, LocalFolders
+from nodeagent.local.registry import LocalCluster
 from nodeagent.local.session import shares
 from nodeagent.local.tether import tethered
 from nodeagent.spec.agentconfig import AgentConfig, ephemeral_clash
 from nodeagent.store.server import LONGEST_SOCKET_PATH
 
 
-def a_cluster(folder: Path) -> Cluster:
-    return Cluster("dev", "0123456789ab", folder / "run/dev", folder / "data/dev", 0.0, False, (20200, 20399))
+def a_cluster(folder: Path) -> LocalCluster:
+    return LocalCluster("dev", "0123456789ab", folder / "run/dev", folder / "data/dev", 0.0, False, (20200, 20399))
 
 
 @pytest.mark.parametrize("uuids", [(), ("GPU-1", "GPU-2")])
@@ -107,7 +107,7 @@ def test_sockets_have_room(home: Path) -> None:
     """The deepest socket of an agent: pods/<job uid>/shim.sock and the like."""
     longest = "x" * LONGEST_BASE + "/" + "c" * 16 + "/n999/"
     assert LONGEST_SOCKET_PATH - len(longest) >= 40
-    folders = Folders.of_user()
+    folders = LocalFolders.of_user()
     assert folders.run.parent == home
     assert len(os.fsencode(folders.run)) <= LONGEST_BASE
 
@@ -115,14 +115,14 @@ def test_sockets_have_room(home: Path) -> None:
 def test_a_home_too_long_for_sockets_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / ("x" * 80)))
     with pytest.raises(LocalError, match="too long"):
-        Folders.of_user()
+        LocalFolders.of_user()
 
 
 def test_a_runtime_folder_that_others_can_write_is_refused(home: Path) -> None:
     (home / "run").mkdir()
     (home / "run").chmod(0o777)
     with pytest.raises(LocalError, match="only you can write"):
-        Folders.of_user()
+        LocalFolders.of_user()
 
 
 def test_a_tethered_command_keeps_its_pid_arguments_and_exit_code() -> None:

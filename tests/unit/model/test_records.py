@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from nodeagent.model.base import Record
-from nodeagent.model.job import Control, Event, JobRecord
+from nodeagent.model.job import Control, JobEvent, JobRecord
 from nodeagent.model.jobspec import JobSpec, Nodes, RestartLimits
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.pod import PodState, WorkerState
@@ -28,7 +28,7 @@ RECORDS: list[Record] = [
     HEAD,
     make_node("n1", gpus=2, sick=[1], drain=True),
     POD,
-    Event(id="1-0", kind="NodeLost"),
+    JobEvent(id="1-0", kind="NodeLost"),
 ]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.agent.identity import Identity, IdentityError
 from nodeagent.ctl import client
-from nodeagent.ctl.errors import UnreachableError
+from nodeagent.ctl.errors import NoAgentError
 from nodeagent.osutil.ownfolder import NotOurFolderError, check, own
 
 STRANGER = 4711
@@ -81,5 +81,5 @@ def test_the_tool_passes_over_a_strangers_folder(common: Path, monkeypatch: pyte
     os.chown(theirs, STRANGER, STRANGER)
     monkeypatch.setattr(client, "usual_sockets", lambda: [str(theirs / "api.sock")])
     monkeypatch.setattr(client, "local_sockets", list)
-    with pytest.raises(UnreachableError, match=f"belongs to uid {STRANGER}, not to you"):
+    with pytest.raises(NoAgentError, match=f"belongs to uid {STRANGER}, not to you"):
         client.find()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.osutil import untrusted
-from nodeagent.osutil.untrusted import Folder, UntrustedError, aside, object_of, remove_tree
+from nodeagent.osutil.untrusted import UntrustedError, UntrustedFolder, aside, object_of, remove_tree
 
 
 def _link(path: Path) -> None:
@@ -52,14 +52,14 @@ TRAPS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("trap", TRAPS)
 def test_what_is_no_json_file_is_refused(tmp_path: Path, trap: str) -> None:
     TRAPS[trap](tmp_path / "x.json")
-    with Folder(tmp_path) as folder, pytest.raises(UntrustedError):
+    with UntrustedFolder(tmp_path) as folder, pytest.raises(UntrustedError):
         folder.read_object("x.json")
 
 
 def test_a_plain_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "x.json").write_text('{"a": [1, "é", {}]}')
-    with Folder(tmp_path, "in", owner=os.geteuid()) as folder:
+    with UntrustedFolder(tmp_path, "in", owner=os.geteuid()) as folder:
         assert folder.read_object("x.json") == {"a": [1, "é", {}]}
         assert folder.end_of("x.json", 3) == b"{}]}"[-3:]
         with pytest.raises(UntrustedError, match="larger than 3 bytes"):
@@ -71,9 +71,9 @@ def test_no_way_leads_through_a_link_or_into_anothers_folder(tmp_path: Path) -> 
     (tmp_path / "link").symlink_to("real")
     for names in (("link",), ("link", "in"), ("real", "nothing")):
         with pytest.raises(UntrustedError):
-            Folder(tmp_path, *names)
+            UntrustedFolder(tmp_path, *names)
     with pytest.raises(UntrustedError, match="belongs to uid"):
-        Folder(tmp_path, "real", owner=os.geteuid() + 1)
+        UntrustedFolder(tmp_path, "real", owner=os.geteuid() + 1)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make another user's file")
@@ -81,7 +81,7 @@ def test_anothers_file_is_refused(tmp_path: Path) -> None:
     for name in ("mine", "theirs"):
         (tmp_path / name).write_text("{}")
     os.chown(tmp_path / "theirs", 4711, 4711)
-    with Folder(tmp_path) as folder:
+    with UntrustedFolder(tmp_path) as folder:
         assert folder.read_object("mine") == {}
         with pytest.raises(UntrustedError, match="belongs to uid 4711"):
             folder.read_object("theirs")
@@ -92,12 +92,12 @@ def test_anothers_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("trap", ["fifo", "link", "link to nothing", "link to a device", "socket", "folder"])
 def test_only_a_plain_file_is_added_to(tmp_path: Path, trap: str) -> None:
     TRAPS[trap](tmp_path / "log")
-    with Folder(tmp_path) as folder, pytest.raises(UntrustedError):
+    with UntrustedFolder(tmp_path) as folder, pytest.raises(UntrustedError):
         folder.append("log", 0o640, also=os.geteuid())
 
 
 def test_a_file_with_another_name_is_not_added_to(tmp_path: Path) -> None:
-    with Folder(tmp_path) as folder:
+    with UntrustedFolder(tmp_path) as folder:
         for text in (b"a", b"b"):
             with folder.append("log", 0o640, also=os.geteuid()) as file:
                 file.write(text)
@@ -108,7 +108,7 @@ def test_a_file_with_another_name_is_not_added_to(tmp_path: Path) -> None:
 
 
 def test_connecting(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listener, Folder(tmp_path) as folder:
+    with socket.socket(socket.AF_UNIX) as listener, UntrustedFolder(tmp_path) as folder:
         listener.bind(str(tmp_path / "s"))
         with pytest.raises(UntrustedError, match="refused"):
             folder.connect("s")
@@ -139,13 +139,13 @@ def test_another_mount_is_not_even_looked_at(tmp_path: Path) -> None:
     for name, source in mounts:
         subprocess.run(["mount", "--bind", source, tmp_path / "tree" / name], check=True)
     try:
-        with Folder(tmp_path, "tree") as folder:
+        with UntrustedFolder(tmp_path, "tree") as folder:
             with pytest.raises(UntrustedError, match="another mount"):
                 folder.open("f")
             with pytest.raises(UntrustedError, match="another mount"):
                 folder.append("f", 0o600, also=0)
         with pytest.raises(UntrustedError, match="another mount"):
-            Folder(tmp_path, "tree", "over")
+            UntrustedFolder(tmp_path, "tree", "over")
         with pytest.raises(UntrustedError):
             remove_tree(tmp_path, "tree")
     finally:

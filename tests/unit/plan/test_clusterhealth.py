@@ -13,8 +13,8 @@ from nodeagent.model.node import Gpu, NodeRecord, Readiness
 from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.plan.cluster import Cluster, Refusal
 from nodeagent.plan.clusterhealth import (
+    AgentStanding,
     PeerAnswer,
-    Standing,
     judge_agent,
     judge_cluster,
     judge_peers,
@@ -173,7 +173,7 @@ def test_addresses_that_other_machines_cannot_use() -> None:
 
 
 def test_the_agent_that_is_asked() -> None:
-    sound = Standing(node="n1", joined=True, lease_left=2.0)
+    sound = AgentStanding(node="n1", joined=True, lease_left=2.0)
     assert judge_agent(sound) == ()
     cases: list[tuple[dict[str, Any], str, str]] = [
         ({"joined": False, "reason": "the id is taken"}, "error", "the id is taken"),

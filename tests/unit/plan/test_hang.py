@@ -13,7 +13,7 @@ from nodeagent.model.pod import RankFacts, Stall, WorkerState
 from nodeagent.model.world import Head, PodReport
 from nodeagent.plan.gang import decide
 from nodeagent.plan.hang import Hung, find_hang, watching
-from nodeagent.plan.pod import Look, PodAction, Report, plan_pods
+from nodeagent.plan.pod import LookAtWorkers, PodAction, ReportPod, plan_pods
 from nodeagent.plan.steps import Decision, End, Propose
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import (
@@ -316,19 +316,19 @@ def act(reports: Mapping[str, PodReport], stall: Stall | None, node: str = "n1")
 
 def test_a_stall_is_reported_once_and_taken_back() -> None:
     action = act({}, STALL)
-    assert isinstance(action, Report)
+    assert isinstance(action, ReportPod)
     assert (action.report.state, action.report.stall) == ("running", STALL)
     assert act({"n1": action.report}, STALL) is None
     back = act({"n1": action.report}, None)
-    assert isinstance(back, Report)
+    assert isinstance(back, ReportPod)
     assert back.report == PodReport(state="running")
     assert act({"n1": back.report}, None) is None
 
 
 def test_the_others_look_when_one_suspects() -> None:
     theirs = PodReport(state="running", stall=STALL)
-    assert isinstance(act({"n2": theirs}, None), Look)
+    assert isinstance(act({"n2": theirs}, None), LookAtWorkers)
     answer = STALL.model_copy(update={"suspects": False})
-    assert isinstance(act({"n2": theirs}, answer), Report)
+    assert isinstance(act({"n2": theirs}, answer), ReportPod)
     assert act({"n2": theirs, "n1": PodReport(state="running", stall=answer)}, answer) is None
     assert act({"n2": PodReport(state="running", stall=answer)}, None) is None, "an answer asks nobody"

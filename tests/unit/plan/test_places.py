@@ -11,7 +11,7 @@ from nodeagent.model.pod import WorkerState
 from nodeagent.model.world import Place, PodReport
 from nodeagent.plan.gang import decide
 from nodeagent.plan.places import Layout, Site, demand, lay_out
-from nodeagent.plan.pod import PodAction, Release, Report, plan_pods
+from nodeagent.plan.pod import PodAction, Release, ReportPod, plan_pods
 from nodeagent.plan.prepare import should_prepare
 from nodeagent.plan.steps import End, Propose
 from nodeagent.pods.base import PodStatus
@@ -203,7 +203,7 @@ def told(*ready: str) -> PodReport:
 
 def test_what_is_ready_is_reported_once() -> None:
     action = next_action({}, ready=("pserver.0",))
-    assert isinstance(action, Report) and action.report == told("pserver.0")
+    assert isinstance(action, ReportPod) and action.report == told("pserver.0")
     assert next_action({"n1": told("pserver.0")}, ready=("pserver.0",)) is None
 
 

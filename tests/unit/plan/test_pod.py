@@ -14,7 +14,7 @@ from nodeagent.plan.pod import (
     PodAction,
     Prepare,
     Promise,
-    Report,
+    ReportPod,
     Retire,
     SendAck,
     Start,
@@ -120,7 +120,7 @@ def test_it_promises_while_what_is_older_dies_but_not_while_that_has_its_grace()
     def promised(job: JobRecord, pod: PodStatus, node: str = "n1") -> Promise | None:
         action = act(job, pod, node=node)
         assert isinstance(action, Stop)
-        assert not isinstance(action.meanwhile, Report)
+        assert not isinstance(action.meanwhile, ReportPod)
         return action.meanwhile
 
     assert promised(forming(), old) == Promise(UID, NEW, True, "generation 2 is forming")
@@ -218,7 +218,7 @@ def test_it_starts_when_active_and_promised() -> None:
 
 def test_without_a_promise_it_refuses() -> None:
     said = act(active(), status("ready", highest=OLD))
-    assert isinstance(said, Report)
+    assert isinstance(said, ReportPod)
     assert said.report.state == "refused"
 
 
@@ -238,19 +238,19 @@ def test_an_agent_that_comes_back_leaves_running_workers_alone() -> None:
 def test_it_reports_what_changes_once() -> None:
     crashed = status("exited", generation=NEW, highest=NEW, workers=ENDED, exits=(make_exit(code=7),))
     said = act(active(), crashed)
-    assert isinstance(said, Report)
+    assert isinstance(said, ReportPod)
     assert (said.report, said.why) == (failed(make_exit(code=7), seq=0), "exit code 7")
     assert act(active({"n1": failed(make_exit(code=7), seq=4)}), crashed) is None
     more = crashed.model_copy(update={"exits": (make_exit(code=7), make_exit(1, signal=9, order=1))})
-    assert isinstance(act(active({"n1": failed(make_exit(code=7), seq=4)}), more), Report)
+    assert isinstance(act(active({"n1": failed(make_exit(code=7), seq=4)}), more), ReportPod)
 
 
 def test_a_shim_that_is_gone_took_its_workers_with_it() -> None:
     said = act(active(), None)
-    assert isinstance(said, Report)
+    assert isinstance(said, ReportPod)
     assert said.report == PodReport(state="lost", reason="its shim is gone, and its workers with it")
     said = act(active(), status("gone", reason="the shim was killed"))
-    assert isinstance(said, Report)
+    assert isinstance(said, ReportPod)
     assert said.why == "the shim was killed"
     assert act(active({"n1": said.report}), status("gone", reason="the shim was killed")) is None
 
@@ -404,10 +404,10 @@ def test_workers_that_were_stopped_under_an_active_generation_are_reported() -> 
     killed = make_exit(0, signal=9, stopped=True)
     stopped = status("exited", generation=NEW, highest=NEW, workers=ENDED, exits=(killed,))
     told = act(active(), stopped)
-    assert isinstance(told, Report)
+    assert isinstance(told, ReportPod)
     assert (told.report.state, told.report.reason) == ("fenced", "an agent that left this node stopped its workers")
     ended = stopped.model_copy(update={"generation": OLD})
-    assert not isinstance(act(forming(), ended), Report), "stopped as planned"
+    assert not isinstance(act(forming(), ended), ReportPod), "stopped as planned"
 
 
 def test_only_so_many_standbys_for_running_jobs_of_others() -> None:
@@ -469,7 +469,7 @@ def test_who_has_a_worker_that_failed_stops_the_others_and_tells_the_store_meanw
     first = act(make_job("running", head), running_at(head, crash))
     assert isinstance(first, Stop)
     assert (first.grace, first.why) == (None, "rank 1 on n1 failed first: exit code 7")
-    assert isinstance(first.meanwhile, Report)
+    assert isinstance(first.meanwhile, ReportPod)
     assert first.meanwhile.report == PodReport(state="failed", exits=(crash,))
     assert asks_the_store(first)
 
@@ -495,7 +495,7 @@ def test_victims_do_not_doom_a_generation() -> None:
     head = make_head(["n1", "n2"], number=2, reports={"n2": failed(victim)})
     assert act(make_job("running", head), running_at(head)) is None
     mine = act(make_job("running", make_head(["n1", "n2"], number=2)), running_at(head, victim))
-    assert isinstance(mine, Report)
+    assert isinstance(mine, ReportPod)
 
 
 def test_a_failure_is_reported_once_however_many_are_stopped_after_it() -> None:

@@ -151,8 +151,8 @@ def test_who_waits_is_at_rest_until_its_time() -> None:
 # --- for whom nodes get ready
 
 
-def next_up(cluster: Cluster, before: queue.Line | None = None) -> queue.Line:
-    return queue.next_up(cluster, backfill.line(cluster), before or queue.Line())
+def next_up(cluster: Cluster, before: queue.NextUp | None = None) -> queue.NextUp:
+    return queue.next_up(cluster, backfill.line(cluster), before or queue.NextUp())
 
 
 def prepared(cluster: Cluster, node: str = "n24") -> list[str]:
@@ -166,7 +166,7 @@ def test_nodes_get_ready_only_for_the_next_jobs_that_have_room() -> None:
 
 
 def test_pods_that_never_get_ready_keep_no_job_from_its_turn_and_the_first_keeps_its_own() -> None:
-    cluster, line = replace(crowd(30, 4, 24, taken=20), served=0), queue.Line()
+    cluster, line = replace(crowd(30, 4, 24, taken=20), served=0), queue.NextUp()
     seen: set[str] = set()
     for minute in range(8):
         line = next_up(replace(cluster, served=minute * 60_000), line)

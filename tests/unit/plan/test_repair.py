@@ -15,7 +15,19 @@ from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.health import WINDOW, bar, next_step, sick_members
 from nodeagent.plan.pod import Start, plan_pods
-from nodeagent.plan.repair import AWAY, DAY, PATIENCE, Means, Next, Use, call, described, onward, users, wanted_claim
+from nodeagent.plan.repair import (
+    AWAY,
+    DAY,
+    PATIENCE,
+    HardwareUse,
+    Means,
+    Next,
+    call,
+    described,
+    onward,
+    users,
+    wanted_claim,
+)
 from nodeagent.plan.steps import Propose
 from nodeagent.pods.base import PodStatus
 from tests.unit.plan.build import REPEATABLE, UID, WALL, life, make_cluster, make_node, make_spec, verdict
@@ -23,7 +35,7 @@ from tests.unit.plan.test_health import gpu, healthy, running
 
 ALL = Means({"reset_gpu": False, "reboot": True, "service": False}, per_day=3)
 ELASTIC = make_spec(workers="gpu", gpus=1, size=(1, 8))
-IDLE = Use()
+IDLE = HardwareUse()
 
 
 def asks(
@@ -47,7 +59,7 @@ def attempt(kind: Kind = "reboot", at: float = WALL, rule: str = "xid.79", devic
 
 def wished(
     found: Verdict, *, others: Iterable[NodeRecord] = (), job: JobRecord | None = None, means: Means = ALL,
-    past: Iterable[Attempt] = (), use: Use = IDLE, cordon: bool = False,
+    past: Iterable[Attempt] = (), use: HardwareUse = IDLE, cordon: bool = False,
 ) -> tuple[Claim | None, str]:  # fmt: skip
     me = make_node("n2", gpus=2, health=[found], cordon=cordon)
     cluster = make_cluster([*healthy(["n1"]), me, *others], *([job] if job is not None else []))
@@ -55,7 +67,7 @@ def wished(
 
 
 def go(
-    one: Claim, found: Verdict, others: Iterable[NodeRecord] = (), job: JobRecord | None = None, **more: Use
+    one: Claim, found: Verdict, others: Iterable[NodeRecord] = (), job: JobRecord | None = None, **more: HardwareUse
 ) -> Next:
     me = repair_state(make_node("n2", gpus=2, health=[found]), one)
     cluster = make_cluster([*healthy(["n1"]), me, *others], *([job] if job is not None else []))
@@ -139,15 +151,15 @@ def test_what_is_degraded_is_repaired_when_nothing_uses_it() -> None:
     assert wished(worn)[0] is not None
     got, why = wished(worn, job=running("n1", "n2", spec=ELASTIC))
     assert (got, why) == (None, "it is no reason to stop what runs: job a")
-    foreign = Use(processes={gpu("n2", 1): [77], gpu("n2", 0): [78]})
+    foreign = HardwareUse(processes={gpu("n2", 1): [77], gpu("n2", 0): [78]})
     assert wished(worn, use=foreign)[1] == "it is no reason to stop what runs: process 77"
 
 
 def test_other_peoples_processes_are_waited_for_before_anything_is_drained() -> None:
     found = asks("reboot", gpu("n2", 1))
-    theirs = Use(processes={gpu("n2", 0): [7, 8]}, strangers=frozenset({8}))
+    theirs = HardwareUse(processes={gpu("n2", 0): [7, 8]}, strangers=frozenset({8}))
     assert wished(found, use=theirs) == (None, "somebody else uses it: process 8")
-    assert wished(found, use=Use(processes={gpu("n2", 0): [7]}))[0] is not None, "ours goes when it is drained"
+    assert wished(found, use=HardwareUse(processes={gpu("n2", 0): [7]}))[0] is not None, "ours goes when it is drained"
     alone = asks("reset_gpu", gpu("n2", 1))
     assert wished(alone, use=theirs)[0] is not None, "they are on the other GPU"
 
@@ -156,9 +168,9 @@ def test_other_peoples_processes_are_waited_for_before_anything_is_drained() -> 
 
 
 def test_what_does_not_come_free_lets_the_next_one_go() -> None:
-    found, theirs = asks("reboot"), Use(pods=["u"])
+    found, theirs = asks("reboot"), HardwareUse(pods=["u"])
 
-    def at(wall: float, use: Use) -> Next:
+    def at(wall: float, use: HardwareUse) -> Next:
         one = claim(phase="holds")
         me = repair_state(make_node("n2", health=[found]), one)
         return onward(make_cluster([me]), "n2", one, [found], ALL, (), use, wall)
@@ -258,14 +270,17 @@ def test_it_waits_for_whoever_uses_the_hardware() -> None:
     found, job = asks("reboot", gpu("n2", 1)), running("n1", "n2", spec=ELASTIC)
     whole = claim(device=gpu("n2", 1), phase="holds")
     assert go(whole, found, job=job) == Next("holds", "waits until it is free: job a")
-    assert go(whole, found, use=Use(pods=["u-gone"])).why == "waits until it is free: job u-gone"
-    assert go(whole, found, use=Use(processes={gpu("n2", 0): [4, 3]})).why == "waits until it is free: process 3, 4"
+    assert go(whole, found, use=HardwareUse(pods=["u-gone"])).why == "waits until it is free: job u-gone"
+    assert (
+        go(whole, found, use=HardwareUse(processes={gpu("n2", 0): [4, 3]})).why
+        == "waits until it is free: process 3, 4"
+    )
     one = claim("reset_gpu", gpu("n2", 1), "holds")
     apart = asks("reset_gpu", gpu("n2", 1))
     assert go(one, apart, job=running("n1", "n2", spec=ELASTIC, each=1)) == Next("runs"), "the other GPU is at work"
     assert go(one, apart, job=job).phase == "holds"
-    assert go(one, apart, use=Use(processes={gpu("n2", 0): [4]})) == Next("runs")
-    assert go(one, apart, use=Use(pods=["u"], stuck=["u"])).phase == "holds", "nobody knows what it holds"
+    assert go(one, apart, use=HardwareUse(processes={gpu("n2", 0): [4]})) == Next("runs")
+    assert go(one, apart, use=HardwareUse(pods=["u"], stuck=["u"])).phase == "holds", "nobody knows what it holds"
 
 
 def test_a_degraded_device_that_was_taken_meanwhile_is_let_go() -> None:
@@ -283,7 +298,7 @@ def test_workers_that_still_stop_use_their_devices() -> None:
     one = claim("reset_gpu", gpu("n2", 1), "holds")
     assert users(make_cluster(healthy(["n1", "n2"]), job), "n2", one, IDLE) == "job a"
     assert users(make_cluster(healthy(["n1", "n2"]), ended), "n2", one, IDLE) == ""
-    assert users(make_cluster(healthy(["n1", "n2"]), ended), "n2", claim(), Use(pods=[UID])) == "job a"
+    assert users(make_cluster(healthy(["n1", "n2"]), ended), "n2", claim(), HardwareUse(pods=[UID])) == "job a"
 
 
 # --- what others make of it

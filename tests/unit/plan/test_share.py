@@ -15,7 +15,7 @@ from nodeagent.model.queue import NO_QUEUES, Amount, Queue, Queues
 from nodeagent.model.world import Member
 from nodeagent.plan import queue, share
 from nodeagent.plan.cluster import Cluster, Notes
-from nodeagent.plan.demand import Use, least, size, together, used, wanted
+from nodeagent.plan.demand import Resources, least, size, together, used, wanted
 from nodeagent.plan.gang import decide
 from nodeagent.plan.proposal import place
 from nodeagent.plan.room import room_for
@@ -141,7 +141,7 @@ def test_the_scarcest_resource_counts() -> None:
     found = replace(
         make_cluster(records, slots, nodes, job("a0", "a", 0), job("b0", "b", 1)), queues=Queues(queues=(A, B))
     )
-    assert size(found).total == Use(18, 20, 10)
+    assert size(found).total == Resources(18, 20, 10)
     assert standings(found)["a"].share == pytest.approx(0.3)
     assert standings(found)["b"].share == pytest.approx(2 / 18)
     assert line(found) == "b0 a0"
@@ -285,14 +285,14 @@ def test_a_node_where_a_job_is_member_and_holder_counts_once() -> None:
     assert one.head is not None
     held = {"n1": make_holder("n1", devices=("cpu0", "cpu1"))}
     one = one.model_copy(update={"head": one.head.model_copy(update={"state": "forming", "holders": held})})
-    assert used(cluster_of([A], one))["u-one"] == Use(0, 2, 3)
+    assert used(cluster_of([A], one))["u-one"] == Resources(0, 2, 3)
 
 
 def test_what_a_job_asks_for() -> None:
     gpu = make_spec(size=(2, 4), workers="gpu")
     mixed = make_cluster([make_node("n1", gpus=8), make_node("n2", gpus=4)])
-    assert (least(mixed, gpu), wanted(mixed, gpu, 4)) == (Use(8, 2, 0), Use(32, 4, 0))
-    assert least(make_cluster([]), make_spec(size=(2, 2), workers=3, gpus=0)) == Use(0, 2, 6)
+    assert (least(mixed, gpu), wanted(mixed, gpu, 4)) == (Resources(8, 2, 0), Resources(32, 4, 0))
+    assert least(make_cluster([]), make_spec(size=(2, 2), workers=3, gpus=0)) == Resources(0, 2, 6)
 
 
 def test_a_line_is_worked_out_once_for_each_view(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +300,7 @@ def test_a_line_is_worked_out_once_for_each_view(monkeypatch: pytest.MonkeyPatch
     found = cluster_of([CAPPED, B], *jobs, running("big", "a", ["n1"]))
     looks = [0]
 
-    def counted(use: Use, total: Use) -> float:
+    def counted(use: Resources, total: Resources) -> float:
         looks[0] += 1
         return dominant(use, total)
 
@@ -433,7 +433,7 @@ def test_the_room_under_a_capability_is_what_placement_finds(found: Cluster) -> 
 def test_the_sums_are_those_of_the_bookings(found: Cluster) -> None:
     everybody = together(used(found).values())
     tops = found.queues.children[""]
-    gone = holdings(found).by_queue.get("gone", Use())
-    assert together([gone, *(holdings(found).by_queue.get(name, Use()) for name in tops)]) == everybody
+    gone = holdings(found).by_queue.get("gone", Resources())
+    assert together([gone, *(holdings(found).by_queue.get(name, Resources()) for name in tops)]) == everybody
     members: list[Member] = [m for one in found.jobs.values() if one.head for m in one.head.members.values()]
     assert everybody.nodes == len([m for m in members if m.life == life(m.node)])

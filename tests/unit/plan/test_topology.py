@@ -10,24 +10,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model.constraints import Constraints, Match
-from nodeagent.plan.topology import Gang, Past, gather, most, nearest, spread, tree
+from nodeagent.plan.topology import GangLayout, PastPlaces, gather, most, nearest, spread, tree
 from tests.unit.plan.build import REPEATABLE, make_cluster, make_node
 
 LEVELS = ("zone", "rack")
 
 
-def gang(domains: dict[str, str], within: int = 0, segment: int = 0) -> Gang:
+def gang(domains: dict[str, str], within: int = 0, segment: int = 0) -> GangLayout:
     """``domains``: ``a1`` (zone a, rack 1) to the names of its nodes in one text; ``-`` stands for no label."""
     paths = {
         n: tuple(part.replace("-", "") for part in domain) for domain, nodes in domains.items() for n in nodes.split()
     }
-    return Gang(LEVELS, paths, within, segment)
+    return GangLayout(LEVELS, paths, within, segment)
 
 
-NEW = Past()
+NEW = PastPlaces()
 
 
-def found(of: Gang, want: int, *, least: int = 1, past: Past = NEW, pool: Sequence[Sequence[str]] = ()) -> str:
+def found(
+    of: GangLayout, want: int, *, least: int = 1, past: PastPlaces = NEW, pool: Sequence[Sequence[str]] = ()
+) -> str:
     groups = pool or [[n for n in of.paths if n not in past.kept]]
     return " ".join(gather(groups, want, least, of, past))
 
@@ -67,12 +69,12 @@ def test_those_that_are_preferred_alone_if_they_suffice() -> None:
 def test_of_equal_domains_the_one_that_gets_ready_already() -> None:
     of = gang({"a1": "n1 n2", "a2": "n3 n4"})
     assert found(of, 2) == "n1 n2"
-    assert found(of, 2, past=Past(warm=frozenset({"n4"}))) == "n3 n4"
+    assert found(of, 2, past=PastPlaces(warm=frozenset({"n4"}))) == "n3 n4"
 
 
 def test_survivors_stay_and_who_replaces_a_lost_one_is_its_neighbour() -> None:
     of = gang({"a1": "n1 n2 n3", "a2": "n4 n5 n6", "b1": "n7 n8 n9"})
-    past = Past(members=("n1", "n2", "n4", "n5"), kept=("n1", "n2", "n5"))
+    past = PastPlaces(members=("n1", "n2", "n4", "n5"), kept=("n1", "n2", "n5"))
     pool = [["n3", "n6", "n7"]]
     assert found(of, 4, past=past, pool=pool) == "n1 n2 n5 n6"  # n4 was lost, in rack a2
     assert found(of, 5, past=past, pool=pool) == "n1 n2 n5 n6 n3"  # and one more where most of them are
@@ -82,14 +84,14 @@ def test_survivors_stay_and_who_replaces_a_lost_one_is_its_neighbour() -> None:
 
 def test_survivors_of_a_gang_within_a_domain_stay_while_it_holds_as_many() -> None:
     of = gang({"a1": "n1 n2 n3 n4", "b1": "n5 n6 n7", "b2": "n8 n9"}, within=2)
-    past = Past(members=("n1", "n2", "n3"), kept=("n1", "n2"))
+    past = PastPlaces(members=("n1", "n2", "n3"), kept=("n1", "n2"))
     assert found(of, 3, past=past, pool=[["n4", "n5", "n6", "n7"]]) == "n1 n2 n4"
     assert found(of, 3, past=past, pool=[["n5", "n6", "n7"]]) == "n5 n6 n7"  # it moves as a whole
     assert found(of, 3, past=past, pool=[["n8", "n9"]]) == "n1 n2"  # nobody has more: it goes on smaller
     assert found(of, 4, past=past, pool=[["n4", "n5", "n6", "n7"]]) == "n1 n2 n4"  # as many as it was
     assert found(of, 3, least=3, past=past, pool=[["n8", "n9"]]) == "n1 n2"  # waits: too few
-    assert found(of, 3, least=2, past=Past(("n1", "n2", "n3"), ("n1",)), pool=[["n8", "n9"]]) == "n8 n9"
-    assert found(of, 3, least=2, past=Past(("n1",), ("n1",)), pool=[["n8", "n9"]]) == "n8 n9"  # it was too small
+    assert found(of, 3, least=2, past=PastPlaces(("n1", "n2", "n3"), ("n1",)), pool=[["n8", "n9"]]) == "n8 n9"
+    assert found(of, 3, least=2, past=PastPlaces(("n1",), ("n1",)), pool=[["n8", "n9"]]) == "n8 n9"  # it was too small
 
 
 def test_segments_lie_each_in_one_of_the_smallest_domains() -> None:
@@ -103,7 +105,7 @@ def test_segments_lie_each_in_one_of_the_smallest_domains() -> None:
 
 def test_a_segment_is_filled_up_where_it_is_or_goes_elsewhere_as_a_whole() -> None:
     of = gang({"a1": "n1 n2 n3", "a2": "n4 n5", "b1": "n6 n7"}, segment=2)
-    past = Past(members=("n1", "n2", "n4", "n5"), kept=("n1", "n4", "n5"))
+    past = PastPlaces(members=("n1", "n2", "n4", "n5"), kept=("n1", "n4", "n5"))
     assert found(of, 4, past=past, pool=[["n3", "n6", "n7"]]) == "n1 n3 n4 n5"
     assert found(of, 4, past=past, pool=[["n6", "n7"]]) == "n4 n5 n6 n7"
     assert found(of, 4, past=past, pool=[["n6"]]) == "n4 n5"
@@ -146,10 +148,10 @@ def test_hard_rules_are_never_broken_and_survivors_stay_when_they_may(
     domains: list[tuple[str, str]], want: int, within: int, segment: int, least: int, lost: set[int]
 ) -> None:
     paths = {f"n{i}": tuple(part.replace("-", "") for part in path) for i, path in enumerate(domains)}
-    of = Gang(LEVELS, paths, within, segment)
-    first = gather([list(paths)], want, least, of, Past())
+    of = GangLayout(LEVELS, paths, within, segment)
+    first = gather([list(paths)], want, least, of, PastPlaces())
     able = [n for i, n in enumerate(paths) if i not in lost]
-    past = Past(tuple(first), tuple(n for n in first if n in able))
+    past = PastPlaces(tuple(first), tuple(n for n in first if n in able))
     second = gather([[n for n in able if n not in past.kept]], want, least, of, past)
     for nodes, pool in ((first, list(paths)), (second, able)):
         assert len(set(nodes)) == len(nodes) <= want

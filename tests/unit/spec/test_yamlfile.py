@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodeagent.spec import yamlfile
 from nodeagent.spec.errors import SpecError
-from nodeagent.spec.yamlfile import Place, load, scalar
+from nodeagent.spec.yamlfile import YamlPlace, load, scalar
 from tests.unit.spec.helpers import problems, unmark
 
 
@@ -65,14 +65,14 @@ def test_quoted_is_text_and_keys_are_text() -> None:
 def test_every_key_and_value_has_its_place() -> None:
     document = load("a: 1\nb:\n  c: [x, {d: 2}]\n", "f")
     assert document.keys == {
-        ("a",): Place(1, 1),
-        ("b",): Place(2, 1),
-        ("b", "c"): Place(3, 3),
-        ("b", "c", 1, "d"): Place(3, 11),
+        ("a",): YamlPlace(1, 1),
+        ("b",): YamlPlace(2, 1),
+        ("b", "c"): YamlPlace(3, 3),
+        ("b", "c", 1, "d"): YamlPlace(3, 11),
     }
-    assert document.values[("b", "c", 0)] == Place(3, 7)
-    assert document.values[("b", "c", 1, "d")] == Place(3, 14)
-    assert document.place(("b", "c", 1, "missing")) == Place(3, 10)
+    assert document.values[("b", "c", 0)] == YamlPlace(3, 7)
+    assert document.values[("b", "c", 1, "d")] == YamlPlace(3, 14)
+    assert document.place(("b", "c", 1, "missing")) == YamlPlace(3, 10)
     assert document.raw[("a",)] == "1"
 
 

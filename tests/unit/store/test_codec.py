@@ -9,7 +9,7 @@ import pytest
 from nodeagent.model.batch import Array
 from nodeagent.model.job import Spend
 from nodeagent.model.node import Readiness
-from nodeagent.model.usage import Held, Row, UsageDay, Use
+from nodeagent.model.usage import Held, UsageDay, UsageRow, UsedTime
 from nodeagent.model.world import PodReport, Token
 from nodeagent.store import codec
 from nodeagent.store.keys import prefix
@@ -78,7 +78,7 @@ def test_a_job_is_written_as_it_was_read() -> None:
         "last_reports": {"n2": PodReport(state="succeeded")},
         "started": 1.25,
         "held": Held(at=5, gpus=2, stands=3),
-        "used": {"20000": Use(gpu_ms=2**52 + 1, restarts=1)},
+        "used": {"20000": UsedTime(gpu_ms=2**52 + 1, restarts=1)},
     }
     for job in (make_job(), make_job("running", head).model_copy(update=more)):
         assert codec.decode_job(flat(codec.encode_job(job))) == job
@@ -96,7 +96,7 @@ def test_a_member_of_an_array_is_written_with_what_the_scripts_count_by() -> Non
 
 
 def test_a_days_use_is_written_as_it_was_read() -> None:
-    day = UsageDay(day=20_000, rows={"1000 default": Row(gpu_ms=2**52 + 1, jobs=2), "-1 b": Row()}, rev=7)
+    day = UsageDay(day=20_000, rows={"1000 default": UsageRow(gpu_ms=2**52 + 1, jobs=2), "-1 b": UsageRow()}, rev=7)
     fields = codec.encode_usage(day)
     assert codec.decode_usage(fields.pop("day"), flat(fields)) == day
     with pytest.raises(ValueError, match="unknown field"):

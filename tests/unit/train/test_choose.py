@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from nodeagent.train.choose import Offer, choose
+from nodeagent.train.choose import SnapshotOffer, choose
 
 
 def kept(
     rank: int, step: int, *, generation: int = 5, world: int = 2, replicated: bool = False, half: int = 0
-) -> Offer:
-    return Offer(rank, half, generation, step, rank, world, replicated)
+) -> SnapshotOffer:
+    return SnapshotOffer(rank, half, generation, step, rank, world, replicated)
 
 
 def test_the_newest_step_that_every_rank_has() -> None:

@@ -11,7 +11,7 @@ import pytest
 from nodeagent.train.folder import (
     MANIFEST,
     MARKER,
-    Entry,
+    CheckpointEntry,
     candidates,
     damage,
     described,
@@ -32,8 +32,8 @@ from nodeagent.train.folder import (
 
 def made(
     folder: Path, order: int, *, committed: bool = True, step: int = 0, generation: int = 1, snapshot: bool = False
-) -> Entry:
-    entry = Entry(order, step or order * 10, generation, snapshot)
+) -> CheckpointEntry:
+    entry = CheckpointEntry(order, step or order * 10, generation, snapshot)
     path = folder / entry.name
     path.mkdir()
     (path / "part").write_bytes(b"x" * 100)
@@ -44,11 +44,11 @@ def made(
 
 
 def test_names_come_back() -> None:
-    entry = Entry(12, 123456789, 7)
+    entry = CheckpointEntry(12, 123456789, 7)
     assert entry.name == "ckpt-000012-step-123456789-g7"
     assert entry_of(entry.name) == entry
-    assert entry_of("ckpt-1234567-step-00000001-g0") == Entry(1234567, 1, 0)
-    written_out = Entry(3, 4, 5, True)
+    assert entry_of("ckpt-1234567-step-00000001-g0") == CheckpointEntry(1234567, 1, 0)
+    written_out = CheckpointEntry(3, 4, 5, True)
     assert written_out.name == "ckpt-000003-step-00000004-g5-snapshot"
     assert entry_of(written_out.name) == written_out
     for other in ("", "ckpt", "ckpt-000012-step-1", "x" + entry.name, entry.name + ".tmp"):
@@ -70,7 +70,7 @@ def test_with_a_pointer_nothing_newer_counts(tmp_path: Path) -> None:
     one, two, stale = made(tmp_path, 1), made(tmp_path, 2, committed=False), made(tmp_path, 3)
     assert candidates(tmp_path, two.name) == [two, one], "the pointer needs no marker: the store has said it"
     assert stale not in candidates(tmp_path, two.name)
-    gone = Entry(9, 90, 1)
+    gone = CheckpointEntry(9, 90, 1)
     assert candidates(tmp_path, gone.name) == [gone, stale, one]
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.train.folder import Entry, entries, mark_committed, read_manifest, talk_folder
-from nodeagent.train.memory import Header, Memory, size_of
-from nodeagent.train.writeout import Order, WriteOutError, write_out
+from nodeagent.train.folder import CheckpointEntry, entries, mark_committed, read_manifest, talk_folder
+from nodeagent.train.memory import Header, SharedBuffer, size_of
+from nodeagent.train.writeout import WriteOrder, WriteOutError, write_out
 
 BOUND = 20.0
-memories: list[Memory] = []
+memories: list[SharedBuffer] = []
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +24,8 @@ def _closed() -> Iterator[None]:
         memories.pop().close()
 
 
-def kept(rank: int, step: int, *, world: int = 4, shared: bool = False, generation: int = 3) -> Memory:
-    memory = Memory.of_size(size_of(64, 0))
+def kept(rank: int, step: int, *, world: int = 4, shared: bool = False, generation: int = 3) -> SharedBuffer:
+    memory = SharedBuffer.of_size(size_of(64, 0))
     memories.append(memory)
     memory.map[4096:] = bytes([rank]) * 64
     memory.seal(Header(generation, step, rank, world, shared, 64, 0, 0, 0))
@@ -37,25 +37,25 @@ class Gang:
 
     def __init__(self, folder: Path, nodes: int = 2) -> None:
         self.folder, self.nodes = folder, nodes
-        self.asked: list[Entry] = []
-        self.answer: Callable[[Entry], str] = lambda _: ""
+        self.asked: list[CheckpointEntry] = []
+        self.answer: Callable[[CheckpointEntry], str] = lambda _: ""
 
-    def order(self, node: int, kept: list[Memory], seconds: float = BOUND, stays: bool = False) -> Order:
+    def order(self, node: int, kept: list[SharedBuffer], seconds: float = BOUND, stays: bool = False) -> WriteOrder:
         found = [(i // 2, i % 2, memory.fd) for i, memory in enumerate(kept)]
         ranks = (node * 2, node * 2 + 1)
         until = time.monotonic() + seconds
-        return Order(
+        return WriteOrder(
             str(self.folder), 3, "ab", node, self.nodes, ranks, self.nodes * 2, found, (0, 0), stays, until
         )  # fmt: skip
 
-    def commit(self, entry: Entry) -> str:
+    def commit(self, entry: CheckpointEntry) -> str:
         self.asked.append(entry)
         return self.answer(entry)
 
-    def run(self, *orders: Order) -> list[str]:
+    def run(self, *orders: WriteOrder) -> list[str]:
         """Each node's word, or the error's text."""
 
-        def one(order: Order) -> str:
+        def one(order: WriteOrder) -> str:
             try:
                 return write_out(order, self.commit)
             except WriteOutError as error:
@@ -80,7 +80,7 @@ def test_all_parts_of_the_newest_step_that_every_rank_has(tmp_path: Path) -> Non
     said = gang.run(gang.order(0, mine), gang.order(1, others))
     assert said[0].startswith("snapshot of step 7 written out in")
     assert said[1].startswith("part of the snapshot of step 7 written out in")
-    assert gang.asked == entries(tmp_path) == [Entry(1, 7, 3, True)]
+    assert gang.asked == entries(tmp_path) == [CheckpointEntry(1, 7, 3, True)]
     assert gang.files() == parts(0, 1, 2, 3)
     for rank in range(4):
         assert (tmp_path / gang.asked[0].name / f"rank-{rank:05d}.snapshot").read_bytes()[4096:] == bytes([rank]) * 64
@@ -114,7 +114,7 @@ def test_a_node_that_has_nothing_to_say_is_waited_for_only_so_long(tmp_path: Pat
 
 def test_what_is_not_newer_than_what_this_generation_committed_is_left(tmp_path: Path) -> None:
     gang = Gang(tmp_path, 1)
-    done = Entry(5, 8, 3)
+    done = CheckpointEntry(5, 8, 3)
     (tmp_path / done.name).mkdir()
     mark_committed(tmp_path / done.name)
     orders = [gang.order(0, [kept(0, step, world=2, shared=True)]) for step in (7, 8, 9)]
@@ -133,9 +133,9 @@ def test_where_others_stay_only_parts_are_written(tmp_path: Path) -> None:
 def test_a_generation_that_is_not_the_newest_any_more_leaves_nothing(tmp_path: Path) -> None:
     """It froze between writing and committing, and thaws when a newer one has gone on."""
     gang = Gang(tmp_path, 1)
-    newer = Entry(2, 9, 4)
+    newer = CheckpointEntry(2, 9, 4)
 
-    def refuse(entry: Entry) -> str:
+    def refuse(entry: CheckpointEntry) -> str:
         (tmp_path / newer.name).mkdir()
         mark_committed(tmp_path / newer.name)
         return "generation 3 may commit nothing any more"

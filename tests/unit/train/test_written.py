@@ -12,13 +12,13 @@ import pytest
 torch = pytest.importorskip("torch")
 from nodeagent.train.flat import copy_into, take_apart, total  # noqa: E402
 from nodeagent.train.folder import described, entries, part_name, write_manifest  # noqa: E402
-from nodeagent.train.memory import HEADER, Header, Memory, size_of  # noqa: E402
+from nodeagent.train.memory import HEADER, Header, SharedBuffer, size_of  # noqa: E402
 from nodeagent.train.snapshots import Buffer  # noqa: E402
-from nodeagent.train.writeout import Order, write_out  # noqa: E402
+from nodeagent.train.writeout import WriteOrder, write_out  # noqa: E402
 from nodeagent.train.written import load, read  # noqa: E402
 
 pytestmark = pytest.mark.torch
-memories: list[Memory] = []
+memories: list[SharedBuffer] = []
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +28,10 @@ def _closed() -> Iterator[None]:
         memories.pop().close()
 
 
-def kept(rank: int, world: int, shared: bool) -> Memory:
+def kept(rank: int, world: int, shared: bool) -> SharedBuffer:
     """As ``Snapshots.take`` keeps it."""
     flat = take_apart({"weights": torch.full((100,), float(rank)), "step": 7})
-    memory = Memory.of_size(size_of(flat.data_bytes, len(flat.rest)))
+    memory = SharedBuffer.of_size(size_of(flat.data_bytes, len(flat.rest)))
     memories.append(memory)
     buffer = Buffer(memory)
     copy_into(buffer.views(flat.places), flat.tensors)
@@ -42,9 +42,9 @@ def kept(rank: int, world: int, shared: bool) -> Memory:
     return memory
 
 
-def written(folder: Path, *kept: Memory) -> Path:
+def written(folder: Path, *kept: SharedBuffer) -> Path:
     found, ranks = [(slot, 0, memory.fd) for slot, memory in enumerate(kept)], range(len(kept))
-    order = Order(str(folder), 3, "ab", 0, 1, ranks, len(kept), found, (0, 0), False, time.monotonic() + 20)
+    order = WriteOrder(str(folder), 3, "ab", 0, 1, ranks, len(kept), found, (0, 0), False, time.monotonic() + 20)
     assert write_out(order, lambda _: "")
     return folder / entries(folder)[0].name
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from nodeagent.trust.ledger import ENDED_KEPT, MOST, REMEMBERED, Entry, FileLedger, pruned
+from nodeagent.trust.ledger import ENDED_KEPT, MOST, REMEMBERED, FileLedger, LedgerEntry, pruned
 
 DAY = 86_400
 
@@ -15,7 +15,7 @@ DAY = 86_400
 async def test_it_is_kept_over_restarts(tmp_path: Path) -> None:
     path = tmp_path / "state" / "trust.json"
     assert FileLedger(path).load() == {}
-    entries = {"u1": Entry(expires=5, seen=4), "u2": Entry(expires=9, seen=8, ended=True)}
+    entries = {"u1": LedgerEntry(expires=5, seen=4), "u2": LedgerEntry(expires=9, seen=8, ended=True)}
     await FileLedger(path).save(entries)
     assert FileLedger(path).load() == entries
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -33,21 +33,21 @@ def test_a_damaged_file_is_told_and_holds_nothing(tmp_path: Path) -> None:
 
 
 def test_jobs_not_seen_for_long_are_forgotten_unless_they_are_there() -> None:
-    entries = {"old": Entry(expires=DAY, seen=0), "new": Entry(expires=DAY, seen=DAY)}
+    entries = {"old": LedgerEntry(expires=DAY, seen=0), "new": LedgerEntry(expires=DAY, seen=DAY)}
     now = REMEMBERED + 1
     assert set(pruned(entries, {}, now)) == {"new"}
     assert set(pruned(entries, {"old": 1}, now)) == {"old", "new"}
 
 
 def test_an_end_is_remembered_for_longer_than_any_admission_lasts() -> None:
-    entries = {"u1": Entry(expires=3 * DAY, seen=2 * DAY, ended=True)}
+    entries = {"u1": LedgerEntry(expires=3 * DAY, seen=2 * DAY, ended=True)}
     assert set(pruned(entries, {}, 3 * DAY + ENDED_KEPT - 1)) == {"u1"}
     assert pruned(entries, {}, 3 * DAY + ENDED_KEPT) == {}
     assert set(pruned(entries, {"u1": 1}, 1e12)) == {"u1"}, "its record is still there"
 
 
 def test_it_is_bounded() -> None:
-    entries = {f"u{n}": Entry(expires=n, seen=n) for n in range(MOST + 5)}
+    entries = {f"u{n}": LedgerEntry(expires=n, seen=n) for n in range(MOST + 5)}
     kept = pruned(entries, {}, 0)
     assert len(kept) == MOST
     assert "u4" not in kept

@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodeagent.hardware.judging.judge import Memory, judge
+from nodeagent.hardware.judging.judge import JudgeMemory, judge
 from nodeagent.hardware.monitor import _gpu
-from nodeagent.hardware.probes.kernellog import Folder, parse, record
-from nodeagent.hardware.readings import Event, GpuReading, Readings
+from nodeagent.hardware.probes.kernellog import KernelLines, parse, record
+from nodeagent.hardware.readings import DeviceEvent, GpuReading, Readings
 
 GENUINE = re.compile(
     r"NVRM: Xid \(PCI:[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}[^)]*\): \d+"
@@ -50,15 +50,15 @@ RUBBISH = st.lists(st.text(max_size=20) | NEAR, max_size=12).map("".join)
 
 def worst(kinds: list[dict[str, Any]]) -> set[str]:
     """Severities of what follows from these events."""
-    events = tuple(Event(**one) for one in kinds)
-    memory = judge(Memory(), Readings(boot="b", events=events), None, 1_000.0, 0.0)
+    events = tuple(DeviceEvent(**one) for one in kinds)
+    memory = judge(JudgeMemory(), Readings(boot="b", events=events), None, 1_000.0, 0.0)
     return {verdict.severity for verdict in judge(memory, Readings(boot="b"), None, 1_002.0, 0.0).verdicts}
 
 
 def told(line: str, priority: int = 3) -> list[dict[str, Any]]:
     """As /dev/kmsg has it: what is not printable is escaped."""
     escaped = "".join(chr(b) if 32 <= b < 127 and b != ord("\\") else f"\\x{b:02x}" for b in line.encode())
-    folder = Folder()
+    folder = KernelLines()
     folder.read([f"{priority},1,1000000,-;{escaped}\n SUBSYSTEM=pci\n".encode()])
     return folder.take()
 
@@ -81,7 +81,7 @@ def test_only_genuine_lines_of_the_kernel_are_fatal(line: str, priority: int) ->
 @given(st.lists(st.binary(max_size=200), max_size=20))
 @example([b"3," + b"9" * 5000 + b"," + b"9" * 5000 + b",-;NVRM: Xid (PCI:0000:3b:00): " + b"9" * 5000 + b"\n"])
 def test_no_record_raises(records: list[bytes]) -> None:
-    folder = Folder(since=1.0)
+    folder = KernelLines(since=1.0)
     for data in records:
         record(data, 0.0)
     folder.read(records)
@@ -113,7 +113,7 @@ def test_no_reading_raises_and_none_is_fatal_but_by_the_drivers_own_word(
     before: dict[str, Any], now: dict[str, Any], elapsed: float
 ) -> None:
     first, second = _gpu(dict(before)), _gpu(dict(now))
-    memory, past = Memory(), Readings(boot="b", gpus=(first,), expected=("GPU-a",))
+    memory, past = JudgeMemory(), Readings(boot="b", gpus=(first,), expected=("GPU-a",))
     for n in range(3):
         seen = replace(past, gpus=(second if n else first,))
         memory = judge(memory, seen, past, 1_000.0 + n * elapsed, elapsed)

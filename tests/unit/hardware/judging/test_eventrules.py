@@ -7,32 +7,32 @@ from dataclasses import replace
 import pytest
 
 from nodeagent.hardware.judging.eventrules import MOST_KEPT, XIDS, Fired, judge_events, remember, waits_until
-from nodeagent.hardware.readings import Event, EventKind
+from nodeagent.hardware.readings import DeviceEvent, EventKind
 
 A, B = "GPU-a", "GPU-b"
 NONE: frozenset[str] = frozenset()
 
 
-def xid(code: int, at: float, device: str = A, count: int = 1) -> Event:
-    return Event("xid", at, device, code, f"NVRM: Xid (PCI:0000:3b:00): {code}", count)
+def xid(code: int, at: float, device: str = A, count: int = 1) -> DeviceEvent:
+    return DeviceEvent("xid", at, device, code, f"NVRM: Xid (PCI:0000:3b:00): {code}", count)
 
 
 class History:
     """Events fed one call after another."""
 
     def __init__(self) -> None:
-        self.past: tuple[Event, ...] = ()
+        self.past: tuple[DeviceEvent, ...] = ()
         self.last = 0.0
 
     def at(
-        self, now: float, *events: Event, bad_links: frozenset[str] = NONE, sound: frozenset[str] = NONE
+        self, now: float, *events: DeviceEvent, bad_links: frozenset[str] = NONE, sound: frozenset[str] = NONE
     ) -> list[Fired]:
         self.past = remember(self.past, events, now)
         fired = list(judge_events(self.past, events, self.last, now, bad_links, sound))
         self.last = now
         return fired
 
-    def ids(self, now: float, *events: Event, bad_links: frozenset[str] = NONE) -> list[tuple[str, str]]:
+    def ids(self, now: float, *events: DeviceEvent, bad_links: frozenset[str] = NONE) -> list[tuple[str, str]]:
         return [(f.rule.id, f.device) for f in self.at(now, *events, bad_links=bad_links)]
 
 
@@ -67,7 +67,7 @@ def test_an_unknown_xid_is_not_trusted_and_stops_nothing() -> None:
     ],
 )
 def test_kernel_lines(kind: EventKind) -> None:
-    (fired,) = History().at(100, Event(kind, 100, A if kind in ("off_bus", "init_failed") else "", raw="a line"))
+    (fired,) = History().at(100, DeviceEvent(kind, 100, A if kind in ("off_bus", "init_failed") else "", raw="a line"))
     assert fired.rule.id == f"kernel.{kind}"
     assert fired.rule.severity == {
         "off_bus": "fatal",
@@ -167,12 +167,12 @@ def test_what_only_the_kernels_log_says_of_a_gpu_that_answers_is_a_suspicion() -
 
 
 def test_a_lost_gpu_that_the_log_does_not_name_takes_no_other_with_it() -> None:
-    (fired,) = History().at(100, Event("off_bus", 100, raw="NVRM: fallen off the bus and is not responding"))
+    (fired,) = History().at(100, DeviceEvent("off_bus", 100, raw="NVRM: fallen off the bus and is not responding"))
     assert (fired.rule.id, fired.rule.severity, fired.device) == ("kernel.off_bus", "degraded", "")
 
 
 def test_a_switchs_fatal_error_is_the_nodes() -> None:
-    event = Event("sxid_fatal", 100, "0000:c1:00", 28006, "a line", logged=True)
+    event = DeviceEvent("sxid_fatal", 100, "0000:c1:00", 28006, "a line", logged=True)
     (fired,) = History().at(100, event)
     assert (fired.rule.severity, fired.device) == ("fatal", "")
     (fired,) = History().at(100, event, sound=frozenset({A, ""}))

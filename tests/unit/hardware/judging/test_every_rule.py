@@ -16,14 +16,14 @@ from nodeagent.hardware.judging.judge import (
     LONGEST_LOOK,
     PROBATION,
     QUIET,
-    Memory,
+    JudgeMemory,
     acknowledged,
     judge,
     rules,
     verified,
 )
 from nodeagent.hardware.judging.rules import READING_RULES, Rule
-from nodeagent.hardware.readings import Event, EventKind, Readings
+from nodeagent.hardware.readings import DeviceEvent, EventKind, Readings
 from tests.unit.hardware.judging.test_rules import ALL_GOOD, CASES, OURS
 
 T = 1_700_000_000.0
@@ -36,7 +36,7 @@ class Course:
     """Readings one after the other, ten seconds of which the last lasted."""
 
     def __init__(self, rule: Rule) -> None:
-        self.rule, self.at, self.memory = rule, T, Memory()
+        self.rule, self.at, self.memory = rule, T, JudgeMemory()
 
     def see(self, readings: Readings, after: float = 0.0) -> None:
         self.at += after
@@ -129,21 +129,21 @@ def through_probation(course: Course) -> None:
     assert course.stage() is None
 
 
-def xid(code: int, at: float, device: str = DEVICE) -> Event:
-    return Event("xid", at, device, code, f"Xid {code}")
+def xid(code: int, at: float, device: str = DEVICE) -> DeviceEvent:
+    return DeviceEvent("xid", at, device, code, f"Xid {code}")
 
 
-def kernel(kind: EventKind) -> Callable[[float], list[Event]]:
+def kernel(kind: EventKind) -> Callable[[float], list[DeviceEvent]]:
     device = DEVICE if kind in ("off_bus", "init_failed") else ""
-    return lambda at: [Event(kind, at, device, 0, kind)]
+    return lambda at: [DeviceEvent(kind, at, device, 0, kind)]
 
 
-def day(code: int, *hours: float, device: str = DEVICE) -> Callable[[float], list[Event]]:
+def day(code: int, *hours: float, device: str = DEVICE) -> Callable[[float], list[DeviceEvent]]:
     """One event in each of these hours before."""
     return lambda at: [xid(code, at - 3600.0 * hour, device) for hour in hours]
 
 
-EVENT_CASES: dict[str, tuple[Callable[[float], list[Event]], Callable[[float], list[Event]]]] = {
+EVENT_CASES: dict[str, tuple[Callable[[float], list[DeviceEvent]], Callable[[float], list[DeviceEvent]]]] = {
     "kernel.off_bus": (kernel("off_bus"), kernel("aer")),
     "kernel.init_failed": (kernel("init_failed"), kernel("api_mismatch")),
     "kernel.api_mismatch": (kernel("api_mismatch"), kernel("init_failed")),
@@ -168,9 +168,9 @@ EVENT_CASES: dict[str, tuple[Callable[[float], list[Event]], Callable[[float], l
 """Rule to the events that fire it and those that just do not."""
 
 
-def after(events: list[Event]) -> Memory:
+def after(events: list[DeviceEvent]) -> JudgeMemory:
     """Each judged when it came, and what waits for its burst once it has settled."""
-    memory = Memory()
+    memory = JudgeMemory()
     for at in sorted({event.at for event in events}):
         now = tuple(event for event in events if event.at == at)
         memory = judge(memory, replace(ALL_GOOD, events=now), None, at, 0.0, OURS)

@@ -9,8 +9,8 @@ import pytest
 from nodeagent.hardware.judging.judge import (
     PROBATION,
     QUIET,
-    Memory,
-    Policy,
+    JudgeMemory,
+    JudgePolicy,
     acknowledged,
     escalated,
     judge,
@@ -18,21 +18,21 @@ from nodeagent.hardware.judging.judge import (
     rules,
     verified,
 )
-from nodeagent.hardware.readings import Event, GpuReading, ProbeReading, Readings
+from nodeagent.hardware.readings import DeviceEvent, GpuReading, ProbeReading, Readings
 from nodeagent.model.health import Verdict, worst
 
 A = "GPU-a"
 FINE = Readings(boot="b1", gpus=(GpuReading(A, 0, pci="0000:3b:00", recovery="none"),), expected=(A,))
 
 
-EVERY_RULE = Policy()
+EVERY_RULE = JudgePolicy()
 
 
 class Node:
     """A machine whose clock the test moves."""
 
-    def __init__(self, policy: Policy = EVERY_RULE) -> None:
-        self.memory, self.before, self.now, self.policy = Memory(), FINE, 1000.0, policy
+    def __init__(self, policy: JudgePolicy = EVERY_RULE) -> None:
+        self.memory, self.before, self.now, self.policy = JudgeMemory(), FINE, 1000.0, policy
 
     def see(self, readings: Readings = FINE, after: float = 1.0) -> tuple[Verdict, ...]:
         self.now += after
@@ -41,7 +41,7 @@ class Node:
         return self.memory.verdicts
 
     def xid(self, code: int, device: str = "0000:3b:00") -> Readings:
-        return replace(FINE, events=(Event("xid", self.now + 1, device, code, f"Xid {code}"),))
+        return replace(FINE, events=(DeviceEvent("xid", self.now + 1, device, code, f"Xid {code}"),))
 
     def stages(self) -> list[tuple[str, str]]:
         return [(v.rule, v.stage) for v in self.memory.verdicts]
@@ -250,14 +250,14 @@ def test_each_relapse_within_a_week_doubles_the_probation() -> None:
 
 
 def test_dry_run_tells_and_bars_nothing() -> None:
-    node = Node(Policy(dry_run=frozenset({"xid.79"})))
+    node = Node(JudgePolicy(dry_run=frozenset({"xid.79"})))
     (verdict,) = node.see(node.xid(79))
     assert (verdict.severity, verdict.bars) == ("fatal", False)
     assert worst((verdict,)) == "ok"
 
 
 def test_a_rule_switched_off_says_nothing() -> None:
-    node = Node(Policy(off=frozenset({"xid.79", "memory.remap_pending"})))
+    node = Node(JudgePolicy(off=frozenset({"xid.79", "memory.remap_pending"})))
     assert node.see(node.xid(79)) == ()
     assert node.see(with_gpu(remap_pending=True)) == ()
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeagent.hardware.judging.rules import GPU_RULES, READING_RULES, Look, Rule, looks, replay_bound
+from nodeagent.hardware.judging.rules import GPU_RULES, READING_RULES, DeviceLook, Rule, looks, replay_bound
 from nodeagent.hardware.readings import (
     AcceleratorReading,
     CheckReading,
@@ -65,7 +65,7 @@ def npus(**changes: object) -> Readings:
     return replace(ALL_GOOD, accelerators=(replace(NPUS, **changes),))  # type: ignore[arg-type]
 
 
-def fired(now: Readings, before: Readings | None = ALL_GOOD, elapsed: float = 10.0) -> dict[str, Look]:
+def fired(now: Readings, before: Readings | None = ALL_GOOD, elapsed: float = 10.0) -> dict[str, DeviceLook]:
     return {look.rule.id: look for look in looks(now, before, elapsed, OURS) if look.fires}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.hardware.probes.host import GATHER, SHARE, pause
-from nodeagent.hardware.probes.kernellog import MOST_KEPT, Folder, Line, bus_id, parse, record
+from nodeagent.hardware.probes.kernellog import MOST_KEPT, KernelLine, KernelLines, bus_id, parse, record
 
 LINES = [
     ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.", "xid", "0000:3b:00", 79),
@@ -73,7 +73,7 @@ FORGED = [
 @pytest.mark.parametrize("text", FORGED)
 def test_a_program_cannot_forge_a_fault_by_its_name(text: str) -> None:
     assert parse(text, 0) is None
-    folder = Folder()
+    folder = KernelLines()
     folder.read([f"6,1,1000000,-;{text}\n".encode()])
     assert folder.take() == []
 
@@ -81,7 +81,7 @@ def test_a_program_cannot_forge_a_fault_by_its_name(text: str) -> None:
 @pytest.mark.parametrize("priority", [8, 11, 30, 191])
 def test_what_the_kernel_did_not_write_itself_is_not_believed(priority: int) -> None:
     """/dev/kmsg can be written to; the kernel keeps its own facility, 0, for itself."""
-    folder = Folder()
+    folder = KernelLines()
     folder.read([f"{priority},{n},{n}000000,-;{text}\n".encode() for n, (text, *_) in enumerate(LINES)])
     assert folder.take() == []
     folder.read([f"3,{n},{n}000000,-;{text}\n".encode() for n, (text, *_) in enumerate(LINES, 1000)])
@@ -89,7 +89,7 @@ def test_what_the_kernel_did_not_write_itself_is_not_believed(priority: int) -> 
 
 
 def test_a_forged_line_hides_no_genuine_one() -> None:
-    folder = Folder()
+    folder = KernelLines()
     forged = f"6,1,1000000,-;x[7]: segfault at 0 in ;{XID_79}, GPU\n".encode()
     folder.read([forged, f"3,2,2000000,-;{XID_79}, GPU\n".encode(), forged])
     assert [(e["code"], e["count"], e["at"], e["raw"]) for e in folder.take()] == [(79, 1, 2.0, f"{XID_79}, GPU")]
@@ -121,10 +121,10 @@ def test_a_record_of_kmsg() -> None:
 
 
 def test_equal_lines_are_one_with_a_count() -> None:
-    folder = Folder()
+    folder = KernelLines()
     for at in range(1000):
-        folder.add(Line("xid", "0000:3b:00", 45, f"line {at}", at))
-        folder.add(Line("xid", "0000:3b:00", 13, f"line {at}", at))
+        folder.add(KernelLine("xid", "0000:3b:00", 45, f"line {at}", at))
+        folder.add(KernelLine("xid", "0000:3b:00", 13, f"line {at}", at))
     assert [(e["code"], e["count"], e["raw"], e["at"]) for e in folder.take()] == [
         (45, 1000, "line 0", 999), (13, 1000, "line 0", 999)
     ]  # fmt: skip
@@ -132,9 +132,9 @@ def test_equal_lines_are_one_with_a_count() -> None:
 
 
 def test_what_is_beyond_all_bounds_is_counted() -> None:
-    folder = Folder()
+    folder = KernelLines()
     for code in range(MOST_KEPT + 7):
-        folder.add(Line("xid", "", code, "", 0))
+        folder.add(KernelLine("xid", "", code, "", 0))
     *kept, lost = folder.take()
     assert (len(kept), lost["kind"], lost["count"]) == (MOST_KEPT, "overrun", 7)
 
@@ -147,7 +147,7 @@ def xid_record(number: int, code: int = 45, bus: str = "0000:3b:00", channel: in
 
 def test_records_of_a_storm_are_counted_without_being_understood_anew() -> None:
     """Each kind once, with the first line, all of them counted, and the time of the newest."""
-    folder = Folder(boot_time=1000.0)
+    folder = KernelLines(boot_time=1000.0)
     storm = [xid_record(number, 45 if number % 3 else 13, channel=number) for number in range(1, 301)]
     folder.read([*storm, b"6,301,301000000,-;eth0: link is up\n", xid_record(302, 45, "0000:5e:00")])
     found = {(e["code"], e["device"]): (e["count"], e["at"], e["raw"][-11:]) for e in folder.take()}
@@ -161,7 +161,7 @@ def test_records_of_a_storm_are_counted_without_being_understood_anew() -> None:
 
 
 def test_other_events_are_found_within_a_storm() -> None:
-    folder = Folder()
+    folder = KernelLines()
     lost = b"2,3,3000000,-;NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.\n"
     folder.read([xid_record(1), xid_record(2), lost, xid_record(4, 79), xid_record(5)])
     assert [(e["kind"], e["code"], e["count"]) for e in folder.news()] == [
@@ -170,7 +170,7 @@ def test_other_events_are_found_within_a_storm() -> None:
 
 
 def test_what_is_new_is_told_at_once_and_its_repetitions_later() -> None:
-    folder = Folder()
+    folder = KernelLines()
 
     def told(number: int, *codes: int) -> list[tuple[int, int]]:
         folder.read([xid_record(number + i, code) for i, code in enumerate(codes)])
@@ -187,7 +187,7 @@ def test_what_is_new_is_told_at_once_and_its_repetitions_later() -> None:
 
 
 def test_records_told_before_are_left_out_and_code_4_is_not_code_45() -> None:
-    folder = Folder(since=10.0)
+    folder = KernelLines(since=10.0)
     folder.read([xid_record(10)])
     assert folder.take() == []
     folder.read([xid_record(9), xid_record(11, 45), xid_record(12, 4)])
@@ -195,7 +195,7 @@ def test_records_told_before_are_left_out_and_code_4_is_not_code_45() -> None:
 
 
 def test_records_that_were_overwritten_are_told_as_lost() -> None:
-    folder = Folder()
+    folder = KernelLines()
     folder.read([b"6,100,1000000,-;what was before it is long gone\n"])
     folder.read([b"6,101,1000000,-;a\n", b"6,105,2000000,-;b\n"])
     folder.read([b"6,106,2000000,-;c\n"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.osutil.linux import boottime
-from nodeagent.shim.hang.track import MAGIC, PAGE, Page, Progress
+from nodeagent.shim.hang.track import MAGIC, PAGE, Page, WorkerProgress
 from nodeagent.train import progress as helper
 
 
@@ -32,7 +32,7 @@ def run(code: str, path: Path | None, check: bool = True) -> str:
     return done.stdout
 
 
-def told(page: Page) -> Progress:
+def told(page: Page) -> WorkerProgress:
     found = page.read(boottime())
     assert found is not None
     return found

@@ -11,27 +11,27 @@ from contextlib import contextmanager
 
 import pytest
 
-from nodeagent.shim.hang.track import LEAST_GAPS, Look, Pace, Progress, Track, look
+from nodeagent.shim.hang.track import LEAST_GAPS, StepPace, Track, WorkerLook, WorkerProgress, look
 
 HZ = os.sysconf("SC_CLK_TCK")
 LIMIT = 10.0
 
 
-def progress(step: int | None, at: float, phase: str = "train", bound: float | None = None) -> Progress:
-    return Progress(step, at, phase, bound)
+def progress(step: int | None, at: float, phase: str = "train", bound: float | None = None) -> WorkerProgress:
+    return WorkerProgress(step, at, phase, bound)
 
 
 def seen(
     at: float,
     *,
-    progress: Progress | None = None,
+    progress: WorkerProgress | None = None,
     written: int = 0,
     cpu: float = 0.0,
     own: float = 0.0,
     letter: str = "S",
-) -> Look:
+) -> WorkerLook:
     """``cpu`` and ``own`` are seconds so far."""
-    return Look(at, progress, written, int(cpu * HZ), int(own * HZ), letter)
+    return WorkerLook(at, progress, written, int(cpu * HZ), int(own * HZ), letter)
 
 
 def track(limit: float | None = LIMIT) -> Track:
@@ -124,7 +124,9 @@ def test_a_tracer_is_not_a_stop() -> None:
         (progress(None, 0.0), 10.0, "long"),
     ],
 )
-def test_progress_that_is_told_has_a_limit_and_phases_have_their_own(last: Progress, now: float, overdue: str) -> None:
+def test_progress_that_is_told_has_a_limit_and_phases_have_their_own(
+    last: WorkerProgress, now: float, overdue: str
+) -> None:
     one = track()
     one.see(seen(now, progress=last))
     facts = one.facts()
@@ -145,8 +147,8 @@ def test_auto_gives_who_computes_half_an_hour() -> None:
 # --- the pace -----------------------------------------------------------------------------------------
 
 
-def walked(gaps: list[float], first: float = 0.0) -> Pace:
-    pace, at = Pace(), first
+def walked(gaps: list[float], first: float = 0.0) -> StepPace:
+    pace, at = StepPace(), first
     pace.see(progress(0, at))
     for step, gap in enumerate(gaps, start=1):
         at += gap
@@ -181,7 +183,7 @@ def test_phases_and_steps_that_go_back_teach_nothing() -> None:
 
 
 def test_several_steps_between_two_looks_are_shared_out() -> None:
-    pace = Pace()
+    pace = StepPace()
     for look_at in range(20):
         pace.see(progress(look_at * 10, look_at * 100.0))
     assert pace.limit() == 100.0
