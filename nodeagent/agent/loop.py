@@ -464,7 +464,7 @@ class Agent:
         job, cluster = self._snapshot.job(uid), self.cluster()
         if job is None:
             return ()
-        more = explain(cluster, job) if in_queue(job) and uid not in cluster.refused else ()
+        more = explain(cluster, job, self._clock.wall()) if in_queue(job) and uid not in cluster.refused else ()
         return more or self.why(uid)
 
     def pods(self) -> Mapping[str, PodStatus]:

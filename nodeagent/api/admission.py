@@ -18,6 +18,7 @@ from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.queue import DEFAULT_QUEUE, Queue, UserQuota, queue_of
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import least
+from nodeagent.plan.timelimit import spoken
 
 _NOTHING = "nothing was submitted"
 
@@ -30,8 +31,9 @@ async def admitted(
     count: int = 1,
     beside: Sequence[tuple[JobSpec, int]] = (),
 ) -> JobSpec:
-    """The spec with the queue that it goes to. ``count``: so many jobs of it; ``beside``: those of the same batch, each
-    with the queue that it goes to, and how many of it. Raises ``ApiError`` where no queue takes it."""
+    """The spec with the queue that it goes to, and the time limit that it has there. ``count``: so many jobs of it;
+    ``beside``: those of the same batch, each with the queue that it goes to, and how many of it. Raises ``ApiError``
+    where no queue takes it."""
     if not cluster.queues.queues and spec.queue in ("", DEFAULT_QUEUE):
         return spec.model_copy(update={"queue": ""})
     queue = await _chosen(cluster, who, spec, names)
@@ -40,7 +42,7 @@ async def admitted(
         _within_quota(
             cluster, queue, who, [*((s, n) for s, n in beside if queue_of(s.queue) == queue.name), (spec, count)]
         )
-    return spec.model_copy(update={"queue": queue.name})
+    return spec.model_copy(update={"queue": queue.name, "time_limit": _time_limit(queue, spec)})
 
 
 def with_quotas(cluster: Cluster, who: Caller, specs: Iterable[JobSpec]) -> tuple[str, ...]:
@@ -138,6 +140,21 @@ def _may_hold(cluster: Cluster, queue: Queue, spec: JobSpec) -> None:
                     f"{cap} at most: it could never start",
                     f"ask for less, or name another queue; {_NOTHING}",
                 )
+
+
+def _time_limit(queue: Queue, spec: JobSpec) -> float | None:
+    limits, asked = queue.limits, spec.time_limit
+    longest = limits.max_time_limit
+    if asked is None:
+        return longest if limits.default_time_limit is None else limits.default_time_limit
+    if longest is not None and asked > longest:
+        raise ApiError(
+            "state",
+            f"job {spec.name!r} asks for a time_limit of {spoken(asked)}; a job of queue {queue.name!r} may have "
+            f"{spoken(longest)}",
+            f"write time_limit: {longest:g}s or less; {_NOTHING}",
+        )
+    return asked
 
 
 def _within_quota(cluster: Cluster, queue: Queue, who: Caller, new: Sequence[tuple[JobSpec, int]]) -> None:

@@ -24,7 +24,7 @@ from nodeagent.api.admission import admitted, with_quotas
 from nodeagent.api.auth import DATABASE, UserDatabase
 from nodeagent.api.batches import Batches, no_live_array, noted, read
 from nodeagent.api.errors import ApiError, unknown
-from nodeagent.api.jobdetail import AuditTail, generations, waits, way_out
+from nodeagent.api.jobdetail import AuditTail, generations, start_json, waits, way_out
 from nodeagent.api.limits import Usage, owner_json
 from nodeagent.api.published import cuts_in, published, published_of
 from nodeagent.api.requests import find_any_job, saved
@@ -146,6 +146,7 @@ class JobRoutes:
             "limits": await owner_json(self.view, self._usage, self._names, job),
             "spec": job.spec.model_dump(),
         }
+        detail |= start_json(job, cluster, time.time())
         return web.json_response(shown_to(detail, seen=auth.may_see(who, job)))
 
     async def submit(self, request: web.Request) -> web.Response:

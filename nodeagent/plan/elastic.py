@@ -14,6 +14,7 @@ from itertools import chain, islice
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Role
 from nodeagent.model.world import Member
+from nodeagent.plan.backfill import lent, reserved
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING as NO_USE
 from nodeagent.plan.demand import Resources, least, of_devices, together, wanted
@@ -76,7 +77,8 @@ def eligible(cluster: Cluster, job: JobRecord) -> frozenset[str] | None:
 
 def sharing(cluster: Cluster) -> Sharing:
     """What is to be taken and given back in this view."""
-    return cluster.once("sharing", lambda _before: _share(cluster), cluster.refused)
+    of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, cluster.refused, reserved(cluster)
+    return cluster.notes.once("sharing", of, lambda _before: _share(cluster))
 
 
 def _borrows(job: JobRecord) -> bool:
@@ -127,13 +129,16 @@ class _Ledger:
         """Idle nodes, and nodes given back, that somebody is to have."""
         self._size = {j.uid: len(survivors(cluster, j)) for j in self._borrowers}
         """How many nodes each has, or is to have."""
-        self._lent = {j.uid: self._on_top(j) for j in self._borrowers}
+        self._lent = {j.uid: list(lent(cluster, j)) for j in self._borrowers}
         """By job the nodes on top of its target that it has still, the newest first."""
         self.stops: dict[str, str] = {}
         self._run: list[JobRecord] | None = None
         self._reclaim = Reclaim(cluster) if shared(cluster) else None
         self._only: dict[str, frozenset[str]] = {}
         """Of jobs (uids) whose nodes have to be together: which would be, with those that it has."""
+        self._reserved = reserved(cluster)
+        self._provided: set[str] = set()
+        """Jobs (uids) that have what they lacked: nothing more is kept for them."""
 
     def provide(self, job: JobRecord, lack: int) -> None:
         """The idle nodes that a job lacks are not lent; where they are too few, borrowed ones are given back. Where
@@ -190,6 +195,7 @@ class _Ledger:
         if runs:
             self._take(job, idle)
         self._promised.update(idle)
+        self._provided.add(job.uid)
         for donor, node in back:
             self._give(donor, node, job)
         return True
@@ -347,13 +353,6 @@ class _Ledger:
         more = wanted(self._cluster, job.spec, self._size[job.uid] + 1)
         return ceiling(self._cluster, job).holds(more)
 
-    def _on_top(self, job: JobRecord) -> list[str]:
-        """Only of a gang that runs: another forms first."""
-        if job.head is None or job.head.state != "active":
-            return []
-        members = [m.node for m in survivors(self._cluster, job)]
-        return members[: job.control.target - 1 : -1]
-
     def _idle_for(self, job: JobRecord) -> Iterator[str]:
         """Nodes with room for it that nobody is to have; those that have it ready, or nearly, come first."""
         begun = asked(self._cluster).get(job.uid, {})
@@ -381,6 +380,8 @@ class _Ledger:
         """It may be one of the job's, has room for it, once the donor (uid) has gone, and is none of its own."""
         if job.uid in self._only and node not in self._only[job.uid]:
             return False
+        if self._size.get(job.uid, 0) < job.control.target and self._is_kept(node, job):
+            return False  # what it has on top of its target it gives back
         spec = job.spec
         asks = spec.placement is not None or spec.role.placement is not None
         if asks and ruled_out(spec, self._cluster.nodes[node]):
@@ -391,6 +392,14 @@ class _Ledger:
         if (ready is not None and ready.state == "unfit") or job.uid in self._used.get(node, {}):
             return False
         return self._has_room(job.spec.role, node, donor)
+
+    def _is_kept(self, node: str, job: JobRecord) -> bool:
+        """For a gang before it in line that has not what it lacks."""
+        kept = self._reserved.kept.get(job.uid)
+        if kept is None or node not in kept.nodes:
+            return False
+        by = (self._reserved.found[i] for i in kept.by)
+        return any(node in one.nodes and one.uid not in self._provided for one in by)
 
     def _has_room(self, role: Role, node: str, donor: str) -> bool:
         key = shape_of(role), node, donor

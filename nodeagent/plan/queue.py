@@ -4,7 +4,7 @@ nodes have room for each is ``room.py``'s, which of them it gets ``placement.py`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nodeagent.model.job import JobRecord
@@ -101,9 +101,10 @@ def places(cluster: Cluster) -> Mapping[str, int]:
     return cluster.once("places", count, cluster.refused)
 
 
-def earlier(cluster: Cluster, job: JobRecord) -> Waiting | None:
-    """A job before this one in the queue that could start now or soon; those that cannot hold nobody up."""
-    for other in queue(cluster):
+def earlier(cluster: Cluster, line: Sequence[Waiting], job: JobRecord) -> Waiting | None:
+    """A job before this one in the line that could start now or soon; of those that cannot ``backfill.py`` says what is
+    kept for them."""
+    for other in line:
         if other.job.uid == job.uid or not _before(cluster, other.job, job):
             return None
         if other.starts(cluster.served, patience_with(other.job, job)):
@@ -162,14 +163,15 @@ class NextUp:
     """When (served time) each that was ever among them got its place, for as long as it has room."""
 
 
-def next_up(cluster: Cluster, before: NextUp = NextUp()) -> NextUp:
+def next_up(cluster: Cluster, line: Sequence[Waiting], before: NextUp = NextUp()) -> NextUp:
     """Only some of the jobs that have room, or hundreds would have a pod on each free node. The first in the queue is
     always among them, since it could never start otherwise, and pods that never get ready keep no job from getting its
-    turn. ``before``: what this said of an earlier view."""
+    turn. ``line``: the queue, each job with the room that it may use. ``before``: what this said of an earlier
+    view."""
     soon = cluster.served + millis(ASSEMBLE)
-    line = [w.job.uid for w in queue(cluster) if w.has_room and w.job.not_before <= soon]
+    able = [w.job.uid for w in line if w.has_room and w.job.not_before <= soon]
     late = cluster.served - millis(GIVE_WAY)
-    slow = [uid for uid in line if before.since.get(uid, cluster.served) <= late]
-    up = [uid for uid in line if uid not in slow][:NEXT]
+    slow = [uid for uid in able if before.since.get(uid, cluster.served) <= late]
+    up = [uid for uid in able if uid not in slow][:NEXT]
     since = {uid: before.since.get(uid, cluster.served) for uid in (*slow, *up)}
     return NextUp(frozenset((*up, *slow[:NEXT])), since)

@@ -200,7 +200,7 @@ class FakeView:
 
     def explain(self, uid: str) -> tuple[str, ...]:
         job = self._cluster.jobs.get(uid)
-        return self.reasons or (explain(self._cluster, job) if job is not None and in_queue(job) else ())
+        return self.reasons or (explain(self._cluster, job, 0.0) if job is not None and in_queue(job) else ())
 
     def pods(self) -> Mapping[str, PodStatus]:
         return self.own_pods

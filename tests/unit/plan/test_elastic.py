@@ -181,11 +181,13 @@ def test_what_must_hold_of_every_view(
         assert len(found.takes.get(job.uid, ())) >= from_idle, "what it lacks of its target is its own"
         assert got[job.uid] >= back
         free, lent, own = free - from_idle, lent - back, own + from_idle
+    kept = False
     for job in sorted((j for j in jobs if not has(j)), key=rank):
         needs = job.spec.nodes.min
         from_idle = min(free, needs)
-        if needs - from_idle > lent:
-            assert not got[job.uid], "never in vain"
+        if kept or needs - from_idle > lent:
+            assert not got[job.uid], "never in vain, and not what is kept for a gang before it"
+            kept = kept or needs <= used + idle
             continue
         assert got[job.uid] == needs - from_idle, "as many as it needs, and no more"
         free, lent = free - from_idle, lent - got[job.uid]

@@ -236,7 +236,7 @@ def test_a_job_over_the_capability_waits_and_holds_nobody_up() -> None:
     assert decide(found, one, WALL).why == (
         "queue a may use 3 slots and has 2 in use; this needs 2 more (job big holds 2)",
     )
-    assert explain(found, one) == decide(found, one, WALL).why
+    assert explain(found, one, WALL) == decide(found, one, WALL).why
     assert place(found, one).missing.startswith("needs 2 nodes, 1 fit: queue a may use 3 slots and has 2 in use; this")
     assert isinstance(decide(found, two, WALL).step, Propose)
     later = cluster_of([CAPPED, B], running("big", "a", ["n1", "n2"]), one, three)
@@ -310,8 +310,9 @@ def test_nodes_do_not_get_ready_for_a_job_over_its_capability() -> None:
     found = cluster_of([CAPPED, B], running("big", "a", ["n1", "n2"]), one)
     waiting = {n: r.model_copy(update={"readiness": {"u-one": PREPARING}}) for n, r in found.nodes.items()}
     found = replace(found, nodes=waiting, notes=Notes())
-    assert queue.next_up(found).up == frozenset()
-    assert queue.next_up(replace(found, queues=Queues(queues=(A, B)), notes=Notes())).up == {"u-one"}
+    assert queue.next_up(found, queue.queue(found)).up == frozenset()
+    free = replace(found, queues=Queues(queues=(A, B)), notes=Notes())
+    assert queue.next_up(free, queue.queue(free)).up == {"u-one"}
 
 
 def test_what_queues_have_is_summed_up() -> None:
