@@ -206,6 +206,14 @@ def test_priority_keeps_no_queue_from_its_part() -> None:
     assert sharing(cluster(4, [A, B], *jobs)).stops == {"u-a4": "u-b9"}
 
 
+def test_nobody_gives_anything_who_is_not_needed() -> None:
+    """The job of four nodes makes room: then neither the younger one has to, nor the elastic one to give a node."""
+    four, one, heavy = job("a1", 4, range(1, 5)), job("a2", 1, [5], order=2), Queue(name="b", weight=4)
+    assert sharing(cluster(5, [A, heavy], four, one, job("b9", 4, order=9))).stops == {"u-a1": "u-b9"}
+    found = sharing(cluster(6, [A, heavy], four, job("a2", 1, [5, 6], order=2), job("b9", 4, order=9)))
+    assert (found.stops, found.gives) == ({"u-a1": "u-b9"}, {})
+
+
 def test_a_queue_gets_its_part_of_a_parent_that_has_more_than_its_own() -> None:
     """What the queue and its sibling have together is not the sibling's business."""
     tree = [Queue(name="p"), Queue(name="a", parent="p"), Queue(name="b", parent="p"), C]
@@ -314,6 +322,12 @@ def test_what_must_hold_of_every_view(
             assert owned or has(one.name) > part[one.name] * total, "only from one that had more than its part"
     for uid in takers:
         name, needs = of(uid), by_uid[uid].spec.nodes.min
-        assert has(name) + needs <= max(part[name] * total + 1e-6, guaranteed[name]), "up to its part only"
+        assert has(name) + needs < max(part[name] * total + 1, guaranteed[name] + 1), "up to its part only, to one node"
+        given = [of(donor) for donor, nodes in found.gives.items() for one in nodes.values() if one == uid]
+        assert len(given) <= needs, "no more than it needs"
+        stopped = {donor: len(by_uid[donor].head.members) for donor, one in found.stops.items() if one == uid}  # type: ignore[union-attr]
+        gained = len(given) + sum(n - len(found.gives.get(donor, ())) for donor, n in stopped.items())
+        assert gained >= needs - idle, "never in vain"
+        assert all(gained - n < needs for n in stopped.values()), "nobody who is not needed"
     turned = replace(view, jobs=dict(reversed(list(view.jobs.items()))), notes=Notes())
     assert sharing(turned) == found, "whatever order they are read in"

@@ -264,15 +264,44 @@ def test_kueue_who_asks_for_more_than_its_quota_stops_nobody() -> None:
     assert (site.use(), site.made_room) == ({"team-a": 0, "team-b": 6}, [])
 
 
-def test_kueue_best_effort_fifo() -> None:
-    """An older job that does not fit holds up no younger one (``BestEffortFIFO``)."""
+def test_kueue_as_few_as_possible_are_preempted() -> None:
+    """Who was chosen first is left alone where those who were chosen later are enough: the job of four makes room, and
+    so neither the younger one of one node has to, nor the elastic one to give what it has above its minimum."""
+    site = Site(6, Queue(name="team-a"), Queue(name="team-b", weight=2))
+    site.submit("team-a", "four", 4)
+    site.submit("team-a", "elastic", 1, 2)
+    site.settle()
+    site.submit("team-b", "mine", 4)
+    site.settle()
+    assert (site.size("mine"), site.size("elastic")) == (4, 2)
+    assert (site.made_room, site.resized) == (["four"], [])
+    site = Site(5, Queue(name="team-a"), Queue(name="team-b", weight=4))
+    site.submit("team-a", "four", 4)
+    site.submit("team-a", "one", 1)
+    site.settle()
+    site.submit("team-b", "mine", 4)
+    site.settle()
+    assert (site.size("mine"), site.size("one"), site.made_room) == (4, 1, ["four"])
+
+
+def test_kueue_strict_and_best_effort_fifo() -> None:
+    """An older job that does not fit holds up all younger ones (``StrictFIFO``), or none (``BestEffortFIFO``), and may
+    starve. Here what is idle is kept for it (ADR 66), unless it could not start on an empty cluster."""
     site = Site(4, Queue(name="q"))
     site.submit("q", "runs", 3)
     site.settle()
     site.submit("q", "large", 2)
     site.submit("q", "small", 1)
     site.settle()
-    assert (site.size("large"), site.size("small")) == (0, 1)
+    assert (site.size("large"), site.size("small")) == (0, 0)
+    assert "kept for job large" in site.why("small")
+    site = Site(4, Queue(name="q"))
+    site.submit("q", "runs", 3)
+    site.settle()
+    site.submit("q", "too-large", 5)
+    site.submit("q", "small", 1)
+    site.settle()
+    assert site.size("small") == 1
 
 
 def test_kueue_fair_sharing_evens_out_what_is_borrowed() -> None:
