@@ -206,6 +206,24 @@ def test_priority_keeps_no_queue_from_its_part() -> None:
     assert sharing(cluster(4, [A, B], *jobs)).stops == {"u-a4": "u-b9"}
 
 
+def test_a_queue_within_its_part_gives_nothing() -> None:
+    """c has b's part and may not be taken from; a has its own, though a job of it could be smaller."""
+    keeps = Queue(name="c", reclaimable=False)
+    found = sharing(cluster(6, [A, B, keeps], job("a1", 1, [1, 2]), job("c1", 1, range(3, 7)), job("b9", 1, order=9)))
+    assert (found.gives, found.stops) == ({}, {})
+
+
+def test_what_one_job_is_to_get_counts_for_the_next() -> None:
+    """a has all six nodes, two of which are b's part: two of b's four jobs get one. c waits for more than there are."""
+    jobs = [*ones("a", range(1, 7)), *(job(f"b{i}", 1, order=10 + i) for i in range(4)), job("c1", 9, order=20)]
+    assert sharing(cluster(6, [A, B, C], *jobs)).stops == {"u-a6": "u-b0", "u-a5": "u-b1"}
+
+
+def test_who_is_most_above_its_part_gives_first() -> None:
+    jobs = [*ones("a", [1, 2, 3], order=50), *ones("c", range(4, 9)), job("b9", 1, order=9)]
+    assert sharing(cluster(8, [A, B, C], *jobs)).stops == {"u-c8": "u-b9"}, "though a's jobs are younger"
+
+
 def test_nobody_gives_anything_who_is_not_needed() -> None:
     """The job of four nodes makes room: then neither the younger one has to, nor the elastic one to give a node."""
     four, one, heavy = job("a1", 4, range(1, 5)), job("a2", 1, [5], order=2), Queue(name="b", weight=4)
@@ -223,9 +241,9 @@ def test_a_queue_gets_its_part_of_a_parent_that_has_more_than_its_own() -> None:
 
 
 def test_what_others_of_the_queue_get_from_idle_nodes_counts() -> None:
-    """Two of four nodes are b's part: one is idle, and so only one more is taken."""
-    jobs = [*ones("a", [1, 2, 3]), *(job(f"b{i}", 1, order=i) for i in (6, 7, 8))]
-    assert sharing(cluster(4, [A, B], *jobs)).stops == {"u-a3": "u-b7"}
+    """Two of six nodes are b's part: one is idle, and so only one more is taken. c waits for more than there are."""
+    jobs = [*ones("a", range(1, 6)), *(job(f"b{i}", 1, order=i) for i in (7, 8, 9)), job("c1", 9, order=20)]
+    assert sharing(cluster(6, [A, B, C], *jobs)).stops == {"u-a5": "u-b8"}
 
 
 def test_what_is_given_back_of_borrowed_nodes_counts() -> None:
