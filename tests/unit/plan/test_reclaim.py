@@ -206,6 +206,14 @@ def test_priority_keeps_no_queue_from_its_part() -> None:
     assert sharing(cluster(4, [A, B], *jobs)).stops == {"u-a4": "u-b9"}
 
 
+def test_nothing_is_done_where_it_would_not_be_enough() -> None:
+    """a may give one of its six nodes, and b9 needs two."""
+    guarded = Queue(name="a", guarantee=Amount(nodes=5))
+    jobs = [*ones("a", range(1, 7)), *ones("b", [7, 8])]
+    assert sharing(cluster(8, [guarded, B], *jobs, job("b9", 2, order=9))).stops == {}
+    assert sharing(cluster(8, [guarded, B], *jobs, job("b9", 1, order=9))).stops == {"u-a6": "u-b9"}
+
+
 def test_a_queue_within_its_part_gives_nothing() -> None:
     """c has b's part and may not be taken from; a has its own, though a job of it could be smaller."""
     keeps = Queue(name="c", reclaimable=False)
