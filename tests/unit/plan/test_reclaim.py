@@ -357,3 +357,12 @@ def test_what_must_hold_of_every_view(
         assert all(gained - n < needs for n in stopped.values()), "nobody who is not needed"
     turned = replace(view, jobs=dict(reversed(list(view.jobs.items()))), notes=Notes())
     assert sharing(turned) == found, "whatever order they are read in"
+
+
+def test_nobody_borrows_over_a_capability() -> None:
+    spec = make_spec(name="a1", size=(1, 8)).model_copy(update={"queue": "a"})
+    nodes = spec.nodes.model_copy(update={"target": 1, "auto": True})
+    spec = spec.model_copy(update={"roles": (spec.role.model_copy(update={"nodes": nodes}),)})
+    one = make_job("running", make_head(["n1", "n2"]), spec=spec, uid="u-a1", target=1)
+    assert sharing(cluster(4, [Queue(name="a", capability=Amount(nodes=2)), B], one)).takes == {}
+    assert sharing(cluster(4, [Queue(name="a", capability=Amount(nodes=4)), B], one)).takes == {"u-a1": ("n3", "n4")}
