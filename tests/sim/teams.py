@@ -260,9 +260,11 @@ class Play:
             self._committed[job.uid] = step
 
     def _reasons(self) -> None:
+        """Of each job that waits an agent says why; one that has not joined knows of none."""
         agents = [node.agent for node in self.cluster.nodes.values() if node.agent is not None]
+        asked = next((agent for agent in agents if agent.health().joined), None)
         for job in self.cluster.server.state.jobs.values():
-            silent = in_queue(job) and agents and not agents[0].explain(job.uid)
+            silent = in_queue(job) and asked is not None and not asked.explain(job.uid)
             self._silent[job.uid] = self._silent[job.uid] + 1 if silent else 0
             if self._silent[job.uid] > START:
                 raise Broken(f"nobody says why {job.name} of queue {queue_of(job.spec.queue)} waits")
