@@ -382,7 +382,7 @@ class _Ledger:
             return False
         spec = job.spec
         asks = spec.placement is not None or spec.role.placement is not None
-        if asks and ruled_out(spec, self._cluster.nodes[node]):
+        if (asks or self._cluster.nodes[node].facts.spot) and ruled_out(spec, self._cluster.nodes[node]):
             return False
         if too_long(spec, self._cluster.nodes[node]):
             return False
