@@ -1,7 +1,8 @@
-"""What the line of waiting jobs costs an agent, with one queue and with many: ``python -m benchmarks.line``.
+"""What the line of waiting jobs costs an agent, with one queue and with many, and with a large gang at its head for
+which nodes are kept: ``python -m benchmarks.line``.
 
 CPU milliseconds of one process, after a change of what jobs hold (each such change gives another view) and while
-nothing changes. The line is worked out once for a view, whichever job is decided on first.
+nothing but time changes. The line is worked out once for a view, whichever job is decided on first.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import statistics
 import time
 from dataclasses import replace
+from itertools import product
 
 from benchmarks.scale.records import GPUS, NOW, facts, life, names
 from nodeagent.model.job import Control, JobRecord
@@ -17,20 +19,26 @@ from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter
 from nodeagent.model.node import NodeRecord
 from nodeagent.model.queue import Amount, Queue, Queues
 from nodeagent.model.world import Cause, Head, Member
+from nodeagent.plan.backfill import line
 from nodeagent.plan.cluster import Cluster
-from nodeagent.plan.queue import queue
 
 QUEUES, USERS, GANG = 20, 50, 7
 CHANGES = 15
 
 
-def _job(name: str, order: int, in_queue: str, head: Head | None, size: tuple[int, int]) -> JobRecord:
+def _job(
+    name: str, order: int, in_queue: str, head: Head | None, size: tuple[int, int], priority: int = 0
+) -> JobRecord:
     who = Submitter(user="u", uid=1, gid=1, host="h", cwd="/")
     role = Role(command=("python", "train.py"), nodes=Nodes(min=size[0], max=size[1], target=size[1]))
-    spec = JobSpec(name=name, roles=(role,), working_dir="/", user="u", submitter=who, queue=in_queue)
+    spec = JobSpec(
+        name=name, roles=(role,), working_dir="/", user="u", submitter=who, queue=in_queue, priority=priority,
+        time_limit=3600.0 + order,
+    )  # fmt: skip
     return JobRecord(
         uid=name, name=name, owner=order % USERS, spec=spec, control=Control(rev=1, target=size[1]), head=head,
         phase="queued" if head is None else "running", reason="", submitted=0.0, order=order,
+        first_active=None if head is None else 0,
     )  # fmt: skip
 
 
@@ -45,13 +53,16 @@ def _gang(nodes: dict[str, NodeRecord], on: list[str]) -> Head:
     return Head(number=1, id="g", state="active", members=members, cause=Cause(kind="start", text="first"), since=0)
 
 
-def crowd(size: int, waiting: int, queues: int) -> Cluster:
-    """Most nodes run gangs of seven; the jobs that wait want four to eight. ``queues``: 0 for none."""
+def crowd(size: int, waiting: int, queues: int, large: bool = False) -> Cluster:
+    """Most nodes run gangs of seven; the jobs that wait want four to eight. ``queues``: 0 for none. ``large``: the
+    first of them wants a quarter of all nodes."""
     nodes = {n: NodeRecord(id=n, incarnation=life(n), joined=0, facts=facts(n)) for n in names(size)}
     teams = [f"q{i}" for i in range(queues)] or [""]
     gangs = [[*nodes][i : i + GANG] for i in range(0, int(0.9 * size), GANG)]
     jobs = [_job(f"r{i}", i, teams[i % len(teams)], _gang(nodes, on), (1, GANG)) for i, on in enumerate(gangs)]
     jobs += [_job(f"w{i}", size + i, teams[i % len(teams)], None, (4 + i % 3, 8)) for i in range(waiting)]
+    if large:
+        jobs.append(_job("large", 0, teams[0], None, (size // 4, size // 4), priority=1))
     tree = [Queue(name=f"p{i}", weight=1 + i) for i in range(4)] if queues else []
     cap = Amount(gpus=4 * size * GPUS // 10)
     tree += [Queue(name=t, parent=f"p{i % 4}", weight=1 + i % 5, capability=cap) for i, t in enumerate(teams) if queues]
@@ -60,20 +71,20 @@ def crowd(size: int, waiting: int, queues: int) -> Cluster:
 
 def _cost(cluster: Cluster) -> float:
     began = time.process_time()
-    queue(cluster)
+    line(cluster)
     return 1000 * (time.process_time() - began)
 
 
-def measure(size: int, waiting: int, queues: int) -> tuple[float, float]:
+def measure(size: int, waiting: int, queues: int, large: bool) -> tuple[float, float]:
     """(after a change, at rest)."""
-    cluster = crowd(size, waiting, queues)
+    cluster = crowd(size, waiting, queues, large)
     _cost(cluster)
     after, rest = [], []
     for i in range(CHANGES):
         gone = cluster.jobs[f"r{i}"].model_copy(update={"head": None, "phase": "queued"})
         cluster = replace(cluster, jobs={**cluster.jobs, gone.uid: gone})
         after.append(_cost(cluster))
-        rest.append(_cost(cluster))
+        rest.append(_cost(replace(cluster, served=cluster.served + 500)))
     return statistics.median(after), statistics.median(rest)
 
 
@@ -83,9 +94,10 @@ def main() -> None:
     arguments.add_argument("--nodes", type=int, default=1000)
     arguments.add_argument("--jobs", type=int, default=1000)
     asked = arguments.parse_args()
-    for queues in (0, QUEUES):
-        after, rest = measure(asked.nodes, asked.jobs, queues)
+    for queues, large in product((0, QUEUES), (False, True)):
+        after, rest = measure(asked.nodes, asked.jobs, queues, large)
         what = f"{queues} queues under 4 others, with capabilities" if queues else "one queue"
+        what += ", a large gang first" if large else ""
         print(f"{asked.nodes} nodes, {asked.jobs} jobs that wait, {what}: {after:.1f} ms, at rest {rest:.3f} ms")
 
 

@@ -14,6 +14,7 @@ from nodeagent.model.job import Control, JobRecord
 from nodeagent.model.jobspec import JobSpec, Nodes, Role, Submitter, Together
 from nodeagent.model.node import Gpu, Incarnation, NodeFacts, NodeRecord
 from nodeagent.model.world import Cause, Head, Member
+from nodeagent.plan.backfill import line
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.queue import next_up
@@ -102,7 +103,7 @@ def cost(work: Callable[[], object]) -> float:
 
 def round_of(view: Cluster) -> Callable[[], object]:
     """What an agent does with a view: every job's decision, and for whom nodes get ready."""
-    return lambda: (next_up(view), [decide(view, j, 0.0) for j in view.jobs.values()])
+    return lambda: (next_up(view, line(view)), [decide(view, j, 0.0) for j in view.jobs.values()])
 
 
 def changed(view: Cluster) -> Cluster:

@@ -464,7 +464,7 @@ class Agent:
         job, cluster = self._snapshot.job(uid), self.cluster()
         if job is None:
             return ()
-        more = explain(cluster, job) if in_queue(job) and uid not in cluster.refused else ()
+        more = explain(cluster, job, self._clock.wall()) if in_queue(job) and uid not in cluster.refused else ()
         return more or self.why(uid)
 
     def pods(self) -> Mapping[str, PodStatus]:
@@ -478,6 +478,10 @@ class Agent:
     @property
     def era(self) -> str:
         return self._snapshot.era
+
+    @property
+    def rev(self) -> int:
+        return self._snapshot.rev
 
     async def acknowledged(self, rev: int, era: str) -> Acknowledged:
         return await self._acknowledge(Saved(era=era, rev=rev))

@@ -24,6 +24,7 @@ from nodeagent.agent.published import kept_verdicts, pod_states, readiness
 from nodeagent.agent.stopwatch import Stopwatch
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Incarnation, Readiness
+from nodeagent.plan.backfill import line, reserved
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.membership import turn
@@ -236,8 +237,8 @@ class PodPlan:
         lent: Collection[str],
     ) -> tuple[PodAction, ...]:
         """As ``plan_pods``; the very same object while all is as it was."""
-        self._line = next_up(cluster, self._line)
-        same = (cluster.nodes, cluster.jobs, cluster.lapsed, *statuses.values())
+        self._line = next_up(cluster, line(cluster), self._line)
+        same = (cluster.nodes, cluster.jobs, cluster.lapsed, reserved(cluster), *statuses.values())
         equal = (
             incarnation, standbys, frozenset(lent), cluster.refused, cluster.unread, tuple(statuses), self._line.up,
         )  # fmt: skip

@@ -1,12 +1,13 @@
 """Which queue a job goes to as it is submitted, and why it may not. It judges by the view: a job that comes in the very
-moment in which its queue changes is judged by what the queue was.
+moment in which its queue changes is judged by what the queue was. Of users' quotas the store says whether the view was
+new enough (``QuotaClaims``).
 
 Must never decide when a job starts: that is ``plan/``'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from nodeagent.api import auth
@@ -14,9 +15,10 @@ from nodeagent.api.auth import Caller, UserDatabase
 from nodeagent.api.errors import ApiError, unknown
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.jobspec import JobSpec
-from nodeagent.model.queue import DEFAULT_QUEUE, Queue, queue_of
+from nodeagent.model.queue import DEFAULT_QUEUE, Queue, UserQuota, queue_of
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import least
+from nodeagent.plan.timelimit import spoken
 
 _NOTHING = "nothing was submitted"
 
@@ -29,8 +31,9 @@ async def admitted(
     count: int = 1,
     beside: Sequence[tuple[JobSpec, int]] = (),
 ) -> JobSpec:
-    """The spec with the queue that it goes to. ``count``: so many jobs of it; ``beside``: those of the same batch, each
-    with the queue that it goes to, and how many of it. Raises ``ApiError`` where no queue takes it."""
+    """The spec with the queue that it goes to, and the time limit that it has there. ``count``: so many jobs of it;
+    ``beside``: those of the same batch, each with the queue that it goes to, and how many of it. Raises ``ApiError``
+    where no queue takes it."""
     if not cluster.queues.queues and spec.queue in ("", DEFAULT_QUEUE):
         return spec.model_copy(update={"queue": ""})
     queue = await _chosen(cluster, who, spec, names)
@@ -39,7 +42,16 @@ async def admitted(
         _within_quota(
             cluster, queue, who, [*((s, n) for s, n in beside if queue_of(s.queue) == queue.name), (spec, count)]
         )
-    return spec.model_copy(update={"queue": queue.name})
+    return spec.model_copy(update={"queue": queue.name, "time_limit": _time_limit(queue, spec)})
+
+
+def with_quotas(cluster: Cluster, who: Caller, specs: Iterable[JobSpec]) -> tuple[str, ...]:
+    """The queues of these jobs (as ``admitted`` returned them) that count what the caller has."""
+    if who.operator:
+        return ()
+    tree = cluster.queues.by_name
+    names = sorted({queue_of(spec.queue) for spec in specs})
+    return tuple(name for name in names if name in tree and tree[name].user_quota != UserQuota())
 
 
 def live_jobs(cluster: Cluster, name: str) -> list[JobRecord]:
@@ -128,6 +140,21 @@ def _may_hold(cluster: Cluster, queue: Queue, spec: JobSpec) -> None:
                     f"{cap} at most: it could never start",
                     f"ask for less, or name another queue; {_NOTHING}",
                 )
+
+
+def _time_limit(queue: Queue, spec: JobSpec) -> float | None:
+    limits, asked = queue.limits, spec.time_limit
+    longest = limits.max_time_limit
+    if asked is None:
+        return longest if limits.default_time_limit is None else limits.default_time_limit
+    if longest is not None and asked > longest:
+        raise ApiError(
+            "state",
+            f"job {spec.name!r} asks for a time_limit of {spoken(asked)}; a job of queue {queue.name!r} may have "
+            f"{spoken(longest)}",
+            f"write time_limit: {longest:g}s or less; {_NOTHING}",
+        )
+    return asked
 
 
 def _within_quota(cluster: Cluster, queue: Queue, who: Caller, new: Sequence[tuple[JobSpec, int]]) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from nodeagent.api.shapes import Json, spend_json
 from nodeagent.api.view import AgentView
 from nodeagent.model.job import TERMINAL, JobEvent, JobRecord
+from nodeagent.plan.backfill import held, start_estimate, starts_at
 from nodeagent.plan.batch import blocked
 from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
@@ -137,13 +138,14 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
     ``needs``, ``fit``, ``pending``, ``live``: nodes that it needs at least, that could run it now, as soon as they are
     ready, and that there are; ``cordoned``: the first few nodes that take no work because somebody said so, and would
     do; ``unmet``: why no known nodes would do; ``held``: other jobs hold nodes; ``barred``: nodes have room, and its
-    queue may not use more; ``blocked``: it waits for other jobs; ``begins``: its time has not come. None of any other
-    job."""
+    queue may not use more; ``blocked``: it waits for other jobs; ``begins``: its time has not come; ``kept_for``: the
+    job before it for which nodes that it could use are kept, else empty. None of any other job."""
     if not in_queue(job):
         return None
     room = room_for(cluster, job)
     cordons = {n: cordon for n, node in cluster.nodes.items() if (cordon := node.cordon) is not None}
     cordoned = [n for n in in_order(cluster) if n in cordons and cordons[n].by != WINDOW and cluster.live(n)]
+    kept = held(cluster, job)
     will_do = [n for n in cordoned if not ruled_out(job.spec, cluster.nodes[n])]
     return {
         "backoff": round(max(0, job.not_before - cluster.served) / 1000, 1),
@@ -156,5 +158,15 @@ def way_out(job: JobRecord, cluster: Cluster) -> Json | None:
         "unmet": never(cluster, job.spec),
         "blocked": bool(blocked(cluster, job)),
         "begins": job.active is None and job.not_before > cluster.served,
+        "kept_for": kept.by.name if kept is not None else "",
         "held": any(uid != job.uid for jobs in booked(cluster).values() for uid, _ in jobs),
     }
+
+
+def start_json(job: JobRecord, cluster: Cluster, wall: float) -> Json:
+    """``start_estimate``: when a job that waits has its nodes (Unix ms) if all others keep to their time limits;
+    ``starts_after``: the jobs that it waits for then. None where no limits say so. ``wall``: Unix time."""
+    found = start_estimate(cluster, job)
+    if found is None:
+        return {"start_estimate": None, "starts_after": []}
+    return {"start_estimate": round(1000 * starts_at(cluster, found, wall)), "starts_after": list(found.after)}

@@ -49,6 +49,8 @@ LAST_LINES = 20
 """Lines of a worker's error that are shown."""
 MOST_WORKERS = 16
 """Workers that are listed; those that do not simply run come first."""
+MOST_NAMES = 3
+"""Jobs that are named where there may be many."""
 TIMED = 3
 """Newest recoveries whose phases are shown."""
 
@@ -130,6 +132,7 @@ def _head(job: Json, colour: bool) -> list[str]:
         lines.append(field("Checkpoints", spec["checkpoint_dir"] + _committed(job)))
     lines += [
         *_queue(job),
+        *_start(job),
         *(_roles(spec) if several else [field("Nodes", f"{size}; workers per node: {_per_node(spec['roles'][0])}")]),
         *([field("Placement", asks)] if (asks := job["placement"]["asks"]) else []),
         field("World", _world(job)),
@@ -188,6 +191,16 @@ def _queue(job: Json) -> list[str]:
     if line is not None:
         parts.append(f"number {line['place']} of {line['of']}, priority {job['priority']}")
     return [field("Queue", ": ".join(parts))] if parts else []
+
+
+def _start(job: Json) -> list[str]:
+    """When it starts at the latest, where time limits say so."""
+    at, after = job.get("start_estimate"), job.get("starts_after", [])
+    if at is None:
+        return []
+    limit = "its time limit" if len(after) == 1 else "their time limits"
+    ends = f" (when job {', '.join(after[:MOST_NAMES])} ends at {limit})" if after else ""
+    return [field("Starts", f"by about {time.strftime('%Y-%m-%d %H:%M', time.localtime(at / 1000))}{ends}")]
 
 
 def _time_limit(job: Json) -> list[str]:
@@ -425,6 +438,8 @@ def _wait_no_longer(way: Json | None, name: str) -> str:
         return f"nothing: it starts again by itself in {span(way['backoff'])} (it backs off after a failure)"
     if way.get("barred"):
         return "wait for jobs of its queue to end, or have an operator give the queue more: nodeagentctl queue get"
+    if way.get("kept_for"):
+        return f"nothing: it starts after job {way['kept_for']}, or before it where its time_limit is short enough"
     if way["fit"] >= way["needs"]:
         return "nothing: it starts as soon as it is its turn"
     if way["fit"] + way["pending"] >= way["needs"]:

@@ -11,7 +11,7 @@ import click
 from nodeagent.ctl.client import Client
 from nodeagent.ctl.errors import CtlError, Exit
 from nodeagent.ctl.options import agent_option, connect, output_option, request_id_option
-from nodeagent.ctl.output import Column, show, table_lines, terminal_width
+from nodeagent.ctl.output import Column, show, span, table_lines, terminal_width
 from nodeagent.ctl.terminal import echo
 from nodeagent.ctl.waiting import demand_saved
 
@@ -34,6 +34,11 @@ def in_use(of: Json) -> str:
 def short(of: Json) -> str:
     """The same in a column: ``8g,2n`` (GPUs, nodes, slots)."""
     return ",".join(f"{value}{name[0]}" for name, value in of.items() if value is not None)
+
+
+def limits_text(limits: Json) -> str:
+    """``max_nodes=8,max_time_limit=2h``."""
+    return amounts({k: span(v) if v is not None and k.endswith("time_limit") else v for k, v in limits.items()})
 
 
 COLUMNS = (
@@ -114,7 +119,7 @@ def queue_lines(found: Json, width: int | None = None) -> list[str]:
         "Guarantee": amounts(found["guarantee"]),
         "Capability": amounts(found["capability"]),
         "Reclaimable": "yes" if found["reclaimable"] else "no",
-        "Limits": amounts(found["limits"]),
+        "Limits": limits_text(found["limits"]),
         "Who": ", ".join(allowed) or ("as its parent" if found["parent"] else "everybody"),
         "Default": "of these" if found["default"] else "",
         "Per user": amounts(found["user_quota"]),

@@ -49,6 +49,10 @@ class JobLimits(Record):
 
     max_nodes: int | None = Field(default=None, ge=1, le=MOST_NODES)
     """Of its ``nodes.max``."""
+    max_time_limit: float | None = Field(default=None, gt=0)
+    """Seconds; of its ``time_limit``. One without a limit gets the default, else this."""
+    default_time_limit: float | None = Field(default=None, gt=0)
+    """Seconds; the ``time_limit`` of a job that states none."""
 
 
 class UserQuota(Record):

@@ -66,7 +66,7 @@ class WindowsRecord(Record):
 NO_WINDOWS = Windows()
 
 
-class Reserved(Record):
+class ReservedNode(Record):
     """What a window means for one of its nodes now. Never stored: ``plan/windows.py`` works it out for each view."""
 
     window: str

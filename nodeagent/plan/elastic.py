@@ -14,9 +14,10 @@ from itertools import chain, islice
 from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import Role
 from nodeagent.model.world import Member
+from nodeagent.plan.backfill import lent, reserved
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING as NO_USE
-from nodeagent.plan.demand import least, of_devices, together, wanted
+from nodeagent.plan.demand import Resources, least, of_devices, together, wanted
 from nodeagent.plan.membership import asked, in_order, ruled_out, score, survivors, takes_work
 from nodeagent.plan.placement import arranged, gang_of
 from nodeagent.plan.queue import queue, rank
@@ -76,7 +77,8 @@ def eligible(cluster: Cluster, job: JobRecord) -> frozenset[str] | None:
 
 def sharing(cluster: Cluster) -> Sharing:
     """What is to be taken and given back in this view."""
-    return cluster.once("sharing", lambda _before: _share(cluster), cluster.refused)
+    of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, cluster.refused, reserved(cluster)
+    return cluster.notes.once("sharing", of, lambda _before: _share(cluster))
 
 
 def _borrows(job: JobRecord) -> bool:
@@ -127,13 +129,16 @@ class _Ledger:
         """Idle nodes, and nodes given back, that somebody is to have."""
         self._size = {j.uid: len(survivors(cluster, j)) for j in self._borrowers}
         """How many nodes each has, or is to have."""
-        self._lent = {j.uid: self._on_top(j) for j in self._borrowers}
+        self._lent = {j.uid: list(lent(cluster, j)) for j in self._borrowers}
         """By job the nodes on top of its target that it has still, the newest first."""
         self.stops: dict[str, str] = {}
         self._run: list[JobRecord] | None = None
         self._reclaim = Reclaim(cluster) if shared(cluster) else None
         self._only: dict[str, frozenset[str]] = {}
         """Of jobs (uids) whose nodes have to be together: which would be, with those that it has."""
+        self._reserved = reserved(cluster)
+        self._provided: set[str] = set()
+        """Jobs (uids) that have what they lacked: nothing more is kept for them."""
 
     def provide(self, job: JobRecord, lack: int) -> None:
         """The idle nodes that a job lacks are not lent; where they are too few, borrowed ones are given back. Where
@@ -160,7 +165,7 @@ class _Ledger:
         )
         if not runs and self._reclaim is not None:
             use = least(self._cluster, job.spec)
-            donors = self._donors(job, self._reclaim.owns(job, use))
+            donors = self._donors(job, use)
             for nodes_of in (self._above_min, self._kept):
                 pools.append([m.node for j in donors for m in nodes_of(j, ()) if self._fits(job, m.node, j.uid)])
         seen: set[str] = set(failed)
@@ -178,16 +183,19 @@ class _Ledger:
         runs = job.phase in ("forming", "running")
         back = self._to_give(job, lack - len(idle))
         short = lack - len(idle) - len(back)
-        if short > 0 and not runs:
-            use = least(self._cluster, job.spec)
-            if self._reclaim is None or not self._reclaim.may_have(job, use):
-                return False
-            if not self._make_room(job, short, back, self._reclaim.owns(job, use)):
-                return False
-            self._reclaim.grant(job, use)
+        plan = Reclaim(self._cluster, self._reclaim) if self._reclaim is not None else None
+        if short > 0 and not runs and (plan is None or not self._make_room(job, short, back, plan)):
+            return False
+        if plan is not None:
+            for donor, node in back:
+                plan.release(donor, _use_on(donor, node))
+            spec, cluster = job.spec, self._cluster
+            plan.grant(job, wanted(cluster, spec, len(idle) + len(back)) if runs else least(cluster, spec))
+            self._reclaim = plan
         if runs:
             self._take(job, idle)
         self._promised.update(idle)
+        self._provided.add(job.uid)
         for donor, node in back:
             self._give(donor, node, job)
         return True
@@ -222,13 +230,13 @@ class _Ledger:
             if self._size[poor.uid] >= poor.spec.nodes.max:
                 able.remove(poor)
 
-    def _make_room(self, job: JobRecord, lack: int, back: list[tuple[JobRecord, str]], owns: bool) -> bool:
+    def _make_room(self, job: JobRecord, lack: int, back: list[tuple[JobRecord, str]], plan: Reclaim) -> bool:
         """Have jobs of queues that have more than their part give nodes above their ``min``, and where that is too
         little stop some of them; nothing where both is not enough. ``back``: borrowed nodes that the job gets;
-        ``owns``: its queue is guaranteed what it asks for."""
-        assert self._reclaim is not None
-        plan = Reclaim(self._cluster, self._reclaim)
-        donors = self._donors(job, owns)
+        ``plan``: what queues use, and what becomes of it."""
+        needs = least(self._cluster, job.spec)
+        owns = plan.owns(job, needs)
+        donors = self._donors(job, needs)
         shrink: list[tuple[JobRecord, str]] = []
         for donor in donors:
             if len(shrink) == lack:
@@ -236,7 +244,7 @@ class _Ledger:
             for member in self._above_min(donor, back):
                 use = of_devices(member.devices)
                 if len(shrink) < lack and self._fits(job, member.node, donor.uid):
-                    if not plan.may_lose(donor, job, use, owns):
+                    if not plan.may_lose(donor, use, job, needs, owns):
                         break
                     plan.release(donor, use)
                     shrink.append((donor, member.node))
@@ -248,13 +256,12 @@ class _Ledger:
             rest = [m for m in self._kept(donor, back) if (donor, m.node) not in shrink]
             more = sum(self._fits(job, m.node, donor.uid) for m in rest)
             use = together(of_devices(m.devices) for m in rest)
-            if more and plan.may_lose(donor, job, use, owns):
+            if more and plan.may_lose(donor, use, job, needs, owns):
                 plan.release(donor, use)
                 room += more
                 stop.append(donor)
         if room < lack:
             return False
-        self._reclaim = plan
         for donor, node in shrink:
             self._part(donor, node, job)
         for donor in stop:
@@ -262,15 +269,15 @@ class _Ledger:
             self._promised.update(m.node for m in self._kept(donor, back))
         return True
 
-    def _donors(self, job: JobRecord, owns: bool) -> list[JobRecord]:
+    def _donors(self, job: JobRecord, needs: Resources) -> list[JobRecord]:
         """Jobs of queues that may have to give something for this one, in the order in which they are asked."""
         assert self._reclaim is not None
-        over = self._reclaim.over
+        over, owns = self._reclaim.over, self._reclaim.owns(job, needs)
         donors = [j for j in self._running() if j.uid != job.uid and j.uid not in self.stops]
         able: dict[str, bool] = {}
         for donor in donors:
             if donor.spec.queue not in able:
-                able[donor.spec.queue] = self._reclaim.may_lose(donor, job, NO_USE, owns)
+                able[donor.spec.queue] = self._reclaim.may_lose(donor, NO_USE, job, needs, owns)
         return sorted((j for j in donors if able[j.spec.queue]), key=lambda j: (-over(j), j.spec.priority, -j.order))
 
     def _home(self, job: JobRecord) -> frozenset[str]:
@@ -346,13 +353,6 @@ class _Ledger:
         more = wanted(self._cluster, job.spec, self._size[job.uid] + 1)
         return ceiling(self._cluster, job).holds(more)
 
-    def _on_top(self, job: JobRecord) -> list[str]:
-        """Only of a gang that runs: another forms first."""
-        if job.head is None or job.head.state != "active":
-            return []
-        members = [m.node for m in survivors(self._cluster, job)]
-        return members[: job.control.target - 1 : -1]
-
     def _idle_for(self, job: JobRecord) -> Iterator[str]:
         """Nodes with room for it that nobody is to have; those that have it ready, or nearly, come first."""
         begun = asked(self._cluster).get(job.uid, {})
@@ -380,6 +380,8 @@ class _Ledger:
         """It may be one of the job's, has room for it, once the donor (uid) has gone, and is none of its own."""
         if job.uid in self._only and node not in self._only[job.uid]:
             return False
+        if self._size.get(job.uid, 0) < job.control.target and self._is_kept(node, job):
+            return False  # what it has on top of its target it gives back
         spec = job.spec
         asks = spec.placement is not None or spec.role.placement is not None
         if (asks or self._cluster.nodes[node].facts.spot) and ruled_out(spec, self._cluster.nodes[node]):
@@ -391,12 +393,26 @@ class _Ledger:
             return False
         return self._has_room(job.spec.role, node, donor)
 
+    def _is_kept(self, node: str, job: JobRecord) -> bool:
+        """For a gang before it in line that has not what it lacks."""
+        kept = self._reserved.kept.get(job.uid)
+        if kept is None or node not in kept.nodes:
+            return False
+        by = (self._reserved.found[i] for i in kept.by)
+        return any(node in one.nodes and one.uid not in self._provided for one in by)
+
     def _has_room(self, role: Role, node: str, donor: str) -> bool:
         key = shape_of(role), node, donor
         if key not in self._fit:
             taken = {d for uid, devices in self._used.get(node, {}).items() if uid != donor for d in devices}
             self._fit[key] = fits(role, kind_of(self._cluster.nodes[node], taken))
         return self._fit[key]
+
+
+def _use_on(job: JobRecord, node: str) -> Resources:
+    """What a member of its gang has there."""
+    assert job.head is not None
+    return of_devices(job.head.members[node].devices)
 
 
 def _devices_used(cluster: Cluster) -> dict[str, dict[str, tuple[str, ...]]]:

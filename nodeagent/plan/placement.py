@@ -291,9 +291,10 @@ def _domains(gang: GangLayout, nodes: Sequence[str], members: Sequence[str]) -> 
     yield from sorted(sizes, key=lambda d: (d[: gang.within] not in home, -len(d), sizes[d], d))
 
 
-def soon(cluster: Cluster, job: JobRecord) -> Layout:
+def soon(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Layout:
     """Likewise on all that could take part as soon as they have got ready."""
-    everyone = {c.node: c for c in candidates(cluster, job) if c.standing in ("fit", "pending")}
+    able = (c for c in candidates(cluster, job) if c.standing in ("fit", "pending"))
+    everyone = {c.node: c for c in able if c.node not in without}
     return lay(cluster, job, [everyone[node] for node in ranked(cluster, job, everyone) if node in everyone])
 
 

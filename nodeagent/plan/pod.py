@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from nodeagent.model.job import TERMINAL, JobRecord
 from nodeagent.model.node import Incarnation
 from nodeagent.model.world import Ack, Head, PodReport, Token
+from nodeagent.plan.backfill import line
 from nodeagent.plan.blame import describe, leaves_broken
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.elastic import nodes_wanted
@@ -159,7 +160,7 @@ def plan_pods(
     of this node may still lend time to. ``up``: what ``queue.next_up`` says, where it was asked already."""
     out: list[PodAction] = []
     spares = failed = 0
-    up = next_up(cluster).up if up is None else up
+    up = next_up(cluster, line(cluster)).up if up is None else up
     for uid in sorted({*cluster.jobs, *statuses}, key=lambda uid: _queue_place(cluster, uid)):
         job, status = cluster.jobs.get(uid), statuses.get(uid)
         if job is None and uid in cluster.unread:

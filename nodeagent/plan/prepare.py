@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from nodeagent.model.job import TERMINAL, JobRecord
+from nodeagent.plan.backfill import kept_from, line
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.elastic import eligible, nodes_wanted, sharing
 from nodeagent.plan.health import worn_nodes
@@ -47,7 +48,7 @@ def should_prepare(cluster: Cluster, job: JobRecord, node: str, up: Collection[s
         return True
     if record is None:
         return False
-    if in_queue(job) and job.uid not in (next_up(cluster).up if up is None else up):
+    if in_queue(job) and job.uid not in (next_up(cluster, line(cluster)).up if up is None else up):
         return failed_here(cluster, job, node)
     if candidate(cluster, job, record).standing == "out":
         return False  # most nodes of a large cluster run other jobs: they need not look at all the others
@@ -67,23 +68,27 @@ def failed_here(cluster: Cluster, job: JobRecord, node: str) -> bool:
 
 def _to_prepare(cluster: Cluster, job: JobRecord) -> frozenset[str]:
     """Of those that are no members."""
-    return cluster.once(f"prepare:{job.uid}", lambda _before: _choose(cluster, job), job)
+    kept = kept_from(cluster, job)
+    of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, job, kept
+    return cluster.notes.once(f"prepare:{job.uid}", of, lambda _before: _choose(cluster, job, kept))
 
 
-def _choose(cluster: Cluster, job: JobRecord) -> frozenset[str]:
+def _choose(cluster: Cluster, job: JobRecord, kept: Collection[str]) -> frozenset[str]:
     """Of a job that has all its nodes only the spare has to be found, and in a large cluster nobody need look at all
-    nodes for that."""
+    nodes for that. ``kept``: nodes that are kept for others: a job that waits leaves them, and one that runs takes them
+    where it would lose its size without."""
     missing = max(0, nodes_wanted(cluster, job) - staying(cluster, job))
     begun = asked(cluster).get(job.uid, {})
     known = candidates(cluster, job) if missing else some_candidates(cluster, job, begun)
     members, leaving, old = {m.node for m in survivors(cluster, job)}, job.control.leaving, worn_nodes(cluster)
-    spot = spot_nodes(cluster)
-    waiting = [c for c in known if c.standing in ("fit", "pending") and c.node not in members]
+    spot, leaves = spot_nodes(cluster), kept if in_queue(job) else ()
+    waiting = [c for c in known if c.standing in ("fit", "pending") and c.node not in members and c.node not in leaves]
 
     # Who is ready, or getting so, goes on: else a node that comes back or gets free would take the place of a warm
     # spare, and the job would have none until that one is warm.
     def order(node: str, fit: bool) -> tuple[int, ...]:
-        return node in leaving, node in old, node in spot, not fit, node not in begun, -score(cluster, job, node)
+        last = node in kept, node in leaving, node in old, node in spot
+        return *last, not fit, node not in begun, -score(cluster, job, node)
 
     def load(node: str) -> int:
         """A node keeps only so many standbys: were the first one the spare of all jobs, most would have none."""
@@ -93,7 +98,7 @@ def _choose(cluster: Cluster, job: JobRecord) -> frozenset[str]:
     waiting.sort(key=lambda c: (c.node not in takes, order(c.node, c.standing == "fit")))
     wanted = waiting[:missing]
     if missing and job.spec.several:  # which nodes have room for all depends on what each of them has
-        places = soon(cluster, job).places
+        places = soon(cluster, job, leaves).places
         wanted = [c for c in waiting if c.node in places]
     elif missing and arranged(cluster, job.spec):
         may = eligible(cluster, job)

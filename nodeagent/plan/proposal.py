@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from nodeagent.model.job import JobRecord, Spend
+from nodeagent.model.jobspec import MOST_NODES
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause
 from nodeagent.plan import keepers
+from nodeagent.plan.backfill import kept_for, kept_from
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import of_devices, together
 from nodeagent.plan.elastic import eligible, nodes_wanted, sharing
-from nodeagent.plan.membership import in_order, ranked
+from nodeagent.plan.membership import candidates, in_order, ranked
 from nodeagent.plan.placement import Placement, arrange, arranged, choose, gang_of, soon
 from nodeagent.plan.share import claims
 from nodeagent.plan.steps import Decision, End, Propose
@@ -22,15 +25,29 @@ from nodeagent.plan.world import make_world
 def place(cluster: Cluster, job: JobRecord, without: Collection[str] = ()) -> Placement:
     """Choose nodes for the next generation, never more than it is to have. ``without`` are nodes not to use this time.
 
-    A scale-out is all or nothing: until all that it wants fit, the target from before it counts.
+    A scale-out is all or nothing: until all that it wants fit, the target from before it counts. Of nodes that are kept
+    for others (``backfill.py``) a job that waits gets none, and one that runs only as many as it loses.
     """
+    kept = kept_from(cluster, job)
+    if not kept or eligible(cluster, job) is not None:
+        return _place(cluster, job, without)
+    head = job.head if job.head is not None and job.head.state != "ended" else None
+    kept = kept.difference(head.members if head is not None else (), without)
+    found = _place(cluster, job, kept.union(without))
+    if head is not None and len(found.chosen) < len(head.members):
+        return _place(cluster, job, without, len(head.members))
+    left = (kept_for(cluster, job, one) for one in candidates(cluster, job) if one.node in kept)
+    return replace(found, others=(*found.others, *left))
+
+
+def _place(cluster: Cluster, job: JobRecord, without: Collection[str], most: int = MOST_NODES) -> Placement:
     if job.spec.several:
         return choose(cluster, job, job.spec.nodes.target, without)
     if (may := eligible(cluster, job)) is not None:
         without = {n for n in cluster.nodes if n not in may}.union(without)
     elif back := sharing(cluster).gives.get(job.uid):
         without = {*without, *back}
-    full = choose(cluster, job, nodes_wanted(cluster, job), without)
+    full = choose(cluster, job, min(most, nodes_wanted(cluster, job)), without)
     growing = job.control.growing
     if growing is None or len(full.chosen) >= growing.want:
         return full

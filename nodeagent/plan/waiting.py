@@ -9,7 +9,7 @@ from nodeagent.model.job import JobRecord, Outcome
 from nodeagent.model.queue import queue_of
 from nodeagent.model.timing import millis
 from nodeagent.model.world import Cause, CauseKind
-from nodeagent.plan import batch, faults, queue
+from nodeagent.plan import backfill, batch, faults, queue
 from nodeagent.plan.bookings import booked
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.demand import NOTHING, size
@@ -45,17 +45,19 @@ def decide_waiting(cluster: Cluster, job: JobRecord, wall: float) -> Decision:
         again = again.model_copy(update={"fails": ""})
     if cluster.served < job.not_before:
         return _wait(job, job.reason if job.phase != "paused" else "its time to begin has not come", job.not_before)
-    if entry is not None and entry.kind == "share" and holding_nodes(cluster, job):
+    if queue.made_room(job) and holding_nodes(cluster, job):
         return _wait(job, job.reason, 0)  # until then its nodes have room for nobody else, and it would take them again
     if blocked := batch.blocked(cluster, job):
         return _held_too_long(cluster, job, gone, blocked) or _wait(job, blocked, _hold_end(job))
-    room = room_for(cluster, job)
+    if (held := backfill.held(cluster, job)) is not None:
+        return _held_back(cluster, job, held, gone, wall)
+    room = backfill.open_room(cluster, job)
     if not room.enough:
-        return _no_fit(cluster, job, room, gone)
-    first = queue.earlier(cluster, job)
+        return _no_fit(cluster, job, room, gone, wall)
+    first = queue.earlier(cluster, backfill.line(cluster), job)
     if first is not None:
         text = f"job {first.job.name} is before it in the queue ({_rank_of(cluster, first.job)})"
-        return _wait(job, text, 0 if first.fits else queue.patience(first.job))
+        return _wait(job, text, 0 if first.fits else queue.patience_with(first.job, job))
     placement = place(cluster, job)
     patience = queue.patience(job)
     late = awaited(cluster, job, placement)
@@ -74,15 +76,18 @@ def _rank_of(cluster: Cluster, job: JobRecord) -> str:
     return f"{text}, of queue {name}, which uses {part:.0%} of the cluster"
 
 
-def explain(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
+def explain(cluster: Cluster, job: JobRecord, wall: float) -> tuple[str, ...]:
     """What keeps a waiting job from starting, node by node, as far as a few sentences go: what is wrong with nodes that
-    could run it, and which jobs hold what it needs."""
+    could run it, which jobs hold what it needs or wait for the same before it, and when it starts if that is known.
+    ``wall``: Unix time."""
     barred = room_for(cluster, job).barred
     if barred is not None and cluster.served >= job.not_before:
         return (full(cluster, job, barred),)
     placement = place(cluster, job)
     if placement.fits or cluster.served < job.not_before or batch.blocked(cluster, job):
         return ()
+    if (kept := backfill.held(cluster, job)) is not None:
+        return (backfill.why_held(cluster, kept, wall),)
     held = holders(cluster, job, [c for c in placement.others if c.standing == "out"])
     text = [placement.missing]
     if never_fits := never(cluster, job.spec):
@@ -90,6 +95,10 @@ def explain(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
     text += [f"job {other.name} (priority {other.spec.priority}) holds {some(nodes)}" for other, nodes in held[:SHOWN]]
     if len(held) > SHOWN:
         text.append(f"{len(held) - SHOWN} more jobs hold other nodes")
+    if free := backfill.kept_free(cluster, job):
+        text.append(f"{some(free)} {'is' if len(free) == 1 else 'are'} kept for it")
+    if (estimate := backfill.start_estimate(cluster, job)) is not None:
+        text.append(backfill.starts_by(cluster, estimate, wall))
     return tuple(text)
 
 
@@ -119,7 +128,21 @@ def _wait(job: JobRecord, why: str, until: int) -> Decision:
     return Decision(None, (why,), until, steady=scale is None or scale.state != "pending")
 
 
-def _no_fit(cluster: Cluster, job: JobRecord, room: Room, gone: tuple[str, ...]) -> Decision:
+def _held_back(
+    cluster: Cluster, job: JobRecord, held: backfill.HeldBack, gone: tuple[str, ...], wall: float
+) -> Decision:
+    text = backfill.why_held(cluster, held, wall)
+    if job.phase in ("paused", "pausing"):
+        return Decision(End("holding", text, gone), (text,))
+    return _held_too_long(cluster, job, gone, text) or _wait(job, text, _sooner(_hold_end(job), held.by.lapses))
+
+
+def _sooner(one: int, other: int) -> int:
+    """Of two served times, of which 0 is never."""
+    return min(one, other) if one and other else one or other
+
+
+def _no_fit(cluster: Cluster, job: JobRecord, room: Room, gone: tuple[str, ...], wall: float) -> Decision:
     if job.phase in ("paused", "pausing"):
         text = place(cluster, job).missing
         return Decision(End("holding", text, gone), (text,))
@@ -138,6 +161,8 @@ def _no_fit(cluster: Cluster, job: JobRecord, room: Room, gone: tuple[str, ...])
         text = full(cluster, job, room.barred)
     elif room.pending:
         text += f", {room.pending} could get ready"
+    if (estimate := backfill.start_estimate(cluster, job)) is not None:
+        text += f"; {backfill.starts_by(cluster, estimate, wall)}"
     return _wait(job, text, until)
 
 

@@ -14,7 +14,7 @@ from nodeagent.model.job import JobRecord
 from nodeagent.model.jobspec import JobSpec
 from nodeagent.model.node import Cordon, NodeRecord
 from nodeagent.model.timing import millis
-from nodeagent.model.window import Reserved, Window, Windows
+from nodeagent.model.window import ReservedNode, Window, Windows
 from nodeagent.plan.cluster import Notes
 
 MARGIN = 60.0
@@ -36,7 +36,7 @@ class Closing:
     """The nodes that some window concerns now, and until when (served time, 0 for ever) that stays so while the view
     does."""
 
-    nodes: Mapping[str, Reserved]
+    nodes: Mapping[str, ReservedNode]
     until: int = 0
 
 
@@ -57,13 +57,13 @@ def closing(
     if not now:
         return NOTHING
     grace = _grace(jobs, now)
-    found: dict[str, Reserved] = {}
+    found: dict[str, ReservedNode] = {}
     ends: list[int] = []
     for node, window in now.items():
         goes = window.start - millis(MARGIN) - grace.get(node, 0)
         leaves = served >= goes
         left = 0 if leaves else _rounded(goes - served)
-        found[node] = Reserved(window=window.id, text=window.text, leaves=leaves, left=left)
+        found[node] = ReservedNode(window=window.id, text=window.text, leaves=leaves, left=left)
         ends.append(window.end if leaves else goes - left + bool(left))
     return Closing(found, min(ends))
 
@@ -104,11 +104,13 @@ class _Closed:
     """The records of a view's nodes, and the same with what windows say in them."""
 
     before: Mapping[str, NodeRecord]
-    reserved: Mapping[str, Reserved]
+    reserved: Mapping[str, ReservedNode]
     nodes: Mapping[str, NodeRecord]
 
 
-def closed(notes: Notes, nodes: Mapping[str, NodeRecord], reserved: Mapping[str, Reserved]) -> Mapping[str, NodeRecord]:
+def closed(
+    notes: Notes, nodes: Mapping[str, NodeRecord], reserved: Mapping[str, ReservedNode]
+) -> Mapping[str, NodeRecord]:
     """The nodes of a view, as decisions see them. The very same records for as long as nothing about them changes."""
 
     def work(last: _Closed | None) -> _Closed:
@@ -124,7 +126,7 @@ def closed(notes: Notes, nodes: Mapping[str, NodeRecord], reserved: Mapping[str,
     return notes.once("closed", (nodes, reserved), work).nodes if reserved else nodes
 
 
-def _closed(node: NodeRecord, reserved: Reserved) -> NodeRecord:
+def _closed(node: NodeRecord, reserved: ReservedNode) -> NodeRecord:
     cordon = node.cordon
     if reserved.leaves and cordon is not None:  # a person's words stay
         cordon = cordon.model_copy(update={"drain": True})

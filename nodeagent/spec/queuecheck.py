@@ -72,6 +72,10 @@ def _one(tree: Queues, queue: Queue) -> Iterator[TreeMistake]:
                 whose = "its capability" if name == queue.name else f"the capability of {name} above it"
                 text = f"its guarantee of {mine} {resource} is above {whose}, {cap}"
                 yield TreeMistake(queue.name, "guarantee", text, "lower the one, or raise the other")
+    usual, longest = queue.limits.default_time_limit, queue.limits.max_time_limit
+    if usual is not None and longest is not None and usual > longest:
+        text = f"its default_time_limit of {usual:g} s is above its max_time_limit of {longest:g} s"
+        yield TreeMistake(queue.name, "limits", text, "lower the one, or raise the other")
     if queue.state == "closed" and (ones := [name for name in below if tree.by_name[name].state == "open"]):
         text = f"it is closed while its children are open ({', '.join(ones)})"
         yield TreeMistake(queue.name, "state", text, "close these first, or open it")

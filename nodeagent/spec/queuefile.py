@@ -26,6 +26,7 @@ def _names(value: object) -> object:
 
 
 _Names = Annotated[tuple[str, ...], BeforeValidator(_names), Field(max_length=1000)]
+_Limit = Annotated[float | None, BeforeValidator(jobvalues.hold_timeout)]
 _Name = Annotated[str, AfterValidator(jobvalues.job_name)]
 
 
@@ -49,6 +50,10 @@ class JobLimitsFile(_Written):
 
     max_nodes: int | None = Field(default=None, ge=1, le=MOST_NODES)
     """Most nodes."""
+    max_time_limit: _Limit = None
+    """The longest time_limit. A job that states none gets the default, else this. Default: any, or none."""
+    default_time_limit: _Limit = None
+    """The time_limit of a job that states none. Default: none."""
 
 
 class UserQuotaFile(_Written):

@@ -37,6 +37,7 @@ from nodeagent.store.messages import (
     Judgement,
     NewJob,
     Proposal,
+    QuotaClaims,
     Restored,
     Saves,
     Settlement,
@@ -274,9 +275,10 @@ class RedisStore:
         control: Control | None = None,
         admission: Admission | None = None,
         quota: Quota | None = None,
+        claims: QuotaClaims | None = None,
     ) -> JobRecord:
         new = NewJob(uid=uid, spec=spec, control=first_control(spec, by, control), admission=admission)
-        return await self._job("submit", {"uid": uid} | _submitted([new], owner, wall, by, request, quota))
+        return await self._job("submit", {"uid": uid} | _submitted([new], owner, wall, by, request, quota, claims))
 
     async def submit_all(
         self,
@@ -288,9 +290,10 @@ class RedisStore:
         request: str,
         *,
         quota: Quota | None = None,
+        claims: QuotaClaims | None = None,
     ) -> str:
         (known,) = await self._calls.step(
-            "submit", {"base": base} | _submitted(jobs, owner, wall, by, request, quota), always
+            "submit", {"base": base} | _submitted(jobs, owner, wall, by, request, quota, claims), always
         )
         return str(known)
 
@@ -492,7 +495,13 @@ def connect(at: str | RedisConfig, cluster: str, timeout: float) -> RedisStore:
 
 
 def _submitted(
-    jobs: Sequence[NewJob], owner: int, wall: float, by: str, request: str, quota: Quota | None
+    jobs: Sequence[NewJob],
+    owner: int,
+    wall: float,
+    by: str,
+    request: str,
+    quota: Quota | None,
+    claims: QuotaClaims | None,
 ) -> dict[str, object]:
     return {
         "jobs": [codec.new_job(job, wall) for job in jobs],
@@ -501,6 +510,7 @@ def _submitted(
         "by": by,
         "request": request,
         "quota": None if quota is None else quota.model_dump(),
+        "claims": None if claims is None else claims.model_dump(),
     }
 
 

@@ -272,6 +272,16 @@ class Proposal(Record):
     """The proposing node."""
 
 
+class QuotaClaims(Record):
+    """That a submit was judged by what its owner's jobs in some queues come to. Refused (``stale``) if anybody else has
+    submitted to one of them after ``read``: two submits that would both be within a quota come one after the other."""
+
+    queues: tuple[str, ...]
+    """Those with a quota for each user."""
+    read: int
+    """The revision up to which the judge has read everything."""
+
+
 class Ending(Record):
     """The end of a generation, and the phase the job goes to: holding, pausing, paused, succeeded, failed or stopped.
 

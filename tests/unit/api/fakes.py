@@ -112,7 +112,7 @@ class FakeView:
         """Facts of a node that a test wants otherwise, from its next join on."""
         self.trusted: Queues | None = None
         """The newest queues that were signed, where the store has others."""
-        self._seq = 0
+        self._seq = self._rev = 0
         self._cluster = Cluster(served=0)
         self.usage: dict[str, UsageDay] = {}
         """Of jobs that are gone, beside what the store has."""
@@ -139,6 +139,10 @@ class FakeView:
     @property
     def era(self) -> str:
         return self.server.state.era
+
+    @property
+    def rev(self) -> int:
+        return self._rev
 
     async def acknowledged(self, rev: int, era: str) -> Acknowledged:
         assert rev > 0
@@ -169,6 +173,7 @@ class FakeView:
             jobs |= {j.uid: j for j in reply.jobs}
             nodes |= {n.id: n for n in reply.nodes}
             usage |= {str(day.day): day for day in reply.usage}
+        self._rev = reply.rev
         tree = NO_QUEUES if reply.queues is None else reply.queues.tree
         windows = NO_WINDOWS if reply.windows is None else reply.windows.windows
         now = closing(self._cluster.notes, windows, nodes, jobs.values(), reply.served)
@@ -195,7 +200,7 @@ class FakeView:
 
     def explain(self, uid: str) -> tuple[str, ...]:
         job = self._cluster.jobs.get(uid)
-        return self.reasons or (explain(self._cluster, job) if job is not None and in_queue(job) else ())
+        return self.reasons or (explain(self._cluster, job, 0.0) if job is not None and in_queue(job) else ())
 
     def pods(self) -> Mapping[str, PodStatus]:
         return self.own_pods

@@ -115,6 +115,22 @@ async def test_a_job_larger_than_the_queue_allows_is_refused() -> None:
     assert "may have 2" in (await refusal(cluster(limited), job("team", (1, 3)))).message
 
 
+async def test_a_queue_has_a_longest_and_a_usual_time_limit() -> None:
+    async def limit(limits: JobLimits, asked: float | None) -> float | None:
+        found = cluster(Queue(name="team", limits=limits))
+        return (await admitted(found, ALICE, job("team", time_limit=asked), UserDatabase())).time_limit
+
+    longest, both = JobLimits(max_time_limit=7200), JobLimits(max_time_limit=7200, default_time_limit=60)
+    assert [await limit(longest, asked) for asked in (None, 60.0, 7200.0)] == [7200.0, 60.0, 7200.0]
+    assert [await limit(both, asked) for asked in (None, 7200.0)] == [60.0, 7200.0]
+    assert await limit(JobLimits(default_time_limit=60), 9e9) == 9e9
+    assert await limit(JobLimits(), None) is None
+    for who in (ALICE, ROOT):
+        error = await refusal(cluster(Queue(name="team", limits=both)), job("team", time_limit=7260.0), who)
+        assert error.message == "job 'a' asks for a time_limit of 2 h 1 min; a job of queue 'team' may have 2 h"
+        assert error.next_step.startswith("write time_limit: 7200s or less")
+
+
 async def test_a_users_quota_of_jobs() -> None:
     limited = Queue(name="team", user_quota=UserQuota(jobs=1))
     mine = make_job(uid="u1", owner=1000, spec=job("team", name="one"))

@@ -56,7 +56,7 @@ CASES: dict[str, Callable[[], list[str]]] = {
     "describe-queued": lambda: job_lines(samples.detail(QUEUED, ("needs 2 nodes, 1 fits",))),
     "describe-placed": lambda: job_lines(samples.detail(PLACED, shown=samples.racked(PLACED))),
     "describe-unmet": lambda: job_lines(
-        samples.detail(UNMET, explain(samples.racked(UNMET), UNMET), samples.racked(UNMET))
+        samples.detail(UNMET, explain(samples.racked(UNMET), UNMET, samples.NOW), samples.racked(UNMET))
     ),
     "describe-node": lambda: node_lines(samples.shown_node("n2")),
     "describe-restarting-node": lambda: node_lines(samples.restarting_node("n2")),

@@ -72,7 +72,7 @@ def test_it_waits_for_the_end_of_another_and_holds_up_nobody(phase: Phase, need:
     assert (decision.step, decision.why) == (None, (f"waits for job prepare to {verb} ({phase})",))
     assert decision.steady
     assert job.uid not in queue.places(cluster)
-    assert explain(cluster, job) == ()
+    assert explain(cluster, job, WALL) == ()
     assert isinstance(decide(cluster, other, WALL).step, Propose) == (phase == "running"), "prepare itself goes first"
 
 

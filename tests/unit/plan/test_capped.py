@@ -64,7 +64,7 @@ def test_a_gang_within_one_rack_waits_for_its_queue_and_says_so() -> None:
     room = room_for(cluster, job)
     assert (room.enough, room.enough_soon) == (False, False)
     assert decide(cluster, job, WALL).why == (why,)
-    assert explain(cluster, job) == (why,)
+    assert explain(cluster, job, WALL) == (why,)
     small, job = view(racks(r1="n1 n2"), job.spec, nodes=2)
     assert room_for(small, job).barred is None, "there are too few nodes, whatever its queue may use"
     assert not room_for(small, job).enough_soon

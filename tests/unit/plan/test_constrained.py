@@ -162,7 +162,7 @@ def test_each_role_has_constraints_of_its_own() -> None:
     }
     job = make_job(spec=both)
     cluster = make_cluster([node("n1"), node("n2"), node("n3")], job)
-    assert explain(cluster, job)[0] == "role t needs 1 node with gpu=h100: none of the 3 known nodes is such"
+    assert explain(cluster, job, WALL)[0] == "role t needs 1 node with gpu=h100: none of the 3 known nodes is such"
     assert place(cluster, job).lack == "no node with gpu=h100 has room for t (1 worker)"
     six = [make_node(f"n{i}", slots=4, labels={"rack": "a" if i < 4 else "b"}) for i in range(1, 7)]
     fill = role("x", None, nodes=1)
@@ -422,6 +422,6 @@ def test_jobs_on_nodes_that_would_not_do_are_not_said_to_hold_what_it_needs() ->
     other = make_job("running", make_head(["n1"]), uid="u-other", spec=make_spec(size=(1, 1), name="other"))
     job = make_job(spec=make_spec(size=(2, 2), placement=H100), order=1)
     cluster = make_cluster([node("n1"), node("n2", gpu="h100"), node("n3", gpu="h100", ready=None)], other, job)
-    assert not any("other" in said for said in explain(cluster, job))
+    assert not any("other" in said for said in explain(cluster, job, WALL))
     taken = make_job("running", make_head(["n3"]), uid="u-other", spec=make_spec(size=(1, 1), name="other"))
-    assert any("other" in said for said in explain(replace(cluster, jobs={"u-other": taken, UID: job}), job))
+    assert any("other" in said for said in explain(replace(cluster, jobs={"u-other": taken, UID: job}), job, WALL))

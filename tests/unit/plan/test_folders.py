@@ -102,7 +102,7 @@ def test_a_job_of_two_nodes_with_a_folder_each_waits_and_says_so() -> None:
     job = make_job(spec=a_spec(2, 2))
     cluster = make_cluster([node("n1", "x"), node("n2", "y")], job)
     assert decide(cluster, job, WALL).step is None
-    assert explain(cluster, job) == (f"needs 2 nodes, 1 fit: {why('n2', 'n1')}",)
+    assert explain(cluster, job, WALL) == (f"needs 2 nodes, 1 fit: {why('n2', 'n1')}",)
     assert isinstance(decide(make_cluster([node("n1", "x"), node("n2", "x")], job), job, WALL).step, Propose)
 
 

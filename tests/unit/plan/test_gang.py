@@ -76,7 +76,7 @@ def test_it_waits_below_min_and_says_what_is_missing() -> None:
     job = make_job(spec=make_spec(size=(2, 2)))
     nodes: Nodes = ["n1", make_node("n2", cordon=True)]
     assert waits(take(nodes, job)) == "needs 2 nodes, 1 fit"
-    assert explain(make_cluster(nodes, job), job) == ("needs 2 nodes, 1 fit: n2 is cordoned (disk)",)
+    assert explain(make_cluster(nodes, job), job, WALL) == ("needs 2 nodes, 1 fit: n2 is cordoned (disk)",)
 
 
 def test_it_fails_when_no_node_can_run_it_with_the_code_of_a_shell() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import NodeRecord
-from nodeagent.plan import queue
+from nodeagent.plan import backfill, queue
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.gang import decide
 from nodeagent.plan.membership import candidates, survivors
@@ -90,7 +90,7 @@ def test_a_job_goes_first_as_if_each_were_placed_by_itself(cluster: Cluster) -> 
     for job in in_line:
         before = [j for j in in_line if queue.rank(j) < queue.rank(job)]
         able = [j for j in before if cluster.served >= j.not_before and could_start(cluster, j)]
-        found = queue.earlier(cluster, job)
+        found = queue.earlier(cluster, backfill.line(cluster), job)
         assert (found.job.uid if found is not None else None) == (able[0].uid if able else None)
 
 
@@ -151,6 +151,10 @@ def test_who_waits_is_at_rest_until_its_time() -> None:
 # --- for whom nodes get ready
 
 
+def next_up(cluster: Cluster, before: queue.NextUp | None = None) -> queue.NextUp:
+    return queue.next_up(cluster, backfill.line(cluster), before or queue.NextUp())
+
+
 def prepared(cluster: Cluster, node: str = "n24") -> list[str]:
     actions = plan_pods(cluster, node, cluster.nodes[node].incarnation, {}, 2)
     return [a.uid for a in actions if isinstance(a, Prepare)]
@@ -165,19 +169,19 @@ def test_pods_that_never_get_ready_keep_no_job_from_its_turn_and_the_first_keeps
     cluster, line = replace(crowd(30, 4, 24, taken=20), served=0), queue.NextUp()
     seen: set[str] = set()
     for minute in range(8):
-        line = queue.next_up(replace(cluster, served=minute * 60_000), line)
+        line = next_up(replace(cluster, served=minute * 60_000), line)
         assert "u-1" in line.up
         assert len(line.up) <= 2 * queue.NEXT
         seen |= line.up
     assert seen == {f"u-{i}" for i in range(1, 31)}
     # Those that were slow come up again when those before them have gone.
     rest = {uid: job for uid, job in cluster.jobs.items() if job.order > 10 or uid == "u-big"}
-    assert "u-11" in queue.next_up(replace(cluster, jobs=rest, served=8 * 60_000), line).up
+    assert "u-11" in next_up(replace(cluster, jobs=rest, served=8 * 60_000), line).up
 
 
 def test_places_are_given_in_the_order_of_the_queue() -> None:
     """Else a later job would be ready first, and start before an earlier one that has waited for long."""
-    line = queue.next_up(crowd(30, 4, 24, taken=20))
+    line = next_up(crowd(30, 4, 24, taken=20))
     assert line.up == {f"u-{i}" for i in range(1, queue.NEXT + 1)}
 
 
@@ -185,7 +189,7 @@ def test_who_backs_off_for_long_gives_its_place_to_others() -> None:
     cluster = crowd(queue.NEXT + 1, 4, 24, taken=20)
     long = cluster.jobs["u-1"].model_copy(update={"not_before": NOW + 3_600_000})
     cluster = replace(cluster, jobs={**cluster.jobs, "u-1": long})
-    assert queue.next_up(cluster).up == {f"u-{i}" for i in range(2, queue.NEXT + 2)}
+    assert next_up(cluster).up == {f"u-{i}" for i in range(2, queue.NEXT + 2)}
 
 
 def test_a_failed_check_makes_room_for_the_next_and_only_the_first_few_are_looked_at_again() -> None:
@@ -211,9 +215,10 @@ def test_it_says_which_jobs_hold_what_it_needs() -> None:
     cluster = crowd(1, 20, 24, taken=20)
     (job,) = waiting(cluster)
     assert decide(cluster, job, WALL).why == ("needs 20 nodes, 0 fit, 4 could get ready",)
-    first, second = explain(cluster, job)
+    first, second, kept = explain(cluster, job, WALL)
     assert first.startswith("needs 20 nodes, 0 fit: n1 has 0 free worker slots, 1 needed; ")
     assert second == "job big (priority 0) holds n1, n2, n3 and 17 more"
+    assert kept == "n21, n22, n23 and 1 more are kept for it"
 
 
 def test_many_holders_are_counted() -> None:
@@ -223,7 +228,7 @@ def test_many_holders_are_counted() -> None:
     ]
     job = make_job(spec=make_spec(size=(2, 2)), order=9)
     nodes = [make_node(f"n{i}", slots=1, ready={"u-a": READY}) for i in range(1, 7)]
-    assert explain(make_cluster(nodes, job, *others), job)[1:] == (
+    assert explain(make_cluster(nodes, job, *others), job, WALL)[1:] == (
         "job j1 (priority 0) holds n1",
         "job j2 (priority 0) holds n2",
         "job j3 (priority 0) holds n3",

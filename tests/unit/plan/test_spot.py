@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nodeagent.model.job import JobRecord
 from nodeagent.model.node import Notice
+from nodeagent.plan.backfill import reserved
 from nodeagent.plan.cluster import Cluster
 from nodeagent.plan.elastic import sharing
 from nodeagent.plan.gang import decide
@@ -91,6 +92,14 @@ def test_the_room_that_is_counted_is_what_placement_would_find(
         )
         room = room_for(cluster, job)
         assert (room.fit, room.pending, room.unfit) == (counted["fit"], counted["pending"], counted["unfit"])
+
+
+@pytest.mark.parametrize(("spot", "kept"), [(False, [["n1", "n2"]]), (True, [])])
+def test_none_is_kept_for_a_gang_that_would_not_use_it(spot: bool, kept: list[list[str]]) -> None:
+    """Else others would be kept off for nothing."""
+    first, busy = make_job(spec=make_spec(size=(2, 2))), make_job("running", make_head(["n2"]), uid="u-b", order=1)
+    cluster = make_cluster([make_node("n1", slots=1, spot=spot), make_node("n2", slots=1)], first, busy)
+    assert [sorted(one.nodes) for one in reserved(cluster).found] == kept
 
 
 # --- a notice

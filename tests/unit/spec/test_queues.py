@@ -29,7 +29,7 @@ queues:
     capability: {gpus: 16, nodes: 4}
     groups: [research, phd]
     default: true
-    limits: {max_nodes: 4}
+    limits: {max_nodes: 4, max_time_limit: 48h, default_time_limit: 4h}
     user_quota: {jobs: 10, gpus: 8}
   product:
     priority: 10
@@ -48,7 +48,7 @@ def test_a_file_is_a_whole_tree() -> None:
         capability=Amount(gpus=16, nodes=4),
         groups=("research", "phd"),
         default=True,
-        limits=JobLimits(max_nodes=4),
+        limits=JobLimits(max_nodes=4, max_time_limit=172800, default_time_limit=14400),
         user_quota=UserQuota(jobs=10, gpus=8),
     )
     assert product == Queue(name="product", priority=10, reclaimable=False)
@@ -135,6 +135,13 @@ def test_a_closed_queue_has_no_open_children() -> None:
     ]
 
 
+def test_the_usual_time_limit_is_within_the_longest() -> None:
+    assert sentences(Queue(name="a", limits=JobLimits(max_time_limit=60, default_time_limit=60))) == []
+    assert sentences(Queue(name="a", limits=JobLimits(max_time_limit=60, default_time_limit=61))) == [
+        "queue a: its default_time_limit of 61 s is above its max_time_limit of 60 s: lower the one, or raise the other"
+    ]
+
+
 def test_a_queue_is_the_default_of_somebody() -> None:
     assert "of nobody" in sentences(Queue(name="a", default=True))[0]
     family = (Queue(name="p", default=True, users=("u",)), Queue(name="a", parent="p"))
@@ -157,6 +164,10 @@ def test_settings_change_what_they_name() -> None:
     assert made == Queue(name="a", weight=2, guarantee=Amount(gpus=8), users=("alice", "bob"))
     assert changed_queue("a", made, ["guarantee.nodes=1"]).guarantee == Amount(gpus=8, nodes=1)
     assert changed_queue("a", made, ["guarantee.gpus=", "users="]) == Queue(name="a", weight=2)
+    limited = changed_queue("a", made, ["limits.max_time_limit=1h30m"])
+    assert limited.limits == JobLimits(max_time_limit=5400)
+    assert changed_queue("a", limited, ["limits.max_nodes=2"]).limits == JobLimits(max_time_limit=5400, max_nodes=2)
+    assert changed_queue("a", limited, ["limits.max_time_limit="]) == made
 
 
 @pytest.mark.parametrize(

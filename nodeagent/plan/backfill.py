@@ -1,0 +1,542 @@
+"""Reservations: which nodes are kept for the gangs that are first in line and cannot start yet, until when, and who may
+use these nodes in the meantime. Whose turn it is is ``queue.py``'s, which nodes a job gets ``placement.py``'s.
+
+The first gang that lacks nodes gets a reservation: its start is the earliest time at which enough nodes are free by the
+time limits of those that hold them (unknown where one of these has none), on those of them that are free last, so that
+as few idle nodes as possible are kept. Who comes after it starts there only if it ends before. So nobody is pushed back
+by what came later, and idle nodes are used all the same.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from nodeagent.model.job import TERMINAL, USES_TIME, JobRecord
+from nodeagent.model.jobspec import Role
+from nodeagent.model.node import Cordon, NodeRecord
+from nodeagent.model.timing import millis
+from nodeagent.model.world import Head
+from nodeagent.plan.bookings import Booking, booked
+from nodeagent.plan.cluster import Cluster, Notes
+from nodeagent.plan.membership import Candidate, asked, in_order, natural, ruled_out, strays, survivors, takes_work
+from nodeagent.plan.placement import gang_of, lay
+from nodeagent.plan.queue import GIVE_WAY, NEXT, Waiting, patience, places, queue, rank
+from nodeagent.plan.room import Room, fits, kind_of, room_for, shape_of, shut_for, with_room
+from nodeagent.plan.timelimit import ends_at
+from nodeagent.plan.topology import PastPlaces, gather, most
+
+TRIED = 8
+"""So many gangs are passed, from the first in line on, that could not start if all jobs had ended: they hold up nobody,
+and the next one gets the reservation. Behind more of them there is none."""
+SHOWN = 3
+"""Names that a sentence gives before it only counts."""
+DAY = 86400
+UNKNOWN = 1 << 62
+"""The served time at which a job without a time limit leaves its nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Nodes that are kept for one job."""
+
+    uid: str
+    name: str
+    nodes: frozenset[str]
+    """As many as it needs at least; some of them are in use still."""
+    start: int | None
+    """Served time (ms) at which all of them are free at the latest; 0: they are now; None: nobody can tell."""
+    after: tuple[str, ...] = ()
+    """Names of the jobs that leave last; of an unknown start those without a time limit."""
+    lapses: int = 0
+    """Of a job that lacks no nodes, and that these get ready for: served time (ms) at which they are kept no more. 0:
+    they are kept for as long as it lacks some."""
+    first: bool = True
+    """No job that may start at all is before it in line."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptNodes:
+    """Nodes that one job must leave to others."""
+
+    nodes: frozenset[str]
+    by: tuple[int, ...]
+    """Which of the reservations keep them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservations:
+    """All reservations of a view."""
+
+    found: tuple[Reservation, ...] = ()
+    """In the order of the line."""
+    kept: Mapping[str, KeptNodes] = field(default_factory=dict)
+    """By job (uid); of those that have to leave some."""
+
+
+NOTHING = Reservations()
+NO_NODES: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Now:
+    """What is kept, with what that was worked out from."""
+
+    line: tuple[Waiting, ...]
+    since: int
+    until: int
+    """From and up to which served time (ms) it is so, for as long as the reservations stay."""
+    reserved: Reservations
+
+
+def reserved(cluster: Cluster) -> Reservations:
+    """What is kept at this time. The very same object for as long as that stays so."""
+    line = queue(cluster)
+
+    def look(before: _Now | None) -> _Now:
+        found = tuple(_reservations(cluster))
+        if not found:
+            return _Now(line, 0, 0, NOTHING)
+        same = before is not None and before.line is line and before.reserved.found == found
+        if before is not None and same and before.since <= cluster.served <= before.until:
+            return before
+        kept, until = _kept(cluster, found)
+        now = Reservations(found, kept)
+        if before is not None and before.reserved == now:
+            now = before.reserved
+        return _Now(line, cluster.served, until, now)
+
+    return cluster.notes.once("reserved", (line, cluster.timing, cluster.served), look).reserved
+
+
+def kept_from(cluster: Cluster, job: JobRecord) -> frozenset[str]:
+    """Nodes that are kept for others who go before this job, and on which it would not have ended in time. A job that
+    runs keeps what it has of them."""
+    kept = reserved(cluster).kept.get(job.uid)
+    return kept.nodes if kept is not None else NO_NODES
+
+
+def kept_for(cluster: Cluster, job: JobRecord, node: Candidate) -> Candidate:
+    """One of these nodes, as the job sees it: it would have room for it, or not even that."""
+    if node.standing not in ("fit", "pending"):
+        return node
+    now = reserved(cluster)
+    other = next(now.found[i] for i in now.kept[job.uid].by if node.node in now.found[i].nodes)
+    return replace(node, standing="out", why=f"{node.node} is kept for job {other.name}", devices=())
+
+
+def open_room(cluster: Cluster, job: JobRecord) -> Room:
+    """How many nodes could run the job, without those that are kept for others."""
+    room, kept = room_for(cluster, job), reserved(cluster).kept.get(job.uid)
+    return room if kept is None or not room.enough_soon else room_for(_without(cluster, kept), job)
+
+
+def line(cluster: Cluster) -> tuple[Waiting, ...]:
+    """The queue, each job with the room that it may use."""
+    now = reserved(cluster)
+    if not now.kept:
+        return queue(cluster)
+    of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, cluster.refused, now
+
+    def look(_before: object) -> tuple[Waiting, ...]:
+        views = {kept.by: _without(cluster, kept) for kept in now.kept.values()}
+        return tuple(
+            replace(w, room=room_for(views[kept.by], w.job)) if w.has_room and (kept := now.kept.get(w.job.uid)) else w
+            for w in queue(cluster)
+        )
+
+    return cluster.notes.once("line", of, look, len(now.kept))
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """What keeps a job with room from starting."""
+
+    nodes: tuple[str, ...]
+    """Those that it could use, in natural order."""
+    by: Reservation
+
+
+def held(cluster: Cluster, job: JobRecord) -> HeldBack | None:
+    """The first reservation that keeps nodes which the job lacks; None if it lacks none, or would without it."""
+    now = reserved(cluster)
+    kept = now.kept.get(job.uid)
+    if kept is None or not room_for(cluster, job).enough_soon or open_room(cluster, job).enough_soon:
+        return None
+    for one in (now.found[i] for i in kept.by):
+        if nodes := _with_room(cluster, job, one.nodes):
+            return HeldBack(nodes, one)
+    return None
+
+
+def _with_room(cluster: Cluster, job: JobRecord, nodes: Collection[str]) -> tuple[str, ...]:
+    """Those of the nodes with room for one of the job's pods, in natural order."""
+    found = {node for role in job.spec.roles for node in with_room(cluster, role)}
+    return tuple(sorted(found.intersection(nodes), key=natural))
+
+
+def reservation_of(cluster: Cluster, job: JobRecord) -> Reservation | None:
+    """The job's own, where it lacks nodes."""
+    found = next((one for one in reserved(cluster).found if one.uid == job.uid), None)
+    return found if found is not None and not found.lapses else None
+
+
+def kept_free(cluster: Cluster, job: JobRecord) -> tuple[str, ...]:
+    """Nodes that are idle, and kept for the job until it has all that it lacks; in natural order."""
+    found = reservation_of(cluster, job)
+    return _with_room(cluster, job, found.nodes) if found is not None else ()
+
+
+def start_estimate(cluster: Cluster, job: JobRecord) -> Reservation | None:
+    """The job's reservation, where its start is known: by then it has its nodes, if all jobs keep to their time limits,
+    no node fails, and nobody comes who goes before it."""
+    found = reservation_of(cluster, job)
+    if found is None or not found.start or not found.first:
+        return None
+    return None if any(_may_grow_first(cluster, other, job) for other in cluster.jobs.values()) else found
+
+
+def _may_grow_first(cluster: Cluster, other: JobRecord, job: JobRecord) -> bool:
+    if other.phase not in ("forming", "running") or other.control.desired != "run" or other.spec.several:
+        return False
+    return rank(other) < rank(job) and len(survivors(cluster, other)) < other.control.target
+
+
+# --- who gets which nodes, and when
+
+
+def _reservations(cluster: Cluster) -> Iterable[Reservation]:
+    """One for the first job that lacks nodes. Before it, one for each of the few jobs for which nodes get ready that
+    have just become free: else others would have them first."""
+    taken, before = NO_NODES, list[str]()
+    ready = passed = 0
+    first = True
+    for waiting in queue(cluster):
+        job = waiting.job
+        if (
+            cluster.served < job.not_before
+            or waiting.room.barred is not None
+            or waiting.starts(cluster.served, patience(job))
+        ):
+            first = False
+            continue
+        found = _reservation(cluster, waiting, taken, before)
+        if found is None:
+            passed += 1
+            if passed > TRIED:
+                return
+            continue
+        if not found.lapses:
+            yield replace(found, first=first)
+            return
+        first, ready = False, ready + 1
+        if ready > NEXT:
+            return
+        if cluster.served < found.lapses:
+            yield replace(found, first=False)
+            taken |= found.nodes
+            before.append(job.uid)
+
+
+def _reservation(
+    cluster: Cluster, waiting: Waiting, taken: frozenset[str], before: Sequence[str]
+) -> Reservation | None:
+    """``before``: jobs (uids) for which the nodes in ``taken`` are kept."""
+    what = f"reservation:{' '.join([*before, waiting.job.uid])}"
+    return cluster.once(
+        what, lambda _before: _reserve(cluster, waiting, taken), cluster.refused, len(cluster.nodes) // 8
+    )
+
+
+def _reserve(cluster: Cluster, waiting: Waiting, taken: Collection[str]) -> Reservation | None:
+    """None: the job could not start if all others had ended."""
+    job = waiting.job
+    astray = strays(cluster, job)
+    ready = asked(cluster).get(job.uid, {})
+    bad = {*astray, *(n for n, one in ready.items() if one.state == "unfit")}
+    nodes = [n for n in _able(cluster, job) if n not in bad]
+    choices = _of_places if job.spec.several else _of_one_role
+    free, pick = choices(cluster, job, nodes, taken)
+    times = sorted(set(free.values()))
+    at = bisect_left(times, True, key=lambda until: bool(pick(until)))
+    if at == len(times):
+        return None
+    start = times[at]
+    found = frozenset(pick(start))
+    if not start and waiting.has_room:
+        return Reservation(job.uid, job.name, found, 0, lapses=_freed(cluster, found) + millis(GIVE_WAY))
+    leave = _leave(cluster)
+    late = {
+        uid: None
+        for n in in_order(cluster)
+        if n in found
+        for uid, _ in booked(cluster).get(n, ())
+        if start and uid != job.uid and leave[uid].at(n) == start
+    }
+    after = tuple(cluster.jobs[uid].name for uid in late)
+    return Reservation(job.uid, job.name, found, None if start == UNKNOWN else start, after)
+
+
+Pick = Callable[[int], Sequence[str]]
+"""The nodes for a gang among those that are free by a served time; none where these are too few."""
+
+
+def _of_one_role(
+    cluster: Cluster, job: JobRecord, nodes: Sequence[str], taken: Collection[str]
+) -> tuple[Mapping[str, int], Pick]:
+    """With the served time at which each node is free."""
+    spec, least = job.spec, job.spec.nodes.min
+    times = _when(cluster, spec.role)
+    free = {n: UNKNOWN if n in taken else times[n] for n in nodes if n in times}
+    gang = gang_of(cluster, spec) if spec.placement is not None else None
+    begun = asked(cluster).get(job.uid, {})
+
+    def pick(until: int) -> Sequence[str]:
+        able = [n for n, at in free.items() if at <= until]
+        if (most(able, gang) if gang is not None else len(able)) < least:
+            return ()
+        # Of a known start those that are free last, of an unknown one those that are first: they are kept already.
+        sign = 1 if until == UNKNOWN else -1
+        able.sort(key=lambda n: (sign * free[n], n not in begun))
+        if gang is None:
+            return able[:least]
+        border = UNKNOWN if until == UNKNOWN else 1
+        groups = [[n for n in able if free[n] < border], [n for n in able if free[n] >= border]]
+        return gather(groups[::sign], least, least, gang, PastPlaces(warm=frozenset(begun)))
+
+    return free, pick
+
+
+def _of_places(
+    cluster: Cluster, job: JobRecord, nodes: Sequence[str], taken: Collection[str]
+) -> tuple[Mapping[str, int], Pick]:
+    """Of several roles. Each time at which a node gets more devices free stands under a name of its own."""
+    leave = _leave(cluster)
+    left = {(n, uid): leave[uid].at(n) for n in nodes for uid, _ in booked(cluster).get(n, ())}
+
+    def pick(until: int) -> Sequence[str]:
+        able = [_candidate(cluster, job, n, until) for n in nodes if until == UNKNOWN or n not in taken]
+        return tuple(lay(cluster, job, able).places)
+
+    return {"": 0, " ": UNKNOWN} | {f"{n}/{uid}": at for (n, uid), at in left.items()}, pick
+
+
+def _candidate(cluster: Cluster, job: JobRecord, node: str, until: int) -> Candidate:
+    """A node with what is free there by then."""
+    record = cluster.nodes[node]
+    leave, bookings = _leave(cluster), booked(cluster).get(node, ())
+    stay = [devices for uid, devices in bookings if uid != job.uid and leave[uid].at(node) > until]
+    used = {device for devices in stay for device in devices}
+    devices = tuple(d for d in record.facts.devices() if d not in used)
+    return Candidate(node, record.incarnation.life, "fit", "", devices)
+
+
+def _able(cluster: Cluster, job: JobRecord) -> Sequence[str]:
+    """Nodes that would do if they were free."""
+    spec = job.spec
+    asks = spec.placement is not None or any(role.placement is not None for role in spec.roles)
+    names: Sequence[str] = _working(cluster)
+    if shut := shut_for(cluster, spec):
+        names = [n for n in names if n not in shut]
+    return [n for n in names if not ruled_out(spec, cluster.nodes[n])] if asks else names
+
+
+def _working(cluster: Cluster) -> Sequence[str]:
+    return cluster.once("working", lambda _before: [n for n in in_order(cluster) if takes_work(cluster, n)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Frees:
+    """When a node has room, and what that was worked out from."""
+
+    of: tuple[NodeRecord, Sequence[Booking], tuple[int, ...]]
+    at: int | None
+
+
+def _when(cluster: Cluster, role: Role) -> Mapping[str, int]:
+    """Node to the served time at which it has room for a pod of the role; not those that never have."""
+
+    def look(before: Mapping[str, _Frees] | None) -> dict[str, _Frees]:
+        held, leave, found = booked(cluster), _leave(cluster), dict[str, _Frees]()
+        for name in _working(cluster):
+            bookings = held.get(name, ())
+            of = cluster.nodes[name], bookings, tuple([leave[uid].at(name) for uid, _ in bookings])
+            last = before.get(name) if before is not None else None
+            if last is not None and last.of[0] is of[0] and last.of[1] is of[1] and last.of[2] == of[2]:
+                found[name] = last
+            else:
+                found[name] = _Frees(of, _room_at(role, *of))
+        return found
+
+    frees = cluster.once(f"when:{shape_of(role)}", look, size=len(cluster.nodes) // 8)
+    return {name: one.at for name, one in frees.items() if one.at is not None}
+
+
+def _room_at(role: Role, node: NodeRecord, bookings: Sequence[Booking], leave: Sequence[int]) -> int | None:
+    order = sorted(range(len(bookings)), key=leave.__getitem__)
+    for i, at in enumerate((0, *(leave[one] for one in order))):
+        if fits(role, kind_of(node, {device for one in order[i:] for device in bookings[one][1]})):
+            return at
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Leave:
+    """When a job leaves its nodes, at the latest: served times (ms)."""
+
+    members: Collection[str]
+    stays: int
+    """Those that it is to keep until its end."""
+    lent: frozenset[str]
+    """Those of them that it gives back when they are needed."""
+    goes: int
+    """Nodes where its last workers are being stopped."""
+
+    def at(self, node: str) -> int:
+        if node not in self.members:
+            return self.goes
+        return 0 if node in self.lent else self.stays
+
+
+def _leave(cluster: Cluster) -> Mapping[str, _Leave]:
+    """By job (uid), of those that have had nodes."""
+
+    def look(_before: object) -> dict[str, _Leave]:
+        return {uid: _leaves(cluster, job, job.head) for uid, job in cluster.jobs.items() if job.head is not None}
+
+    return cluster.once("leave", look)
+
+
+def _leaves(cluster: Cluster, job: JobRecord, head: Head) -> _Leave:
+    limit, grace = job.spec.time_limit, millis(job.spec.grace)
+    stays = UNKNOWN
+    if limit is not None and job.first_active is None:
+        stays = head.deadline + millis(limit) + grace
+    elif at := ends_at(job):
+        stays = at + grace
+    members = head.members if head.state != "ended" else ()
+    return _Leave(members, stays, frozenset(lent(cluster, job)), head.since + grace)
+
+
+def lent(cluster: Cluster, job: JobRecord) -> Sequence[str]:
+    """Nodes that a job has on top of its target, the newest first: they are given back within a grace, at no cost. Only
+    of a gang that runs: another forms first."""
+    head, nodes = job.head, job.spec.role.nodes
+    if not nodes.auto or job.spec.segments or head is None or head.state != "active" or job.control.desired != "run":
+        return ()
+    return [m.node for m in survivors(cluster, job)][: job.control.target - 1 : -1]
+
+
+def _freed(cluster: Cluster, nodes: Collection[str]) -> int:
+    """The latest served time at which one of these, all of them free now, was left by a job, or joined."""
+    at = max(cluster.nodes[n].joined for n in nodes)
+    for job in cluster.jobs.values():
+        if (head := job.head) is None:
+            continue
+        smaller = head.state == "active" and head.cause.kind in ("scale", "share")  # nobody knows what it had before
+        if smaller or (head.state == "ended" and any(n in head.members for n in nodes)):
+            at = max(at, head.since + millis(job.spec.grace))
+    return at
+
+
+# --- who has to leave them
+
+
+def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, KeptNodes], int]:
+    """Of all jobs that go after those for which nodes are kept; and the served time up to which it stays so."""
+    line, out, sets = places(cluster), dict[str, KeptNodes](), dict[tuple[int, ...], KeptNodes]()
+    before = [(i, line[one.uid], rank(cluster.jobs[one.uid]), one.start) for i, one in enumerate(found)]
+    until = UNKNOWN
+    for uid, job in cluster.jobs.items():
+        if job.phase in TERMINAL:
+            continue
+        place, own, by = line.get(uid), rank(job), list[int]()
+        for i, its_place, its_rank, start in before:
+            if own > its_rank if place is None else place > its_place:
+                last = _last_start(cluster, job, start)
+                if cluster.served > last:
+                    by.append(i)
+                else:
+                    until = min(until, last)
+        if by:
+            key = tuple(by)
+            if key not in sets:
+                sets[key] = KeptNodes(frozenset().union(*(found[i].nodes for i in by)), key)
+            out[uid] = sets[key]
+    return out, until
+
+
+def _last_start(cluster: Cluster, job: JobRecord, start: int | None) -> int:
+    """Served time up to which the job could start and still leave all its nodes in time for a reservation; of one that
+    runs 0 if it does not leave them in time."""
+    if not start or job.spec.time_limit is None:
+        return 0
+    if job.head is not None and job.phase in USES_TIME:
+        return UNKNOWN if _leave(cluster)[job.uid].stays <= start else 0
+    left = job.spec.time_limit - job.ran / 1000
+    return start - millis(left + cluster.timing.form_margin + job.spec.grace)
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A view in which some nodes take no work."""
+
+    cluster: Cluster
+    copies: Mapping[str, tuple[NodeRecord, NodeRecord]]
+
+
+def _without(cluster: Cluster, kept: KeptNodes) -> Cluster:
+    """The view as those see it who may not use these nodes: they take no work."""
+
+    def look(before: _View | None) -> _View:
+        known, copies = before.copies if before is not None else {}, dict[str, tuple[NodeRecord, NodeRecord]]()
+        for node in kept.nodes:
+            own, last = cluster.nodes[node], known.get(node)
+            copies[node] = last if last is not None and last[0] is own else (own, own.model_copy(update=_NO_WORK))
+        nodes = {**cluster.nodes, **{node: copy for node, (_, copy) in copies.items()}}
+        notes = before.cluster.notes if before is not None else Notes()
+        return _View(replace(cluster, nodes=nodes, notes=notes), copies)
+
+    what = f"without:{' '.join(map(str, kept.by))}"
+    return cluster.once(what, look, kept, len(cluster.nodes)).cluster
+
+
+_NO_WORK = {"cordon": Cordon(reason="kept for another job", by="", at=0.0)}
+
+
+# --- in words
+
+
+def why_held(cluster: Cluster, held: HeldBack, wall: float) -> str:
+    """Which nodes are kept for whom, and until when. ``wall``: Unix time now."""
+    more = f" and {len(held.nodes) - SHOWN} more" if len(held.nodes) > SHOWN else ""
+    names = ", ".join(held.nodes[:SHOWN]) + more
+    one, text = held.by, f"{names} {'is' if len(held.nodes) == 1 else 'are'} kept for job {held.by.name}"
+    if one.start is None:
+        return f"{text}, which starts when {_named(one.after)} ends (no time limit says when)"
+    if one.start:
+        return f"{text}, which {starts_by(cluster, one, wall)}"
+    return f"{text}, for which they get ready" if one.lapses else f"{text}, which is about to start"
+
+
+def starts_by(cluster: Cluster, one: Reservation, wall: float) -> str:
+    """``starts by about 18:40 UTC (when job a ends at its time limit)``, of a start that is known."""
+    at = round(starts_at(cluster, one, wall))
+    days = at // DAY - int(wall) // DAY
+    when = f"{at % DAY // 3600:02}:{at % 3600 // 60:02} UTC{f' in {days} days' if days > 1 else ' tomorrow' * days}"
+    limit = "its time limit" if len(one.after) == 1 else "their time limits"
+    ends = f" (when {_named(one.after)} ends at {limit})" if one.after else ""
+    return f"starts by about {when}{ends}"
+
+
+def starts_at(cluster: Cluster, one: Reservation, wall: float) -> float:
+    """Unix time of a start that is known, in whole minutes, rounded up; now, if it is overdue."""
+    at = wall + max(0, (one.start or 0) - cluster.served) / 1000
+    return math.ceil(at / 60) * 60.0
+
+
+def _named(jobs: Sequence[str]) -> str:
+    more = f" and {len(jobs) - SHOWN} more" if len(jobs) > SHOWN else ""
+    return f"job {', '.join(jobs[:SHOWN])}{more}"

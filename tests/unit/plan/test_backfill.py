@@ -1,0 +1,407 @@
+"""Reservations: nodes are kept for the gang that is first in line and lacks some; who comes after it uses them only
+where that does not push it back; and when it starts is said only where time limits say so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.model.job import JobRecord, Phase
+from nodeagent.model.jobspec import Nodes
+from nodeagent.model.node import NodeRecord, Readiness
+from nodeagent.plan import backfill
+from nodeagent.plan.backfill import reserved
+from nodeagent.plan.cluster import Cluster, Notes
+from nodeagent.plan.elastic import sharing
+from nodeagent.plan.gang import decide
+from nodeagent.plan.prepare import should_prepare
+from nodeagent.plan.queue import GIVE_WAY
+from nodeagent.plan.steps import Propose
+from tests.unit.plan.build import NOW, PREPARING, READY, REPEATABLE, WALL, make_cluster, make_head, make_job, make_node
+from tests.unit.plan.build import make_spec as spec_of
+
+GRACE = 30
+"""Seconds, of every job here."""
+MINUTE = 60_000
+
+
+def nodes(count: int, ready: Mapping[str, Readiness]) -> list[NodeRecord]:
+    return [make_node(f"n{i}", slots=1, ready=ready) for i in range(1, count + 1)]
+
+
+def runs(name: str, on: list[str], minutes: float | None = None, order: int = 0, size: int = 0) -> JobRecord:
+    """It runs since ``NOW``; ``minutes``: its time limit."""
+    limit = None if minutes is None else 60 * minutes
+    spec = spec_of(size=(1 if size else len(on), size or len(on)), name=name, time_limit=limit)
+    job = make_job("running", make_head(on), uid=f"u-{name}", spec=spec, order=order, since=NOW)
+    return job.model_copy(update={"first_active": NOW})
+
+
+def waits(
+    name: str, size: int, order: int, minutes: float | None = None, *, within: str = "", priority: int = 0
+) -> JobRecord:
+    limit = None if minutes is None else 60 * minutes
+    spec = spec_of(size=(size, size), name=name, time_limit=limit, within=within, priority=priority)
+    return make_job(uid=f"u-{name}", spec=spec, order=order, since=0)
+
+
+def cluster_of(count: int, *jobs: JobRecord, standing: Readiness = READY) -> Cluster:
+    """Nodes of one slot, on which every job is ready."""
+    return make_cluster(nodes(count, {job.uid: standing for job in jobs}), *jobs)
+
+
+def decided(cluster: Cluster, name: str) -> tuple[set[str] | None, str]:
+    """The nodes that the job starts on, if it does; and why."""
+    found = decide(cluster, cluster.jobs[f"u-{name}"], WALL)
+    started = set(found.step.members) if isinstance(found.step, Propose) else None
+    return started, "; ".join(found.why)
+
+
+def at(cluster: Cluster, served: int) -> Cluster:
+    return replace(cluster, served=served)
+
+
+# --- the gang that is first in line keeps its nodes
+
+
+def test_a_small_job_does_not_take_what_the_first_in_line_lacks() -> None:
+    cluster = cluster_of(4, runs("a", ["n1", "n2"], 60), waits("big", 4, 1), waits("small", 1, 2))
+    assert decided(cluster, "small") == (
+        None,
+        "n3, n4 are kept for job big, which starts by about 01:18 UTC (when job a ends at its time limit)",
+    )
+    assert decided(cluster, "big") == (
+        None,
+        "needs 4 nodes, 2 fit; starts by about 01:18 UTC (when job a ends at its time limit)",
+    )
+
+
+def test_a_job_that_ends_in_time_starts_there_and_no_later() -> None:
+    """Its time limit, the time that it needs to form and to leave."""
+    cluster = cluster_of(4, runs("a", ["n1", "n2"], 60), waits("big", 4, 1), waits("small", 1, 2, minutes=30))
+    assert decided(cluster, "small")[0] == {"n3"}
+    last = NOW + 60 * MINUTE + GRACE * 1000 - 30 * MINUTE - GRACE * 1000 - int(cluster.timing.form_margin * 1000)
+    assert decided(at(cluster, last), "small")[0] == {"n3"}
+    assert decided(at(cluster, last + 1), "small")[0] is None
+    assert decided(at(cluster, last), "small")[0] == {"n3"}, "whatever was asked before"
+
+
+def test_nodes_that_it_does_not_need_are_open_and_as_few_idle_ones_are_kept_as_can_be() -> None:
+    cluster = cluster_of(5, runs("a", ["n1", "n2"], 60), waits("big", 4, 1), waits("small", 1, 2), waits("two", 2, 3))
+    (found,) = reserved(cluster).found
+    assert found.nodes == {"n1", "n2", "n3", "n4"}
+    assert decided(cluster, "small")[0] == {"n5"}
+    assert "kept for job big" in decided(cluster, "two")[1]
+
+
+def test_who_is_before_it_in_line_is_not_held_up() -> None:
+    cluster = cluster_of(4, runs("a", ["n1", "n2"], 60), waits("small", 1, 1), waits("big", 4, 2))
+    assert decided(cluster, "small")[0] == {"n3"}
+    urgent = waits("urgent", 2, 3, priority=1)
+    assert decided(cluster_of(4, *cluster.jobs.values(), urgent), "urgent")[0] == {"n3", "n4"}
+
+
+def test_its_start_is_when_enough_have_left_not_when_all_have() -> None:
+    cluster = cluster_of(5, runs("a", ["n1"], 60), runs("b", ["n2"], 20), runs("c", ["n3"], 40), waits("big", 4, 1))
+    (found,) = reserved(cluster).found
+    assert (found.start, found.after) == (NOW + 40 * MINUTE + GRACE * 1000, ("c",))
+    assert found.nodes == {"n2", "n3", "n4", "n5"}
+
+
+def test_a_start_that_no_limit_tells_keeps_what_is_free_and_is_not_guessed() -> None:
+    svc, small = runs("svc", ["n2", "n3"]), waits("s", 1, 2, minutes=1)
+    cluster = cluster_of(5, runs("a", ["n1"], 60), svc, waits("big", 4, 1), small)
+    (found,) = reserved(cluster).found
+    assert (found.start, found.after) == (None, ("svc",))
+    assert decided(cluster, "s") == (
+        None, "n4, n5 are kept for job big, which starts when job svc ends (no time limit says when)"
+    )  # fmt: skip
+    assert decided(cluster, "big")[1] == "needs 4 nodes, 2 fit"
+    assert backfill.start_estimate(cluster, cluster.jobs["u-big"]) is None
+
+
+def test_a_gang_that_no_end_of_others_helps_holds_up_nobody() -> None:
+    cluster = cluster_of(3, runs("a", ["n1"], 60), waits("huge", 4, 1), waits("small", 1, 2))
+    assert reserved(cluster).found == ()
+    assert decided(cluster, "small")[0] == {"n2"}
+    many = [waits(f"huge{i}", 4, i) for i in range(1, backfill.TRIED + 1)]
+    big, small = waits("big", 3, 50), waits("small", 1, 51)
+    assert [one.name for one in reserved(cluster_of(3, runs("a", ["n1"]), *many, big, small)).found] == ["big"]
+    more = waits("more", 4, 49)
+    assert reserved(cluster_of(3, runs("a", ["n1"]), *many, more, big, small)).found == ()
+
+
+def test_one_that_backs_off_or_is_to_begin_later_keeps_nothing_yet() -> None:
+    later = waits("big", 4, 1).model_copy(update={"not_before": NOW + 1000})
+    cluster = cluster_of(4, runs("a", ["n1"], 60), later, waits("small", 1, 2))
+    assert decided(cluster, "small")[0] == {"n2"}
+    assert decided(at(cluster, NOW + 1000), "small")[0] is None
+
+
+def test_nodes_that_will_not_do_are_not_kept() -> None:
+    cluster = cluster_of(6, runs("a", ["n1"], 60), waits("big", 3, 1), waits("small", 1, 2))
+    records = dict(cluster.nodes)
+    records["n2"] = make_node("n2", slots=1, ready={"u-big": Readiness(state="unfit", reason="no"), "u-small": READY})
+    records["n3"] = make_node("n3", slots=1, cordon=True)
+    records["n4"] = make_node("n4", slots=1, lost=True)
+    cluster = replace(cluster, nodes=records, notes=Notes())
+    (found,) = reserved(cluster).found
+    assert found.nodes == {"n1", "n5", "n6"}
+    assert decided(cluster, "small")[0] == {"n2"}
+
+
+# --- those that have just become free
+
+
+def freed(ago: int) -> Cluster:
+    """A job has left the node that the gang lacked; on that one it has yet to get ready."""
+    gone = runs("a", ["n1"]).model_copy(update={"phase": "succeeded", "since": NOW - ago})
+    assert gone.head is not None
+    gone = gone.model_copy(update={"head": gone.head.model_copy(update={"state": "ended", "since": NOW - ago})})
+    cluster = cluster_of(3, gone, waits("big", 3, 1), waits("small", 1, 2))
+    node = make_node("n1", slots=1, ready={"u-big": PREPARING, "u-small": READY})
+    return replace(cluster, nodes={**cluster.nodes, "n1": node})
+
+
+def test_nodes_that_have_just_become_free_are_kept_while_they_get_ready_for_it_and_no_longer() -> None:
+    cluster = freed(1000)
+    found = decide(cluster, cluster.jobs["u-small"], WALL)
+    assert found.step is None
+    assert found.why == ("n1, n2, n3 are kept for job big, for which they get ready",)
+    end = NOW - 1000 + int(1000 * (GRACE + GIVE_WAY))
+    assert found.at == end
+    assert decided(at(cluster, end - 1), "small")[0] is None
+    assert decided(at(cluster, end), "small")[0] == {"n1"}
+
+
+def test_behind_such_a_gang_the_next_one_has_its_reservation_too() -> None:
+    cluster = freed(1000)
+    jobs = {**cluster.jobs, "u-big": waits("big", 2, 1), "u-next": waits("next", 3, 2), "u-b": runs("b", ["n4"], 60)}
+    records = {n: make_node(n, slots=1, ready={"u-small": READY}) for n in ("n1", "n2", "n3", "n4")}
+    jobs["u-small"] = waits("small", 1, 3)
+    found = reserved(replace(cluster, nodes=records, jobs=jobs, notes=Notes())).found
+    assert [(one.name, one.start) for one in found] == [("big", 0), ("next", None)]
+    assert len(found[0].nodes) == 2 and found[1].nodes > {"n4"}
+    records["n5"] = make_node("n5", slots=1, ready={"u-small": READY})
+    found = reserved(replace(cluster, nodes=records, jobs=jobs, notes=Notes())).found
+    assert [len(one.nodes) for one in found] == [2, 3]
+    assert not found[0].nodes & found[1].nodes
+
+
+# --- who gets ready, who grows, who borrows
+
+
+def test_nodes_get_ready_for_those_that_may_start_there() -> None:
+    cluster = cluster_of(
+        4, runs("a", ["n1", "n2"], 60), waits("big", 4, 1), *(waits(f"w{i}", 1, 2 + i) for i in range(6)),
+        waits("quick", 1, 20, minutes=5),
+    )  # fmt: skip
+    cluster = replace(cluster, nodes={n.id: n for n in nodes(4, {})}, notes=Notes())
+    assert [w.job.name for w in backfill.line(cluster) if w.has_room] == ["quick"]
+    assert should_prepare(cluster, cluster.jobs["u-quick"], "n3")
+    assert not any(should_prepare(cluster, cluster.jobs["u-w0"], n) for n in cluster.nodes)
+
+
+def test_a_job_that_came_later_does_not_grow_into_them_and_one_that_came_before_does() -> None:
+    for order, grows in ((0, True), (5, False)):
+        cluster = cluster_of(4, runs("a", ["n1"], order=order, size=4), waits("big", 4, 1))
+        cluster = replace(cluster, served=NOW + MINUTE)
+        assert (decided(cluster, "a")[0] == {"n1", "n2", "n3", "n4"}) is grows, order
+
+
+def test_a_lost_node_is_replaced_there_all_the_same() -> None:
+    cluster = cluster_of(4, runs("late", ["n1", "n2"], order=5), waits("big", 4, 1))
+    assert reserved(cluster).found[0].nodes == set(cluster.nodes)
+    lost = replace(cluster, nodes={**cluster.nodes, "n2": make_node("n2", slots=1, lost=True)}, notes=Notes())
+    lost = replace(lost, nodes={**lost.nodes, "n5": make_node("n5", slots=1, ready={"u-late": READY})})
+    assert "u-late" in reserved(lost).kept
+    assert decided(lost, "late")[0] == {"n1", "n3"} or decided(lost, "late")[0] == {"n1", "n5"}
+
+
+def borrower(on: list[str], target: int, order: int = 0) -> JobRecord:
+    job = runs("auto", on, order=order, size=8)
+    role = job.spec.role.model_copy(update={"nodes": Nodes(min=1, max=8, target=target, auto=True)})
+    spec = job.spec.model_copy(update={"roles": (role,)})
+    return job.model_copy(update={"spec": spec, "control": job.control.model_copy(update={"target": target})})
+
+
+def test_idle_nodes_that_are_kept_are_lent_and_count_as_free() -> None:
+    cluster = cluster_of(4, borrower(["n1"], 1, order=9), runs("a", ["n2"], 60), waits("big", 3, 1))
+    assert reserved(cluster).found[0].nodes == {"n2", "n3", "n4"}
+    assert set(sharing(cluster).takes["u-auto"]) == {"n3", "n4"}
+    lent = cluster_of(4, borrower(["n1", "n3", "n4"], 1, order=9), runs("a", ["n2"], 60), waits("big", 3, 1))
+    assert reserved(lent).found[0].start == NOW + 60 * MINUTE + GRACE * 1000
+    free = cluster_of(4, borrower(["n1", "n3", "n4"], 1, order=9), waits("big", 3, 1))
+    assert set(sharing(free).gives["u-auto"]) == {"n3", "n4"}
+
+
+def test_what_is_borrowed_is_not_given_back_to_one_that_could_not_use_it() -> None:
+    cluster = cluster_of(
+        4, borrower(["n1", "n3", "n4"], 1), runs("a", ["n2"], 60), waits("big", 3, 1), waits("small", 1, 2)
+    )
+    assert sharing(cluster).gives == {}
+    quick = cluster_of(
+        4, borrower(["n1", "n3", "n4"], 1), runs("a", ["n2"], 60), waits("big", 3, 1), waits("small", 1, 2, minutes=5)
+    )
+    assert set(sharing(quick).gives["u-auto"].values()) == {"u-small"}
+
+
+# --- the estimate
+
+
+def estimate(cluster: Cluster, name: str) -> int | None:
+    found = backfill.start_estimate(cluster, cluster.jobs[f"u-{name}"])
+    return found.start if found is not None else None
+
+
+def test_the_estimate_is_given_only_to_whom_nobody_goes_before() -> None:
+    start = NOW + 60 * MINUTE + GRACE * 1000
+    cluster = cluster_of(4, runs("a", ["n1", "n2"], 60), waits("big", 4, 1), waits("next", 4, 2))
+    assert (estimate(cluster, "big"), estimate(cluster, "next")) == (start, None)
+    backs_off = waits("first", 1, 0).model_copy(update={"not_before": NOW + 1000})
+    assert estimate(cluster_of(4, *cluster.jobs.values(), backs_off), "big") is None
+    grows = cluster_of(5, runs("e", ["n1"], 60, size=3), runs("a", ["n2"], 60, order=9), waits("big", 5, 1))
+    assert estimate(grows, "big") is None
+
+
+def test_an_overdue_start_is_now() -> None:
+    cluster = at(cluster_of(4, runs("a", ["n1", "n2"], 60), waits("big", 4, 1)), NOW + 120 * MINUTE)
+    found = backfill.reservation_of(cluster, cluster.jobs["u-big"])
+    assert found is not None
+    assert backfill.starts_at(cluster, found, WALL) == 1020.0
+
+
+@pytest.mark.parametrize(("phase", "used", "left"), [("running", 0, 60), ("forming", 600_000, 50)])
+def test_a_limit_counts_what_was_used_before(phase: Phase, used: int, left: float) -> None:
+    a = runs("a", ["n1", "n2"], 60).model_copy(update={"ran": used, "phase": phase})
+    assert estimate(cluster_of(4, a, waits("big", 4, 1)), "big") == NOW + int(left * MINUTE) + GRACE * 1000
+
+
+# --- where nodes have to be together
+
+
+def test_a_gang_in_one_rack_has_a_rack_kept_and_others_start_elsewhere() -> None:
+    labels = {"n1": "r1", "n2": "r1", "n3": "r2", "n4": "r2", "n5": "r2"}
+    jobs = (
+        runs("a", ["n1"], 90), runs("b", ["n3"], 60), waits("big", 3, 1, within="rack"), waits("small", 1, 2),
+    )  # fmt: skip
+    records = [make_node(n, slots=1, labels={"rack": r}, ready={j.uid: READY for j in jobs}) for n, r in labels.items()]
+    cluster = make_cluster(records, *jobs)
+    (found,) = reserved(cluster).found
+    assert found.nodes == {"n3", "n4", "n5"}
+    assert found.start == NOW + 60 * MINUTE + GRACE * 1000
+    assert decided(cluster, "small")[0] == {"n2"}
+
+
+# --- whatever the cluster
+
+
+LIMITS = st.one_of(st.none(), st.integers(1, 200))
+
+
+@st.composite
+def crowds(draw: st.DrawFn, *, limited: bool = False) -> tuple[int, list[JobRecord], list[JobRecord]]:
+    """Nodes, jobs that run on some of them, jobs that wait; all of them of fixed sizes."""
+    limits = st.integers(1, 200) if limited else LIMITS
+    count = draw(st.integers(2, 8))
+    free = [f"n{i}" for i in range(1, count + 1)]
+    running = list[JobRecord]()
+    for _ in range(draw(st.integers(0, 4))):
+        if not free:
+            break
+        on = [free.pop() for _ in range(draw(st.integers(1, min(3, len(free)))))]
+        running.append(runs(f"r{len(running)}", on, draw(limits), order=len(running)))
+    waiting = [
+        waits(f"w{i}", draw(st.integers(1, count)), 100 + i, draw(limits)) for i in range(draw(st.integers(1, 6)))
+    ]
+    return count, running, waiting
+
+
+def started(cluster: Cluster) -> Cluster:
+    """Every job that may start now does, one after the other, as agents would have it."""
+    for uid in [w.job.uid for w in backfill.line(cluster)]:
+        job = cluster.jobs[uid]
+        step = decide(cluster, job, WALL).step
+        if isinstance(step, Propose):
+            assert len(step.members) == job.spec.nodes.min, "a gang starts whole"
+            head = make_head(list(step.members), deadline=cluster.served)
+            now = {"phase": "running", "head": head, "since": cluster.served, "first_active": cluster.served}
+            cluster = replace(cluster, jobs={**cluster.jobs, uid: job.model_copy(update=now)})
+    return cluster
+
+
+def all_started(cluster: Cluster) -> Cluster:
+    while True:
+        after = started(cluster)
+        if {uid: j.phase for uid, j in after.jobs.items()} == {uid: j.phase for uid, j in cluster.jobs.items()}:
+            return after
+        cluster = after
+
+
+@REPEATABLE
+@given(crowds(), st.integers(0, 100))
+def test_whoever_comes_later_pushes_nobody_back(
+    drawn: tuple[int, list[JobRecord], list[JobRecord]], minute: int
+) -> None:
+    """The start of the first in line is no later once those behind it have started."""
+    count, running, waiting = drawn
+    cluster = at(cluster_of(count, *running, *waiting), NOW + minute * MINUTE)
+    before = next((one for one in reserved(cluster).found if one.first), None)
+    after = all_started(cluster)
+    if before is None or after.jobs[before.uid].phase == "running":
+        return
+    now = backfill.reservation_of(after, after.jobs[before.uid])
+    assert now is not None
+    latest = before.start if before.start is not None else backfill.UNKNOWN
+    assert max(now.start if now.start is not None else backfill.UNKNOWN, after.served) <= max(latest, after.served)
+
+
+@REPEATABLE
+@given(crowds(), st.integers(0, 100))
+def test_all_agents_keep_the_same_whatever_they_saw_before(
+    drawn: tuple[int, list[JobRecord], list[JobRecord]], minute: int
+) -> None:
+    count, running, waiting = drawn
+    cluster = cluster_of(count, *running, *waiting)
+    reserved(cluster)
+    later = at(cluster, NOW + minute * MINUTE)
+    assert reserved(later) == reserved(replace(later, notes=Notes()))
+    turned = dict(reversed([*later.jobs.items()]))
+    assert reserved(replace(later, jobs=turned, notes=Notes())).found == reserved(later).found
+
+
+def run_on(cluster: Cluster) -> Cluster:
+    """To the next end of a job at its time limit."""
+    running = [job for job in cluster.jobs.values() if job.phase == "running"]
+    ends = {job.uid: job.since + int(60_000 * (job.spec.time_limit or 0) / 60) + 1000 * GRACE for job in running}
+    first = min(ends, key=lambda uid: ends[uid])
+    jobs = {uid: job for uid, job in cluster.jobs.items() if uid != first}
+    return replace(cluster, jobs=jobs, served=max(cluster.served, ends[first]))
+
+
+@REPEATABLE
+@given(crowds(limited=True))
+def test_with_time_limits_nobody_waits_for_ever(drawn: tuple[int, list[JobRecord], list[JobRecord]]) -> None:
+    """The first in line starts when it was said to, although small jobs come again and again."""
+    count, running, waiting = drawn
+    everybody = {job.uid: READY for job in (*running, *waiting)} | {f"u-s{i}": READY for i in range(100)}
+    cluster = make_cluster(nodes(count, everybody), *running, *waiting)
+    promised: dict[str, int] = {}
+    for i in range(100):
+        small = waits(f"s{i}", 1, 1000 + i, minutes=60)
+        cluster = all_started(replace(cluster, jobs={**cluster.jobs, small.uid: small}))
+        for job in waiting:
+            now = cluster.jobs.get(job.uid)
+            found = backfill.start_estimate(cluster, now) if now is not None and now.phase == "queued" else None
+            if found is not None and found.start is not None:
+                promised.setdefault(job.uid, found.start)
+            if now is not None and now.phase == "queued" and job.uid in promised:
+                assert cluster.served <= promised[job.uid]
+        if not any(job.uid in cluster.jobs and cluster.jobs[job.uid].phase == "queued" for job in waiting):
+            return
+        cluster = run_on(cluster)
+    raise AssertionError([job.name for job in waiting if cluster.jobs[job.uid].phase == "queued"])
