@@ -24,7 +24,7 @@ from nodeagent.plan.cluster import Cluster, Notes
 from nodeagent.plan.membership import Candidate, asked, in_order, natural, ruled_out, strays, survivors, takes_work
 from nodeagent.plan.placement import gang_of, lay
 from nodeagent.plan.queue import GIVE_WAY, NEXT, Waiting, patience, places, queue, rank
-from nodeagent.plan.room import Room, fits, kind_of, room_for, shape_of, with_room
+from nodeagent.plan.room import Room, fits, kind_of, room_for, shape_of, shut_for, with_room
 from nodeagent.plan.timelimit import ends_at
 from nodeagent.plan.topology import PastPlaces, gather, most
 
@@ -337,7 +337,9 @@ def _able(cluster: Cluster, job: JobRecord) -> Sequence[str]:
     """Nodes that would do if they were free."""
     spec = job.spec
     asks = spec.placement is not None or any(role.placement is not None for role in spec.roles)
-    names = _working(cluster)
+    names: Sequence[str] = _working(cluster)
+    if shut := shut_for(cluster, spec):
+        names = [n for n in names if n not in shut]
     return [n for n in names if not ruled_out(spec, cluster.nodes[n])] if asks else names
 
 
