@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model.job import JobRecord, Phase
-from nodeagent.model.jobspec import Nodes
+from nodeagent.model.jobspec import Nodes, Role
 from nodeagent.model.node import NodeRecord, Readiness
 from nodeagent.plan import backfill
 from nodeagent.plan.backfill import reserved
@@ -297,16 +297,50 @@ def test_a_gang_in_one_rack_has_a_rack_kept_and_others_start_elsewhere() -> None
     assert decided(cluster, "small")[0] == {"n2"}
 
 
+def test_a_job_of_several_roles_has_nodes_for_all_its_places_kept() -> None:
+    roles = tuple(
+        Role(name=name, command=("x",), nodes=Nodes(min=2, max=2, target=2), workers_per_node=workers)
+        for name, workers in (("trainer", 2), ("loader", 1))
+    )
+    spec = spec_of(name="big").model_copy(update={"roles": roles})
+    big = make_job(uid="u-big", spec=spec, order=1)
+    jobs = runs("a", ["n1"], 60), big, waits("small", 1, 2), waits("quick", 1, 3, minutes=5)
+    records = [make_node(n, slots=3, ready={j.uid: READY for j in jobs}) for n in ("n1", "n2")]
+    cluster = make_cluster(records, *jobs)
+    (found,) = reserved(cluster).found
+    assert (found.nodes, found.after) == (frozenset(cluster.nodes), ("a",))
+    assert found.start == NOW + 60 * MINUTE + GRACE * 1000
+    assert "are kept for job big" in decided(cluster, "small")[1]
+    assert decided(cluster, "quick")[0] is not None
+
+
+def test_a_gang_in_segments_has_whole_segments_kept() -> None:
+    racks = {f"n{i}": f"r{(i + 2) // 3}" for i in range(1, 7)}
+    jobs = (runs("a", ["n1", "n2"], 60), runs("b", ["n4", "n5"], 90))
+    big = waits("big", 2, 1)
+    big = big.model_copy(update={"spec": spec_of(size=(2, 2), name="big", segments=2)})
+    everybody = dict.fromkeys(("u-big", "u-small"), READY)
+    records = [
+        make_node(n, slots=1, labels={"rack": rack}, topology=("rack",), ready=everybody) for n, rack in racks.items()
+    ]
+    cluster = make_cluster(records, *jobs, big, waits("small", 1, 2))
+    (found,) = reserved(cluster).found
+    assert found.start == NOW + 60 * MINUTE + GRACE * 1000
+    assert found.nodes <= {"n1", "n2", "n3"} and len(found.nodes) == 2
+    assert decided(cluster, "small")[0] is not None
+
+
 # --- whatever the cluster
 
 
-LIMITS = st.one_of(st.none(), st.integers(1, 200))
+MINUTES = st.sampled_from([1, 10, 29, 30, 31, 60, 90])
+LIMITS = st.one_of(st.none(), MINUTES)
 
 
 @st.composite
 def crowds(draw: st.DrawFn, *, limited: bool = False) -> tuple[int, list[JobRecord], list[JobRecord]]:
     """Nodes, jobs that run on some of them, jobs that wait; all of them of fixed sizes."""
-    limits = st.integers(1, 200) if limited else LIMITS
+    limits = MINUTES if limited else LIMITS
     count = draw(st.integers(2, 8))
     free = [f"n{i}" for i in range(1, count + 1)]
     running = list[JobRecord]()
@@ -343,7 +377,7 @@ def all_started(cluster: Cluster) -> Cluster:
 
 
 @REPEATABLE
-@given(crowds(), st.integers(0, 100))
+@given(crowds(), st.integers(0, 60))
 def test_whoever_comes_later_pushes_nobody_back(
     drawn: tuple[int, list[JobRecord], list[JobRecord]], minute: int
 ) -> None:
@@ -361,7 +395,7 @@ def test_whoever_comes_later_pushes_nobody_back(
 
 
 @REPEATABLE
-@given(crowds(), st.integers(0, 100))
+@given(crowds(), st.integers(0, 60))
 def test_all_agents_keep_the_same_whatever_they_saw_before(
     drawn: tuple[int, list[JobRecord], list[JobRecord]], minute: int
 ) -> None:
