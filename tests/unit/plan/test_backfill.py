@@ -339,7 +339,7 @@ LIMITS = st.one_of(st.none(), MINUTES)
 
 @st.composite
 def crowds(draw: st.DrawFn, *, limited: bool = False) -> tuple[int, list[JobRecord], list[JobRecord]]:
-    """Nodes, jobs that run on some of them, jobs that wait; all of them of fixed sizes."""
+    """Nodes, jobs that run on some of them, jobs that wait, a large one first; all of them of fixed sizes."""
     limits = MINUTES if limited else LIMITS
     count = draw(st.integers(2, 8))
     free = [f"n{i}" for i in range(1, count + 1)]
@@ -349,9 +349,8 @@ def crowds(draw: st.DrawFn, *, limited: bool = False) -> tuple[int, list[JobReco
             break
         on = [free.pop() for _ in range(draw(st.integers(1, min(3, len(free)))))]
         running.append(runs(f"r{len(running)}", on, draw(limits), order=len(running)))
-    waiting = [
-        waits(f"w{i}", draw(st.integers(1, count)), 100 + i, draw(limits)) for i in range(draw(st.integers(1, 6)))
-    ]
+    sizes = [draw(st.integers(max(1, count - 1), count)), *draw(st.lists(st.integers(1, 3), max_size=5))]
+    waiting = [waits(f"w{i}", min(size, count), 100 + i, draw(limits)) for i, size in enumerate(sizes)]
     return count, running, waiting
 
 
