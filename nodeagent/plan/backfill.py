@@ -21,10 +21,12 @@ from nodeagent.model.timing import millis
 from nodeagent.model.world import Head
 from nodeagent.plan.bookings import Booking, booked
 from nodeagent.plan.cluster import Cluster, Notes
+from nodeagent.plan.demand import least
 from nodeagent.plan.membership import Candidate, asked, in_order, natural, ruled_out, strays, survivors, takes_work
 from nodeagent.plan.placement import gang_of, lay
 from nodeagent.plan.queue import GIVE_WAY, NEXT, Waiting, places, queue, rank
 from nodeagent.plan.room import Room, fits, kind_of, room_for, shape_of, with_room
+from nodeagent.plan.share import NO_CEILING, ceiling
 from nodeagent.plan.timelimit import ends_at
 from nodeagent.plan.topology import PastPlaces, gather, most
 
@@ -64,6 +66,8 @@ class KeptNodes:
     nodes: frozenset[str]
     by: tuple[int, ...]
     """Which of the reservations keep them."""
+    of: str = ""
+    """The job (uid) whose own they are; empty: they are those of many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +145,9 @@ def line(cluster: Cluster) -> tuple[Waiting, ...]:
     of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, cluster.refused, now
 
     def look(_before: object) -> tuple[Waiting, ...]:
-        views = {kept.by: _without(cluster, kept) for kept in now.kept.values()}
+        views = {kept: _without(cluster, kept) for kept in dict.fromkeys(now.kept.values())}
         return tuple(
-            replace(w, room=room_for(views[kept.by], w.job)) if w.has_room and (kept := now.kept.get(w.job.uid)) else w
+            replace(w, room=room_for(views[kept], w.job)) if w.has_room and (kept := now.kept.get(w.job.uid)) else w
             for w in queue(cluster)
         )
 
@@ -215,7 +219,7 @@ def _reservations(cluster: Cluster) -> Iterable[Reservation]:
     first = True
     for waiting in queue(cluster):
         job = waiting.job
-        if cluster.served < job.not_before or waiting.room.barred is not None or waiting.starts(cluster.served):
+        if cluster.served < job.not_before or waiting.starts(cluster.served) or _barred(cluster, waiting):
             first = False
             continue
         found = _reservation(cluster, waiting, taken, before)
@@ -234,6 +238,18 @@ def _reservations(cluster: Cluster) -> Iterable[Reservation]:
             yield replace(found, first=False)
             taken |= found.nodes
             before.append(job.uid)
+
+
+def _barred(cluster: Cluster, waiting: Waiting) -> bool:
+    """Its queues may not use as much as it needs, whatever nodes there are."""
+    if waiting.room.barred is not None:
+        return True
+    job = waiting.job
+    found: dict[str, bool] = cluster.once("barred", lambda _before: {})
+    if job.uid not in found:
+        limit = ceiling(cluster, job)
+        found[job.uid] = limit is not NO_CEILING and not limit.holds(least(cluster, job.spec))
+    return found[job.uid]
 
 
 def _reservation(
@@ -459,7 +475,19 @@ def _kept(cluster: Cluster, found: Sequence[Reservation]) -> tuple[dict[str, Kep
             if key not in sets:
                 sets[key] = KeptNodes(frozenset().union(*(found[i].nodes for i in by)), key)
             out[uid] = sets[key]
+            if cluster.served < (back := _comes_back(job)) and job.head is not None:
+                out[uid] = KeptNodes(sets[key].nodes.difference(job.head.members), key, uid)
+                until = min(until, back - 1)
     return out, until
+
+
+def _comes_back(job: JobRecord) -> int:
+    """Of a gang that failed, and has not yet had the time to start again: the served time (ms) up to which it may do so
+    where it was. 0: of any other, and of one that made room for another queue."""
+    entry = job.budget.get(str(job.last_number))
+    if job.phase != "holding" or entry is None or entry.kind == "share":
+        return 0
+    return max(job.since, job.not_before) + millis(GIVE_WAY)
 
 
 def _last_start(cluster: Cluster, job: JobRecord, start: int | None) -> int:
@@ -493,7 +521,7 @@ def _without(cluster: Cluster, kept: KeptNodes) -> Cluster:
         notes = before.cluster.notes if before is not None else Notes()
         return _View(replace(cluster, nodes=nodes, notes=notes), copies)
 
-    what = f"without:{' '.join(map(str, kept.by))}"
+    what = f"without:{' '.join([*map(str, kept.by), kept.of])}"
     return cluster.once(what, look, kept, len(cluster.nodes)).cluster
 
 

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.model.job import JobRecord, Phase
+from nodeagent.model.job import JobRecord, Phase, Scale
 from nodeagent.model.jobspec import Nodes, Role
 from nodeagent.model.node import NodeRecord, Readiness
+from nodeagent.model.queue import Amount, Queue, Queues
+from nodeagent.model.world import CauseKind
 from nodeagent.plan import backfill
 from nodeagent.plan.backfill import reserved
 from nodeagent.plan.cluster import Cluster, Notes
@@ -21,7 +23,18 @@ from nodeagent.plan.gang import decide
 from nodeagent.plan.prepare import should_prepare
 from nodeagent.plan.queue import GIVE_WAY
 from nodeagent.plan.steps import Propose
-from tests.unit.plan.build import NOW, PREPARING, READY, REPEATABLE, WALL, make_cluster, make_head, make_job, make_node
+from tests.unit.plan.build import (
+    NOW,
+    PREPARING,
+    READY,
+    REPEATABLE,
+    WALL,
+    make_cluster,
+    make_head,
+    make_job,
+    make_node,
+    spend,
+)
 from tests.unit.plan.build import make_spec as spec_of
 
 GRACE = 30
@@ -142,6 +155,22 @@ def test_one_that_backs_off_or_is_to_begin_later_keeps_nothing_yet() -> None:
     assert decided(at(cluster, NOW + 1000), "small")[0] is None
 
 
+def test_one_whose_queue_is_at_its_capability_keeps_nothing() -> None:
+    def of(queue: str, job: JobRecord) -> JobRecord:
+        return job.model_copy(update={"spec": job.spec.model_copy(update={"queue": queue})})
+
+    a, big, small = (
+        of("team", runs("a", ["n1", "n2"], 60)),
+        of("team", waits("big", 4, 1)),
+        of("other", waits("s", 1, 2)),
+    )
+    team, other = Queue(name="team", priority=1, capability=Amount(nodes=5)), Queue(name="other")
+    full = replace(cluster_of(4, a, big, small), queues=Queues(queues=(team, other)))
+    assert decided(full, "s")[0] == {"n3"}
+    more = team.model_copy(update={"capability": Amount(nodes=6)})
+    assert decided(replace(full, queues=Queues(queues=(more, other)), notes=Notes()), "s")[0] is None
+
+
 def test_nodes_that_will_not_do_are_not_kept() -> None:
     cluster = cluster_of(6, runs("a", ["n1"], 60), waits("big", 3, 1), waits("small", 1, 2))
     records = dict(cluster.nodes)
@@ -220,6 +249,36 @@ def test_a_lost_node_is_replaced_there_all_the_same() -> None:
     lost = replace(lost, nodes={**lost.nodes, "n5": make_node("n5", slots=1, ready={"u-late": READY})})
     assert "u-late" in reserved(lost).kept
     assert decided(lost, "late")[0] == {"n1", "n3"} or decided(lost, "late")[0] == {"n1", "n5"}
+
+
+def test_a_gang_that_failed_starts_again_where_it_was_for_a_minute() -> None:
+    def failed(kind: CauseKind, ago: int) -> Cluster:
+        late = make_job(
+            "holding", make_head(["n1", "n2"], state="ended", since=NOW - ago), uid="u-late", order=5, active=1,
+            spec=spec_of(size=(2, 2), name="late"), budget={"1": spend(kind)}, since=NOW - ago,
+        )  # fmt: skip
+        return cluster_of(4, runs("svc", ["n3"]), waits("big", 4, 1), late)
+
+    assert decided(failed("worker_failed", 1000), "late")[0] == {"n1", "n2"}
+    assert "kept for job big" in decided(failed("worker_failed", 60_000), "late")[1]
+    assert "kept for job big" in decided(failed("share", 1000), "late")[1], "it made room"
+    backs_off = failed("worker_failed", 60_000)
+    late = backs_off.jobs["u-late"].model_copy(update={"not_before": NOW})
+    assert decided(replace(backs_off, jobs={**backs_off.jobs, "u-late": late}), "late")[0] == {"n1", "n2"}
+    again = failed("worker_failed", 1000)
+    assert decided(again, "late")[0] == {"n1", "n2"}
+    assert decided(at(again, NOW + 59_000), "late")[0] is None, "whatever was asked before"
+
+
+def test_a_scale_out_says_that_nodes_are_kept() -> None:
+    scale = Scale(request="r", want=4, before=1, deadline=NOW + MINUTE, timeout=60)
+    late = runs("late", ["n1"], order=5, size=4)
+    control = late.control.model_copy(update={"target": 4, "scale": scale})
+    cluster = cluster_of(4, late.model_copy(update={"control": control}), waits("big", 4, 1))
+    why = (
+        "runs on 1 of 4 nodes: 1 of 4 nodes fit: n2 is kept for job big; n3 is kept for job big; n4 is kept for job big"
+    )
+    assert decided(cluster, "late") == (None, why)
 
 
 def borrower(on: list[str], target: int, order: int = 0) -> JobRecord:
