@@ -197,7 +197,7 @@ def start_estimate(cluster: Cluster, job: JobRecord) -> Reservation | None:
     """The job's reservation, where its start is known: by then it has its nodes, if all jobs keep to their time limits,
     no node fails, and nobody comes who goes before it."""
     found = reservation_of(cluster, job)
-    if found is None or not found.start or not found.first:
+    if found is None or not found.first or found.start is None or found.start <= cluster.served:
         return None
     return None if any(_may_grow_first(cluster, other, job) for other in cluster.jobs.values()) else found
 
@@ -298,7 +298,7 @@ Pick = Callable[[int], Sequence[str]]
 def _of_one_role(
     cluster: Cluster, job: JobRecord, nodes: Sequence[str], taken: Collection[str]
 ) -> tuple[Mapping[str, int], Pick]:
-    """With the served time at which each node is free."""
+    """The served time at which each node is free, and which are taken then."""
     spec, least = job.spec, job.spec.nodes.min
     times = _when(cluster, spec.role)
     free = {n: UNKNOWN if n in taken else times[n] for n in nodes if n in times}
@@ -324,9 +324,9 @@ def _of_one_role(
 def _of_places(
     cluster: Cluster, job: JobRecord, nodes: Sequence[str], taken: Collection[str]
 ) -> tuple[Mapping[str, int], Pick]:
-    """Of several roles. Each time at which a node gets more devices free stands under a name of its own."""
+    """Likewise of several roles: each time at which a node gets more devices free stands under a name of its own."""
     leave = _leave(cluster)
-    left = {(n, uid): leave[uid].at(n) for n in nodes for uid, _ in booked(cluster).get(n, ())}
+    left = {(n, uid): leave[uid].for_good(n) for n in nodes for uid, _ in booked(cluster).get(n, ())}
 
     def pick(until: int) -> Sequence[str]:
         able = [_candidate(cluster, job, n, until) for n in nodes if until == UNKNOWN or n not in taken]
@@ -336,10 +336,10 @@ def _of_places(
 
 
 def _candidate(cluster: Cluster, job: JobRecord, node: str, until: int) -> Candidate:
-    """A node with what is free there by then."""
+    """A node with what is free there by then. Nothing is given back for a job of several roles (``elastic.py``)."""
     record = cluster.nodes[node]
     leave, bookings = _leave(cluster), booked(cluster).get(node, ())
-    stay = [devices for uid, devices in bookings if uid != job.uid and leave[uid].at(node) > until]
+    stay = [devices for uid, devices in bookings if uid != job.uid and leave[uid].for_good(node) > until]
     used = {device for devices in stay for device in devices}
     devices = tuple(d for d in record.facts.devices() if d not in used)
     return Candidate(node, record.incarnation.life, "fit", "", devices)
@@ -405,9 +405,11 @@ class _Leave:
     """Nodes where its last workers are being stopped."""
 
     def at(self, node: str) -> int:
-        if node not in self.members:
-            return self.goes
-        return 0 if node in self.lent else self.stays
+        return 0 if node in self.lent else self.for_good(node)
+
+    def for_good(self, node: str) -> int:
+        """Where nobody asks for what it has borrowed."""
+        return self.stays if node in self.members else self.goes
 
 
 def _leave(cluster: Cluster) -> Mapping[str, _Leave]:
@@ -537,8 +539,9 @@ def why_held(cluster: Cluster, held: HeldBack, wall: float) -> str:
     names = ", ".join(held.nodes[:SHOWN]) + more
     one, text = held.by, f"{names} {'is' if len(held.nodes) == 1 else 'are'} kept for job {held.by.name}"
     if one.start is None:
-        return f"{text}, which starts when {_named(one.after)} ends (no time limit says when)"
-    if one.start:
+        ends = f" when {_ends(one.after)} (no time limit says when)" if one.after else ", and no time limit says when"
+        return f"{text}, which starts{ends}"
+    if one.start > cluster.served:
         return f"{text}, which {starts_by(cluster, one, wall)}"
     return f"{text}, for which they get ready" if one.lapses else f"{text}, which is about to start"
 
@@ -549,16 +552,15 @@ def starts_by(cluster: Cluster, one: Reservation, wall: float) -> str:
     days = at // DAY - int(wall) // DAY
     when = f"{at % DAY // 3600:02}:{at % 3600 // 60:02} UTC{f' in {days} days' if days > 1 else ' tomorrow' * days}"
     limit = "its time limit" if len(one.after) == 1 else "their time limits"
-    ends = f" (when {_named(one.after)} ends at {limit})" if one.after else ""
-    return f"starts by about {when}{ends}"
+    return f"starts by about {when}" + (f" (when {_ends(one.after)} at {limit})" if one.after else "")
 
 
 def starts_at(cluster: Cluster, one: Reservation, wall: float) -> float:
-    """Unix time of a start that is known, in whole minutes, rounded up; now, if it is overdue."""
-    at = wall + max(0, (one.start or 0) - cluster.served) / 1000
-    return math.ceil(at / 60) * 60.0
+    """Unix time of a start that is known, in whole minutes, rounded up."""
+    return math.ceil((wall + ((one.start or 0) - cluster.served) / 1000) / 60) * 60.0
 
 
-def _named(jobs: Sequence[str]) -> str:
+def _ends(jobs: Sequence[str]) -> str:
+    """``job a ends``, ``jobs a, b end``."""
     more = f" and {len(jobs) - SHOWN} more" if len(jobs) > SHOWN else ""
-    return f"job {', '.join(jobs[:SHOWN])}{more}"
+    return f"job {jobs[0]} ends" if len(jobs) == 1 else f"jobs {', '.join(jobs[:SHOWN])}{more} end"

@@ -327,11 +327,25 @@ def test_the_estimate_is_given_only_to_whom_nobody_goes_before() -> None:
     assert estimate(grows, "big") is None
 
 
-def test_an_overdue_start_is_now() -> None:
-    cluster = at(cluster_of(4, runs("a", ["n1", "n2"], 60), waits("big", 4, 1)), NOW + 120 * MINUTE)
-    found = backfill.reservation_of(cluster, cluster.jobs["u-big"])
-    assert found is not None
-    assert backfill.starts_at(cluster, found, WALL) == 1020.0
+def test_there_is_none_where_a_job_stays_for_longer_than_it_may() -> None:
+    start = NOW + 60 * MINUTE + GRACE * 1000
+    cluster = cluster_of(4, runs("a", ["n1", "n2"], 60), waits("big", 4, 1), waits("small", 1, 2))
+    assert estimate(at(cluster, start - 1), "big") == start
+    assert estimate(at(cluster, start), "big") is None
+    assert decided(at(cluster, start), "small") == (None, "n3, n4 are kept for job big, which is about to start")
+
+
+def test_it_says_when_and_after_whom() -> None:
+    days = 24 * 60
+    jobs = [runs(name, [f"n{i}"], 3 * days) for i, name in enumerate("abcde", 1)]
+    found = reserved(cluster_of(6, *jobs[:2], waits("big", 6, 9))).found
+    says = [backfill.starts_by(cluster_of(1), one, WALL) for one in found]
+    assert says == ["starts by about 00:18 UTC in 3 days (when jobs a, b end at their time limits)"]
+    cluster = cluster_of(6, *jobs, waits("big", 6, 9))
+    says = [backfill.starts_by(cluster, one, WALL - 600) for one in reserved(cluster).found]
+    assert says == ["starts by about 00:08 UTC in 3 days (when jobs a, b, c and 2 more end at their time limits)"]
+    (last,) = reserved(soon := cluster_of(2, runs("a", ["n1"], days - 10), waits("big", 2, 9))).found
+    assert backfill.starts_by(soon, last, WALL).startswith("starts by about 00:08 UTC tomorrow (when job a ends")
 
 
 @pytest.mark.parametrize(("phase", "used", "left"), [("running", 0, 60), ("forming", 600_000, 50)])
@@ -371,6 +385,16 @@ def test_a_job_of_several_roles_has_nodes_for_all_its_places_kept() -> None:
     assert found.start == NOW + 60 * MINUTE + GRACE * 1000
     assert "are kept for job big" in decided(cluster, "small")[1]
     assert decided(cluster, "quick")[0] is not None
+
+
+def test_what_is_borrowed_is_not_free_for_a_job_of_several_roles() -> None:
+    """Nothing is given back for it."""
+    roles = tuple(Role(name=n, command=("x",), nodes=Nodes(min=1, max=1, target=1), workers_per_node=1) for n in "ab")
+    spec = spec_of(name="big").model_copy(update={"roles": roles})
+    cluster = cluster_of(2, borrower(["n1", "n2"], 1), make_job(uid="u-big", spec=spec, order=1))
+    assert [one.start for one in reserved(cluster).found] == [None]
+    cluster = cluster_of(2, borrower(["n1", "n2"], 1), waits("big", 1, 1))
+    assert [one.start for one in reserved(cluster).found] == [0]
 
 
 def test_a_gang_in_segments_has_whole_segments_kept() -> None:
