@@ -169,10 +169,14 @@ def held(cluster: Cluster, job: JobRecord) -> HeldBack | None:
     kept = now.kept.get(job.uid)
     if kept is None or not room_for(cluster, job).enough_soon or open_room(cluster, job).enough_soon:
         return None
-    for one in (now.found[i] for i in kept.by):
-        if nodes := _with_room(cluster, job, one.nodes):
-            return HeldBack(nodes, one)
-    return None
+    # Of jobs that are alike the same nodes are kept.
+    of = cluster.nodes, cluster.jobs, cluster.lapsed, cluster.queues, now
+    alike: dict[tuple[object, ...], HeldBack | None] = cluster.notes.once("held", of, lambda _before: {})
+    shape = kept, *(shape_of(role) for role in job.spec.roles)
+    if shape not in alike:
+        found = (HeldBack(_with_room(cluster, job, one.nodes), one) for one in (now.found[i] for i in kept.by))
+        alike[shape] = next((one for one in found if one.nodes), None)
+    return alike[shape]
 
 
 def _with_room(cluster: Cluster, job: JobRecord, nodes: Collection[str]) -> tuple[str, ...]:
